@@ -1,0 +1,107 @@
+"""4-bit weights as the kernels read them, and how they come of plain numbers.
+
+A chunk is 64 rows x 64 columns. The tensor cores take 16 columns of it at a time from registers:
+lane (warp, g, c) holds rows 16·warp + g and + 8 of columns 2c, 2c + 1 and, 8 further, the same. A
+word is the 8 numbers of a lane; its 4 words of a chunk are neighbours.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+
+ROWS, CHUNK = 64, 64  # rows and columns of a chunk
+SLOT = 128  # columns that kernels read at once; words cover a multiple of it
+WORDS = (2, 256)  # a chunk's words, as the copy engine takes them
+MIDDLE = 8  # the zero point of weights that have none of their own
+
+
+@partial(
+    jax.tree_util.register_dataclass,
+    data_fields=("words", "scales", "zeros", "offsets"),
+    meta_fields=("rows", "group"),
+)
+@dataclass(frozen=True)
+class Int4:
+    """A weight `[O, I]` in groups of columns: (number - zero point) · scale, or number · scale +
+    offset. Rows and columns fill whole chunks.
+
+    Attributes:
+      words: int32 `[R, C, 2, 256]`, 8 numbers of 0 to 15 each, for R x C chunks.
+      scales: `[R, G, 64]`, of the 64 rows of R blocks in G groups; floats.
+      zeros: zero points in the scales' type and shape; None = 8.
+      offsets: what is added, in the scales' type and shape; None = nothing. With it, the zero point
+        is 0.
+      rows: O.
+      group: columns that share a scale.
+    """
+
+    words: Array
+    scales: Array
+    zeros: Array | None
+    offsets: Array | None
+    rows: int
+    group: int
+
+    @property
+    def bytes(self) -> int:
+        """What it takes in memory."""
+        return sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(self))
+
+
+
+def words_of(numbers_OI: np.ndarray) -> np.ndarray:
+    """Numbers of 0 to 15 as int32 words `[R, C, 2, 256]`; the middle fills rows and columns up."""
+    rows, columns = numbers_OI.shape
+    padding = ((0, -rows % ROWS), (0, -columns % SLOT))
+    full = np.pad(numbers_OI.astype(np.uint32), padding, constant_values=MIDDLE)
+    R, C = full.shape[0] // ROWS, full.shape[1] // CHUNK
+    # block, warp, half, g; chunk, word, further, c, odd
+    places = full.reshape(R, 4, 2, 8, C, 4, 2, 4, 2).transpose(0, 4, 1, 3, 7, 5, 8, 6, 2)
+    nibbles = places.reshape(R, C, *WORDS, 8)
+    shifted = nibbles << np.arange(0, 32, 4, dtype=np.uint32)
+    return np.bitwise_or.reduce(shifted, axis=-1).view(np.int32)
+
+
+def values_of(values_OG: np.ndarray, columns: int, group: int) -> np.ndarray:
+    """Scales, zero points or offsets of each group as `[R, G, 64]`; zeros fill rows and groups up.
+    Rows g and g + 8 of a warp are neighbours."""
+    rows, groups = values_OG.shape
+    wanted = max(groups, -(-(columns + -columns % SLOT) // group))
+    full = np.pad(values_OG, ((0, -rows % ROWS), (0, wanted - groups)))
+    R = full.shape[0] // ROWS
+    return full.reshape(R, 4, 2, 8, wanted).transpose(0, 4, 1, 3, 2).reshape(R, wanted, ROWS)
+
+
+def numbers_in(words: Array) -> Array:
+    """The numbers `[64·R, 64·C]`, int32, of words."""
+    R, C = words.shape[:2]
+    nibbles = (words[..., None] >> jnp.arange(0, 32, 4, dtype=jnp.int32)) & 15
+    places = nibbles.reshape(R, C, 4, 8, 4, 4, 2, 2, 2).transpose(0, 2, 8, 3, 1, 5, 7, 4, 6)
+    return places.reshape(R * ROWS, C * CHUNK)
+
+
+def values_in(values: Array) -> Array:
+    """`[64·R, G]` of `[R, G, 64]`."""
+    R, G = values.shape[:2]
+    return values.reshape(R, G, 4, 8, 2).transpose(0, 2, 4, 3, 1).reshape(R * ROWS, G)
+
+
+def dequantised(w: Int4, columns: int, dtype: Any) -> Array:
+    """The weight `[O, columns]`, computed in float32 and rounded once to `dtype`."""
+    numbers = numbers_in(w.words).astype(jnp.float32)[: w.rows, :columns]
+
+    def spread(values: Array) -> Array:
+        each = values_in(values).astype(jnp.float32)[: w.rows]
+        return jnp.repeat(each, w.group, axis=1)[:, :columns]
+
+    scales = spread(w.scales)
+    if w.offsets is not None:
+        return (numbers * scales + spread(w.offsets)).astype(dtype)
+    return ((numbers - (MIDDLE if w.zeros is None else spread(w.zeros))) * scales).astype(dtype)

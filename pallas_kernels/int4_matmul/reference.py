@@ -1,0 +1,22 @@
+"""Products with 4-bit weights in plain JAX."""
+
+from __future__ import annotations
+
+import jax.numpy as jnp
+from jax import Array, lax
+
+from pallas_kernels.int4_matmul.packed import Int4, dequantised
+
+
+def int4_matmul(x_TI: Array, w: Int4) -> Array:
+    """See `pallas_kernels.int4_matmul`. The weight is a temporary in x's type."""
+    weight = dequantised(w, x_TI.shape[1], x_TI.dtype)
+    precision = lax.Precision.HIGHEST if x_TI.dtype == jnp.float32 else None
+    y = lax.dot_general(
+        x_TI,
+        weight,
+        (((1,), (1,)), ((), ())),
+        precision=precision,
+        preferred_element_type=jnp.float32,
+    )
+    return y.astype(x_TI.dtype)
