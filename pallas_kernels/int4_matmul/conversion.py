@@ -30,18 +30,20 @@ def conversion(columns: int, group: int, dtype: str, form: str) -> str:
 def _lines(columns: int, group: int, dtype: str, form: str, outputs: int) -> Iterator[str]:
     kind, magic = _PAIRS[dtype]
     zero = magic if form == "offsets" else magic | _MIDDLE
-    yield ".reg .b32 lane, row, at, pair, bits, magic, w<4>, s<2>, z<2>, o<2>;"
+    yield ".reg .b32 lane, row, at, pair, bits, magic, from<3>, w<4>, s<2>, z<2>, o<2>;"
+    # Results may take the registers of operands
+    yield from (f"mov.b32 from{i}, ${outputs + i};" for i in range(2 + (form != "symmetric")))
     yield "mov.u32 lane, %tid.x;\nand.b32 lane, lane, 127;\nshr.u32 row, lane, 2;"
     yield f"mov.b32 magic, {magic:#x};\nmov.b32 z0, {zero:#x};\nmov.b32 z1, z0;"
     for step in range(columns // 16):
         if step % 4 == 0:  # the four words of a lane are neighbours
-            yield f"mad.lo.u32 at, lane, 16, ${outputs};"
+            yield "mad.lo.u32 at, lane, 16, from0;"
             yield f"ld.shared.v4.b32 {{w0, w1, w2, w3}}, [at+{512 * step}];"
         if 16 * step % group == 0:
             place = 128 * (16 * step // group)
-            yield from _two_rows("s", f"${outputs + 1}", place)
+            yield from _two_rows("s", "from1", place)
             if form != "symmetric":
-                yield from _two_rows(form[0], f"${outputs + 2}", place)
+                yield from _two_rows(form[0], "from2", place)
             if form == "zeros":
                 yield from (f"add.rn.{kind} z{row}, z{row}, magic;" for row in range(2))
         yield from _word(step, kind, form)

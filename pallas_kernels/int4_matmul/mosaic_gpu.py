@@ -21,8 +21,8 @@ from jax.experimental.mosaic import gpu as mgpu
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from pallas_kernels.int4_matmul.conversion import conversion
-from pallas_kernels.int4_matmul.packed import CHUNK, ROWS, WORDS, Int4, dequantised
-from pallas_kernels.int4_matmul.plan import PROCESSORS, K, Tuning, tuning_of
+from pallas_kernels.int4_matmul.packed import CHUNK, ROWS, SLOT, WORDS, Int4, dequantised
+from pallas_kernels.int4_matmul.plan import PROCESSORS, STAGED, Tuning, tuning_of
 from pallas_kernels.mosaic_gpu import TILED, drain, launch, store, take
 
 PRODUCER_REGISTERS = 40
@@ -42,6 +42,11 @@ class _Spec(NamedTuple):
     interpret: Any
 
     @property
+    def K(self) -> int:
+        """Columns of a slot."""
+        return self.tuning.columns
+
+    @property
     def height(self) -> int:
         """Rows of the weight in a block."""
         return self.tuning.warpgroups * ROWS
@@ -59,16 +64,38 @@ class _Spec(NamedTuple):
     @property
     def steps(self) -> int:
         """Slots that cover the columns."""
-        return -(-self.I // K)
+        return -(-self.I // self.K)
+
+    @property
+    def whole(self) -> int:
+        """Blocks of rows, of all bands, that a processor computes over all columns: as many as fill
+        the card. The columns of the others are shared out."""
+        blocks = self.down * self.bands
+        if self.tuning.shares == 1:
+            return blocks
+        return blocks // PROCESSORS * PROCESSORS if self.bands == 1 else 0
+
+    @property
+    def units(self) -> int:
+        return self.whole + (self.down * self.bands - self.whole) * self.tuning.shares
+
+    @property
+    def results(self) -> list[jax.ShapeDtypeStruct]:
+        """Of blocks that are computed whole, then sums of the shares of the others."""
+        width, tuning = self.bands * self.tuning.tokens, self.tuning
+        rest = (self.down - self.whole) * self.height if self.bands == 1 else self.down * self.height
+        whole = jax.ShapeDtypeStruct((self.T, self.O), self.dtype)
+        shared = jax.ShapeDtypeStruct((tuning.shares, rest, width), jnp.float32)
+        return ([whole] if self.whole else []) + ([shared] if tuning.shares > 1 else [])
 
     @property
     def scales(self) -> int:
         """Groups that a slot's columns touch."""
-        return max(1, K // self.group)
+        return max(1, self.K // self.group)
 
 
 class _Unit(NamedTuple):
-    """What a block computes next: its rows, its tokens, its share of the columns."""
+    """What a block computes next: its block of rows, its tokens, its share of the columns."""
 
     block: Array
     token: Array
@@ -95,9 +122,9 @@ def check(x: Any, w: Int4) -> None:
             f"mosaic_gpu int4_matmul takes I a multiple of 8, and an even number of chunks of "
             f"columns, got x {x.shape}, words {w.words.shape}"
         )
-    if w.group not in (16, 32, 64) and w.group % K:
+    if w.group not in (16, 32, 64) and w.group % SLOT:
         raise ValueError(
-            f"mosaic_gpu int4_matmul takes groups of 16, 32, 64 or a multiple of {K}, got {w.group}"
+            f"mosaic_gpu int4_matmul takes groups of 16, 32, 64 or a multiple of {SLOT}, got {w.group}"
         )
 
 
@@ -122,13 +149,12 @@ def int4_matmul(
 
 def _multiply(spec: _Spec, x: Array, w: Int4) -> Array:
     tuning = spec.tuning
-    warpgroups, stages, shares = tuning.warpgroups, tuning.stages, tuning.shares
-    units = spec.down * spec.bands * shares
-    blocks = min(PROCESSORS, units)
+    warpgroups, stages = tuning.warpgroups, tuning.stages
+    blocks, inputs = min(PROCESSORS, spec.units), 3 + (spec.form != "symmetric")
     extra = [part for part in (w.zeros, w.offsets) if part is not None]
 
-    def kernel(x_ref, w_ref, s_ref, *rest, **sm):  # type: ignore[no-untyped-def]
-        *extra_ref, y_ref = rest
+    def kernel(*refs, **sm):  # type: ignore[no-untyped-def]
+        given, made = refs[:inputs], refs[inputs:]
         block, wg = lax.axis_index("block"), lax.axis_index("wg")
 
         def each_unit(run):  # type: ignore[no-untyped-def]
@@ -139,14 +165,13 @@ def _multiply(spec: _Spec, x: Array, w: Int4) -> Array:
                 run(unit, done)
                 return done + unit.steps
 
-            count = lax.div(units - 1 - block, jnp.int32(blocks)) + 1
+            count = lax.div(spec.units - 1 - block, jnp.int32(blocks)) + 1
             return lax.fori_loop(0, count, body, jnp.int32(0))
 
         @pl.when(wg == warpgroups)
         def _producer() -> None:
             plgpu.set_max_registers(PRODUCER_REGISTERS, action="decrease")
-            sources = (w_ref, s_ref, *extra_ref)
-            done = each_unit(lambda unit, done: _fill(spec, x_ref, sources, unit, done, sm))
+            done = each_unit(lambda unit, done: _fill(spec, given, unit, done, sm))
             drain(sm["free"], done, stages)
 
         @pl.when(wg < warpgroups)
@@ -154,7 +179,7 @@ def _multiply(spec: _Spec, x: Array, w: Int4) -> Array:
             plgpu.set_max_registers(REGISTERS[warpgroups], action="increase")
             each_unit(
                 lambda unit, done: _store(
-                    spec, _product(spec, unit, done, wg, sm), unit, wg, sm, y_ref
+                    spec, _product(spec, unit, done, wg, sm), unit, wg, sm, made
                 )
             )
             plgpu.wait_smem_to_gmem(0)
@@ -162,65 +187,70 @@ def _multiply(spec: _Spec, x: Array, w: Int4) -> Array:
     kernel.__name__ = f"int4_matmul_{spec.T}x{spec.O}x{spec.I}"  # for profiles
     parts = (stages, warpgroups, spec.scales, ROWS)
     scratch = {
-        "x": plgpu.SMEM((stages, tuning.tokens, K), spec.dtype, transforms=TILED),
-        "w": plgpu.SMEM((stages, warpgroups, K // CHUNK, *WORDS), jnp.int32),
+        "x": plgpu.SMEM((stages, tuning.tokens, spec.K), spec.dtype, transforms=TILED),
+        "w": plgpu.SMEM((stages, warpgroups, spec.K // CHUNK, *WORDS), jnp.int32),
         "s": plgpu.SMEM(parts, spec.dtype),
-        "full": plgpu.Barrier(num_arrivals=3 + len(extra), num_barriers=stages),
+        "full": plgpu.Barrier(num_arrivals=inputs, num_barriers=stages),
         "free": plgpu.Barrier(num_arrivals=warpgroups, num_barriers=stages),
     }
     if extra:
         scratch["extra"] = plgpu.SMEM(parts, spec.dtype)
-    if shares == 1:
-        scratch["y"] = plgpu.SMEM((warpgroups, tuning.tokens, ROWS), spec.dtype, transforms=TILED)
+    if spec.whole:
+        scratch["y"] = plgpu.SMEM((warpgroups, min(tuning.tokens, STAGED), ROWS), spec.dtype, transforms=TILED)
     if spec.interpret is not None:  # its tensor cores know operands in shared memory alone
-        scratch["a"] = plgpu.SMEM((warpgroups, ROWS, K), spec.dtype, transforms=TILED)
-    shape, dtype = (spec.T, spec.O), spec.dtype
-    if shares > 1:
-        shape, dtype = (shares, spec.down * spec.height, spec.bands * tuning.tokens), jnp.float32
-    y = launch(
+        scratch["a"] = plgpu.SMEM((warpgroups, ROWS, spec.K), spec.dtype, transforms=TILED)
+    results = launch(
         kernel,
         (x, w.words, w.scales, *extra),
         spec.interpret,
-        out_type=jax.ShapeDtypeStruct(shape, dtype),
+        out_type=spec.results,
         scratch_types=scratch,
         grid=(blocks,),
         grid_names=("block",),
         num_threads=warpgroups + 1,
         thread_name="wg",
     )
-    return y if shares == 1 else jnp.sum(y, axis=0).T.astype(spec.dtype)
+    if spec.tuning.shares == 1:
+        return results[0]
+    shared = jnp.sum(results[-1], axis=0).T.astype(spec.dtype)[: spec.T]
+    if not spec.whole:
+        return shared
+    return jnp.concatenate([results[0][:, : spec.whole * spec.height], shared], axis=1)
 
 
 def _unit_of(spec: _Spec, unit: Array) -> _Unit:
     """Units of the same rows and columns are neighbours, so that they share the weight in the L2
     cache."""
-    shares, bands = jnp.int32(spec.tuning.shares), jnp.int32(spec.bands)
-    rest, band = lax.div(unit, bands), lax.rem(unit, bands)
-    block, share = lax.div(rest, shares), lax.rem(rest, shares)
-    first = lax.div(share * spec.steps, shares)
-    last = lax.div((share + 1) * spec.steps, shares)
-    token = pl.multiple_of(band * spec.tuning.tokens, 8)
-    return _Unit(block, token, share, first, last - first)
+    shares, bands, steps = spec.tuning.shares, jnp.int32(spec.bands), spec.steps
+    beyond = jnp.maximum(unit - spec.whole, 0)
+    of_shared = spec.whole + lax.div(beyond, shares * bands) * bands + lax.rem(beyond, bands)
+    share = lax.rem(lax.div(beyond, bands), jnp.int32(shares))
+    is_whole = unit < spec.whole
+    place = jnp.where(is_whole, unit, of_shared)
+    first = jnp.where(is_whole, 0, lax.div(share * steps, jnp.int32(shares)))
+    last = jnp.where(is_whole, steps, lax.div((share + 1) * steps, jnp.int32(shares)))
+    token = pl.multiple_of(lax.rem(place, bands) * spec.tuning.tokens, 8)
+    return _Unit(lax.div(place, bands), token, share, first, last - first)
 
 
 def _fill(
-    spec: _Spec, x_ref: Any, sources: tuple[Any, ...], unit: _Unit, done: Array, sm: dict[str, Any]
+    spec: _Spec, given: tuple[Any, ...], unit: _Unit, done: Array, sm: dict[str, Any]
 ) -> None:
     """Fill the ring with one unit's words, scales, zero points or offsets, and rows of x."""
-    words, *parts = sources
+    x_ref, words, *parts = given
     blocks = pl.ds(unit.block * spec.tuning.warpgroups, spec.tuning.warpgroups)
 
     @pl.loop(0, unit.steps)
     def _(t):  # type: ignore[no-untyped-def]
         slot, step = take(sm["free"], done + t, spec.tuning.stages), unit.first + t
         full = sm["full"].at[slot]
-        chunks = pl.ds(step * (K // CHUNK), K // CHUNK)
+        chunks = pl.ds(step * (spec.K // CHUNK), spec.K // CHUNK)
         plgpu.copy_gmem_to_smem(words.at[blocks, chunks], sm["w"].at[slot], full)
-        groups = pl.ds(lax.div(step * K, jnp.int32(spec.group)), spec.scales)
+        groups = pl.ds(lax.div(step * spec.K, jnp.int32(spec.group)), spec.scales)
         for name, part in zip(("s", "extra"), parts, strict=False):
             plgpu.copy_gmem_to_smem(part.at[blocks, groups], sm[name].at[slot], full)
         rows = pl.ds(unit.token, spec.tuning.tokens)
-        columns = pl.ds(pl.multiple_of(step * K, K), K)
+        columns = pl.ds(pl.multiple_of(step * spec.K, spec.K), spec.K)
         plgpu.copy_gmem_to_smem(x_ref.at[rows, columns], sm["x"].at[slot], full)
 
 
@@ -248,22 +278,31 @@ def _product(spec: _Spec, unit: _Unit, done: Array, wg: Array, sm: dict[str, Any
 
 
 def _store(
-    spec: _Spec, y: Array, unit: _Unit, wg: Array, sm: dict[str, Any], y_ref: Any
+    spec: _Spec, y: Array, unit: _Unit, wg: Array, sm: dict[str, Any], made: tuple[Any, ...]
 ) -> None:
     """Write `[ROWS, tokens]` of products as rows of tokens, or as a share that is added later."""
-    row = pl.multiple_of(unit.block * spec.height + wg * ROWS, ROWS)
     tokens = pl.ds(unit.token, spec.tuning.tokens)
-    if spec.tuning.shares > 1:
-        store(y_ref.at[unit.share, pl.ds(row, ROWS), tokens], y)
-        return
+    row = pl.multiple_of(unit.block * spec.height + wg * ROWS, ROWS)
+    is_whole = True if spec.tuning.shares == 1 else unit.block < (spec.whole if spec.bands == 1 else 0)
 
-    @pl.when(row < spec.O)
+    @pl.when(jnp.logical_and(is_whole, row < spec.O))
     def _() -> None:
-        plgpu.wait_smem_to_gmem(0, wait_read_only=True)
-        staged = sm["y"].at[wg]
-        staged.T[...] = y.astype(spec.dtype)
-        plgpu.commit_smem()
-        plgpu.copy_smem_to_gmem(staged, y_ref.at[tokens, pl.ds(row, ROWS)])
+        if not spec.whole:
+            return
+        staged, some = sm["y"].at[wg], min(spec.tuning.tokens, STAGED)
+        for first in range(0, spec.tuning.tokens, some):
+            plgpu.wait_smem_to_gmem(0, wait_read_only=True)
+            staged.T[...] = y[:, first : first + some].astype(spec.dtype)
+            plgpu.commit_smem()
+            own = pl.ds(pl.multiple_of(unit.token + first, 8), some)
+            plgpu.copy_smem_to_gmem(staged, made[0].at[own, pl.ds(row, ROWS)])
+
+    if spec.tuning.shares > 1:
+        first = spec.whole * spec.height if spec.bands == 1 else 0
+
+        @pl.when(jnp.logical_not(is_whole))
+        def _() -> None:
+            store(made[-1].at[unit.share, pl.ds(row - first, ROWS), tokens], y)
 
 
 def _weights(spec: _Spec, slot: Array, wg: Array, sm: dict[str, Any]) -> Any:
@@ -274,21 +313,21 @@ def _weights(spec: _Spec, slot: Array, wg: Array, sm: dict[str, Any]) -> Any:
         words, scales, *extra = (ref[...][None] for ref in refs)
         given = {spec.form: extra[0]} if extra else {}
         none = {"zeros": None, "offsets": None} | given
-        own = Int4(words, scales, rows=ROWS, group=min(spec.group, K), **none)
-        a[...] = dequantised(own, K, spec.dtype)
+        own = Int4(words, scales, rows=ROWS, group=min(spec.group, spec.K), **none)
+        a[...] = dequantised(own, spec.K, spec.dtype)
         plgpu.commit_smem()
         return a
 
     @plgpu.inline_mgpu(
         arg_types=tuple(plgpu.RefType(()) for _ in refs),
-        return_type=plgpu.ShapeDtypeStruct((ROWS, K), spec.dtype, layout=plgpu.Layout.WGMMA),
+        return_type=plgpu.ShapeDtypeStruct((ROWS, spec.K), spec.dtype, layout=plgpu.Layout.WGMMA),
     )
     def converted(_: Any, *refs: Any) -> Any:
         i32 = mgpu.utils.dtype_to_ir_type(jnp.int32)
         layout = plgpu.Layout.WGMMA.to_mgpu()
-        shape = layout.registers_shape((ROWS, K))
+        shape = layout.registers_shape((ROWS, spec.K))
         made = mgpu.utils.inline_ptx(
-            conversion(K, min(spec.group, K), jnp.dtype(spec.dtype).name, spec.form),
+            conversion(spec.K, min(spec.group, spec.K), jnp.dtype(spec.dtype).name, spec.form),
             *(mgpu.utils.memref_ptr(ref) for ref in refs),
             result_types=[i32] * int(np.prod(shape)),
             has_side_effects=True,
