@@ -1,6 +1,6 @@
 """Products with 4-bit weights on an NVIDIA GPU, beside those with bfloat16: microseconds a call.
 
-    python -m benchmarks.int4_products [seconds]
+python -m benchmarks.int4_products [seconds]
 """
 
 from __future__ import annotations
@@ -18,17 +18,11 @@ import jax
 import jax.numpy as jnp
 
 from pallas_kernels.int4_matmul import Int4
+from pallas_kernels.int4_matmul.cases import MODEL_SHAPES
 from pallas_kernels.int4_matmul.mosaic_gpu import int4_matmul
 from pallas_kernels.int4_matmul.packed import CHUNK, ROWS, WORDS, dequantised
 from pallas_kernels.int4_matmul.plan import Tuning, tuning_of, tuning_with
 
-# (O, I) of one layer of Qwen2.5-7B
-SHAPES = {
-    "gate_up": (37888, 3584),
-    "down": (3584, 18944),
-    "qkv": (4608, 3584),
-    "o": (3584, 3584),
-}
 GROUP = 128
 COLD_BYTES = 150 << 20  # of weights that are used before one is used again
 
@@ -71,11 +65,14 @@ def dense(x: Any, w: Any) -> Any:
 
 
 def tunings(T: int, O: int, I: int) -> list[Tuning]:  # noqa: E741
-    own = tuning_of(T, O, I)
+    own = tuning_of(T, O, I, GROUP)
     if T >= 256:
-        others = [tuning_with(T, O, I, 128, 2)]
+        others = [tuning_with(T, O, I, GROUP, 128, 2)]
     else:
-        others = [tuning_with(T, O, I, own.tokens, 2), own._replace(shares=max(1, own.shares // 2))]
+        others = [
+            tuning_with(T, O, I, GROUP, own.tokens, 2),
+            own._replace(shares=max(1, own.shares // 2)),
+        ]
     return [own, *(t for t in others if t != own)]
 
 
@@ -83,10 +80,12 @@ def main() -> None:
     end = time.monotonic() + float(sys.argv[1] if len(sys.argv) > 1 else 600)
     rows: list[dict[str, Any]] = []
     with ThreadPoolExecutor(12) as pool:
-        for name, (O, I) in SHAPES.items():  # noqa: E741
+        for name, (O, I) in MODEL_SHAPES.items():  # noqa: E741
             count = max(2, -(-COLD_BYTES // (O * I // 2)))
             weights = [weight(O, I, seed) for seed in range(count)]
-            full = [jax.jit(partial(dequantised, columns=I, dtype=jnp.bfloat16))(w) for w in weights[:3]]
+            full = [
+                jax.jit(partial(dequantised, columns=I, dtype=jnp.bfloat16))(w) for w in weights[:3]
+            ]
             jobs = []
             for T in (1, 16, 64, 256, 2048):
                 x = jax.random.normal(jax.random.key(T), (T, I), jnp.bfloat16)

@@ -4,8 +4,9 @@ The weight's rows are the 64-row operand of the tensor cores, taken from registe
 the other one, from shared memory, whose width can be any multiple of 8. A lane finds the numbers
 that it needs of 64 x 64 weights in 16 bytes, so it makes its operand without any exchange.
 
-A unit is a block of rows times a tile of tokens over a share of the columns. A producer warpgroup
-fills a ring of TMA copies across units; each of the others converts and multiplies 64 rows.
+A unit is a block of rows times a tile of tokens over all columns or a share of them. A producer
+warpgroup fills a ring of TMA copies across units; each of the others converts and multiplies 64
+rows. One converts while another multiplies.
 """
 
 from __future__ import annotations
@@ -21,12 +22,13 @@ from jax.experimental.mosaic import gpu as mgpu
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from pallas_kernels.int4_matmul.conversion import conversion
-from pallas_kernels.int4_matmul.packed import CHUNK, ROWS, SLOT, WORDS, Int4, dequantised
+from pallas_kernels.int4_matmul.packed import CHUNK, FORMS, ROWS, WORDS, Int4, dequantised
 from pallas_kernels.int4_matmul.plan import PROCESSORS, STAGED, Tuning, tuning_of
 from pallas_kernels.mosaic_gpu import TILED, drain, launch, store, take
 
 PRODUCER_REGISTERS = 40
 REGISTERS = {1: 232, 2: 232, 3: 152, 4: 112}  # multiplying warpgroups → registers of their threads
+OPERAND = 128  # columns that are converted at once
 
 
 class _Spec(NamedTuple):
@@ -37,7 +39,7 @@ class _Spec(NamedTuple):
     I: int  # noqa: E741
     group: int
     dtype: Any
-    form: str  # "symmetric", "zeros" or "offsets"
+    form: str
     tuning: Tuning
     interpret: Any
 
@@ -45,6 +47,11 @@ class _Spec(NamedTuple):
     def K(self) -> int:
         """Columns of a slot."""
         return self.tuning.columns
+
+    @property
+    def operand(self) -> int:
+        """Columns that are converted at once."""
+        return min(self.K, OPERAND)
 
     @property
     def height(self) -> int:
@@ -67,35 +74,33 @@ class _Spec(NamedTuple):
         return -(-self.I // self.K)
 
     @property
-    def whole(self) -> int:
-        """Blocks of rows, of all bands, that a processor computes over all columns: as many as fill
-        the card. The columns of the others are shared out."""
-        blocks = self.down * self.bands
-        if self.tuning.shares == 1:
-            return blocks
-        return blocks // PROCESSORS * PROCESSORS if self.bands == 1 else 0
-
-    @property
-    def units(self) -> int:
-        return self.whole + (self.down * self.bands - self.whole) * self.tuning.shares
-
-    @property
-    def results(self) -> list[jax.ShapeDtypeStruct]:
-        """Of blocks that are computed whole, then sums of the shares of the others."""
-        width, tuning = self.bands * self.tuning.tokens, self.tuning
-        rest = (self.down - self.whole) * self.height if self.bands == 1 else self.down * self.height
-        whole = jax.ShapeDtypeStruct((self.T, self.O), self.dtype)
-        shared = jax.ShapeDtypeStruct((tuning.shares, rest, width), jnp.float32)
-        return ([whole] if self.whole else []) + ([shared] if tuning.shares > 1 else [])
-
-    @property
-    def scales(self) -> int:
+    def groups(self) -> int:
         """Groups that a slot's columns touch."""
         return max(1, self.K // self.group)
 
+    @property
+    def whole(self) -> int:
+        """Blocks of rows whose columns are not shared out: as many as fill the card."""
+        if self.tuning.shares == 1:
+            return self.down
+        return self.down // PROCESSORS * PROCESSORS if self.bands == 1 else 0
+
+    @property
+    def units(self) -> int:
+        return (self.whole + (self.down - self.whole) * self.tuning.shares) * self.bands
+
+    @property
+    def results(self) -> list[jax.ShapeDtypeStruct]:
+        """Of whole blocks of rows, and the sums of the shares of others; of both what there is."""
+        rest, width = (self.down - self.whole) * self.height, self.bands * self.tuning.tokens
+        whole = jax.ShapeDtypeStruct((self.T, self.O), self.dtype)
+        shared = jax.ShapeDtypeStruct((self.tuning.shares, rest, width), jnp.float32)
+        return ([whole] if self.whole else []) + ([shared] if rest else [])
+
 
 class _Unit(NamedTuple):
-    """What a block computes next: its block of rows, its tokens, its share of the columns."""
+    """What a block computes next: its block of rows, its first token, its share of the columns, and
+    the slots of that."""
 
     block: Array
     token: Array
@@ -105,9 +110,9 @@ class _Unit(NamedTuple):
 
 
 def check(x: Any, w: Int4) -> None:
-    """Raise ValueError unless x, scales and offsets are of one 16-bit type, and the group is 16,
-    32, 64 or a multiple of 128."""
-    if x.ndim != 2 or -(-x.shape[1] // CHUNK) > w.words.shape[1] or not x.shape[0]:
+    """Raise ValueError unless x and scales are of one 16-bit type, I is a multiple of 8 that the
+    words cover, and the group is 16, 32, 64 or a multiple of 128."""
+    if x.ndim != 2 or not x.shape[0] or -(-x.shape[1] // CHUNK) > w.words.shape[1]:
         raise ValueError(
             f"mosaic_gpu int4_matmul takes x [T, I] and words of I columns, got {x.shape} and "
             f"{w.words.shape}"
@@ -117,14 +122,12 @@ def check(x: Any, w: Int4) -> None:
             "mosaic_gpu int4_matmul takes x and scales of one type, bfloat16 or float16, "
             f"got x {x.dtype}, scales {w.scales.dtype}"
         )
-    if w.words.shape[1] % 2 or x.shape[1] % 8:
+    if x.shape[1] % 8:
+        raise ValueError(f"mosaic_gpu int4_matmul takes I a multiple of 8, got x {x.shape}")
+    if w.group not in (16, 32, 64) and w.group % OPERAND:
         raise ValueError(
-            f"mosaic_gpu int4_matmul takes I a multiple of 8, and an even number of chunks of "
-            f"columns, got x {x.shape}, words {w.words.shape}"
-        )
-    if w.group not in (16, 32, 64) and w.group % SLOT:
-        raise ValueError(
-            f"mosaic_gpu int4_matmul takes groups of 16, 32, 64 or a multiple of {SLOT}, got {w.group}"
+            f"mosaic_gpu int4_matmul takes groups of 16, 32, 64 or a multiple of {OPERAND}, "
+            f"got {w.group}"
         )
 
 
@@ -136,25 +139,26 @@ def int4_matmul(
     `interpret` is a `plgpu.InterpretGPUParams` for machines without a GPU.
     """
     check(x_TI, w)
-    T, I = x_TI.shape  # noqa: E741
+    (T, I), O = x_TI.shape, w.words.shape[0] * ROWS  # noqa: E741
     if T > 8 and T % 8:  # rows beyond x read as zeros, but copies have tiles of eight full rows
         x_TI = jnp.pad(x_TI, ((0, -T % 8), (0, 0)))
-    O = w.words.shape[0] * ROWS  # noqa: E741
-    form = "zeros" if w.zeros is not None else "offsets" if w.offsets is not None else "symmetric"
-    spec = _Spec(
-        x_TI.shape[0], O, I, w.group, x_TI.dtype, form, tuning or tuning_of(T, O, I), interpret
-    )
-    return _multiply(spec, x_TI, w)[:T, : w.rows]
+    sizes = tuning or tuning_of(T, O, I, w.group)
+    spec = _Spec(x_TI.shape[0], O, I, w.group, x_TI.dtype, w.form, sizes, interpret)
+    *whole, shared = results = _multiply(spec, x_TI, w)
+    if spec.whole < spec.down:
+        rest = jnp.sum(shared, axis=0).T.astype(spec.dtype)[: spec.T]
+        results = [*(y[:, : spec.whole * spec.height] for y in whole), rest]
+    return jnp.concatenate(results, axis=1)[:T, : w.rows]
 
 
-def _multiply(spec: _Spec, x: Array, w: Int4) -> Array:
+def _multiply(spec: _Spec, x: Array, w: Int4) -> list[Array]:
     tuning = spec.tuning
     warpgroups, stages = tuning.warpgroups, tuning.stages
-    blocks, inputs = min(PROCESSORS, spec.units), 3 + (spec.form != "symmetric")
-    extra = [part for part in (w.zeros, w.offsets) if part is not None]
+    arrays = [part for part in (x, w.words, w.scales, w.zeros, w.offsets) if part is not None]
+    blocks = min(PROCESSORS, spec.units)
 
     def kernel(*refs, **sm):  # type: ignore[no-untyped-def]
-        given, made = refs[:inputs], refs[inputs:]
+        given, made = refs[: len(arrays)], refs[len(arrays) :]
         block, wg = lax.axis_index("block"), lax.axis_index("wg")
 
         def each_unit(run):  # type: ignore[no-untyped-def]
@@ -185,60 +189,62 @@ def _multiply(spec: _Spec, x: Array, w: Int4) -> Array:
             plgpu.wait_smem_to_gmem(0)
 
     kernel.__name__ = f"int4_matmul_{spec.T}x{spec.O}x{spec.I}"  # for profiles
-    parts = (stages, warpgroups, spec.scales, ROWS)
-    scratch = {
-        "x": plgpu.SMEM((stages, tuning.tokens, spec.K), spec.dtype, transforms=TILED),
-        "w": plgpu.SMEM((stages, warpgroups, spec.K // CHUNK, *WORDS), jnp.int32),
-        "s": plgpu.SMEM(parts, spec.dtype),
-        "full": plgpu.Barrier(num_arrivals=inputs, num_barriers=stages),
-        "free": plgpu.Barrier(num_arrivals=warpgroups, num_barriers=stages),
-    }
-    if extra:
-        scratch["extra"] = plgpu.SMEM(parts, spec.dtype)
-    if spec.whole:
-        scratch["y"] = plgpu.SMEM((warpgroups, min(tuning.tokens, STAGED), ROWS), spec.dtype, transforms=TILED)
-    if spec.interpret is not None:  # its tensor cores know operands in shared memory alone
-        scratch["a"] = plgpu.SMEM((warpgroups, ROWS, spec.K), spec.dtype, transforms=TILED)
-    results = launch(
+    return launch(
         kernel,
-        (x, w.words, w.scales, *extra),
+        tuple(arrays),
         spec.interpret,
         out_type=spec.results,
-        scratch_types=scratch,
+        scratch_types=_scratch(spec, len(arrays)),
         grid=(blocks,),
         grid_names=("block",),
         num_threads=warpgroups + 1,
         thread_name="wg",
     )
-    if spec.tuning.shares == 1:
-        return results[0]
-    shared = jnp.sum(results[-1], axis=0).T.astype(spec.dtype)[: spec.T]
-    if not spec.whole:
-        return shared
-    return jnp.concatenate([results[0][:, : spec.whole * spec.height], shared], axis=1)
+
+
+def _scratch(spec: _Spec, inputs: int) -> dict[str, Any]:
+    """The ring and what is staged; the kernel has so many `inputs`."""
+    (tokens, warpgroups, K, stages, _), dtype = spec.tuning, spec.dtype
+    values = (stages, warpgroups, spec.groups, ROWS)
+    scratch = {
+        "x": plgpu.SMEM((stages, tokens, K), dtype, transforms=TILED),
+        "w": plgpu.SMEM((stages, warpgroups, K // CHUNK, *WORDS), jnp.int32),
+        "scales": plgpu.SMEM(values, dtype),
+        "full": plgpu.Barrier(num_arrivals=inputs, num_barriers=stages),
+        "free": plgpu.Barrier(num_arrivals=warpgroups, num_barriers=stages),
+    }
+    if spec.form != "symmetric":
+        scratch["others"] = plgpu.SMEM(values, dtype)
+    if spec.whole:
+        staged = (warpgroups, min(tokens, STAGED), ROWS)
+        scratch["y"] = plgpu.SMEM(staged, dtype, transforms=TILED)
+    if spec.interpret is not None:  # its tensor cores know operands in shared memory alone
+        scratch["a"] = plgpu.SMEM((warpgroups, ROWS, spec.operand), dtype, transforms=TILED)
+    return scratch
 
 
 def _unit_of(spec: _Spec, unit: Array) -> _Unit:
     """Units of the same rows and columns are neighbours, so that they share the weight in the L2
     cache."""
-    shares, bands, steps = spec.tuning.shares, jnp.int32(spec.bands), spec.steps
-    beyond = jnp.maximum(unit - spec.whole, 0)
-    of_shared = spec.whole + lax.div(beyond, shares * bands) * bands + lax.rem(beyond, bands)
-    share = lax.rem(lax.div(beyond, bands), jnp.int32(shares))
-    is_whole = unit < spec.whole
-    place = jnp.where(is_whole, unit, of_shared)
-    first = jnp.where(is_whole, 0, lax.div(share * steps, jnp.int32(shares)))
-    last = jnp.where(is_whole, steps, lax.div((share + 1) * steps, jnp.int32(shares)))
-    token = pl.multiple_of(lax.rem(place, bands) * spec.tuning.tokens, 8)
-    return _Unit(lax.div(place, bands), token, share, first, last - first)
+    shares, steps = jnp.int32(spec.tuning.shares), spec.steps
+    place, band = lax.div(unit, jnp.int32(spec.bands)), lax.rem(unit, jnp.int32(spec.bands))
+    beyond = jnp.maximum(place - spec.whole, 0)
+    block = jnp.minimum(place, spec.whole) + lax.div(beyond, shares)
+    share = lax.rem(beyond, shares)
+    is_whole = place < spec.whole
+    first = jnp.where(is_whole, 0, lax.div(share * steps, shares))
+    last = jnp.where(is_whole, steps, lax.div((share + 1) * steps, shares))
+    token = pl.multiple_of(band * spec.tuning.tokens, 8)
+    return _Unit(block, token, share, first, last - first)
 
 
 def _fill(
     spec: _Spec, given: tuple[Any, ...], unit: _Unit, done: Array, sm: dict[str, Any]
 ) -> None:
     """Fill the ring with one unit's words, scales, zero points or offsets, and rows of x."""
-    x_ref, words, *parts = given
+    x_ref, words, *values = given
     blocks = pl.ds(unit.block * spec.tuning.warpgroups, spec.tuning.warpgroups)
+    rows = pl.ds(unit.token, spec.tuning.tokens)
 
     @pl.loop(0, unit.steps)
     def _(t):  # type: ignore[no-untyped-def]
@@ -246,88 +252,57 @@ def _fill(
         full = sm["full"].at[slot]
         chunks = pl.ds(step * (spec.K // CHUNK), spec.K // CHUNK)
         plgpu.copy_gmem_to_smem(words.at[blocks, chunks], sm["w"].at[slot], full)
-        groups = pl.ds(lax.div(step * spec.K, jnp.int32(spec.group)), spec.scales)
-        for name, part in zip(("s", "extra"), parts, strict=False):
+        groups = pl.ds(lax.div(step * spec.K, jnp.int32(spec.group)), spec.groups)
+        for name, part in zip(("scales", "others"), values, strict=False):
             plgpu.copy_gmem_to_smem(part.at[blocks, groups], sm[name].at[slot], full)
-        rows = pl.ds(unit.token, spec.tuning.tokens)
         columns = pl.ds(pl.multiple_of(step * spec.K, spec.K), spec.K)
         plgpu.copy_gmem_to_smem(x_ref.at[rows, columns], sm["x"].at[slot], full)
 
 
 def _product(spec: _Spec, unit: _Unit, done: Array, wg: Array, sm: dict[str, Any]) -> Array:
-    """One warpgroup's rows of the weight times the unit's tokens, `[ROWS, tokens]`. A slot is
-    released one step late, while the next product runs."""
-    stages = jnp.int32(spec.tuning.stages)
+    """One warpgroup's rows of the weight times the unit's tokens, `[ROWS, tokens]`."""
 
     def multiply(acc):  # type: ignore[no-untyped-def]
         @pl.loop(0, unit.steps)
         def _(t):  # type: ignore[no-untyped-def]
-            slot = lax.rem(done + t, stages)
+            slot = lax.rem(done + t, jnp.int32(spec.tuning.stages))
             plgpu.barrier_wait(sm["full"].at[slot])
-            plgpu.wgmma(acc, _weights(spec, slot, wg, sm), sm["x"].at[slot].T)
-            plgpu.wgmma_wait(1)
-            pl.when(t > 0)(
-                lambda: plgpu.barrier_arrive(sm["free"].at[lax.rem(done + t - 1, stages)])
-            )
+            for first in range(0, spec.K, spec.operand):
+                x = sm["x"].at[slot, :, pl.ds(first, spec.operand)]
+                plgpu.wgmma(acc, _operand(spec, slot, wg, first, sm), x.T)
+                plgpu.wgmma_wait(0)  # the next conversion writes the same registers
+            plgpu.barrier_arrive(sm["free"].at[slot])
 
         return acc[...]
 
-    y = pl.run_scoped(multiply, plgpu.ACC((ROWS, spec.tuning.tokens), jnp.float32))
-    plgpu.barrier_arrive(sm["free"].at[lax.rem(done + unit.steps - 1, stages)])
-    return y
+    return pl.run_scoped(multiply, plgpu.ACC((ROWS, spec.tuning.tokens), jnp.float32))
 
 
-def _store(
-    spec: _Spec, y: Array, unit: _Unit, wg: Array, sm: dict[str, Any], made: tuple[Any, ...]
-) -> None:
-    """Write `[ROWS, tokens]` of products as rows of tokens, or as a share that is added later."""
-    tokens = pl.ds(unit.token, spec.tuning.tokens)
-    row = pl.multiple_of(unit.block * spec.height + wg * ROWS, ROWS)
-    is_whole = True if spec.tuning.shares == 1 else unit.block < (spec.whole if spec.bands == 1 else 0)
-
-    @pl.when(jnp.logical_and(is_whole, row < spec.O))
-    def _() -> None:
-        if not spec.whole:
-            return
-        staged, some = sm["y"].at[wg], min(spec.tuning.tokens, STAGED)
-        for first in range(0, spec.tuning.tokens, some):
-            plgpu.wait_smem_to_gmem(0, wait_read_only=True)
-            staged.T[...] = y[:, first : first + some].astype(spec.dtype)
-            plgpu.commit_smem()
-            own = pl.ds(pl.multiple_of(unit.token + first, 8), some)
-            plgpu.copy_smem_to_gmem(staged, made[0].at[own, pl.ds(row, ROWS)])
-
-    if spec.tuning.shares > 1:
-        first = spec.whole * spec.height if spec.bands == 1 else 0
-
-        @pl.when(jnp.logical_not(is_whole))
-        def _() -> None:
-            store(made[-1].at[unit.share, pl.ds(row - first, ROWS), tokens], y)
-
-
-def _weights(spec: _Spec, slot: Array, wg: Array, sm: dict[str, Any]) -> Any:
-    """A warpgroup's weights of a slot, `[ROWS, K]` in registers."""
-    refs = [sm[name].at[slot, wg] for name in ("w", "s", "extra") if name in sm]
+def _operand(spec: _Spec, slot: Array, wg: Array, first: int, sm: dict[str, Any]) -> Any:
+    """A warpgroup's weights of a slot from column `first` on, `[ROWS, operand]` in registers."""
+    K, group = spec.operand, min(spec.group, spec.operand)
+    groups = pl.ds(first // spec.group, K // group)
+    values = [sm[name].at[slot, wg, groups] for name in ("scales", "others") if name in sm]
+    refs = [sm["w"].at[slot, wg, pl.ds(first // CHUNK, K // CHUNK)], *values]
     if spec.interpret is not None:
+        words, scales, *others = (ref[...][None] for ref in refs)
+        zeros, offsets = (others[0] if spec.form == form else None for form in FORMS[1:])
         a = sm["a"].at[wg]
-        words, scales, *extra = (ref[...][None] for ref in refs)
-        given = {spec.form: extra[0]} if extra else {}
-        none = {"zeros": None, "offsets": None} | given
-        own = Int4(words, scales, rows=ROWS, group=min(spec.group, spec.K), **none)
-        a[...] = dequantised(own, spec.K, spec.dtype)
+        own = Int4(words, scales, zeros, offsets, rows=ROWS, group=group)
+        a[...] = dequantised(own, K, spec.dtype)
         plgpu.commit_smem()
         return a
 
     @plgpu.inline_mgpu(
         arg_types=tuple(plgpu.RefType(()) for _ in refs),
-        return_type=plgpu.ShapeDtypeStruct((ROWS, spec.K), spec.dtype, layout=plgpu.Layout.WGMMA),
+        return_type=plgpu.ShapeDtypeStruct((ROWS, K), spec.dtype, layout=plgpu.Layout.WGMMA),
     )
     def converted(_: Any, *refs: Any) -> Any:
         i32 = mgpu.utils.dtype_to_ir_type(jnp.int32)
         layout = plgpu.Layout.WGMMA.to_mgpu()
-        shape = layout.registers_shape((ROWS, spec.K))
+        shape = layout.registers_shape((ROWS, K))
         made = mgpu.utils.inline_ptx(
-            conversion(spec.K, min(spec.group, spec.K), jnp.dtype(spec.dtype).name, spec.form),
+            conversion(K, group, jnp.dtype(spec.dtype).name, spec.form),
             *(mgpu.utils.memref_ptr(ref) for ref in refs),
             result_types=[i32] * int(np.prod(shape)),
             has_side_effects=True,
@@ -339,3 +314,29 @@ def _weights(spec: _Spec, slot: Array, wg: Array, sm: dict[str, Any]) -> Any:
         )
 
     return converted(*refs)
+
+
+def _store(
+    spec: _Spec, y: Array, unit: _Unit, wg: Array, sm: dict[str, Any], made: tuple[Any, ...]
+) -> None:
+    """Write `[ROWS, tokens]` of products as rows of tokens, or as a share that is added later."""
+    row = pl.multiple_of(unit.block * spec.height + wg * ROWS, ROWS)
+    if spec.whole:
+        pl.when(jnp.logical_and(unit.block < spec.whole, row < spec.O))(
+            lambda: _store_whole(spec, y, unit, row, sm["y"].at[wg], made[0])
+        )
+    if spec.whole < spec.down:
+        own = pl.ds(row - spec.whole * spec.height, ROWS)
+        tokens = pl.ds(unit.token, spec.tuning.tokens)
+        pl.when(unit.block >= spec.whole)(lambda: store(made[-1].at[unit.share, own, tokens], y))
+
+
+def _store_whole(spec: _Spec, y: Array, unit: _Unit, row: Array, staged: Any, y_ref: Any) -> None:
+    """Write the products of some tokens after the other through shared memory."""
+    some = min(spec.tuning.tokens, STAGED)
+    for first in range(0, spec.tuning.tokens, some):
+        plgpu.wait_smem_to_gmem(0, wait_read_only=True)
+        staged.T[...] = y[:, first : first + some].astype(spec.dtype)
+        plgpu.commit_smem()
+        tokens = pl.ds(pl.multiple_of(unit.token + first, 8), some)
+        plgpu.copy_smem_to_gmem(staged, y_ref.at[tokens, pl.ds(row, ROWS)])

@@ -19,6 +19,7 @@ from jax import Array
 ROWS, CHUNK = 64, 64  # rows and columns of a chunk
 SLOT = 128  # columns that kernels read at once; words cover a multiple of it
 WORDS = (2, 256)  # a chunk's words, as the copy engine takes them
+FORMS = ("symmetric", "zeros", "offsets")
 MIDDLE = 8  # the zero point of weights that have none of their own
 
 
@@ -50,10 +51,14 @@ class Int4:
     group: int
 
     @property
+    def form(self) -> str:
+        """One of `FORMS`."""
+        return "zeros" if self.zeros is not None else FORMS[2 * (self.offsets is not None)]
+
+    @property
     def bytes(self) -> int:
         """What it takes in memory."""
         return sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(self))
-
 
 
 def words_of(numbers_OI: np.ndarray) -> np.ndarray:

@@ -8,7 +8,9 @@ PROCESSORS = 132
 SHARED_BYTES = 220 * 1024
 ROWS = 64  # of a warpgroup
 LAUNCH_STEPS = 4  # of a processor, while a program that adds shares up begins
+LARGE_STEPS = 8  # wide slots of a processor; with fewer, the last ones leave others idle
 STAGED = 64  # tokens whose results are staged at once
+COLUMNS = (64, 128, 256)  # of a slot of the ring
 TOKENS = (8, 16, 32, 64, 128, 256)  # widths of a product
 
 
@@ -18,7 +20,7 @@ class Tuning(NamedTuple):
     Attributes:
       tokens: tokens of a product.
       warpgroups: warpgroups that multiply, each 64 rows of the weight.
-      columns: columns of a slot of the ring, 64 or 128.
+      columns: columns of a slot of the ring.
       stages: slots of the ring of copies.
       shares: parts of the columns whose products are added afterwards.
     """
@@ -30,25 +32,34 @@ class Tuning(NamedTuple):
     shares: int
 
 
-def tuning_of(T: int, O: int, I: int) -> Tuning:  # noqa: E741
-    """Sizes for x `[T, I]` and a weight `[O, I]`."""
+def tuning_of(T: int, O: int, I: int, group: int) -> Tuning:  # noqa: E741
+    """Sizes for x `[T, I]` and a weight `[O, I]` in groups of columns."""
     tokens = next((width for width in TOKENS if width >= T), TOKENS[-1])
-    warpgroups = 4 if tokens <= 64 else 2
-    return tuning_with(T, O, I, tokens, warpgroups)
+    return tuning_with(T, O, I, group, tokens, 4 if tokens <= 64 else 2)
 
 
-def tuning_with(T: int, O: int, I: int, tokens: int, warpgroups: int) -> Tuning:  # noqa: E741
-    """Sizes for x `[T, I]` and a weight `[O, I]`, with the given tile."""
-    columns = 64 if tokens > 128 else 128
-    stages = stages_of(tokens, warpgroups, columns)
-    bands = -(-T // tokens)
-    shares = shares_of(-(-O // (warpgroups * ROWS)), bands, -(-I // columns), tokens * warpgroups)
+def tuning_with(
+    T: int,
+    O: int,  # noqa: E741
+    I: int,  # noqa: E741
+    group: int,
+    tokens: int,
+    warpgroups: int,
+) -> Tuning:
+    """The same with a given tile. A slot's columns are whole groups, or a part of one."""
+    blocks, bands = -(-O // (warpgroups * ROWS)), -(-T // tokens)
+    wide = tokens <= 32 and blocks * I >= LARGE_STEPS * PROCESSORS * 256
+    most = 256 if wide else 128 if tokens <= 128 else 64
+    columns = max(c for c in COLUMNS if c <= most and (c % group == 0 or group % c == 0))
+    stages, tile = stages_of(tokens, warpgroups, columns, group), tokens * warpgroups
+    shares = shares_of(blocks, bands, -(-I // columns), tile * 128 // columns)
     return Tuning(tokens, warpgroups, columns, stages, shares)
 
 
-def stages_of(tokens: int, warpgroups: int, columns: int) -> int:
+def stages_of(tokens: int, warpgroups: int, columns: int, group: int) -> int:
     """Slots that fit beside the staged result."""
-    slot = tokens * columns * 2 + warpgroups * ROWS * (columns // 2 + 2 * 2 * columns // 16)
+    row = columns // 2 + 4 * max(1, columns // group)  # numbers, a scale and a zero point
+    slot = 2 * tokens * columns + warpgroups * ROWS * row
     return min(12, (SHARED_BYTES - 2 * min(tokens, STAGED) * ROWS * warpgroups) // slot)
 
 
@@ -56,7 +67,7 @@ def shares_of(blocks: int, bands: int, steps: int, tile: int) -> int:
     """The number of shares that takes the least time, counted in steps of the busiest processor.
 
     A share writes and reads back its sums, which takes `tile / 64` steps, tile being its tokens
-    times its warpgroups; to add them up is a program of its own.
+    times its warpgroups in slots of 128 columns; to add them up is a program of its own.
     """
     whole = blocks * bands // PROCESSORS if bands == 1 else 0
     rest = blocks * bands - whole * PROCESSORS

@@ -1,0 +1,246 @@
+"""Products with 4-bit weights: their packed form, the kernel in the interpreter and on a card, and
+the assembly that makes its operand."""
+
+from __future__ import annotations
+
+import functools
+import re
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import ml_dtypes
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pallas_kernels.int4_matmul import BACKENDS, Int4, int4_matmul, mosaic_gpu, plan
+from pallas_kernels.int4_matmul.cases import (
+    CASES,
+    MODEL_SHAPES,
+    Case,
+    expected,
+    inputs,
+    packed,
+)
+from pallas_kernels.int4_matmul.conversion import conversion
+from pallas_kernels.int4_matmul.packed import (
+    FORMS,
+    dequantised,
+    numbers_in,
+    values_in,
+    values_of,
+    words_of,
+)
+from pallas_kernels.int4_matmul.plan import Tuning
+from tests.pallas_kernels.places import (
+    CARD,
+    jitted,
+    launch_options,
+    pick,
+    places,
+    poison_outputs,
+    relative_error,
+)
+
+ERROR = {"bfloat16": 5e-3, "float16": 1e-3}
+reference = functools.partial(int4_matmul, backend="reference")
+SMALL = [
+    Case(name="zero points, two shares", tokens=3, outputs=128, inputs=384, group=64),
+    Case(name="offsets, cut off", tokens=9, outputs=72, inputs=136, group=16, form="offsets"),
+]
+SMALL_SIZES = [Tuning(8, 1, 256, 2, 2), Tuning(16, 2, 64, 2, 1)]
+
+
+def launched(place: str, x: Any, w: Int4, tuning: Tuning | None = None) -> np.ndarray:
+    """The kernel's product, with an output that starts as NaN."""
+    poison_outputs(place, jax.ShapeDtypeStruct((x.shape[0], w.rows), x.dtype))
+    return np.asarray(jitted(mosaic_gpu.int4_matmul)(x, w, tuning=tuning, **launch_options(place)))
+
+
+@places
+@pytest.mark.parametrize("at", [0, 1], ids=["shared", "whole"])
+def test_the_product_equals_float64(place: str, at: int) -> None:
+    for case in pick(place, [SMALL[at]], CASES):
+        for dtype in pick(place, ["bfloat16"], ERROR):
+            x, plain = inputs(case)
+            x = np.asarray(jnp.asarray(x, dtype))
+            w = packed(case, plain, dtype)
+            got = launched(place, jnp.asarray(x), w, pick(place, SMALL_SIZES[at], None))
+            assert got.shape == (case.tokens, case.outputs) and got.dtype == x.dtype
+            wanted = expected(case, x, plain, dtype)
+            assert relative_error(got, wanted) < ERROR[dtype], (case.name, dtype)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_every_case_is_right_in_the_interpreter(case: Case) -> None:
+    x, plain = inputs(case)
+    x = np.asarray(jnp.asarray(x, "bfloat16"))
+    got = launched("interpreter", jnp.asarray(x), packed(case, plain, "bfloat16"))
+    assert relative_error(got, expected(case, x, plain, "bfloat16")) < 5e-3
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("rows", [1, 16, 64, 100, 256, 300])
+@pytest.mark.parametrize("product", MODEL_SHAPES)
+def test_a_models_shape_equals_the_reference_on_a_card(product: str, rows: int) -> None:
+    O, I = MODEL_SHAPES[product]  # noqa: E741
+    case = Case(name=product, tokens=rows, outputs=O, inputs=I)
+    x, plain = inputs(case)
+    x, w = jnp.asarray(x, jnp.bfloat16), packed(case, plain, jnp.bfloat16)
+    assert relative_error(launched(CARD, x, w), jax.jit(reference)(x, w)) < 5e-3
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_the_reference_equals_float64(case: Case) -> None:
+    x, plain = inputs(case)
+    got = reference(jnp.asarray(x), packed(case, plain, jnp.float32))
+    assert got.shape == (case.tokens, case.outputs) and got.dtype == np.float32
+    assert relative_error(got, expected(case, x, plain, np.float32)) < 1e-6
+
+
+@given(rows=st.integers(1, 200), columns=st.integers(1, 300), group=st.sampled_from([16, 64, 128]))
+@settings(max_examples=8)
+def test_packed_numbers_and_values_are_found_again(rows: int, columns: int, group: int) -> None:
+    rng = np.random.default_rng(rows)
+    numbers = rng.integers(0, 16, (rows, columns), dtype=np.uint8)
+    words = words_of(numbers)
+    assert words.nbytes == words.shape[0] * words.shape[1] * 64 * 64 // 2
+    np.testing.assert_array_equal(numbers_in(words)[:rows, :columns], numbers)
+    values = rng.random((rows, -(-columns // group))).astype(np.float32)
+    held = values_of(values, columns, group)
+    assert held.shape[1] * group >= words.shape[1] * 64
+    np.testing.assert_array_equal(values_in(held)[:rows, : values.shape[1]], values)
+
+
+def test_a_weight_takes_four_bits_and_its_scales() -> None:
+    case = Case(name="", tokens=1, outputs=128, inputs=1024, form="symmetric")
+    w = packed(case, inputs(case)[1], jnp.bfloat16)
+    assert w.bytes == 128 * (1024 // 2 + 1024 // 128 * 2)
+
+
+@pytest.mark.parametrize("dtype", ERROR)
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("group", [16, 32, 64, 128])
+def test_the_assembly_makes_the_operand_of_the_tensor_cores(
+    group: int, form: str, dtype: str
+) -> None:
+    case = Case(name="", tokens=1, outputs=64, inputs=128, group=group, form=form)
+    w = packed(case, inputs(case)[1], dtype)
+    arrays = [part for part in (w.words, w.scales, w.zeros, w.offsets) if part is not None]
+    registers = Lanes(dtype).run(conversion(128, group, dtype, form), arrays, 32)
+    got = registers.view(np.dtype(dtype)).reshape(4, 8, 4, 8, 2, 2, 2)
+    # warp, g, c, step, further, half, odd → rows and columns
+    rows = got.transpose(0, 5, 1, 3, 4, 2, 6).reshape(64, 128)
+    np.testing.assert_array_equal(rows, np.asarray(dequantised(w, 128, dtype)))
+
+
+class Lanes:
+    """Runs assembly of plain instructions, 128 lanes side by side."""
+
+    def __init__(self, dtype: str):
+        self.dtype = np.dtype(dtype) if dtype == "float16" else np.dtype(ml_dtypes.bfloat16)
+        self.held: dict[str, np.ndarray] = {"%tid.x": np.arange(256, 384, dtype=np.uint32)}
+        self.memory = b""
+
+    def run(self, text: str, arrays: list[Any], outputs: int) -> np.ndarray:
+        """The output registers `[128, outputs]`, after the addresses of arrays were given."""
+        for i, array in enumerate(arrays):
+            self.held[f"${outputs + i}"] = np.full(128, len(self.memory), np.uint32)
+            self.memory += np.asarray(array).tobytes()
+        for line in re.split(r";\s*", text.strip("{}\n ")):
+            if line and not line.startswith("."):
+                op, rest = line.split(maxsplit=1)
+                self.step(op, re.findall(r"\{[^}]*\}|\[[^\]]*\]|[^,\s]+", rest))
+        return np.stack([self.held[f"${i}"] for i in range(outputs)], axis=1)
+
+    def value(self, name: str) -> np.ndarray:
+        known = self.held.get(name)
+        return np.full(128, int(name, 0), np.uint32) if known is None else known
+
+    def step(self, op: str, given: list[str]) -> None:
+        target, *names = given
+        if op.startswith("ld.shared"):
+            base, _, offset = names[0].strip("[]").partition("+")
+            place = self.value(base) + np.uint32(int(offset))
+            for i, name in enumerate(re.findall(r"\w+", target)):
+                index = (place + 4 * i)[:, None] + np.arange(4)
+                found = np.frombuffer(self.memory, np.uint8)[index]
+                self.held[name] = np.ascontiguousarray(found).view(np.uint32)[:, 0]
+            return
+        values = [self.value(name) for name in names]
+        self.held[target] = self.made(op, *values).astype(np.uint32)
+
+    def made(self, op: str, *v: Any) -> np.ndarray:
+        if op.endswith("x2"):
+            a, b, *c = (np.ascontiguousarray(x).view(self.dtype).astype(np.float32) for x in v)
+            exact = {"add": lambda: a + b, "sub": lambda: a - b, "mul": lambda: a * b}
+            got = exact[op[:3]]() if op[:3] in exact else a * b + c[0]
+            return got.astype(self.dtype).view(np.uint32)
+        if op == "prmt.b32":
+            pick = [int(v[2][0]) >> 4 * i & 15 for i in range(4)]
+            both = np.stack([v[0], v[1]], axis=1).view(np.uint8)
+            return np.ascontiguousarray(both[:, pick]).view(np.uint32)[:, 0]
+        plain = {
+            "mov.b32": lambda: v[0],
+            "mov.u32": lambda: v[0],
+            "and.b32": lambda: v[0] & v[1],
+            "shr.u32": lambda: v[0] >> v[1],
+            "mad.lo.u32": lambda: v[0] * v[1] + v[2],
+            "lop3.b32": lambda: (v[0] & v[1]) | v[2],  # 0xea
+        }
+        return plain[op]()
+
+
+@given(
+    T=st.integers(1, 5000),
+    O=st.integers(1, 700).map(lambda x: 64 * x),
+    I=st.integers(1, 2500).map(lambda x: 8 * x),
+    group=st.sampled_from([16, 32, 64, 128, 256, 384, 3584]),
+)
+@settings(max_examples=60)
+def test_any_sizes_have_a_plan_that_fits_the_card(T: int, O: int, I: int, group: int) -> None:  # noqa: E741
+    sizes = plan.tuning_of(T, O, I, group)
+    assert sizes.tokens in plan.TOKENS and sizes.columns in plan.COLUMNS
+    assert sizes.columns % group == 0 or group % sizes.columns == 0
+    row = sizes.columns // 2 + 4 * max(1, sizes.columns // group)
+    slot = 2 * sizes.tokens * sizes.columns + sizes.warpgroups * plan.ROWS * row
+    staged = 2 * min(sizes.tokens, plan.STAGED) * plan.ROWS * sizes.warpgroups
+    assert sizes.stages >= 2 and sizes.stages * slot + staged <= plan.SHARED_BYTES
+    assert 1 <= sizes.shares <= -(-I // sizes.columns)
+
+
+@pytest.mark.parametrize("rows", [1, 16, 64, 256])
+@pytest.mark.parametrize("product", MODEL_SHAPES)
+def test_most_processors_stream_a_models_weights_at_decode(product: str, rows: int) -> None:
+    """Slots of the busiest processor against the mean; a share of the rest is counted alike."""
+    O, I = MODEL_SHAPES[product]  # noqa: E741
+    sizes = plan.tuning_of(rows, O, I, 128)
+    spec = mosaic_gpu._Spec(rows, O, I, 128, jnp.bfloat16, "zeros", sizes, None)
+    busy = [0] * plan.PROCESSORS
+    for unit in range(spec.units):
+        beyond = max(0, unit - spec.whole) % sizes.shares
+        edges = [spec.steps * (beyond + i) // sizes.shares for i in range(2)]
+        busy[unit % plan.PROCESSORS] += spec.steps if unit < spec.whole else edges[1] - edges[0]
+    assert sum(busy) == spec.down * spec.steps
+    assert max(busy) * plan.PROCESSORS < 1.7 * sum(busy)
+
+
+@pytest.mark.parametrize(
+    ("case", "x", "scales", "message"),
+    [
+        (SMALL[0], (3, 700), "bfloat16", r"words of I columns, got \(3, 700\)"),
+        (SMALL[0], (3, 384), "float32", "of one type, .* scales float32"),
+        (SMALL[0], (3, 380), "bfloat16", r"I a multiple of 8, got x \(3, 380\)"),
+        (Case(name="", tokens=1, outputs=64, inputs=96, group=96), (3, 96), "bfloat16", "got 96"),
+    ],
+    ids=["columns", "type", "width", "group"],
+)
+def test_what_the_kernel_does_not_take_is_refused_with_the_reason(
+    case: Case, x: tuple[int, ...], scales: str, message: str
+) -> None:
+    w = packed(case, inputs(case)[1], scales)
+    with pytest.raises(ValueError, match=message):
+        BACKENDS["mosaic_gpu"](jnp.zeros(x, jnp.bfloat16), w)
