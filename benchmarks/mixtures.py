@@ -23,7 +23,7 @@ from jax import Array
 
 from benchmarks.record import finish, parser
 from benchmarks.steps import TURNS, timed
-from pallas_kernels.grouped_matmul import combine, group_tokens, grouped_matmul, tile_for
+from pallas_kernels.grouped_matmul import combine, group, grouped_matmul
 from pallas_kernels.grouped_matmul.cases import MODEL_SHAPES, ModelShape, choices
 
 LAYERS = 3  # of weights of their own; one layer of Qwen3-30B-A3B is 1.2 GB
@@ -44,19 +44,19 @@ def feed_forward(
 ) -> Array:
     """The routed feed-forward of one layer."""
     experts, own = layer[0].shape[0], backend or BACKEND
-    groups = group_tokens(expert, experts, tile_for(*expert.shape, experts))
-    hidden = grouped_matmul(x[groups.token_P], layer[0], groups, gating=swiglu, backend=own)
+    groups = group(expert, experts)
+    hidden = grouped_matmul(groups.rows_of(x), layer[0], groups, gating=swiglu, backend=own)
     return combine(grouped_matmul(hidden, layer[1], groups, backend=own), groups, weight)
 
 
 def parts(shape: ModelShape, expert: Array) -> dict[str, Callable[..., Array]]:
     """What is timed, by name; each takes tokens, a layer and weights of choices."""
-    tile = tile_for(*expert.shape, shape.experts)
-    groups = jax.jit(group_tokens, static_argnums=(1, 2))(expert, shape.experts, tile)
-    hidden = jnp.ones((groups.token_P.shape[0], shape.inner), jnp.bfloat16)
+    groups = jax.jit(group, static_argnums=1)(expert, shape.experts)
+    rows = groups.expert_W.shape[0] * groups.tile
+    hidden = jnp.ones((rows, shape.inner), jnp.bfloat16)
     return {
         "gate_up": lambda x, layer, weight: grouped_matmul(
-            x[groups.token_P], layer[0], groups, gating=swiglu, backend=BACKEND
+            groups.rows_of(x), layer[0], groups, gating=swiglu, backend=BACKEND
         ),
         "down": lambda x, layer, weight: grouped_matmul(hidden, layer[1], groups, backend=BACKEND),
         "whole": lambda x, layer, weight: feed_forward(x, layer, expert, weight),

@@ -8,7 +8,13 @@ from collections.abc import Callable
 from jax import Array
 
 from pallas_kernels.backends import Backends
-from pallas_kernels.grouped_matmul.groups import Groups, combine, group_tokens, tile_for
+from pallas_kernels.grouped_matmul.groups import (
+    Groups,
+    combine,
+    group,
+    group_tokens,
+    tile_for,
+)
 
 __all__ = [
     "BACKENDS",
@@ -16,6 +22,7 @@ __all__ = [
     "Groups",
     "backend_for",
     "combine",
+    "group",
     "group_tokens",
     "grouped_matmul",
     "tile_for",
@@ -37,10 +44,11 @@ def grouped_matmul(
 ) -> Array:
     """x · weightᵀ + bias of each row's expert, summed in float32; returns `y_PO` in x's dtype.
 
-    `x_PI` holds the rows of `groups`, tile by tile. With `gating`, the weight holds F rows of the
-    gate and then F of up, and the result is `gating(gate, up)`, `y_PF`. Rows that no token takes
-    hold arbitrary values. Raises `UnknownBackend` for a name not in `BACKENDS`, and ValueError for
-    shapes or types that the back end does not support.
+    `x_PI` holds the rows of `groups`, tile by tile, or the tokens where every tile holds them all
+    (`Groups.rows_of`). With `gating`, the weight holds F rows of the gate and then F of up, and the
+    result is `gating(gate, up)`, `y_PF`. Rows that no token takes hold arbitrary values. Raises
+    `UnknownBackend` for a name not in `BACKENDS`, and ValueError for shapes or types that the back
+    end does not support.
     """
     return BACKENDS[backend](x_PI, w_EOI, groups, bias_EO, gating)
 

@@ -2,16 +2,23 @@
 
 The rows of each expert fill tiles of `tile` rows, so that a tile has one expert and begins at a
 multiple of its height. There is no capacity: the tiles suffice for any choice of the tokens.
+
+Few tokens are not sorted. Each expert that one of them chose gets a tile of all tokens, which costs
+the tensor cores less than launches that sort and copy.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import jax.numpy as jnp
-from jax import Array
+import numpy as np
+from jax import Array, lax
 
 SMALLEST_TILE, LARGEST_TILE = 8, 128  # rows
+MOST_SHARED = 16  # tokens of a tile that all experts share
+WORD = 32  # bits
 
 
 class Groups(NamedTuple):
@@ -21,21 +28,33 @@ class Groups(NamedTuple):
         expert_W: expert of each tile.
         rows_W: rows of each tile that tokens take, from its first; 0 = tile not in use. Tiles in
             use come first.
-        used: `[1]`, number of tiles in use.
-        token_P: token of each row; 0 for a row that no token takes.
+        used: its first entry is the number of tiles in use.
+        token_P: token of each row; 0 for a row that no token takes. None: every tile holds all
+            tokens in their order.
         place_TK: row of each token and choice.
     """
 
     expert_W: Array
     rows_W: Array
     used: Array
-    token_P: Array
+    token_P: Array | None
     place_TK: Array
+
+    @property
+    def shared(self) -> int | None:
+        """Tokens that every tile holds; None where tiles differ."""
+        return self.place_TK.shape[0] if self.token_P is None else None
 
     @property
     def tile(self) -> int:
         """Rows of a tile."""
+        if self.token_P is None:
+            return _shared_tile(self.place_TK.shape[0])
         return self.token_P.shape[0] // self.expert_W.shape[0]
+
+    def rows_of(self, x_TD: Array) -> Array:
+        """The rows of all tiles, or the tokens themselves where every tile holds them."""
+        return x_TD if self.token_P is None else x_TD[self.token_P]
 
 
 def tile_for(tokens: int, choices: int, experts: int) -> int:
@@ -53,6 +72,72 @@ def tiles_of(tokens: int, choices: int, experts: int, tile: int) -> int:
     rows = tokens * choices
     partly = min(experts, rows)
     return partly + (rows - partly) // tile
+
+
+def group(expert_TK: Array, experts: int) -> Groups:
+    """The tokens of a step by their K experts, all different, in the form that costs least."""
+    tokens, choices = expert_TK.shape
+    if tokens <= MOST_SHARED:
+        return share_tokens(expert_TK, experts)
+    return group_tokens(expert_TK, experts, tile_for(tokens, choices, experts))
+
+
+def share_tokens(expert_TK: Array, experts: int) -> Groups:
+    """A tile of all tokens for each expert that one of them chose.
+
+    Which experts were chosen is a mask of bits. All else follows from counts of bits, element by
+    element, so that a GPU needs two launches, and none for one token.
+    """
+    (tokens, choices), tile = expert_TK.shape, _shared_tile(expert_TK.shape[0])
+    if tokens == 1:
+        # Constants of the program; XLA would compute one whose entries are all equal
+        used, places = np.array([choices, 0], np.int32), np.arange(choices, dtype=np.int32)
+        rows_W = np.ones(choices, np.int32)
+        return Groups(expert_TK[0].astype(jnp.int32), rows_W, used, None, tile * places[None])
+    tile_W = jnp.arange(min(experts, tokens * choices), dtype=jnp.int32)
+    below = _chosen_below(expert_TK, experts)
+    used = jnp.broadcast_to(below(experts), tile_W.shape)  # as long as the others: one launch
+    return Groups(
+        expert_W=_last_below(below, tile_W, experts),
+        rows_W=jnp.where(tile_W < used, tokens, 0),
+        used=used,
+        token_P=None,
+        place_TK=below(expert_TK) * tile + jnp.arange(tokens, dtype=jnp.int32)[:, None],
+    )
+
+
+def _shared_tile(tokens: int) -> int:
+    """Rows of a tile that holds all of few tokens."""
+    return SMALLEST_TILE if tokens <= SMALLEST_TILE else MOST_SHARED
+
+
+def _chosen_below(expert_TK: Array, experts: int) -> Callable[[Array | int], Array]:
+    """A function that counts, element by element, the chosen experts of lower numbers."""
+    first_B = jnp.arange(0, experts, WORD, dtype=jnp.int32)
+    place_NB = expert_TK.reshape(-1, 1) - first_B
+    bit_NB = jnp.uint32(1) << (place_NB % WORD).astype(jnp.uint32)
+    bit_NB = jnp.where((place_NB >= 0) & (place_NB < WORD), bit_NB, jnp.uint32(0))
+    mask_B = lax.reduce(bit_NB, jnp.uint32(0), lax.bitwise_or, (0,))
+
+    def below(expert: Array | int) -> Array:
+        count = jnp.int32(0)
+        for word in range(mask_B.shape[0]):
+            bits = jnp.clip(expert - word * WORD, 0, WORD)
+            kept = jnp.uint32(2**WORD - 1) >> (WORD - bits).astype(jnp.uint32)
+            kept = jnp.where(bits == 0, jnp.uint32(0), kept)  # no shift by a whole word
+            count += lax.population_count(mask_B[word] & kept).astype(jnp.int32)
+        return count
+
+    return below
+
+
+def _last_below(below: Callable[[Array], Array], wanted_W: Array, experts: int) -> Array:
+    """The last expert that has at most `wanted_W` chosen experts below it, by bisection."""
+    found_W = jnp.zeros_like(wanted_W)
+    for bit in reversed(range((experts - 1).bit_length())):
+        next_W = found_W + (1 << bit)
+        found_W = jnp.where((next_W < experts) & (below(next_W) <= wanted_W), next_W, found_W)
+    return found_W
 
 
 def group_tokens(expert_TK: Array, experts: int, tile: int) -> Groups:

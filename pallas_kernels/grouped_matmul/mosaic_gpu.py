@@ -37,10 +37,13 @@ type Gating = Callable[[Array, Array], Array]
 
 
 class _Spec(NamedTuple):
-    """Static parameters of a compiled kernel: shapes, type and sizes."""
+    """Static parameters of a compiled kernel: shapes, type and sizes. `rows` are those of every
+    tile, where they are known; `shared`: every tile has the first rows of x."""
 
     tiles: int
     tile: int
+    rows: int | None
+    shared: bool
     O: int  # noqa: E741
     I: int  # noqa: E741
     gating: Gating | None
@@ -75,7 +78,7 @@ class _Unit(NamedTuple):
 
     expert: Array
     row: Array
-    rows: Array
+    rows: Array | int
     column: Array
 
 
@@ -124,19 +127,22 @@ def grouped_matmul(
     check(x_PI, w_EOI, groups, gating)
     (tiles,), tile = groups.expert_W.shape, groups.tile
     (_, O, I), sizes = w_EOI.shape, tuning or tuning_of(tile)  # noqa: E741
-    spec = _Spec(tiles, tile, O, I, gating, x_PI.dtype, sizes, interpret)
-    plan = groups.expert_W, groups.rows_W, groups.used
+    shared = x_PI.shape[0] < tiles * tile
+    if x_PI.shape[0] > 8 and x_PI.shape[0] % 8:  # copies read zeros beyond x, but by eight rows
+        x_PI = jnp.pad(x_PI, ((0, -x_PI.shape[0] % 8), (0, 0)))
+    spec = _Spec(tiles, tile, groups.shared, shared, O, I, gating, x_PI.dtype, sizes, interpret)
+    plan = (groups.expert_W, groups.used, *(() if groups.shared else (groups.rows_W,)))
     return _multiply(spec, *plan, x_PI, w_EOI, *(() if bias_EO is None else (bias_EO,)))
 
 
 def _multiply(spec: _Spec, *arrays: Array) -> Array:
-    """`arrays` are the tiles' experts, their rows, the number of those in use, x, w and, where
-    there is one, the bias."""
+    """`arrays` are the tiles' experts, the number of those in use, their rows unless these are
+    known, x, w and, where there is one, the bias."""
     stages, warpgroups = spec.tuning.stages, spec.tuning.warpgroups
     blocks = min(PROCESSORS, spec.tiles * spec.across)
 
-    def kernel(expert_ref, rows_ref, used_ref, x_ref, w_ref, *rest, **sm):  # type: ignore[no-untyped-def]
-        *bias_ref, y_ref = rest
+    def kernel(expert_ref, used_ref, *rest, **sm):  # type: ignore[no-untyped-def]
+        rows_ref, (x_ref, w_ref, *bias_ref, y_ref) = rest[0], rest[spec.rows is None :]
         block, wg = lax.axis_index("block"), lax.axis_index("wg")
 
         def each_unit(run):  # type: ignore[no-untyped-def]
@@ -148,7 +154,8 @@ def _multiply(spec: _Spec, *arrays: Array) -> Array:
                 tile = lax.div(at, jnp.int32(spec.across))
                 column = lax.rem(at, jnp.int32(spec.across)) * spec.width
                 row = pl.multiple_of(tile * spec.tile, 8)
-                run(_Unit(expert_ref[tile], row, rows_ref[tile], column), done)
+                rows = rows_ref[tile] if spec.rows is None else spec.rows
+                run(_Unit(expert_ref[tile], row, rows, column), done)
                 return done + spec.I // K
 
             count = lax.div(units - block + (blocks - 1), jnp.int32(blocks))
@@ -186,12 +193,15 @@ def _multiply(spec: _Spec, *arrays: Array) -> Array:
     )
 
 
-def _at_width(spec: _Spec, rows: Array, run: Callable[[int], None]) -> None:
+def _at_width(spec: _Spec, rows: Array | int, run: Callable[[int], None]) -> None:
     """Call `run` with the least width of a product that holds so many rows."""
-    below = 0
-    for width in widths_of(spec.tile):
+    widths, below = widths_of(spec.tile), 0
+    if isinstance(rows, int):
+        return run(min(width for width in widths if width >= rows))
+    for width in widths:
         pl.when(jnp.logical_and(rows > below, rows <= width))(lambda width=width: run(width))
         below = width
+    return None
 
 
 def _fill(
@@ -199,6 +209,8 @@ def _fill(
 ) -> None:
     """Fill the ring with one unit's rows of the weight, and of x."""
     apart = spec.half if spec.gating is None else spec.F
+    # Not a constant: the compiler would reject a slice that ends beyond the array
+    row = pl.multiple_of(unit.row * 0, 8) if spec.shared else unit.row
 
     @pl.loop(0, spec.I // K)
     def _(t):  # type: ignore[no-untyped-def]
@@ -213,7 +225,7 @@ def _fill(
             )
 
         def tokens(width: int) -> None:
-            x = x_ref.at[pl.ds(unit.row, width), columns]
+            x = x_ref.at[pl.ds(row, width), columns]
             plgpu.copy_gmem_to_smem(x, sm["x"].at[slot, pl.ds(0, width)], full)
 
         _at_width(spec, unit.rows, tokens)

@@ -34,5 +34,10 @@ def grouped_matmul(
         y = y_RO if gating is None else gating(*jnp.split(y_RO, 2, axis=1))
         return y.astype(x_PI.dtype)
 
-    x_WRI = x_PI.reshape(-1, groups.tile, x_PI.shape[1])
-    return lax.map(product, (x_WRI, groups.expert_W)).reshape(x_PI.shape[0], -1)
+    (tiles,), tile, I = groups.expert_W.shape, groups.tile, x_PI.shape[1]  # noqa: E741
+    if x_PI.shape[0] < tiles * tile:  # every tile holds all tokens
+        x_RI = jnp.pad(x_PI, ((0, tile - x_PI.shape[0]), (0, 0)))
+        x_WRI = jnp.broadcast_to(x_RI, (tiles, tile, I))
+    else:
+        x_WRI = x_PI.reshape(tiles, tile, I)
+    return lax.map(product, (x_WRI, groups.expert_W)).reshape(tiles * tile, -1)

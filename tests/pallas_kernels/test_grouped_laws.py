@@ -199,7 +199,10 @@ def test_the_ring_is_as_deep_as_it_may_be(tile: int) -> None:
 
 
 def spec_of(outputs: int, gating: Any, tile: int = 16) -> Any:
-    return mosaic_gpu._Spec(3, tile, outputs, 128, gating, jnp.bfloat16, tuning_of(tile), None)
+    sizes = {"tiles": 3, "tile": tile, "rows": None, "shared": False, "O": outputs, "I": 128}
+    return mosaic_gpu._Spec(
+        **sizes, gating=gating, dtype=jnp.bfloat16, tuning=tuning_of(tile), interpret=None
+    )
 
 
 @pytest.mark.parametrize("outputs", [64, 128, 192, 1536])

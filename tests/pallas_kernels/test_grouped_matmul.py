@@ -20,11 +20,18 @@ from pallas_kernels.grouped_matmul import (
     grouped_matmul,
     tile_for,
 )
+from pallas_kernels.grouped_matmul import group as grouping
 from pallas_kernels.grouped_matmul.cases import CASES, Case, Inputs, choices, expected, inputs
-from pallas_kernels.grouped_matmul.groups import LARGEST_TILE, tiles_of
+from pallas_kernels.grouped_matmul.groups import (
+    LARGEST_TILE,
+    MOST_SHARED,
+    share_tokens,
+    tiles_of,
+)
 from tests.pallas_kernels.places import relative_error
 
 group = jax.jit(group_tokens, static_argnums=(1, 2))
+share = jax.jit(share_tokens, static_argnums=1)
 
 
 def swiglu(gate: jax.Array, up: jax.Array) -> jax.Array:
@@ -32,11 +39,15 @@ def swiglu(gate: jax.Array, up: jax.Array) -> jax.Array:
 
 
 @functools.partial(jax.jit, static_argnums=1)
-def feed_forward(given: Inputs, tile: int) -> jax.Array:
-    """The routed feed-forward by the op."""
-    groups = group_tokens(given.expert, given.gate_up.shape[0], tile)
+def feed_forward(given: Inputs, tile: int | None) -> jax.Array:
+    """The routed feed-forward by the op, with tiles of that height or as a step chooses them."""
+    experts = given.gate_up.shape[0]
+    if tile is None:
+        groups = grouping(given.expert, experts)
+    else:
+        groups = group_tokens(given.expert, experts, tile)
     product = functools.partial(grouped_matmul, groups=groups, backend="reference")
-    hidden = product(given.x[groups.token_P], given.gate_up, gating=swiglu)
+    hidden = product(groups.rows_of(given.x), given.gate_up, gating=swiglu)
     return combine(product(hidden, given.down), groups, given.weight)
 
 
@@ -72,6 +83,40 @@ def test_every_choice_has_a_row_of_its_own_in_a_tile_of_its_expert(
     used = found.expert_W[found.rows_W > 0]
     assert found.used == [len(used)]
     assert (np.diff(used) >= 0).all(), "tiles of an expert are neighbours"
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    sizes=st.sampled_from([(1, 40, 3), (8, 33, 33), (9, 300, 5)]),
+    seed=st.integers(0, 1000),
+    skew=st.sampled_from([0.0, 1.0, 5.0]),
+)
+def test_few_tokens_share_a_tile_of_each_expert_that_one_of_them_chose(
+    sizes: tuple[int, int, int], seed: int, skew: float
+) -> None:
+    tokens, experts, chosen = sizes
+    expert = drawn(seed, *sizes, skew)
+    found: Groups = jax.tree.map(np.asarray, share(expert, experts))
+    used = found.used[0]
+    assert sorted(found.expert_W[:used]) == np.unique(expert).tolist()
+    assert len(found.expert_W) == min(experts, tokens * chosen)
+    assert (found.rows_W[:used] == tokens).all() and not found.rows_W[used:].any()
+    np.testing.assert_array_equal(found.expert_W[found.place_TK // found.tile], expert)
+    assert (found.place_TK % found.tile == np.arange(tokens)[:, None]).all()
+    assert found.tile >= tokens and found.shared == tokens
+    assert {array.dtype for array in jax.tree.leaves(found)} == {np.dtype(np.int32)}
+
+
+@pytest.mark.parametrize(("tokens", "shared"), [(1, 1), (MOST_SHARED, MOST_SHARED), (17, None)])
+def test_few_tokens_are_neither_sorted_nor_copied(tokens: int, shared: int | None) -> None:
+    def rows(expert: jax.Array, x: jax.Array) -> jax.Array:
+        groups = grouping(expert, 8)
+        assert groups.shared == shared
+        return groups.rows_of(x)
+
+    expert = jax.ShapeDtypeStruct((tokens, 2), jnp.int32)
+    x = jax.ShapeDtypeStruct((tokens, 3), jnp.float32)
+    assert (jax.eval_shape(rows, expert, x).shape == x.shape) == (shared is not None)
 
 
 def test_tokens_of_an_expert_keep_their_order() -> None:
@@ -123,9 +168,9 @@ def test_tiles_of_a_model_with_128_experts_and_8_choices(tokens: int, tile: int)
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_a_routed_feed_forward_equals_float64(case: Case) -> None:
     given = inputs(case)
-    tile = tile_for(case.tokens, case.choices, case.experts)
-    got = feed_forward(Inputs(*map(jnp.asarray, given)), tile)
-    assert relative_error(got, expected(given)) < 1e-6
+    for tile in (tile_for(case.tokens, case.choices, case.experts), None):
+        got = feed_forward(Inputs(*map(jnp.asarray, given)), tile)
+        assert relative_error(got, expected(given)) < 1e-6, tile
 
 
 def test_a_feed_forward_in_bfloat16_is_within_its_rounding() -> None:

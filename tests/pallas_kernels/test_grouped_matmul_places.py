@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from pallas_kernels.grouped_matmul import Groups, combine, group_tokens, mosaic_gpu, tile_for
+from pallas_kernels.grouped_matmul import group as grouping
 from pallas_kernels.grouped_matmul.cases import (
     CASES,
     MODEL_SHAPES,
@@ -19,7 +20,7 @@ from pallas_kernels.grouped_matmul.cases import (
     expected,
     inputs,
 )
-from pallas_kernels.grouped_matmul.groups import tiles_of
+from pallas_kernels.grouped_matmul.groups import MOST_SHARED, share_tokens
 from pallas_kernels.grouped_matmul.plan import (
     MOST_STAGES,
     ROWS,
@@ -42,6 +43,8 @@ from tests.pallas_kernels.places import (
 TILES = (8, 16, 32, 64, 128)
 # Half of a second block's rows lie beyond an inner width of 192
 CUT = Case(name="two warpgroups, cut", tokens=20, experts=4, choices=2, inner=192, skew=3.0)
+FEW = Case(name="few tokens", tokens=3, experts=6, choices=2, width=64)
+SHARED = Case(name="tokens in two rows of tiles", tokens=11, experts=4, choices=2)
 SMALL = Case(name="several widths", tokens=20, experts=4, choices=2, inner=128, skew=3.0)
 ERROR = {"bfloat16": 5e-3, "float16": 1e-3}
 
@@ -51,6 +54,7 @@ def swiglu(gate: jax.Array, up: jax.Array) -> jax.Array:
 
 
 grouped = jax.jit(group_tokens, static_argnums=(1, 2))
+shared = jax.jit(share_tokens, static_argnums=1)
 
 
 def product(
@@ -58,7 +62,8 @@ def product(
 ) -> jax.Array:
     """The kernel's product, with an output that starts as NaN."""
     columns = w.shape[1] // (2 if gating else 1)
-    poison_outputs(place, jax.ShapeDtypeStruct((x.shape[0], columns), x.dtype))
+    rows = groups.expert_W.shape[0] * groups.tile
+    poison_outputs(place, jax.ShapeDtypeStruct((rows, columns), x.dtype))
     options = launch_options(place) | {"tuning": tuning}
     return kernel()(x, w, groups, bias, gating=gating, **options)
 
@@ -69,14 +74,17 @@ def kernel() -> Any:
     return jax.jit(mosaic_gpu.grouped_matmul, static_argnames=static)
 
 
-def feed_forward(place: str, given: Inputs, tile: int, tuning: Tuning | None) -> np.ndarray:
-    """The routed feed-forward; rows that no token takes are NaN, and so are idle experts."""
-    experts = given.gate_up.shape[0]
-    groups = grouped(jnp.asarray(given.expert), experts, tile)
+def feed_forward(place: str, given: Inputs, tile: int | None, tuning: Tuning | None) -> np.ndarray:
+    """The routed feed-forward; rows that no token takes are NaN, and so are idle experts. Without a
+    height of tiles, tokens share them."""
+    experts, expert = given.gate_up.shape[0], jnp.asarray(given.expert)
+    groups = shared(expert, experts) if tile is None else grouped(expert, experts, tile)
     idle = np.setdiff1d(np.arange(experts), given.expert)
     gate_up, down = given.gate_up.at[idle].set(jnp.nan), given.down.at[idle].set(jnp.nan)
-    taken = jnp.zeros(groups.token_P.shape, bool).at[groups.place_TK].set(True)
-    x = jnp.where(taken[:, None], given.x[groups.token_P], jnp.nan)
+    x = groups.rows_of(given.x)
+    if tile is not None:
+        taken = jnp.zeros(len(x), bool).at[groups.place_TK].set(True)
+        x = jnp.where(taken[:, None], x, jnp.nan)
     bias = jnp.asarray(bias_of(given), x.dtype).at[idle].set(jnp.nan)
     hidden = product(place, x, gate_up, groups, bias, swiglu, tuning)
     out = product(place, hidden, down, groups, None, None, tuning)
@@ -101,13 +109,15 @@ def rounded(case: Case, dtype: str, seed: int = 0) -> tuple[Inputs, np.ndarray]:
     ("case", "tile", "tuning"),
     [
         (SMALL, 32, Tuning(1, 3)),
+        (FEW, None, Tuning(1, 3)),
+        pytest.param(SHARED, None, Tuning(1, 4), marks=pytest.mark.slow),
         pytest.param(CUT, 8, Tuning(2, 2), marks=pytest.mark.slow),
         *(pytest.param(case, 16, Tuning(1, 4), marks=pytest.mark.slow) for case in CASES),
     ],
     ids=lambda value: value.name if isinstance(value, Case) else None,
 )
 def test_a_feed_forward_equals_float64_and_reads_nothing_else(
-    case: Case, tile: int, tuning: Tuning
+    case: Case, tile: int | None, tuning: Tuning
 ) -> None:
     given, wanted = rounded(case, "bfloat16")
     got = feed_forward("interpreter", given, tile, tuning)
@@ -116,16 +126,16 @@ def test_a_feed_forward_equals_float64_and_reads_nothing_else(
 
 @pytest.mark.parametrize("place", [card])
 @pytest.mark.parametrize("dtype", ERROR)
-@pytest.mark.parametrize("case", [*CASES, CUT, SMALL], ids=lambda case: case.name)
+@pytest.mark.parametrize("case", [*CASES, CUT, FEW, SHARED, SMALL], ids=lambda case: case.name)
 def test_every_case_equals_float64_on_a_card(place: str, case: Case, dtype: str) -> None:
     given, wanted = rounded(case, dtype)
-    for tile in TILES:
+    for tile in (*TILES, None) if case.tokens <= MOST_SHARED else TILES:
         got = feed_forward(place, given, tile, None)
         assert relative_error(got, wanted) < ERROR[dtype], tile
 
 
 @pytest.mark.parametrize("place", [card])
-@pytest.mark.parametrize("tokens", [1, 16, 64, 256, 1000])
+@pytest.mark.parametrize("tokens", [1, 7, 16, 64, 256, 1000])
 @pytest.mark.parametrize("skew", [0.0, 1.2])
 @pytest.mark.parametrize("model", MODEL_SHAPES)
 def test_a_models_shape_equals_float64_on_a_card(
@@ -138,7 +148,8 @@ def test_a_models_shape_equals_float64_on_a_card(
     )
     few = min(tokens, 64)  # the oracle is slow
     given, wanted = rounded(case, "bfloat16")
-    got = feed_forward(place, given, tile_for(tokens, case.choices, case.experts), None)
+    tile = tile_for(tokens, case.choices, case.experts) if tokens > MOST_SHARED else None
+    got = feed_forward(place, given, tile, None)
     assert relative_error(got[:few], wanted[:few]) < 5e-3
     assert np.isfinite(got.astype(np.float32)).all()
 
@@ -170,18 +181,22 @@ def test_sizes_fit_a_processor(tile: int) -> None:
 def shapes(tokens: int, model: str) -> tuple[Any, Any, Groups]:
     """Arguments of a model's gate and up, without arrays."""
     made = MODEL_SHAPES[model]
-    tile = tile_for(tokens, made.choices, made.experts)
-    tiles = tiles_of(tokens, made.choices, made.experts, tile)
-    ints = lambda *shape: jax.ShapeDtypeStruct(shape, jnp.int32)
-    groups = Groups(
-        ints(tiles), ints(tiles), ints(1), ints(tiles * tile), ints(tokens, made.choices)
-    )
-    x = jax.ShapeDtypeStruct((tiles * tile, made.width), jnp.bfloat16)
+    expert = jax.ShapeDtypeStruct((tokens, made.choices), jnp.int32)
+    x = jax.ShapeDtypeStruct((tokens, made.width), jnp.bfloat16)
+
+    def rows(expert: jax.Array, x: jax.Array) -> tuple[jax.Array, Groups]:
+        groups = grouping(expert, made.experts)
+        return groups.rows_of(x), groups
+
+    x, groups = jax.eval_shape(rows, expert, x)
     w = jax.ShapeDtypeStruct((made.experts, 2 * made.inner, made.width), jnp.bfloat16)
     return x, w, groups
 
 
-@pytest.mark.parametrize(("tokens", "model"), [(1, "Qwen3-30B-A3B"), (4096, "DeepSeek-V2-Lite")])
+@pytest.mark.parametrize(
+    ("tokens", "model"),
+    [(1, "Qwen3-30B-A3B"), (16, "Qwen3-30B-A3B"), (4096, "DeepSeek-V2-Lite")],
+)
 def test_a_models_gate_and_up_lower_for_cuda(tokens: int, model: str) -> None:
     x, w, groups = shapes(tokens, model)
     run = jitted(functools.partial(mosaic_gpu.grouped_matmul, bias_EO=None, gating=swiglu))

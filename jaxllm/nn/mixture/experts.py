@@ -18,7 +18,7 @@ from jaxllm.nn.rules import Piece, Rule
 from jaxllm.nn.weight.dense import Dense
 from jaxllm.nn.weight.parameters import Axes, Init
 from jaxllm.nn.weight.protocol import Weight
-from pallas_kernels.grouped_matmul import Gating, Groups, combine, group_tokens, tile_for
+from pallas_kernels.grouped_matmul import Gating, Groups, combine, group
 
 
 @dataclass(frozen=True)
@@ -102,8 +102,8 @@ class Experts(nnx.Module):
         self, x_TD: Array, expert_TK: Array, weight_TK: Array, context: RowContext
     ) -> Array:
         """Each token's experts, added up with their weights, `[T, D]`."""
-        groups = _group(expert_TK, self.gate_up.shape[0])
-        hidden_PF = self.gate_up.product(x_TD[groups.token_P], groups, context, self.gating)
+        groups = group(expert_TK, self.gate_up.shape[0])
+        hidden_PF = self.gate_up.product(groups.rows_of(x_TD), groups, context, self.gating)
         out_PD = self.down.product(hidden_PF, groups, context)
         return combine(out_PD, groups, weight_TK)
 
@@ -130,8 +130,3 @@ class MixtureMLP(nnx.Module):
     def __call__(self, x_TD: Array, context: RowContext) -> Array:
         routed_TD = self.experts(x_TD, *self.router(x_TD), context)
         return routed_TD if self.shared is None else routed_TD + self.shared(x_TD, context)
-
-
-def _group(expert_TK: Array, experts: int) -> Groups:
-    tokens, choices = expert_TK.shape
-    return group_tokens(expert_TK, experts, tile_for(tokens, choices, experts))
