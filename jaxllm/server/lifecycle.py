@@ -30,6 +30,7 @@ from jaxllm.server.errors import overloaded
 from jaxllm.server.parsing.formats import format_name
 from jaxllm.server.signals import Signals
 from jaxllm.server.state import ServerState
+from jaxllm.server.tracing import Tracing
 from jaxllm.server.transport.http import HttpServer, http_server
 from jaxllm.server.transport.sockets import listen, raise_file_limit
 from jaxllm.tokenizer import Tokenizer
@@ -143,7 +144,10 @@ async def _serve(
     signals: Signals,
 ) -> int:
     tls = None if options.tls is None else options.tls.context
-    server = http_server(build(server_state), options.root_path, tls)
+    app = build(server_state)
+    if options.tracing is not None:
+        app = trace(server_state, options.tracing, app)
+    server = http_server(app, options.root_path, tls)
     # Objects made so far live as long as the process: Python's collector would search them while
     # streams wait
     gc.collect()
@@ -173,6 +177,15 @@ async def _serve(
         for task in beside:
             task.cancel()
         await server_state.shut_down()
+        if options.tracing is not None:
+            await asyncio.to_thread(options.tracing.close)
+
+
+def trace(server_state: ServerState, tracing: Tracing, app: Any) -> Any:
+    """The application whose requests are traced."""
+    client = server_state.client
+    client.observer = tracing.observer(client.observer, server_state.settings.served[0])
+    return tracing.middleware(app)
 
 
 async def _until_stopped(

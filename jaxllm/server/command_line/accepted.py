@@ -173,8 +173,7 @@ ACCEPTED: dict[str, Accepted] = {
     "log-config-file": refused("--log-level and --log-format"),
     "kv-cache-metrics": refused_switch("GET /metrics counts prefixes and pages"),
     "custom-histogram-buckets": refused("buckets are those of the stock dashboards"),
-    "collect-detailed-traces": refused("requests are not traced yet"),
-    "otlp-traces-endpoint": refused("requests are not traced yet"),
+    "collect-detailed-traces": refused("--otlp-traces-endpoint traces whole requests"),
     "profiler-config": refused("--profiler-dir"),
 }
 

@@ -24,6 +24,7 @@ from jaxllm.server.errors import ApiError
 from jaxllm.server.openai.chat import check_template_kwargs
 from jaxllm.server.parsing.formats import find_formats
 from jaxllm.server.state import Cors, Settings
+from jaxllm.server.tracing import Tracing
 from jaxllm.server.transport.tls import Certificates, TlsFiles
 
 
@@ -35,6 +36,7 @@ class Options:
         given: the options that are not defaults and where they come from, without secrets.
         tls: certificates; None: plain HTTP.
         tls_refresh: whether new certificates are used when their files change.
+        tracing: where spans of requests go, if anywhere.
         notices: lines for the log about flags and variables without effect.
     """
 
@@ -54,6 +56,7 @@ class Options:
     root_path: str
     tls: Certificates | None
     tls_refresh: bool
+    tracing: Tracing | None
     hf_token: str | None
     given: str
     notices: tuple[str, ...]
@@ -107,6 +110,7 @@ def _check_values(args: argparse.Namespace) -> None:
 
 def _options(given: Given) -> Options:
     args = given.args
+    endpoint = args.otlp_traces_endpoint
     _check_values(args)
     notices = [*given.notices, *_neutral_notices(given), *check_accepted(_accepted(args))]
     keys, found = read_keys(args.api_key, args.api_key_file, "--api-key-file")
@@ -155,6 +159,7 @@ def _options(given: Given) -> Options:
         root_path=args.root_path.rstrip("/"),
         tls=_certificates(args),
         tls_refresh=args.enable_ssl_refresh,
+        tracing=None if endpoint is None else Tracing(endpoint),
         hf_token=args.hf_token,
         given=given.shown(),
         notices=(*notices, *found, *more),

@@ -251,6 +251,11 @@ SERVER_FLAGS: dict[str, dict[tuple[str, ...], dict[str, Any]]] = {
             "action": "store_true",
             "help": "log each request's size and names of options, never its text",
         },
+        ("--otlp-traces-endpoint",): {
+            "default": None,
+            "help": "HTTP address of an OpenTelemetry collector for a span of each request; needs "
+            "the extra otel",
+        },
         ("--disable-log-stats",): {
             "action": "store_true",
             "help": "do not log throughput every ten seconds",

@@ -133,6 +133,7 @@ class EngineClient:
             stream.ids.add(request.id)
             self.choices += entry.engine_choices
             self._unsent.append(entry)
+            self.observer.submitted(entry)
         self._send_waiting()
         return stream
 

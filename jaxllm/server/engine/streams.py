@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Any
 
 from jaxllm.messages import GenerateRequest, PoolingRequest, TextDelta
 from jaxllm.server.errors import ApiError
@@ -16,6 +17,9 @@ BYTES_PER_ENTRY = 8  # a token's id or rank, and its log-probability
 
 class Observer:
     """Notified of what happens to requests. This one counts nothing; metrics derive from it."""
+
+    def submitted(self, entry: InFlight) -> None:
+        """A request was taken, by the task of its HTTP request."""
 
     def delta(self, entry: InFlight, delta: TextDelta, now: float) -> None:
         """A delta arrived at `now` (time.monotonic)."""
@@ -40,6 +44,7 @@ class InFlight:
         sent: whether the engine process has it.
         last_delta: time.monotonic of each choice's latest delta.
         tokens: tokens of each choice so far.
+        trace: of an observer that makes traces.
     """
 
     request: GenerateRequest | PoolingRequest
@@ -50,6 +55,7 @@ class InFlight:
     sent: bool = False
     last_delta: dict[int, float] = field(default_factory=dict)
     tokens: dict[int, int] = field(default_factory=dict)
+    trace: Any = None
 
     @property
     def engine_choices(self) -> int:
