@@ -7,12 +7,14 @@ hashes, and no text, no salt and no key.
 
 from __future__ import annotations
 
+import struct
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import msgspec
 
 DEVICE, HOST = "GPU", "CPU"  # names of the media; the first stands for any accelerator
+HASH = struct.Struct(">24xQ")  # what is told of a SHA-256
 MAX_ITEMS = 4096  # tokens, or hashes where there are none, of one event; one page may have more
 MAX_EVENTS = 64  # of a batch
 
@@ -65,66 +67,68 @@ class KVEventBatch(msgspec.Struct, array_like=True, gc=False):
 
 
 class KVEvents:
-    """Collects events; `flush` gives them to `listeners`. Consecutive ones are merged."""
+    """Collects events; `flush` gives them to `listeners`."""
 
     def __init__(self, page_size: int):
         self.page_size = page_size
         self.listeners: list[Callable[[KVEventBatch], None]] = []
         self._pending: list[KVEvent] = []
+        # Pages that left that memory since the last event
+        self._removed: list[bytes] = []
+        self._medium = DEVICE
 
     def stored(
         self,
-        key: bytes,
+        keys: Sequence[bytes],
         parent: bytes | None,
         tokens: list[int],
         extra: bytes | None = None,
         medium: str = DEVICE,
     ) -> None:
-        """A page can be found. `extra` tells the start of its sequence from others'."""
-        last = self._pending[-1] if self._pending else None
-        above = None if parent is None else short(parent)
-        if (
-            type(last) is BlockStored
-            and above is not None
-            and last.block_hashes[-1] == above
-            and last.medium == medium
-            and len(last.token_ids) < MAX_ITEMS
-        ):
-            last.block_hashes.append(short(key))
-            last.token_ids += tokens
-            if last.extra_keys is not None:
-                last.extra_keys.append(None)
-            return
-        stored = BlockStored(
-            block_hashes=[short(key)],
-            parent_block_hash=above,
-            token_ids=tokens,
-            block_size=self.page_size,
-            lora_id=None,
-            medium=medium,
-            lora_name=None,
-            extra_keys=None if extra is None else [(extra.hex()[:16],)],
-        )
-        self._pending.append(stored)
+        """Consecutive pages can be found. `extra` tells the start of their sequence from others'.
+        Pages in host memory come without tokens."""
+        self._end_removed()
+        hashes = shorts(keys)
+        above = None if parent is None else shorts([parent])[0]
+        most = max(1, MAX_ITEMS // self.page_size)
+        for first in range(0, len(hashes), most):
+            part = hashes[first : first + most]
+            stored = BlockStored(
+                block_hashes=part,
+                parent_block_hash=above,
+                token_ids=tokens[first * self.page_size : (first + most) * self.page_size],
+                block_size=self.page_size,
+                lora_id=None,
+                medium=medium,
+                lora_name=None,
+            )
+            if extra is not None and first == 0:
+                stored.extra_keys = [(extra.hex()[:16],), *[None] * (len(part) - 1)]
+            self._pending.append(stored)
+            above = part[-1]
 
     def removed(self, key: bytes, medium: str = DEVICE) -> None:
         """A page can no longer be found."""
-        last = self._pending[-1] if self._pending else None
-        if (
-            type(last) is BlockRemoved
-            and last.medium == medium
-            and len(last.block_hashes) < MAX_ITEMS
-        ):
-            last.block_hashes.append(short(key))
-        else:
-            self._pending.append(BlockRemoved([short(key)], medium))
+        if medium != self._medium:
+            self._end_removed()
+            self._medium = medium
+        self._removed.append(key)
+
+    def _end_removed(self) -> None:
+        """Make events of the pages removed since the last one."""
+        if self._removed:
+            hashes, self._removed = shorts(self._removed), []
+            for first in range(0, len(hashes), MAX_ITEMS):
+                part = hashes[first : first + MAX_ITEMS]
+                self._pending.append(BlockRemoved(part, self._medium))
 
     def cleared(self) -> None:
         """No page can be found any more. What was pending before tells nothing then."""
-        self._pending = [AllBlocksCleared()]
+        self._pending, self._removed = [AllBlocksCleared()], []
 
     def flush(self) -> None:
         """Give what is pending to the listeners."""
+        self._end_removed()
         if not self._pending:
             return
         pending, self._pending = self._pending, []
@@ -134,7 +138,7 @@ class KVEvents:
                 listener(batch)
 
 
-def short(key: bytes) -> int:
-    """A page's hash as consumers know it: the last 8 bytes of the cache's own, which is unsigned
-    and big-endian, as vLLM shortens its hashes."""
-    return int.from_bytes(key[-8:])
+def shorts(keys: Sequence[bytes]) -> list[int]:
+    """Pages' hashes as consumers know them: the last 8 bytes of the cache's own, unsigned and
+    big-endian, as vLLM shortens its hashes."""
+    return [number for (number,) in HASH.iter_unpack(b"".join(keys))]

@@ -66,7 +66,7 @@ class HostTier:
         page = self._blank.pop()
         (self._pinned if pinned else self._cached)[key] = page
         if self.events is not None:
-            self.events.stored(key, None, [], medium=HOST)
+            self.events.stored([key], None, [], medium=HOST)
         return page
 
     def pin(self, hashes: Iterable[bytes]) -> None:

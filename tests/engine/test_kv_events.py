@@ -7,14 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from jaxllm.cache.events import DEVICE, short
+from jaxllm.cache.events import DEVICE
 from jaxllm.config import ConfigError
 from jaxllm.engine.engine import Engine
 from jaxllm.kv_events.settings import KVEventSettings
 from jaxllm.messages import GenerateRequest
 from jaxllm.sampling.options import SamplingParams
 from tests.engine.conftest import collect
-from tests.engine.scheduling.kv_event_consumer import Consumer
+from tests.engine.scheduling.kv_event_consumer import Consumer, short
 from tests.kv_events.test_publisher import Subscriber
 
 PROMPTS = [[i % 90 + 1 for i in range(start, start + 40)] for start in (0, 7, 0, 50)]
@@ -52,7 +52,7 @@ def test_a_subscriber_knows_the_blocks_of_an_engine(
     hear()
     index = engine.scheduler.pools[0].index
     assert index is not None and len(index) > 3
-    assert consumer.blocks[DEVICE] == set(map(short, index.pages.values()))
+    assert consumer.blocks[DEVICE] == short(index.pages.values())
     assert engine.reset_prefix_cache()
     hear()
     assert not any(consumer.blocks.values()), "an idle engine tells it at once"

@@ -13,13 +13,13 @@ import msgspec
 import pytest
 import zmq
 
-from jaxllm.cache.events import DEVICE, KVEventBatch, KVEvents, short
+from jaxllm.cache.events import DEVICE, KVEventBatch, KVEvents
 from jaxllm.config import ConfigError
 from jaxllm.kv_events import publisher as module
 from jaxllm.kv_events.publisher import END, MAX_REQUEST, Publisher, ReplayBuffer
 from jaxllm.kv_events.settings import KVEventSettings
 from tests.engine.fake_loop import Loop, Setup
-from tests.engine.scheduling.kv_event_consumer import Consumer
+from tests.engine.scheduling.kv_event_consumer import Consumer, short
 
 WAIT = 30_000  # milliseconds until a test fails
 
@@ -86,7 +86,7 @@ def batch(*tokens: int) -> KVEventBatch:
     heard: list[KVEventBatch] = []
     events = KVEvents(len(tokens))
     events.listeners.append(heard.append)
-    events.stored(bytes(tokens).rjust(32), None, list(tokens))
+    events.stored([bytes(tokens)[-32:].rjust(32, b"\0")], None, list(tokens))
     events.flush()
     return heard[0]
 
@@ -118,7 +118,7 @@ def test_a_message_is_topic_number_and_payload(
     assert before <= stamp <= time.time() and rank == 0
     assert event == {
         "type": "BlockStored",
-        "block_hashes": [short(bytes([7, 8, 9]).rjust(32))],
+        "block_hashes": [int.from_bytes(bytes([7, 8, 9]))],
         "parent_block_hash": None,
         "token_ids": [7, 8, 9],
         "block_size": 3,
@@ -170,7 +170,7 @@ def test_a_late_subscriber_rebuilds_the_cache_from_a_replay_and_live_messages(
                 consumer.feed(payload)
                 seen += 1
             assert loop.prefix is not None
-            assert consumer.blocks.get(DEVICE, set()) == set(map(short, loop.prefix.pages.values()))
+            assert consumer.blocks.get(DEVICE, set()) == short(loop.prefix.pages.values())
     assert subscriber is not None and seen == publisher._next > 150
     subscriber.close()
     publisher.close()

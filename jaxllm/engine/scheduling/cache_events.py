@@ -2,16 +2,28 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from itertools import groupby
+
 from jaxllm.cache.prefix import PrefixIndex
 from jaxllm.engine.scheduling.request import Request
 
 
-def tell_stored(index: PrefixIndex, request: Request, i: int) -> None:
-    """Page `i` of the request has entered `index`, which has `events`."""
+def tell_stored(index: PrefixIndex, request: Request, first: int, new: Sequence[bool]) -> None:
+    """Of the request's pages from number `first` on, these are `new` in `index`, which has
+    `events`."""
     assert index.events is not None
-    parent = request.hashes[i - 1] if i else None
-    tokens = request.tokens(i * index.page_size, (i + 1) * index.page_size)
-    extra = None
-    if parent is None and (request.cache_salt is not None or request.adapter is not None):
-        extra = index.root(request.cache_salt, request.adapter)
-    index.events.stored(request.hashes[i], parent, tokens, extra)
+    size, at = index.page_size, first
+    for stored, run in groupby(new):
+        start, at = at, at + len(list(run))
+        if not stored:
+            continue
+        extra = None
+        if start == 0 and (request.cache_salt is not None or request.adapter is not None):
+            extra = index.root(request.cache_salt, request.adapter)
+        index.events.stored(
+            request.hashes[start:at],
+            request.hashes[start - 1] if start else None,
+            request.tokens(start * size, at * size),
+            extra,
+        )

@@ -258,9 +258,10 @@ class KVCacheManager:
             return
         self.prefixes.hash_pages(request, end)
         for index, table in zip(self.prefixes.indexes, request.tables, strict=True):
-            for i in range(max(first, table.out_of_window), last):
-                if index.register(request.hashes[i], table.pages[i]) and index.events is not None:
-                    tell_stored(index, request, i)
+            pages = range(max(first, table.out_of_window), last)
+            new = [index.register(request.hashes[i], table.pages[i]) for i in pages]
+            if index.events is not None:
+                tell_stored(index, request, pages.start, new)
 
     def _capacity(self, request: Request) -> int:
         """Tokens that the request's pages can hold, from the first of the sequence on."""

@@ -114,8 +114,8 @@ class OffloadManager:
         for transfer in self._fetched:
             transfer.request.pages_in_transit -= 1
             new = self.index.register(transfer.key, transfer.page)
-            if new and self.index.events is not None:
-                tell_stored(self.index, transfer.request, transfer.number)
+            if self.index.events is not None:
+                tell_stored(self.index, transfer.request, transfer.number, [new])
         self._ready += self._fetched
         self._fetched = []
 

@@ -3,6 +3,7 @@ makes them: it holds the set of cached blocks that a publisher tells of."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import msgspec
@@ -73,3 +74,8 @@ def named(event: list[Any]) -> dict[str, Any]:
     assert len(values) == len(fields)
     found = {key: value for key, value in zip(fields, values, strict=True) if value is not None}
     return {"type": name, "parent_block_hash": None} | found
+
+
+def short(keys: Iterable[bytes]) -> set[int]:
+    """The cache's hashes as events tell them."""
+    return {int.from_bytes(key[-8:], "big") for key in keys}

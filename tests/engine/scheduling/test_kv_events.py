@@ -8,11 +8,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jaxllm.cache import events
-from jaxllm.cache.events import DEVICE, HOST, KVEventBatch, short
+from jaxllm.cache.events import DEVICE, HOST, KVEventBatch
 from jaxllm.kv_events.publisher import as_array
 from tests.engine.fake_device import VOCAB
 from tests.engine.fake_loop import Loop, Setup
-from tests.engine.scheduling.kv_event_consumer import Consumer
+from tests.engine.scheduling.kv_event_consumer import Consumer, short
 
 BASE = [(7 * i) % (VOCAB - 1) + 1 for i in range(120)]
 SALTS = st.sampled_from([None, None, "salt-1", "salt-2"])
@@ -61,8 +61,8 @@ class Heard:
         assert self.index is not None
         for consumer in self.by_form:
             held = consumer.blocks
-            assert held.get(DEVICE, set()) == set(map(short, self.index.pages.values()))
-            assert held.get(HOST, set()) == set(map(short, host))
+            assert held.get(DEVICE, set()) == short(self.index.pages.values())
+            assert held.get(HOST, set()) == short(host)
 
     def act(self, name: str, *values: int) -> None:
         """One action of a random workload."""
