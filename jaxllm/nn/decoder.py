@@ -89,13 +89,21 @@ class Decoder(nnx.Module):
         checkpoint tensors without ".weight" and ".bias". Raises KeyError when a module is not in
         it.
         """
+        for path, module, own in self.named(names):
+            for rule in module.rules(*own):
+                yield replace(rule, parameter=f"{path}.{rule.parameter}")
+
+    def named(
+        self, names: Mapping[str, tuple[str, ...]]
+    ) -> Iterator[tuple[str, nnx.Module, tuple[str, ...]]]:
+        """The path of each module with a weight, the module, and its names in the checkpoint."""
         for path, module in nnx.iter_modules(self):
             if not hasattr(module, "weight"):
                 continue
             numbers = [step for step in path if isinstance(step, int)]
             key = ".".join("{}" if isinstance(step, int) else str(step) for step in path)
-            for rule in module.rules(*(name.format(*numbers) for name in names[key])):
-                yield replace(rule, parameter=".".join(map(str, (*path, rule.parameter))))
+            own = tuple(name.format(*numbers) for name in names[key])
+            yield ".".join(map(str, path)), module, own
 
     def logits(self, hidden_RD: Array, tokens: tuple[int, ...] | None = None) -> Array:
         """Next-token logits [R, V] in float32, or those of some tokens alone."""

@@ -12,7 +12,9 @@ from jaxllm.nn.contexts.protocol import RowContext
 from jaxllm.nn.rules import Layout, Ordered, Part, Piece, Rows, Rule, Step, Transposed
 from jaxllm.nn.weight.dense import Dense
 from jaxllm.nn.weight.parameters import Axes, Init
-from jaxllm.nn.weight.protocol import Weight
+from jaxllm.nn.weight.protocol import Shape, Weight
+from jaxllm.nn.weight.schemes import held
+from jaxllm.quantisation import WeightFormat
 
 
 class Linear(nnx.Module):
@@ -35,11 +37,18 @@ class Linear(nnx.Module):
         order: tuple[int, ...] = (),
     ):
         self.weight: Weight = init.normal((*out, *inp), axes, Dense)
+        self.axes = axes
         self.bias = init.full(out, axes[: len(out)], 0.0) if bias else None
         self.out, self.inp = out, inp
         self.parts = parts
         self.order = order
         self.layout = Layout.OUT_IN
+
+    def hold(self, kind: WeightFormat, shards: int) -> None:
+        """Have an empty weight of this format, over `shards` tensor shards, in place of plain
+        numbers."""
+        shape = Shape(self.out, self.inp, self.axes, self.order, shards)
+        self.weight = held(kind, shape)
 
     def product(self, x: Array, context: RowContext) -> Array:
         """x · weight, for callers that add the bias later."""

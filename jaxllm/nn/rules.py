@@ -7,11 +7,13 @@ Modules that hold parameters yield their own rules (`rules` of Linear, Embedding
 from __future__ import annotations
 
 from collections.abc import Container
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Any
 
 import numpy as np
+
+from jaxllm.quantisation import WeightFormat
 
 
 @dataclass(frozen=True)
@@ -124,18 +126,21 @@ class Rule:
         parameter: its dotted path in the model.
         pieces: in the order of their `start`.
         others: pieces of the other forms in which checkpoints may hold the same parameter.
+        rounded: the pieces fill a plain weight of this shape, of which the parameters under the
+            path are made; None: they fill the parameter itself.
     """
 
     parameter: str
     pieces: tuple[Piece, ...]
     others: tuple[tuple[Piece, ...], ...] = ()
+    rounded: tuple[WeightFormat, tuple[int, ...]] | None = None
 
     def for_tensors(self, names: Container[str]) -> Rule:
         """The rule with the one form that a checkpoint with these tensors holds; the first form
         where it holds none."""
         forms = (self.pieces, *self.others)
         held = next((form for form in forms if any(p.name in names for p in form)), self.pieces)
-        return Rule(self.parameter, held)
+        return replace(self, pieces=held, others=())
 
 
 @dataclass(frozen=True)

@@ -2,5 +2,15 @@
 
 from jaxllm.quantisation.registry import methods, read_scheme
 from jaxllm.quantisation.scheme import Bounds, PackedPart, PackedTensor, Scheme
+from jaxllm.quantisation.weight_format import ONLINE, WeightFormat
 
-__all__ = ["Bounds", "PackedPart", "PackedTensor", "Scheme", "methods", "read_scheme"]
+__all__ = [
+    "ONLINE",
+    "Bounds",
+    "PackedPart",
+    "PackedTensor",
+    "Scheme",
+    "WeightFormat",
+    "methods",
+    "read_scheme",
+]

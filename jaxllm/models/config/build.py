@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Container
+from collections.abc import Callable, Container, Iterator
+from dataclasses import replace
 from itertools import count
 
 from flax import nnx
@@ -13,7 +14,7 @@ from jaxllm.cache.layer import ScaleTensors
 from jaxllm.models.config.read import family
 from jaxllm.models.config.spec import ModelSpec
 from jaxllm.nn.decoder import Decoder
-from jaxllm.nn.linear import Init
+from jaxllm.nn.linear import Init, Linear
 from jaxllm.nn.pooling import PoolingModel
 from jaxllm.nn.rules import Piece, Rule
 
@@ -43,7 +44,19 @@ def build(spec: ModelSpec, shards: int, rngs: nnx.Rngs, dtype: DTypeLike) -> Mod
     for layer, cache in zip(model.layers, spec.layers, strict=True):
         if cache.scales:
             layer.attention.take_kv_scales()
+    if spec.formats:
+        for _, module, names in linear_maps(spec, model):
+            if kind := spec.formats.get(names[0]):
+                module.hold(kind, shards)
     return model if spec.pooling is None else PoolingModel(init, model, spec.pooling)
+
+
+def linear_maps(spec: ModelSpec, model: Decoder) -> Iterator[tuple[str, Linear, tuple[str, ...]]]:
+    """The linear maps of the layers: path, map, names of their tensors without ".weight"."""
+    names = family(spec.model_type).NAMES
+    for path, module, own in model.named(names):
+        if isinstance(module, Linear) and path.startswith("layers."):
+            yield path, module, own
 
 
 def outline(spec: ModelSpec, shards: int, dtype: DTypeLike) -> Model:
@@ -61,7 +74,7 @@ def rules(spec: ModelSpec, model: Model) -> list[Rule]:
     )
     return [
         *model.rules(family(spec.model_type).NAMES),
-        *(Rule(f"{path}{rule.parameter}", rule.pieces) for rule in scales),
+        *(replace(rule, parameter=f"{path}{rule.parameter}") for rule in scales),
     ]
 
 

@@ -18,7 +18,7 @@ from jaxllm.models.config.quantisation import weight_scheme
 from jaxllm.models.config.read import common_keys, family, named_as_in_file, read_config
 from jaxllm.nn.heads import Heads
 from jaxllm.pooling import DenseMap, Pooling
-from jaxllm.quantisation import Scheme
+from jaxllm.quantisation import Scheme, WeightFormat
 
 
 @dataclass(frozen=True)
@@ -49,6 +49,8 @@ class ModelSpec:
         config: the complete `config.json`, for the family's `build` alone.
         pooling: what is made of hidden states in place of logits; None when the model generates.
         scheme: how the checkpoint packs weights in fewer bits; None when they are plain numbers.
+        formats: what weights of linear maps are held in, by the name of the first of their tensors
+            without ".weight"; all others are plain numbers.
     """
 
     model_type: str
@@ -73,6 +75,7 @@ class ModelSpec:
     pooling: Pooling | None = None
     head_width: int | None = None
     scheme: Scheme | None = None
+    formats: Mapping[str, WeightFormat] = field(default_factory=dict)
 
     @property
     def windows(self) -> tuple[int | None, ...]:
@@ -142,6 +145,7 @@ class ModelSpec:
             "scales": [layer.scales for layer in self.layers],
             "pooling": None if self.pooling is None else asdict(self.pooling),
             "head_width": self.head_width,
+            "formats": [[asdict(kind), names] for kind, names in _names_of(self.formats)],
         }
 
 
@@ -152,10 +156,11 @@ def make_spec(
     scales: Iterable[Iterable[Any] | None] = (),
     pooling: Mapping[str, Any] | None = None,
     head_width: int | None = None,
+    formats: Iterable[tuple[Mapping[str, Any], Iterable[str]]] = (),
 ) -> ModelSpec:
     """The spec of a configuration: of its first `depth` layers, serving up to `length` tokens, with
-    `scales` of the layers, with `pooling`, the fields of a `Pooling`, and with heads stored at
-    `head_width`.
+    `scales` of the layers, with `pooling`, the fields of a `Pooling`, with heads stored at
+    `head_width`, and with the fields of each of its `formats` beside the names that have it.
 
     Raises ConfigError when the configuration cannot work on any number of devices.
     """
@@ -175,7 +180,14 @@ def make_spec(
     spec = spec if depth is None else spec.first_layers(depth)
     spec = spec.serving(length or spec.context_length).with_scales(scales)
     spec = spec if head_width is None else spec.with_heads_of(head_width)
+    kinds = {name: WeightFormat(**kind) for kind, names in formats for name in names}
+    spec = replace(spec, formats=kinds)
     return spec if pooling is None else replace(spec, pooling=_pooling(pooling))
+
+
+def _names_of(formats: Mapping[str, WeightFormat]) -> list[tuple[WeightFormat, list[str]]]:
+    kinds = dict.fromkeys(formats.values())
+    return [(kind, [name for name, own in formats.items() if own == kind]) for kind in kinds]
 
 
 def _pooling(given: Mapping[str, Any]) -> Pooling:

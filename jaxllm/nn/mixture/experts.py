@@ -17,7 +17,7 @@ from jaxllm.nn.mlp import ACTIVATIONS, FeedForward
 from jaxllm.nn.rules import Piece, Rule
 from jaxllm.nn.weight.dense import Dense
 from jaxllm.nn.weight.parameters import Axes, Init
-from jaxllm.nn.weight.protocol import Weight
+from jaxllm.nn.weight.protocol import ExpertWeight
 from pallas_kernels.grouped_matmul import Gating, Groups, combine, group
 
 
@@ -45,7 +45,7 @@ class ExpertMaps(nnx.Module):
         parts: int = 1,
         bias: bool = False,
     ):
-        self.weight: Weight = init.normal(shape, axes, Dense)
+        self.weight: ExpertWeight = init.normal(shape, axes, Dense)
         self.shape = shape
         self.bias = init.full(shape[:2], axes[:2], 0.0) if bias else None
         self.parts = parts

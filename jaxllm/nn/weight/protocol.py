@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Protocol
 
+import numpy as np
 from jax import Array
 
 from jaxllm.nn.contexts.protocol import RowContext
 from jaxllm.nn.rules import Piece, Rule
+from jaxllm.nn.weight.parameters import Axes
+from jaxllm.quantisation import WeightFormat
 from pallas_kernels.grouped_matmul import Gating, Groups
 
 
@@ -24,7 +29,7 @@ class Weight(Protocol):
     """The weight `[*out, *inp]` of a linear map, or `[E, out, inp]` of one for each expert.
 
     A scheme is a file of this room with a class of this protocol: a parameter, or a module of
-    several. The methods that it has no use for, it need not have.
+    several.
     """
 
     def product(self, x: Array, dims: int, context: RowContext) -> Array:
@@ -33,6 +38,13 @@ class Weight(Protocol):
     def gated(self, x_TD: Array, context: RowContext) -> Array | None:
         """silu(gate(x)) · up(x) `[T, X·F]` of a weight `[X, 2, F, D]` in one pass; None where two
         products are faster."""
+
+    def rules(self, path: str, fill: Fill) -> Iterator[Rule]:
+        """What fills the parameters, which lie at `path` in the map."""
+
+
+class ExpertWeight(Protocol):
+    """The weight `[E, out, inp]` of a linear map for each expert."""
 
     def grouped(
         self,
@@ -44,5 +56,46 @@ class Weight(Protocol):
     ) -> Array:
         """Each row times the weight of its expert, see `RowContext.grouped_product`."""
 
-    def rules(self, path: str, fill: Fill) -> Iterator[Rule]:
-        """What fills the parameters, which lie at `path` in the map."""
+
+@dataclass(frozen=True)
+class Shape:
+    """The sizes of a linear map.
+
+    Attributes:
+        out: output axes.
+        inp: input axes of the activations.
+        axes: logical names of both.
+        order: the checkpoint's number of each entry along the last input axis, -1 for zeros; ()
+            keeps them.
+        shards: tensor shards.
+    """
+
+    out: tuple[int, ...]
+    inp: tuple[int, ...]
+    axes: Axes
+    order: tuple[int, ...] = ()
+    shards: int = 1
+
+    @property
+    def columns(self) -> int:
+        """Inputs that the checkpoint knows."""
+        last = sum(entry >= 0 for entry in self.order) if self.order else self.inp[-1]
+        return math.prod(self.inp[:-1]) * last
+
+    def flat(self, x: Array) -> Array:
+        """`[T, *inp]` → `[T, columns]`, in the checkpoint's order."""
+        if self.order:
+            stored = np.argsort(self.order, stable=True)
+            x = x[..., stored[-sum(entry >= 0 for entry in self.order) :]]
+        return x.reshape(-1, self.columns)
+
+
+class Held(Weight, Protocol):
+    """A weight in few bits. One of its parameters, `values`, is split over devices as the plain
+    weight `[*out, columns]` would be."""
+
+    def __init__(self, kind: WeightFormat, shape: Shape): ...
+
+    @staticmethod
+    def rounded(kind: WeightFormat, plain: Array) -> dict[str, Array]:
+        """The parameters, by their names, of a weight of plain numbers `[*out, columns]`."""

@@ -1,0 +1,75 @@
+"""Numbers of 8 bits, fp8 or int8, times scales of rows or of groups of columns."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jax import Array
+
+from jaxllm.nn.contexts.protocol import RowContext
+from jaxllm.nn.rules import Rule
+from jaxllm.nn.weight.protocol import Fill, Shape
+from jaxllm.quantisation import WeightFormat
+from pallas_kernels import scaled_matmul as op
+
+DTYPES = {"fp8": jnp.float8_e4m3fn, "int8": jnp.int8}
+
+
+class Scaled(nnx.Module):
+    """A weight as numbers `values` `[*out, K]` and float32 `scale` `[*out, G]`, where K are the
+    inputs in the checkpoint's order. See `weight.protocol.Weight`.
+
+    Scales of whole tensors and of blocks of rows are repeated for each row, so that rows of several
+    checkpoint matrices may follow each other in any order.
+    """
+
+    def __init__(self, kind: WeightFormat, shape: Shape):
+        columns = shape.columns
+        self.group = kind.group or columns
+        groups = -(-columns // self.group)
+        split = columns % self.group == 0 and groups % shape.shards == 0
+        values = jnp.zeros((*shape.out, columns), DTYPES[kind.numbers])
+        scale = jnp.zeros((*shape.out, groups), jnp.float32)
+        rows, inputs = shape.axes[: len(shape.out)], shape.axes[len(shape.out)]
+        self.values = nnx.Param(values, axes=(*rows, inputs))
+        self.scale = nnx.Param(scale, axes=(*rows, inputs if split else None))
+        self.kind, self.shape = kind, shape
+
+    def product(self, x: Array, dims: int, context: RowContext) -> Array:
+        x_TI = self.shape.flat(x)
+        w_OI, scale_OG = (
+            parameter[...].reshape(-1, parameter.shape[-1])
+            for parameter in (self.values, self.scale)
+        )
+        inputs = self.kind.inputs
+        backend = op.backend_for(context.row_backend, x_TI, w_OI, scale_OG, self.group, inputs)
+        y_TO = _scaled_matmul(
+            x_TI, w_OI, scale_OG, group=self.group, inputs=inputs, backend=backend
+        )
+        return y_TO.reshape(-1, *self.shape.out)
+
+    def gated(self, x_TD: Array, context: RowContext) -> Array | None:
+        return None
+
+    def rules(self, path: str, fill: Fill) -> Iterator[Rule]:
+        columns = self.shape.columns
+        if self.kind.rounded:
+            shape = (*self.shape.out, columns)
+            yield Rule(path, fill("weight", columns), rounded=(self.kind, shape))
+            return
+        yield Rule(f"{path}.values", fill("weight.values", columns))
+        yield Rule(f"{path}.scale", fill("weight.scale", self.scale.shape[-1]))
+
+    @staticmethod
+    def rounded(kind: WeightFormat, plain: Array) -> dict[str, Array]:
+        """The parameters of a plain weight `[*out, K]`."""
+        group = kind.group or plain.shape[-1]
+        values, scale = op.rounded(plain, DTYPES[kind.numbers], group)
+        return {"values": values, "scale": scale}
+
+
+# Jitted, so that a kernel is lowered once, not for every layer
+_scaled_matmul = jax.jit(op.scaled_matmul, static_argnames=("group", "inputs", "backend"))

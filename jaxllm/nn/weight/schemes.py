@@ -1,0 +1,24 @@
+"""The schemes of weights that are held in few bits, by the type of their numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+
+from jax import Array
+
+from jaxllm.nn.weight.protocol import Held, Shape, Weight
+from jaxllm.nn.weight.scaled import Scaled
+from jaxllm.quantisation import WeightFormat
+
+SCHEMES: Mapping[str, type[Held]] = MappingProxyType({"fp8": Scaled, "int8": Scaled})
+
+
+def held(kind: WeightFormat, shape: Shape) -> Weight:
+    """An empty weight of this format."""
+    return SCHEMES[kind.numbers](kind, shape)
+
+
+def rounded(kind: WeightFormat, plain: Array) -> dict[str, Array]:
+    """The parameters, by their names, of a weight of plain numbers `[*out, K]`."""
+    return SCHEMES[kind.numbers].rounded(kind, plain)

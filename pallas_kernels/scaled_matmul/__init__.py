@@ -1,0 +1,40 @@
+"""Products with weights of 8 bits: numbers times scales, of rows or of groups of columns."""
+
+from __future__ import annotations
+
+from jax import Array
+
+from pallas_kernels.backends import Backends
+from pallas_kernels.scaled_matmul.rounding import INPUTS, rounded
+
+__all__ = ["BACKENDS", "INPUTS", "backend_for", "rounded", "scaled_matmul"]
+
+BACKENDS = Backends(__name__, "scaled_matmul", ("reference",))
+
+
+def scaled_matmul(
+    x_TI: Array,
+    w_OI: Array,
+    scale_OG: Array,
+    *,
+    group: int,
+    inputs: str,
+    input_scale: Array | None = None,
+    backend: str,
+) -> Array:
+    """x · (w · scale)ᵀ, summed in float32; returns `y_TO` in x's type.
+
+    `w_OI` is float8_e4m3fn or int8. Column i of row o has the scale `scale_OG[o, i // group]`,
+    float32; the last group may be cut off. `inputs` says how x is rounded to the weight's type
+    before, one of `INPUTS`; "given" needs `input_scale`, a float32 scalar. Raises `UnknownBackend`
+    for a name not in `BACKENDS`, and ValueError for what the back end does not support.
+    """
+    return BACKENDS[backend](x_TI, w_OI, scale_OG, group, inputs, input_scale)
+
+
+def backend_for(
+    wanted: str, x_TI: Array, w_OI: Array, scale_OG: Array, group: int, inputs: str
+) -> str:
+    """`wanted` if that back end supports these arrays, else the reference."""
+    supported = BACKENDS.supports(wanted, x_TI, w_OI, scale_OG, group, inputs)
+    return wanted if supported else "reference"

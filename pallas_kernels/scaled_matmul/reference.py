@@ -1,0 +1,60 @@
+"""The scaled product in plain JAX: the oracle, for every shape and type."""
+
+from __future__ import annotations
+
+import jax.numpy as jnp
+from jax import Array, lax
+
+from pallas_kernels.scaled_matmul.rounding import rounded, rounded_by, spread
+
+
+def scaled_matmul(
+    x_TI: Array,
+    w_OI: Array,
+    scale_OG: Array,
+    group: int,
+    inputs: str,
+    input_scale: Array | None = None,
+) -> Array:
+    """See `pallas_kernels.scaled_matmul`.
+
+    With one scale a row, numbers are multiplied and sums scaled. With more, factors are scaled and
+    rounded to x's type before, which is exact in float32 alone.
+    """
+    left, left_scale = _inputs(x_TI, w_OI, group, inputs, input_scale)
+    if scale_OG.shape[1] == 1:
+        return (_product(left, w_OI, x_TI.dtype) * left_scale * scale_OG[:, 0]).astype(x_TI.dtype)
+    x, w = (
+        (numbers.astype(jnp.float32) * spread(scale, group, numbers.shape[1])).astype(x_TI.dtype)
+        for numbers, scale in ((left, left_scale), (w_OI, scale_OG))
+    )
+    return _product(x, w, x_TI.dtype).astype(x_TI.dtype)
+
+
+def _inputs(
+    x_TI: Array, w_OI: Array, group: int, inputs: str, input_scale: Array | None
+) -> tuple[Array, Array]:
+    """Numbers `[T, I]`, and scales that fit them: `[T, G]`, `[T, 1]` or `[1, 1]`."""
+    if inputs == "plain":
+        return x_TI, jnp.ones((1, 1), jnp.float32)
+    if inputs == "given":
+        assert input_scale is not None
+        return rounded_by(x_TI, input_scale, w_OI.dtype), input_scale.reshape(1, 1)
+    return rounded(x_TI, w_OI.dtype, group if inputs == "group" else x_TI.shape[1])
+
+
+def _product(x_TI: Array, w_OI: Array, dtype: jnp.dtype) -> Array:
+    """Sums of exact products, in float32."""
+    if x_TI.dtype == w_OI.dtype == jnp.int8:
+        product = lax.dot_general(
+            x_TI, w_OI, (((1,), (1,)), ((), ())), preferred_element_type=jnp.int32
+        )
+        return product.astype(jnp.float32)
+    # All numbers of 8 bits are numbers of x's type
+    return lax.dot_general(
+        x_TI.astype(dtype),
+        w_OI.astype(dtype),
+        (((1,), (1,)), ((), ())),
+        precision=lax.Precision.HIGHEST if dtype == jnp.float32 else None,
+        preferred_element_type=jnp.float32,
+    )

@@ -1,0 +1,46 @@
+"""Numbers of 8 bits with scales.
+
+A scale is the largest magnitude that it covers, over the type's largest number: 448 for
+float8_e4m3fn, 127 for int8. Numbers are divided by it and rounded, ties to even.
+"""
+
+from __future__ import annotations
+
+import jax.numpy as jnp
+from jax import Array
+from jax.typing import DTypeLike
+
+# How a product rounds its inputs: not at all; with a scale for each token; for each token and group
+# of columns; with a scale that was given for all tokens
+INPUTS = ("plain", "token", "group", "given")
+
+
+def largest(dtype: DTypeLike) -> float:
+    """The largest number of the type whose negative it has, too."""
+    exact = jnp.iinfo if jnp.issubdtype(dtype, jnp.integer) else jnp.finfo
+    return float(exact(dtype).max)
+
+
+def rounded(x: Array, dtype: DTypeLike, group: int) -> tuple[Array, Array]:
+    """`[..., I]` as numbers of the type, and float32 scales `[..., G]` of each `group` columns.
+
+    The last group may be cut off. Zeros alone have the scale 1.
+    """
+    exact, columns = x.astype(jnp.float32), x.shape[-1]
+    missing = -columns % group
+    wide = jnp.pad(exact, [(0, 0)] * (x.ndim - 1) + [(0, missing)]) if missing else exact
+    most = jnp.max(jnp.abs(wide).reshape(*x.shape[:-1], -1, group), axis=-1)
+    scale = jnp.where(most == 0, 1.0, most / largest(dtype))
+    return rounded_by(exact, spread(scale, group, columns), dtype), scale
+
+
+def rounded_by(x: Array, scale: Array, dtype: DTypeLike) -> Array:
+    """x / scale as numbers of the type; what is out of range becomes the nearest in it."""
+    limit = largest(dtype)
+    y = jnp.clip(x.astype(jnp.float32) / scale, -limit, limit)
+    return (jnp.round(y) if jnp.issubdtype(dtype, jnp.integer) else y).astype(dtype)
+
+
+def spread(scale: Array, group: int, columns: int) -> Array:
+    """Scales `[..., G]` as those of each column, `[..., columns]` or `[..., 1]`."""
+    return scale if scale.shape[-1] == 1 else jnp.repeat(scale, group, axis=-1)[..., :columns]
