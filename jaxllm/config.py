@@ -41,7 +41,6 @@ NEUTRAL_ARGUMENTS: dict[str, tuple[Any, ...]] = {
     "enable_chunked_prefill": (None, True),
     "pipeline_parallel_size": (None, 1),
     "data_parallel_size": (None, 1),
-    "quantization": (None,),
     "disable_log_stats": (None, False, True),
     "cpu_offload_gb": (None, 0),
     "guided_decoding_backend": (None, "auto", "guidance"),  # there is one: llguidance
@@ -183,6 +182,9 @@ class EngineConfig:
     kv_cache_memory_bytes: int | None = None
     num_gpu_blocks_override: int | None = None
     block_size: int | None = None
+    # The method of a quantised checkpoint, or what plain weights are rounded to while they are
+    # loaded, one of `quantisation.ONLINE`; None: weights as the checkpoint holds them
+    quantization: str | None = None
     kv_cache_dtype: str = "auto"  # one of KV_CACHE_DTYPES
     enable_prefix_caching: bool = True
     max_num_seqs: int | None = None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 from flax import nnx
 from jax import Array
@@ -44,10 +45,10 @@ class Linear(nnx.Module):
         self.order = order
         self.layout = Layout.OUT_IN
 
-    def hold(self, kind: WeightFormat, shards: int) -> None:
+    def hold(self, kind: WeightFormat, shards: int, tensors: int) -> None:
         """Have an empty weight of this format, over `shards` tensor shards, in place of plain
-        numbers."""
-        shape = Shape(self.out, self.inp, self.axes, self.order, shards)
+        numbers; so many `tensors` of the checkpoint fill it."""
+        shape = Shape(self.out, self.inp, self.axes, self.order, shards, tensors)
         self.weight = held(kind, shape)
 
     def product(self, x: Array, context: RowContext) -> Array:
@@ -65,16 +66,11 @@ class Linear(nnx.Module):
     def rules(self, *names: str) -> Iterator[Rule]:
         """The checkpoint tensors `{name}.weight` and `{name}.bias` fill the map: one name for each
         part in their order, or one for a tensor that holds all of them."""
-
-        def fill(leaf: str, columns: int | None = None) -> tuple[Piece, ...]:
-            order, inp = (self.order, self.inp) if columns is None else ((), (columns,))
-            return tuple(self._pieces(leaf, names, inp, order))
-
-        yield from self.weight.rules("weight", fill)
+        yield from self.weight.rules("weight", Tensors(self, names))
         if self.bias is not None:
-            yield Rule("bias", tuple(self._pieces("bias", names, (), ())))
+            yield Rule("bias", tuple(self.pieces("bias", names, (), ())))
 
-    def _pieces(
+    def pieces(
         self, leaf: str, names: tuple[str, ...], inp: tuple[int, ...], order: tuple[int, ...]
     ) -> Iterator[Piece]:
         """Checkpoints flatten output and input axes to one each; a bias has no input. `order` is
@@ -116,6 +112,23 @@ class Linear(nnx.Module):
         own = [size // groups for size in sizes]
         start = sum(own[:index])
         return Part((groups, sum(own), *columns), 1, start, start + own[index])
+
+
+@dataclass(frozen=True)
+class Tensors:
+    """The checkpoint tensors of a linear map, see `weight.protocol.Fill`."""
+
+    linear: Linear
+    names: tuple[str, ...]
+
+    def __call__(self, leaf: str, columns: int | None = None) -> tuple[Piece, ...]:
+        own = self.linear
+        order, inp = (own.order, own.inp) if columns is None else ((), (columns,))
+        return tuple(own.pieces(leaf, self.names, inp, order))
+
+    def each(self, leaf: str) -> tuple[Piece, ...]:
+        names = (f"{name}.{leaf}" for name in self.names)
+        return tuple(Piece(name, (1, 1), (1, 1), row=row) for row, name in enumerate(names))
 
 
 def _stored(shape: tuple[int, ...], axis: int, order: tuple[int, ...]) -> tuple[int, ...]:

@@ -10,6 +10,7 @@ from typing import Protocol
 import numpy as np
 
 from jaxllm.config import ConfigError
+from jaxllm.quantisation.weight_format import WeightFormat
 
 type Bounds = tuple[tuple[int, int], ...]  # first index and the one after the last, of each axis
 
@@ -56,14 +57,28 @@ class PackedTensor(ABC):
     shape: tuple[int, ...]
     parts: tuple[PackedPart, ...]
 
+    @property
+    def format(self) -> WeightFormat | None:
+        """What a linear map can hold this in, as `leaves`; None: in plain numbers alone."""
+        return None
+
+    def leaves(self) -> tuple[PackedTensor, ...]:
+        """The tensors, each named `name` and a suffix, of which the format's parameters are made;
+        what they unpack to is of the parameter's type."""
+        return ()
+
     @abstractmethod
     def unpack(self, arrays: Sequence[np.ndarray], bounds: Bounds) -> np.ndarray:
-        """The float32 values within `bounds`, of which alone it reads the `arrays`. Raises
-        ConfigError for values that cannot be weights."""
+        """The values within `bounds`, of which alone it reads the `arrays`; those of plain tensors
+        are float32. Raises ConfigError for values that cannot be weights."""
 
 
 class Scheme(Protocol):
     """A way to store weights."""
+
+    @property
+    def method(self) -> str:
+        """What `--quantization` and configurations call it."""
 
     @property
     def title(self) -> str:

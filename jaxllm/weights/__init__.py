@@ -1,6 +1,15 @@
 """Checkpoint tensors → parameters on the mesh."""
 
+from jaxllm.weights.formats import weight_formats
 from jaxllm.weights.kv_scales import kv_scales
 from jaxllm.weights.load import abstract, check, check_shapes, load, resolve_dtype
 
-__all__ = ["abstract", "check", "check_shapes", "kv_scales", "load", "resolve_dtype"]
+__all__ = [
+    "abstract",
+    "check",
+    "check_shapes",
+    "kv_scales",
+    "load",
+    "resolve_dtype",
+    "weight_formats",
+]

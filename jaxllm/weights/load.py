@@ -32,6 +32,7 @@ from jaxllm.models.config.build import (
 from jaxllm.nn.rules import Piece, Rule
 from jaxllm.weights import reader
 from jaxllm.weights.dummy import dummy
+from jaxllm.weights.rounding import Rounding, filled_by
 from jaxllm.weights.stored import PLAIN_DTYPES, Tensor
 
 MAX_NAMED_PROBLEMS = 20
@@ -107,7 +108,8 @@ def open_checkpoint(model_dir: str | Path, spec: ModelSpec) -> reader.Checkpoint
     checkpoint = reader.Checkpoint(model_dir)
     checkpoint.rename(read_name(spec, checkpoint.entries))
     if spec.scheme is not None:
-        checkpoint.unpack(spec.scheme)
+        own = {f"{name}.weight" for name, kind in spec.formats.items() if not kind.rounded}
+        checkpoint.unpack(spec.scheme, own)
     for folder in folders(spec):
         checkpoint.add_folder(folder)
     return checkpoint
@@ -137,21 +139,24 @@ def load(
     draws random weights from `seed`. Raises one ConfigError that names every missing, extra,
     truncated or wrongly shaped tensor.
     """
-    graph = _outline(spec, mesh, dtype)
-    likes = graph.likes
-    if not _reads_files(load_format):
-        arrays = dummy(graph.rules, [likes[rule.parameter] for rule in graph.rules], seed)
+    reads = _reads_files(load_format)
+    graph = _outline(spec if reads else spec.rounding(), mesh, dtype)
+    likes, rounding = graph.likes, Rounding(graph.likes, dtype)
+    filled: Iterator[Mapping[str, jax.Array]]
+    if not reads:
+        plain = dummy(graph.rules, [rounding.like(rule) for rule in graph.rules], seed)
+        filled = map(rounding.finished, graph.rules, plain)
     else:
         checkpoint = open_checkpoint(model_dir, spec)
         table = _held(checkpoint, graph.rules)
         _check(checkpoint, table, spec)
-        arrays = _place_all(table, likes, checkpoint)
-    placed, done, total = {}, 0, sum(like.size * like.dtype.itemsize for like in likes.values())
-    for rule, array in zip(graph.rules, arrays, strict=True):
-        placed[rule.parameter] = array
-        done += array.nbytes
+        filled = _place_all(table, rounding, checkpoint)
+    placed: dict[str, jax.Array] = {}
+    total = sum(like.size * like.dtype.itemsize for like in likes.values())
+    for arrays in filled:
+        placed |= arrays
         if progress:
-            progress(done, total)
+            progress(sum(array.nbytes for array in placed.values()), total)
     leaves = [placed[name] for name in likes]
     return graph.graphdef, jax.tree.unflatten(jax.tree.structure(graph.state), leaves)
 
@@ -187,7 +192,7 @@ def _outline(spec: ModelSpec, mesh: Mesh, dtype: DTypeLike) -> _Outline:
             shape.shape, shape.dtype, sharding=where
         )
     table = rules(spec, model)
-    made = [rule.parameter for rule in table]
+    made = [name for rule in table for name in filled_by(rule, likes)]
     if sorted(made) != sorted(likes):
         differing = sorted(set(made) ^ set(likes))[:5]
         raise RuntimeError(f"the rules of {spec.model_type} and its parameters differ: {differing}")
@@ -196,18 +201,26 @@ def _outline(spec: ModelSpec, mesh: Mesh, dtype: DTypeLike) -> _Outline:
 
 
 def _place_all(
-    rules: list[Rule], likes: Mapping[str, jax.ShapeDtypeStruct], checkpoint: reader.Checkpoint
-) -> Iterator[jax.Array]:
-    """Every parameter in the order of `rules`.
+    rules: list[Rule], rounding: Rounding, checkpoint: reader.Checkpoint
+) -> Iterator[Mapping[str, jax.Array]]:
+    """The parameters of each rule, in the order of `rules`.
 
     A thread keeps its parameter on the host until the devices have it, so that some threads copy
     while others transfer.
     """
     with ThreadPoolExecutor(READERS, thread_name_prefix="weights") as pool:
-        yield from pool.map(
-            lambda rule: jax.block_until_ready(place(rule, likes[rule.parameter], checkpoint.view)),
-            rules,
-        )
+        yield from pool.map(lambda rule: _placed(rule, rounding, checkpoint.view), rules)
+
+
+def _placed(rule: Rule, rounding: Rounding, view: View) -> Mapping[str, jax.Array]:
+    like = rounding.like(rule)
+    if rule.rounded is None:
+        return {rule.parameter: jax.block_until_ready(place(rule, like, view))}
+    blocks: dict[Index, np.ndarray] = {}
+    for index in like.sharding.addressable_devices_indices_map(like.shape).values():
+        if index not in blocks:
+            blocks[index] = read_block(rule, like, index, view)
+    return rounding.placed(rule, blocks)
 
 
 def place(rule: Rule, like: jax.ShapeDtypeStruct, view: View) -> jax.Array:

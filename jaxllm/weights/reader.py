@@ -5,13 +5,13 @@ from __future__ import annotations
 import functools
 import importlib
 import pkgutil
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from jaxllm.quantisation import PackedPart, PackedTensor, Scheme
+from jaxllm.quantisation import PackedPart, PackedTensor, Scheme, WeightFormat
 from jaxllm.weights import sources
 from jaxllm.weights.deferred import Deferred
 from jaxllm.weights.sources import safetensors
@@ -24,6 +24,7 @@ class Checkpoint:
     Attributes:
         directory: of the model.
         problems: all faults of its files, a line each.
+        formats: what each packed tensor can be held in, see `PackedTensor.format`.
     """
 
     def __init__(self, model_dir: str | Path):
@@ -33,6 +34,7 @@ class Checkpoint:
         self._home: dict[str, TensorFile] = {}
         self._stored: dict[str, str] = {}  # names in their files of tensors that were renamed
         self._packed: dict[str, PackedTensor] = {}
+        self.formats: dict[str, WeightFormat | None] = {}
         self._excused, self._complete = found.excused, found.complete
         for file in found.files:
             self.problems += [
@@ -73,9 +75,13 @@ class Checkpoint:
         self._home |= {f"{folder}/{name}": file for name, file in other._home.items()}
         self._stored |= {f"{folder}/{name}": name for name in other._home}
 
-    def unpack(self, scheme: Scheme) -> None:
-        """Know the tensors that `scheme` packs as they are when they are unpacked."""
-        packed = list(scheme.tensors(self.entries))
+    def unpack(self, scheme: Scheme, held: Container[str] = ()) -> None:
+        """Know the tensors that `scheme` packs as they are when they are unpacked; those of `held`
+        as their leaves."""
+        found = list(scheme.tensors(self.entries))
+        self.formats = {tensor.name: tensor.format for tensor in found}
+        leaves = [tensor.leaves() if tensor.name in held else (tensor,) for tensor in found]
+        packed = [leaf for own in leaves for leaf in own]
         parts = {part.name: part for tensor in packed for part in tensor.parts}
         self.problems += [
             f"{tensor.name} and {tensor.parts[0].name} are both there"

@@ -25,6 +25,7 @@ STORED_DTYPES: Mapping[str, np.dtype] = {
     **PLAIN_DTYPES,
     "F8_E4M3": np.dtype(ml_dtypes.float8_e4m3fn),
     "F8_E8M0": np.dtype(ml_dtypes.float8_e8m0fnu),
+    "I8": np.dtype(np.int8),
     "U8": np.dtype(np.uint8),
 }
 

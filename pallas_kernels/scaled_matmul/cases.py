@@ -103,13 +103,13 @@ def _rounded(case: Case, given: Inputs, group: int) -> np.ndarray:
         return given.x.astype(np.float64)
     size = group if case.inputs == "group" else case.columns
     starts = np.arange(0, case.columns, size)
-    limit = np.float32(127 if case.integers else 448)
-    scale = np.maximum.reduceat(np.abs(given.x), starts, axis=1) / limit
+    limit = 127 if case.integers else 448
+    scale = np.maximum.reduceat(np.abs(given.x), starts, axis=1) * np.float32(1 / limit)
     scale = np.where(scale == 0, np.float32(1), scale)
     if case.inputs == "given":
         scale = np.full((case.tokens, 1), given.given)
     wide = _columns(scale, size, case.columns)
-    inside = np.clip(given.x / wide, -limit, limit)
+    inside = np.clip(given.x * (1 / wide), -limit, limit)
     numbers = np.rint(inside) if case.integers else inside.astype(ml_dtypes.float8_e4m3fn)
     return numbers.astype(np.float64) * wide
 

@@ -39,7 +39,7 @@ def _inputs(
         return x_TI, jnp.ones((1, 1), jnp.float32)
     if inputs == "given":
         assert input_scale is not None
-        return rounded_by(x_TI, input_scale, w_OI.dtype), input_scale.reshape(1, 1)
+        return rounded_by(x_TI, input_scale.reshape(1, 1), w_OI.dtype), input_scale.reshape(1, 1)
     return rounded(x_TI, w_OI.dtype, group if inputs == "group" else x_TI.shape[1])
 
 

@@ -1,7 +1,8 @@
 """Numbers of 8 bits with scales.
 
 A scale is the largest magnitude that it covers, over the type's largest number: 448 for
-float8_e4m3fn, 127 for int8. Numbers are divided by it and rounded, ties to even.
+float8_e4m3fn, 127 for int8. Numbers are divided by it and rounded, ties to even. Both quotients are
+products with the float32 nearest to 1/448 or 1/127 and to 1/scale, as compilers make them.
 """
 
 from __future__ import annotations
@@ -30,14 +31,14 @@ def rounded(x: Array, dtype: DTypeLike, group: int) -> tuple[Array, Array]:
     missing = -columns % group
     wide = jnp.pad(exact, [(0, 0)] * (x.ndim - 1) + [(0, missing)]) if missing else exact
     most = jnp.max(jnp.abs(wide).reshape(*x.shape[:-1], -1, group), axis=-1)
-    scale = jnp.where(most == 0, 1.0, most / largest(dtype))
-    return rounded_by(exact, spread(scale, group, columns), dtype), scale
+    scale = jnp.where(most == 0, 1.0, most * (1 / largest(dtype)))
+    return rounded_by(exact, scale, dtype, group), scale
 
 
-def rounded_by(x: Array, scale: Array, dtype: DTypeLike) -> Array:
-    """x / scale as numbers of the type; what is out of range becomes the nearest in it."""
+def rounded_by(x: Array, scale: Array, dtype: DTypeLike, group: int = 1) -> Array:
+    """x times 1/scale as numbers of the type; what is out of range becomes the nearest in it."""
     limit = largest(dtype)
-    y = jnp.clip(x.astype(jnp.float32) / scale, -limit, limit)
+    y = jnp.clip(x.astype(jnp.float32) * spread(1 / scale, group, x.shape[-1]), -limit, limit)
     return (jnp.round(y) if jnp.issubdtype(dtype, jnp.integer) else y).astype(dtype)
 
 

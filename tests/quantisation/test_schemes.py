@@ -140,9 +140,7 @@ def test_schemes_are_found_by_their_files() -> None:
         read_scheme("gptq", {})
 
 
-@pytest.mark.parametrize(
-    "size", [None, 128, [128], [128, 128, 1], [0, 128], [True, 128], ["128", 1]]
-)
+@pytest.mark.parametrize("size", [128, [128], [128, 128, 1], [0, 128], [True, 128], ["128", 1]])
 def test_a_block_has_two_sizes(size: object) -> None:
     with pytest.raises(
         ConfigError, match=r"weight_block_size is .*; two positive integers"

@@ -16,7 +16,7 @@ from jaxllm import models, weights
 from jaxllm.config import ConfigError
 from jaxllm.mesh import make_mesh
 from jaxllm.quantisation import Bounds
-from jaxllm.quantisation.schemes.fp8 import BlockMatrix
+from jaxllm.quantisation.matrix import ScaledMatrix
 from tests.weights.packed import FP8, MXFP4, Pair, Tensors, fp8_pair, mxfp4_pair, write
 
 LLAMA = "llama-gqa"
@@ -77,13 +77,13 @@ def test_a_shard_unpacks_its_own_values_alone(
 ) -> None:
     packed, _ = both(tmp_path, pair := fp8_pair(LLAMA), FP8)
     unpacked: list[int] = []
-    real = BlockMatrix.unpack
+    real = ScaledMatrix.unpack
 
-    def unpack(self: BlockMatrix, arrays: list[np.ndarray], bounds: Bounds) -> np.ndarray:
+    def unpack(self: ScaledMatrix, arrays: list[np.ndarray], bounds: Bounds) -> np.ndarray:
         unpacked.append(int(np.prod([high - low for low, high in bounds])))
         return real(self, arrays, bounds)
 
-    monkeypatch.setattr(BlockMatrix, "unpack", unpack)
+    monkeypatch.setattr(ScaledMatrix, "unpack", unpack)
     load(packed, shards=2)
     assert sum(unpacked) == sum(
         pair.packed[name.removesuffix("_scale_inv")].size

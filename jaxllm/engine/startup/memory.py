@@ -237,7 +237,7 @@ def measure_budget(
         resident=resident + math.prod(states_shape(spec, buckets)) * itemsize,
         spare=0 if shared else SPARE,
         staged=staged,
-        packing=None if spec.scheme is None else spec.scheme.title,
+        packing=None if spec.scheme is None or spec.formats else spec.scheme.title,
     )
 
 

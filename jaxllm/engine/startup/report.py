@@ -6,19 +6,25 @@ import logging
 import sys
 import threading
 import time
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 
+import jax
 import rich.progress
 from rich.console import Console
 from rich.table import Table
 
+from jaxllm import weights
 from jaxllm.engine.runtime.compilation.compile_counter import CompileCounter
 from jaxllm.engine.runtime.lattice import Programs, Progress
 from jaxllm.engine.runtime.pooling_runner import PoolingRunner
 from jaxllm.engine.runtime.runner import Runner
 from jaxllm.engine.scheduling.chunk_planner import seconds_per_token
+from jaxllm.engine.startup.memory import shard_bytes
 from jaxllm.engine.startup.resolve import Setup
+from jaxllm.nn.weight.schemes import backend
 from jaxllm.units import GIB, amount
 
 logger = logging.getLogger("jaxllm.engine")
@@ -136,6 +142,7 @@ def decided_rows(setup: Setup, largest_step: int | None) -> Rows:
         ),
         ("dtype", resolved.dtype),
         *_memory_rows(setup, largest_step),
+        *_format_rows(setup),
         *_scales_rows(setup),
         ("sliding window", _window_row(setup)),
         ("maximum concurrency", f"{at_once:.2f}x at {resolved.max_model_len} tokens per request"),
@@ -176,6 +183,29 @@ def _memory_rows(setup: Setup, largest_step: int | None) -> Rows:
             "KV cache",
             f"{', '.join(pools)} in {resolved.kv_dtype}, {amount(memory.kv_bytes)} per device",
         ),
+    ]
+
+
+def _format_rows(setup: Setup) -> Rows:
+    """What weights are held in, and what that saves."""
+    spec, mesh = setup.spec, setup.mesh
+    if not spec.formats:
+        return []
+    counts = Counter(spec.formats.values())
+    held = "; ".join(f"{count} matrices in {kind.title}" for kind, count in counts.items())
+    _, plain = weights.abstract(replace(spec, formats={}), mesh, setup.dtype)
+    saved = shard_bytes(jax.tree.leaves(plain)) - setup.memory.budget.weights
+    token = (setup.need.page_bytes + sum(setup.need.more_bytes)) / setup.need.page_size
+    wanted = setup.resolved.attention_backend if mesh.shape["tensor"] == 1 else "reference"
+    products = {backend(kind, wanted) for kind in counts}
+    slow = " (plain JAX: may be slower than 16 bits)" if "reference" in products else ""
+    return [
+        ("quantised weights", held),
+        (
+            "quantisation saves",
+            f"{amount(saved)} per device, {int(saved / token) if token else 0} tokens of KV",
+        ),
+        ("products of these", f"{', '.join(sorted(products))}{slow}"),
     ]
 
 

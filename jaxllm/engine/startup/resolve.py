@@ -111,7 +111,7 @@ def resolve(
     rows, staged = step_tokens + slots, host.staged * (need.page_bytes + sum(need.more_bytes))
     leaves, itemsize = jax.tree.leaves(abstract), dtype.itemsize
     budget = measure_budget(config, spec, mesh, leaves, buckets, rows, itemsize, staged)
-    hopper = backend.name == "mosaic_gpu"
+    hopper = backend.name == "mosaic_gpu" and not spec.formats
     expected = expected_workspace_bytes(spec, rows, buckets.score, itemsize, shards)
     memory = first_plan(config, budget, need, expected if hopper else None)
     resolved = Resolved(
@@ -257,9 +257,11 @@ def _cache(
 def _model(
     config: EngineConfig, model_dir: Path, spec: ModelSpec, platform: str
 ) -> tuple[ModelSpec, jnp.dtype, jnp.dtype]:
-    """The spec, with the checkpoint's own scales where pages are of 8 bits; the dtypes of the model
-    and of its pages."""
+    """The spec, with the formats of its weights, and with the checkpoint's own scales where pages
+    are of 8 bits; the dtypes of the model and of its pages."""
     dtype = weights.resolve_dtype(config.dtype, spec.stored_dtype, platform)
+    formats = weights.weight_formats(model_dir, spec, config.quantization, config.load_format)
+    spec = replace(spec, formats=formats)
     kv_dtype = _kv_dtype(config, spec, dtype)
     if kv_dtype != dtype:
         spec = spec.with_scales(weights.kv_scales(model_dir, spec, config.load_format))

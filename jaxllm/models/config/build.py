@@ -47,7 +47,7 @@ def build(spec: ModelSpec, shards: int, rngs: nnx.Rngs, dtype: DTypeLike) -> Mod
     if spec.formats:
         for _, module, names in linear_maps(spec, model):
             if kind := spec.formats.get(names[0]):
-                module.hold(kind, shards)
+                module.hold(kind, shards, len(names))
     return model if spec.pooling is None else PoolingModel(init, model, spec.pooling)
 
 

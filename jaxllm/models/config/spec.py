@@ -49,8 +49,8 @@ class ModelSpec:
         config: the complete `config.json`, for the family's `build` alone.
         pooling: what is made of hidden states in place of logits; None when the model generates.
         scheme: how the checkpoint packs weights in fewer bits; None when they are plain numbers.
-        formats: what weights of linear maps are held in, by the name of the first of their tensors
-            without ".weight"; all others are plain numbers.
+        formats: what weights of linear maps are held in, by the names of all their tensors without
+            ".weight"; those of others are plain numbers.
     """
 
     model_type: str
@@ -131,6 +131,11 @@ class ModelSpec:
             for layer, own in zip(self.layers, found, strict=True)
         )
         return replace(self, layers=tuple(layers))
+
+    def rounding(self) -> ModelSpec:
+        """The same model, whose weights in few bits are made of plain ones at load."""
+        kinds = {name: replace(kind, rounded=True) for name, kind in self.formats.items()}
+        return replace(self, formats=kinds)
 
     def with_heads_of(self, width: int) -> ModelSpec:
         """The same model with its heads stored at this width."""

@@ -24,6 +24,9 @@ class Fill(Protocol):
         """Pieces of the tensors `{name}.{leaf}`, `[out, in]`; or, given `columns`, of such with as
         many columns, for an array `[*out, columns]`."""
 
+    def each(self, leaf: str) -> tuple[Piece, ...]:
+        """Pieces of the tensors `{name}.{leaf}`, `[1, 1]`, for an array `[tensors, 1]`."""
+
 
 class Weight(Protocol):
     """The weight `[*out, *inp]` of a linear map, or `[E, out, inp]` of one for each expert.
@@ -68,6 +71,7 @@ class Shape:
         order: the checkpoint's number of each entry along the last input axis, -1 for zeros; ()
             keeps them.
         shards: tensor shards.
+        tensors: of the checkpoint that fill the map.
     """
 
     out: tuple[int, ...]
@@ -75,6 +79,7 @@ class Shape:
     axes: Axes
     order: tuple[int, ...] = ()
     shards: int = 1
+    tensors: int = 1
 
     @property
     def columns(self) -> int:
@@ -95,6 +100,10 @@ class Held(Weight, Protocol):
     weight `[*out, columns]` would be."""
 
     def __init__(self, kind: WeightFormat, shape: Shape): ...
+
+    @staticmethod
+    def backend(wanted: str) -> str:
+        """The back end of products where `RowContext.row_backend` is the `wanted` one."""
 
     @staticmethod
     def rounded(kind: WeightFormat, plain: Array) -> dict[str, Array]:

@@ -37,6 +37,9 @@ class Scaled(nnx.Module):
         self.values = nnx.Param(values, axes=(*rows, inputs))
         self.scale = nnx.Param(scale, axes=(*rows, inputs if split else None))
         self.kind, self.shape = kind, shape
+        # Parts that were calibrated apart saw the same inputs: the largest scale serves all
+        ones = jnp.ones((shape.tensors, 1), jnp.float32)
+        self.input_scale = nnx.Param(ones, axes=(None, None)) if kind.inputs == "given" else None
 
     def product(self, x: Array, dims: int, context: RowContext) -> Array:
         x_TI = self.shape.flat(x)
@@ -46,8 +49,15 @@ class Scaled(nnx.Module):
         )
         inputs = self.kind.inputs
         backend = op.backend_for(context.row_backend, x_TI, w_OI, scale_OG, self.group, inputs)
+        given = None if self.input_scale is None else jnp.max(self.input_scale[...])
         y_TO = _scaled_matmul(
-            x_TI, w_OI, scale_OG, group=self.group, inputs=inputs, backend=backend
+            x_TI,
+            w_OI,
+            scale_OG,
+            group=self.group,
+            inputs=inputs,
+            input_scale=given,
+            backend=backend,
         )
         return y_TO.reshape(-1, *self.shape.out)
 
@@ -62,6 +72,12 @@ class Scaled(nnx.Module):
             return
         yield Rule(f"{path}.values", fill("weight.values", columns))
         yield Rule(f"{path}.scale", fill("weight.scale", self.scale.shape[-1]))
+        if self.input_scale is not None:
+            yield Rule(f"{path}.input_scale", fill.each("weight.input_scale"))
+
+    @staticmethod
+    def backend(wanted: str) -> str:
+        return wanted if wanted in op.BACKENDS else "reference"
 
     @staticmethod
     def rounded(kind: WeightFormat, plain: Array) -> dict[str, Array]:

@@ -19,6 +19,11 @@ def held(kind: WeightFormat, shape: Shape) -> Weight:
     return SCHEMES[kind.numbers](kind, shape)
 
 
+def backend(kind: WeightFormat, wanted: str) -> str:
+    """The back end of products where the context's is the `wanted` one."""
+    return SCHEMES[kind.numbers].backend(wanted)
+
+
 def rounded(kind: WeightFormat, plain: Array) -> dict[str, Array]:
     """The parameters, by their names, of a weight of plain numbers `[*out, K]`."""
     return SCHEMES[kind.numbers].rounded(kind, plain)

@@ -1,78 +1,74 @@
 """Matrices of 8-bit floats with a scale for each block of rows and columns, as DeepSeek-V3,
-MiniMax-M2 and Qwen3-FP8 are published.
+MiniMax-M2 and Qwen3-FP8 are published, or with one for all of a matrix.
 
-`X.weight` [N, K] is stored as float8_e4m3fn, `X.weight_scale_inv` has the scale of each block,
-[⌈N / rows⌉, ⌈K / columns⌉]; the last blocks may be cut off. The weight is the product of both
-(transformers, integrations/finegrained_fp8.py), whatever "inv" says.
+`X.weight` [N, K] is stored as float8_e4m3fn. `X.weight_scale_inv` has the scale of each block,
+[⌈N / rows⌉, ⌈K / columns⌉]; the last blocks may be cut off. Without a `weight_block_size` it is one
+number, or `X.weight_scale` is. The weight is the product of both (transformers,
+integrations/finegrained_fp8.py), whatever "inv" says. Inputs have scales of tokens and of as many
+columns as a block; with the activation_scheme "static", `X.input_scale` or `X.activation_scale`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import ml_dtypes
-import numpy as np
-
 from jaxllm.config import ConfigError
-from jaxllm.quantisation.scheme import (
-    FLOATS,
-    Bounds,
-    Header,
-    PackedPart,
-    PackedTensor,
-    check_scales,
-)
+from jaxllm.quantisation.matrix import Grid, ScaledMatrix, scaled_matrix
+from jaxllm.quantisation.scheme import Header
 
 E4M3 = "F8_E4M3"
-# The float32 value of each byte: a look-up takes a seventh of the time of a cast
-VALUES = np.arange(256, dtype=np.uint8).view(ml_dtypes.float8_e4m3fn).astype(np.float32)
+SCALES = ("weight_scale_inv", "weight_scale")
+INPUT_SCALES = ("input_scale", "activation_scale")
+ACTIVATIONS = ("dynamic", "static")
 
 
 @dataclass(frozen=True)
-class BlockMatrix(PackedTensor):
-    """A matrix in blocks of `rows` × `columns`."""
+class Fp8:
+    """The scheme.
 
-    rows: int
-    columns: int
+    Attributes:
+        block: rows and columns of a block; None: all of a matrix.
+        static: the checkpoint has scales of inputs.
+    """
 
-    def unpack(self, arrays: Sequence[np.ndarray], bounds: Bounds) -> np.ndarray:
-        (matrix, scales), ((top, bottom), (left, right)) = arrays, bounds
-        values = VALUES[matrix[top:bottom, left:right].view(np.uint8)]
-        column = np.arange(left, right) // self.columns
-        for row in range(top // self.rows, -(-bottom // self.rows)):
-            own = scales[row].astype(np.float32)[column]
-            check_scales(self.parts[1], own)
-            begin, end = (max(0, edge * self.rows - top) for edge in (row, row + 1))
-            values[begin:end] *= own
-        return values
-
-
-@dataclass(frozen=True)
-class Fp8Blocks:
-    """The scheme; a block has `rows` × `columns` weights."""
-
-    rows: int
-    columns: int
+    block: tuple[int, int] | None
+    static: bool = False
+    method = "fp8"
 
     @property
     def title(self) -> str:
-        return f"fp8 in blocks of {self.rows} × {self.columns}"
+        if self.block is None:
+            return "fp8 with a scale for each matrix"
+        return f"fp8 in blocks of {self.block[0]} × {self.block[1]}"
 
-    def tensors(self, stored: Mapping[str, Header]) -> Iterator[BlockMatrix]:
+    def tensors(self, stored: Mapping[str, Header]) -> Iterator[ScaledMatrix]:
         for name, found in stored.items():
             if found.dtype != E4M3 or len(found.shape) != 2 or not name.endswith(".weight"):
                 continue
-            blocks = (-(-found.shape[0] // self.rows), -(-found.shape[1] // self.columns))
-            scales = PackedPart(f"{name}_scale_inv", blocks, FLOATS)
-            parts = (PackedPart(name, found.shape, (E4M3,)), scales)
-            yield BlockMatrix(name, found.shape, parts, self.rows, self.columns)
+            owner = name.removesuffix("weight")
+            given = _named(owner, INPUT_SCALES, stored) if self.static else None
+            inputs = "token" if self.block is None else "group"
+            grid = Grid(*(self.block or found.shape), "given" if self.static else inputs)
+            yield scaled_matrix(name, stored, _named(owner, SCALES, stored), grid, given)
 
 
-def read(settings: Mapping[str, Any]) -> Fp8Blocks:
+def _named(owner: str, leaves: tuple[str, ...], stored: Mapping[str, Header]) -> str:
+    """The name that a tensor has of those that it may have."""
+    return next((owner + leaf for leaf in leaves if owner + leaf in stored), owner + leaves[0])
+
+
+def read(settings: Mapping[str, Any]) -> Fp8:
     """The scheme of these settings. Raises ConfigError."""
-    size = settings.get("weight_block_size")
+    activations = settings.get("activation_scheme", "dynamic")
+    if activations not in ACTIVATIONS:
+        raise ConfigError(
+            f"activation_scheme is {activations!r:.80}; it must be one of {', '.join(ACTIVATIONS)}"
+        )
+    static, size = activations == "static", settings.get("weight_block_size")
+    if size is None:
+        return Fp8(None, static)
     if (
         not isinstance(size, list)
         or len(size) != 2
@@ -80,6 +76,8 @@ def read(settings: Mapping[str, Any]) -> Fp8Blocks:
     ):
         raise ConfigError(
             f"weight_block_size is {size!r:.80}; two positive integers are expected, "
-            "such as [128, 128]"
+            "such as [128, 128], or null"
         )
-    return Fp8Blocks(*size)
+    if static:
+        raise ConfigError("activation_scheme is 'static'; with weight_block_size it is 'dynamic'")
+    return Fp8((size[0], size[1]))

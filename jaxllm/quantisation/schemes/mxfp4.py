@@ -52,7 +52,7 @@ class Mxfp4Experts(PackedTensor):
 class Mxfp4:
     """The scheme."""
 
-    title = "mxfp4"
+    title = method = "mxfp4"
 
     def tensors(self, stored: Mapping[str, Header]) -> Iterator[Mxfp4Experts]:
         for name, found in stored.items():

@@ -132,7 +132,6 @@ def test_what_is_no_human_integer(text: str) -> None:
     [
         ["--no-enable-chunked-prefill"], ["--tokenizer-mode", "slow"],
         ["--pipeline-parallel-size", "2"], ["--data-parallel-size", "8"],
-        ["--quantization", "awq"],
     ],
     ids=str,
 )  # fmt: skip

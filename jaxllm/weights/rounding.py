@@ -1,0 +1,70 @@
+"""Plain weights that become numbers of few bits on the devices."""
+
+from __future__ import annotations
+
+import functools
+import threading
+from collections.abc import Callable, Iterable, Mapping
+
+import jax
+import numpy as np
+from jax.typing import DTypeLike
+
+from jaxllm.nn.rules import Rule
+from jaxllm.nn.weight.schemes import rounded
+from jaxllm.quantisation import WeightFormat
+
+type Index = tuple[slice, ...]
+
+
+def filled_by(rule: Rule, names: Iterable[str]) -> list[str]:
+    """Those of the parameters' `names` that the rule fills."""
+    if rule.rounded is None:
+        return [rule.parameter]
+    return [name for name in names if name.startswith(f"{rule.parameter}.")]
+
+
+class Rounding:
+    """Rounds the weights of one model, one at a time, so that devices hold no more than one of them
+    as plain numbers.
+
+    Args:
+        likes: the model's parameters.
+        dtype: of plain weights.
+    """
+
+    def __init__(self, likes: Mapping[str, jax.ShapeDtypeStruct], dtype: DTypeLike):
+        self._likes, self._dtype = likes, dtype
+        self._turn = threading.Lock()
+        self._programs = functools.cache(self._program)
+
+    def like(self, rule: Rule) -> jax.ShapeDtypeStruct:
+        """What the pieces of a rule fill: its parameter, or the plain weight."""
+        if rule.rounded is None:
+            return self._likes[rule.parameter]
+        where = self._likes[f"{rule.parameter}.values"].sharding
+        return jax.ShapeDtypeStruct(rule.rounded[1], self._dtype, sharding=where)
+
+    def placed(self, rule: Rule, blocks: Mapping[Index, np.ndarray]) -> dict[str, jax.Array]:
+        """The parameters of a rule, of the plain weight's blocks on the host."""
+        like = self.like(rule)
+        with self._turn:
+            plain = jax.make_array_from_callback(like.shape, like.sharding, blocks.__getitem__)
+            return self.finished(rule, plain)
+
+    def finished(self, rule: Rule, plain: jax.Array) -> dict[str, jax.Array]:
+        """The parameters of a rule, of what its pieces fill; a plain weight is freed."""
+        if rule.rounded is None:
+            return {rule.parameter: plain}
+        names = filled_by(rule, self._likes)
+        likes = tuple((name.rpartition(".")[2], self._likes[name].sharding) for name in names)
+        made = self._programs(rule.rounded[0], likes)(plain)
+        jax.block_until_ready(made)
+        plain.delete()
+        return {name: made[name.rpartition(".")[2]] for name in names}
+
+    @staticmethod
+    def _program(
+        kind: WeightFormat, where: tuple[tuple[str, jax.sharding.Sharding], ...]
+    ) -> Callable[[jax.Array], dict[str, jax.Array]]:
+        return jax.jit(functools.partial(rounded, kind), out_shardings=dict(where))
