@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from jaxllm.config import ConfigError
-from jaxllm.quantisation import PackedTensor, methods, read_scheme
+from jaxllm.quantisation import PackedTensor, WeightFormat, methods, read_scheme
 
 
 class Header(NamedTuple):
@@ -147,3 +147,43 @@ def test_a_block_has_two_sizes(size: object) -> None:
     ) as error:
         read_scheme("fp8", {"weight_block_size": size})
     assert repr(size) in str(error.value)
+
+
+def test_one_scale_may_serve_a_matrix_and_another_its_inputs() -> None:
+    stored = {
+        "a.weight": ("F8_E4M3", (4, 6)),
+        "a.weight_scale": ("F32", ()),
+        "a.input_scale": ("F32", (1,)),
+    }
+    (found,) = packed("fp8", {"activation_scheme": "static"}, stored)
+    assert found.format == WeightFormat("fp8", None, "given")
+    values = np.full((4, 6), 2, ml_dtypes.float8_e4m3fn)
+    arrays = {"a.weight": values, "a.weight_scale": np.float32(3), "a.input_scale": np.ones(1)}
+    made = {
+        leaf.name: leaf.unpack([np.asarray(arrays[p.name]) for p in leaf.parts], whole(leaf.shape))
+        for leaf in (found, *found.leaves())
+    }
+    assert {name: array.shape for name, array in made.items()} == {
+        "a.weight": (4, 6),
+        "a.weight.values": (4, 6),
+        "a.weight.scale": (4, 1),
+        "a.weight.input_scale": (1, 1),
+    }
+    assert (made["a.weight"] == 6).all() and (made["a.weight.scale"] == 3).all()
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"activation_scheme": "none"}, "activation_scheme is 'none'; it must be one of dynamic"),
+        (
+            {"activation_scheme": "static", "weight_block_size": [2, 2]},
+            "activation_scheme is 'static'; with weight_block_size it is 'dynamic'",
+        ),
+    ],
+)
+def test_settings_that_no_checkpoint_has_are_refused(
+    settings: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ConfigError, match=message):
+        read_scheme("fp8", settings)

@@ -23,6 +23,9 @@ FP8 = {
     "weight_block_size": list(BLOCK),
     "modules_to_not_convert": ["lm_head", "model.embed_tokens"],
 }
+FP8_TENSOR = {"quant_method": "fp8", "activation_scheme": "dynamic"}
+FP8_STATIC = {"quant_method": "fp8", "activation_scheme": "static"}
+INPUT_SCALE = 0.01
 MXFP4 = {"quant_method": "mxfp4", "modules_to_not_convert": ["model.layers.*.self_attn"]}
 
 
@@ -59,6 +62,23 @@ def fp8_pair(case: str) -> Pair:
             rows, columns = values.shape
             plain[name] = values.astype(np.float32) * spread[:rows, :columns]
             packed |= {name: values, f"{name}_scale_inv": scales}
+    return Pair(config, plain, packed)
+
+
+def fp8_tensor_pair(case: str, static: bool = False, suffix: str = "weight_scale") -> Pair:
+    """The same with one scale for each projection, and one for its inputs where they are static."""
+    config = CASES[case]
+    plain, rng = random_tensors(config), np.random.default_rng(1)
+    packed = dict(plain)
+    for name in plain:
+        if plain[name].ndim == 2 and "_proj" in name:
+            values = (plain[name] * 100).astype(ml_dtypes.float8_e4m3fn)
+            scale = np.float32(rng.uniform(0.005, 0.02))
+            plain[name] = values.astype(np.float32) * scale
+            owner = name.removesuffix("weight")
+            packed |= {name: values, owner + suffix: np.array(scale, np.float32)}
+            if static:
+                packed[f"{owner}input_scale"] = np.array([INPUT_SCALE], np.float32)
     return Pair(config, plain, packed)
 
 

@@ -1,0 +1,136 @@
+"""Packed weights that stay packed on the devices compute what their values do, with inputs rounded
+alike."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+from jaxllm import models, weights
+from jaxllm.mesh import make_mesh
+from jaxllm.nn.contexts.dense import DenseContext
+from jaxllm.nn.contexts.protocol import RowContext
+from jaxllm.nn.weight.dense import Dense
+from jaxllm.nn.weight.parameters import contract
+from jaxllm.quantisation import WeightFormat
+from pallas_kernels.scaled_matmul.rounding import rounded_by
+from tests.weights.packed import (
+    BLOCK,
+    FP8,
+    FP8_STATIC,
+    FP8_TENSOR,
+    INPUT_SCALE,
+    Pair,
+    fp8_pair,
+    fp8_tensor_pair,
+    write,
+)
+
+TOKENS = 12
+
+
+def logits(path: Path, spec: models.ModelSpec, shards: int = 1) -> np.ndarray:
+    weights.check_shapes(path, spec)
+    graphdef, state = weights.load(path, spec, make_mesh(shards), jnp.float32)
+    model, token_T = nnx.merge(graphdef, state), jnp.arange(TOKENS) % spec.vocab_size
+    return np.asarray(model.logits(model(token_T, token_T, DenseContext())))
+
+
+def held(tmp_path: Path, pair: Pair, settings: dict[str, Any]) -> tuple[Path, models.ModelSpec]:
+    path = write(tmp_path / "packed", pair.config | {"quantization_config": settings}, pair.packed)
+    spec = models.read_spec(path)
+    return path, replace(spec, formats=weights.weight_formats(path, spec, None))
+
+
+def nearest(x: jax.Array, scale: jax.Array) -> jax.Array:
+    """x as its 8-bit floats times the scale stand for it."""
+    return rounded_by(x, scale, jnp.float8_e4m3fn).astype(jnp.float32) * scale
+
+
+def with_scales(x: jax.Array, columns: int) -> jax.Array:
+    """The inputs of a product as 8-bit floats with a scale for each token and so many columns."""
+    parts = jnp.split(x, [*range(columns, x.shape[-1], columns)], axis=-1)
+    scales = (jnp.max(jnp.abs(part), axis=-1, keepdims=True) * (1 / 448) for part in parts)
+    return jnp.concatenate([nearest(*both) for both in zip(parts, scales, strict=True)], axis=-1)
+
+
+BLOCKED = lambda x: with_scales(x, BLOCK[1])
+KINDS = {
+    "blocks": (fp8_pair, FP8, BLOCKED, WeightFormat("fp8", BLOCK[1], "group")),
+    "matrix": (
+        fp8_tensor_pair,
+        FP8_TENSOR,
+        lambda x: with_scales(x, x.shape[-1]),
+        WeightFormat("fp8", None, "token"),
+    ),
+    "static": (
+        lambda case: fp8_tensor_pair(case, static=True),
+        FP8_STATIC,
+        lambda x: nearest(x, jnp.full((1, 1), INPUT_SCALE)),
+        WeightFormat("fp8", None, "given"),
+    ),
+}
+
+
+@pytest.mark.parametrize(
+    ("kind", "case", "shards"),
+    [
+        ("blocks", "llama-gqa", 1),
+        ("matrix", "llama-gqa", 1),
+        ("static", "llama-gqa", 1),
+        *(
+            pytest.param(*each, marks=pytest.mark.slow)
+            for each in (
+                ("blocks", "llama-gqa", 2),
+                ("static", "llama-gqa", 2),
+                ("blocks", "glm-biases", 1),
+                ("matrix", "glm-biases", 2),
+                ("blocks", "llama-mqa-tied-linear", 2),
+            )
+        ),
+    ],
+)
+def test_8_bit_floats_compute_what_their_values_do(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, case: str, shards: int
+) -> None:
+    make, settings, rounding, expected = KINDS[kind]
+    path, spec = held(tmp_path, pair := make(case), settings)
+    layers = {name for name in pair.packed if ".layers." in name and name.endswith("_proj.weight")}
+    assert set(spec.formats.values()) == {expected}
+    assert {f"{name}.weight" for name in spec.formats} == layers
+    found = logits(path, spec, shards)
+
+    def product(self: Dense, x: jax.Array, dims: int, context: RowContext) -> jax.Array:
+        flat = x.reshape(*x.shape[: x.ndim - dims], -1)
+        return contract(rounding(flat).reshape(x.shape), self[...], dims)
+
+    monkeypatch.setattr(Dense, "product", product)
+    plain = write(tmp_path / "plain", pair.config, pair.plain)
+    np.testing.assert_allclose(found, logits(plain, models.read_spec(plain)), atol=1e-4)
+
+
+def test_a_map_whose_parts_are_packed_in_different_ways_is_unpacked(tmp_path: Path) -> None:
+    pair = fp8_pair("llama-gqa")
+    key = "model.layers.1.self_attn.k_proj.weight"
+    packed = pair.packed | {key: pair.plain[key]}
+    del packed[f"{key}_scale_inv"]
+    path, spec = held(tmp_path, pair._replace(packed=packed), FP8)
+    attention = {f"model.layers.1.self_attn.{each}_proj" for each in "qkv"}
+    every = {name.removesuffix(".weight") for name in packed if name.endswith("_proj.weight")}
+    assert set(spec.formats) == every - attention
+    assert np.isfinite(logits(path, spec)).all()
+
+
+def test_names_of_scales_may_be_those_of_blocks(tmp_path: Path) -> None:
+    given = fp8_tensor_pair("llama-gqa", suffix="weight_scale_inv")
+    path, spec = held(tmp_path, given, FP8_TENSOR)
+    other, own = held(tmp_path, fp8_tensor_pair("llama-gqa"), FP8_TENSOR)
+    assert spec.formats == own.formats
+    np.testing.assert_array_equal(logits(path, spec), logits(other, own))
