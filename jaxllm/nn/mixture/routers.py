@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Self
 
 import jax
 import jax.numpy as jnp
@@ -79,6 +80,14 @@ class Routing:
     biased: bool = False
     corrected: bool = False
 
+    def shortest(self) -> Self:
+        """The same routing with fewest operations: softmax of all experts, divided by the sum of
+        the chosen, is softmax of the chosen."""
+        known = self.score is softmax and self.weigh is normalised
+        if not known or self.corrected or self.limit is not None:
+            return self
+        return replace(self, score=unchanged, weigh=softmax)
+
 
 class Router(nnx.Module):
     """Chooses experts by the scores of a linear map, of equal ones those of lower number.
@@ -94,7 +103,7 @@ class Router(nnx.Module):
             if routing.corrected
             else None
         )
-        self.routing = routing
+        self.routing = routing.shortest()
 
     def __call__(self, x_TD: Array) -> tuple[Array, Array]:
         """Experts (int32) and weights (float32) of each token, both `[T, K]`."""

@@ -118,3 +118,24 @@ def test_a_router_is_filled_under_any_of_its_spellings() -> None:
     corrected = list(router(corrected=True).rules("a.weight", "a.bias", "b.weight", "b.bias"))
     assert [r.parameter for r in corrected] == ["weight", "correction"]
     assert corrected[1].others == ((Piece("b.bias", (EXPERTS,), (EXPERTS,)),),)
+
+
+@pytest.mark.parametrize("scale", [1.0, 50.0])
+def test_softmax_of_the_chosen_is_softmax_of_all_over_the_sum_of_the_chosen(scale: float) -> None:
+    logits = scale * jax.random.normal(jax.random.key(3), (5, EXPERTS))
+    routing = Routing(3)
+    short = routing.shortest()
+    assert (short.score, short.weigh) == (unchanged, softmax)
+    wanted = routing.weigh(jax.lax.top_k(routing.score(logits), 3)[0])
+    got = short.weigh(jax.lax.top_k(short.score(logits), 3)[0])
+    np.testing.assert_allclose(got, wanted, rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"limit": GroupLimit(2, 1, 1)}, {"corrected": True}, {"weigh": unchanged}],
+    ids=["limited", "corrected", "as they are"],
+)
+def test_routing_that_needs_every_score_keeps_them(options: dict[str, Any]) -> None:
+    routing = Routing(2, **options)
+    assert routing.shortest() is routing
