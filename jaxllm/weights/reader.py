@@ -11,9 +11,9 @@ from typing import Any
 
 import numpy as np
 
+from jaxllm.deferred import Deferred
 from jaxllm.quantisation import PackedPart, PackedTensor, Scheme, WeightFormat
 from jaxllm.weights import sources
-from jaxllm.weights.deferred import Deferred
 from jaxllm.weights.sources import safetensors
 from jaxllm.weights.stored import Entry, Source, Tensor, TensorFile
 

@@ -10,7 +10,7 @@ from typing import Protocol
 import ml_dtypes
 import numpy as np
 
-from jaxllm.weights.deferred import Deferred
+from jaxllm.deferred import Deferred
 
 type Tensor = np.ndarray | Deferred
 

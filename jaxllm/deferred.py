@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from jaxllm.quantisation import Bounds
+type Bounds = tuple[tuple[int, int], ...]  # first index and the one after the last, of each axis
 
 
 class Deferred:

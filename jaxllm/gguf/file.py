@@ -1,0 +1,271 @@
+"""The header of a GGUF file, and where its tensors lie
+(https://github.com/ggml-org/ggml/blob/master/docs/gguf.md).
+
+Every count and offset is checked against the file before anything of that size is made.
+"""
+
+from __future__ import annotations
+
+import math
+import mmap
+import stat
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from jaxllm.config import ConfigError
+from jaxllm.deferred import Bounds, Deferred
+from jaxllm.gguf.types import TYPES, UNREAD, BlockType
+
+MAGIC = b"GGUF"
+VERSIONS = (2, 3)
+MAX_HEADER_BYTES = 2**28
+MAX_AXES = 4
+MAX_NAMED_FAULTS = 20
+STRING, ARRAY = 8, 9
+BOOL = np.dtype("?")
+NUMBERS: Mapping[int, np.dtype] = {
+    0: np.dtype("u1"),
+    1: np.dtype("i1"),
+    2: np.dtype("<u2"),
+    3: np.dtype("<i2"),
+    4: np.dtype("<u4"),
+    5: np.dtype("<i4"),
+    6: np.dtype("<f4"),
+    7: BOOL,
+    10: np.dtype("<u8"),
+    11: np.dtype("<i8"),
+    12: np.dtype("<f8"),
+}
+REMEDY = "download it again"
+REMEDY_TYPE = "use a file in another type, such as Q4_K_M or Q8_0"
+
+
+class _Fault(ValueError):
+    """What is wrong with a file, without its name."""
+
+
+@dataclass(frozen=True)
+class StoredTensor:
+    """A tensor in its file.
+
+    Attributes:
+        name: in the file.
+        type: of its blocks.
+        shape: in NumPy's order, the reverse of the file's.
+        data: its bytes.
+    """
+
+    name: str
+    type: BlockType
+    shape: tuple[int, ...]
+    data: memoryview
+
+    def deferred(self) -> Deferred:
+        """Its numbers, computed where they are read."""
+        return Deferred(self.shape, self.read)
+
+    def read(self, bounds: Bounds) -> np.ndarray:
+        """The numbers within `bounds`: float32, or those of the file where its type is plain.
+
+        Raises ConfigError where one is infinite or not a number.
+        """
+        size = self.type.size
+        blocks = np.frombuffer(self.data, self.type.layout)
+        rows = blocks.reshape(*self.shape[:-1], self.shape[-1] // size)
+        first, last = bounds[-1]
+        begin, end = first // size, -(-last // size)
+        own = rows[(*(slice(*each) for each in bounds[:-1]), slice(begin, end))]
+        if self.type.plain:
+            return own
+        with np.errstate(over="ignore", invalid="ignore"):
+            values = self.type.values(own).reshape(*own.shape[:-1], own.shape[-1] * size)
+        if not np.isfinite(values).all():
+            raise ConfigError(
+                f"{self.name} has a scale that makes numbers infinite; {REMEDY} or convert it again"
+            )
+        return values[..., first - begin * size : last - begin * size]
+
+
+@dataclass(frozen=True)
+class GgufFile:
+    """A mapped file.
+
+    Attributes:
+        path: of the file.
+        metadata: its keys and values; arrays are lists.
+        tensors: by name.
+    """
+
+    path: Path
+    metadata: Mapping[str, Any]
+    tensors: Mapping[str, StoredTensor]
+
+
+def open_file(path: Path) -> GgufFile:
+    """Map a file and check all of its header. Raises one ConfigError that names what is wrong."""
+    try:
+        if not stat.S_ISREG(path.stat().st_mode):  # opening a FIFO would wait
+            raise _Fault("it is not a regular file")
+        with path.open("rb") as file:
+            data = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
+    except OSError as error:
+        raise ConfigError(f"cannot open {path}: {error.strerror}") from None
+    except ValueError as error:  # an empty file, too
+        raise ConfigError(f"{path} is not a GGUF file: {error}; {REMEDY}") from None
+    try:
+        header = _Header(data)
+        metadata = header.metadata()
+        return GgufFile(path, metadata, header.tensors(_alignment(metadata)))
+    except _Fault as error:
+        raise ConfigError(f"{path} cannot be read: {error}") from None
+
+
+def _alignment(metadata: Mapping[str, Any]) -> int:
+    value = metadata.get("general.alignment", 32)
+    if type(value) is not int or not 8 <= value <= 2**20 or value % 8:
+        raise _Fault(f"general.alignment is {value!r:.40}, not a multiple of 8; {REMEDY}")
+    return value
+
+
+class _Header:
+    """Reads a header from its beginning to its end. Raises _Fault."""
+
+    def __init__(self, data: memoryview):
+        self._data, self._at = data, 0
+        if bytes(data[:4]) != MAGIC:
+            raise _Fault(f"it does not begin with GGUF; {REMEDY}")
+        self._take(4)
+        version = self._number(NUMBERS[4])
+        if version not in VERSIONS:
+            swapped = int.from_bytes(int(version).to_bytes(4, "little"), "big") in VERSIONS
+            kind = "it is big-endian" if swapped else f"its version is {version}"
+            raise _Fault(f"{kind}; versions 2 and 3 are read, little-endian: convert it again")
+        self._tensors = self._count("tensors", 24)
+        self._keys = self._count("keys", 13)
+
+    def metadata(self) -> dict[str, Any]:
+        """All keys and values."""
+        found: dict[str, Any] = {}
+        for _ in range(self._keys):
+            key = self._string()
+            if key in found:
+                raise _Fault(f"the key {key!r:.100} is there twice; {REMEDY}")
+            found[key] = self._value(int(self._number(NUMBERS[4])), key)
+        return found
+
+    def tensors(self, alignment: int) -> dict[str, StoredTensor]:
+        """All tensors, which lie in the file without overlaps."""
+        infos = [self._tensor_info() for _ in range(self._tensors)]
+        start = -(-self._at // alignment) * alignment
+        data, faults = self._data[start:], []
+        found: dict[str, StoredTensor] = {}
+        end, before = 0, ""
+        for name, number, shape, offset in sorted(infos, key=lambda info: info[3]):
+            if name in found:
+                raise _Fault(f"the tensor {name!r:.100} is there twice; {REMEDY}")
+            fault = _fault(number, shape)
+            if fault:
+                faults.append(f"{name:.100} {fault}")
+                continue
+            kind = TYPES[number]
+            size = math.prod(shape) // kind.size * kind.layout.itemsize
+            if offset % alignment:
+                faults.append(f"{name:.100} begins at byte {offset}, no multiple of {alignment}")
+            elif offset < end:
+                faults.append(f"{name:.100} begins in the tensor {before:.100}")
+            elif offset + size > len(data):
+                faults.append(
+                    f"{name:.100} ends at byte {offset + size} of the data, "
+                    f"of which there are {len(data)}"
+                )
+            found[name] = StoredTensor(name, kind, shape, data[offset : offset + size])
+            end, before = offset + size, name
+        _refuse(faults)
+        return found
+
+    def _tensor_info(self) -> tuple[str, int, tuple[int, ...], int]:
+        """Name, number of the type, shape and offset."""
+        name, axes = self._string(), int(self._number(NUMBERS[4]))
+        if not 1 <= axes <= MAX_AXES:
+            raise _Fault(f"{name:.100} has {axes} axes; 1 to {MAX_AXES} are possible: {REMEDY}")
+        sizes = [int(self._number(NUMBERS[10])) for _ in range(axes)]
+        number = int(self._number(NUMBERS[4]))
+        return name, number, tuple(reversed(sizes)), int(self._number(NUMBERS[10]))
+
+    def _value(self, kind: int, key: str) -> Any:
+        if kind == STRING:
+            return self._string()
+        if kind in NUMBERS:
+            return _native(self._number(NUMBERS[kind]))
+        if kind != ARRAY:
+            raise _Fault(f"{key:.100} has the unknown type {kind}; {REMEDY}")
+        kind = int(self._number(NUMBERS[4]))
+        if kind == STRING:
+            return [self._string() for _ in range(self._count(f"texts of {key:.100}", 8))]
+        if kind not in NUMBERS:
+            raise _Fault(f"{key:.100} is a list of the type {kind}, which is not read; {REMEDY}")
+        dtype = NUMBERS[kind]
+        count = self._count(f"numbers of {key:.100}", dtype.itemsize)
+        return _native(np.frombuffer(self._take(count * dtype.itemsize), dtype))
+
+    def _count(self, what: str, least: int) -> int:
+        """A count of things of at least so many bytes each."""
+        count = int(self._number(NUMBERS[10]))
+        if count * least > len(self._data) - self._at:
+            raise _Fault(
+                f"it claims {count} {what}, but has {len(self._data)} bytes; it is cut off or "
+                f"damaged: {REMEDY}"
+            )
+        return count
+
+    def _string(self) -> str:
+        taken = self._take(self._count("bytes of a text", 1))
+        try:
+            return str(taken, "utf-8")
+        except UnicodeDecodeError:
+            raise _Fault(f"the text before byte {self._at} is not UTF-8; {REMEDY}") from None
+
+    def _number(self, dtype: np.dtype) -> Any:
+        return np.frombuffer(self._take(dtype.itemsize), dtype)[0]
+
+    def _take(self, count: int) -> memoryview:
+        end = self._at + count
+        if end > len(self._data):
+            raise _Fault(f"its header is cut off at byte {len(self._data)}; {REMEDY}")
+        if end > MAX_HEADER_BYTES:
+            raise _Fault(f"its header has more than {MAX_HEADER_BYTES} bytes; {REMEDY}")
+        taken, self._at = self._data[self._at : end], end
+        return taken
+
+
+def _native(value: Any) -> Any:
+    """Python's numbers; a float32 becomes the shortest number that rounds to it."""
+    if value.dtype != np.float32:
+        return value.tolist()
+    return value.astype(str).astype(float).tolist()
+
+
+def _fault(number: int, shape: tuple[int, ...]) -> str | None:
+    """Why a tensor of this type and shape cannot be read."""
+    if number not in TYPES:
+        return f"has the type {UNREAD.get(number, number)}, which is not read: {REMEDY_TYPE}"
+    if not all(0 < size < 2**48 for size in shape) or math.prod(shape) >= 2**48:
+        return f"has the absurd shape {list(shape)}: {REMEDY}"
+    if shape[-1] % TYPES[number].size:
+        kind = TYPES[number]
+        return (
+            f"has rows of {shape[-1]} numbers, which blocks of {kind.size} ({kind.name}) do not "
+            f"divide: {REMEDY_TYPE}"
+        )
+    return None
+
+
+def _refuse(faults: list[str]) -> None:
+    if faults:
+        others = len(faults) - MAX_NAMED_FAULTS
+        more = [f"and {others} more"] if others > 0 else []
+        raise _Fault("; ".join([*faults[:MAX_NAMED_FAULTS], *more]))
