@@ -1,0 +1,95 @@
+"""DeepSeek V2, V3 and others with latent attention. Newer files hold the maps from latents to keys
+and to values apart, the former turned."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from jaxllm.deferred import Deferred
+from jaxllm.gguf.architecture import EXPERT_NAMES, LLAMA_NAMES, Architecture, Join
+from jaxllm.gguf.changes import joined
+from jaxllm.gguf.config import base_config, scaling
+from jaxllm.gguf.metadata import Metadata
+from jaxllm.gguf.model import Model
+
+SIGMOID = 2  # expert_gating_func
+_ATTENTION, _SHARED = "model.layers.{}.self_attn", "model.layers.{}.mlp.shared_experts"
+NAMES = {
+    **LLAMA_NAMES,
+    **EXPERT_NAMES,
+    "blk.{}.attn_q_a": f"{_ATTENTION}.q_a_proj",
+    "blk.{}.attn_q_a_norm": f"{_ATTENTION}.q_a_layernorm",
+    "blk.{}.attn_q_b": f"{_ATTENTION}.q_b_proj",
+    "blk.{}.attn_kv_a_mqa": f"{_ATTENTION}.kv_a_proj_with_mqa",
+    "blk.{}.attn_kv_a_norm": f"{_ATTENTION}.kv_a_layernorm",
+    "blk.{}.attn_kv_b": f"{_ATTENTION}.kv_b_proj",
+    "blk.{}.exp_probs_b.bias": "model.layers.{}.mlp.gate.e_score_correction_bias",
+    **{f"blk.{{}}.ffn_{part}_shexp": f"{_SHARED}.{part}_proj" for part in ("gate", "up", "down")},
+}
+
+
+def config(model: Model) -> dict[str, Any]:
+    """The configuration of the second version, or of the third where sigmoids choose experts."""
+    own = model.metadata
+    rope, key = own.count("rope.dimension_count"), own.count("attention.key_length_mla")
+    key = key or own.count("attention.key_length")
+    value = own.count("attention.value_length_mla") or own.count("attention.value_length")
+    heads = own.count("attention.head_count")
+    found = base_config(
+        model,
+        "deepseek_v3" if own.count("expert_gating_func") == SIGMOID else "deepseek_v2",
+        num_key_value_heads=heads,
+        kv_lora_rank=own.count("attention.kv_lora_rank"),
+        qk_rope_head_dim=rope,
+        qk_nope_head_dim=key - rope if key and rope else None,
+        v_head_dim=value,
+        rope_scaling=_scaling(own),
+        first_k_dense_replace=own.count("leading_dense_block_count"),
+        moe_intermediate_size=own.count("expert_feed_forward_length"),
+        n_routed_experts=own.count("expert_count"),
+        num_experts_per_tok=own.count("expert_used_count"),
+        n_shared_experts=own.count("expert_shared_count"),
+        routed_scaling_factor=own.number("expert_weights_scale"),
+        norm_topk_prob=own.flag("expert_weights_norm"),
+        num_nextn_predict_layers=own.count("nextn_predict_layers") or 0,
+    )
+    del found["head_dim"]
+    found["num_hidden_layers"] -= found["num_nextn_predict_layers"]
+    return found | _groups(own) | {"q_lora_rank": own.count("attention.q_lora_rank")}
+
+
+def _groups(own: Metadata) -> dict[str, Any]:
+    """Groups of experts, which older files do not state: then those of the model of this size."""
+    groups, kept = own.count("expert_group_count"), own.count("expert_group_used_count")
+    if groups is None or kept is None:
+        groups, kept = {256: (8, 4), 160: (8, 3)}.get(own.count("expert_count") or 0, (1, 1))
+    sigmoid = own.count("expert_gating_func") == SIGMOID
+    method = "noaux_tc" if sigmoid else "group_limited_greedy" if groups > 1 else "greedy"
+    return {"n_group": groups, "topk_group": kept, "topk_method": method}
+
+
+def _scaling(own: Metadata) -> dict[str, Any] | None:
+    found, growth = scaling(own), own.number("rope.scaling.yarn_log_multiplier")
+    if found is None or not growth:
+        return found
+    weight = round(10 * growth, 6)  # converters write a tenth
+    return {**found, "mscale": weight, "mscale_all_dim": weight}
+
+
+def _keys_values(keys: Deferred, values: Deferred) -> Deferred:
+    whole = joined([keys.swapaxes(1, 2), values], 1)
+    heads, rows, rank = whole.shape
+    return whole.reshape((heads * rows, rank))
+
+
+ARCHITECTURE = Architecture(
+    config,
+    NAMES,
+    joins=(
+        Join(
+            ("blk.{}.attn_k_b.weight", "blk.{}.attn_v_b.weight"),
+            f"{_ATTENTION}.kv_b_proj.weight",
+            _keys_values,
+        ),
+    ),
+)

@@ -1,0 +1,63 @@
+"""gpt-oss, whose gates and ups alternate in checkpoints."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from jaxllm.deferred import Deferred
+from jaxllm.gguf.architecture import LLAMA_NAMES, Architecture, Join
+from jaxllm.gguf.changes import alternating
+from jaxllm.gguf.config import base_config, scaling
+from jaxllm.gguf.metadata import Metadata
+from jaxllm.gguf.model import Model
+
+_MLP = "model.layers.{}.mlp"
+NAMES = {
+    **LLAMA_NAMES,
+    "blk.{}.attn_sinks.weight": "model.layers.{}.self_attn.sinks",
+    "blk.{}.post_attention_norm": "model.layers.{}.post_attention_layernorm",
+    "blk.{}.ffn_gate_inp": f"{_MLP}.router",
+    "blk.{}.ffn_down_exps.weight": f"{_MLP}.experts.down_proj",
+    "blk.{}.ffn_down_exps.bias": f"{_MLP}.experts.down_proj_bias",
+}
+
+
+def config(model: Model) -> dict[str, Any]:
+    """The configuration. As in the published one, the edges of YaRN's ramp are not rounded."""
+    own, stretched = model.metadata, scaling(model.metadata)
+    return base_config(
+        model,
+        "gpt_oss",
+        intermediate_size=own.count("expert_feed_forward_length"),
+        num_local_experts=own.count("expert_count"),
+        num_experts_per_tok=own.count("expert_used_count"),
+        sliding_window=own.count("attention.sliding_window"),
+        rope_scaling=stretched and {**stretched, "truncate": False},
+    )
+
+
+def _turned(tensor: Deferred, own: Metadata) -> Deferred:
+    return tensor.swapaxes(-1, -2) if len(tensor.shape) > 2 else tensor
+
+
+def _gate_up(gate: Deferred, up: Deferred) -> Deferred:
+    return alternating(gate, up).swapaxes(-1, -2)
+
+
+ARCHITECTURE = Architecture(
+    config,
+    NAMES,
+    changes={"blk.{}.ffn_down_exps": _turned},
+    joins=(
+        Join(
+            ("blk.{}.ffn_gate_exps.weight", "blk.{}.ffn_up_exps.weight"),
+            f"{_MLP}.experts.gate_up_proj",
+            _gate_up,
+        ),
+        Join(
+            ("blk.{}.ffn_gate_exps.bias", "blk.{}.ffn_up_exps.bias"),
+            f"{_MLP}.experts.gate_up_proj_bias",
+            alternating,
+        ),
+    ),
+)

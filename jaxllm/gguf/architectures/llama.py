@@ -1,0 +1,61 @@
+"""Llama, Mistral and Mixtral. Converters put the rows of queries and keys into another order and
+keep Llama 3's stretched frequencies as factors."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from jaxllm.deferred import Deferred
+from jaxllm.gguf.architecture import LLAMA_NAMES, Architecture
+from jaxllm.gguf.changes import halves
+from jaxllm.gguf.config import base_config, long_rope
+from jaxllm.gguf.metadata import Metadata
+from jaxllm.gguf.model import Model
+
+_MIXTURE = "model.layers.{}.block_sparse_moe"
+NAMES: Mapping[str, str | None] = {
+    **LLAMA_NAMES,
+    "blk.{}.ffn_gate_inp": f"{_MIXTURE}.gate",
+    "blk.{}.ffn_gate_exps": f"{_MIXTURE}.experts.{{}}.w1",
+    "blk.{}.ffn_down_exps": f"{_MIXTURE}.experts.{{}}.w2",
+    "blk.{}.ffn_up_exps": f"{_MIXTURE}.experts.{{}}.w3",
+}
+
+
+def config(model: Model) -> dict[str, Any]:
+    """The configuration of one of the three."""
+    own = model.metadata
+    experts = own.count("expert_count")
+    biased = "blk.0.attn_q.bias" in model.tensors
+    length = own.count("context_length")
+    stretched = long_rope(
+        model,
+        "rope_freqs.weight",
+        "rope_freqs.weight",
+        attention_factor=1.0,
+        original_max_position_embeddings=length,
+    )
+    found = base_config(model, "mixtral" if experts else "llama", attention_bias=biased)
+    if "head_dim" not in found and own.count("rope.dimension_count"):
+        found["head_dim"] = own.count("rope.dimension_count")
+    if experts:
+        found |= {
+            "num_local_experts": experts,
+            "num_experts_per_tok": own.count("expert_used_count"),
+        }
+    return found | ({} if stretched is None else {"rope_scaling": stretched})
+
+
+def _queries(tensor: Deferred, own: Metadata) -> Deferred:
+    return halves(tensor, own.count("attention.head_count") or 1)
+
+
+def _keys(tensor: Deferred, own: Metadata) -> Deferred:
+    heads = own.count("attention.head_count_kv") or own.count("attention.head_count")
+    return halves(tensor, heads or 1)
+
+
+ARCHITECTURE = Architecture(
+    config, NAMES, changes={"blk.{}.attn_q": _queries, "blk.{}.attn_k": _keys}
+)

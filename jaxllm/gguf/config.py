@@ -1,0 +1,89 @@
+"""The keys of config.json that most architectures have."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from jaxllm.gguf.metadata import Metadata
+from jaxllm.gguf.model import Model
+
+# Texts of tokens that end an answer, where the file names one end alone
+ENDS = ("<|eot_id|>", "<|im_end|>", "<end_of_turn>", "<|end|>", "<|eom_id|>")
+HARMONY = ("<|return|>", "<|call|>")  # beside which <|end|> ends a message, not the answer
+CONTROL = 3  # type of a token
+
+
+def base_config(model: Model, model_type: str, **others: Any) -> dict[str, Any]:
+    """The configuration of a decoder, `others` among it; what is None is left out. Values are
+    checked where the configuration is read."""
+    own = model.metadata
+    dim, key, value = (own.count(f"attention.{each}_length") for each in ("head", "key", "value"))
+    embedding = model.tensors.get("token_embd.weight")
+    heads = own.count("attention.head_count")
+    found: dict[str, Any] = {
+        "model_type": model_type,
+        "architectures": [],
+        "dtype": "bfloat16",
+        "vocab_size": embedding.shape[0] if embedding else own.count("vocab_size"),
+        "hidden_size": own.count("embedding_length"),
+        "intermediate_size": own.count("feed_forward_length"),
+        "num_hidden_layers": own.count("block_count"),
+        "num_attention_heads": heads,
+        "num_key_value_heads": own.count("attention.head_count_kv") or heads,
+        "head_dim": dim or key or value,
+        "max_position_embeddings": own.count("context_length"),
+        "rms_norm_eps": own.number("attention.layer_norm_rms_epsilon"),
+        "rope_theta": own.number("rope.freq_base"),
+        "rope_scaling": scaling(own),
+        "tie_word_embeddings": "output.weight" not in model.tensors,
+        "bos_token_id": own.count(".tokenizer.ggml.bos_token_id"),
+        "eos_token_id": end_ids(own) or None,
+    }
+    return {key: value for key, value in (found | others).items() if value is not None}
+
+
+def scaling(own: Metadata) -> dict[str, Any] | None:
+    """The `rope_scaling` that the keys say, None for none."""
+    kind, factor = own.text("rope.scaling.type"), own.number("rope.scaling.factor")
+    if kind not in ("linear", "yarn") or factor is None:
+        return None
+    original = own.count("rope.scaling.original_context_length")
+    more = {} if kind == "linear" else {"original_max_position_embeddings": original}
+    return {"rope_type": kind, "factor": factor, **{k: v for k, v in more.items() if v}}
+
+
+def factors(model: Model, name: str) -> list[float] | None:
+    """A small tensor of factors of frequencies, None where there is none."""
+    tensor = model.tensors.get(name)
+    if tensor is None:
+        return None
+    numbers = tensor.read(tuple((0, size) for size in tensor.shape)).reshape(-1)
+    return [float(str(number)) for number in numbers]
+
+
+def long_rope(model: Model, short: str, long: str, **others: Any) -> dict[str, Any] | None:
+    """`rope_scaling` by tensors of factors for short and for long texts; None without them."""
+    tables = {"short_factor": factors(model, short), "long_factor": factors(model, long)}
+    if None in tables.values():
+        return None
+    return {"rope_type": "longrope", **tables, **others}
+
+
+def end_ids(own: Metadata) -> list[int]:
+    """Ids of the tokens that end an answer."""
+    stated = (own.count(f".tokenizer.ggml.{key}_token_id") for key in ("eos", "eot", "eom"))
+    found = {id for id in stated if id is not None}
+    tokens = own.items(".tokenizer.ggml.tokens", str) or []
+    kinds = own.items(".tokenizer.ggml.token_type", int) or []
+    control = {tokens[id]: id for id, kind in enumerate(kinds[: len(tokens)]) if kind == CONTROL}
+    harmony = all(text in control for text in HARMONY)
+    texts = HARMONY if harmony else ENDS
+    return sorted(found | {control[text] for text in texts if text in control})
+
+
+def sampling(own: Metadata) -> Mapping[str, Any]:
+    """Options of generation_config.json."""
+    keys = {"temperature": "temp", "top_p": "top_p", "top_k": "top_k", "min_p": "min_p"}
+    found = {name: own.number(f".general.sampling.{key}") for name, key in keys.items()}
+    return {name: value for name, value in found.items() if value is not None}
