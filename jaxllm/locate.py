@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from jaxllm.config import ConfigError
+from jaxllm.gguf.directory import SUFFIX, model_directory, model_file
 
 DEMO = "demo"
 WANTED_FILES = [
@@ -26,18 +27,23 @@ MAX_JSON_BYTES = 16 * 2**20
 
 
 def locate(model: str, revision: str | None = None, download_dir: str | None = None) -> Path:
-    """The local directory of `model`; a hub repository is downloaded first.
+    """The local directory of `model`; a hub repository is downloaded first, and one is made for a
+    GGUF file.
 
-    Raises ConfigError when there is no such model.
+    Raises ConfigError when there is no such model, or when a GGUF file cannot be read.
     """
     if model == DEMO:
         return Path(__file__).parent / "demo"
     path = Path(os.path.expanduser(model))  # an unknown user's stays as it is
     if path.is_dir():
-        return path
+        lone = None if (path / "config.json").exists() else model_file(path)
+        return path if lone is None else model_directory(lone, download_dir)
+    if path.is_file() and path.suffix == SUFFIX:
+        return model_directory(path, download_dir)
     if path.is_file():
         raise ConfigError(
-            f"{model} is a file; give the directory that holds config.json and the safetensors"
+            f"{model} is a file; give the directory that holds config.json and the safetensors, or "
+            "a .gguf file"
         )
     if path.is_absolute() or model.startswith((".", "~")) or model.count("/") != 1:
         raise ConfigError(

@@ -1,1 +1,2 @@
-"""Architectures of GGUF files, one a file, found by listing this folder: each has an `ARCHITECTURE`."""
+"""Architectures of GGUF files, one a file, found by listing this folder: each has an
+`ARCHITECTURE`."""

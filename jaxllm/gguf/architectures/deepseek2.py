@@ -34,7 +34,8 @@ def config(model: Model) -> dict[str, Any]:
     rope, key = own.count("rope.dimension_count"), own.count("attention.key_length_mla")
     key = key or own.count("attention.key_length")
     value = own.count("attention.value_length_mla") or own.count("attention.value_length")
-    heads = own.count("attention.head_count")
+    heads, layers = own.count("attention.head_count"), own.count("block_count")
+    predicting = own.count("nextn_predict_layers") or 0
     found = base_config(
         model,
         "deepseek_v3" if own.count("expert_gating_func") == SIGMOID else "deepseek_v2",
@@ -51,10 +52,10 @@ def config(model: Model) -> dict[str, Any]:
         n_shared_experts=own.count("expert_shared_count"),
         routed_scaling_factor=own.number("expert_weights_scale"),
         norm_topk_prob=own.flag("expert_weights_norm"),
-        num_nextn_predict_layers=own.count("nextn_predict_layers") or 0,
+        num_hidden_layers=layers - predicting if layers else None,
+        num_nextn_predict_layers=predicting,
     )
-    del found["head_dim"]
-    found["num_hidden_layers"] -= found["num_nextn_predict_layers"]
+    found.pop("head_dim", None)
     return found | _groups(own) | {"q_lora_rank": own.count("attention.q_lora_rank")}
 
 
