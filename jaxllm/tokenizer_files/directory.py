@@ -9,12 +9,15 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from jaxllm.config import ConfigError
+from jaxllm.gguf.directory import TOKENIZER
 from jaxllm.locate import check_regular
 from jaxllm.tokenizer_files import formats
 from jaxllm.tokenizer_files.byte_pairs import Built
 from jaxllm.tokenizer_files.settings import Settings, read_settings
 
-FILE_PATTERNS = ("tekken.json", "*.tiktoken", "tiktoken.model", "tokenizer.model")
+# The kinds of files with names of their own
+NAMED = {"tekken.json": "tekken", TOKENIZER: "ggml"}
+FILE_PATTERNS = (*NAMED, "*.tiktoken", "tiktoken.model", "tokenizer.model")
 MAX_BYTES = 64 * 2**20
 
 
@@ -23,7 +26,7 @@ class Format(Protocol):
 
     @property
     def kind(self) -> str:
-        """What the file is: "tekken", "tiktoken" or "sentencepiece"."""
+        """What the file is: "ggml", "tekken", "tiktoken" or "sentencepiece"."""
 
     @property
     def classes(self) -> tuple[str, ...]:
@@ -109,8 +112,8 @@ def _read(path: Path) -> bytes:
 
 
 def _kind(path: Path, data: bytes) -> str:
-    if path.suffix == ".json":
-        return "tekken"
+    if path.name in NAMED:
+        return NAMED[path.name]
     return "sentencepiece" if data.startswith(b"\n") else "tiktoken"  # field 1, bytes
 
 

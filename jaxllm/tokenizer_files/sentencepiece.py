@@ -40,7 +40,10 @@ class SentencePiece:
 
     def build(self, data: bytes, settings: Settings) -> Built:
         """The tokenizer of a file. Raises ValueError for one that is not of the format."""
-        model = read_model(data)
+        return self.tokenizer(read_model(data), settings)
+
+    def tokenizer(self, model: Model, settings: Settings) -> Built:
+        """The tokenizer of a model. Raises ValueError for one that cannot be run."""
         check(model)
         added = self._added(model, settings.added)
         backend = Tokenizer(_model(model, added))

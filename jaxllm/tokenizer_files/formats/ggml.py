@@ -1,0 +1,109 @@
+"""The tokenizer of a GGUF file: its keys `tokenizer.ggml.*`, as `jaxllm.gguf.directory` writes
+them into a model directory."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
+
+from tokenizers import AddedToken, Tokenizer, decoders, models
+
+from jaxllm.tokenizer_files.byte_pairs import Built, frame, place
+from jaxllm.tokenizer_files.pieces import BPE, Kind, Model, Piece, Preparation, Training
+from jaxllm.tokenizer_files.sentencepiece import SentencePiece
+from jaxllm.tokenizer_files.settings import MAX_ID, Settings
+from jaxllm.tokenizer_files.splits import SPLITS
+
+PIECES = SentencePiece(classes=(), begins=True)
+ROLES = ("bos_token", "eos_token", "unk_token", "pad_token")
+
+
+class Ggml:
+    """The format; `model` says which of two kinds it is."""
+
+    kind: ClassVar[str] = "ggml"
+    classes: tuple[str, ...] = ()
+
+    def build(self, data: bytes, settings: Settings) -> Built:
+        """The tokenizer of a file. Raises ValueError for one that is not of the format."""
+        keys = json.loads(data)
+        tokens, kinds = _items(keys, "tokens", str), _items(keys, "token_type", int)
+        if not 0 < len(tokens) < MAX_ID or len(kinds) not in (0, len(tokens)):
+            raise ValueError(f"it has {len(tokens)} tokens and {len(kinds)} types of tokens")
+        named = [Kind(kind) for kind in kinds] or [Kind.NORMAL] * len(tokens)
+        if keys.get("model") == "gpt2":
+            return _byte_pairs(keys, tokens, named, settings)
+        if keys.get("model") == "llama":
+            return PIECES.tokenizer(_pieces(keys, tokens, named), settings)
+        raise ValueError(
+            f"its tokenizer.ggml.model is {keys.get('model')!r:.80}; gpt2 and llama are read"
+        )
+
+
+def _items(keys: Mapping[str, Any], name: str, kind: type) -> Sequence[Any]:
+    found = keys.get(name, [])
+    if not isinstance(found, list) or any(type(each) is not kind for each in found):
+        raise ValueError(f"tokenizer.ggml.{name} is no list of {kind.__name__}")
+    return found
+
+
+def _pieces(keys: Mapping[str, Any], tokens: Sequence[str], kinds: Sequence[Kind]) -> Model:
+    """As a SentencePiece model whose pieces join by their scores."""
+    scores = _items(keys, "scores", float)
+    if len(scores) != len(tokens) or len(set(tokens)) != len(tokens):
+        raise ValueError("a token is there twice, or not all have scores")
+    pieces = [Piece(*each) for each in zip(tokens, scores, kinds, strict=True)]
+    ends = {}
+    for field, key, usual in (("bos_piece", "bos", 1), ("eos_piece", "eos", 2)):
+        id = keys.get(f"{key}_token_id", usual)
+        ends[field] = tokens[id] if type(id) is int and 0 <= id < len(tokens) else ""
+    preparation = Preparation(
+        add_dummy_prefix=keys.get("add_space_prefix", True) is True,
+        remove_extra_whitespaces=keys.get("remove_extra_whitespaces", False) is True,
+    )
+    return Model(pieces, Training(algorithm=BPE, byte_fallback=True, **ends), preparation)
+
+
+def _byte_pairs(
+    keys: Mapping[str, Any], tokens: Sequence[str], kinds: Sequence[Kind], settings: Settings
+) -> Built:
+    name = keys.get("pre")
+    if name not in SPLITS:
+        raise ValueError(
+            f"how text is split is tokenizer.ggml.pre, which is {name!r:.80}; "
+            f"known are {', '.join(SPLITS)}"
+        )
+    splits = SPLITS[name]
+    added = {
+        id: AddedToken(text, normalized=False, special=kind is not Kind.USER_DEFINED)
+        for id, (text, kind) in enumerate(zip(tokens, kinds, strict=True))
+        if kind in (Kind.CONTROL, Kind.USER_DEFINED, Kind.UNKNOWN)
+    }
+    pieces = {
+        text: id
+        for id, (text, kind) in enumerate(zip(tokens, kinds, strict=True))
+        if kind is not Kind.UNUSED
+    }
+    pairs = [_pair(merge) for merge in _items(keys, "merges", str)]
+    backend = Tokenizer(models.BPE(place(pieces, added), pairs, ignore_merges=splits.whole))
+    if splits.normalizer is not None:
+        backend.normalizer = splits.normalizer
+    backend.pre_tokenizer = splits.pre_tokenizer()
+    backend.decoder = decoders.ByteLevel()
+    backend.add_tokens([added[id] for id in sorted(added)])
+    roles = {role: text for role in ROLES if (text := settings.token(role)) is not None}
+    before = settings.flag("add_bos_token", splits.begins) and roles.get("bos_token")
+    after = settings.flag("add_eos_token", False) and roles.get("eos_token")
+    frame(backend, [before] if before else [], [after] if after else [])
+    return Built(backend, roles)
+
+
+def _pair(merge: str) -> tuple[str, str]:
+    at = merge.find(" ", 1)
+    if at < 0:
+        raise ValueError(f"the merge {merge!r:.80} is no pair")
+    return merge[:at], merge[at + 1 :]
+
+
+FORMAT = Ggml()
