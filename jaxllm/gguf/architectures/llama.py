@@ -36,14 +36,15 @@ def config(model: Model) -> dict[str, Any]:
         attention_factor=1.0,
         original_max_position_embeddings=length,
     )
-    found = base_config(model, "mixtral" if experts else "llama", attention_bias=biased)
+    found = base_config(
+        model,
+        "mixtral" if experts else "llama",
+        attention_bias=biased,
+        num_local_experts=experts or None,
+        num_experts_per_tok=own.count("expert_used_count") or None,
+    )
     if "head_dim" not in found and own.count("rope.dimension_count"):
         found["head_dim"] = own.count("rope.dimension_count")
-    if experts:
-        found |= {
-            "num_local_experts": experts,
-            "num_experts_per_tok": own.count("expert_used_count"),
-        }
     return found | ({} if stretched is None else {"rope_scaling": stretched})
 
 

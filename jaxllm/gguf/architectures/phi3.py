@@ -22,11 +22,14 @@ def config(model: Model) -> dict[str, Any]:
     own = model.metadata
     width, heads = own.count("embedding_length"), own.count("attention.head_count")
     turning, dim = own.count("rope.dimension_count"), width // heads if width and heads else None
+    scale = own.number("rope.scaling.attn_factor")
+    short, long = "rope_factors_short.weight", "rope_factors_long.weight"
+    scaled = {} if scale is None else {"attention_factor": scale}
     return base_config(
         model,
         "phi3",
         sliding_window=own.count("attention.sliding_window") or None,
-        rope_scaling=long_rope(model, "rope_factors_short.weight", "rope_factors_long.weight"),
+        rope_scaling=long_rope(model, short, long, **scaled),
         original_max_position_embeddings=own.count("rope.scaling.original_context_length"),
         partial_rotary_factor=turning / dim if turning and dim and turning < dim else None,
     )

@@ -54,15 +54,23 @@ def _pieces(keys: Mapping[str, Any], tokens: Sequence[str], kinds: Sequence[Kind
     if len(scores) != len(tokens) or len(set(tokens)) != len(tokens):
         raise ValueError("a token is there twice, or not all have scores")
     pieces = [Piece(*each) for each in zip(tokens, scores, kinds, strict=True)]
-    ends = {}
-    for field, key, usual in (("bos_piece", "bos", 1), ("eos_piece", "eos", 2)):
-        id = keys.get(f"{key}_token_id", usual)
-        ends[field] = tokens[id] if type(id) is int and 0 <= id < len(tokens) else ""
+    training = Training(
+        algorithm=BPE,
+        byte_fallback=True,
+        bos_piece=_text(keys, "bos_token_id", tokens, 1),
+        eos_piece=_text(keys, "eos_token_id", tokens, 2),
+    )
     preparation = Preparation(
         add_dummy_prefix=keys.get("add_space_prefix", True) is True,
         remove_extra_whitespaces=keys.get("remove_extra_whitespaces", False) is True,
     )
-    return Model(pieces, Training(algorithm=BPE, byte_fallback=True, **ends), preparation)
+    return Model(pieces, training, preparation)
+
+
+def _text(keys: Mapping[str, Any], name: str, tokens: Sequence[str], usual: int) -> str:
+    """The text of the token with this role, "" for none."""
+    id = keys.get(name, usual)
+    return tokens[id] if type(id) is int and 0 <= id < len(tokens) else ""
 
 
 def _byte_pairs(
@@ -71,8 +79,8 @@ def _byte_pairs(
     name = keys.get("pre")
     if name not in SPLITS:
         raise ValueError(
-            f"how text is split is tokenizer.ggml.pre, which is {name!r:.80}; "
-            f"known are {', '.join(SPLITS)}"
+            f"how text is split is tokenizer.ggml.pre, which is {name!r:.40} and not known: give "
+            "the model's own tokenizer (--tokenizer)"
         )
     splits = SPLITS[name]
     added = {

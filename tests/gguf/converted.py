@@ -1,0 +1,248 @@
+"""Golden checkpoints as GGUF files: what llama.cpp's converter makes of them."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from safetensors.numpy import load_file
+
+from tests.gguf.writer import Stored, plain, write
+from tests.goldens.golden import HERE
+
+type Tensors = dict[str, np.ndarray]
+
+NAMES = [
+    (r"model\.embed_tokens\.", "token_embd."),
+    (r"model\.norm\.", "output_norm."),
+    (r"lm_head\.", "output."),
+    (r"model\.layers\.(\d+)\.", r"blk.\1."),
+    (r"self_attn\.o_proj", "attn_output"),
+    (r"self_attn\.kv_a_proj_with_mqa", "attn_kv_a_mqa"),
+    (r"self_attn\.(\w+)_a_layernorm", r"attn_\1_a_norm"),
+    (r"self_attn\.sinks", "attn_sinks.weight"),
+    (r"self_attn\.(\w+)_proj", r"attn_\1"),
+    (r"self_attn\.([qk])_norm", r"attn_\1_norm"),
+    (r"input_layernorm", "attn_norm"),
+    (r"pre_feedforward_layernorm", "ffn_norm"),
+    (r"post_feedforward_layernorm", "post_ffw_norm"),
+    (r"(mlp|block_sparse_moe)\.(gate|router)\.(weight|bias)", r"ffn_gate_inp.\3"),
+    (r"mlp\.gate\.e_score_correction_bias", "exp_probs_b.bias"),
+    (r"mlp\.shared_experts\.(\w+)_proj", r"ffn_\1_shexp"),
+    (r"mlp\.gate_up_proj", "ffn_up"),
+    (r"mlp\.(\w+)_proj\.", r"ffn_\1."),
+]
+EXPERT = re.compile(r"(.*)\.(?:mlp|block_sparse_moe)\.experts\.(\d+)\.(\w+)\.weight")
+PARTS = {"w1": "gate", "w2": "down", "w3": "up"}
+
+
+def renamed(tensors: Tensors, post_attention: str) -> Tensors:
+    """Under the names of GGUF, with the experts of a layer as one tensor."""
+    found: Tensors = {}
+    stacks: dict[str, dict[int, np.ndarray]] = {}
+    for name, tensor in tensors.items():
+        if match := EXPERT.fullmatch(name):
+            layer, expert, part = match.groups()
+            part = PARTS.get(part, part.removesuffix("_proj"))
+            stack = f"blk.{layer.split('.')[-1]}.ffn_{part}_exps.weight"
+            stacks.setdefault(stack, {})[int(expert)] = tensor
+            continue
+        for pattern, new in [*NAMES, ("post_attention_layernorm", post_attention)]:
+            name = re.sub(pattern, new, name)
+        found[name] = tensor
+    stacked = {n: np.stack([each[i] for i in range(len(each))]) for n, each in stacks.items()}
+    return found | stacked
+
+
+def common(hf: Mapping[str, Any]) -> dict[str, Any]:
+    """Keys that all architectures have."""
+    found = {
+        "block_count": hf["num_hidden_layers"],
+        "context_length": hf["max_position_embeddings"],
+        "embedding_length": hf["hidden_size"],
+        "feed_forward_length": hf["intermediate_size"],
+        "attention.head_count": hf["num_attention_heads"],
+        "attention.head_count_kv": hf.get("num_key_value_heads", hf["num_attention_heads"]),
+        "attention.layer_norm_rms_epsilon": float(hf["rms_norm_eps"]),
+    }
+    bases = {"rope.freq_base": "rope_theta", "rope.freq_base_swa": "rope_local_base_freq"}
+    found |= {key: float(hf[own]) for key, own in bases.items() if own in hf}
+    if "head_dim" in hf:
+        found |= {f"attention.{each}_length": hf["head_dim"] for each in ("key", "value")}
+    scaling = hf.get("rope_scaling") or {}
+    if scaling.get("rope_type", scaling.get("type")) in ("linear", "yarn"):
+        found["rope.scaling.type"] = scaling.get("rope_type", scaling.get("type"))
+        found["rope.scaling.factor"] = float(scaling["factor"])
+        if "original_max_position_embeddings" in scaling:
+            original = scaling["original_max_position_embeddings"]
+            found["rope.scaling.original_context_length"] = original
+    return found
+
+
+def pairs(rows: np.ndarray, heads: int) -> np.ndarray:
+    """Rows i and i + half of each head side by side."""
+    halves = rows.reshape(heads, 2, -1, *rows.shape[1:])
+    return halves.swapaxes(1, 2).reshape(rows.shape)
+
+
+def llama(hf: Mapping[str, Any], tensors: Tensors) -> dict[str, Any]:
+    for name in tensors:
+        if ".attn_q." in name:
+            tensors[name] = pairs(tensors[name], hf["num_attention_heads"])
+        if ".attn_k." in name:
+            tensors[name] = pairs(tensors[name], hf.get("num_key_value_heads"))
+    scaling = hf.get("rope_scaling") or {}
+    dim = hf.get("head_dim") or hf["hidden_size"] // hf["num_attention_heads"]
+    if scaling.get("rope_type") == "llama3":
+        tensors["rope_freqs.weight"] = llama3_factors(scaling, hf["rope_theta"], dim)
+    experts = {"expert_count": "num_local_experts", "expert_used_count": "num_experts_per_tok"}
+    found = {key: hf[own] for key, own in experts.items() if own in hf}
+    return {"rope.dimension_count": dim, **found}
+
+
+def llama3_factors(scaling: Mapping[str, Any], theta: float, dim: int) -> np.ndarray:
+    """What each frequency is divided by, by the formula of Llama 3.1's release."""
+    found = []
+    low, high = scaling["low_freq_factor"], scaling["high_freq_factor"]
+    original, factor = scaling["original_max_position_embeddings"], scaling["factor"]
+    for pair in range(dim // 2):
+        wavelength = 2 * np.pi * theta ** (2 * pair / dim)
+        if wavelength < original / high:
+            found.append(1.0)
+        elif wavelength > original / low:
+            found.append(factor)
+        else:
+            smooth = (original / wavelength - low) / (high - low)
+            found.append(1 / ((1 - smooth) / factor + smooth))
+    return np.array(found, np.float32)
+
+
+def qwen3moe(hf: Mapping[str, Any], tensors: Tensors) -> dict[str, Any]:
+    return {
+        "expert_count": hf["num_experts"],
+        "expert_used_count": hf["num_experts_per_tok"],
+        "expert_feed_forward_length": hf["moe_intermediate_size"],
+    }
+
+
+def gemma(hf: Mapping[str, Any], tensors: Tensors) -> dict[str, Any]:
+    for name in tensors:
+        if name.endswith("norm.weight"):
+            tensors[name] = tensors[name] + np.float32(1)
+    caps = {
+        f"{each}_logit_softcapping": hf.get(f"{each}_logit_softcapping")
+        for each in ("attn", "final")
+    }
+    pattern = "attention.sliding_window_pattern"
+    return {
+        "attention.sliding_window": hf["sliding_window"],
+        **{key: float(value) for key, value in caps.items() if value},
+        **({pattern: hf["sliding_window_pattern"]} if "sliding_window_pattern" in hf else {}),
+    }
+
+
+def phi3(hf: Mapping[str, Any], tensors: Tensors) -> dict[str, Any]:
+    scaling = hf["rope_scaling"]
+    for each in ("short", "long"):
+        factors = np.array(scaling[f"{each}_factor"], np.float32)
+        tensors[f"rope_factors_{each}.weight"] = factors
+    dim = hf["hidden_size"] // hf["num_attention_heads"]
+    original = hf["original_max_position_embeddings"]
+    return {
+        "rope.dimension_count": dim,
+        "rope.scaling.original_context_length": original,
+        "rope.scaling.attn_factor": float(scaling["attention_factor"]),
+    }
+
+
+def gpt_oss(hf: Mapping[str, Any], tensors: Tensors) -> dict[str, Any]:
+    for name in [name for name in tensors if ".mlp.experts." in name]:
+        layer, _, part = name.partition(".mlp.experts.")
+        tensor = tensors.pop(name)
+        leaf = "bias" if part.endswith("_bias") else "weight"
+        rows = tensor if leaf == "bias" else tensor.swapaxes(1, 2)
+        if part.startswith("down"):
+            tensors[f"{layer}.ffn_down_exps.{leaf}"] = rows
+        else:
+            tensors[f"{layer}.ffn_gate_exps.{leaf}"] = rows[:, ::2]
+            tensors[f"{layer}.ffn_up_exps.{leaf}"] = rows[:, 1::2]
+    return {
+        "expert_count": hf["num_local_experts"],
+        "expert_used_count": hf["num_experts_per_tok"],
+        "expert_feed_forward_length": hf["intermediate_size"],
+        "attention.sliding_window": hf["sliding_window"],
+    }
+
+
+def deepseek2(hf: Mapping[str, Any], tensors: Tensors, apart: bool = True) -> dict[str, Any]:
+    plain_dim, rope, value = hf["qk_nope_head_dim"], hf["qk_rope_head_dim"], hf["v_head_dim"]
+    for name in [name for name in tensors if ".attn_kv_b." in name and apart]:
+        heads = tensors.pop(name).reshape(hf["num_attention_heads"], plain_dim + value, -1)
+        tensors[name.replace("kv_b", "k_b")] = heads[:, :plain_dim].swapaxes(1, 2)
+        tensors[name.replace("kv_b", "v_b")] = heads[:, plain_dim:]
+    sigmoid, scaling = hf["model_type"] == "deepseek_v3", hf.get("rope_scaling") or {}
+    found = {
+        "attention.head_count_kv": 1,
+        "attention.key_length": hf["kv_lora_rank"] + rope,
+        "attention.value_length": hf["kv_lora_rank"],
+        "attention.key_length_mla": plain_dim + rope,
+        "attention.value_length_mla": value,
+        "attention.kv_lora_rank": hf["kv_lora_rank"],
+        "attention.q_lora_rank": hf.get("q_lora_rank"),
+        "rope.dimension_count": rope,
+        "leading_dense_block_count": hf["first_k_dense_replace"],
+        "expert_feed_forward_length": hf["moe_intermediate_size"],
+        "expert_count": hf["n_routed_experts"],
+        "expert_used_count": hf["num_experts_per_tok"],
+        "expert_shared_count": hf.get("n_shared_experts"),
+        "expert_weights_scale": float(hf["routed_scaling_factor"]),
+        "expert_weights_norm": bool(hf.get("norm_topk_prob", sigmoid)),
+        "expert_gating_func": 2 if sigmoid else 1,
+        "expert_group_count": hf.get("n_group"),
+        "expert_group_used_count": hf.get("topk_group"),
+    }
+    if scaling.get("mscale_all_dim"):
+        found["rope.scaling.yarn_log_multiplier"] = 0.1 * scaling["mscale_all_dim"]
+    return {key: value for key, value in found.items() if value is not None}
+
+
+KINDS: dict[str, Callable[[Mapping[str, Any], Tensors], dict[str, Any]]] = {
+    "llama": llama,
+    "qwen3moe": qwen3moe,
+    "gemma2": gemma,
+    "gemma3": gemma,
+    "phi3": phi3,
+    "gpt-oss": gpt_oss,
+    "deepseek2": deepseek2,
+}
+POST_ATTENTION = {"gemma2": "post_attention_norm", "gemma3": "post_attention_norm"} | {
+    "gpt-oss": "post_attention_norm"
+}
+
+
+def converted(
+    name: str,
+    architecture: str,
+    path: Path,
+    stored: Callable[[str, np.ndarray], Stored] = lambda name, tensor: plain(tensor),
+    **more: Any,
+) -> Path:
+    """A golden checkpoint as a GGUF file, whose tensors are `stored(name, tensor)`."""
+    hf = json.loads((HERE / name / "config.json").read_text())
+    tensors = renamed(
+        load_file(HERE / name / "model.safetensors"), POST_ATTENTION.get(architecture, "ffn_norm")
+    )
+    own = common(hf) | KINDS.get(architecture, lambda hf, tensors: {})(hf, tensors)
+    metadata = {
+        "general.architecture": architecture,
+        **{f"{architecture}.{key}": value for key, value in own.items()},
+        "tokenizer.ggml.eos_token_id": hf["eos_token_id"],
+        **more,
+    }
+    return write(
+        path, metadata, {n: stored(n, np.ascontiguousarray(t)) for n, t in tensors.items()}
+    )

@@ -1,0 +1,129 @@
+"""A GGUF file is the checkpoint that it was converted from."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from safetensors.numpy import load_file, save_file
+
+from jaxllm import weights
+from jaxllm.gguf.architecture import checkpoint_tensors
+from jaxllm.gguf.architectures.gemma2 import score_width
+from jaxllm.gguf.directory import model_directory
+from jaxllm.gguf.metadata import Metadata
+from jaxllm.gguf.model import open_model
+from jaxllm.mesh import make_mesh
+from jaxllm.models import read_spec
+from jaxllm.models.config.read import family
+from tests.gguf.converted import converted
+from tests.gguf.writer import Q4_0, Q8_0, Stored, plain, quantised
+from tests.goldens.golden import HERE
+
+CASES = [
+    ("llama-gqa", "llama"),
+    ("llama-llama3", "llama"),
+    ("llama-yarn", "llama"),
+    ("llama-mqa-tied-linear", "llama"),
+    ("mixtral-experts", "llama"),
+    ("qwen2-tied", "qwen2"),
+    ("qwen3-gqa", "qwen3"),
+    ("qwen3-moe-normalised", "qwen3moe"),
+    ("gemma2-window", "gemma2"),
+    ("gemma3_text-older-keys", "gemma3"),
+    ("phi3-long", "phi3"),
+    ("gpt-oss-fused", "gpt-oss"),
+    ("deepseek-v2-lite", "deepseek2"),
+    ("deepseek-v3-groups", "deepseek2"),
+]
+# Compared as ropes and fields of the spec
+ELSEWHERE = {
+    *("rope_scaling", "rope_parameters", "rope_theta", "eos_token_id", "dtype"),
+    *("sliding_window", "max_window_layers"),
+    "query_pre_attn_scalar",  # not in files, see below
+}
+
+
+@pytest.mark.parametrize(("name", "architecture"), CASES)
+def test_tensors_are_those_of_the_checkpoint(name: str, architecture: str, tmp_path: Path) -> None:
+    path = converted(name, architecture, tmp_path / "model.gguf")
+    found = checkpoint_tensors(open_model(path))
+    expected = load_file(HERE / name / "model.safetensors")
+    assert sorted(found) == sorted(expected)
+    for tensor, values in expected.items():
+        bound = 1e-6 if "gemma" in name and "norm" in tensor else 0  # one was added, and taken off
+        np.testing.assert_allclose(np.asarray(found[tensor]), values, atol=bound, rtol=0)
+
+
+@pytest.mark.parametrize(("name", "architecture"), CASES)
+def test_the_configuration_means_the_same(name: str, architecture: str, tmp_path: Path) -> None:
+    path = converted(name, architecture, tmp_path / "model.gguf")
+    found = read_spec(model_directory(path, str(tmp_path)))
+    expected = read_spec(HERE / name)
+    plain = {"config": {}, "ropes": (), "stored_dtype": None}
+    assert replace(found, **plain) == replace(expected, **plain)
+    own = family(found.model_type).DEFAULTS
+    mine, theirs = ({**own, **spec.config} for spec in (found, expected))
+    keys = mine.keys() & theirs.keys() - ELSEWHERE
+    assert {key: mine[key] for key in keys} == {key: theirs[key] for key in keys}
+    positions = jnp.array([0, 1, 7, 63])
+    for one, other in zip(found.ropes, expected.ropes, strict=True):
+        both = zip(one(positions, None)[:2], other(positions, None)[:2], strict=True)
+        for cos_or_sin in both:
+            np.testing.assert_allclose(*cos_or_sin, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("layers", "largest", "width", "heads", "head", "expected"),
+    [(42, 46, 3584, 16, 256, 256), (46, 46, 4608, 32, 128, 144), (62, 62, 5376, 32, 128, 168)],
+    ids=["Gemma 2 9B", "Gemma 2 27B", "Gemma 3 27B"],
+)
+def test_scores_of_gemmas_are_scaled_as_published(
+    layers: int, largest: int, width: int, heads: int, head: int, expected: int
+) -> None:
+    own = {"block_count": layers, "embedding_length": width, "attention.head_count": heads}
+    keys = {f"gemma.{key}": value for key, value in own.items()}
+    metadata = Metadata(
+        {"general.architecture": "gemma", "gemma.attention.key_length": head, **keys}
+    )
+    assert score_width(metadata, largest) == expected
+
+
+def quantised_matrices(number: int) -> Callable[[str, np.ndarray], Stored]:
+    """Matrices of rows that blocks divide in this type, all else in float32."""
+
+    def stored(name: str, tensor: np.ndarray) -> Stored:
+        fits = tensor.ndim > 1 and tensor.shape[-1] % 32 == 0
+        return quantised(tensor, number) if fits else plain(tensor)
+
+    return stored
+
+
+@pytest.mark.parametrize("number", [Q8_0, Q4_0])
+def test_a_quantised_file_is_placed_as_the_numbers_that_its_blocks_stand_for(
+    number: int, tmp_path: Path
+) -> None:
+    path = converted("llama-gqa", "llama", tmp_path / "model.gguf", quantised_matrices(number))
+    directory = model_directory(path, str(tmp_path))
+    spec, mesh = read_spec(directory), make_mesh(1)
+    assert spec.scheme is not None
+    assert ("Q8_0" if number == Q8_0 else "Q4_0") in spec.scheme.title
+    weights.check(directory, spec, mesh, "float32")
+    _, placed = weights.load(directory, spec, mesh, "float32")
+    numbers = {
+        name: np.asarray(each) for name, each in checkpoint_tensors(open_model(path)).items()
+    }
+    save_file(numbers, tmp_path / "model.safetensors")
+    shutil.copy(HERE / "llama-gqa" / "config.json", tmp_path)
+    _, expected = weights.load(tmp_path, read_spec(tmp_path), mesh, "float32")
+    for mine, theirs in zip(jax.tree.leaves(placed), jax.tree.leaves(expected), strict=True):
+        np.testing.assert_array_equal(mine, theirs)
+    golden = load_file(HERE / "llama-gqa" / "model.safetensors")
+    error = {name: np.abs(numbers[name] - golden[name]).max() for name in golden}
+    assert 0 < max(error.values()) < (0.01 if number == Q8_0 else 0.1)

@@ -1,0 +1,46 @@
+"""Blocks stand for the numbers that ggml makes of them."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from jaxllm.config import ConfigError
+from jaxllm.gguf.file import StoredTensor
+from jaxllm.gguf.types import TYPES
+from tests.goldens.golden import HERE
+
+QUANTISED = sorted(number for number, kind in TYPES.items() if not kind.plain)
+
+
+def golden(number: int) -> tuple[StoredTensor, np.ndarray]:
+    """A tensor of random blocks, and its numbers by the gguf package."""
+    with np.load(HERE / "gguf_blocks.npz", allow_pickle=False) as stored:
+        blocks, values = stored[f"{number}_blocks"], stored[f"{number}_values"]
+    return StoredTensor("t", TYPES[number], values.shape, memoryview(blocks.tobytes())), values
+
+
+@pytest.mark.parametrize("number", QUANTISED)
+def test_numbers_are_bit_for_bit_those_of_ggml(number: int) -> None:
+    tensor, values = golden(number)
+    found = np.asarray(tensor.deferred())
+    assert found.dtype == np.float32
+    np.testing.assert_array_equal(found, values)
+
+
+@pytest.mark.parametrize("number", QUANTISED)
+def test_a_part_is_read_without_the_rest(number: int) -> None:
+    tensor, values = golden(number)
+    rows, columns = (1, 2), (5, values.shape[1] - 3)
+    np.testing.assert_array_equal(tensor.read((rows, columns)), values[1:2, 5:-3])
+
+
+def test_a_scale_that_is_infinite_is_refused() -> None:
+    tensor, _ = golden(8)
+    blocks = np.frombuffer(tensor.data, np.uint8).copy()
+    blocks[:2] = np.array([np.inf], np.float16).view(np.uint8)
+    broken = StoredTensor(
+        "blk.0.attn_q.weight", tensor.type, tensor.shape, memoryview(blocks.tobytes())
+    )
+    with pytest.raises(ConfigError, match=r"blk\.0\.attn_q\.weight has a scale"):
+        np.asarray(broken.deferred())

@@ -1,0 +1,86 @@
+"""Writes small GGUF files, from the text of the format."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import ml_dtypes
+import numpy as np
+
+ALIGNMENT = 32
+PLAIN = {0: np.dtype("<f4"), 1: np.dtype("<f2"), 30: np.dtype(ml_dtypes.bfloat16)}
+Q8_0, Q4_0 = 8, 2
+
+
+class Stored(NamedTuple):
+    """A tensor as it is written; the shape is NumPy's."""
+
+    number: int
+    shape: tuple[int, ...]
+    data: bytes
+
+
+def text(value: str) -> bytes:
+    data = value.encode()
+    return struct.pack("<Q", len(data)) + data
+
+
+def typed(value: Any) -> tuple[int, bytes]:
+    """Number of the type, and the value."""
+    if isinstance(value, bool):
+        return 7, struct.pack("<B", value)
+    if isinstance(value, int):
+        return 4, struct.pack("<I", value)
+    if isinstance(value, float):
+        return 6, struct.pack("<f", value)
+    if isinstance(value, str):
+        return 8, text(value)
+    pairs = [typed(each) for each in value]
+    number = pairs[0][0] if pairs else 4
+    return 9, struct.pack("<IQ", number, len(pairs)) + b"".join(data for _, data in pairs)
+
+
+def plain(array: np.ndarray, number: int = 0) -> Stored:
+    return Stored(number, array.shape, array.astype(PLAIN[number]).tobytes())
+
+
+def quantised(array: np.ndarray, number: int) -> Stored:
+    """Blocks of 32 as Q8_0 or Q4_0, rounded to the nearest."""
+    blocks = array.astype(np.float32).reshape(-1, 32)
+    largest = np.abs(blocks).max(axis=1, keepdims=True)
+    scale = (largest / (127 if number == Q8_0 else 7)).astype("<f2")
+    numbers = np.rint(blocks / np.maximum(scale.astype(np.float32), 1e-12))
+    if number == Q8_0:
+        packed = numbers.clip(-127, 127).astype(np.int8).view(np.uint8)
+    else:
+        nibbles = (numbers.clip(-8, 7) + 8).astype(np.uint8)
+        packed = nibbles[:, :16] | (nibbles[:, 16:] << 4)
+    rows = np.concatenate([scale.view(np.uint8), packed], axis=1)
+    return Stored(number, array.shape, rows.tobytes())
+
+
+def header(metadata: Mapping[str, Any], tensors: Mapping[str, Stored], version: int = 3) -> bytes:
+    found = [b"GGUF", struct.pack("<IQQ", version, len(tensors), len(metadata))]
+    for key, value in metadata.items():
+        number, data = typed(value)
+        found += [text(key), struct.pack("<I", number), data]
+    offset = 0
+    for name, tensor in tensors.items():
+        axes = struct.pack(f"<I{len(tensor.shape)}Q", len(tensor.shape), *reversed(tensor.shape))
+        found += [text(name), axes, struct.pack("<IQ", tensor.number, offset)]
+        offset += padded(len(tensor.data))
+    whole = b"".join(found)
+    return whole.ljust(padded(len(whole)), b"\0")
+
+
+def padded(size: int) -> int:
+    return -(-size // ALIGNMENT) * ALIGNMENT
+
+
+def write(path: Path, metadata: Mapping[str, Any], tensors: Mapping[str, Stored]) -> Path:
+    data = b"".join(t.data.ljust(padded(len(t.data)), b"\0") for t in tensors.values())
+    path.write_bytes(header(metadata, tensors) + data)
+    return path
