@@ -14,6 +14,7 @@ class Gguf:
     """The scheme; `types` are those of the file's blocks with their shares."""
 
     types: str
+    method = "gguf"
 
     @property
     def title(self) -> str:
