@@ -16,10 +16,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from jaxllm.config import ConfigError
-from jaxllm.deferred import Deferred
 from jaxllm.gguf import architectures
 from jaxllm.gguf.metadata import Metadata
 from jaxllm.gguf.model import Model
+from jaxllm.tensors import Deferred
 
 LAYER = re.compile(r"blk\.(\d{1,4})\.(.+)")
 _IN, _OUT = "blk.{}", "model.layers.{}"

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from jaxllm.deferred import Bounds, Deferred
+from jaxllm.tensors import Bounds, Deferred
 
 
 def halves(tensor: Deferred, heads: int) -> Deferred:

@@ -17,8 +17,8 @@ from typing import Any
 import numpy as np
 
 from jaxllm.config import ConfigError
-from jaxllm.deferred import Bounds, Deferred
 from jaxllm.gguf.types import TYPES, UNREAD, BlockType
+from jaxllm.tensors import Bounds, Deferred
 
 MAGIC = b"GGUF"
 VERSIONS = (2, 3)

@@ -10,8 +10,8 @@ from typing import Protocol
 import numpy as np
 
 from jaxllm.config import ConfigError
-from jaxllm.deferred import Bounds
 from jaxllm.quantisation.weight_format import WeightFormat
+from jaxllm.tensors import Bounds
 
 # Types of scales, as safetensors calls them
 FLOATS = ("F32", "BF16", "F16", "F8_E8M0")

@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from jaxllm.deferred import Deferred
 from jaxllm.quantisation import PackedPart, PackedTensor, Scheme, WeightFormat
+from jaxllm.tensors import Deferred
 from jaxllm.weights import sources
 from jaxllm.weights.sources import safetensors
 from jaxllm.weights.stored import Entry, Source, Tensor, TensorFile

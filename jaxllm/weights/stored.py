@@ -10,7 +10,7 @@ from typing import Protocol
 import ml_dtypes
 import numpy as np
 
-from jaxllm.deferred import Deferred
+from jaxllm.tensors import Deferred
 
 type Tensor = np.ndarray | Deferred
 

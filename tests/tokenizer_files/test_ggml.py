@@ -64,9 +64,8 @@ def test_pieces_with_scores_give_the_ids_of_sentencepiece(
         "scores": [piece.score for piece in model.pieces],
         "token_type": [int(piece.kind) for piece in model.pieces],
         "add_space_prefix": prefix,
-        "bos_token_id": [p.text for p in model.pieces].index(model.training.bos_piece),
     }
-    tokenizer = load(tmp_path, keys)
+    tokenizer = load(tmp_path, keys, bos_token=model.training.bos_piece)
     assert {text: tokenizer.encode(text) for text in IDS[name]} == IDS[name]
 
 

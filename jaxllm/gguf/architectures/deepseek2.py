@@ -5,12 +5,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from jaxllm.deferred import Deferred
 from jaxllm.gguf.architecture import EXPERT_NAMES, LLAMA_NAMES, Architecture, Join
 from jaxllm.gguf.changes import joined
 from jaxllm.gguf.config import base_config, scaling
 from jaxllm.gguf.metadata import Metadata
 from jaxllm.gguf.model import Model
+from jaxllm.tensors import Deferred
 
 SIGMOID = 2  # expert_gating_func
 _ATTENTION, _SHARED = "model.layers.{}.self_attn", "model.layers.{}.mlp.shared_experts"

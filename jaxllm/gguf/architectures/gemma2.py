@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from jaxllm.deferred import Deferred
 from jaxllm.gguf.architecture import LLAMA_NAMES, Architecture
 from jaxllm.gguf.changes import plus
 from jaxllm.gguf.config import base_config
 from jaxllm.gguf.metadata import Metadata
 from jaxllm.gguf.model import Model
+from jaxllm.tensors import Deferred
 
 LARGEST = 46  # layers of the model whose scores are scaled by the width of the model
 NAMES = {

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from jaxllm.deferred import Deferred
 from jaxllm.gguf.architecture import LLAMA_NAMES, Architecture, Join
 from jaxllm.gguf.changes import alternating
 from jaxllm.gguf.config import base_config, scaling
 from jaxllm.gguf.metadata import Metadata
 from jaxllm.gguf.model import Model
+from jaxllm.tensors import Deferred
 
 _MLP = "model.layers.{}.mlp"
 NAMES = {

@@ -6,12 +6,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from jaxllm.deferred import Deferred
 from jaxllm.gguf.architecture import LLAMA_NAMES, Architecture
 from jaxllm.gguf.changes import halves
 from jaxllm.gguf.config import base_config, long_rope
 from jaxllm.gguf.metadata import Metadata
 from jaxllm.gguf.model import Model
+from jaxllm.tensors import Deferred
 
 _MIXTURE = "model.layers.{}.block_sparse_moe"
 NAMES: Mapping[str, str | None] = {

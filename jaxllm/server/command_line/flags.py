@@ -32,8 +32,8 @@ from jaxllm.server.command_line.server_flags import (
 # Flags of EngineConfig's fields by group: field -> help. The dataclass has types and defaults.
 ENGINE_FLAGS: dict[str, dict[str, str]] = {
     "Model": {
-        "model": "a local Hugging Face directory, a .gguf file, a hub id (owner/name), or demo, the "
-        "built-in model",
+        "model": "a local Hugging Face directory, a .gguf file, a hub id (owner/name), or demo, "
+        "the built-in model",
         "tokenizer": "directory or hub id of the tokenizer, if not the model's own",
         "skip_tokenizer_init": "run without a tokenizer: token ids in, token ids out",
         "runner": "generate or pooling; auto: what the checkpoint is made for",

@@ -54,23 +54,14 @@ def _pieces(keys: Mapping[str, Any], tokens: Sequence[str], kinds: Sequence[Kind
     if len(scores) != len(tokens) or len(set(tokens)) != len(tokens):
         raise ValueError("a token is there twice, or not all have scores")
     pieces = [Piece(*each) for each in zip(tokens, scores, kinds, strict=True)]
-    training = Training(
-        algorithm=BPE,
-        byte_fallback=True,
-        bos_piece=_text(keys, "bos_token_id", tokens, 1),
-        eos_piece=_text(keys, "eos_token_id", tokens, 2),
-    )
+    # Where tokenizer_config.json has none, the file had none, and these are meant
+    bos, eos = (*tokens[1:3], "", "")[:2]
+    training = Training(algorithm=BPE, byte_fallback=True, bos_piece=bos, eos_piece=eos)
     preparation = Preparation(
         add_dummy_prefix=keys.get("add_space_prefix", True) is True,
         remove_extra_whitespaces=keys.get("remove_extra_whitespaces", False) is True,
     )
     return Model(pieces, training, preparation)
-
-
-def _text(keys: Mapping[str, Any], name: str, tokens: Sequence[str], usual: int) -> str:
-    """The text of the token with this role, "" for none."""
-    id = keys.get(name, usual)
-    return tokens[id] if type(id) is int and 0 <= id < len(tokens) else ""
 
 
 def _byte_pairs(

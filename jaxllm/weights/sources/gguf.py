@@ -7,10 +7,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from jaxllm.deferred import Deferred
 from jaxllm.gguf.architecture import checkpoint_tensors
 from jaxllm.gguf.directory import model_file
 from jaxllm.gguf.model import open_model
+from jaxllm.tensors import Deferred
 from jaxllm.weights.stored import Entry, Found
 
 

@@ -11,7 +11,7 @@ import pytest
 
 from jaxllm.nn.rules import Ordered, Part, Piece, Plus, Step, Transposed
 from jaxllm.quantisation import Bounds
-from jaxllm.deferred import Deferred
+from jaxllm.tensors import Deferred
 
 
 def deferred(array: np.ndarray) -> tuple[Deferred, list[int]]:
