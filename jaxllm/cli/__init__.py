@@ -18,6 +18,7 @@ usage: jaxllm VERB [options]
   chat [options]          talk to a model of a running server at the terminal
   complete [options]      continue texts by a model of a running server
   check MODEL [options]   say whether a model fits this machine with these options of serve
+  convert FROM TO         write a checkpoint in another type, or in files of another size
   bench NAME [options]    run a benchmark of a checkout, such as `jaxllm bench throughput --help`
   models                  list the model families that run
   collect-env             print versions and devices for a bug report
@@ -71,6 +72,13 @@ def check(argv: list[str]) -> int:
     from jaxllm.cli.fit import check as check_fit
 
     return check_fit(argv, os.environ)
+
+
+def convert(argv: list[str]) -> int:
+    """Write a checkpoint anew."""
+    from jaxllm.cli.convert import convert as rewrite
+
+    return rewrite(argv)
 
 
 def completion(argv: list[str]) -> int:
@@ -132,6 +140,7 @@ VERBS = {
     "chat": chat,
     "complete": complete,
     "check": check,
+    "convert": convert,
     "bench": bench,
     "models": models,
     "collect-env": collect_env,

@@ -28,7 +28,7 @@ def completed(*words: str) -> list[str]:
 @pytest.mark.parametrize(
     ("words", "offered"),
     [
-        (["co"], ["complete", "collect-env", "completion"]),
+        (["co"], ["complete", "convert", "collect-env", "completion"]),
         (["serve", "m", "--max-num-s"], ["--max-num-seqs"]),
         (["check", "m", "--scheduling-policy", ""], ["fcfs", "priority"]),
         (["completion", "z"], ["zsh"]),

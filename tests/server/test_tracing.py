@@ -116,6 +116,7 @@ def test_a_request_is_a_span_in_its_clients_trace_without_its_text(
     assert collector.resource["service.name"] == "jaxllm"
 
 
+@pytest.mark.slow
 def test_a_request_whose_client_goes_is_a_span(launch: Any, collector: Collector) -> None:
     server = launch("--otlp-traces-endpoint", f"{collector.url}/v1/traces", frozen=True).up()
     with server.begin(stream=True):

@@ -74,6 +74,22 @@ def unknown(model_type: object) -> str:
     )
 
 
+def with_dtype(config: Config, dtype: str) -> dict[str, Any]:
+    """The `config.json` of the same model with weights of another type. Raises ConfigError for a
+    quantised one."""
+    if config.get("quantization_config") is not None:
+        raise ConfigError(
+            "a quantised checkpoint has types of its own; leave out --dtype to keep them"
+        )
+    inner = {
+        key: with_dtype(value, dtype)
+        for key, value in config.items()
+        if isinstance(value, dict) and ("dtype" in value or "torch_dtype" in value)
+    }
+    name = "torch_dtype" if "torch_dtype" in config else "dtype"
+    return {**config, **inner, name: dtype}
+
+
 def read_config(
     model_dir: str | Path, overrides: Mapping[str, Any] | None = None
 ) -> dict[str, Any]:

@@ -168,6 +168,7 @@ def test_certificates_that_cannot_work_are_refused_before_the_start(
     assert says in capsys.readouterr().err.splitlines()[-1]
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(shutil.which("curl") is None, reason="curl is the client")
 def test_curl_reaches_a_unix_socket_and_needs_the_key(launch: Any, tmp_path: pathlib.Path) -> None:
     path, keys = tmp_path / "socket", tmp_path / "keys"
