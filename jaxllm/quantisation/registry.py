@@ -13,9 +13,9 @@ from jaxllm.quantisation.scheme import Scheme
 
 
 def methods() -> list[str]:
-    """The `quant_method`s that can be read: the files of `schemes/`."""
+    """The `quant_method`s that can be read: the files of `schemes/`, with hyphens."""
     folder = [str(Path(__file__).parent / "schemes")]
-    return sorted(module.name for module in pkgutil.iter_modules(folder))
+    return sorted(module.name.replace("_", "-") for module in pkgutil.iter_modules(folder))
 
 
 def read_scheme(method: object, settings: Mapping[str, Any]) -> Scheme:
@@ -25,5 +25,6 @@ def read_scheme(method: object, settings: Mapping[str, Any]) -> Scheme:
     """
     if method not in methods():
         raise ConfigError(f"methods that are read are {', '.join(methods())}")
-    scheme: Scheme = importlib.import_module(f"jaxllm.quantisation.schemes.{method}").read(settings)
+    name = f"jaxllm.quantisation.schemes.{str(method).replace('-', '_')}"
+    scheme: Scheme = importlib.import_module(name).read(settings)
     return scheme

@@ -1,0 +1,30 @@
+"""Matrices as auto-round packs them: like GPTQ's or AWQ's, as `packing_format` says. `extra_config`
+names modules with other bits; those of 16 are plain."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from jaxllm.config import ConfigError
+from jaxllm.quantisation.grouped import read_grouping
+from jaxllm.quantisation.schemes.awq import Awq
+from jaxllm.quantisation.schemes.gptq import BITS, LESS, Gptq
+
+AWQ = "auto_round:auto_awq"
+GPTQ = {
+    "auto_round:auto_gptq": LESS["gptq"],
+    "auto_round:gptqmodel": LESS["gptq_v2"],
+    "auto_round": LESS["gptq_v2"],
+}
+
+
+def read(settings: Mapping[str, Any]) -> Awq | Gptq:
+    """The scheme of these settings. Raises ConfigError."""
+    packing = settings.get("packing_format", "auto_round:auto_gptq")
+    if packing == AWQ:
+        return Awq(read_grouping(settings, (4,)))
+    if packing not in GPTQ:
+        known = ", ".join((AWQ, *GPTQ))
+        raise ConfigError(f"packing_format is {packing!r:.60}; {known} are read")
+    return Gptq(read_grouping(settings, BITS, mixed="extra_config"), GPTQ[packing])

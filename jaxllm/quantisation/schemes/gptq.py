@@ -1,0 +1,99 @@
+"""Matrices of 2, 4 or 8 bits as AutoGPTQ and GPTQModel write them.
+
+`X.qweight` int32 [K · bits / 32, N] holds the low bits first, along K; `X.qzeros` int32
+[groups, N · bits / 32], along N; `X.scales` [groups, N]; `X.g_idx` int32 [K] has the group of each
+column, which with `desc_act` is in no order. The weight [N, K] is (number - zero point) · scale.
+Format "gptq" stores zero points less 1, modulo their bits; "gptq_v2" as they are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from jaxllm.config import ConfigError
+from jaxllm.quantisation.grouped import (
+    FLOATS,
+    I32,
+    WORD,
+    Arrays,
+    GroupedMatrix,
+    Grouping,
+    checked_groups,
+    fields,
+    read_grouping,
+    size,
+)
+from jaxllm.quantisation.scheme import Bounds, Header, PackedPart
+
+BITS = (2, 4, 8)
+LESS = {"gptq": 1, "gptq_v2": 0}  # what stored zero points lack
+
+
+@dataclass(frozen=True)
+class GptqMatrix(GroupedMatrix):
+    """Parts: numbers, scales, zero points and, in some, the group of each column."""
+
+    less: int
+
+    def numbers(self, arrays: Arrays, bounds: Bounds) -> np.ndarray:
+        rows, columns = bounds
+        return fields(arrays[0][:, slice(*rows)].T, self.bits, columns)
+
+    def scales(self, arrays: Arrays, rows: slice) -> np.ndarray:
+        return arrays[1][:, rows].T
+
+    def zeros(self, arrays: Arrays, rows: slice) -> np.ndarray:
+        found = fields(arrays[2], self.bits, (rows.start, rows.stop))
+        return ((found + self.less) & ((1 << self.bits) - 1)).T
+
+    def groups(self, arrays: Arrays, columns: slice) -> np.ndarray:
+        if len(arrays) == 3:
+            return super().groups(arrays, columns)
+        return checked_groups(self.parts[3], arrays[3][columns], len(arrays[1]))
+
+
+@dataclass(frozen=True)
+class Gptq:
+    """The scheme; `less` is what stored zero points lack."""
+
+    grouping: Grouping
+    less: int
+    method = "gptq"
+
+    @property
+    def title(self) -> str:
+        return f"gptq: {self.grouping.title}"
+
+    def tensors(self, stored: Mapping[str, Header]) -> Iterator[GptqMatrix]:
+        for name, found in stored.items():
+            if not name.endswith(".qweight") or len(found.shape) != 2:
+                continue
+            module, (words, rows) = name.removesuffix(".qweight"), found.shape
+            scales, zeros, index = (f"{module}.{leaf}" for leaf in ("scales", "qzeros", "g_idx"))
+            bits = self.grouping.bits_of(rows, size(stored, zeros, 1))
+            if bits not in BITS:
+                raise ConfigError(f"{zeros} has numbers of {bits} bits; 2, 4 or 8 are read")
+            columns = words * WORD // bits
+            group = self.grouping.group_of(columns, size(stored, scales, 0))
+            groups = -(-columns // group)
+            parts = [
+                PackedPart(name, found.shape, I32),
+                PackedPart(scales, (groups, rows), FLOATS),
+                PackedPart(zeros, (groups, -(-rows * bits // WORD)), I32),
+            ]
+            if index in stored:
+                parts.append(PackedPart(index, (columns,), I32))
+            shape = (rows, columns)
+            yield GptqMatrix(f"{module}.weight", shape, tuple(parts), bits, group, self.less)
+
+
+def read(settings: Mapping[str, Any]) -> Gptq:
+    """The scheme of these settings. Raises ConfigError."""
+    stored = settings.get("checkpoint_format", "gptq")
+    if stored not in LESS:
+        raise ConfigError(f"checkpoint_format is {stored!r:.40}; {' and '.join(LESS)} are read")
+    return Gptq(read_grouping(settings, BITS, mixed="dynamic"), LESS[stored])
