@@ -40,9 +40,9 @@ class PackedMatrix(GroupedMatrix):
 
     def numbers(self, arrays: Arrays, bounds: Bounds) -> np.ndarray:
         rows, columns = bounds
-        if tuple(arrays[2]) != self.shape:
+        if tuple(arrays[2].tolist()) != self.shape:
             raise ConfigError(
-                f"{self.parts[2].name} is {list(arrays[2])}, the numbers have the shape "
+                f"{self.parts[2].name} is {arrays[2].tolist()}, the numbers have the shape "
                 f"{list(self.shape)}: download or convert the checkpoint again"
             )
         return fields(arrays[0][slice(*rows)], self.bits, columns)

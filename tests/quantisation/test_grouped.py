@@ -1,0 +1,155 @@
+"""Matrices of few bits in groups of columns against what their libraries make of them."""
+
+from __future__ import annotations
+
+import copy
+import re
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+
+from jaxllm.config import ConfigError
+from jaxllm.quantisation import PackedTensor, read_scheme
+from tests.quantisation.grouped_checkpoints import (
+    MADE,
+    Made,
+    awq,
+    gptq,
+    pack_quantized,
+)
+from tests.quantisation.test_schemes import cuts
+
+TYPES = {"int32": "I32", "int64": "I64", "float16": "F16"}
+
+
+class Header(NamedTuple):
+    dtype: str
+    shape: tuple[int, ...]
+
+
+def tensors(made: Made) -> list[PackedTensor]:
+    headers = {name: Header(TYPES[str(a.dtype)], a.shape) for name, a in made.stored.items()}
+    return list(read_scheme(made.settings["quant_method"], made.settings).tensors(headers))
+
+
+@pytest.mark.parametrize("name", MADE)
+def test_a_matrix_is_what_its_library_makes_of_it(name: str) -> None:
+    made = MADE[name]
+    (found,) = tensors(made)
+    assert (found.name, found.shape) == ("X.weight", made.weight.shape)
+    assert sorted(part.name for part in found.parts) == sorted(made.stored)
+    for part in found.parts:
+        array = made.stored[part.name]
+        assert array.shape == part.shape and TYPES[str(array.dtype)] in part.dtypes
+    arrays = [made.stored[part.name] for part in found.parts]
+    for bounds in cuts(found.shape):
+        own = found.unpack(arrays, bounds)
+        assert own.dtype == np.float32
+        np.testing.assert_array_equal(own, made.weight[tuple(slice(*each) for each in bounds)])
+
+
+def test_a_zero_point_of_gptq_wraps_around_its_bits() -> None:
+    made = gptq((8, 8))
+    (found,) = tensors(made)
+    stored = made.stored | {"X.qzeros": np.full((1, 1), -1, np.int32)}  # 15 each
+    made.stored["X.qweight"][:] = 0x11111111
+    own = found.unpack([stored[part.name] for part in found.parts], ((0, 8), (0, 8)))
+    np.testing.assert_array_equal(own, np.repeat(stored["X.scales"].T.astype(np.float32), 8, 1))
+
+
+@pytest.mark.parametrize(("method", "key"), [("gptq", "dynamic"), ("auto-round", "extra_config")])
+def test_modules_with_other_bits_or_groups_are_known_by_their_shapes(method: str, key: str) -> None:
+    four, eight = gptq((16, 32), 16), gptq((16, 32), 8, 8)
+    stored = four.stored | {name.replace("X", "Y"): value for name, value in eight.stored.items()}
+    settings = four.settings | {"quant_method": method, key: {"Y": {"bits": 8, "group_size": 8}}}
+    for found in tensors(Made(settings, stored, four.weight)):
+        arrays = [stored[part.name] for part in found.parts]
+        assert [a.shape for a in arrays] == [part.shape for part in found.parts]
+        wanted = (four if found.name == "X.weight" else eight).weight
+        np.testing.assert_array_equal(found.unpack(arrays, ((0, 16), (0, 32))), wanted)
+
+
+def test_groups_of_modules_with_different_bits_are_told_apart() -> None:
+    four, eight = pack_quantized((8, 32), 16), pack_quantized((8, 32), None, 8)
+    settings = copy.deepcopy(four.settings)
+    settings["config_groups"]["group_1"] = eight.settings["config_groups"]["group_0"]
+    stored = four.stored | {name.replace("X", "Y"): value for name, value in eight.stored.items()}
+    for found in tensors(Made(settings, stored, four.weight)):
+        arrays = [stored[part.name] for part in found.parts]
+        wanted = (four if found.name == "X.weight" else eight).weight
+        np.testing.assert_array_equal(found.unpack(arrays, ((0, 8), (0, 32))), wanted)
+
+
+@pytest.mark.parametrize(
+    ("made", "leaf", "value", "message"),
+    [
+        (awq((8, 8)), "scales", np.full((1, 8), np.nan, np.float16), "X.scales has the scale nan"),
+        (gptq((8, 8)), "scales", np.full((1, 8), np.inf, np.float16), "scale inf; .* finite"),
+        (gptq((8, 8)), "g_idx", np.full(8, 1, np.int32), "X.g_idx has the group 1; there are 1"),
+        (gptq((8, 8)), "g_idx", np.full(8, -1, np.int32), "X.g_idx has the group -1"),
+        (
+            pack_quantized((8, 8)),
+            "weight_shape",
+            np.array([8, 7]),
+            r"X.weight_shape is \[8, 7\], the numbers have the shape \[8, 8\]",
+        ),
+    ],
+    ids=["not a number", "infinite", "no such group", "negative", "shape"],
+)
+def test_values_that_cannot_be_are_named(
+    made: Made, leaf: str, value: np.ndarray, message: str
+) -> None:
+    (found,) = tensors(made)
+    stored = made.stored | {f"X.{leaf}": value}
+    with pytest.raises(ConfigError, match=message):
+        found.unpack([stored[part.name] for part in found.parts], ((0, 8), (0, 8)))
+
+
+def changed(made: Made, **settings: Any) -> Made:
+    return made._replace(settings=made.settings | settings)
+
+
+def in_group(**settings: Any) -> Made:
+    made = copy.deepcopy(pack_quantized((8, 8)))
+    group = made.settings["config_groups"]["group_0"]
+    group |= {
+        key: value for key, value in settings.items() if key in ("format", "input_activations")
+    }
+    group["weights"] |= {k: v for k, v in settings.items() if k not in group}
+    return made
+
+
+@pytest.mark.parametrize(
+    ("made", "message"),
+    [
+        (changed(awq((8, 8)), bits=3), "bits is 3; 4 are read"),
+        (changed(awq((8, 8)), version="gemv"), "version is 'gemv'; gemm is read"),
+        (changed(awq((8, 8)), group_size=0), "group_size is 0; a positive integer .* or -1"),
+        (changed(awq((8, 8)), group_size="128"), "group_size is '128'"),
+        (changed(gptq((8, 8)), bits=True), "bits is True; 2 or 4 or 8 are read"),
+        (changed(gptq((8, 8)), checkpoint_format="marlin"), "is 'marlin'; gptq and gptq_v2 are"),
+        (changed(MADE["auto-round"], packing_format="itrex"), "packing_format is 'itrex'; auto_"),
+        (changed(pack_quantized((8, 8)), config_groups=None), "config_groups is missing"),
+        (changed(pack_quantized((8, 8)), format="marlin-24"), "is 'marlin-24'; pack-quantized is"),
+        (in_group(num_bits=3), "num_bits of group_0 is 3; integers of 4 or 8 are read"),
+        (in_group(type="float"), "num_bits of group_0 is 4; integers"),
+        (in_group(strategy="block"), "strategy and group_size of group_0 are 'block'"),
+        (in_group(strategy="group", group_size=0), "are 'group' and 0; group with a positive"),
+        (in_group(input_activations={"num_bits": 8}), "group_0 quantises activations"),
+    ],
+    ids=lambda value: value[:24] if isinstance(value, str) else "",
+)
+def test_settings_that_are_not_read_are_named(made: Made, message: str) -> None:
+    with pytest.raises(ConfigError, match=message) as error:
+        read_scheme(made.settings["quant_method"], made.settings)
+    assert len(str(error.value)) < 200 and not re.search(r"\n", str(error.value))
+
+
+def test_titles_say_the_bits_and_the_groups() -> None:
+    titles = {
+        name: read_scheme(m.settings["quant_method"], m.settings).title for name, m in MADE.items()
+    }
+    assert titles["awq"] == "awq: 4 bits with scales of 8 columns"
+    assert titles["gptq of 2 bits, one group"] == "gptq: 2 bits with scales of rows"
+    assert titles["pack-quantized"] == "compressed-tensors: 4 bits with scales of 8 columns"

@@ -1,0 +1,70 @@
+"""Checkpoints of AWQ, GPTQ, auto-round and compressed-tensors give the parameters of plain ones."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from jaxllm.config import ConfigError
+from tests.goldens.cases import CASES
+from tests.quantisation.grouped_checkpoints import Made, auto_round, awq, gptq, pack_quantized
+from tests.weights.packed import Pair, Tensors, random_tensors
+from tests.weights.test_packed import both, load
+
+KINDS: dict[str, Callable[[tuple[int, int]], Made]] = {
+    "awq": lambda shape: awq(shape, 16),
+    "gptq with groups in no order": lambda shape: gptq(shape, 16, shuffled=True),
+    "gptq of 8 bits": lambda shape: gptq(shape, -1, 8, form="gptq_v2"),
+    "auto-round": lambda shape: auto_round(gptq(shape, 8, form="gptq_v2"), "auto_round"),
+    "pack-quantized": lambda shape: pack_quantized(shape, 8, symmetric=False),
+}
+
+
+def pair(case: str, kind: str) -> tuple[Pair, dict[str, Any]]:
+    """The configuration of a golden with its projections in words, and the settings."""
+    config, settings = CASES[case], {}
+    plain = random_tensors(config)
+    packed: Tensors = dict(plain)
+    for name, value in plain.items():
+        if value.ndim == 2 and "_proj" in name:
+            made = KINDS[kind]((value.shape[0], value.shape[1]))
+            plain[name], settings = made.weight, made.settings
+            module = name.removesuffix(".weight")
+            del packed[name]
+            packed |= {f"{module}{leaf[1:]}": array for leaf, array in made.stored.items()}
+    return Pair(config, plain, packed), settings
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_words_give_the_parameters_of_their_values(tmp_path: Path, kind: str) -> None:
+    made, settings = pair("llama-gqa", kind)
+    packed, plain = both(tmp_path, made, settings)
+    for own, other in zip(load(packed), load(plain), strict=True):
+        np.testing.assert_array_equal(own, other, strict=True)
+
+
+@pytest.mark.parametrize(
+    ("leaf", "value", "message"),
+    [
+        ("qzeros", None, "missing .*up_proj.qzeros"),
+        ("scales", np.ones((3, 48), np.float16), r"up_proj.scales has shape \[3, 48\], expected"),
+        ("scales", np.ones((2, 48), np.int32), "up_proj.scales has dtype I32, which is not one of"),
+    ],
+    ids=["missing", "shape", "type"],
+)
+def test_what_is_wrong_with_words_is_said_before_they_are_read(
+    tmp_path: Path, leaf: str, value: np.ndarray | None, message: str
+) -> None:
+    made, settings = pair("llama-gqa", "awq")
+    name = f"model.layers.0.mlp.up_proj.{leaf}"
+    if value is None:
+        del made.packed[name]
+    else:
+        made.packed[name] = value
+    packed, _ = both(tmp_path, made, settings)
+    with pytest.raises(ConfigError, match=message):
+        load(packed)
