@@ -22,9 +22,8 @@ from jaxllm.nn.linear import Init
 from jaxllm.nn.logits import Softcap
 from jaxllm.nn.norm import OffsetRMSNorm
 
-SPELLING = {"hidden_activation": "hidden_act"}
 DEFAULTS: Config = {
-    "hidden_act": "gelu_pytorch_tanh",
+    "hidden_activation": "gelu_pytorch_tanh",
     "rms_norm_eps": 1e-6,
     "max_position_embeddings": 8192,
     "num_attention_heads": 8,
@@ -51,7 +50,8 @@ def spec(hf: Config) -> ModelSpec:
             "config.json: use_bidirectional_attention is true; Gemma runs with causal attention"
         )
     hf = typed(hf, lambda layer: FULL if layer % 2 else SLIDING)
-    return transformer_spec(hf, type_window(hf))
+    # Files may have `hidden_act` as well, which no Gemma reads
+    return transformer_spec({**hf, "hidden_act": hf["hidden_activation"]}, type_window(hf))
 
 
 def build(spec: ModelSpec, shards: int, init: Init) -> Decoder:

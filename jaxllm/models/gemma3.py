@@ -6,6 +6,6 @@ from jaxllm.models import gemma3_text
 from jaxllm.models.config.read import text_part
 from jaxllm.models.config.transformer import WRAPPER_PREFIXES
 
-DEFAULTS, NAMES, SPELLING = gemma3_text.DEFAULTS, gemma3_text.NAMES, gemma3_text.SPELLING
+DEFAULTS, NAMES = gemma3_text.DEFAULTS, gemma3_text.NAMES
 PREFIXES = WRAPPER_PREFIXES
 read, spec, build = text_part, gemma3_text.spec, gemma3_text.build

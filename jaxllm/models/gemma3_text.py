@@ -11,7 +11,6 @@ from jaxllm.nn.decoder import Decoder
 from jaxllm.nn.linear import Init
 from jaxllm.nn.norm import OffsetRMSNorm
 
-SPELLING = gemma2.SPELLING
 DEFAULTS: Config = {
     **gemma2.DEFAULTS,
     "max_position_embeddings": 131072,
