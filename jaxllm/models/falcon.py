@@ -41,6 +41,7 @@ NAMES = {
     "layers.{}.mlp.up": ("transformer.h.{}.mlp.dense_h_to_4h",),
     "layers.{}.mlp.down": ("transformer.h.{}.mlp.dense_4h_to_h",),
 }
+TOKEN_HEAD = "classifier"
 REMOTE_CODE = ("modeling_falcon",)
 
 

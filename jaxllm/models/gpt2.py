@@ -43,6 +43,7 @@ NAMES = {
     "layers.{}.mlp.up": ("transformer.h.{}.mlp.c_fc",),
     "layers.{}.mlp.down": ("transformer.h.{}.mlp.c_proj",),
 }
+TOKEN_HEAD = "classifier"
 GENERATES = ("GPT2LMHeadModel",)
 IGNORED = ("transformer.h.{}.attn.bias", "transformer.h.{}.attn.masked_bias")
 

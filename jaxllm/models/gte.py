@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 from jaxllm.models.config.encoder import attention, dense_head, encoder, encoder_spec
@@ -15,6 +16,7 @@ from jaxllm.nn.embedding import EncoderEmbedding
 from jaxllm.nn.linear import Init, Linear
 from jaxllm.nn.mlp import GatedMLP
 from jaxllm.nn.norm import LayerNorm, NoNorm
+from jaxllm.nn.rules import Rows, Rule
 from jaxllm.pooling import DenseMap
 
 DEFAULTS: Config = {
@@ -25,6 +27,7 @@ DEFAULTS: Config = {
 }
 ENCODES = True
 THETA = 160_000.0
+PREFIXES = {"new.": "gte."}
 NAMES: Mapping[str, tuple[str, ...]] = {
     "embed": ("gte.embeddings.word_embeddings",),
     "embed.types": ("gte.embeddings.token_type_embeddings",),
@@ -36,15 +39,46 @@ NAMES: Mapping[str, tuple[str, ...]] = {
     "layers.{}.mlp.down": ("gte.layers.{}.mlp.down_proj",),
     "layers.{}.mlp_norm": ("gte.layers.{}.post_mlp_layernorm",),
 }
-# Of heads for masked words and labels
-IGNORED = tuple(
-    f"{name}.{leaf}"
-    for name in (
-        *("gte.pooler.dense", "classifier"),
-        *("lm_head.dense", "lm_head.layer_norm", "lm_head.decoder"),
-    )
-    for leaf in ("weight", "bias")
-)
+
+
+def published_names(body: str) -> Mapping[str, tuple[str, ...]]:
+    """The names that the makers gave to the same modules, which transformers writes, too."""
+    layer = f"{body}.encoder.layer.{{}}"
+    return {
+        "embed": (f"{body}.embeddings.word_embeddings",),
+        "embed.types": (f"{body}.embeddings.token_type_embeddings",),
+        "embed.norm": (f"{body}.embeddings.LayerNorm",),
+        "layers.{}.attention.qkv": (f"{layer}.attention.qkv_proj",),
+        "layers.{}.attention.out": (f"{layer}.attention.o_proj",),
+        "layers.{}.attention_norm": (f"{layer}.attn_ln",),
+        "layers.{}.mlp.gate_up": (f"{layer}.mlp.up_gate_proj",),
+        "layers.{}.mlp.down": (f"{layer}.mlp.down_proj",),
+        "layers.{}.mlp_norm": (f"{layer}.mlp_ln",),
+    }
+
+
+def needless(body: str) -> tuple[str, ...]:
+    """Tensors of heads for masked words and labels."""
+    heads = (f"{body}.pooler.dense", "classifier", "lm_head.dense", "lm_head.decoder")
+    norms = ("lm_head.norm", "lm_head.layer_norm")
+    return tuple(f"{name}.{leaf}" for name in heads + norms for leaf in ("weight", "bias"))
+
+
+OTHER_NAMES = (published_names("gte"),)
+IGNORED = needless("gte")
+
+
+class UpGate(Linear):
+    """Gate and up rows; a tensor that holds both has the up rows first."""
+
+    def rules(self, *names: str) -> Iterator[Rule]:
+        for rule in super().rules(*names):
+            if len(names) > 1:
+                yield rule
+                continue
+            gate, up = rule.pieces
+            pieces = replace(gate, steps=up.steps), replace(up, steps=gate.steps)
+            yield replace(rule, pieces=pieces)
 
 
 def read(hf: Config) -> dict[str, Any]:
@@ -74,6 +108,8 @@ def build(spec: ModelSpec, shards: int, init: Init) -> Decoder:
 
     def block() -> ResidualNormBlock:
         mlp = GatedMLP(init, width, inner, 1, spec.activation)
+        rows, axes = (Rows(1), Rows(1)), ("shard", None, None, "embed")
+        mlp.gate_up = UpGate(init, (1, 2, inner), (width,), axes, parts=rows)
         mlp.down = Linear(init, (width,), (inner,), ("embed", "mlp"), bias=True)
         return ResidualNormBlock(
             attention_norm=norm(),

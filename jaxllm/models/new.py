@@ -5,8 +5,6 @@ Checkpoints name remote code, which is never run: this file stands for it.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import replace
 from typing import Any
 
 from jaxllm.config import ConfigError
@@ -14,44 +12,13 @@ from jaxllm.models import gte
 from jaxllm.models.config.encoder import dense_head
 from jaxllm.models.config.read import Config, flag, number, positive
 from jaxllm.models.config.spec import ModelSpec
-from jaxllm.nn.decoder import Decoder
-from jaxllm.nn.linear import Init, Linear
-from jaxllm.nn.rules import Rows, Rule
 from jaxllm.pooling import DenseMap
 
 DEFAULTS: Config = {**gte.DEFAULTS, "rope_theta": 10_000.0}
 ENCODES = True
 REMOTE_CODE = ("modeling",)
-NAMES: Mapping[str, tuple[str, ...]] = {
-    "embed": ("new.embeddings.word_embeddings",),
-    "embed.types": ("new.embeddings.token_type_embeddings",),
-    "embed.norm": ("new.embeddings.LayerNorm",),
-    "layers.{}.attention.qkv": ("new.encoder.layer.{}.attention.qkv_proj",),
-    "layers.{}.attention.out": ("new.encoder.layer.{}.attention.o_proj",),
-    "layers.{}.attention_norm": ("new.encoder.layer.{}.attn_ln",),
-    "layers.{}.mlp.gate_up": ("new.encoder.layer.{}.mlp.up_gate_proj",),
-    "layers.{}.mlp.down": ("new.encoder.layer.{}.mlp.down_proj",),
-    "layers.{}.mlp_norm": ("new.encoder.layer.{}.mlp_ln",),
-}
-# Of heads for masked words and labels
-IGNORED = tuple(
-    f"{name}.{leaf}"
-    for name in (
-        *("new.pooler.dense", "classifier"),
-        *("lm_head.dense", "lm_head.norm", "lm_head.decoder"),
-    )
-    for leaf in ("weight", "bias")
-)
-
-
-class UpGate(Linear):
-    """Gate and up rows of a tensor that holds the up rows first."""
-
-    def rules(self, *names: str) -> Iterator[Rule]:
-        for rule in super().rules(*names):
-            gate, up = rule.pieces
-            pieces = replace(gate, steps=up.steps), replace(up, steps=gate.steps)
-            yield replace(rule, pieces=pieces)
+build = gte.build
+NAMES, IGNORED = gte.published_names("new"), gte.needless("new")
 
 
 def read(hf: Config) -> dict[str, Any]:
@@ -83,13 +50,3 @@ def spec(hf: Config) -> ModelSpec:
 def classifier(hf: Config, labels: int) -> tuple[str, tuple[DenseMap, ...]]:
     """What is pooled for labels, and the maps behind it."""
     return "cls", dense_head(hf, labels, "new.pooler.dense", "classifier")
-
-
-def build(spec: ModelSpec, shards: int, init: Init) -> Decoder:
-    """The model with fresh parameters. Raises ConfigError."""
-    model = gte.build(spec, shards, init)
-    for block in model.layers:
-        out, parts = (1, 2, spec.inner_width), (Rows(1), Rows(1))
-        axes = ("shard", None, None, "embed")
-        block.mlp.gate_up = UpGate(init, out, (spec.width,), axes, parts=parts)
-    return model

@@ -8,16 +8,19 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import jax.numpy as jnp
 import numpy as np
 import pytest
+from flax import nnx
 from safetensors.numpy import load_file, save_file
 from tokenizers import Tokenizer as Backend
 from tokenizers.models import WordLevel
 
-from jaxllm import models
+from jaxllm import models, weights
 from jaxllm.cache import backends
 from jaxllm.config import ConfigError
 from jaxllm.engine.pooling_engine import PoolingEngine
+from jaxllm.mesh import make_mesh
 from jaxllm.messages import GenerateRequest, PoolingRequest, RequestError
 from jaxllm.pooled import PoolingParams, check_params, normalised
 from jaxllm.sampling.options import SamplingParams
@@ -264,6 +267,39 @@ def published(tensors: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
     return found | {"new.encoder.layer.0.mlp.up_gate_proj.weight": np.concatenate(halves)}
 
 
+def parameters(model: Path) -> dict[Any, np.ndarray]:
+    """Every parameter of a checkpoint, by its path."""
+    spec = models.read_spec(model)
+    _, state = weights.load(model, spec, make_mesh(1), jnp.float32)
+    return {path: np.asarray(leaf.get_value()) for path, leaf in nnx.to_flat_state(state)}
+
+
+@pytest.mark.parametrize("prefix", ["new.", ""])
+def test_gte_is_read_under_its_makers_names_as_transformers_writes_it(
+    tmp_path: Path, prefix: str
+) -> None:
+    model = shutil.copytree(GOLDENS / "gte-labels", tmp_path / "model")
+    file = model / "model.safetensors"
+    tensors = published(load_file(file))
+    save_file({name.replace("new.", prefix, 1): value for name, value in tensors.items()}, file)
+    found, expected = parameters(model), parameters(GOLDENS / "gte-labels")
+    for path, value in expected.items():
+        np.testing.assert_array_equal(found[path], value)
+
+
+@pytest.mark.parametrize(("kind", "head"), [("Sequence", "score"), ("Token", "classifier")])
+def test_a_classifier_may_have_its_familys_own_keys_and_head(
+    tmp_path: Path, kind: str, head: str
+) -> None:
+    hf = {"model_type": "gpt2", "architectures": [f"GPT2For{kind}Classification"]}
+    (tmp_path / "config.json").write_text(
+        json.dumps(hf | {"n_embd": 24, "n_layer": 1, "n_head": 2, "vocab_size": 64})
+    )
+    pooling = models.read_spec(tmp_path).pooling
+    assert pooling is not None
+    assert (pooling.maps[0].name, pooling.maps[0].inputs) == (head, 24)
+
+
 def test_gte_is_read_as_its_makers_publish_it(tmp_path: Path) -> None:
     model = shutil.copytree(GOLDENS / "gte-labels", tmp_path / "model")
     hf = CASES["gte-labels"]["config.json"] | {
@@ -273,8 +309,8 @@ def test_gte_is_read_as_its_makers_publish_it(tmp_path: Path) -> None:
         "rope_theta": 160000,
     }
     (model / "config.json").write_text(json.dumps(hf))
-    weights = model / "model.safetensors"
-    save_file(published(load_file(weights)), weights)
+    file = model / "model.safetensors"
+    save_file(published(load_file(file)), file)
     prompts, vectors = golden("gte-labels")
     assert_close(pool(make(model), prompts, RAW), vectors)
     scaled = {"rope_theta": 20000, "rope_scaling": {"type": "ntk", "factor": 8.0}}

@@ -72,8 +72,13 @@ def rules(spec: ModelSpec, model: Model) -> list[Rule]:
         for layer, cache in enumerate(spec.layers)
         if cache.scales
     )
+    own = family(spec.model_type)
+    table = list(model.rules(own.NAMES))
+    for names in getattr(own, "OTHER_NAMES", ()):
+        forms = zip(table, model.rules(names), strict=True)
+        table = [replace(rule, others=(*rule.others, other.pieces)) for rule, other in forms]
     return [
-        *model.rules(family(spec.model_type).NAMES),
+        *table,
         *(replace(rule, parameter=f"{path}{rule.parameter}") for rule in scales),
     ]
 
@@ -120,7 +125,9 @@ def folders(spec: ModelSpec) -> list[str]:
 
 def held_layers(spec: ModelSpec, tensors: Container[str]) -> int:
     """The number of layers that a checkpoint with these tensors holds."""
-    given = (name for several in family(spec.model_type).NAMES.values() for name in several)
+    own = family(spec.model_type)
+    forms = (own.NAMES, *getattr(own, "OTHER_NAMES", ()))
+    given = (name for form in forms for several in form.values() for name in several)
     names = [f"{name}.weight" for name in given if name.count("{}") == 1]
     # Layers may differ, so one of the names is enough
     return next(i for i in count() if not any(name.format(i) in tensors for name in names))

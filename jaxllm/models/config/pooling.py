@@ -17,7 +17,7 @@ from typing import Any
 from jaxllm.config import ConfigError, EngineConfig
 from jaxllm.locate import check_regular, read_json
 from jaxllm.models.config.pooler import as_wished
-from jaxllm.models.config.read import Config, family, flag, positive
+from jaxllm.models.config.read import Config, common_keys, family, flag, positive
 from jaxllm.pooling import ALL, MODES, DenseMap, Pooling
 
 MODULES = "modules.json"
@@ -78,6 +78,7 @@ def read_pooling(model_dir: Path, hf: Config, wish: Wish) -> Pooling | None:
 
 def _own_pooling(model_dir: Path, hf: Config, wish: Wish) -> Pooling | None:
     own = family(str(hf.get("model_type")))
+    hf = common_keys(hf, getattr(own, "SPELLING", {}))
     if getattr(own, "ENCODES", False):
         return _encoder(model_dir, hf, wish)
     name = architecture(hf)
@@ -326,9 +327,10 @@ def _classifier(model_dir: Path, hf: Config, has_head: bool) -> Pooling:
             f"needs a checkpoint that is …{CLASSIFIER}, or classifier_from_token in --hf-overrides"
         )
     labels = _labels(hf)
-    head = _linear_head(hf, labels, "score")
     if architecture(hf).endswith(TOKEN_CLASSIFIER):
-        return _of_tokens(model_dir, hf, labels, (head,))
+        name = getattr(family(hf["model_type"]), "TOKEN_HEAD", "score")
+        return _of_tokens(model_dir, hf, labels, (_linear_head(hf, labels, name),))
+    head = _linear_head(hf, labels, "score")
     return Pooling(
         task="classify",
         modes=("last",),

@@ -47,8 +47,8 @@ def families() -> list[str]:
 
 def family(model_type: str) -> ModuleType:
     """The module of one family: `DEFAULTS`, `NAMES`, `spec`, `build`, and where it needs them
-    `SPELLING`, `read`, `PREFIXES`, `IGNORED`, `REMOTE_CODE`, `GENERATES`; of an encoder also
-    `ENCODES` and `classifier`. The file's name has "_" for "-".
+    `SPELLING`, `read`, `OTHER_NAMES`, `PREFIXES`, `IGNORED`, `REMOTE_CODE`, `GENERATES`,
+    `TOKEN_HEAD`; of an encoder also `ENCODES` and `classifier`. The file's name has "_" for "-".
 
     Raises ConfigError for an unknown model type.
     """
