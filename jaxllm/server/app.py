@@ -16,11 +16,12 @@ import jaxllm
 from jaxllm.server.anthropic.endpoint import CountTokens, Messages
 from jaxllm.server.anthropic.errors import envelope as anthropic_envelope
 from jaxllm.server.anthropic.errors import is_messages_path
+from jaxllm.server.by_model import ByModel
 from jaxllm.server.endpoint import Json
 from jaxllm.server.engine.wire import Profile, ResetPrefixes
 from jaxllm.server.errors import ApiError, bad_request, sanitize, server_error
 from jaxllm.server.generate import Chat, Completions
-from jaxllm.server.metrics import load_metrics
+from jaxllm.server.metrics import exposition, load_metrics
 from jaxllm.server.native.endpoint import Native
 from jaxllm.server.openai.chat import CHAT_NEUTRAL, TOOL_FIELDS
 from jaxllm.server.openai.fields import read_field, refuse_unsupported
@@ -31,9 +32,11 @@ from jaxllm.server.page.files import PageFiles
 from jaxllm.server.page.live import LiveStats
 from jaxllm.server.pooling.scoring import Rerank, Score
 from jaxllm.server.pooling.vectors import Classify, Embeddings, Pooling
+from jaxllm.server.probes import health, readiness
 from jaxllm.server.render import RenderChat, RenderCompletions
 from jaxllm.server.replica import ReplicaRoutes
 from jaxllm.server.responses.routes import ResponseRoutes
+from jaxllm.server.responses.store import ResponseStore
 from jaxllm.server.state import ServerState
 from jaxllm.server.transport.auth import AuthMiddleware, route_path
 from jaxllm.server.transport.load_header import LoadHeader
@@ -47,32 +50,13 @@ class Routes:
 
     async def health(self, request: Request) -> Response:
         """200 while the engine is idle or makes progress, else 503. Answered without the engine."""
-        client, stats = self._state.client, self._state.client.stats
-        silence = client.seconds_without_step()
-        state = "ok" if client.alive else self._absence()
-        if client.alive and silence > self._state.settings.stall_seconds:
-            state = "stalled"
-        body = {
-            "status": state,
-            "running": stats.running,
-            "waiting": stats.waiting,
-            "last_step_age_s": round(silence, 3),
-        }
-        return Json(body, 200 if state == "ok" else 503)
+        found = health(self._state)
+        return Json(found, 200 if found["status"] == "ok" else 503)
 
     async def ready(self, request: Request) -> Response:
         """200 while new requests are accepted, else 503."""
-        state = "ready"
-        if not self._state.client.alive:
-            state = self._absence()
-        elif self._state.draining:
-            state = "draining"
-        elif self._state.client.choices >= self._state.client.capacity:
-            state = "full"
-        return Json({"status": state}, 200 if state == "ready" else 503)
-
-    def _absence(self) -> str:
-        return "restarting" if self._state.client.restarting else "dead"
+        status = readiness(self._state)
+        return Json({"status": status}, 200 if status == "ready" else 503)
 
     async def version(self, request: Request) -> Response:
         """The version of jaxllm."""
@@ -80,7 +64,7 @@ class Routes:
 
     async def metrics(self, request: Request) -> Response:
         """Prometheus text."""
-        return Response(self._state.metrics.exposition(), media_type=CONTENT_TYPE_LATEST)
+        return Response(exposition((self._state.metrics,)), media_type=CONTENT_TYPE_LATEST)
 
     async def start_profile(self, request: Request) -> Response:
         """Begin a trace of the engine process."""
@@ -108,29 +92,17 @@ class Routes:
         return Json(
             {
                 "object": "list",
-                "data": [self._card(name) for name in self._state.settings.served],
+                "data": [self._state.card(name) for name in self._state.settings.served],
             }
         )
 
     async def model(self, request: Request) -> Response:
         """One served name; 404 for any other."""
         return Json(
-            self._card(
+            self._state.card(
                 read_model({"model": request.path_params["id"]}, self._state.settings.served)
             )
         )
-
-    def _card(self, name: str) -> dict[str, Any]:
-        return {
-            "id": name,
-            "object": "model",
-            "created": self._state.created,
-            "owned_by": "jaxllm",
-            "root": self._state.settings.root,
-            "parent": None,
-            "max_model_len": self._state.resolved.max_model_len,
-            "permission": [],
-        }
 
     async def tokenize(self, request: Request) -> Response:
         """Token ids of a text or of a conversation."""
@@ -185,17 +157,23 @@ class Routes:
         )
 
 
-def build(server_state: ServerState) -> Any:
-    """The ASGI application: the routes behind keys and, if configured, CORS."""
-    app: Any = AuthMiddleware(
-        routes(server_state),
-        server_state.settings.api_keys,
-        server_state.settings.admin_keys,
-        lambda: server_state.draining,
+def build(*states: ServerState) -> Any:
+    """The ASGI application: the routes behind keys and, if configured, CORS. Each of several models
+    has its own."""
+    first, *others = states
+    store = ResponseStore() if first.settings.response_store else None
+    app: Any = routes(first, store)
+    if others:
+        app = ByModel(states, [app, *(routes(state, store) for state in others)], refuse)
+    app = AuthMiddleware(
+        app,
+        first.settings.api_keys,
+        first.settings.admin_keys,
+        lambda: first.draining,
         refuse,
     )
-    app = LoadHeader(app, lambda: load_metrics(server_state.client.stats))
-    cors = server_state.settings.cors
+    app = LoadHeader(app, lambda: load_metrics([state.client.stats for state in states]))
+    cors = first.settings.cors
     if cors.origins:
         app = CORSMiddleware(
             app,
@@ -208,8 +186,8 @@ def build(server_state: ServerState) -> Any:
     return app
 
 
-def routes(server_state: ServerState) -> Starlette:
-    """Paths to handlers, and one error envelope for everything."""
+def routes(server_state: ServerState, store: ResponseStore | None = None) -> Starlette:
+    """Paths to handlers, and one error envelope for everything. `store` keeps responses."""
     handlers = Routes(server_state)
     table = [
         Route("/v1/completions", Completions(server_state), methods=["POST"]),
@@ -219,7 +197,7 @@ def routes(server_state: ServerState) -> Starlette:
         Route("/v1/messages", Messages(server_state), methods=["POST"]),
         Route("/v1/messages/count_tokens", CountTokens(server_state), methods=["POST"]),
         Route("/generate", Native(server_state), methods=["POST"]),
-        *ResponseRoutes(server_state).table(),
+        *ResponseRoutes(server_state, store).table(),
         Route("/v1/embeddings", Embeddings(server_state), methods=["POST"]),
         Route("/pooling", Pooling(server_state), methods=["POST"]),
         Route("/classify", Classify(server_state), methods=["POST"]),

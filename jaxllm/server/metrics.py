@@ -12,7 +12,7 @@ import math
 import time
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import accumulate
 
 from prometheus_client import CollectorRegistry, generate_latest
@@ -72,7 +72,7 @@ class Histogram:
 
 
 class Metrics(Observer, Collector):
-    """The observer of an EngineClient, and its scrape. Each server has its own registry."""
+    """The observer of an EngineClient, and what a scrape tells of it."""
 
     def __init__(
         self, model_name: str, resolved: Resolved, version: str, stats: Callable[[], EngineStats]
@@ -117,12 +117,6 @@ class Metrics(Observer, Collector):
         self._finished: Counter[str] = Counter()
         self._refused: Counter[str] = Counter()
         self.unknown_fields = self._failed_steps = self._restarts = 0
-        self._registry = CollectorRegistry(auto_describe=False)
-        self._registry.register(self)
-
-    def exposition(self) -> bytes:
-        """The reply to a scrape."""
-        return generate_latest(self._registry)
 
     def delta(self, entry: InFlight, delta: TextDelta, now: float) -> None:
         """A delta arrived at `now` (time.monotonic)."""
@@ -249,12 +243,36 @@ def cache_config(resolved: Resolved) -> dict[str, str]:
     }
 
 
-def load_metrics(stats: EngineStats) -> dict[str, float]:
-    """The load as gateways weigh it, by ORCA's names of named metrics."""
+class Merged(Collector):
+    """The metrics of several models: each name once, with the samples of all."""
+
+    def __init__(self, models: Iterable[Metrics]):
+        self._models = models
+
+    def collect(self) -> Iterator[Metric]:
+        """prometheus_client's hook."""
+        families: dict[str, Metric] = {}
+        for metric in (metric for model in self._models for metric in model.collect()):
+            families.setdefault(metric.name, metric)
+            if families[metric.name] is not metric:
+                families[metric.name].samples += metric.samples
+        yield from families.values()
+
+
+def exposition(models: Iterable[Metrics]) -> bytes:
+    """The reply to a scrape."""
+    registry = CollectorRegistry(auto_describe=False)
+    registry.register(Merged(models))
+    return generate_latest(registry)
+
+
+def load_metrics(engines: Sequence[EngineStats]) -> dict[str, float]:
+    """The load as gateways weigh it, by ORCA's names of named metrics: of several engines the
+    fullest cache, and all requests."""
     return {
-        "kv_cache_usage_perc": stats.kv_usage,
-        "num_requests_waiting": stats.waiting,
-        "num_requests_running": stats.running,
+        "kv_cache_usage_perc": max(stats.kv_usage for stats in engines),
+        "num_requests_waiting": sum(stats.waiting for stats in engines),
+        "num_requests_running": sum(stats.running for stats in engines),
     }
 
 

@@ -1,6 +1,6 @@
-"""What the routes share: the engine's client, the tokenizer, the rules, the settings.
+"""What the routes of one model share: the engine's client, the tokenizer, the rules, the settings.
 
-A server of several models will keep `client`, `tokenizer` and `rules` per model, by its name.
+A server of several models has one for each.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ class Settings:
 
 
 class ServerState:
-    """One server. Only `draining` and the counters change after the start."""
+    """One model. Only `draining` and the counters change after the start."""
 
     def __init__(
         self,
@@ -245,6 +245,19 @@ class ServerState:
         if not ids:
             raise bad_request("the chat template made an empty prompt of the messages", "messages")
         return ids
+
+    def card(self, name: str) -> dict[str, Any]:
+        """What /v1/models says of a served name."""
+        return {
+            "id": name,
+            "object": "model",
+            "created": self.created,
+            "owned_by": "jaxllm",
+            "root": self.settings.root,
+            "parent": None,
+            "max_model_len": self.resolved.max_model_len,
+            "permission": [],
+        }
 
     def count_unknown_fields(self, body: dict[str, Any], known: frozenset[str]) -> None:
         """Count unknown fields, which are ignored, and log each name once."""

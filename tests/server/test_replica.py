@@ -71,7 +71,7 @@ def test_the_load_is_told_in_a_header_to_who_asks(server: Running, stream: bool)
     )
     assert (
         kind == "JSON"
-        and json.loads(text)["named_metrics"].keys() == load_metrics(EngineStats()).keys()
+        and json.loads(text)["named_metrics"].keys() == load_metrics([EngineStats()]).keys()
     )
 
 

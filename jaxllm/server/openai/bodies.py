@@ -30,6 +30,7 @@ from jaxllm.server.transport.auth import header
 
 BODY_DEADLINE = 60.0  # seconds for a whole body to arrive
 COMPRESSED = frozenset({b"gzip", b"x-gzip", b"deflate", b"br", b"zstd", b"compress", b"x-compress"})
+PARSED = "jaxllm.body"  # key of an ASGI scope: the body as it was read already
 TOTAL = 1 << 30  # bytes of all bodies being read
 
 LARGE = 1 << 20  # bytes of a legal field, without whitespace
@@ -77,11 +78,13 @@ class Bodies:
                 deadline.reschedule(0)
 
     async def read_json(self, scope: dict[str, Any], receive: Any) -> dict[str, Any]:
-        """The JSON object in a request's body.
+        """The JSON object in a request's body, or the one that was read of it before.
 
         Raises ApiError: 400 malformed, 408 too slow, 413 too large, 415 wrong type, 503 when too
         much arrives at once or the server stops.
         """
+        if PARSED in scope:
+            return scope[PARSED]
         check_encoding(scope["headers"])
         chunks: list[bytes] = []
         try:

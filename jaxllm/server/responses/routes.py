@@ -64,11 +64,10 @@ class Retrieving:
 class ResponseRoutes:
     """What the routes share: the store."""
 
-    def __init__(self, server_state: ServerState):
-        self._state = server_state
+    def __init__(self, server_state: ServerState, store: ResponseStore | None):
+        self._state, self._store = server_state, store
         settings = server_state.settings
         self._keys = digests((*settings.api_keys, *settings.admin_keys))
-        self._store = ResponseStore() if server_state.settings.response_store else None
 
     def table(self) -> list[Route]:
         """Paths to handlers."""

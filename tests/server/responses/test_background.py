@@ -9,7 +9,8 @@ from typing import Any
 import openai
 import pytest
 
-from jaxllm.server.responses import routes, store
+from jaxllm.server import app
+from jaxllm.server.responses import store
 from jaxllm.tokenizer import Tokenizer
 from tests.server.harness import Running
 from tests.server.responses.conftest import Script
@@ -142,7 +143,7 @@ def test_a_running_response_cannot_be_continued(stepped: Stepped):
 def test_what_is_made_behind_counts_and_is_stopped_when_it_is_too_much(
     tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(routes, "ResponseStore", lambda: store.ResponseStore(max_bytes=8_000))
+    monkeypatch.setattr(app, "ResponseStore", lambda: store.ResponseStore(max_bytes=8_000))
     with Stepped(tokenizer) as server:
         server.control.pieces = ["x"] * 200
         with server.begin(PATH, BEHIND | {"stream": True}) as made:

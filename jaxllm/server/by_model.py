@@ -1,0 +1,109 @@
+"""Several models behind one port: each request goes to the routes of its model.
+
+A model has an engine, a state and routes of its own, as if it were served alone. This app reads
+which model a request is for, and answers itself what is about all of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any
+
+from prometheus_client import CONTENT_TYPE_LATEST
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from jaxllm.server.endpoint import Json
+from jaxllm.server.errors import ApiError
+from jaxllm.server.metrics import exposition
+from jaxllm.server.openai.bodies import PARSED, ClientGone
+from jaxllm.server.openai.requests import read_model
+from jaxllm.server.probes import health, readiness
+from jaxllm.server.state import ServerState
+from jaxllm.server.transport.auth import ADMIN_PATHS, route_path
+
+# About one model, without a body: ?model= names it
+ASKED = ADMIN_PATHS | {"/stats/stream", "/server_info", "/get_server_info", "/is_sleeping"}
+MODELS = "/v1/models"
+PING = "/ping"
+
+
+class ByModel:
+    """An ASGI app over the apps of several models, whose names differ."""
+
+    def __init__(
+        self,
+        states: Sequence[ServerState],
+        apps: Sequence[Starlette],
+        refuse: Callable[[ApiError, dict[str, Any], Any, Any], Awaitable[None]],
+    ):
+        self._states, self._apps, self._refuse = states, apps, refuse
+        self._app_of = {
+            name: app
+            for state, app in zip(states, apps, strict=True)
+            for name in state.settings.served
+        }
+        # Limits of bodies follow from the context; the longest one lets every legal body pass
+        self._bodies = max(states, key=lambda state: state.resolved.max_model_len).bodies
+        self._answers: dict[str, Callable[[], Response]] = {
+            "/metrics": self._metrics,
+            "/health": self._health,
+            PING: self._health,
+            "/ready": self._ready,
+            "/load": self._load,
+            MODELS: self._list,
+        }
+        self._posts = {
+            route.path
+            for route in apps[0].routes
+            if isinstance(route, Route) and "POST" in (route.methods or {"POST"})
+        } - ASKED
+
+    async def __call__(self, scope: dict[str, Any], receive: Any, send: Any) -> None:
+        """ASGI"""
+        path = route_path(scope)
+        app: Any = self._apps[0]
+        try:
+            if path in self._answers and (path == PING or scope["method"] in ("GET", "HEAD")):
+                app = self._answers[path]()
+            elif path in ASKED:
+                app = self._app_of[self._named(dict(Request(scope).query_params))]
+            elif path.startswith(f"{MODELS}/"):
+                app = self._app_of.get(path.removeprefix(f"{MODELS}/"), app)
+            elif scope["method"] == "POST" and path in self._posts:
+                scope[PARSED] = await self._bodies.read_json(scope, receive)
+                app = self._app_of[self._named(scope[PARSED])]
+        except ClientGone:
+            return
+        except ApiError as error:
+            return await self._refuse(error, scope, receive, send)
+        await app(scope, receive, send)
+
+    def _named(self, fields: dict[str, Any]) -> str:
+        return read_model(fields, list(self._app_of))
+
+    def _metrics(self) -> Response:
+        metrics = [state.metrics for state in self._states]
+        return Response(exposition(metrics), media_type=CONTENT_TYPE_LATEST)
+
+    def _health(self) -> Response:
+        """200 while a model serves: one that fails does not end the others."""
+        found = {state.settings.served[0]: health(state) for state in self._states}
+        serves = any(each["status"] == "ok" for each in found.values())
+        return Json({"status": "ok" if serves else "dead", "models": found}, 200 if serves else 503)
+
+    def _ready(self) -> Response:
+        """200 while a model accepts requests."""
+        found = {state.settings.served[0]: readiness(state) for state in self._states}
+        ready = "ready" in found.values()
+        status = "ready" if ready else found[self._states[0].settings.served[0]]
+        return Json({"status": status, "models": found}, 200 if ready else 503)
+
+    def _load(self) -> Response:
+        return Json({"server_load": sum(state.active for state in self._states)})
+
+    def _list(self) -> Response:
+        cards = [state.card(name) for state in self._states for name in state.settings.served]
+        return Json({"object": "list", "data": cards})
