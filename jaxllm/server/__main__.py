@@ -31,17 +31,18 @@ def start(argv: list[str], command: tuple[str, ...] | None) -> int:
     import logging
 
     from jaxllm.config import ConfigError
-    from jaxllm.server.command_line.options import parse
+    from jaxllm.server.command_line.options import parse_models
     from jaxllm.server.logs import configure
 
     # No warning that PyTorch is missing
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
-    options = parse(argv, os.environ)
+    models = parse_models(argv, os.environ)
+    options = models[0]
     configure(options.log_level, options.log_format)
     if options.hf_token is not None:
         os.environ["HF_TOKEN"] = options.hf_token
     try:
-        return run(options, command)
+        return run(models, command)
     except ConfigError as error:
         if options.log_format == "json":
             logging.getLogger("jaxllm.server").error("%s", error)
@@ -50,7 +51,7 @@ def start(argv: list[str], command: tuple[str, ...] | None) -> int:
         return 1
 
 
-def run(options: Options, command: tuple[str, ...] | None = None) -> int:
+def run(models: list[Options], command: tuple[str, ...] | None = None) -> int:
     """Check everything, the cheapest first, before anything is loaded; then serve."""
     import asyncio
     import logging
@@ -61,17 +62,20 @@ def run(options: Options, command: tuple[str, ...] | None = None) -> int:
     from jaxllm.server.lifecycle import find_model, serve
     from jaxllm.server.transport.sockets import bind
 
-    check_generation_config(options.generation_config)
-    if options.chat_template is not None:
-        template_text(options.chat_template)
+    options = models[0]
+    for each in models:
+        check_generation_config(each.generation_config)
+        if each.chat_template is not None:
+            template_text(each.chat_template)
     with bind(options.host, options.port, options.uds) as sock:
-        model_dir = find_model(options)
+        found = [(each, find_model(each)) for each in models]
         logger = logging.getLogger("jaxllm.server")
-        logger.info("options: %s", options.given or "all defaults")
-        for notice in options.notices:
+        for each in models:
+            logger.info("options: %s", each.given or "all defaults")
+        for notice in dict.fromkeys(notice for each in models for notice in each.notices):
             logger.warning("%s", notice)
         command = command or (*ENGINE_COMMAND, "--log-format", options.log_format)
-        return asyncio.run(serve(options, sock, model_dir, command))
+        return asyncio.run(serve(found, sock, command))
 
 
 if __name__ == "__main__":

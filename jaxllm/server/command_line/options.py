@@ -81,6 +81,20 @@ def parse(
         top.exit(2, f"{top.prog}: error: {error}\n")
 
 
+def parse_models(argv: list[str], environ: Mapping[str, str]) -> list[Options]:
+    """The options of each model: one for each --model on the command line, with all other options
+    in common. They share a device in equal parts, unless told otherwise."""
+    names, rest = _model_names(argv)
+    if len(names) < 2:
+        return [parse(argv, environ)]
+    found = [parse(["--model", name, *rest], environ) for name in names]
+    served = [name for options in found for name in options.settings.served]
+    for name in served:
+        if served.count(name) > 1:
+            raise SystemExit(f"jaxllm: error: two models would be served as {name}; name each one")
+    return found
+
+
 def _check_values(args: argparse.Namespace) -> None:
     """Raise ConfigError on values that argparse takes and the server does not."""
     if not 0 <= args.port <= 65535:
