@@ -7,8 +7,9 @@ import gc
 import logging
 import os
 import socket
-from collections.abc import Sequence
+from collections.abc import Coroutine, Iterable, Sequence
 from pathlib import Path
+from typing import Any
 
 from jaxllm.config import ConfigError
 from jaxllm.locate import locate
@@ -110,7 +111,7 @@ async def _until_stopped(
 ) -> None:
     """Wait for a signal, for the end of `serving`, or until every engine is dead and none is
     restarted: a model that has failed for good leaves the others to serve."""
-    alive = asyncio.gather(*(model.keep_alive() for model in models))
+    alive = together(model.keep_alive() for model in models)
     try:
         await asyncio.wait((serving, signals.first, alive), return_when=asyncio.FIRST_COMPLETED)
     finally:
@@ -128,7 +129,7 @@ async def drain(models: Sequence[ServedModel], signals: Signals, seconds: float)
         _active(models),
         seconds,
     )
-    finished = asyncio.gather(*(model.finish_requests() for model in models))
+    finished = together(model.finish_requests() for model in models)
     try:
         await asyncio.wait(
             (finished, signals.second), timeout=seconds, return_when=asyncio.FIRST_COMPLETED
@@ -136,7 +137,7 @@ async def drain(models: Sequence[ServedModel], signals: Signals, seconds: float)
         if _active(models):
             await asyncio.gather(*(model.end_requests() for model in models))
             if not signals.second.done():
-                idle = asyncio.gather(*(model.state.idle.wait() for model in models))
+                idle = together(model.state.idle.wait() for model in models)
                 await asyncio.wait(
                     (idle, signals.second), timeout=5, return_when=asyncio.FIRST_COMPLETED
                 )
@@ -147,6 +148,15 @@ async def drain(models: Sequence[ServedModel], signals: Signals, seconds: float)
         logger.warning("not waiting for %d requests", _active(models))
         return 128 + signals.second.result()
     return 0 if all(model.client.alive for model in models) else 1
+
+
+def together(works: Iterable[Coroutine[Any, Any, Any]]) -> asyncio.Task[None]:
+    """A task that ends when all of these have, and ends them when it is cancelled."""
+
+    async def all_of_them() -> None:
+        await asyncio.gather(*works)
+
+    return asyncio.ensure_future(all_of_them())
 
 
 def _active(models: Sequence[ServedModel]) -> int:

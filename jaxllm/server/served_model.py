@@ -50,7 +50,13 @@ class ServedModel:
             dataclasses.replace(options.config, model=str(model_dir)),
             on_phase=lambda phase: logger.debug("%s took %.2f s", phase.name, phase.seconds),
         )
-        self._supervisor = EngineSupervisor(self.client, command, options.max_engine_restarts)
+        devices = options.visible_devices
+        self._supervisor = EngineSupervisor(
+            self.client,
+            command,
+            options.max_engine_restarts,
+            {} if devices is None else {"CUDA_VISIBLE_DEVICES": devices},
+        )
 
     async def load(self, signals: Signals) -> None:
         """Load the engine and the tokenizer side by side, until a signal comes. Raises ConfigError

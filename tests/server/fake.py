@@ -104,6 +104,7 @@ class FakeEngine:
         self.resolved = replace(
             RESOLVED,
             model_dir=config.model,
+            max_model_len=config.max_model_len or RESOLVED.max_model_len,
             scheduling_policy=config.scheduling_policy,
             max_num_queued_reqs=config.max_num_queued_reqs or 24,
         )

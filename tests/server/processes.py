@@ -28,7 +28,11 @@ class Process:
         gate: pathlib.Path | None = None,
         stuck: str = "",
         tokenizer: bool = False,
+        config: pathlib.Path | None = None,
     ):
+        """`config` lists models in place of `model_dir`; the first is served as m."""
+        models = () if "--model" in flags else ("--model", str(model_dir))
+        models = (*models, "--served-model-name", "m")
         self._pid_file = tmp / "engine.pid"
         environ = (
             os.environ
@@ -43,10 +47,7 @@ class Process:
             sys.executable,
             "-m",
             "tests.server.serve_fake",
-            "--model",
-            str(model_dir),
-            "--served-model-name",
-            "m",
+            *(models if config is None else ("--config", str(config))),
             "--port",
             "0",
         ]
@@ -78,8 +79,8 @@ class Process:
 
     def up(self) -> Self:
         """Wait until it serves."""
-        self.says("serving m on")
-        self.port = int(self.log.partition("serving m on http://127.0.0.1:")[2].split(" ")[0])
+        self.says(" on http://127.0.0.1:")
+        self.port = int(self.log.partition(" on http://127.0.0.1:")[2].split(" ")[0])
         return self
 
     @property
@@ -103,11 +104,12 @@ class Process:
         while json.loads(self.get("/health")[1])["last_step_age_s"] == 0:
             pass
 
-    def get(self, path: str) -> tuple[int, bytes]:
-        """Status and body."""
+    def get(self, path: str, body: Any = None) -> tuple[int, bytes]:
+        """Status and body; with `body`, of a POST."""
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=60)
+        data = None if body is None else json.dumps(body)
         try:
-            connection.request("GET", path)
+            connection.request("GET" if body is None else "POST", path, data)
             reply = connection.getresponse()
             return reply.status, reply.read()
         finally:

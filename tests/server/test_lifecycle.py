@@ -248,7 +248,7 @@ def test_the_line_that_says_where_it_serves_names_routes_that_are_there(
         bind(options.host, options.port, options.uds) as sock,
         caplog.at_level("INFO", logger="jaxllm.server"),
     ):
-        announce(options, sock)
+        announce(options, options.settings.served, sock)
         assert f"http://127.0.0.1:{sock.getsockname()[1]} (" in caplog.text
     assert "which a proxy shows under /api/v1" in caplog.text
 

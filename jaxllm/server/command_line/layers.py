@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import difflib
+import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -27,6 +28,9 @@ OF_A_SERVICE = re.compile(r"JAXLLM_(SERVICE_(HOST|PORT)(_\w+)?|PORT(_\d+_\w+)?)"
 SECRETS = frozenset({"api_key", "admin_key", "hf_token", "ssl_keyfile_password"})
 MAX_SHOWN = 120  # characters of a value in the log
 MAX_FILE = 1 << 20
+LINE = "command line"
+MEMORY = "gpu_memory_utilization"
+DEVICES = "visible_devices"
 BOOLEANS = {"true": True, "yes": True, "on": True, "1": True} | {
     "false": False, "no": False, "off": False, "0": False
 }  # fmt: skip
@@ -63,9 +67,10 @@ def _shown(name: str, value: Any) -> str:
 
 def read_options(
     top: argparse.ArgumentParser, argv: list[str], environ: Mapping[str, str]
-) -> Given:
-    """The options of all sources. Exits on a wrong command line; raises ConfigError for the other
-    sources.
+) -> list[Given]:
+    """The options of all sources, for each model: one for each --model, or for each entry of
+    `models` in the file, whose options go before the file's others. Exits on a wrong command line;
+    raises ConfigError for the other sources.
 
     `top` is changed: it gives what it reads, and no defaults.
     """
@@ -73,21 +78,46 @@ def read_options(
     defaults = {action.dest: action.default for action in actions.values()}
     for action in top._actions:
         action.default = argparse.SUPPRESS
-    line = vars(_parse(top, argv))
+    names, argv = _model_names(argv)
+    line: Layer = {name: (value, LINE) for name, value in vars(_parse(top, argv)).items()}
     variables, notices = _read_environment(actions, environ)
-    path = line.get("config", variables.get("config", (None, ""))[0])
-    layers = [
-        {} if path is None else _read_file(actions, Path(path)),
-        variables,
-        {name: (value, "command line") for name, value in line.items()},
-    ]
-    merged = {name: found for layer in layers for name, found in layer.items()}
-    values = {name: value for name, (value, _) in merged.items()}
-    return Given(
-        argparse.Namespace(**defaults | values),
-        {name: source for name, (_, source) in merged.items()},
-        notices,
-    )
+    path, _ = line.get("config", variables.get("config", (None, "")))
+    common, entries = ({}, []) if path is None else _read_file(actions, Path(path))
+    named: list[Layer] = [{"model": (name, LINE)} for name in names]
+    if entries and (named or "model" in line | variables):
+        raise ConfigError(f"--config {path} has models; leave --model out, or name one file of one")
+    models = entries or named or [{}]
+    merged: list[Layer] = [{**common, **own, **variables, **line} for own in models]
+    found = []
+    for own, layer in zip(models, merged, strict=True):
+        given = _share(layer, merged, defaults) | layer | (own if named else {})
+        values = {name: value for name, (value, _) in given.items()}
+        sources = {name: source for name, (_, source) in given.items()}
+        found.append(Given(argparse.Namespace(**defaults | values), sources, notices))
+    return found
+
+
+def _model_names(argv: list[str]) -> tuple[list[str], list[str]]:
+    """The models of a command line that names several, and its other words; of any other line no
+    names, and all of it."""
+    names, rest, words = [], [], iter(argv)
+    for word in words:
+        if word == "--model":
+            names.append(next(words, ""))
+        elif word.startswith("--model="):
+            names.append(word.partition("=")[2])
+        else:
+            rest.append(word)
+    return (names, rest) if len(names) > 1 else ([], argv)
+
+
+def _share(own: Layer, models: list[Layer], defaults: dict[str, Any]) -> Layer:
+    """Models on the same devices share them in equal parts, where nothing else is said."""
+    count = sum(each.get(DEVICES, ("",))[0] == own.get(DEVICES, ("",))[0] for each in models)
+    if count == 1:
+        return {}
+    share = math.floor(1000 * defaults[MEMORY] / count) / 1000
+    return {MEMORY: (share, f"shared by {count} models")}
 
 
 type Layer = dict[str, tuple[Any, str]]  # option -> value and source
@@ -148,16 +178,41 @@ def _listed(text: str) -> list[Any] | str:
     return value if isinstance(value, list) else text
 
 
-def _read_file(actions: dict[str, argparse.Action], path: Path) -> Layer:
+def _read_file(actions: dict[str, argparse.Action], path: Path) -> tuple[Layer, list[Layer]]:
+    """The options of a file, and those of each of its `models`."""
+    options = load_yaml(path)
+    models = options.pop("models", None)
+    if models is not None and not (
+        isinstance(models, list) and models and all(isinstance(each, dict) for each in models)
+    ):
+        raise ConfigError(
+            f"--config {path}: models must be a list, each with options as `name: value`"
+        )
+    entries = [
+        _read_mapping(actions, each, f"--config {path}: models[{at}]", path.name)
+        for at, each in enumerate(models or [])
+    ]
+    for at, entry in enumerate(entries):
+        if "model" not in entry:
+            raise ConfigError(f"--config {path}: models[{at}] has no model")
+    common = _read_mapping(actions, options, f"--config {path}", path.name)
+    if entries and "model" in common:
+        raise ConfigError(f"--config {path} has both model and models; give one of them")
+    return common, entries
+
+
+def _read_mapping(
+    actions: dict[str, argparse.Action], options: dict[Any, Any], where: str, source: str
+) -> Layer:
     found: Layer = {}
-    for key, value in load_yaml(path).items():
+    for key, value in options.items():
         flag = f"--{str(key).replace('_', '-')}"
         if flag not in actions or flag == "--config":
             meant = _meant(flag, list(actions)).replace("--", "")
-            raise ConfigError(f"--config {path}: {key!r:.80} is no option{meant}")
+            raise ConfigError(f"{where}: {key!r:.80} is no option{meant}")
         if value is not None:
-            read = _read(actions[flag], flag, value, f"--config {path}: {key}")
-            found[actions[flag].dest] = (read, path.name)
+            read = _read(actions[flag], flag, value, f"{where}: {key}")
+            found[actions[flag].dest] = (read, source)
     return found
 
 

@@ -47,6 +47,7 @@ class Options:
     uds: str | None
     shutdown_timeout: float
     max_engine_restarts: int
+    visible_devices: str | None
     log_level: str
     log_format: str
     log_stats: bool
@@ -62,11 +63,19 @@ class Options:
     notices: tuple[str, ...]
 
 
-def parse(
-    argv: list[str], environ: Mapping[str, str], prog: str = "python -m jaxllm.server"
-) -> Options:
-    """The options in `argv`, in JAXLLM_… of the environment and in the --config file. Exits with
-    status 2 on illegal ones."""
+PROGRAM = "python -m jaxllm.server"
+
+
+def parse(argv: list[str], environ: Mapping[str, str], prog: str = PROGRAM) -> Options:
+    """The options in `argv`, in JAXLLM_… of the environment and in the --config file; of several
+    models those of the first. Exits with status 2 on illegal ones."""
+    return parse_models(argv, environ, prog)[0]
+
+
+def parse_models(
+    argv: list[str], environ: Mapping[str, str], prog: str = PROGRAM
+) -> list[Options]:
+    """The options of each model, as `read_options` finds them."""
     top = parser(prog)
     if argv and not argv[0].startswith("-"):
         argv = ["--model", *argv]
@@ -76,23 +85,22 @@ def parse(
             print(sampling_help() if topic == "sampling" else help_text(top, topic))
             top.exit(0)
     try:
-        return _options(read_options(top, argv, environ))
+        models = [_options(given) for given in read_options(top, argv, environ)]
+        _check_names(models)
+        return models
     except (ConfigError, ApiError) as error:
         top.exit(2, f"{top.prog}: error: {error}\n")
 
 
-def parse_models(argv: list[str], environ: Mapping[str, str]) -> list[Options]:
-    """The options of each model: one for each --model on the command line, with all other options
-    in common. They share a device in equal parts, unless told otherwise."""
-    names, rest = _model_names(argv)
-    if len(names) < 2:
-        return [parse(argv, environ)]
-    found = [parse(["--model", name, *rest], environ) for name in names]
-    served = [name for options in found for name in options.settings.served]
-    for name in served:
-        if served.count(name) > 1:
-            raise SystemExit(f"jaxllm: error: two models would be served as {name}; name each one")
-    return found
+def _check_names(models: list[Options]) -> None:
+    """Raise ConfigError when a name would be that of two models."""
+    names = [name for options in models for name in options.settings.served]
+    twice = next((name for name in names if names.count(name) > 1), None)
+    if twice is not None:
+        raise ConfigError(
+            f"two models would be served as {twice}; give each a served-model-name of its own "
+            "under models in a --config file"
+        )
 
 
 def _check_values(args: argparse.Namespace) -> None:
@@ -164,6 +172,7 @@ def _options(given: Given) -> Options:
         uds=args.uds,
         shutdown_timeout=args.shutdown_timeout,
         max_engine_restarts=args.max_engine_restarts,
+        visible_devices=args.visible_devices,
         log_level=args.log_level,
         log_format=args.log_format,
         log_stats=not args.disable_log_stats,

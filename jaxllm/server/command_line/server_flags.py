@@ -114,6 +114,12 @@ SERVER_FLAGS: dict[str, dict[tuple[str, ...], dict[str, Any]]] = {
             "default": True,
             "help": "keep responses of /v1/responses in memory for clients that refer to them",
         },
+        ("--visible-devices",): {
+            "default": None,
+            "metavar": "0,1",
+            "help": "numbers of the GPUs that the engine sees, as CUDA_VISIBLE_DEVICES takes them; "
+            "for several models, each its own",
+        },
         ("--max-engine-restarts",): {
             "type": integer,
             "default": 3,

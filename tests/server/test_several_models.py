@@ -1,0 +1,145 @@
+"""One server, several models: a request reaches its own, and one that fails leaves the others."""
+
+from __future__ import annotations
+
+import json
+import os
+import pathlib
+import signal
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import yaml
+from prometheus_client.parser import text_string_to_metric_families
+
+from jaxllm.server.command_line.options import parse_models
+from tests.server.processes import Process, await_gone
+
+QUESTION = {"prompt": [1, 2, 3], "max_tokens": 2, "ignore_eos": True}
+
+
+def config(tmp: pathlib.Path, **options: Any) -> pathlib.Path:
+    """A file of options."""
+    path = tmp / "config.yaml"
+    path.write_text(yaml.safe_dump(options))
+    return path
+
+
+@pytest.fixture(scope="module")
+def two(model_dir: pathlib.Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Process]:
+    tmp = tmp_path_factory.mktemp("two")
+    models = [
+        {"model": str(model_dir), "served_model_name": ["m", "first"]},
+        {"model": str(model_dir), "served_model_name": ["second"], "max_model_len": 64},
+    ]
+    path = config(tmp, models=models, max_engine_restarts=0, admin_key="boss")
+    process = Process(model_dir, tmp, config=path)
+    try:
+        yield process.up()
+    finally:
+        process.close()
+
+
+def asked(process: Process, path: str, body: Any = None) -> tuple[int, Any]:
+    status, text = process.get(path, body)
+    return status, json.loads(text)
+
+
+def test_requests_reach_the_model_that_they_name(two: Process) -> None:
+    _, listed = asked(two, "/v1/models")
+    lengths = {card["id"]: card["max_model_len"] for card in listed["data"]}
+    assert list(lengths) == ["m", "first", "second"]
+    assert lengths["second"] == 64 != lengths["first"]
+    assert asked(two, "/v1/models/second")[1]["max_model_len"] == 64
+    for name in lengths:
+        status, reply = asked(two, "/v1/completions", QUESTION | {"model": name})
+        assert (status, reply["model"]) == (200, name)
+    long = QUESTION | {"prompt": [1] * 70}
+    assert asked(two, "/v1/completions", long | {"model": "first"})[0] == 200
+    assert asked(two, "/v1/completions", long | {"model": "second"})[0] == 400
+    assert asked(two, "/server_info?model=second")[1]["max_model_len"] == 64
+
+
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions", "/tokenize"])
+def test_a_request_must_name_a_model_that_is_served(two: Process, path: str) -> None:
+    status, reply = asked(two, path, QUESTION)
+    assert status == 400
+    assert "m, first, second" in reply["error"]["message"]
+    status, reply = asked(two, path, QUESTION | {"model": "third"})
+    assert status == 404
+    assert "m, first, second" in reply["error"]["message"]
+    assert asked(two, path, QUESTION | {"model": 3})[0] == 400
+
+
+def test_what_is_unknown_to_all_models_is_not_found(two: Process) -> None:
+    for path in ("/v1/responses/resp_nothing", "/nothing", "/v1/models/nothing"):
+        assert asked(two, path)[0] == 404
+
+
+def test_metrics_name_each_family_once_and_both_models(two: Process) -> None:
+    families = list(text_string_to_metric_families(two.get("/metrics")[1].decode()))
+    assert max(Counter(family.name for family in families).values()) == 1
+    for family in families:
+        assert {sample.labels["model_name"] for sample in family.samples} == {"m", "second"}
+
+
+def test_a_model_that_fails_for_good_leaves_the_other_to_serve(two: Process) -> None:
+    # The last test of this server
+    assert asked(two, "/health")[1]["models"].keys() == {"m", "second"}
+    os.kill(two.engine, signal.SIGKILL)  # of the second model: it wrote its number last
+    await_gone(two.engine)
+    two.says("the engine is not restarted again")
+    assert asked(two, "/v1/completions", QUESTION | {"model": "second"})[0] == 503
+    assert asked(two, "/v1/completions", QUESTION | {"model": "m"})[0] == 200
+    status, reply = asked(two, "/health")
+    assert (status, reply["status"]) == (200, "ok")
+    assert {name: each["status"] for name, each in reply["models"].items()} == {
+        "m": "ok",
+        "second": "dead",
+    }
+    assert asked(two, "/ready")[1]["models"] == {"m": "ready", "second": "dead"}
+    two.process.send_signal(signal.SIGTERM)
+    assert two.ended() == 1  # one engine was lost
+
+
+def test_models_share_a_device_unless_something_else_is_said(tmp_path: pathlib.Path) -> None:
+    def shares(argv: list[str]) -> list[float]:
+        return [each.config.gpu_memory_utilization for each in parse_models(argv, {})]
+
+    assert shares(["--model", "a", "--model=b"]) == [0.45, 0.45]
+    assert shares(["--model", "a"]) == shares(["a"]) == [0.9]
+    assert shares(["--model", "a", "--model", "b", "--gpu-memory-utilization", "0.3"]) == [0.3, 0.3]
+    own = [{"model": "a", "gpu_memory_utilization": 0.6}, {"model": "b"}]
+    assert shares(["--config", str(config(tmp_path, models=own))]) == [0.6, 0.45]
+    apart = [{"model": "a", "visible_devices": 0}, {"model": "b", "visible_devices": 1}]
+    assert shares(["--config", str(config(tmp_path, models=apart))]) == [0.9, 0.9]
+
+
+@pytest.mark.parametrize(
+    ("argv", "options", "says"),
+    [
+        (["--model", "a", "--model", "a"], None, "two models would be served as a"),
+        (["--model", "a", "--model", "b", "--served-model-name", "x"], None, "served as x"),
+        (["--model", "a"], {"models": [{"model": "b"}]}, "leave --model out"),
+        ([], {"models": [{"dtype": "auto"}]}, "models[0] has no model"),
+        ([], {"models": []}, "models must be a list"),
+        ([], {"models": [{"model": "b", "port_": 1}]}, "models[0]: 'port_' is no option"),
+        ([], {"model": "a", "models": [{"model": "b"}]}, "both model and models"),
+    ],
+)
+def test_what_does_not_name_models_clearly_is_one_line(
+    argv: list[str],
+    options: dict[str, Any] | None,
+    says: str,
+    tmp_path: pathlib.Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    file = [] if options is None else ["--config", str(config(tmp_path, **options))]
+    with pytest.raises(SystemExit) as ended:
+        parse_models([*argv, *file], {})
+    assert ended.value.code == 2
+    error = capsys.readouterr().err
+    assert says in error
+    assert error.count("\n") == 1
