@@ -28,7 +28,7 @@ def test_a_dead_engine_is_restarted_while_the_server_answers(
         os.kill(first, signal.SIGKILL)
         for ended in (whole.answer(), stream.answer()):
             assert (ended.status, ended.error["type"]) == (500, "server_error")
-    server.says("the engine process died")
+    server.says("the engine process of m died")
     for path in ("/health", "/ready"):
         status, body = server.get(path)
         assert (status, json.loads(body)["status"]) == (503, "restarting")
@@ -108,7 +108,7 @@ def test_without_restarts_the_engines_death_ends_the_server_after_its_replies(la
         ended = whole.answer()
         assert (ended.status, ended.error["type"]) == (500, "server_error")
     assert server.ended() == 1
-    assert "the engine process died" in server.log
+    assert "the engine process of m died" in server.log
 
 
 def test_a_signal_during_a_restart_ends_everything(launch: Any, tmp_path: pathlib.Path) -> None:
