@@ -72,9 +72,7 @@ def parse(argv: list[str], environ: Mapping[str, str], prog: str = PROGRAM) -> O
     return parse_models(argv, environ, prog)[0]
 
 
-def parse_models(
-    argv: list[str], environ: Mapping[str, str], prog: str = PROGRAM
-) -> list[Options]:
+def parse_models(argv: list[str], environ: Mapping[str, str], prog: str = PROGRAM) -> list[Options]:
     """The options of each model, as `read_options` finds them."""
     top = parser(prog)
     if argv and not argv[0].startswith("-"):
