@@ -17,7 +17,7 @@ def check(argv: list[str], environ: Mapping[str, str]) -> int:
     from jaxllm.engine.startup.check import check_fit
     from jaxllm.engine.startup.report import ConsoleReport
     from jaxllm.server.command_line.options import parse
-    from jaxllm.server.lifecycle import find_model
+    from jaxllm.server.lifecycle.serve import find_model
 
     options = parse(argv, environ, prog="jaxllm check")
     try:

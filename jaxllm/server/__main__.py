@@ -59,7 +59,7 @@ def run(models: list[Options], command: tuple[str, ...] | None = None) -> int:
     from jaxllm.chat_template import template_text
     from jaxllm.server.command_line.options import check_generation_config
     from jaxllm.server.engine.connection import ENGINE_COMMAND
-    from jaxllm.server.lifecycle import find_model, serve
+    from jaxllm.server.lifecycle.serve import find_model, serve
     from jaxllm.server.transport.sockets import bind
 
     options = models[0]

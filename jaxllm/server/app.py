@@ -32,9 +32,8 @@ from jaxllm.server.page.files import PageFiles
 from jaxllm.server.page.live import LiveStats
 from jaxllm.server.pooling.scoring import Rerank, Score
 from jaxllm.server.pooling.vectors import Classify, Embeddings, Pooling
-from jaxllm.server.probes import health, readiness
 from jaxllm.server.render import RenderChat, RenderCompletions
-from jaxllm.server.replica import ReplicaRoutes
+from jaxllm.server.replica import ReplicaRoutes, health, readiness
 from jaxllm.server.responses.routes import ResponseRoutes
 from jaxllm.server.responses.store import ResponseStore
 from jaxllm.server.state import ServerState

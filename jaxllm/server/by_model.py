@@ -20,7 +20,7 @@ from jaxllm.server.errors import ApiError
 from jaxllm.server.metrics import exposition
 from jaxllm.server.openai.bodies import PARSED, ClientGone
 from jaxllm.server.openai.requests import read_model
-from jaxllm.server.probes import health, readiness
+from jaxllm.server.replica import health, readiness
 from jaxllm.server.state import ServerState
 from jaxllm.server.transport.auth import ADMIN_PATHS, route_path
 

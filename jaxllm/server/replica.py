@@ -1,9 +1,10 @@
-"""What routers and gateways ask a replica, beside metrics and health."""
+"""What probes, routers and gateways ask a replica, beside metrics."""
 
 from __future__ import annotations
 
 import dataclasses
 import re
+from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -86,3 +87,32 @@ def reachable(address: str, host: str | None) -> str:
     if host is None:
         return address
     return ALL_INTERFACES.sub(f"tcp://{f'[{host}]' if ':' in host else host}:", address)
+
+
+def health(server_state: ServerState) -> dict[str, Any]:
+    """`status` is "ok" while the engine is idle or makes progress. Known without the engine."""
+    client, stats = server_state.client, server_state.client.stats
+    silence = client.seconds_without_step()
+    status = "ok" if client.alive else _absence(server_state)
+    if client.alive and silence > server_state.settings.stall_seconds:
+        status = "stalled"
+    return {
+        "status": status,
+        "running": stats.running,
+        "waiting": stats.waiting,
+        "last_step_age_s": round(silence, 3),
+    }
+
+
+def readiness(server_state: ServerState) -> str:
+    """ "ready" while new requests are accepted, else the reason why not."""
+    client = server_state.client
+    if not client.alive:
+        return _absence(server_state)
+    if server_state.draining:
+        return "draining"
+    return "full" if client.choices >= client.capacity else "ready"
+
+
+def _absence(server_state: ServerState) -> str:
+    return "restarting" if server_state.client.restarting else "dead"

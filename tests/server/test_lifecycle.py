@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from jaxllm.server.command_line.options import parse
-from jaxllm.server.lifecycle import announce
+from jaxllm.server.lifecycle.serve import announce
 from jaxllm.server.transport.sockets import MAX_FILES, bind, raise_file_limit
 from tests.server.harness import Open
 from tests.server.processes import await_gone, gone

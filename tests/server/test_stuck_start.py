@@ -67,7 +67,7 @@ def test_what_the_engine_refuses_ends_a_start_that_is_stuck_in_the_tokenizers_li
 def test_a_signal_ends_the_first_process_of_a_container_too() -> None:
     code = """if True:
         import signal
-        from jaxllm.server.signals import end_on
+        from jaxllm.server.lifecycle.signals import end_on
         from tests.server.stuck import never_return
         end_on(signal.SIGTERM, first_process=True)
         print("ready", flush=True)

@@ -5,12 +5,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import os
 import socket
 import subprocess
 import sys
-from collections.abc import Callable, Mapping
-from types import MappingProxyType
+from collections.abc import Callable
 
 from jaxllm.config import EngineConfig, Resolved
 from jaxllm.server.engine.wire import Died, Frames, Start, ToEngine, ToServer, encode
@@ -118,10 +116,10 @@ def is_exiting(process_id: int) -> bool:
 
 
 def launch(
-    command: tuple[str, ...] = ENGINE_COMMAND, environ: Mapping[str, str] = MappingProxyType({})
+    command: tuple[str, ...] = ENGINE_COMMAND,
 ) -> tuple[subprocess.Popen[bytes], socket.socket]:
-    """Start an engine process, with variables beside ours; returns it and our end of its socket.
-    Raises EngineDied, as when no file is left to open.
+    """Start an engine process; returns it and our end of its socket. Raises EngineDied, as when no
+    file is left to open.
 
     It gets a session of its own, because Ctrl-C is for the HTTP process to handle.
     """
@@ -134,7 +132,6 @@ def launch(
                 stdin=subprocess.DEVNULL,
                 pass_fds=(theirs.fileno(),),
                 start_new_session=True,
-                env=os.environ | environ,
             )
             failed.pop_all()
             return process, ours

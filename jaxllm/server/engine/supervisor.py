@@ -6,8 +6,6 @@ import asyncio
 import logging
 import subprocess
 import time
-from collections.abc import Mapping
-from types import MappingProxyType
 
 from jaxllm.server.engine.client import EngineClient
 from jaxllm.server.engine.connection import EngineDied, launch
@@ -21,17 +19,9 @@ logger = logging.getLogger("jaxllm.server")
 
 
 class EngineSupervisor:
-    """Owns the engine process behind an EngineClient. `max_restarts` bounds restarts in a row,
-    `environ` holds variables of the process beside ours."""
+    """Owns the engine process behind an EngineClient. `max_restarts` bounds restarts in a row."""
 
-    def __init__(
-        self,
-        client: EngineClient,
-        command: tuple[str, ...],
-        max_restarts: int,
-        environ: Mapping[str, str] = MappingProxyType({}),
-    ):
-        self._environ = environ
+    def __init__(self, client: EngineClient, command: tuple[str, ...], max_restarts: int):
         self._client, self._command, self._max_restarts = client, command, max_restarts
         self._process: subprocess.Popen[bytes] | None = None
         self._restarts = 0  # in a row
@@ -39,7 +29,7 @@ class EngineSupervisor:
 
     async def start(self) -> None:
         """Start a process and wait until it takes requests. Raises EngineDied."""
-        self._process, sock = launch(self._command, self._environ)
+        self._process, sock = launch(self._command)
         logger.info("loading the model in engine process %d", self._process.pid)
         await self._client.connect(sock, self._process.pid)
         self._ready_at = time.monotonic()

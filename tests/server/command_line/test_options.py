@@ -210,7 +210,7 @@ def test_help_is_in_groups_and_never_shows_a_key() -> None:
 
 def test_the_edge_imports_no_jax() -> None:
     code = (
-        "import sys, jaxllm.server.lifecycle, transformers; "
+        "import sys, jaxllm.server.lifecycle.serve, transformers; "
         "sys.exit(any(m in sys.modules for m in ('jax', 'torch', 'flax')))"
     )
     assert (

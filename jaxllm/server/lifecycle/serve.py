@@ -17,8 +17,8 @@ from jaxllm.models.config.read import check_sizes
 from jaxllm.server.app import build
 from jaxllm.server.command_line.options import Options
 from jaxllm.server.engine.connection import ENGINE_COMMAND
-from jaxllm.server.served_model import ServedModel
-from jaxllm.server.signals import Signals
+from jaxllm.server.lifecycle.served_model import ServedModel
+from jaxllm.server.lifecycle.signals import Signals
 from jaxllm.server.state import ServerState
 from jaxllm.server.tracing import Tracing
 from jaxllm.server.transport.http import HttpServer, http_server

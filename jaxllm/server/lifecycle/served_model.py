@@ -21,8 +21,8 @@ from jaxllm.server.engine.client import EngineClient
 from jaxllm.server.engine.connection import EngineDied
 from jaxllm.server.engine.supervisor import EngineSupervisor
 from jaxllm.server.errors import overloaded
+from jaxllm.server.lifecycle.signals import Signals
 from jaxllm.server.parsing.formats import format_name
-from jaxllm.server.signals import Signals
 from jaxllm.server.state import ServerState
 from jaxllm.tokenizer import Tokenizer
 
@@ -50,13 +50,9 @@ class ServedModel:
             dataclasses.replace(options.config, model=str(model_dir)),
             on_phase=lambda phase: logger.debug("%s took %.2f s", phase.name, phase.seconds),
         )
-        devices = options.visible_devices
-        self._supervisor = EngineSupervisor(
-            self.client,
-            command,
-            options.max_engine_restarts,
-            {} if devices is None else {"CUDA_VISIBLE_DEVICES": devices},
-        )
+        if options.visible_devices is not None:
+            command = ("env", f"CUDA_VISIBLE_DEVICES={options.visible_devices}", *command)
+        self._supervisor = EngineSupervisor(self.client, command, options.max_engine_restarts)
 
     async def load(self, signals: Signals) -> None:
         """Load the engine and the tokenizer side by side, until a signal comes. Raises ConfigError
