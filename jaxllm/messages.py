@@ -12,6 +12,9 @@ from jaxllm.sampling.options import SamplingParams
 
 MAX_SCORES = 2**20  # log-probabilities of the prompts of one request
 MAX_SALT = 128  # characters
+# Why the rest of a prompt was not in the prefix cache: nobody has sent it; its pages were evicted;
+# the same text was there under another salt, or adapter
+PREFIX_MISSES = ("new_text", "evicted", "salt", "adapter")
 
 
 class RequestError(ValueError):
@@ -167,6 +170,8 @@ class TextDelta(msgspec.Struct, kw_only=True, omit_defaults=True, gc=False):
         prompt_logprobs: with the first delta of each choice after they are computed.
         finish_reason: of the last delta: "stop", "length", "abort" or "error".
         stop_reason: the stop string or stop token id that ended the choice.
+        prefix_miss: with the last delta of the choice for which the prompt was looked up: why the
+            rest of it was not found, one of PREFIX_MISSES.
         cumulative_logprob: of all tokens of the choice, where choices are ranked.
         pooled: the result of a pooling request: float32, as the model gives it.
         error: the reason of "error".
@@ -182,6 +187,7 @@ class TextDelta(msgspec.Struct, kw_only=True, omit_defaults=True, gc=False):
     finish_reason: str | None = None
     stop_reason: int | str | None = None
     num_cached_tokens: int = 0
+    prefix_miss: str | None = None
     cumulative_logprob: float | None = None
     times: RequestTimes | None = None
     pooled: bytes | None = None

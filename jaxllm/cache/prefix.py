@@ -15,6 +15,8 @@ from itertools import islice, takewhile
 
 from jaxllm.cache.events import KVEvents
 
+MAX_EVICTED = 1 << 16  # hashes of pages that are gone, to tell why they are not found
+
 
 class PrefixIndex:
     """Hash → page for full pages of `page_size` tokens.
@@ -38,6 +40,7 @@ class PrefixIndex:
         self._page = hashlib.sha256(b"jaxllm/page/1;parent=")
         self._page_of: dict[bytes, int] = {}
         self._hash_of: dict[int, bytes] = {}
+        self._evicted: dict[bytes, None] = {}  # the newest MAX_EVICTED, newest last
         self.events: KVEvents | None = None  # what leaves the index is told there
 
     def __len__(self) -> int:
@@ -119,6 +122,7 @@ class PrefixIndex:
         key = self._hash_of.pop(page, None)
         if key is not None:
             del self._page_of[key]
+            self._remember(key)
             if self.events is not None:
                 self.events.removed(key)
         return key
@@ -134,7 +138,20 @@ class PrefixIndex:
 
     def clear(self) -> None:
         """Forget every page; pages in use stay with their requests."""
+        for key in self._page_of:
+            self._remember(key)
         self._page_of.clear()
         self._hash_of.clear()
         if self.events is not None:
             self.events.cleared()
+
+    def was_evicted(self, key: bytes) -> bool:
+        """Whether a page with this hash was known and has been evicted, or forgotten with all
+        others, not too long ago."""
+        return key in self._evicted
+
+    def _remember(self, key: bytes) -> None:
+        self._evicted.pop(key, None)
+        self._evicted[key] = None
+        if len(self._evicted) > MAX_EVICTED:
+            del self._evicted[next(iter(self._evicted))]

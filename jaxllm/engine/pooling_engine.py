@@ -209,6 +209,7 @@ def _ended(
         pooled=pooled,
         finish_reason=reason,
         num_cached_tokens=request.num_cached_tokens,
+        prefix_miss=request.prefix_miss,
         times=request.times,
         error=error,
     )

@@ -37,6 +37,7 @@ from jaxllm.server.openai.requests import (
 # Characters beyond ASCII that end lines for some, as JSON may have them
 LINE_ENDS = [(text.encode(), f"\\u{ord(text):04x}".encode()) for text in "\x85\u2028\u2029"]
 PROMPT_END = 32  # tokens of a prompt, which hold the marker that may end it
+MAX_LOGGED = 8  # prompts of a request
 
 logger = logging.getLogger("jaxllm.server")
 
@@ -63,7 +64,7 @@ class Generate(Endpoint):
         requests, spec, structure = await unless_gone(gone, self._prepare(id, request))
         reply = self.new_reply(id, request, spec)
         if self._state.settings.log_requests:
-            lengths = [len(one.prompt_token_ids) for one in requests[:8]]
+            lengths = [len(one.prompt_token_ids) for one in requests[:MAX_LOGGED]]
             logger.info(
                 "%s: %d prompts of %s tokens%s",
                 reply.id,
@@ -79,6 +80,8 @@ class Generate(Endpoint):
                 await send_stream(stream, reply, send)
             else:
                 await send_whole(stream, reply, send)
+            if self._state.settings.log_requests:
+                log_cached(reply)
         finally:
             stream.abort()
 
@@ -272,6 +275,15 @@ class Chat(Generate):
             if request.echo and last["role"] == role
             else spec
         )
+
+
+def log_cached(reply: Reply) -> None:
+    """Log how much of each prompt was in the prefix cache, and why no more was."""
+    found = [
+        f"{tokens} tokens cached" + (f", then {miss}" if miss else "")
+        for tokens, miss in reply.cached()[:MAX_LOGGED]
+    ]
+    logger.info("%s: %s", reply.id, "; ".join(found))
 
 
 def changed_options(request: Generation) -> str:

@@ -20,7 +20,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.registry import Collector
 
 from jaxllm.config import Resolved
-from jaxllm.messages import EngineStats, RequestTimes, TextDelta
+from jaxllm.messages import PREFIX_MISSES, EngineStats, RequestTimes, TextDelta
 from jaxllm.metrics import COUNTERS, GAUGES
 from jaxllm.server.engine.streams import InFlight, Observer
 
@@ -116,6 +116,7 @@ class Metrics(Observer, Collector):
         self.between_tokens = self._histograms["vllm:inter_token_latency_seconds"]
         self._finished: Counter[str] = Counter()
         self._refused: Counter[str] = Counter()
+        self._misses: Counter[str] = Counter()
         self.unknown_fields = self._failed_steps = self._restarts = 0
 
     def delta(self, entry: InFlight, delta: TextDelta, now: float) -> None:
@@ -152,6 +153,8 @@ class Metrics(Observer, Collector):
         """Count a choice that has ended, and its request with the last of them."""
         reason = delta.finish_reason if delta.finish_reason in FINISH_REASONS else "error"
         self._finished[reason] += 1
+        if delta.prefix_miss in PREFIX_MISSES:
+            self._misses[delta.prefix_miss] += 1
         params, generated = entry.request.params, entry.tokens.get(delta.index, 0)
         values: dict[str, float] = {
             "vllm:e2e_request_latency_seconds": now - entry.submitted,
@@ -194,6 +197,9 @@ class Metrics(Observer, Collector):
         refused = [((reason,), self._refused[reason]) for reason in REFUSALS]
         name, help = "vllm:admission_rejections", "Requests not admitted."
         yield self._family(CounterMetricFamily, name, help, refused, "reason")
+        misses = [((reason,), self._misses[reason]) for reason in PREFIX_MISSES]
+        name, help = "jaxllm:prefix_misses", "Prompts whose rest was not in the prefix cache."
+        yield self._family(CounterMetricFamily, name, help, misses, "reason")
         for name, histogram in self._histograms.items():
             family = HistogramMetricFamily(name, histogram.help, labels=LABELS)
             family.add_metric(self._labels, histogram.cumulative(), histogram.sum)

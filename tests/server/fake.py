@@ -78,6 +78,7 @@ class Control:
         self.broken = ""  # what the next self-check finds
         self.busy = False  # a reset of the prefix cache is refused
         self.resets: list[bool] = []
+        self.prefix_miss: str | None = None  # of every answer
         self.counted: dict[str, int] = {}  # statistics, by the name of their field
         self.pieces: list[str] = []  # texts of every answer's tokens, in place of the prompt's
 
@@ -218,6 +219,7 @@ class FakeEngine:
             finish_reason=reason,
             stop_reason=stop,
             num_cached_tokens=16 if len(prompt) > 16 else 0,
+            prefix_miss=self._control.prefix_miss if reason is not None and index == 0 else None,
             times=None
             if reason is None
             else RequestTimes(

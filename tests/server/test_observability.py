@@ -92,6 +92,28 @@ def test_what_the_engine_counts_of_memory_is_shown_as_it_is(fresh: Running) -> N
     assert [found[f"{name}_total"] for name in names] == list(counted.values())
 
 
+@pytest.mark.parametrize("stream", [False, True])
+def test_why_a_prefix_was_not_found_is_counted_and_logged(
+    tokenizer: Tokenizer, caplog: pytest.LogCaptureFixture, stream: bool
+) -> None:
+    body = {"model": "fake", "prompt": "a text of twenty-odd", "stream": stream, "n": 2}
+    with (
+        caplog.at_level("INFO", "jaxllm.server"),
+        Running(tokenizer, with_settings(log_requests=True)) as server,
+    ):
+        server.post("/v1/completions", body)
+        server.control.prefix_miss = "salt"
+        server.post("/v1/completions", body)
+        found = samples(server)
+    assert found["jaxllm:prefix_misses_total[salt]"] == 1
+    assert found["jaxllm:prefix_misses_total[evicted]"] == 0
+    lines = [line for line in caplog.messages if "tokens cached" in line]
+    assert [line.partition(": ")[2] for line in lines] == [
+        "16 tokens cached",
+        "16 tokens cached, then salt",
+    ]
+
+
 def test_clients_cannot_add_series(fresh: Running) -> None:
     def series() -> int:
         return len(re.findall(rb"^[^#]", fresh.get("/metrics").body, re.MULTILINE))

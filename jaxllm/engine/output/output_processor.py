@@ -283,6 +283,7 @@ class OutputProcessor:
             finish_reason=reason,
             stop_reason=stop,
             num_cached_tokens=request.num_cached_tokens,
+            prefix_miss=request.prefix_miss,
             times=request.times,
             error=error,
             error_param=error_param,

@@ -12,6 +12,7 @@ from jaxllm.engine.scheduling.cache_events import tell_stored
 from jaxllm.engine.scheduling.kv_offload import OffloadManager
 from jaxllm.engine.scheduling.plan import Chunk, PageCopy, TableWrite
 from jaxllm.engine.scheduling.prefix_lookup import PrefixLookup, SharedPages
+from jaxllm.engine.scheduling.prefix_misses import PrefixMisses
 from jaxllm.engine.scheduling.request import PageTable, Request, Status
 
 
@@ -53,6 +54,7 @@ class KVCacheManager:
     def __init__(self, pools: Sequence[PagePool]):
         self.pools, self.page_size = tuple(pools), pools[0].page_size
         self.prefixes = PrefixLookup(self.pools)
+        self._misses = PrefixMisses(self.prefixes.indexes)
         self.offload: OffloadManager | None = None
         self.events: KVEvents | None = None
         self.index_outputs = True
@@ -257,6 +259,8 @@ class KVCacheManager:
         if first >= last or not self.prefixes.indexes:
             return
         self.prefixes.hash_pages(request, end)
+        if first == 0:
+            self._misses.note_start(request)
         for index, table in zip(self.prefixes.indexes, request.tables, strict=True):
             pages = range(max(first, table.out_of_window), last)
             new = [index.register(request.hashes[i], table.pages[i]) for i in pages]
@@ -277,5 +281,6 @@ class KVCacheManager:
         if self.prefixes.indexes and self.prefixes.shared and request.scored >= request.score_end:
             request.num_cached_tokens = request.computed
             self.prefixes.indexes[0].count(request.num_tokens, request.computed)
+            request.prefix_miss = self._misses.explain(request, request.kept // self.page_size)
         if sharing is not None:
             sharing.cached_tokens = request.num_cached_tokens

@@ -128,6 +128,7 @@ class Request:
         jumped: Tokens were appended without a draw, so the draw in flight is not used.
         dead_end: Why it cannot continue; the draw in flight is not used.
         num_scheduled_outputs: Tokens sampled or in flight.
+        prefix_miss: Why the tokens after the first `num_cached_tokens` were not found.
         scheduled_at, first_token_at, last_token_at: Unix times in seconds; 0 before.
     """
 
@@ -165,6 +166,7 @@ class Request:
     dead_end: str | None = None
     num_scheduled_outputs: int = 0
     num_cached_tokens: int = 0
+    prefix_miss: str | None = None
     num_preemptions: int = 0
     scheduled_at: float = 0.0
     first_token_at: float = 0.0

@@ -144,6 +144,7 @@ class Reply:
         self._choices = [Choice() for _ in range(len(spec.prompts) * n)]
         self._prompt_tokens = sum(map(len, spec.prompts))
         self._cached = [0] * len(spec.prompts)
+        self._misses: list[str | None] = [None] * len(spec.prompts)
         self._prompt_packed: dict[int, PromptLogprobs] = {}
         # Prompts' log-probabilities as JSON, encoded once for all their choices
         self._prompt_json: dict[int, orjson.Fragment] = {}
@@ -231,6 +232,11 @@ class Reply:
             "prompt_tokens_details": {"cached_tokens": sum(self._cached)},
         }
 
+    def cached(self) -> list[tuple[int, str | None]]:
+        """Of each prompt, how many tokens were found in the prefix cache, and why the next was
+        not."""
+        return list(zip(self._cached, self._misses, strict=True))
+
     def _update_choice(self, prompt: int, delta: TextDelta) -> Choice:
         """The choice that a delta belongs to, with its counts and end brought up to date."""
         choice = self._choices[prompt * self._n + delta.index]
@@ -241,6 +247,7 @@ class Reply:
             self._prompt_packed[prompt] = delta.prompt_logprobs
         if delta.finish_reason is not None:
             choice.finish_reason, choice.stop_reason = delta.finish_reason, delta.stop_reason
+            self._misses[prompt] = delta.prefix_miss or self._misses[prompt]
         return choice
 
     def _chunks(self, index: int, choice: Choice, delta: TextDelta) -> list[bytes]:
