@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -45,13 +44,16 @@ class Grid:
 
 @dataclass(frozen=True)
 class ScaledMatrix(PackedTensor):
-    """A matrix [N, K], of which `parts` has the numbers, the scales and, for inputs that are
-    "given", the scale of these."""
+    """A matrix [N, K], of which `parts` has the numbers and the scales; for inputs that are "given"
+    also the scale of these, and where it is `shifted` also the numbers that stand for zero."""
 
     grid: Grid
+    shifted: bool = False
 
     @property
     def format(self) -> WeightFormat | None:
+        if self.shifted:
+            return None
         columns = self.grid.columns
         group = columns if columns < self.shape[1] else None
         inputs = "token" if group is None and self.grid.inputs == "group" else self.grid.inputs
@@ -69,8 +71,9 @@ class ScaledMatrix(PackedTensor):
         return found
 
     def unpack(self, arrays: Sequence[np.ndarray], bounds: Bounds) -> np.ndarray:
-        (matrix, scales, *_), ((top, bottom), (left, right)) = arrays, bounds
+        (matrix, scales, *others), ((top, bottom), (left, right)) = arrays, bounds
         scales = _blocks(scales, self.shape, self.grid)
+        zeros = _blocks(others[-1], self.shape, self.grid) if self.shifted else None
         values = VALUES[self.parts[0].dtypes[0]][matrix[top:bottom, left:right].view(np.uint8)]
         column = np.arange(left, right) // self.grid.columns
         rows = self.grid.rows
@@ -78,6 +81,8 @@ class ScaledMatrix(PackedTensor):
             own = scales[row].astype(np.float32)[column]
             check_scales(self.parts[1], own)
             begin, end = (max(0, edge * rows - top) for edge in (row, row + 1))
+            if zeros is not None:
+                values[begin:end] -= zeros[row].astype(np.float32)[column]
             values[begin:end] *= own
         return values
 
@@ -120,20 +125,26 @@ def _blocks(scales: np.ndarray, shape: tuple[int, ...], grid: Grid) -> np.ndarra
 
 
 def scaled_matrix(
-    name: str, stored: Mapping[str, Header], scale: str, grid: Grid, given: str | None = None
+    name: str,
+    stored: Mapping[str, Header],
+    scale: str,
+    grid: Grid,
+    given: str | None = None,
+    zero: str | None = None,
 ) -> ScaledMatrix:
-    """The matrix `name` with the scales of the tensor `scale`, and of its inputs with the scale of
-    the tensor `given`."""
+    """The matrix `name` with the scales of the tensor `scale`, of its inputs with the scale of the
+    tensor `given`, and with the zero points of the tensor `zero`."""
     numbers = stored[name]
     blocks = (-(-numbers.shape[0] // grid.rows), -(-numbers.shape[1] // grid.columns))
-    found = stored[scale].shape if scale in stored else blocks
-    # One scale, or one a row, may have fewer axes
-    flat = math.prod(found) == math.prod(blocks) and 1 in blocks
-    parts = [
-        PackedPart(name, numbers.shape, (numbers.dtype,)),
-        PackedPart(scale, found if flat else blocks, FLOATS),
-    ]
+
+    def part(other: str, wanted: tuple[int, ...], dtypes: tuple[str, ...]) -> PackedPart:
+        found = stored[other].shape if other in stored else wanted
+        alike = [size for size in found if size != 1] == [size for size in wanted if size != 1]
+        return PackedPart(other, found if alike else wanted, dtypes)
+
+    parts = [PackedPart(name, numbers.shape, (numbers.dtype,)), part(scale, blocks, FLOATS)]
     if given is not None:
-        one = stored[given].shape if given in stored else (1,)
-        parts.append(PackedPart(given, one if math.prod(one) == 1 else (1,), FLOATS))
-    return ScaledMatrix(name, numbers.shape, tuple(parts), grid)
+        parts.append(part(given, (1,), FLOATS))
+    if zero is not None:
+        parts.append(part(zero, blocks, (numbers.dtype,)))
+    return ScaledMatrix(name, numbers.shape, tuple(parts), grid, zero is not None)

@@ -23,8 +23,8 @@ def read_scheme(method: object, settings: Mapping[str, Any]) -> Scheme:
 
     Raises ConfigError for an unknown method and for settings that it cannot have.
     """
-    if method not in methods():
+    if not isinstance(method, str) or method not in methods():
         raise ConfigError(f"methods that are read are {', '.join(methods())}")
-    name = f"jaxllm.quantisation.schemes.{str(method).replace('-', '_')}"
+    name = f"jaxllm.quantisation.schemes.{method.replace('-', '_')}"
     scheme: Scheme = importlib.import_module(name).read(settings)
     return scheme

@@ -44,16 +44,13 @@ MORE = [  # what makes one that cannot be served of them
     (COMPRESSED, {"kv_cache_scheme": None}),
     (COMPRESSED, {"kv_cache_scheme": SCHEME | {"type": "int"}}),
     (COMPRESSED, {"kv_cache_scheme": SCHEME | {"num_bits": 4}}),
-    (COMPRESSED, {"quant_method": "fp8"}),
-    (MODELOPT, {"quant_algo": "FP8"}),
     (MODELOPT, {"kv_cache_quant_algo": "NVFP4"}),
     (MODELOPT, {"kv_cache_quant_algo": []}),
     (COMPRESSED, {"kv_cache_scheme": None, "kv_cache_quant_algo": "INT8"}),
     (MODELOPT, {"kv_cache_scheme": SCHEME, "quant_algo": "NVFP4"}),
     (MODELOPT, {"kv_cache_scheme": SCHEME | {"num_bits": 4}}),
-    (OWN, {"quantization": {"quant_algo": "FP8", "kv_cache_quant_algo": "FP8"}}),
-    (OWN, {"quant_method": "fp8"}),
-    (OWN, {"quant_algo": "FP8"}),
+    (OWN, {"quant_method": "gptq"}),
+    (MODELOPT, {"quant_algo": "INT4_AWQ"}),
     (COMPRESSED, {"transform_config": {"config_groups": {"R4": {"type": "hadamard"}}}}),
     (COMPRESSED, {"sparsity_config": {"format": "sparse-24-bitmask"}}),
 ]
@@ -87,6 +84,26 @@ def test_a_configuration_may_quantise_keys_and_values_alone(
     ):
         (tmp_path / "hf_quant_config.json").write_text(json.dumps(nothing))
         assert models.read_spec(path).kv_cache_dtype == "auto"
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        MODELOPT | {"quant_algo": "FP8"},
+        OWN | {"quantization": {"quant_algo": "FP8", "kv_cache_quant_algo": "FP8"}},
+        COMPRESSED
+        | {
+            "format": "float-quantized",
+            "config_groups": {"group_0": WIDE | {"weights": SCHEME}},
+        },
+    ],
+    ids=["modelopt", "its own file", "compressed-tensors"],
+)
+def test_a_configuration_may_quantise_weights_beside_them(
+    tmp_path: Path, asked: dict[str, Any]
+) -> None:
+    spec = models.read_spec(checkpoint(tmp_path, {}, quantization_config=asked))
+    assert spec.kv_cache_dtype == "fp8_e4m3" and spec.scheme is not None
 
 
 @pytest.mark.parametrize(("asked", "more"), MORE)

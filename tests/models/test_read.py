@@ -89,8 +89,8 @@ def test_an_empty_quantisation_gives_way_to_the_file_of_modelopt(
     config = {"model_type": "llama", "quantization_config": nothing}
     (tmp_path / "config.json").write_text(json.dumps(config))
     assert models.read_config(tmp_path) == config
-    (tmp_path / "hf_quant_config.json").write_text('{"quantization": {"quant_algo": "FP8"}}')
-    with pytest.raises(ConfigError, match=r"hf_quant_config\.json \(unknown method\) is not sup"):
+    (tmp_path / "hf_quant_config.json").write_text('{"quantization": {"quant_algo": "W4A8"}}')
+    with pytest.raises(ConfigError, match=r"hf_quant_config\.json \(modelopt\) is not supported"):
         models.read_config(tmp_path)
 
 

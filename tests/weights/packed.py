@@ -82,6 +82,33 @@ def fp8_tensor_pair(case: str, static: bool = False, suffix: str = "weight_scale
     return Pair(config, plain, packed)
 
 
+def integer_pair(case: str, group: int | None = None) -> Pair:
+    """The same as integers of 8 bits, with a scale for each row or each group of its columns."""
+    config = CASES[case]
+    plain, rng = random_tensors(config), np.random.default_rng(1)
+    packed = dict(plain)
+    for name in plain:
+        if plain[name].ndim == 2 and "_proj" in name:
+            rows, columns = plain[name].shape
+            size = group or columns
+            scale = rng.uniform(0.001, 0.002, (rows, columns // size)).astype(np.float32)
+            values = rng.integers(-127, 128, (rows, columns)).astype(np.int8)
+            plain[name] = values.astype(np.float32) * np.repeat(scale, size, axis=1)
+            packed |= {name: values, f"{name}_scale": scale}
+    return Pair(config, plain, packed)
+
+
+def compressed(weights: dict[str, Any], inputs: dict[str, Any] | None = None) -> dict[str, Any]:
+    """A configuration of compressed-tensors."""
+    group = {"targets": ["Linear"], "weights": weights, "input_activations": inputs}
+    return {
+        "quant_method": "compressed-tensors",
+        "format": "int-quantized" if weights["type"] == "int" else "float-quantized",
+        "config_groups": {"group_0": group},
+        "ignore": ["lm_head"],
+    }
+
+
 def mxfp4_pair() -> Pair:
     """A gpt-oss of width 32 whose experts are 4-bit floats."""
     config = CASES["gpt-oss-fused"] | {"intermediate_size": 64}

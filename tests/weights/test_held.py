@@ -28,8 +28,10 @@ from tests.weights.packed import (
     FP8_TENSOR,
     INPUT_SCALE,
     Pair,
+    compressed,
     fp8_pair,
     fp8_tensor_pair,
+    integer_pair,
     write,
 )
 
@@ -49,9 +51,14 @@ def held(tmp_path: Path, pair: Pair, settings: dict[str, Any]) -> tuple[Path, mo
     return path, replace(spec, formats=weights.weight_formats(path, spec, None))
 
 
-def nearest(x: jax.Array, scale: jax.Array) -> jax.Array:
-    """x as its 8-bit floats times the scale stand for it."""
-    return rounded_by(x, scale, jnp.float8_e4m3fn).astype(jnp.float32) * scale
+def nearest(x: jax.Array, scale: jax.Array, dtype: Any = jnp.float8_e4m3fn) -> jax.Array:
+    """x as its numbers of 8 bits times the scale stand for it."""
+    return rounded_by(x, scale, dtype).astype(jnp.float32) * scale
+
+
+def integers(x: jax.Array) -> jax.Array:
+    scale = jnp.max(jnp.abs(x), axis=-1, keepdims=True) * (1 / 127)
+    return nearest(x, scale, jnp.int8)
 
 
 def with_scales(x: jax.Array, columns: int) -> jax.Array:
@@ -61,6 +68,7 @@ def with_scales(x: jax.Array, columns: int) -> jax.Array:
     return jnp.concatenate([nearest(*both) for both in zip(parts, scales, strict=True)], axis=-1)
 
 
+INTEGERS = {"num_bits": 8, "type": "int", "strategy": "channel", "symmetric": True}
 BLOCKED = lambda x: with_scales(x, BLOCK[1])
 KINDS = {
     "blocks": (fp8_pair, FP8, BLOCKED, WeightFormat("fp8", BLOCK[1], "group")),
@@ -76,6 +84,24 @@ KINDS = {
         lambda x: nearest(x, jnp.full((1, 1), INPUT_SCALE)),
         WeightFormat("fp8", None, "given"),
     ),
+    "modelopt": (
+        lambda case: fp8_tensor_pair(case, static=True),
+        {"quant_method": "modelopt", "quant_algo": "FP8"},
+        lambda x: nearest(x, jnp.full((1, 1), INPUT_SCALE)),
+        WeightFormat("fp8", None, "given"),
+    ),
+    "integers": (
+        integer_pair,
+        compressed(INTEGERS, INTEGERS | {"strategy": "token", "dynamic": True}),
+        integers,
+        WeightFormat("int8", None, "token"),
+    ),
+    "groups of integers": (
+        lambda case: integer_pair(case, 8),
+        compressed(INTEGERS | {"strategy": "group", "group_size": 8}),
+        lambda x: x,
+        WeightFormat("int8", 8, "plain"),
+    ),
 }
 
 
@@ -85,10 +111,15 @@ KINDS = {
         ("blocks", "llama-gqa", 1),
         ("matrix", "llama-gqa", 1),
         ("static", "llama-gqa", 1),
+        ("integers", "llama-gqa", 1),
+        ("groups of integers", "llama-gqa", 2),
         *(
             pytest.param(*each, marks=pytest.mark.slow)
             for each in (
                 ("blocks", "llama-gqa", 2),
+                ("modelopt", "llama-gqa", 1),
+                ("integers", "llama-mqa-tied-linear", 1),
+                ("groups of integers", "glm-biases", 1),
                 ("static", "llama-gqa", 2),
                 ("blocks", "glm-biases", 1),
                 ("matrix", "glm-biases", 2),

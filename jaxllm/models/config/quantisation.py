@@ -20,10 +20,11 @@ def weight_scheme(hf: Mapping[str, Any], source: str = KEY) -> Scheme | None:
     Raises ConfigError for weights or activations that are quantised in a way that is not read.
     """
     quantisation = hf.get(KEY)
-    if quantisation in (None, {}) or kv_cache_dtype(quantisation) is not None:
+    if quantisation in (None, {}) or leaves_weights(quantisation):
         return None
     given = quantisation if isinstance(quantisation, dict) else {}
-    method = given.get("quant_method")
+    own = isinstance(given.get("quantization"), dict)  # hf_quant_config.json
+    method = given.get("quant_method", "modelopt" if own else None)
     try:
         return read_scheme(method, given)
     except ConfigError as error:
@@ -37,25 +38,39 @@ def kv_cache_dtype(quantisation: Any) -> str | None:
     """The `--kv-cache-dtype` that a `quantization_config` wants: "fp8_e4m3" or "auto".
 
     Both compressed-tensors and modelopt are read, the latter also in the form of its own
-    hf_quant_config.json. None: weights or activations are quantised, or the pages otherwise.
+    hf_quant_config.json. None: another method, or pages of another type.
     """
-    if not isinstance(quantisation, dict):
+    if not isinstance(quantisation, dict) or not _is_read(quantisation):
         return None
-    own = quantisation.get("quantization")  # of hf_quant_config.json
-    wanted = own if isinstance(own, dict) else quantisation
-    groups, scheme = wanted.get("config_groups") or {}, wanted.get("kv_cache_scheme")
-    if (
-        quantisation.get("quant_method", "modelopt") not in ("compressed-tensors", "modelopt")
-        or any(part.get("quant_algo") or _changes_weights(part) for part in (quantisation, wanted))
-        or not isinstance(groups, dict)
-        or not all(isinstance(group, dict) for group in groups.values())
-        or any(group.get(part) for group in groups.values() for part in GROUP_PARTS)
-    ):
-        return None
+    wanted = _settings(quantisation)
+    scheme = wanted.get("kv_cache_scheme")
     if isinstance(scheme, dict):
         return "fp8_e4m3" if scheme.get("num_bits") == 8 and scheme.get("type") == "float" else None
     algorithm = wanted.get("kv_cache_quant_algo", "") if scheme is None else ""
     return "fp8_e4m3" if algorithm == "FP8" else "auto" if algorithm is None else None
+
+
+def leaves_weights(quantisation: Any) -> bool:
+    """Whether keys and values alone are quantised, in a way that is read."""
+    if kv_cache_dtype(quantisation) is None:
+        return False
+    wanted = _settings(quantisation)
+    groups = wanted.get("config_groups") or {}
+    return not (
+        any(part.get("quant_algo") or _changes_weights(part) for part in (quantisation, wanted))
+        or not isinstance(groups, dict)
+        or not all(isinstance(group, dict) for group in groups.values())
+        or any(group.get(part) for group in groups.values() for part in GROUP_PARTS)
+    )
+
+
+def _is_read(quantisation: dict[str, Any]) -> bool:
+    return quantisation.get("quant_method", "modelopt") in ("compressed-tensors", "modelopt")
+
+
+def _settings(quantisation: dict[str, Any]) -> dict[str, Any]:
+    own = quantisation.get("quantization")  # of hf_quant_config.json
+    return own if isinstance(own, dict) else quantisation
 
 
 def _changes_weights(quantisation: dict[str, Any]) -> bool:

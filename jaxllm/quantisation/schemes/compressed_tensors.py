@@ -1,140 +1,64 @@
-"""Matrices that compressed-tensors stores in the format "pack-quantized": 4 or 8 bits, weights
-alone.
-
-`X.weight_packed` int32 [N, ⌈K · bits / 32⌉] holds the low bits first; `X.weight_scale`
-[N, groups]; `X.weight_shape` is [N, K]; `X.weight_zero_point` int32 [⌈N · bits / 32⌉, groups] is
-packed along N; `X.weight_g_idx` int32 [K] has the group of each column. Numbers and zero points are
-signed and stored with half their range added, so the weight is (number - zero point) · scale.
-"""
+"""Checkpoints of llm-compressor (compressed-tensors): `config_groups` says for the modules that
+their `targets` name in which format they are stored."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
-import numpy as np
-
 from jaxllm.config import ConfigError
-from jaxllm.quantisation.grouped import (
-    FLOATS,
-    I32,
-    WORD,
-    Arrays,
-    GroupedMatrix,
-    Grouping,
-    checked_groups,
-    fields,
-    size,
+from jaxllm.quantisation import packed_groups, scaled_groups
+from jaxllm.quantisation.scheme import Header, PackedTensor, Scheme
+
+type Groups = Mapping[str, Mapping[str, Any]]
+
+# What reads the groups of each format
+FORMATS: Mapping[str, Callable[[Groups], Scheme]] = MappingProxyType(
+    {
+        **dict.fromkeys(("float-quantized", "int-quantized", "naive-quantized"), scaled_groups.read),
+        "pack-quantized": packed_groups.read,
+    }
 )
-from jaxllm.quantisation.scheme import Bounds, Header, PackedPart
-
-BITS = (4, 8)
-PACKED, SCALE, SHAPE = "weight_packed", "weight_scale", "weight_shape"
-OPTIONAL = ("weight_zero_point", "weight_g_idx")
 
 
 @dataclass(frozen=True)
-class PackedMatrix(GroupedMatrix):
-    """Parts: numbers, scales, the shape, then those of `OPTIONAL` that there are."""
+class CompressedTensors:
+    """The schemes of the formats that a checkpoint has."""
 
-    def numbers(self, arrays: Arrays, bounds: Bounds) -> np.ndarray:
-        rows, columns = bounds
-        if tuple(arrays[2].tolist()) != self.shape:
-            raise ConfigError(
-                f"{self.parts[2].name} is {arrays[2].tolist()}, the numbers have the shape "
-                f"{list(self.shape)}: download or convert the checkpoint again"
-            )
-        return fields(arrays[0][slice(*rows)], self.bits, columns)
-
-    def scales(self, arrays: Arrays, rows: slice) -> np.ndarray:
-        return arrays[1][rows]
-
-    def zeros(self, arrays: Arrays, rows: slice) -> np.ndarray:
-        stored = self._optional(arrays, OPTIONAL[0])
-        if stored is None:
-            shape = (rows.stop - rows.start, arrays[1].shape[1])
-            return np.full(shape, 1 << (self.bits - 1), np.int32)
-        return fields(stored.T, self.bits, (rows.start, rows.stop)).T
-
-    def groups(self, arrays: Arrays, columns: slice) -> np.ndarray:
-        stored = self._optional(arrays, OPTIONAL[1])
-        if stored is None:
-            return super().groups(arrays, columns)
-        return checked_groups(self.parts[-1], stored[columns], arrays[1].shape[1])
-
-    def _optional(self, arrays: Arrays, leaf: str) -> np.ndarray | None:
-        found = (a for p, a in zip(self.parts, arrays, strict=True) if p.name.endswith(leaf))
-        return next(found, None)
-
-
-@dataclass(frozen=True)
-class PackQuantized:
-    """The scheme: the settings of each group of modules."""
-
-    groupings: tuple[Grouping, ...]
+    schemes: tuple[Scheme, ...]
     method = "compressed-tensors"
 
     @property
     def title(self) -> str:
-        return "compressed-tensors: " + ", ".join(each.title for each in self.groupings)
+        return f"compressed-tensors: {', '.join(scheme.title for scheme in self.schemes)}"
 
-    def tensors(self, stored: Mapping[str, Header]) -> Iterator[PackedMatrix]:
-        for name, found in stored.items():
-            if not name.endswith(f".{PACKED}") or len(found.shape) != 2:
-                continue
-            module, (rows, words) = name.removesuffix(f".{PACKED}"), found.shape
-            groups = size(stored, f"{module}.{SCALE}", 1)
-            bits, group = self._grouping(words, groups)
-            columns = words * WORD // bits
-            count = -(-columns // group)
-            shapes = {
-                PACKED: ((rows, words), I32),
-                SCALE: ((rows, count), FLOATS),
-                SHAPE: ((2,), ("I64", "I32")),
-                OPTIONAL[0]: ((-(-rows * bits // WORD), count), I32),
-                OPTIONAL[1]: ((columns,), I32),
-            }
-            parts = tuple(
-                PackedPart(f"{module}.{leaf}", *own)
-                for leaf, own in shapes.items()
-                if leaf not in OPTIONAL or f"{module}.{leaf}" in stored
-            )
-            yield PackedMatrix(f"{module}.weight", (rows, columns), parts, bits, group)
-
-    def _grouping(self, words: int, groups: int) -> tuple[int, int]:
-        """Bits and columns of a group of a matrix with so many words a row and so many groups: of
-        the settings that give as many, else of the first."""
-        sizes = [(each.bits, each.group or words * WORD // each.bits) for each in self.groupings]
-        fit = [own for own in sizes if -(-words * WORD // own[0] // own[1]) == groups]
-        return (fit or sizes)[0]
+    def tensors(self, stored: Mapping[str, Header]) -> Iterator[PackedTensor]:
+        for scheme in self.schemes:
+            yield from scheme.tensors(stored)
 
 
-def read(settings: Mapping[str, Any]) -> PackQuantized:
+def read(settings: Mapping[str, Any]) -> CompressedTensors:
     """The scheme of these settings. Raises ConfigError."""
+    for key in ("transform_config", "sparsity_config"):
+        given = settings.get(key)
+        if given and not (isinstance(given, dict) and given.get("format") == "dense"):
+            raise ConfigError(f"{key} is not supported")
     groups = settings.get("config_groups")
     if not isinstance(groups, dict) or not groups:
-        raise ConfigError("config_groups is missing; groups of modules are expected")
-    return PackQuantized(tuple(_read_group(*item, settings) for item in groups.items()))
-
-
-def _read_group(name: str, group: Any, settings: Mapping[str, Any]) -> Grouping:
-    given = group if isinstance(group, dict) else {}
-    weights = given.get("weights")
-    weights = weights if isinstance(weights, dict) else {}
-    form = given.get("format") or settings.get("format")
-    if form != "pack-quantized":
-        raise ConfigError(f"the format of {name:.40} is {form!r:.40}; pack-quantized is read")
-    if given.get("input_activations") or given.get("output_activations"):
-        raise ConfigError(f"{name:.40} quantises activations; weights alone are read")
-    bits, strategy, size = (weights.get(key) for key in ("num_bits", "strategy", "group_size"))
-    if bits not in BITS or weights.get("type", "int") != "int":
-        raise ConfigError(f"num_bits of {name:.40} is {bits!r:.40}; integers of 4 or 8 are read")
-    if strategy == "channel" and size in (None, -1):
-        return Grouping(bits, None)
-    if strategy != "group" or type(size) is not int or size < 1:
-        raise ConfigError(
-            f"strategy and group_size of {name:.40} are {strategy!r:.40} and {size!r:.40}; "
-            "group with a positive integer, or channel, are read"
-        )
-    return Grouping(bits, size)
+        raise ConfigError("config_groups must be an object with a group")
+    found: dict[Callable[[Groups], Scheme], dict[str, Mapping[str, Any]]] = {}
+    for name, group in groups.items():
+        where = f"config_groups.{name}"[:80]
+        if not isinstance(group, dict) or not isinstance(group.get("weights"), dict):
+            raise ConfigError(f"{where} must be an object with weights")
+        if group.get("output_activations"):
+            raise ConfigError(f"{where} has output_activations, which are not supported")
+        form = group.get("format") or settings.get("format")
+        if not isinstance(form, str) or form not in FORMATS:
+            raise ConfigError(
+                f"{where} has the format {form!r:.40}; those that are read are {', '.join(FORMATS)}"
+            )
+        found.setdefault(FORMATS[form], {})[where] = group
+    return CompressedTensors(tuple(reader(own) for reader, own in found.items()))

@@ -1,0 +1,132 @@
+"""Matrices that compressed-tensors stores in the format "pack-quantized": 4 or 8 bits, weights
+alone.
+
+`X.weight_packed` int32 [N, ⌈K · bits / 32⌉] holds the low bits first; `X.weight_scale`
+[N, groups]; `X.weight_shape` is [N, K]; `X.weight_zero_point` int32 [⌈N · bits / 32⌉, groups] is
+packed along N; `X.weight_g_idx` int32 [K] has the group of each column. Numbers and zero points are
+signed and stored with half their range added, so the weight is (number - zero point) · scale.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from jaxllm.config import ConfigError
+from jaxllm.quantisation.grouped import (
+    FLOATS,
+    I32,
+    WORD,
+    Arrays,
+    GroupedMatrix,
+    Grouping,
+    checked_groups,
+    fields,
+    size,
+)
+from jaxllm.quantisation.scheme import Bounds, Header, PackedPart
+
+BITS = (4, 8)
+PACKED, SCALE, SHAPE = "weight_packed", "weight_scale", "weight_shape"
+OPTIONAL = ("weight_zero_point", "weight_g_idx")
+
+
+@dataclass(frozen=True)
+class PackedMatrix(GroupedMatrix):
+    """Parts: numbers, scales, the shape, then those of `OPTIONAL` that there are."""
+
+    def numbers(self, arrays: Arrays, bounds: Bounds) -> np.ndarray:
+        rows, columns = bounds
+        if tuple(arrays[2].tolist()) != self.shape:
+            raise ConfigError(
+                f"{self.parts[2].name} is {arrays[2].tolist()}, the numbers have the shape "
+                f"{list(self.shape)}: download or convert the checkpoint again"
+            )
+        return fields(arrays[0][slice(*rows)], self.bits, columns)
+
+    def scales(self, arrays: Arrays, rows: slice) -> np.ndarray:
+        return arrays[1][rows]
+
+    def zeros(self, arrays: Arrays, rows: slice) -> np.ndarray:
+        stored = self._optional(arrays, OPTIONAL[0])
+        if stored is None:
+            shape = (rows.stop - rows.start, arrays[1].shape[1])
+            return np.full(shape, 1 << (self.bits - 1), np.int32)
+        return fields(stored.T, self.bits, (rows.start, rows.stop)).T
+
+    def groups(self, arrays: Arrays, columns: slice) -> np.ndarray:
+        stored = self._optional(arrays, OPTIONAL[1])
+        if stored is None:
+            return super().groups(arrays, columns)
+        return checked_groups(self.parts[-1], stored[columns], arrays[1].shape[1])
+
+    def _optional(self, arrays: Arrays, leaf: str) -> np.ndarray | None:
+        found = (a for p, a in zip(self.parts, arrays, strict=True) if p.name.endswith(leaf))
+        return next(found, None)
+
+
+@dataclass(frozen=True)
+class PackQuantized:
+    """The scheme: the settings of each group of modules."""
+
+    groupings: tuple[Grouping, ...]
+    method = "compressed-tensors"
+
+    @property
+    def title(self) -> str:
+        return ", ".join(each.title for each in self.groupings)
+
+    def tensors(self, stored: Mapping[str, Header]) -> Iterator[PackedMatrix]:
+        for name, found in stored.items():
+            if not name.endswith(f".{PACKED}") or len(found.shape) != 2:
+                continue
+            module, (rows, words) = name.removesuffix(f".{PACKED}"), found.shape
+            groups = size(stored, f"{module}.{SCALE}", 1)
+            bits, group = self._grouping(words, groups)
+            columns = words * WORD // bits
+            count = -(-columns // group)
+            shapes = {
+                PACKED: ((rows, words), I32),
+                SCALE: ((rows, count), FLOATS),
+                SHAPE: ((2,), ("I64", "I32")),
+                OPTIONAL[0]: ((-(-rows * bits // WORD), count), I32),
+                OPTIONAL[1]: ((columns,), I32),
+            }
+            parts = tuple(
+                PackedPart(f"{module}.{leaf}", *own)
+                for leaf, own in shapes.items()
+                if leaf not in OPTIONAL or f"{module}.{leaf}" in stored
+            )
+            yield PackedMatrix(f"{module}.weight", (rows, columns), parts, bits, group)
+
+    def _grouping(self, words: int, groups: int) -> tuple[int, int]:
+        """Bits and columns of a group of a matrix with so many words a row and so many groups: of
+        the settings that give as many, else of the first."""
+        sizes = [(each.bits, each.group or words * WORD // each.bits) for each in self.groupings]
+        fit = [own for own in sizes if -(-words * WORD // own[0] // own[1]) == groups]
+        return (fit or sizes)[0]
+
+
+def read(groups: Mapping[str, Mapping[str, Any]]) -> PackQuantized:
+    """The scheme of these groups, by their places in the configuration. Raises ConfigError."""
+    return PackQuantized(tuple(_grouping(where, given) for where, given in groups.items()))
+
+
+def _grouping(where: str, given: Mapping[str, Any]) -> Grouping:
+    if given.get("input_activations"):
+        raise ConfigError(f"{where} quantises activations; weights alone are read")
+    weights = given["weights"]
+    bits, strategy, size = (weights.get(key) for key in ("num_bits", "strategy", "group_size"))
+    if bits not in BITS or weights.get("type", "int") != "int":
+        raise ConfigError(f"num_bits of {where} is {bits!r:.40}; integers of 4 or 8 are read")
+    if strategy == "channel" and size in (None, -1):
+        return Grouping(bits, None)
+    if strategy != "group" or type(size) is not int or size < 1:
+        raise ConfigError(
+            f"strategy and group_size of {where} are {strategy!r:.40} and {size!r:.40}; "
+            "group with a positive integer, or channel, are read"
+        )
+    return Grouping(bits, size)

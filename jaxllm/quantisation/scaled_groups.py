@@ -1,0 +1,158 @@
+"""Matrices of 8-bit floats or integers in the groups of compressed-tensors.
+
+`X.weight` [N, K] is float8_e4m3fn or int8; `X.weight_scale` has one scale for all, one for each row
+[N, 1], for each group of columns [N, K / group_size], or for each block. The weight is the product
+of both; of integers with `X.weight_zero_point`, that is taken from the numbers before. Inputs have
+scales of their tokens, of tokens and groups, or `X.input_scale`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from jaxllm.config import ConfigError
+from jaxllm.quantisation.matrix import NUMBERS, Grid, ScaledMatrix, scaled_matrix
+from jaxllm.quantisation.scheme import Header
+
+STRATEGIES = ("tensor", "channel", "group", "block")
+INPUTS = {"tensor": "token", "token": "token", "group": "group"}  # of scales found at run time
+TYPES = {"float": "F8_E4M3", "int": "I8"}
+LINEAR = "Linear"  # a target that means all linear maps
+
+
+@dataclass(frozen=True)
+class Group:
+    """What the configuration says of some modules.
+
+    Attributes:
+        targets: names of modules, "re:" and a pattern of such, or LINEAR.
+        dtype: of the weights in files.
+        block: rows and columns that share a scale; 0 for all of them.
+        inputs: how inputs of the product are rounded, see `WeightFormat`.
+    """
+
+    targets: tuple[str, ...]
+    dtype: str
+    block: tuple[int, int]
+    inputs: str
+
+    def names(self, module: str) -> bool:
+        """Whether a target is the module's own, not LINEAR."""
+        return any(_matches(target, module) for target in self.targets)
+
+
+@dataclass(frozen=True)
+class ScaledGroups:
+    """The scheme of these formats."""
+
+    groups: tuple[Group, ...]
+    method = "compressed-tensors"
+
+    @property
+    def title(self) -> str:
+        kinds = dict.fromkeys(NUMBERS[group.dtype] for group in self.groups)
+        return ", ".join(kinds)
+
+    def tensors(self, stored: Mapping[str, Header]) -> Iterator[ScaledMatrix]:
+        for name, found in stored.items():
+            if not name.endswith(".weight") or len(found.shape) != 2:
+                continue
+            group = self._group(name.removesuffix(".weight"))
+            if found.dtype not in NUMBERS or group is None or found.dtype != group.dtype:
+                continue
+            rows, columns = (
+                size or whole for size, whole in zip(group.block, found.shape, strict=True)
+            )
+            owner = name.removesuffix("weight")
+            given = f"{owner}input_scale" if group.inputs == "given" else None
+            zero = f"{owner}weight_zero_point"
+            grid = Grid(rows, columns, group.inputs)
+            yield scaled_matrix(
+                name,
+                stored,
+                f"{owner}weight_scale",
+                grid,
+                given,
+                zero if zero in stored else None,
+            )
+
+    def _group(self, module: str) -> Group | None:
+        """The group of a module: one that names it goes before one of all linear maps."""
+        named = (group for group in self.groups if group.names(module))
+        every = (group for group in self.groups if LINEAR in group.targets)
+        return next(named, None) or next(every, None)
+
+
+def _matches(target: str, module: str) -> bool:
+    if target.startswith("re:"):
+        return re.match(target.removeprefix("re:"), module) is not None
+    return module == target or module.endswith(f".{target}")
+
+
+def read(groups: Mapping[str, Mapping[str, Any]]) -> ScaledGroups:
+    """The scheme of these groups, by their places in the configuration. Raises ConfigError."""
+    return ScaledGroups(tuple(_group(where, given) for where, given in groups.items()))
+
+
+def _group(where: str, given: Mapping[str, Any]) -> Group:
+    """One of `config_groups`. Raises ConfigError."""
+    weights = given["weights"]
+    kind = weights.get("type", "int")
+    if kind not in TYPES or weights.get("num_bits") != 8:
+        raise ConfigError(
+            f"{where} has weights of {weights.get('num_bits')!r:.20} bits, type {kind!r:.20}; "
+            f"8 bits, {' or '.join(TYPES)}, are read"
+        )
+    targets = given.get("targets")
+    if not isinstance(targets, list) or not all(isinstance(each, str) for each in targets):
+        raise ConfigError(f"{where}.targets must be a list of names")
+    for target in (each for each in targets if each.startswith("re:")):
+        try:
+            re.compile(target.removeprefix("re:"))
+        except re.error as error:
+            raise ConfigError(f"{where}.targets has no legal pattern: {error}") from None
+    inputs = _inputs(where, given.get("input_activations"), kind)
+    return Group(tuple(targets), TYPES[kind], _block(where, weights), inputs)
+
+
+def _block(where: str, weights: Mapping[str, Any]) -> tuple[int, int]:
+    """Rows and columns that share a scale, 0 for all of them."""
+    strategy, size = weights.get("strategy"), weights.get("group_size")
+    sizes = {
+        "tensor": (0, 0),
+        "channel": (1, 0),
+        "group": (1, size),
+        "block": weights.get("block_structure"),
+    }
+    found = sizes.get(strategy if isinstance(strategy, str) else "")
+    if (
+        isinstance(found, (list, tuple))
+        and len(found) == 2
+        and all(type(count) is int and count >= 0 for count in found)
+        and (strategy in ("tensor", "channel") or all(found))
+    ):
+        return found[0], found[1]
+    raise ConfigError(
+        f"{where}.weights has the strategy {strategy!r:.40} with group_size {size!r:.20} and "
+        f"block_structure {weights.get('block_structure')!r:.40}; one of {', '.join(STRATEGIES)} "
+        "with positive sizes is expected"
+    )
+
+
+def _inputs(where: str, inputs: Any, kind: str) -> str:
+    """How inputs are rounded, from a group's input_activations."""
+    if inputs is None:
+        return "plain"
+    asked = inputs if isinstance(inputs, dict) else {}
+    dynamic, strategy = asked.get("dynamic", False), asked.get("strategy", "tensor")
+    symmetric, same = asked.get("symmetric", True), asked.get("type", "int") == kind
+    legal = ("tensor",) if dynamic is False else tuple(INPUTS) if dynamic is True else ()
+    if asked.get("num_bits") != 8 or not same or not symmetric or strategy not in legal:
+        raise ConfigError(
+            f"{where}.input_activations is {inputs!r:.160}; 8 bits of the weights' type are read, "
+            "symmetric, dynamic for each token or group, or static for a tensor"
+        )
+    return INPUTS[strategy] if dynamic else "given"

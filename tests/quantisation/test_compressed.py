@@ -1,0 +1,161 @@
+"""Checkpoints of compressed-tensors and of modelopt: values as the former restores them, and what a
+configuration may say."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+from jaxllm.config import ConfigError
+from jaxllm.quantisation import PackedTensor, WeightFormat, read_scheme
+
+GOLDEN = np.load(Path(__file__).parents[1] / "goldens/compressed.npz")
+NAMES = sorted({name.partition("/")[0] for name in GOLDEN})
+TOKEN = {"num_bits": 8, "type": "float", "strategy": "token", "dynamic": True}
+FLOATS = {"num_bits": 8, "type": "float", "strategy": "channel"}
+TYPES = {"float": ("F8_E4M3", ml_dtypes.float8_e4m3fn), "int": ("I8", np.int8)}
+
+
+class Header(NamedTuple):
+    dtype: str
+    shape: tuple[int, ...]
+
+
+def config(weights: Any = FLOATS, inputs: Any = None, **more: Any) -> dict[str, Any]:
+    group = {"targets": ["Linear"], "weights": weights, "input_activations": inputs}
+    return {"format": "float-quantized", "config_groups": {"group_0": group | more}}
+
+
+def tensors(settings: dict[str, Any], stored: dict[str, Header]) -> dict[str, PackedTensor]:
+    found = read_scheme("compressed-tensors", settings).tensors(stored)
+    return {tensor.name: tensor for tensor in found}
+
+
+def unpacked(tensor: PackedTensor, arrays: dict[str, np.ndarray]) -> np.ndarray:
+    whole = tuple((0, size) for size in tensor.shape)
+    return tensor.unpack([arrays[part.name] for part in tensor.parts], whole)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_matrices_are_what_their_library_makes_of_them(name: str) -> None:
+    weights = json.loads(str(GOLDEN[f"{name}/settings"]))
+    stored, dtype = TYPES[weights["type"]]
+    arrays = {
+        f"a.{leaf}": GOLDEN[f"{name}/{leaf}"].view(dtype if leaf != "weight_scale" else np.float32)
+        for leaf in ("weight", "weight_scale", "weight_zero_point")
+        if f"{name}/{leaf}" in GOLDEN
+    }
+    headers = {
+        key: Header("F32" if key.endswith("scale") else stored, array.shape)
+        for key, array in arrays.items()
+    }
+    (found,) = tensors(config(weights), headers).values()
+    plain = GOLDEN[f"{name}/plain"]
+    np.testing.assert_array_equal(unpacked(found, arrays), plain)
+    assert (found.format is None) == ("zero" in name)
+    if found.format is not None:
+        values, scale = (unpacked(leaf, arrays).astype(np.float32) for leaf in found.leaves())
+        wide = np.repeat(scale, found.format.group or 80, axis=1)[:, :80]
+        np.testing.assert_array_equal(values * wide, plain)
+
+
+def test_a_group_that_names_a_module_goes_before_one_of_all_linear_maps() -> None:
+    every, by_name, by_pattern = (
+        {"targets": targets, "weights": FLOATS, "input_activations": inputs}
+        for targets, inputs in (
+            (["Linear"], None),
+            (["layers.1.down_proj"], TOKEN),
+            (["re:.*up_proj$"], TOKEN | {"strategy": "group"}),
+        )
+    )
+    settings = {
+        "format": "float-quantized",
+        "config_groups": {"a": every, "b": by_name, "c": by_pattern},
+    }
+    modules = ("layers.0.down_proj", "layers.1.down_proj", "layers.0.up_proj")
+    stored = {f"model.{module}.weight": Header("F8_E4M3", (4, 6)) for module in modules}
+    stored["lm_head.weight"] = Header("BF16", (4, 6))
+    found = tensors(settings, stored)
+    assert [own.format.inputs for own in found.values() if own.format] == [
+        "plain",
+        "token",
+        "token",  # of all columns
+    ]
+
+
+def test_integers_keep_the_scale_of_their_inputs() -> None:
+    weights = {"num_bits": 8, "type": "int", "strategy": "tensor"}
+    settings = config(weights, weights | {"dynamic": False}, format="int-quantized")
+    (found,) = tensors(settings, {"a.weight": Header("I8", (4, 6))}).values()
+    assert found.format == WeightFormat("int8", None, "given")
+    assert [part.name for part in found.parts] == ["a.weight", "a.weight_scale", "a.input_scale"]
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({}, "config_groups must be an object with a group"),
+        (config(None), r"config_groups.group_0 must be an object with weights"),
+        (config(format="dense-ish"), "has the format 'dense-ish'; those that are read are float"),
+        (config(FLOATS | {"num_bits": 4}), "weights of 4 bits, type 'float'; 8 bits"),
+        (config(FLOATS | {"type": "nf"}), "type 'nf'; 8 bits, float or int"),
+        (config(FLOATS | {"strategy": "group"}), "the strategy 'group' with group_size None"),
+        (config(FLOATS | {"strategy": "group", "group_size": 0}), "with group_size 0"),
+        (config(FLOATS | {"strategy": "block", "block_structure": [128]}), r"structure \[128\]"),
+        (config(FLOATS | {"strategy": ["x"]}), "strategy"),
+        (config(FLOATS, TOKEN | {"num_bits": 4}), "input_activations is .* 8 bits of the weights'"),
+        (config(FLOATS, TOKEN | {"type": "int"}), "input_activations is"),
+        (config(FLOATS, TOKEN | {"symmetric": False}), "input_activations is"),
+        (config(FLOATS, TOKEN | {"dynamic": False}), "input_activations is"),
+        (config(FLOATS, TOKEN | {"dynamic": "local"}), "input_activations is"),
+        (config(FLOATS, "all"), "input_activations is 'all'"),
+        (config(targets="Linear"), "targets must be a list of names"),
+        (config(targets=["re:("]), "targets has no legal pattern"),
+        (config(output_activations=TOKEN), "has output_activations, which are not supported"),
+        (config() | {"transform_config": {"a": 1}}, "transform_config is not supported"),
+    ],
+)
+def test_what_is_not_read_is_named(settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message) as error:
+        read_scheme("compressed-tensors", settings)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "shape", "expected"),
+    [
+        ("FP8", (), WeightFormat("fp8", None, "given")),
+        ("FP8_PER_CHANNEL_PER_TOKEN", (130,), WeightFormat("fp8", None, "token")),
+        ("FP8_PB_WO", (2, 1, 3, 1), WeightFormat("fp8", 128, "plain")),
+    ],
+)
+def test_algorithms_of_modelopt(
+    algorithm: str, shape: tuple[int, ...], expected: WeightFormat
+) -> None:
+    stored = {
+        "a.weight": Header("F8_E4M3", (130, 260)),
+        "a.weight_scale": Header("F32", shape),
+        "a.input_scale": Header("F32", ()),
+    }
+    (found,) = read_scheme("modelopt", {"quant_algo": algorithm}).tensors(stored)
+    assert found.format == expected
+    rng = np.random.default_rng(0)
+    values = rng.normal(size=(130, 260)).astype(ml_dtypes.float8_e4m3fn)
+    scale = rng.uniform(1, 2, shape).astype(np.float32)
+    arrays = {"a.weight": values, "a.weight_scale": scale, "a.input_scale": np.float32(2)}
+    wide = np.broadcast_to(scale.reshape(-1, 1) if len(shape) < 2 else 0, (130, 260))
+    if len(shape) == 4:
+        wide = np.repeat(np.repeat(scale[:, 0, :, 0], 128, 0), 128, 1)[:130, :260]
+    plain = values.astype(np.float32) * wide
+    arrays = {name: np.asarray(array) for name, array in arrays.items()}
+    np.testing.assert_array_equal(unpacked(found, arrays), plain)
+
+
+def test_an_algorithm_that_modelopt_alone_knows_is_named() -> None:
+    with pytest.raises(ConfigError, match="quant_algo is 'W4A8_AWQ'; those that are read are FP8,"):
+        read_scheme("modelopt", {"quantization": {"quant_algo": "W4A8_AWQ"}})
