@@ -131,12 +131,24 @@ def in_group(**settings: Any) -> Made:
         (changed(gptq((8, 8)), checkpoint_format="marlin"), "is 'marlin'; gptq and gptq_v2 are"),
         (changed(MADE["auto-round"], packing_format="itrex"), "packing_format is 'itrex'; auto_"),
         (changed(pack_quantized((8, 8)), config_groups=None), "config_groups must be an object"),
-        (changed(pack_quantized((8, 8)), format="marlin-24"), "the format 'marlin-24'; .* pack-quantized"),
-        (in_group(num_bits=3), "num_bits of config_groups.group_0 is 3; integers of 4 or 8 are read"),
+        (
+            changed(pack_quantized((8, 8)), format="marlin-24"),
+            "the format 'marlin-24'; .* pack-quantized",
+        ),
+        (
+            in_group(num_bits=3),
+            "num_bits of config_groups.group_0 is 3; integers of 4 or 8 are read",
+        ),
         (in_group(type="float"), "num_bits of config_groups.group_0 is 4; integers"),
-        (in_group(strategy="block"), "strategy and group_size of config_groups.group_0 are 'block'"),
+        (
+            in_group(strategy="block"),
+            "strategy and group_size of config_groups.group_0 are 'block'",
+        ),
         (in_group(strategy="group", group_size=0), "are 'group' and 0; group with a positive"),
-        (in_group(input_activations={"num_bits": 8}), "config_groups.group_0 quantises activations"),
+        (
+            in_group(input_activations={"num_bits": 8}),
+            "config_groups.group_0 quantises activations",
+        ),
     ],
     ids=lambda value: value[:24] if isinstance(value, str) else "",
 )

@@ -17,7 +17,9 @@ type Groups = Mapping[str, Mapping[str, Any]]
 # What reads the groups of each format
 FORMATS: Mapping[str, Callable[[Groups], Scheme]] = MappingProxyType(
     {
-        **dict.fromkeys(("float-quantized", "int-quantized", "naive-quantized"), scaled_groups.read),
+        **dict.fromkeys(
+            ("float-quantized", "int-quantized", "naive-quantized"), scaled_groups.read
+        ),
         "pack-quantized": packed_groups.read,
     }
 )
