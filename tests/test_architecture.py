@@ -306,7 +306,8 @@ def keys_that_families_read() -> set[str]:
             found |= {key.value for key in read if isinstance(key, ast.Constant)}
     # An axis of weights has the name of a key, and tokenizer_config.json has one of the same name;
     # a word alone may be anything. Settings of a quantization_config are read by its scheme too
-    others = {"head_dim", "auto_map", "config_groups", "num_bits"}
+    schemes = {"config_groups", "num_bits", "quant_algo", "sparsity_config", "transform_config"}
+    others = {"head_dim", "auto_map"} | schemes
     return {key for key in found if isinstance(key, str) and "_" in key} - others
 
 
