@@ -109,13 +109,14 @@ def raise_flag(flag: Any) -> None:
     add(flag)
 
 
-def await_flag(flag: Any, count: Array) -> None:
-    """Wait until the flag is `count` (at least 1), and set it to zero."""
+def await_flag(flag: Any, count: Array, lower: bool = True) -> None:
+    """Wait until the flag is `count` (at least 1), and set it to zero; without `lower`, until it is
+    at least that, and leave it, so that others may wait for it too."""
 
     @plgpu.inline_mgpu(arg_types=(plgpu.RefType(), plgpu.Layout.WG_SPLAT(())))
     def wait(_: Any, ref: Any, value: Any) -> None:
         mgpu.SemaphoreRef(mgpu.utils.memref_ptr(ref)).wait(
-            value.registers.item(), memory_scope="gpu"
+            value.registers.item(), decrement=lower, memory_scope="gpu"
         )
         mgpu.utils.inline_ptx(PROXY_FENCE, has_side_effects=True)
 

@@ -36,7 +36,7 @@ PRODUCER_REGISTERS, REGISTERS = 40, 232
 type Gating = Callable[[Array, Array], Array]
 
 
-class _Spec(NamedTuple):
+class Spec(NamedTuple):
     """Static parameters of a compiled kernel: shapes, type and sizes. `rows` are those of every
     tile, where they are known; `shared`: every tile has the first rows of x."""
 
@@ -72,10 +72,11 @@ class _Spec(NamedTuple):
         return -(-self.F // self.width)
 
 
-class _Unit(NamedTuple):
-    """What a block computes next: its expert, its rows of x and of y, how many of them tokens take,
-    and its first column of y."""
+class Unit(NamedTuple):
+    """What a block computes next: its tile and expert, its rows of x and of y, how many of them
+    tokens take, and its first column of y."""
 
+    tile: Array
     expert: Array
     row: Array
     rows: Array | int
@@ -128,14 +129,18 @@ def grouped_matmul(
     (tiles,), tile = groups.expert_W.shape, groups.tile
     (_, O, I), sizes = w_EOI.shape, tuning or tuning_of(tile)  # noqa: E741
     shared = x_PI.shape[0] < tiles * tile
-    if x_PI.shape[0] > 8 and x_PI.shape[0] % 8:  # copies read zeros beyond x, but by eight rows
-        x_PI = jnp.pad(x_PI, ((0, -x_PI.shape[0] % 8), (0, 0)))
-    spec = _Spec(tiles, tile, groups.shared, shared, O, I, gating, x_PI.dtype, sizes, interpret)
+    spec = Spec(tiles, tile, groups.shared, shared, O, I, gating, x_PI.dtype, sizes, interpret)
     plan = (groups.expert_W, groups.used, *(() if groups.shared else (groups.rows_W,)))
-    return _multiply(spec, *plan, x_PI, w_EOI, *(() if bias_EO is None else (bias_EO,)))
+    return _multiply(spec, *plan, padded(x_PI), w_EOI, *(() if bias_EO is None else (bias_EO,)))
 
 
-def _multiply(spec: _Spec, *arrays: Array) -> Array:
+def padded(x_PI: Array) -> Array:
+    """x as copies take it: they read zeros beyond its end, but eight rows at a time."""
+    rows = x_PI.shape[0]
+    return jnp.pad(x_PI, ((0, -rows % 8), (0, 0))) if rows > 8 and rows % 8 else x_PI
+
+
+def _multiply(spec: Spec, *arrays: Array) -> Array:
     """`arrays` are the tiles' experts, the number of those in use, their rows unless these are
     known, x, w and, where there is one, the bias."""
     stages, warpgroups = spec.tuning.stages, spec.tuning.warpgroups
@@ -150,12 +155,7 @@ def _multiply(spec: _Spec, *arrays: Array) -> Array:
             units = used_ref[0] * spec.across
 
             def body(i, done):  # type: ignore[no-untyped-def]
-                at = block + i * blocks
-                tile = lax.div(at, jnp.int32(spec.across))
-                column = lax.rem(at, jnp.int32(spec.across)) * spec.width
-                row = pl.multiple_of(tile * spec.tile, 8)
-                rows = rows_ref[tile] if spec.rows is None else spec.rows
-                run(_Unit(expert_ref[tile], row, rows, column), done)
+                run(unit_at(spec, block + i * blocks, expert_ref, rows_ref), done)
                 return done + spec.I // K
 
             count = lax.div(units - block + (blocks - 1), jnp.int32(blocks))
@@ -170,7 +170,7 @@ def _multiply(spec: _Spec, *arrays: Array) -> Array:
         @pl.when(wg < warpgroups)
         def _consumer() -> None:
             plgpu.set_max_registers(REGISTERS, action="increase")
-            each_unit(lambda unit, done: _consume(spec, unit, done, wg, sm, (*bias_ref, y_ref)))
+            each_unit(lambda unit, done: consume(spec, unit, done, wg, sm, (*bias_ref, y_ref)))
             plgpu.wait_smem_to_gmem(0)
 
     kernel.__name__ = f"grouped_matmul_{spec.tile}x{spec.O}x{spec.I}"  # for profiles
@@ -179,13 +179,7 @@ def _multiply(spec: _Spec, *arrays: Array) -> Array:
         arrays,
         spec.interpret,
         out_type=jax.ShapeDtypeStruct((spec.tiles * spec.tile, spec.F), spec.dtype),
-        scratch_types={
-            "x": plgpu.SMEM((stages, spec.tile, K), spec.dtype, transforms=TILED),
-            "w": plgpu.SMEM((stages, 2 * spec.half, K), spec.dtype, transforms=TILED),
-            "y": plgpu.SMEM((warpgroups, spec.tile, ROWS), spec.dtype, transforms=TILED),
-            "full": plgpu.Barrier(num_arrivals=3, num_barriers=stages),
-            "free": plgpu.Barrier(num_arrivals=warpgroups, num_barriers=stages),
-        },
+        scratch_types=scratch_of(spec),
         grid=(blocks,),
         grid_names=("block",),
         num_threads=warpgroups + 1,
@@ -193,7 +187,28 @@ def _multiply(spec: _Spec, *arrays: Array) -> Array:
     )
 
 
-def _at_width(spec: _Spec, rows: Array | int, run: Callable[[int], None]) -> None:
+def scratch_of(spec: Spec) -> dict[str, Any]:
+    """Shared memory of a kernel: the ring, results on their way out, and barriers."""
+    stages, warpgroups = spec.tuning.stages, spec.tuning.warpgroups
+    return {
+        "x": plgpu.SMEM((stages, spec.tile, K), spec.dtype, transforms=TILED),
+        "w": plgpu.SMEM((stages, 2 * spec.half, K), spec.dtype, transforms=TILED),
+        "y": plgpu.SMEM((warpgroups, spec.tile, ROWS), spec.dtype, transforms=TILED),
+        "full": plgpu.Barrier(num_arrivals=3, num_barriers=stages),
+        "free": plgpu.Barrier(num_arrivals=warpgroups, num_barriers=stages),
+    }
+
+
+def unit_at(spec: Spec, place: Array, expert_ref: Any, rows_ref: Any) -> Unit:
+    """The unit of this number; units of a tile are neighbours."""
+    tile = lax.div(place, jnp.int32(spec.across))
+    column = lax.rem(place, jnp.int32(spec.across)) * spec.width
+    row = pl.multiple_of(tile * spec.tile, 8)
+    rows = rows_ref[tile] if spec.rows is None else spec.rows
+    return Unit(tile, expert_ref[tile], row, rows, column)
+
+
+def _at_width(spec: Spec, rows: Array | int, run: Callable[[int], None]) -> None:
     """Call `run` with the least width of a product that holds so many rows."""
     widths, below = widths_of(spec.tile), 0
     if isinstance(rows, int):
@@ -204,35 +219,50 @@ def _at_width(spec: _Spec, rows: Array | int, run: Callable[[int], None]) -> Non
     return None
 
 
-def _fill(
-    spec: _Spec, x_ref: Any, w_ref: Any, unit: _Unit, done: Array, sm: dict[str, Any]
-) -> None:
+def _fill(spec: Spec, x_ref: Any, w_ref: Any, unit: Unit, done: Array, sm: dict[str, Any]) -> None:
     """Fill the ring with one unit's rows of the weight, and of x."""
-    apart = spec.half if spec.gating is None else spec.F
-    # Not a constant: the compiler would reject a slice that ends beyond the array
-    row = pl.multiple_of(unit.row * 0, 8) if spec.shared else unit.row
 
     @pl.loop(0, spec.I // K)
     def _(t):  # type: ignore[no-untyped-def]
         slot = take(sm["free"], done + t, spec.tuning.stages)
-        full, columns = sm["full"].at[slot], pl.ds(pl.multiple_of(t * K, K), K)
-        for part in range(2):
-            rows = pl.ds(pl.multiple_of(unit.column + part * apart, 8), spec.half)
-            plgpu.copy_gmem_to_smem(
-                w_ref.at[unit.expert, rows, columns],
-                sm["w"].at[slot, pl.ds(part * spec.half, spec.half)],
-                full,
-            )
-
-        def tokens(width: int) -> None:
-            x = x_ref.at[pl.ds(row, width), columns]
-            plgpu.copy_gmem_to_smem(x, sm["x"].at[slot, pl.ds(0, width)], full)
-
-        _at_width(spec, unit.rows, tokens)
+        copy_weight(spec, w_ref, unit, t, slot, sm)
+        copy_tokens(spec, x_ref, unit, t, slot, sm)
 
 
-def _consume(
-    spec: _Spec, unit: _Unit, done: Array, wg: Array, sm: dict[str, Any], refs: tuple[Any, ...]
+def copy_weight(
+    spec: Spec, w_ref: Any, unit: Unit, t: Array, slot: Array, sm: dict[str, Any]
+) -> None:
+    """Copy step t of a unit's rows of the weight into a slot."""
+    apart = spec.half if spec.gating is None else spec.F
+    for part in range(2):
+        rows = pl.ds(pl.multiple_of(unit.column + part * apart, 8), spec.half)
+        plgpu.copy_gmem_to_smem(
+            w_ref.at[unit.expert, rows, _columns(t)],
+            sm["w"].at[slot, pl.ds(part * spec.half, spec.half)],
+            sm["full"].at[slot],
+        )
+
+
+def copy_tokens(
+    spec: Spec, x_ref: Any, unit: Unit, t: Array, slot: Array, sm: dict[str, Any]
+) -> None:
+    """Copy step t of a unit's rows of x into a slot."""
+    # Not a constant: the compiler would reject a slice that ends beyond the array
+    row = pl.multiple_of(unit.row * 0, 8) if spec.shared else unit.row
+
+    def copy(width: int) -> None:
+        x = x_ref.at[pl.ds(row, width), _columns(t)]
+        plgpu.copy_gmem_to_smem(x, sm["x"].at[slot, pl.ds(0, width)], sm["full"].at[slot])
+
+    _at_width(spec, unit.rows, copy)
+
+
+def _columns(t: Array) -> Any:
+    return pl.ds(pl.multiple_of(t * K, K), K)
+
+
+def consume(
+    spec: Spec, unit: Unit, done: Array, wg: Array, sm: dict[str, Any], refs: tuple[Any, ...]
 ) -> None:
     """Compute and write one warpgroup's share of a unit; `refs` are the bias, if any, and y."""
     *bias_ref, y_ref = refs
@@ -256,7 +286,7 @@ def _consume(
 
 
 def _product(
-    spec: _Spec, width: int, done: Array, wg: Array, sm: dict[str, Any]
+    spec: Spec, width: int, done: Array, wg: Array, sm: dict[str, Any]
 ) -> tuple[Array, Array]:
     """Both parts of a warpgroup's rows of the weight times `width` tokens, `[ROWS, width]`. A slot
     is released one step late, while the next products run."""
@@ -293,7 +323,7 @@ def _plus(bias: Any, y: Array, row: Array) -> Array:
     return y + lax.broadcast_in_dim(own.astype(jnp.float32), y.shape, [0])
 
 
-def _store(spec: _Spec, y: Array, row: Array, column: Array, staged: Any, y_ref: Any) -> None:
+def _store(spec: Spec, y: Array, row: Array, column: Array, staged: Any, y_ref: Any) -> None:
     """Write `[ROWS, width]` of products as rows of tokens; columns beyond y are not there."""
     width = y.shape[1]
 

@@ -200,7 +200,7 @@ def test_the_ring_is_as_deep_as_it_may_be(tile: int) -> None:
 
 def spec_of(outputs: int, gating: Any, tile: int = 16) -> Any:
     sizes = {"tiles": 3, "tile": tile, "rows": None, "shared": False, "O": outputs, "I": 128}
-    return mosaic_gpu._Spec(
+    return mosaic_gpu.Spec(
         **sizes, gating=gating, dtype=jnp.bfloat16, tuning=tuning_of(tile), interpret=None
     )
 
