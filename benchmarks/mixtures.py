@@ -2,6 +2,10 @@
 with the grouping of tokens and the sum of their experts.
 
     python -m benchmarks.mixtures --shape Qwen3-30B-A3B --tokens 1 16 64 256 2048 --skew 0 1.2
+    python -m benchmarks.mixtures --shape Qwen3-30B-A3B --tokens 1 16 64 --skew 0 --parts wholes
+
+Wholes are two launches for the products, or one (`mosaic_fused`), each with slots of 64, 128 and
+256 columns; "whole" is what a model runs. Results are written row by row.
 
 `skew` is the exponent of the Zipf law by which tokens choose experts. `tb_per_s` counts the weights
 of the experts that were hit, once. Calls go through weights of their own that are larger than the
@@ -12,8 +16,10 @@ value, of the first tokens.
 from __future__ import annotations
 
 import argparse
+import functools
+import itertools
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import jax
@@ -23,13 +29,21 @@ from jax import Array
 
 from benchmarks.record import finish, parser
 from benchmarks.steps import TURNS, timed
-from pallas_kernels.grouped_matmul import combine, group, grouped_matmul
+from pallas_kernels.grouped_matmul import (
+    combine,
+    group,
+    grouped_matmul,
+    mosaic_fused,
+    mosaic_gpu,
+)
 from pallas_kernels.grouped_matmul.cases import MODEL_SHAPES, ModelShape, choices
+from pallas_kernels.grouped_matmul.plan import tuning_of
 
 LAYERS = 3  # of weights of their own; one layer of Qwen3-30B-A3B is 1.2 GB
 CHECKED = 32  # tokens that are compared
 OPTIONS = {"xla_gpu_enable_triton_gemm": False, "xla_gpu_autotune_level": 0}
 BACKEND = "mosaic_gpu"
+COLUMNS = (64, 128, 256)  # of a slot, in the variants of the whole
 
 type Layer = tuple[Array, Array]  # gate and up [E, 2F, D], down [E, D, F]
 
@@ -49,8 +63,37 @@ def feed_forward(
     return combine(grouped_matmul(hidden, layer[1], groups, backend=own), groups, weight)
 
 
-def parts(shape: ModelShape, expert: Array) -> dict[str, Callable[..., Array]]:
-    """What is timed, by name; each takes tokens, a layer and weights of choices."""
+def variant(
+    x: Array, layer: Layer, expert: Array, weight: Array, launches: int, columns: int
+) -> Array:
+    """The same by the Hopper kernels in one or two launches, with slots of so many columns."""
+    groups = group(expert, layer[0].shape[0])
+    x, tuning = groups.rows_of(x), tuning_of(groups.tile, columns)
+    if launches == 1:
+        weights = mosaic_fused.Weights(*layer)
+        y = mosaic_fused.feed_forward(x, weights, groups, swiglu, tuning=tuning)
+    else:
+        product = functools.partial(mosaic_gpu.grouped_matmul, groups=groups, tuning=tuning)
+        hidden = product(x, layer[0], bias_EO=None, gating=swiglu)
+        y = product(hidden, layer[1], bias_EO=None, gating=None)
+    return combine(y, groups, weight)
+
+
+def wholes(expert: Array) -> dict[str, Callable[..., Array]]:
+    """The routed feed-forward, by name, as a model runs it and in its variants."""
+    found = {"whole": lambda x, layer, weight: feed_forward(x, layer, expert, weight)}
+    if BACKEND == "mosaic_gpu":
+        for launches, columns in itertools.product((1, 2), COLUMNS):
+            found[f"whole, launches {launches}, columns {columns}"] = (
+                lambda x, layer, weight, form=(launches, columns): variant(
+                    x, layer, expert, weight, *form
+                )
+            )
+    return found
+
+
+def products(shape: ModelShape, expert: Array) -> dict[str, Callable[..., Array]]:
+    """The two products, by name; each takes tokens, a layer and weights of choices."""
     groups = jax.jit(group, static_argnums=1)(expert, shape.experts)
     rows = groups.expert_W.shape[0] * groups.tile
     hidden = jnp.ones((rows, shape.inner), jnp.bfloat16)
@@ -59,8 +102,14 @@ def parts(shape: ModelShape, expert: Array) -> dict[str, Callable[..., Array]]:
             groups.rows_of(x), layer[0], groups, gating=swiglu, backend=BACKEND
         ),
         "down": lambda x, layer, weight: grouped_matmul(hidden, layer[1], groups, backend=BACKEND),
-        "whole": lambda x, layer, weight: feed_forward(x, layer, expert, weight),
     }
+
+
+PARTS: dict[str, Callable[[ModelShape, Array], dict[str, Callable[..., Array]]]] = {
+    "whole": lambda shape, expert: {"whole": wholes(expert)["whole"]},
+    "wholes": lambda shape, expert: wholes(expert),
+    "all": lambda shape, expert: products(shape, expert) | wholes(expert),
+}
 
 
 def made(shape: ModelShape) -> list[Layer]:
@@ -79,35 +128,39 @@ def made(shape: ModelShape) -> list[Layer]:
 
 
 def rows_of(
-    model: str, shape: ModelShape, tokens: Sequence[int], skews: Sequence[float], seconds: float
-) -> list[dict[str, Any]]:
+    model: str,
+    shape: ModelShape,
+    tokens: Sequence[int],
+    skews: Sequence[float],
+    seconds: float,
+    parts: str = "all",
+) -> Iterator[dict[str, Any]]:
     """Microseconds, TB/s and TFLOP/s of every part, at every number of tokens and skew."""
-    layers, found = made(shape), []
-    for T in tokens:
-        for skew in skews:
-            rng = np.random.default_rng(T)
-            expert = jnp.asarray(choices(T, shape.experts, shape.choices, skew, rng))
-            weight = jnp.full(expert.shape, 1 / shape.choices, jnp.float32)
-            x = jax.random.normal(jax.random.key(T), (T, shape.width), jnp.bfloat16)
-            hit = len(np.unique(expert))
-            for part, call in parts(shape, expert).items():
-                every = jax.jit(
-                    lambda x, layers, weight, call=call: [call(x, w, weight) for w in layers]
-                )
-                run = every.lower(x, layers, weight).compile(compiler_options=OPTIONS)
-                once = lambda run=run, x=x, weight=weight: run(x, layers, weight)
-                us = 1e6 * statistics.median(timed(once, seconds) for _ in range(TURNS)) / LAYERS
-                row = {"model": model, "tokens": T, "skew": skew, "part": part, "experts_hit": hit}
-                found.append(row | speed(shape, T, hit, part, us))
-                if part == "whole":
-                    found[-1]["error"] = error(once()[0], x, layers[0], expert, weight)
-                print(found[-1], flush=True)
-    return found
+    layers = made(shape)
+    for T, skew in itertools.product(tokens, skews):
+        rng = np.random.default_rng(T)
+        expert = jnp.asarray(choices(T, shape.experts, shape.choices, skew, rng))
+        weight = jnp.full(expert.shape, 1 / shape.choices, jnp.float32)
+        x = jax.random.normal(jax.random.key(T), (T, shape.width), jnp.bfloat16)
+        hit = len(np.unique(expert))
+        for part, call in PARTS[parts](shape, expert).items():
+            every = jax.jit(
+                lambda x, layers, weight, call=call: [call(x, w, weight) for w in layers]
+            )
+            run = every.lower(x, layers, weight).compile(compiler_options=OPTIONS)
+            once = lambda run=run, x=x, weight=weight: run(x, layers, weight)
+            us = 1e6 * statistics.median(timed(once, seconds) for _ in range(TURNS)) / LAYERS
+            row = {"model": model, "tokens": T, "skew": skew, "part": part, "experts_hit": hit}
+            row |= speed(shape, T, hit, part, us)
+            if part.startswith("whole"):
+                row["error"] = error(once()[0], x, layers[0], expert, weight)
+            print(row, flush=True)
+            yield row
 
 
 def speed(shape: ModelShape, tokens: int, hit: int, part: str, us: float) -> dict[str, float]:
     """Time and rates of a part: gate and up are two thirds of the weights, down is one."""
-    numbers = shape.width * shape.inner * {"gate_up": 2, "down": 1, "whole": 3}[part]
+    numbers = shape.width * shape.inner * {"gate_up": 2, "down": 1}.get(part, 3)
     return {
         "us": round(us, 1),
         "tb_per_s": round(2 * hit * numbers / us / 1e6, 3),
@@ -132,13 +185,13 @@ def main() -> None:
     args.add_argument("--tokens", type=int, nargs="+", default=[1, 16, 64, 256, 512, 2048, 8192])
     args.add_argument("--skew", type=float, nargs="+", default=[0.0, 1.2])
     args.add_argument("--seconds", type=float, default=0.05, help="of a turn")
+    args.add_argument("--parts", choices=PARTS, default="all")
     a = args.parse_args()
-    rows = [
-        row
-        for model in a.shape
-        for row in rows_of(model, MODEL_SHAPES[model], a.tokens, a.skew, a.seconds)
-    ]
-    finish("mixtures", a, {"rows": rows})
+    rows = []
+    for model in a.shape:
+        for row in rows_of(model, MODEL_SHAPES[model], a.tokens, a.skew, a.seconds, a.parts):
+            rows.append(row)
+            finish("mixtures", a, rows)
 
 
 if __name__ == "__main__":

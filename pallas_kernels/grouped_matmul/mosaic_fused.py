@@ -33,7 +33,7 @@ from pallas_kernels.grouped_matmul.mosaic_gpu import (
     scratch_of,
     unit_at,
 )
-from pallas_kernels.grouped_matmul.plan import PROCESSORS, K, Tuning, tuning_of
+from pallas_kernels.grouped_matmul.plan import PROCESSORS, Tuning, tuning_of
 from pallas_kernels.mosaic_gpu import await_flag, drain, launch, raise_flag, take
 
 type Places = tuple[Array, Callable[[Array], Array]]  # own units: how many, and the number of each
@@ -69,10 +69,9 @@ def feed_forward(
 
     def spec(x: Any, w: Any, gating: Gating | None) -> Spec:
         check(x, w, groups, gating)
-        shared = x.shape[0] < tiles * tile
-        return Spec(
-            tiles, tile, groups.shared, shared, *w.shape[1:], gating, x.dtype, sizes, interpret
-        )
+        shared, (_, O, I) = x.shape[0] < tiles * tile, w.shape  # noqa: E741
+        plan = tiles, tile, groups.shared, shared
+        return Spec(*plan, O, I, gating, x.dtype, sizes, interpret)
 
     pair = spec(x_PI, weights.gate_up_EOI, gating), spec(hidden_PF, weights.down_EDF, None)
     biased = tuple(bias is not None for bias in weights[2:])
@@ -121,7 +120,7 @@ class _Block:
             def body(i, done, number=number, product=product, place=place):  # type: ignore[no-untyped-def]
                 unit = unit_at(product.spec, place(i), self.expert_ref, self.rows_ref)
                 run(number, product, unit, done)
-                return done + product.spec.I // K
+                return done + product.spec.steps
 
             done = lax.fori_loop(0, count, body, done)
         return done
@@ -133,7 +132,7 @@ class _Block:
         def unit_steps(number: int, product: _Product, unit: Unit, done: Array) -> None:
             before(number, unit)
 
-            @pl.loop(0, product.spec.I // K)
+            @pl.loop(0, product.spec.steps)
             def _(t):  # type: ignore[no-untyped-def]
                 slot = take(free, done + t, stages)
                 source = product.x_ref if copy is copy_tokens else product.w_ref
@@ -215,9 +214,9 @@ def places_of(
     over = lax.rem(units, jnp.int32(blocks))  # blocks that have a unit in the last round
     idle = jnp.where(over == 0, 0, blocks - over)
     place = lax.rem(block - over + blocks, jnp.int32(blocks))  # idle blocks first
-    rounds = jnp.where(place < idle, round(first.I / second.I), 0)
+    rounds = jnp.where(place < idle, round(first.steps / second.steps), 0)
     own = jnp.clip(_rounds(total - place, jnp.maximum(idle, 1)), 0, rounds)
-    start = idle * round(first.I / second.I) + place
+    start = idle * round(first.steps / second.steps) + place
     count = own + jnp.maximum(_rounds(total - start, jnp.int32(blocks)), 0)
 
     def second_place(i: Array) -> Array:

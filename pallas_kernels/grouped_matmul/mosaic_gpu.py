@@ -67,6 +67,11 @@ class Spec(NamedTuple):
         return self.half * (2 if self.gating is None else 1)
 
     @property
+    def steps(self) -> int:
+        """Slots of the ring that a unit fills."""
+        return self.I // self.tuning.columns
+
+    @property
     def across(self) -> int:
         """Units of a tile."""
         return -(-self.F // self.width)
@@ -156,7 +161,7 @@ def _multiply(spec: Spec, *arrays: Array) -> Array:
 
             def body(i, done):  # type: ignore[no-untyped-def]
                 run(unit_at(spec, block + i * blocks, expert_ref, rows_ref), done)
-                return done + spec.I // K
+                return done + spec.steps
 
             count = lax.div(units - block + (blocks - 1), jnp.int32(blocks))
             return lax.fori_loop(0, jnp.maximum(count, 0), body, jnp.int32(0))
@@ -189,10 +194,10 @@ def _multiply(spec: Spec, *arrays: Array) -> Array:
 
 def scratch_of(spec: Spec) -> dict[str, Any]:
     """Shared memory of a kernel: the ring, results on their way out, and barriers."""
-    stages, warpgroups = spec.tuning.stages, spec.tuning.warpgroups
+    warpgroups, stages, columns = spec.tuning
     return {
-        "x": plgpu.SMEM((stages, spec.tile, K), spec.dtype, transforms=TILED),
-        "w": plgpu.SMEM((stages, 2 * spec.half, K), spec.dtype, transforms=TILED),
+        "x": plgpu.SMEM((stages, spec.tile, columns), spec.dtype, transforms=TILED),
+        "w": plgpu.SMEM((stages, 2 * spec.half, columns), spec.dtype, transforms=TILED),
         "y": plgpu.SMEM((warpgroups, spec.tile, ROWS), spec.dtype, transforms=TILED),
         "full": plgpu.Barrier(num_arrivals=3, num_barriers=stages),
         "free": plgpu.Barrier(num_arrivals=warpgroups, num_barriers=stages),
@@ -222,7 +227,7 @@ def _at_width(spec: Spec, rows: Array | int, run: Callable[[int], None]) -> None
 def _fill(spec: Spec, x_ref: Any, w_ref: Any, unit: Unit, done: Array, sm: dict[str, Any]) -> None:
     """Fill the ring with one unit's rows of the weight, and of x."""
 
-    @pl.loop(0, spec.I // K)
+    @pl.loop(0, spec.steps)
     def _(t):  # type: ignore[no-untyped-def]
         slot = take(sm["free"], done + t, spec.tuning.stages)
         copy_weight(spec, w_ref, unit, t, slot, sm)
@@ -237,7 +242,7 @@ def copy_weight(
     for part in range(2):
         rows = pl.ds(pl.multiple_of(unit.column + part * apart, 8), spec.half)
         plgpu.copy_gmem_to_smem(
-            w_ref.at[unit.expert, rows, _columns(t)],
+            w_ref.at[unit.expert, rows, _columns(spec, t)],
             sm["w"].at[slot, pl.ds(part * spec.half, spec.half)],
             sm["full"].at[slot],
         )
@@ -251,14 +256,15 @@ def copy_tokens(
     row = pl.multiple_of(unit.row * 0, 8) if spec.shared else unit.row
 
     def copy(width: int) -> None:
-        x = x_ref.at[pl.ds(row, width), _columns(t)]
+        x = x_ref.at[pl.ds(row, width), _columns(spec, t)]
         plgpu.copy_gmem_to_smem(x, sm["x"].at[slot, pl.ds(0, width)], sm["full"].at[slot])
 
     _at_width(spec, unit.rows, copy)
 
 
-def _columns(t: Array) -> Any:
-    return pl.ds(pl.multiple_of(t * K, K), K)
+def _columns(spec: Spec, t: Array) -> Any:
+    columns = spec.tuning.columns
+    return pl.ds(pl.multiple_of(t * columns, columns), columns)
 
 
 def consume(
@@ -290,7 +296,7 @@ def _product(
 ) -> tuple[Array, Array]:
     """Both parts of a warpgroup's rows of the weight times `width` tokens, `[ROWS, width]`. A slot
     is released one step late, while the next products run."""
-    steps, stages = spec.I // K, jnp.int32(spec.tuning.stages)
+    steps, stages = spec.steps, jnp.int32(spec.tuning.stages)
 
     def multiply(first, second):  # type: ignore[no-untyped-def]
         @pl.loop(0, steps)

@@ -8,7 +8,7 @@ from pallas_kernels.grouped_matmul.groups import LARGEST_TILE
 
 PROCESSORS = 132
 SHARED_BYTES = 226 * 1024
-K = 64  # columns of one slot of the ring: a row of the 128-byte swizzle
+K = 64  # columns of a row of the 128-byte swizzle
 ROWS = 64  # rows of the weight in one tensor core product
 MOST_STAGES = 12  # 200 KiB of weights under way on each processor
 
@@ -19,14 +19,16 @@ class Tuning(NamedTuple):
     Attributes:
         warpgroups: warpgroups that multiply; each has `2 * ROWS` rows of the weight.
         stages: slots of the ring of copies.
+        columns: of a slot, a multiple of `K` that divides those of x.
     """
 
     warpgroups: int
     stages: int
+    columns: int = K
 
 
-def tuning_of(tile: int) -> Tuning:
-    """The sizes for tiles of so many tokens.
+def tuning_of(tile: int, columns: int = K) -> Tuning:
+    """The sizes for tiles of so many tokens, with slots of so many columns.
 
     Few tokens are bound by the weights' bytes: one warpgroup, small units that divide well over
     the processors, and a deep ring. Full tiles are bound by the tensor cores, where two
@@ -34,8 +36,9 @@ def tuning_of(tile: int) -> Tuning:
     """
     groups = 2 if tile == LARGEST_TILE else 1
     staged = groups * tile * ROWS * 2
-    slot = (groups * 2 * ROWS + tile) * K * 2
-    return Tuning(groups, min(MOST_STAGES, (SHARED_BYTES - staged) // slot))
+    slot = (groups * 2 * ROWS + tile) * columns * 2
+    most = MOST_STAGES * K // columns
+    return Tuning(groups, min(most, (SHARED_BYTES - staged) // slot), columns)
 
 
 def widths_of(tile: int) -> tuple[int, ...]:

@@ -18,7 +18,7 @@ def on_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_every_part_is_timed_at_every_number_of_tokens() -> None:
-    rows = mixtures.rows_of("small", SMALL, [1, 40], [1.0], 0.001)
+    rows = list(mixtures.rows_of("small", SMALL, [1, 40], [1.0], 0.001))
     parts = ("gate_up", "down", "whole")
     assert [(row["tokens"], row["part"]) for row in rows] == [
         (tokens, part) for tokens in (1, 40) for part in parts

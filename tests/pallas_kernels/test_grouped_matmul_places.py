@@ -111,6 +111,7 @@ def rounded(case: Case, dtype: str, seed: int = 0) -> tuple[Inputs, np.ndarray]:
         (SMALL, 32, Tuning(1, 3)),
         (FEW, None, Tuning(1, 3)),
         pytest.param(SHARED, None, Tuning(1, 4), marks=pytest.mark.slow),
+        pytest.param(SMALL, 16, Tuning(1, 2, 128), marks=pytest.mark.slow),
         pytest.param(CUT, 8, Tuning(2, 2), marks=pytest.mark.slow),
         *(pytest.param(case, 16, Tuning(1, 4), marks=pytest.mark.slow) for case in CASES),
     ],
