@@ -16,7 +16,11 @@ from jaxllm.tokenizer_files.byte_pairs import Built
 from jaxllm.tokenizer_files.settings import Settings, read_settings
 
 # The kinds of files with names of their own
-NAMED = {"tekken.json": "tekken", TOKENIZER: "ggml"}
+NAMED = {
+    "tekken.json": "tekken",
+    TOKENIZER: "ggml",
+    "sentencepiece.bpe.model": "fairseq",
+}
 FILE_PATTERNS = (*NAMED, "*.tiktoken", "tiktoken.model", "tokenizer.model")
 MAX_BYTES = 64 * 2**20
 
@@ -26,7 +30,7 @@ class Format(Protocol):
 
     @property
     def kind(self) -> str:
-        """What the file is: "ggml", "tekken", "tiktoken" or "sentencepiece"."""
+        """What the file is: "ggml", "tekken", "tiktoken", "sentencepiece" or "fairseq"."""
 
     @property
     def classes(self) -> tuple[str, ...]:
@@ -86,7 +90,9 @@ def choose(kind: str, tokenizer_class: str) -> Format:
         if each.kind == kind and not each.classes:
             named = each
     if named is None:
-        classes = sorted({name for each in known() if each.kind == kind for name in each.classes})
+        classes = sorted(
+            {name for each in known() if each.kind == kind for name in each.classes if name}
+        )
         raise ValueError(
             f"how text is split is code of the tokenizer class {tokenizer_class!r}, which is not "
             f"run; known classes with {kind} files: {', '.join(classes)}"

@@ -124,6 +124,19 @@ def pieces(name: str, model: bytes, settings: dict[str, object], before: list[in
     return {text: encode(text) for text in asked}
 
 
+def fairseq(name: str, model: bytes) -> dict[str, list[int]]:
+    """A directory of XLM-RoBERTa's kind, and ids of texts: the pieces' own, one higher behind the
+    special tokens."""
+    save(name, {"sentencepiece.bpe.model": model}, {"tokenizer_class": "XLMRobertaTokenizer"})
+    processor = sentencepiece.SentencePieceProcessor(model_proto=model)
+    ids = {0: 3, 1: 0, 2: 2}
+
+    def encode(text: str) -> list[int]:
+        return [0, *(ids.get(id, id + 1) for id in processor.encode(text)), 2]
+
+    return {text: encode(text) for text in texts()}
+
+
 def by_transformers(name: str) -> dict[str, list[int]]:
     """Ids of texts by transformers' class for Llama, behind the token that it documents."""
     tokenizer = LlamaTokenizer.from_pretrained(OUT / name)
@@ -205,6 +218,9 @@ def main() -> None:
     pathlib.Path(rules).write_text(
         "".join(f"{at:X}\t{at + 32:X}\n" for at in range(65, 91)) + "9\t20\nA\t20\nFB01\t66 69\n"
     )
+    unigram = sentencepiece_model(
+        vocab_size=190, model_type="unigram", normalization_rule_tsv=rules
+    )
     start = {"<|im_start|>": size.piece_to_id(unused[1])}
     glm = {name: 560 + at for at, name in enumerate(["[MASK]", "[gMASK]", "[sMASK]", "sop", "eop"])}
     roles = {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"}
@@ -215,13 +231,8 @@ def main() -> None:
             "llama-legacy", llama, {"tokenizer_class": "LlamaTokenizer", "legacy": True, **roles},
             [1], {"<s>": 1, "</s>": 2},
         ),
-        "unigram": pieces(
-            "unigram",
-            sentencepiece_model(
-                vocab_size=190, model_type="unigram", normalization_rule_tsv=rules
-            ),
-            {"tokenizer_class": "Own"}, [], {},
-        ),
+        "unigram": pieces("unigram", unigram, {"tokenizer_class": "Own"}, [], {}),
+        "xlm-roberta": fairseq("xlm-roberta", unigram),
         "gemma": pieces(
             "gemma", gemma, {"tokenizer_class": "GemmaTokenizer", **roles}, [1], {"</s>": 2}
         ),
