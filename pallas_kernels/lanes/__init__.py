@@ -21,7 +21,7 @@ from jax import Array, lax
 from jax.experimental.mosaic import gpu as mgpu
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
-from pallas_kernels.lanes.emulated import Emulated
+from pallas_kernels.lanes.emulated import Emulated, Words
 from pallas_kernels.lanes.ptx import LANES, Ptx
 
 type Machine = Ptx | Emulated
@@ -53,12 +53,15 @@ def run(
     refs: Sequence[tuple[Any, tuple[Any, ...]]] = (),
     scalars: Sequence[Array] = (),
     arrays: Sequence[Array] = (),
+    words: Sequence[Any] = (),
 ) -> Any:
     """Runs `program(machine, refs, scalars, registers of arrays)` and returns its registers `[128,
-    results]`; `refs` are (ref, layout)."""
+    results]`; `refs` are (ref, layout), and `words` refs of plain arrays of 32-bit words, which
+    follow them and may be written. Other warpgroups do not write them meanwhile."""
     if interpret is not None:
-        return _emulated(program, results, refs, scalars, arrays)
+        return _emulated(program, results, refs, scalars, arrays, words)
     splat = plgpu.Layout.WG_SPLAT(())
+    refs = [*refs, *((ref, ()) for ref in words)]
     types = (
         tuple(plgpu.RefType(how) for _, how in refs),
         (splat,) * len(scalars),
@@ -81,7 +84,8 @@ def run(
             for array in arrays
             for register in array.registers.flat
         ]
-        m = Ptx(len(given), results)
+        far = [i for i, pointer in enumerate(given[: len(refs)]) if "<3>" not in str(pointer.type)]
+        m = Ptx(len(given), results, far)
         r, s = len(refs), len(refs) + len(scalars)
         text = m.text(program(m, m.inputs[:r], m.inputs[r:s], m.inputs[s:]))
         made = mgpu.utils.inline_ptx(
@@ -104,14 +108,26 @@ def run(
     return written(tuple(ref for ref, _ in refs), tuple(scalars), tuple(arrays))
 
 
-def _emulated(program: Any, results: int, refs: Any, scalars: Any, arrays: Any) -> Array | None:
+def sync(interpret: Any) -> None:
+    """A barrier of the warpgroup: what its lanes wrote before, all of them see after."""
+    if interpret is None:
+        plgpu.inline_mgpu()(lambda _: mgpu.warpgroup_barrier())()
+
+
+def _emulated(
+    program: Any, results: int, refs: Any, scalars: Any, arrays: Any, words: Any
+) -> Array | None:
     m = Emulated()
+    held = [Words(ref[...]) for ref in words]
     registers = [
         lax.bitcast_convert_type(array[:, i], jnp.float32)
         for array in arrays
         for i in range(array.shape[1])
     ]
-    made = program(m, [ref[...] for ref, _ in refs], list(scalars), registers)
+    made = program(m, [*(ref[...] for ref, _ in refs), *held], list(scalars), registers)
+    for ref, own in zip(words, held, strict=True):
+        if own.written:
+            ref[...] = own.array
     if results:
         return jnp.stack([lax.bitcast_convert_type(x, jnp.int32) for x in made], axis=1)
     if m.stored:

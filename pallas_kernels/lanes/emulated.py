@@ -11,6 +11,21 @@ from jax import Array, lax
 from pallas_kernels.lanes.ptx import HALF_LIMIT, LANES
 
 
+class Words:
+    """A plain array of 32-bit words that a program reads and writes."""
+
+    def __init__(self, array: Array):
+        self.array, self.written = array, False
+
+    def at(self, place: Any) -> Array:
+        return self.array.reshape(-1)[place]
+
+    def put(self, place: Array, value: Array) -> None:
+        """Stores, in lane order; places beyond the array are left out."""
+        flat = self.array.reshape(-1).at[place].set(value, mode="drop")
+        self.array, self.written = flat.reshape(self.array.shape), True
+
+
 class Emulated:
     """Runs a program in JAX. Tiles are arrays of bytes, other arrays are what they are; `stored`
     collects what is stored."""
@@ -18,6 +33,7 @@ class Emulated:
     def __init__(self) -> None:
         lane = jnp.arange(LANES, dtype=jnp.int32)
         self.warp, self.g, self.c = lane // 32, lane // 4 % 8, lane % 4
+        self.lane = lane % 32
         self.stored: list[tuple[Array, Array, list[Array]]] = []
         self.numbers: list[tuple[Array, Array]] = []
 
@@ -28,8 +44,14 @@ class Emulated:
         return a >> first & ((1 << count) - 1)
 
     add = fadd = staticmethod(operator.add)
+    subtract = staticmethod(operator.sub)
     times = fmul = staticmethod(operator.mul)
+    imax, imin = staticmethod(jnp.maximum), staticmethod(jnp.minimum)
+    left, right = staticmethod(operator.lshift), staticmethod(operator.rshift)
+    band, bor = staticmethod(operator.and_), staticmethod(operator.or_)
+    flip, ones = staticmethod(operator.xor), staticmethod(lax.population_count)
     below, both = staticmethod(operator.lt), staticmethod(operator.and_)
+    equal = staticmethod(operator.eq)
     select, fmax = staticmethod(jnp.where), staticmethod(jnp.fmax)
     exp2, log2, tanh = staticmethod(jnp.exp2), staticmethod(jnp.log2), staticmethod(jnp.tanh)
 
@@ -44,6 +66,36 @@ class Emulated:
 
     def shuffle(self, a: Array, mask: int) -> Array:
         return a[jnp.arange(LANES) ^ mask]
+
+    def warp_max(self, a: Array) -> Array:
+        return jnp.repeat(jnp.max(a.reshape(-1, 32), axis=1), 32)
+
+    def warp_min(self, a: Array) -> Array:
+        return jnp.repeat(jnp.min(a.reshape(-1, 32), axis=1), 32)
+
+    def lower(self, a: Array, distance: int) -> Array:
+        return jnp.where(self.lane >= distance, jnp.roll(a, distance), a)
+
+    def as_integer(self, a: Array) -> Array:
+        return lax.bitcast_convert_type(a, jnp.int32)
+
+    def as_float(self, a: Array) -> Array:
+        return lax.bitcast_convert_type(a, jnp.float32)
+
+    def word(self, words: Words, at: Any) -> Array:
+        return words.at(at)
+
+    def put_word(self, words: Words, at: Any, value: Any, where: Array) -> None:
+        own = jnp.broadcast_to(jnp.asarray(value, words.array.dtype), (LANES,))
+        words.put(jnp.where(where, at, words.array.size), own)
+
+    def or_word(self, words: Words, at: Any, value: Any, where: Array) -> None:
+        flat, bit = words.array.reshape(-1), jnp.arange(32, dtype=jnp.int32)
+        given = jnp.broadcast_to(value, (LANES,))[:, None] >> bit & 1
+        hit = jnp.zeros((flat.size, 32), jnp.int32)
+        hit = hit.at[jnp.where(where, at, flat.size)].max(given, mode="drop")
+        flat = flat | jnp.sum(hit << bit, axis=1, dtype=jnp.int32)
+        words.array, words.written = flat.reshape(words.array.shape), True
 
     def bytes_of(self, a: Array, b: Array, selector: int) -> Array:
         given = jnp.concatenate([bits_of(a, jnp.uint8), bits_of(b, jnp.uint8)], axis=1)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any
 
 LANES = 128  # of a warpgroup
@@ -22,15 +22,21 @@ def _instruction(op: str) -> Callable[..., str]:
 
 
 class Ptx:
-    """Writes a program down. Inputs are named when it begins; `text` gives the assembly with the
-    outputs moved to where LLVM wants them."""
+    """Writes a program down. Inputs are named when it begins, those in `far` are addresses in
+    device memory; `text` gives the assembly with the outputs moved to where LLVM wants them."""
 
-    def __init__(self, inputs: int, outputs: int):
+    def __init__(self, inputs: int, outputs: int, far: Collection[int] = ()):
         self._lines: list[str] = []
         self._count = 0
         self._outputs = outputs
-        self.inputs = [self._make("mov.b32", f"${outputs + i}") for i in range(inputs)]
+        self.inputs = [
+            self._far("mov.b64", f"${outputs + i}")
+            if i in far
+            else self._make("mov.b32", f"${outputs + i}")
+            for i in range(inputs)
+        ]
         lane = self._make("mov.u32", "%tid.x")
+        self.lane = self._make("and.b32", lane, 31)
         self.g = self._make("bfe.u32", lane, 2, 3)
         self.c = self._make("and.b32", lane, 3)
         self.warp = self._make("bfe.u32", lane, 5, 2)
@@ -41,6 +47,7 @@ class Ptx:
         registers = [
             f".reg .b32 r<{self._count + 1}>;",
             f".reg .b16 h<{2 * self._count + 2}>;",
+            f".reg .b64 q<{self._count + 1}>;",
             f".reg .pred p<{self._count + 1}>;",
         ]
         return "\n".join(["{", *registers, *self._lines, *moves, "}"])
@@ -57,9 +64,23 @@ class Ptx:
         self._emit(op, name, *arguments)
         return name
 
+    def _far(self, op: str, *arguments: Any) -> str:
+        name = f"q{self._name()}"
+        self._emit(op, name, *arguments)
+        return name
+
     constant = _instruction("mov.b32")
     add = _instruction("add.s32")
+    subtract = _instruction("sub.s32")
     times = _instruction("mul.lo.s32")
+    imax = _instruction("max.s32")
+    imin = _instruction("min.s32")
+    left = _instruction("shl.b32")
+    right = _instruction("shr.s32")  # keeps the sign
+    band = _instruction("and.b32")
+    bor = _instruction("or.b32")
+    flip = _instruction("xor.b32")
+    ones = _instruction("popc.b32")
     # Some bits of a number that is not negative: the first, and how many
     bits = _instruction("bfe.u32")
     fadd = _instruction("add.f32")
@@ -79,6 +100,11 @@ class Ptx:
         self._emit("setp.lt.s32", name, a, b)
         return name
 
+    def equal(self, a: Any, b: Any) -> str:
+        name = f"p{self._name()}"
+        self._emit("setp.eq.s32", name, a, b)
+        return name
+
     def both(self, a: str, b: str) -> str:
         name = f"p{self._name()}"
         self._emit("and.pred", name, a, b)
@@ -94,6 +120,51 @@ class Ptx:
     def shuffle(self, a: Any, mask: int) -> str:
         """The value of the lane whose number differs in these bits."""
         return self._make("shfl.sync.bfly.b32", a, mask, 31, "0xffffffff")
+
+    def warp_max(self, a: Any) -> str:
+        """The largest integer of the warp."""
+        return self._make("redux.sync.max.s32", a, "0xffffffff")
+
+    def warp_min(self, a: Any) -> str:
+        """The smallest integer of the warp."""
+        return self._make("redux.sync.min.s32", a, "0xffffffff")
+
+    def lower(self, a: Any, distance: int) -> str:
+        """The value of the lane that is `distance` below in the warp; lanes without one get their
+        own."""
+        return self._make("shfl.sync.up.b32", a, distance, 0, "0xffffffff")
+
+    def as_integer(self, a: str) -> str:
+        """The bits of a float."""
+        return a
+
+    def as_float(self, a: str) -> str:
+        """The float of these bits."""
+        return a
+
+    def word(self, words: str, at: Any) -> str:
+        """The `at`-th 32-bit word of a plain array."""
+        return self._make(f"ld.{self._space(words)}.b32", f"[{self._place(words, at)}]")
+
+    def put_word(self, words: str, at: Any, value: Any, where: str) -> None:
+        """A word to a plain array, from the lanes `where` this holds."""
+        place = self._place(words, at)
+        self._lines.append(f"@{where} st.{self._space(words)}.b32 [{place}], {_immediate(value)};")
+
+    def or_word(self, words: str, at: Any, value: Any, where: str) -> None:
+        """Adds bits to a word of a plain array, from the lanes `where` this holds."""
+        place = self._place(words, at)
+        self._lines.append(
+            f"@{where} red.{self._space(words)}.or.b32 [{place}], {_immediate(value)};"
+        )
+
+    def _space(self, words: str) -> str:
+        return "global" if words.startswith("q") else "shared"
+
+    def _place(self, words: str, at: Any) -> str:
+        if words.startswith("q"):
+            return self._far("mad.wide.s32", at, 4, words)
+        return self._make("mad.lo.s32", at, 4, words)
 
     def bytes_of(self, a: Any, b: Any, selector: int) -> str:
         """Four bytes of two registers, each named by 4 bits: 0 to 3 of `a`, 4 to 7 of `b`, the

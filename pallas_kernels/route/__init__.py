@@ -1,0 +1,41 @@
+"""Routing of a mixture of experts: which experts compute a token, with what weights, and the rows
+of each expert."""
+
+from __future__ import annotations
+
+from jax import Array
+
+from pallas_kernels.backends import Backends
+from pallas_kernels.grouped_matmul.groups import Groups
+from pallas_kernels.route.rules import GroupLimit, Rule, normalised, softmax, unchanged
+
+__all__ = [
+    "BACKENDS",
+    "GroupLimit",
+    "Rule",
+    "backend_for",
+    "normalised",
+    "route",
+    "softmax",
+    "unchanged",
+]
+
+BACKENDS = Backends(__name__, "route", ("reference", "mosaic_gpu"))
+
+
+def route(
+    logit_TE: Array, correction_E: Array | None, rule: Rule, tile: int, *, backend: str
+) -> tuple[Groups, Array]:
+    """The rows of all experts in tiles of `tile` rows, and each token's weights `[T, K]` (float32),
+    of float32 logits.
+
+    Choices are those of `Rule.choose`. The order in which an expert's tiles stand among those of
+    others is the back end's. Raises `UnknownBackend` for a name not in `BACKENDS`, and ValueError
+    for shapes or rules that the back end does not support.
+    """
+    return BACKENDS[backend](logit_TE, correction_E, rule, tile)
+
+
+def backend_for(wanted: str, logit_TE: Array, rule: Rule, tile: int) -> str:
+    """`wanted` if that back end supports this call, else the reference."""
+    return wanted if BACKENDS.supports(wanted, logit_TE, rule, tile) else "reference"

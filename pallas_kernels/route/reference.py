@@ -1,0 +1,16 @@
+"""Routing in plain JAX: the oracle, for every shape and rule."""
+
+from __future__ import annotations
+
+from jax import Array
+
+from pallas_kernels.grouped_matmul.groups import Groups, group_tokens
+from pallas_kernels.route.rules import Rule
+
+
+def route(
+    logit_TE: Array, correction_E: Array | None, rule: Rule, tile: int
+) -> tuple[Groups, Array]:
+    """See `pallas_kernels.route`."""
+    expert_TK, weight_TK = rule.choose(logit_TE, correction_E)
+    return group_tokens(expert_TK, logit_TE.shape[1], tile), weight_TK
