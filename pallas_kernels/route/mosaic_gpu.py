@@ -19,7 +19,7 @@ from pallas_kernels.route.mosaic_lanes import Spec, Weighing
 from pallas_kernels.route.rules import Rule, normalised, softmax, unchanged
 
 MOST_TOKENS, MOST_EXPERTS, MOST_CHOICES = 256, 256, 16
-MOST_WARPGROUPS = 8
+MOST_WARPGROUPS = 4
 WEIGHINGS = {
     (softmax, unchanged): Weighing(sigmoid=False, normalised=False),
     (softmax, normalised): Weighing(sigmoid=False, normalised=True),
