@@ -6,7 +6,8 @@ import jax
 from jax import Array
 from jax.sharding import Mesh
 
-from pallas_kernels import add_norm, gated_matmul, grouped_matmul
+from pallas_kernels import add_norm, gated_matmul, grouped_matmul, route
+from pallas_kernels.route import Rule
 
 
 class RowKernels:
@@ -32,6 +33,13 @@ class RowKernels:
         backend = gated_matmul.backend_for(self.row_backend, x_TD, weight_OD)
         return None if backend is None else _gated_matmul(x_TD, weight_OD, backend=backend)
 
+    def route(
+        self, logit_TE: Array, correction_E: Array | None, rule: Rule
+    ) -> tuple[grouped_matmul.Groups, Array]:
+        """The rows of each expert, and the weights of each token's choices."""
+        backend = route.backend_for(self.row_backend, logit_TE, rule)
+        return _route(logit_TE, correction_E, rule=rule, backend=backend)
+
     def grouped_product(
         self,
         x_PI: Array,
@@ -50,4 +58,5 @@ class RowKernels:
 # Jitted, so that a kernel is lowered once, not for every layer.
 _add_norm = jax.jit(add_norm.add_norm, static_argnames=("eps", "backend"))
 _gated_matmul = jax.jit(gated_matmul.gated_matmul, static_argnames=("backend",))
+_route = jax.jit(route.route, static_argnames=("rule", "backend"))
 _grouped_matmul = jax.jit(grouped_matmul.grouped_matmul, static_argnames=("gating", "backend"))

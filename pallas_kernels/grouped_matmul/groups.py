@@ -49,7 +49,7 @@ class Groups(NamedTuple):
     def tile(self) -> int:
         """Rows of a tile."""
         if self.token_P is None:
-            return _shared_tile(self.place_TK.shape[0])
+            return shared_tile(self.place_TK.shape[0])
         return self.token_P.shape[0] // self.expert_W.shape[0]
 
     def rows_of(self, x_TD: Array) -> Array:
@@ -88,7 +88,7 @@ def share_tokens(expert_TK: Array, experts: int) -> Groups:
     Which experts were chosen is a mask of bits. All else follows from counts of bits, element by
     element, so that a GPU needs two launches, and none for one token.
     """
-    (tokens, choices), tile = expert_TK.shape, _shared_tile(expert_TK.shape[0])
+    (tokens, choices), tile = expert_TK.shape, shared_tile(expert_TK.shape[0])
     if tokens == 1:
         # Constants of the program; XLA would compute one whose entries are all equal
         used, places = np.array([choices, 0], np.int32), np.arange(choices, dtype=np.int32)
@@ -106,7 +106,7 @@ def share_tokens(expert_TK: Array, experts: int) -> Groups:
     )
 
 
-def _shared_tile(tokens: int) -> int:
+def shared_tile(tokens: int) -> int:
     """Rows of a tile that holds all of few tokens."""
     return SMALLEST_TILE if tokens <= SMALLEST_TILE else MOST_SHARED
 

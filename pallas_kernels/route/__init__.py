@@ -24,18 +24,18 @@ BACKENDS = Backends(__name__, "route", ("reference", "mosaic_gpu"))
 
 
 def route(
-    logit_TE: Array, correction_E: Array | None, rule: Rule, tile: int, *, backend: str
+    logit_TE: Array, correction_E: Array | None, rule: Rule, *, backend: str
 ) -> tuple[Groups, Array]:
-    """The rows of all experts in tiles of `tile` rows, and each token's weights `[T, K]` (float32),
-    of float32 logits.
+    """The rows of all experts, and the weights of each token's choices `[T, K]` (float32), of
+    float32 logits.
 
-    Choices are those of `Rule.choose`. The order in which an expert's tiles stand among those of
-    others is the back end's. Raises `UnknownBackend` for a name not in `BACKENDS`, and ValueError
-    for shapes or rules that the back end does not support.
+    Choices and weights are those of `Rule.choose`, rows those of `grouped_matmul.group`. Raises
+    `UnknownBackend` for a name not in `BACKENDS`, and ValueError for shapes or rules that the back
+    end does not support.
     """
-    return BACKENDS[backend](logit_TE, correction_E, rule, tile)
+    return BACKENDS[backend](logit_TE, correction_E, rule)
 
 
-def backend_for(wanted: str, logit_TE: Array, rule: Rule, tile: int) -> str:
+def backend_for(wanted: str, logit_TE: Array, rule: Rule) -> str:
     """`wanted` if that back end supports this call, else the reference."""
-    return wanted if BACKENDS.supports(wanted, logit_TE, rule, tile) else "reference"
+    return wanted if BACKENDS.supports(wanted, logit_TE, rule) else "reference"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -11,7 +11,14 @@ from jax import Array, lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
-from pallas_kernels.grouped_matmul.groups import Groups, tiles_of
+from pallas_kernels.grouped_matmul.groups import (
+    MOST_SHARED,
+    Groups,
+    share_tokens,
+    shared_tile,
+    tile_for,
+    tiles_of,
+)
 from pallas_kernels.lanes import LANES, Machine, run, sync
 from pallas_kernels.mosaic_gpu import launch, store
 from pallas_kernels.route import mosaic_lanes as lanes
@@ -29,7 +36,7 @@ WEIGHINGS = {
 }
 
 
-def check(logit_TE: Array, rule: Rule, tile: int) -> None:
+def check(logit_TE: Array, rule: Rule) -> None:
     """Raise ValueError for shapes and rules that the kernel does not support."""
     T, E = logit_TE.shape
     if logit_TE.dtype != jnp.float32 or T > MOST_TOKENS or E > MOST_EXPERTS or not T * E:
@@ -46,80 +53,104 @@ def check(logit_TE: Array, rule: Rule, tile: int) -> None:
             "mosaic_gpu route takes softmax or sigmoid, normalised or not, without a limit of "
             f"groups, got {rule}"
         )
-    if tile < 1 or tile & (tile - 1):
-        raise ValueError(f"mosaic_gpu route takes tiles of a power of two of rows, got {tile}")
 
 
 def route(
-    logit_TE: Array, correction_E: Array | None, rule: Rule, tile: int, *, interpret: Any = None
+    logit_TE: Array, correction_E: Array | None, rule: Rule, *, interpret: Any = None
 ) -> tuple[Groups, Array]:
     """See `pallas_kernels.route`. Raises what `check` raises.
 
     `interpret` is a `plgpu.InterpretGPUParams` for machines without a GPU.
     """
-    check(logit_TE, rule, tile)
+    check(logit_TE, rule)
     (T, E), K = logit_TE.shape, rule.choices
+    shared = T <= MOST_SHARED
+    tile = shared_tile(T) if shared else tile_for(T, K, E)
     spec = Spec(
         T=T,
         E=E,
         K=K,
+        shared=shared,
         tile=tile,
-        tiles=tiles_of(T, K, E, tile),
+        tiles=min(E, T * K) if shared else tiles_of(T, K, E, tile),
         weighing=WEIGHINGS[rule.score, rule.weigh],
         scale=float(rule.scale),
-        corrected=correction_E is not None,
         interpret=interpret,
     )
     given = (logit_TE,) if correction_E is None else (logit_TE, correction_E)
-    *groups, weight = _route(spec, given)
-    expert_W, rows_W, used, token_P, place = groups
-    return Groups(expert_W, rows_W, used, token_P, place.reshape(T, K)), weight.reshape(T, K)
+    if T == 1:
+        expert_K, weight_K = _choose(spec, given)
+        return share_tokens(expert_K[None], E), weight_K[None]
+    expert_W, rows_W, used, place, *token_P, weight = _group(spec, given)
+    groups = Groups(expert_W, rows_W, used, *(token_P or [None]), place.reshape(T, K))
+    return groups, weight.reshape(T, K)
 
 
-def _route(spec: Spec, given: tuple[Array, ...]) -> tuple[Array, ...]:
-    """Expert and rows of each tile, their number, token of each row, row and weight of each
-    choice."""
+def _choose(spec: Spec, given: tuple[Array, ...]) -> tuple[Array, ...]:
+    """Experts and weights of one token."""
+
+    def choose_experts(*refs: Any) -> None:
+        _do(spec, lanes.choose_one, *refs)
+
+    return _launch(spec, choose_experts, given, [(spec.K,)])
+
+
+def _group(spec: Spec, given: tuple[Array, ...]) -> tuple[Array, ...]:
+    """Expert and rows of each tile, their number, the row of each choice, where tiles differ the
+    token of each row, and the weights of all choices."""
     fours = -(-spec.T // lanes.WARPS)  # of tokens
     warpgroups = min(fours, MOST_WARPGROUPS)
 
-    def route_tokens(*refs: Any, **sm: Any) -> None:
-        logits, *correction = refs[: len(given)]
-        expert_W, rows_W, used, token_P, place_TK, weight_TK = refs[len(given) :]
+    def route_tokens(*refs: Any, chosen: Any, bits: Any, begin: Any, done: Any) -> None:
+        scores = refs[: len(given)]
+        expert_W, rows_W, used, place_TK, *token_P, weight_TK = refs[len(given) :]
         wg = lax.axis_index("wg")
-        first = pl.when(wg == 0)
-        first(lambda: _do(spec, lanes.clear, sm["bits"], token_P))
+        pl.when(wg == 0)(lambda: _do(spec, lanes.clear, bits, *token_P))
 
         @pl.loop(0, lax.div(fours - wg + warpgroups - 1, jnp.int32(warpgroups)))
         def _(i):  # type: ignore[no-untyped-def]
             four = wg + i * warpgroups
-            store(sm["chosen"].at[four], _chosen(spec, logits, correction, four))
+            store(chosen.at[four], _chosen(spec, scores, four))
 
-        plgpu.barrier_arrive(sm["done"])
-        plgpu.barrier_wait(sm["done"])
+        plgpu.barrier_arrive(done)
+        plgpu.barrier_wait(done)
 
-        @first
+        @pl.when(wg == 0)
         def _() -> None:
-            chosen, bits, begin = sm["chosen"], sm["bits"], sm["begin"]
             _do(spec, lanes.mark, chosen, bits)
             _do(spec, lanes.lay_out, bits, begin, expert_W, rows_W, used)
-            _do(spec, lanes.place, chosen, bits, begin, place_TK, weight_TK, token_P)
+            _do(spec, lanes.place, chosen, bits, begin, place_TK, weight_TK, *token_P)
 
-    rows, pairs, words = spec.tiles * spec.tile, spec.T * spec.K, spec.E * spec.words
-    integers = [(spec.tiles,), (spec.tiles,), (1,), (rows,), (pairs,)]
+    words = spec.E * spec.words
+    scratch = {
+        "chosen": plgpu.SMEM((fours, LANES, 2), jnp.int32),
+        "bits": plgpu.SMEM((words,), jnp.int32),
+        "begin": plgpu.SMEM((words,), jnp.int32),
+        "done": plgpu.Barrier(num_arrivals=warpgroups),
+    }
+    tiles, rows = (spec.tiles,), [] if spec.shared else [(spec.rows,)]
+    shapes = [tiles, tiles, (1,), (spec.T * spec.K,), *rows]
+    return _launch(spec, route_tokens, given, shapes, scratch, warpgroups)
+
+
+def _launch(
+    spec: Spec,
+    kernel: Callable[..., None],
+    given: tuple[Array, ...],
+    integers: Sequence[tuple[int, ...]],
+    scratch: dict[str, Any] | None = None,
+    warpgroups: int = 1,
+) -> tuple[Array, ...]:
+    """Arrays of integers of these shapes, and the weights of all choices."""
     return launch(  # type: ignore[no-any-return]
-        route_tokens,
+        kernel,
         given,
         spec.interpret,
         out_type=(
             *(jax.ShapeDtypeStruct(shape, jnp.int32) for shape in integers),
-            jax.ShapeDtypeStruct((pairs,), jnp.float32),
+            jax.ShapeDtypeStruct((spec.T * spec.K,), jnp.float32),
         ),
-        scratch_types={
-            "chosen": plgpu.SMEM((fours, LANES, 2), jnp.int32),
-            "bits": plgpu.SMEM((words,), jnp.int32),
-            "begin": plgpu.SMEM((words,), jnp.int32),
-            "done": plgpu.Barrier(num_arrivals=warpgroups),
-        },
+        scratch_types=scratch or {},
         grid=(1,),
         grid_names=("block",),
         num_threads=warpgroups,
@@ -127,15 +158,14 @@ def _route(spec: Spec, given: tuple[Array, ...]) -> tuple[Array, ...]:
     )
 
 
-def _chosen(spec: Spec, logits: Any, correction: list[Any], four: Array) -> Array:
+def _chosen(spec: Spec, scores: tuple[Any, ...], four: Array) -> Array:
     """Experts and weights of four tokens, as registers of the lanes."""
 
     def program(m: Machine, refs: list[Any], scalars: list[Any], _: list[Any]) -> list[Any]:
         token = m.add(m.times(m.constant(lanes.WARPS), scalars[0]), m.warp)
-        return lanes.choose(m, spec, refs[0], refs[1] if spec.corrected else None, token)
+        return lanes.choose(m, spec, refs[0], refs[1:], token)
 
-    words = (logits, *correction)
-    return run(program, spec.interpret, 2, scalars=(four,), words=words)  # type: ignore[no-any-return]
+    return run(program, spec.interpret, 2, scalars=(four,), words=scores)  # type: ignore[no-any-return]
 
 
 def _do(spec: Spec, program: Callable[..., None], *words: Any) -> None:

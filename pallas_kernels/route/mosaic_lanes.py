@@ -35,11 +35,11 @@ class Spec(NamedTuple):
     T: int
     E: int
     K: int
+    shared: bool  # every tile holds all tokens
     tile: int
     tiles: int
     weighing: Weighing
     scale: float
-    corrected: bool
     interpret: Any
 
     @property
@@ -48,31 +48,35 @@ class Spec(NamedTuple):
         return -(-self.E // WARP)
 
     @property
-    def owned(self) -> int:
-        """Experts of a lane when it groups."""
-        return -(-self.E // LANES)
+    def rows(self) -> int:
+        """Rows of all tiles."""
+        return self.tiles * self.tile
 
     @property
     def words(self) -> int:
         """Words of an expert's bits."""
         return -(-self.T // 32)
 
-    @property
-    def rounds(self) -> int:
-        """Choices that a lane places."""
-        return -(-self.T * self.K // LANES)
+
+def choose_one(m: Machine, spec: Spec, *words: Any) -> None:
+    """Experts and weights of the only token, into the last two of `words`."""
+    logits, *correction, expert_K, weight_K = words
+    expert, weight = choose(m, spec, logits, correction, m.constant(0))
+    there = m.both(m.equal(m.warp, 0), m.below(m.lane, spec.K))
+    m.put_word(expert_K, m.lane, expert, there)
+    m.put_word(weight_K, m.lane, m.as_float(weight), there)
 
 
-def choose(m: Machine, spec: Spec, logits: Any, correction: Any, token: Any) -> list[Any]:
-    """The expert and the weight of the warp's token, choice k in lane k of the warp; no expert and
-    weight 0 in others."""
+def choose(m: Machine, spec: Spec, logits: Any, correction: list[Any], token: Any) -> list[Any]:
+    """The expert and the weight (its bits) of the warp's token, choice k in lane k of the warp; no
+    expert and weight 0 in others."""
     row = m.times(m.imin(token, spec.T - 1), spec.E)
     experts = [m.add(m.times(m.lane, spec.held), j) for j in range(spec.held)]
     given = [m.word(logits, m.add(row, m.imin(e, spec.E - 1))) for e in experts]
     there = [m.below(e, spec.E) for e in experts]
     keys = [_ordered(m, x) for x in given]
     peak = _float(m, m.warp_max(functools.reduce(m.imax, keys)))
-    whole = not spec.weighing.sigmoid and (spec.corrected or not spec.weighing.normalised)
+    whole = not spec.weighing.sigmoid and (bool(correction) or not spec.weighing.normalised)
     total = m.constant(1.0)
     if whole:
         parts = [m.select(t, _power(m, x, peak), 0.0) for t, x in zip(there, given, strict=True)]
@@ -84,8 +88,8 @@ def choose(m: Machine, spec: Spec, logits: Any, correction: Any, token: Any) -> 
         power = _power(m, x, peak)
         return m.fmul(power, m.reciprocal(total)) if whole else power
 
-    if spec.corrected:
-        own = [m.word(correction, m.imin(e, spec.E - 1)) for e in experts]
+    for words in correction:
+        own = [m.word(words, m.imin(e, spec.E - 1)) for e in experts]
         keys = [_ordered(m, m.fadd(score(x), c)) for x, c in zip(given, own, strict=True)]
     keys = [m.select(t, key, LOWEST) for t, key in zip(there, keys, strict=True)]
     expert = _best(m, spec, experts, keys)
@@ -134,9 +138,9 @@ def _sum(m: Machine, x: Any) -> Any:
     return x
 
 
-def clear(m: Machine, spec: Spec, bits: Any, token: Any) -> None:
+def clear(m: Machine, spec: Spec, bits: Any, *token_P: Any) -> None:
     """No token has chosen yet, and no row is taken."""
-    for words, size in ((bits, spec.E * spec.words), (token, spec.tiles * spec.tile)):
+    for words, size in ((bits, spec.E * spec.words), *((t, spec.rows) for t in token_P)):
         for at, there in _every(m, size):
             m.put_word(words, at, 0, there)
 
@@ -163,6 +167,8 @@ def lay_out(
             at = m.add(m.times(m.imin(e, spec.E - 1), spec.words), w)
             size = m.add(size, m.ones(m.word(bits, at)))
         size = m.select(m.below(e, spec.E), size, 0)
+        if spec.shared:
+            size = m.select(m.below(m.constant(0), size), spec.T, 0)
         own = m.right(m.add(size, spec.tile - 1), spec.tile.bit_length() - 1)
         rows.append((e, size, words))
         tiles.append((ahead, own))
@@ -197,17 +203,20 @@ def place(
     begin: Any,
     place_TK: Any,
     weight_TK: Any,
-    token_P: Any,
+    *token_P: Any,
 ) -> None:
-    """Gives each choice its row: tokens of an expert keep their order."""
+    """Gives each choice its row: tokens of an expert keep their order. Where tiles are shared, a
+    token has its number there."""
     for pair, there in _every(m, spec.T * spec.K):
         t, k = _token(m, spec, pair)
         at = _word_of(m, spec, m.word(chosen, _register(m, t, k, 0)), t)
-        lower = m.subtract(m.left(m.constant(1), m.band(t, 31)), 1)
-        row = m.add(m.word(begin, at), m.ones(m.band(m.word(bits, at), lower)))
+        lower = m.subtract(m.left(m.constant(1), m.band(t, 31)), 1)  # bits of earlier tokens
+        ahead = t if spec.shared else m.ones(m.band(m.word(bits, at), lower))
+        row = m.add(m.word(begin, at), ahead)
         m.put_word(place_TK, pair, row, there)
         m.put_word(weight_TK, pair, m.as_float(m.word(chosen, _register(m, t, k, 1))), there)
-        m.put_word(token_P, row, t, there)
+        for token in token_P:
+            m.put_word(token, row, t, there)
 
 
 def _every(m: Machine, size: int) -> list[tuple[Any, Any]]:

@@ -10,6 +10,7 @@ from pallas_kernels import add_norm
 from pallas_kernels.grouped_matmul import Gating, Groups, grouped_matmul
 from pallas_kernels.latent_decode import LatentRows, absorbed, projected
 from pallas_kernels.rope_write import HeadRows, rotated
+from pallas_kernels.route import Rule, route
 
 
 def heads(rows: HeadRows) -> tuple[Array, Array, Array]:
@@ -103,6 +104,12 @@ class DenseContext:
     def gated_product(self, x_TD: Array, weight_X2FD: Array) -> Array | None:
         """None: XLA computes and differentiates the products."""
         return None
+
+    def route(
+        self, logit_TE: Array, correction_E: Array | None, rule: Rule
+    ) -> tuple[Groups, Array]:
+        """The rows of each expert, and the weights of each token's choices."""
+        return route(logit_TE, correction_E, rule, backend="reference")
 
     def grouped_product(
         self,

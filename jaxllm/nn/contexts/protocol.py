@@ -9,6 +9,7 @@ from jax import Array
 from pallas_kernels.grouped_matmul import Gating, Groups
 from pallas_kernels.latent_decode import LatentRows
 from pallas_kernels.rope_write import HeadRows
+from pallas_kernels.route import Rule
 
 
 class RowContext(Protocol):
@@ -33,6 +34,14 @@ class RowContext(Protocol):
         """silu(gate(x)) · up(x) `[T, X·F]` in one pass; None where two products are faster.
 
         See `pallas_kernels.gated_matmul`.
+        """
+
+    def route(
+        self, logit_TE: Array, correction_E: Array | None, rule: Rule
+    ) -> tuple[Groups, Array]:
+        """The rows of each expert, and the weights of each token's choices `[T, K]` (float32).
+
+        See `pallas_kernels.route`.
         """
 
     def grouped_product(

@@ -18,7 +18,7 @@ from jaxllm.nn.rules import Piece, Rule
 from jaxllm.nn.weight.dense import Dense
 from jaxllm.nn.weight.parameters import Axes, Init
 from jaxllm.nn.weight.protocol import ExpertWeight
-from pallas_kernels.grouped_matmul import Gating, Groups, combine, group
+from pallas_kernels.grouped_matmul import Gating, Groups, combine
 
 
 @dataclass(frozen=True)
@@ -99,10 +99,9 @@ class Experts(nnx.Module):
         )
 
     def __call__(
-        self, x_TD: Array, expert_TK: Array, weight_TK: Array, context: RowContext
+        self, x_TD: Array, groups: Groups, weight_TK: Array, context: RowContext
     ) -> Array:
         """Each token's experts, added up with their weights, `[T, D]`."""
-        groups = group(expert_TK, self.gate_up.shape[0])
         hidden_PF = self.gate_up.product(groups.rows_of(x_TD), groups, context, self.gating)
         out_PD = self.down.product(hidden_PF, groups, context)
         return combine(out_PD, groups, weight_TK)
@@ -128,5 +127,5 @@ class MixtureMLP(nnx.Module):
         self.shared = shared
 
     def __call__(self, x_TD: Array, context: RowContext) -> Array:
-        routed_TD = self.experts(x_TD, *self.router(x_TD), context)
+        routed_TD = self.experts(x_TD, *self.router(x_TD, context), context)
         return routed_TD if self.shared is None else routed_TD + self.shared(x_TD, context)

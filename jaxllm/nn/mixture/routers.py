@@ -2,81 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Self
 
-import jax
 import jax.numpy as jnp
 from flax import nnx
-from jax import Array, lax
+from jax import Array
 
+from jaxllm.nn.contexts.protocol import RowContext
 from jaxllm.nn.rules import Piece, Rule
 from jaxllm.nn.weight.parameters import Init, contract
+from pallas_kernels import route
+from pallas_kernels.grouped_matmul import Groups
+from pallas_kernels.route import GroupLimit, normalised, softmax, unchanged
 
-type Score = Callable[[Array], Array]  # of logits [T, E]
-type Weigh = Callable[[Array], Array]  # of the scores [T, K] of chosen experts
-
-
-def softmax(logits: Array) -> Array:
-    """Over the last axis: of all experts as a score, of the chosen ones as weights."""
-    return jax.nn.softmax(logits, axis=-1)
-
-
-def unchanged(scores: Array) -> Array:
-    """The scores themselves."""
-    return scores
-
-
-def normalised(scores: Array) -> Array:
-    """Scores of chosen experts, divided by their sum."""
-    return scores / (jnp.sum(scores, axis=-1, keepdims=True) + 1e-20)
+__all__ = ["GroupLimit", "Router", "Routing", "normalised", "softmax", "unchanged"]
 
 
 @dataclass(frozen=True)
-class GroupLimit:
-    """Tokens choose among the experts of their best groups.
+class Routing(route.Rule):
+    """How a router scores and chooses.
 
     Attributes:
-        groups: of equally many neighbouring experts.
-        kept: groups that stay.
-        best: experts whose scores are summed to score a group.
-    """
-
-    groups: int
-    kept: int
-    best: int
-
-    def __call__(self, score_TE: Array) -> Array:
-        """The scores, -inf in the groups that are dropped. Of equal groups the first stays."""
-        score_TGM = score_TE.reshape(score_TE.shape[0], self.groups, -1)
-        group_TG = jnp.sum(lax.top_k(score_TGM, self.best)[0], axis=-1)
-        kept_TG = jnp.zeros(group_TG.shape, bool)
-        token_T = jnp.arange(score_TE.shape[0])
-        kept_TG = kept_TG.at[token_T[:, None], lax.top_k(group_TG, self.kept)[1]].set(True)
-        return jnp.where(kept_TG[:, :, None], score_TGM, -jnp.inf).reshape(score_TE.shape)
-
-
-@dataclass(frozen=True)
-class Routing:
-    """How experts are chosen and weighed.
-
-    Attributes:
-        choices: experts that compute a token, those of highest score.
-        score: turns logits into scores.
-        weigh: turns the scores of the chosen into weights.
-        scale: factor of the weights.
-        limit: drops groups of experts; None keeps all.
         biased: the linear map has a bias.
         corrected: experts are chosen by score plus a correction of their own, which their weights
             do not see.
     """
 
-    choices: int
-    score: Score = softmax
-    weigh: Weigh = normalised
-    scale: float = 1.0
-    limit: GroupLimit | None = None
     biased: bool = False
     corrected: bool = False
 
@@ -105,20 +58,16 @@ class Router(nnx.Module):
         )
         self.routing = routing.shortest()
 
-    def __call__(self, x_TD: Array) -> tuple[Array, Array]:
-        """Experts (int32) and weights (float32) of each token, both `[T, K]`."""
-        routing = self.routing
+    def __call__(self, x_TD: Array, context: RowContext) -> tuple[Groups, Array]:
+        """The rows of all experts, and weights (float32) of each token's choices, `[T, K]`."""
+        correction = None if self.correction is None else self.correction[...]
+        return context.route(self.logits(x_TD), correction, self.routing)
+
+    def logits(self, x_TD: Array) -> Array:
+        """Of all experts, `[T, E]` in float32."""
         weight = self.weight[...]
         logits_TE = contract(x_TD.astype(weight.dtype), weight, 1, jnp.float32)
-        logits_TE = logits_TE if self.bias is None else logits_TE + self.bias[...]
-        score_TE = routing.score(logits_TE)
-        rank_TE = score_TE if self.correction is None else score_TE + self.correction[...]
-        rank_TE = rank_TE if routing.limit is None else routing.limit(rank_TE)
-        rank_TK, expert_TK = lax.top_k(rank_TE, routing.choices)
-        chosen_TK = (
-            rank_TK if self.correction is None else jnp.take_along_axis(score_TE, expert_TK, axis=1)
-        )
-        return expert_TK, routing.weigh(chosen_TK) * routing.scale
+        return logits_TE if self.bias is None else logits_TE + self.bias[...]
 
     def rules(self, *names: str) -> Iterator[Rule]:
         """`names` are full names of checkpoint tensors: of the weight, the bias and the correction,
