@@ -33,9 +33,12 @@ class Emulated:
     def __init__(self) -> None:
         lane = jnp.arange(LANES, dtype=jnp.int32)
         self.warp, self.g, self.c = lane // 32, lane // 4 % 8, lane % 4
-        self.lane = lane % 32
         self.stored: list[tuple[Array, Array, list[Array]]] = []
         self.numbers: list[tuple[Array, Array]] = []
+
+    @property
+    def lane(self) -> Array:
+        return 4 * self.g + self.c
 
     def constant(self, value: float) -> Array:
         return jnp.full((LANES,), value, jnp.float32 if isinstance(value, float) else jnp.int32)
@@ -48,8 +51,8 @@ class Emulated:
     times = fmul = staticmethod(operator.mul)
     imax, imin = staticmethod(jnp.maximum), staticmethod(jnp.minimum)
     left, right = staticmethod(operator.lshift), staticmethod(operator.rshift)
-    band, bor = staticmethod(operator.and_), staticmethod(operator.or_)
-    flip, ones = staticmethod(operator.xor), staticmethod(lax.population_count)
+    band, flip = staticmethod(operator.and_), staticmethod(operator.xor)
+    ones = staticmethod(lax.population_count)
     below, both = staticmethod(operator.lt), staticmethod(operator.and_)
     equal = staticmethod(operator.eq)
     select, fmax = staticmethod(jnp.where), staticmethod(jnp.fmax)

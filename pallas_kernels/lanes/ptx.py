@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import struct
 from collections.abc import Callable, Collection
 from typing import Any
@@ -36,7 +37,6 @@ class Ptx:
             for i in range(inputs)
         ]
         lane = self._make("mov.u32", "%tid.x")
-        self.lane = self._make("and.b32", lane, 31)
         self.g = self._make("bfe.u32", lane, 2, 3)
         self.c = self._make("and.b32", lane, 3)
         self.warp = self._make("bfe.u32", lane, 5, 2)
@@ -47,10 +47,16 @@ class Ptx:
         registers = [
             f".reg .b32 r<{self._count + 1}>;",
             f".reg .b16 h<{2 * self._count + 2}>;",
-            f".reg .b64 q<{self._count + 1}>;",
             f".reg .pred p<{self._count + 1}>;",
         ]
+        if any(name.startswith("q") for name in self.inputs):
+            registers.append(f".reg .b64 q<{self._count + 1}>;")
         return "\n".join(["{", *registers, *self._lines, *moves, "}"])
+
+    @functools.cached_property
+    def lane(self) -> str:
+        """The lane's number in its warp."""
+        return self.add(self.times(self.g, 4), self.c)
 
     def _name(self) -> int:
         self._count += 1
@@ -78,7 +84,6 @@ class Ptx:
     left = _instruction("shl.b32")
     right = _instruction("shr.s32")  # keeps the sign
     band = _instruction("and.b32")
-    bor = _instruction("or.b32")
     flip = _instruction("xor.b32")
     ones = _instruction("popc.b32")
     # Some bits of a number that is not negative: the first, and how many

@@ -63,10 +63,24 @@ def route(
     `interpret` is a `plgpu.InterpretGPUParams` for machines without a GPU.
     """
     check(logit_TE, rule)
-    (T, E), K = logit_TE.shape, rule.choices
-    shared = T <= MOST_SHARED
+    T, E = logit_TE.shape
+    spec = spec_of(T, E, rule, interpret)
+    given = (logit_TE,) if correction_E is None else (logit_TE, correction_E)
+    if T == 1:
+        expert_K, weight_K = _choose(spec, given)
+        return share_tokens(expert_K[None], E), weight_K[None]
+    expert_W, rows_W, used, place, *token_P, weight = _group(spec, given)
+    groups = Groups(
+        expert_W, rows_W, used, token_P[0] if token_P else None, place.reshape(T, spec.K)
+    )
+    return groups, weight.reshape(T, spec.K)
+
+
+def spec_of(T: int, E: int, rule: Rule, interpret: Any = None) -> Spec:
+    """The kernel's parameters for logits `[T, E]`; groups are those of `grouped_matmul.group`."""
+    K, shared = rule.choices, T <= MOST_SHARED
     tile = shared_tile(T) if shared else tile_for(T, K, E)
-    spec = Spec(
+    return Spec(
         T=T,
         E=E,
         K=K,
@@ -77,13 +91,6 @@ def route(
         scale=float(rule.scale),
         interpret=interpret,
     )
-    given = (logit_TE,) if correction_E is None else (logit_TE, correction_E)
-    if T == 1:
-        expert_K, weight_K = _choose(spec, given)
-        return share_tokens(expert_K[None], E), weight_K[None]
-    expert_W, rows_W, used, place, *token_P, weight = _group(spec, given)
-    groups = Groups(expert_W, rows_W, used, *(token_P or [None]), place.reshape(T, K))
-    return groups, weight.reshape(T, K)
 
 
 def _choose(spec: Spec, given: tuple[Array, ...]) -> tuple[Array, ...]:
@@ -103,7 +110,7 @@ def _group(spec: Spec, given: tuple[Array, ...]) -> tuple[Array, ...]:
 
     def route_tokens(*refs: Any, chosen: Any, bits: Any, begin: Any, done: Any) -> None:
         scores = refs[: len(given)]
-        expert_W, rows_W, used, place_TK, *token_P, weight_TK = refs[len(given) :]
+        expert_W, rows_W, used, rows, *token_P, weights = refs[len(given) :]
         wg = lax.axis_index("wg")
         pl.when(wg == 0)(lambda: _do(spec, lanes.clear, bits, *token_P))
 
@@ -119,7 +126,7 @@ def _group(spec: Spec, given: tuple[Array, ...]) -> tuple[Array, ...]:
         def _() -> None:
             _do(spec, lanes.mark, chosen, bits)
             _do(spec, lanes.lay_out, bits, begin, expert_W, rows_W, used)
-            _do(spec, lanes.place, chosen, bits, begin, place_TK, weight_TK, *token_P)
+            _do(spec, lanes.place, chosen, bits, begin, rows, weights, *token_P)
 
     words = spec.E * spec.words
     scratch = {
@@ -128,8 +135,8 @@ def _group(spec: Spec, given: tuple[Array, ...]) -> tuple[Array, ...]:
         "begin": plgpu.SMEM((words,), jnp.int32),
         "done": plgpu.Barrier(num_arrivals=warpgroups),
     }
-    tiles, rows = (spec.tiles,), [] if spec.shared else [(spec.rows,)]
-    shapes = [tiles, tiles, (1,), (spec.T * spec.K,), *rows]
+    shapes = [(spec.tiles,), (spec.tiles,), (1,), (spec.T * spec.K,)]
+    shapes += [] if spec.shared else [(spec.rows,)]
     return _launch(spec, route_tokens, given, shapes, scratch, warpgroups)
 
 

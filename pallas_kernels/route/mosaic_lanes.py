@@ -201,8 +201,8 @@ def place(
     chosen: Any,
     bits: Any,
     begin: Any,
-    place_TK: Any,
-    weight_TK: Any,
+    rows: Any,
+    weights: Any,
     *token_P: Any,
 ) -> None:
     """Gives each choice its row: tokens of an expert keep their order. Where tiles are shared, a
@@ -213,8 +213,8 @@ def place(
         lower = m.subtract(m.left(m.constant(1), m.band(t, 31)), 1)  # bits of earlier tokens
         ahead = t if spec.shared else m.ones(m.band(m.word(bits, at), lower))
         row = m.add(m.word(begin, at), ahead)
-        m.put_word(place_TK, pair, row, there)
-        m.put_word(weight_TK, pair, m.as_float(m.word(chosen, _register(m, t, k, 1))), there)
+        m.put_word(rows, pair, row, there)
+        m.put_word(weights, pair, m.as_float(m.word(chosen, _register(m, t, k, 1))), there)
         for token in token_P:
             m.put_word(token, row, t, there)
 

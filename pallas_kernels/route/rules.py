@@ -71,8 +71,11 @@ class Rule:
     limit: GroupLimit | None = None
 
     def choose(self, logit_TE: Array, correction_E: Array | None = None) -> tuple[Array, Array]:
-        """Experts (int32) and weights (float32) of each token, both `[T, K]`; of equal experts those
-        of lower number. The correction is added to scores to choose, and no weight sees it."""
+        """Experts (int32) and weights (float32) of each token, both `[T, K]`.
+
+        Of equal experts those of lower number are chosen. The correction is added to scores to
+        choose, and no weight sees it.
+        """
         score_TE = self.score(logit_TE)
         rank_TE = score_TE if correction_E is None else score_TE + correction_E
         rank_TE = rank_TE if self.limit is None else self.limit(rank_TE)

@@ -23,6 +23,7 @@ from pallas_kernels.paged_decode import cases as decode_cases
 from pallas_kernels.paged_decode import decode_attention
 from pallas_kernels.paged_extend import cases as extend_cases
 from pallas_kernels.paged_extend import extend_attention
+from pallas_kernels.route import Rule, route
 from tests.array_shapes import checked
 
 low = functools.partial(jax.ShapeDtypeStruct, dtype=jnp.bfloat16)
@@ -63,6 +64,15 @@ def test_a_routed_feed_forward(backend: str) -> None:
     seen = traced(functools.partial(routed, backend), *arrays, *chosen)
     names = {"expert_TK", "chosen_TKE", "place_TK", "token_P", "x_PI", "w_EOI", "y_PD"}
     assert names <= seen.keys()
+
+
+@pytest.mark.parametrize("tokens", [1, 3, 20])
+@pytest.mark.parametrize("backend", ["reference", "mosaic_gpu"])
+def test_routing(backend: str, tokens: int) -> None:
+    logit, correction = (jax.ShapeDtypeStruct(size, jnp.float32) for size in ((tokens, 32), (32,)))
+    run = functools.partial(route, rule=Rule(4), backend=backend)
+    seen = traced(run, logit, correction)
+    assert {"logit_TE", "correction_E"} <= seen.keys()
 
 
 @pytest.mark.parametrize("backend", ["reference", "mosaic_gpu"])

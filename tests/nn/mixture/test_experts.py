@@ -43,7 +43,7 @@ def test_a_mixture_is_the_weighted_sum_of_a_tokens_experts(
     module = MixtureMLP(router, experts, parts[shared])
     x = jax.random.normal(jax.random.key(0), (TOKENS, WIDTH)) * 20
     context = DenseContext()
-    expert_TK, weight_TK = router(x)
+    expert_TK, weight_TK = router.routing.choose(router.logits(x))
     act = ACTIVATIONS[activation]
     wanted = []
     for t in range(TOKENS):

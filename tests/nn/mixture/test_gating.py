@@ -13,6 +13,7 @@ from flax import nnx
 from jaxllm.nn.contexts.dense import DenseContext
 from jaxllm.nn.linear import Init
 from jaxllm.nn.mixture.experts import ExpertMaps, Experts
+from pallas_kernels.grouped_matmul import group
 
 EXPERTS, CHOICES, WIDTH, INNER = 6, 3, 5, 4
 
@@ -68,6 +69,11 @@ def choices(tokens: int, law: str) -> tuple[np.ndarray, np.ndarray]:
     return expert.astype(np.int32), rng.uniform(0.1, 2.0, (tokens, CHOICES)).astype(np.float32)
 
 
+def routed(module: Experts, x: jax.Array, expert: np.ndarray, weight: np.ndarray) -> jax.Array:
+    groups = group(jnp.asarray(expert), EXPERTS)
+    return module(x, groups, jnp.asarray(weight), DenseContext())
+
+
 @pytest.mark.parametrize("law", ["spread", "all alike"])
 @pytest.mark.parametrize("bias", [False, True])
 @pytest.mark.parametrize("gating", [clamped, tanh])
@@ -77,7 +83,7 @@ def test_experts_are_what_each_of_them_computes(
     module, tokens = experts(gating, bias), 19
     expert, weight = choices(tokens, law)
     x = np.random.default_rng(1).normal(size=(tokens, WIDTH)).astype(np.float32)
-    found = module(jnp.asarray(x), jnp.asarray(expert), jnp.asarray(weight), DenseContext())
+    found = routed(module, jnp.asarray(x), expert, weight)
     np.testing.assert_allclose(found, expected(module, x, expert, weight), rtol=1e-4, atol=1e-4)
 
 
@@ -85,10 +91,10 @@ def test_a_token_alone_gets_what_it_gets_among_others() -> None:
     module, tokens = experts(clamped, True), 19
     expert, weight = choices(tokens, "spread")
     x = jnp.asarray(np.random.default_rng(1).normal(size=(tokens, WIDTH)), jnp.float32)
-    together = module(x, jnp.asarray(expert), jnp.asarray(weight), DenseContext())
+    together = routed(module, x, expert, weight)
     for t in (0, 7, 18):
         own = slice(t, t + 1)
-        alone = module(x[own], jnp.asarray(expert[own]), jnp.asarray(weight[own]), DenseContext())
+        alone = routed(module, x[own], expert[own], weight[own])
         np.testing.assert_allclose(alone, together[own], rtol=1e-5, atol=1e-5)
 
 
