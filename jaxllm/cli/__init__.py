@@ -96,6 +96,8 @@ def bench(argv: list[str]) -> int:
     """`bench NAME …` is `python -m benchmarks.NAME …`; the benchmarks live in the repository, not
     in the wheel."""
     sys.path.insert(0, "")
+    if argv[:1] == ["serve"]:  # vLLM's name of it
+        argv = ["serving", *argv[1:]]
     name = f"benchmarks.{argv[0]}" if argv and not argv[0].startswith("-") else "benchmarks"
     if importlib.util.find_spec("benchmarks") is None or importlib.util.find_spec(name) is None:
         print(

@@ -38,7 +38,7 @@ def start(argv: list[str], command: tuple[str, ...] | None) -> int:
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
     models = parse_models(argv, os.environ)
     options = models[0]
-    configure(options.log_level, options.log_format)
+    configure(options.log_level, options.log_format, options.access_log)
     if options.hf_token is not None:
         os.environ["HF_TOKEN"] = options.hf_token
     try:

@@ -6,10 +6,12 @@ import logging
 import sys
 from contextvars import ContextVar
 from datetime import UTC, datetime
+from typing import Any
 
 import orjson
 
 FORMATS = ("text", "json")
+ACCESS = "jaxllm.access"  # logger of requests
 TEXT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 
 # Of the request that the running task answers; "" outside of requests
@@ -18,11 +20,11 @@ request_id: ContextVar[str] = ContextVar("request_id", default="")
 
 class JsonFormatter(logging.Formatter):
     """A record as one line of JSON: time, level, logger, message, and where they are known
-    request_id and exception."""
+    request_id, exception, and the record's own `fields`."""
 
     def format(self, record: logging.LogRecord) -> str:
         """logging's hook."""
-        entry = {
+        entry: dict[str, Any] = {
             "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
             "level": record.levelname.lower(),
             "logger": record.name,
@@ -30,18 +32,27 @@ class JsonFormatter(logging.Formatter):
         }
         if id := request_id.get():
             entry["request_id"] = id
+        entry |= getattr(record, "fields", {})
         if record.exc_info:
             entry["exception"] = self.formatException(record.exc_info)
-        return orjson.dumps(
-            {name: text.encode("utf-8", "replace").decode() for name, text in entry.items()}
-        ).decode()
+        return orjson.dumps({name: _clean(value) for name, value in entry.items()}).decode()
 
 
-def configure(level: str, format: str) -> None:
-    """Send every log line to stderr in one of FORMATS, from `level` on."""
+def _clean(value: Any) -> Any:
+    """Text that UTF-8 can hold."""
+    return value.encode("utf-8", "replace").decode() if isinstance(value, str) else value
+
+
+def configure(level: str, format: str, access: bool = False) -> None:
+    """Send every log line to stderr in one of FORMATS, from `level` on, and with `access` a line
+    for each request."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(JsonFormatter() if format == "json" else logging.Formatter(TEXT))
     logging.basicConfig(level=level.upper(), handlers=[handler])
     logging.captureWarnings(format == "json")
     for name in ("asyncio", "uvicorn"):
         logging.getLogger(name).setLevel(logging.WARNING)
+    if access or level == "debug":
+        logging.getLogger(ACCESS).setLevel(logging.INFO)
+    else:
+        logging.getLogger(ACCESS).setLevel(logging.WARNING)

@@ -5,6 +5,7 @@ Needs the extra `otel`. Spans hold sizes, times and options, never text.
 
 from __future__ import annotations
 
+import functools
 import time
 from collections.abc import Sequence
 from typing import Any
@@ -40,20 +41,29 @@ class Tracing:
                 f"such as http://localhost:4318{PATH}"
             )
         try:
-            from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
-            from opentelemetry.sdk.resources import Resource
-            from opentelemetry.sdk.trace import TracerProvider
-            from opentelemetry.sdk.trace.export import BatchSpanProcessor
+            import opentelemetry.exporter.otlp.proto.http
+            import opentelemetry.sdk.trace  # noqa: F401
         except ImportError:
             raise ConfigError(
                 "--otlp-traces-endpoint needs OpenTelemetry: pip install 'jaxllm[otel]'"
             ) from None
+        self._endpoint = endpoint if url.path.strip("/") else endpoint.rstrip("/") + PATH
+
+    @functools.cached_property
+    def _provider(self) -> Any:
+        """Made when spans are, with a thread that sends them."""
+        from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+        from opentelemetry.sdk.resources import Resource
+        from opentelemetry.sdk.trace import TracerProvider
+        from opentelemetry.sdk.trace.export import BatchSpanProcessor
+
         resource = Resource.create({"service.version": jaxllm.__version__})
         if str(resource.attributes.get("service.name", "")).startswith("unknown_service"):
             resource = resource.merge(Resource({"service.name": "jaxllm"}))
-        target = endpoint if url.path.strip("/") else endpoint.rstrip("/") + PATH
-        self._provider = TracerProvider(resource=resource, shutdown_on_exit=False)
-        self._provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter(endpoint=target)))
+        provider = TracerProvider(resource=resource, shutdown_on_exit=False)
+        exporter = OTLPSpanExporter(endpoint=self._endpoint)
+        provider.add_span_processor(BatchSpanProcessor(exporter))
+        return provider
 
     def observer(self, after: Observer, model: str) -> Observer:
         """An observer that makes spans, and passes everything on to another."""

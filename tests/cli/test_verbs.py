@@ -53,6 +53,13 @@ def test_serve_passes_its_model_to_the_server(given, passed, monkeypatch):
     assert seen == [passed]
 
 
+def test_bench_serve_is_the_benchmark_of_a_server(repo, capsys):
+    with pytest.raises(SystemExit) as exit:
+        cli.main(["bench", "serve", "--help"])
+    assert exit.value.code == 0
+    assert "--request-rate" in capsys.readouterr().out
+
+
 def test_bench_outside_a_checkout_says_where_to_run_it(tmp_path):
     done = subprocess.run(
         [

@@ -12,7 +12,7 @@ import pytest
 from jaxllm.engine.startup.report import LogReport
 from jaxllm.server.logs import JsonFormatter
 from jaxllm.tokenizer import Tokenizer
-from tests.server.harness import Running, with_settings
+from tests.server.harness import Open, Running, with_settings
 
 
 def lines_of(process: Any) -> list[dict[str, Any]]:
@@ -21,15 +21,29 @@ def lines_of(process: Any) -> list[dict[str, Any]]:
 
 
 def test_every_line_of_a_server_is_an_object_of_json(launch: Any) -> None:
-    server = launch("--log-format", "json", "--enable-reasoning", "--api-key", "hush")
-    server.says("serving m on")
+    flags = ("--log-format", "json", "--access-log", "--log-stats-interval", "0.05")
+    server = launch(*flags, "--enable-reasoning", "--admin-key", "hush").up()
+    odd = b"GET /a%0Aline HTTP/1.1\r\nhost: a\r\nx-request-id: mine\r\n\r\n"
+    with Open(server.port, odd) as connection:
+        assert connection.answer().status == 404
+    with server.begin() as connection:
+        assert connection.answer().status == 200
+    server.get("/health")
+    server.says("generation ")
     server.process.terminate()
     assert server.ended() == 0
     lines = lines_of(server)
-    assert {"time", "level", "logger", "message"} == {name for line in lines for name in line}
+    assert all({"time", "level", "logger", "message"} <= set(line) for line in lines)
+    access = [line for line in lines if line["logger"] == "jaxllm.access"]
+    assert [(line["method"], line["path"], line["status"]) for line in access] == [
+        ("GET", "/a%0Aline", 404),
+        ("POST", "/v1/completions", 200),
+    ]
+    assert access[0]["request_id"] == "mine"
+    assert access[0]["message"].startswith("mine GET /a%0Aline 404 ")
     assert "hush" not in server.log
     messages = [line["message"] for line in lines]
-    assert any("api-key=*** (command line)" in message for message in messages)
+    assert any("admin-key=*** (command line)" in message for message in messages)
     assert {line["level"] for line in lines if "--enable-reasoning" in line["message"]} >= {
         "warning"
     }

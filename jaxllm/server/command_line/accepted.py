@@ -58,7 +58,7 @@ PRECOMPILED = "every shape is compiled at start (--enforce-eager compiles on fir
 NO_LORA = "adapters are not supported yet"
 NO_DRAFTS = "speculative decoding is not supported yet"
 ONE_HOST = "one host runs a model; --tensor-parallel-size splits it over its devices"
-NO_ACCESS_LOG = "requests are logged at --log-level debug alone"
+NO_ACCESS_LOG = "requests are logged with --access-log alone, and probes never"
 NO_MEDIA = "models take text alone"
 
 ACCEPTED: dict[str, Accepted] = {
@@ -88,7 +88,6 @@ ACCEPTED: dict[str, Accepted] = {
     "max-num-partial-prefills": Accepted(ANY, "--max-stall-ms bounds chunks"),
     "max-long-partial-prefills": Accepted(ANY, "--max-stall-ms bounds chunks"),
     "max-num-active-seqs": refused("--max-num-seqs"),
-    "max-num-queued-tokens": refused("--max-num-queued-reqs"),
     "watermark": value("admission forecasts what running requests will need", "0", "0.0"),
     "stream-interval": value("a stream gets every token as it is made", "1"),
     "scheduler-delay-factor": value("--max-stall-ms bounds waiting", "0", "0.0"),

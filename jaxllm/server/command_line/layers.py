@@ -21,6 +21,7 @@ PREFIX = "JAXLLM_"
 VLLM_VARIABLES = {
     "VLLM_API_KEY": "api_key",
     "VLLM_LOGGING_LEVEL": "log_level",
+    "VLLM_LOG_STATS_INTERVAL": "log_stats_interval",
     "VLLM_BATCH_INVARIANT": "batch_invariant",
 }
 # Kubernetes sets these for a service that is named jaxllm

@@ -34,6 +34,8 @@ class Options:
 
     Attributes:
         given: the options that are not defaults and where they come from, without secrets.
+        stats_seconds: between log lines of throughput; 0: there are none.
+        max_queued_tokens: see `EngineClient`.
         tls: certificates; None: plain HTTP.
         tls_refresh: whether new certificates are used when their files change.
         tracing: where spans of requests go, if anywhere.
@@ -50,7 +52,9 @@ class Options:
     visible_devices: str | None
     log_level: str
     log_format: str
-    log_stats: bool
+    stats_seconds: float
+    access_log: bool
+    max_queued_tokens: int | None
     chat_template: str | None
     generation_config: str
     override_generation_config: dict[str, Any]
@@ -110,6 +114,7 @@ def _check_values(args: argparse.Namespace) -> None:
         "shutdown_timeout": 0,
         "stall_timeout": 1,
         "max_engine_restarts": 0,
+        "log_stats_interval": 0,
     }.items():
         if not least <= getattr(args, name) < math.inf:
             raise ConfigError(
@@ -120,6 +125,10 @@ def _check_values(args: argparse.Namespace) -> None:
         raise ConfigError("--served-model-name must not be empty")
     if any(not key for key in (*(args.api_key or ()), *(args.admin_key or ()))):
         raise ConfigError("--api-key and --admin-key must not be empty")
+    if args.max_num_queued_tokens is not None and args.max_num_queued_tokens < 1:
+        raise ConfigError(
+            f"--max-num-queued-tokens must be at least 1, got {args.max_num_queued_tokens}"
+        )
     for name in NEUTRAL_ARGUMENTS.keys() - OWN_FLAGS:
         _check_neutral_flag(name, getattr(args, name))
     try:
@@ -173,7 +182,9 @@ def _options(given: Given) -> Options:
         visible_devices=args.visible_devices,
         log_level=args.log_level,
         log_format=args.log_format,
-        log_stats=not args.disable_log_stats,
+        stats_seconds=0 if args.disable_log_stats else args.log_stats_interval,
+        access_log=args.access_log,
+        max_queued_tokens=args.max_num_queued_tokens,
         chat_template=args.chat_template,
         generation_config=args.generation_config,
         override_generation_config=checked_override(args.override_generation_config),

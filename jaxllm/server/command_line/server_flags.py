@@ -99,6 +99,12 @@ SERVER_FLAGS: dict[str, dict[tuple[str, ...], dict[str, Any]]] = {
             "default": 32 << 20,
             "help": "largest request body in bytes; larger ones get 413",
         },
+        ("--max-num-queued-tokens",): {
+            "type": integer,
+            "default": None,
+            "help": "tokens of prompts that wait for their first output, at most; further "
+            "requests get 503",
+        },
         ("--shutdown-timeout",): {
             "type": float,
             "default": 30.0,
@@ -264,7 +270,16 @@ SERVER_FLAGS: dict[str, dict[tuple[str, ...], dict[str, Any]]] = {
         },
         ("--disable-log-stats",): {
             "action": "store_true",
-            "help": "do not log throughput every ten seconds",
+            "help": "do not log throughput",
+        },
+        ("--log-stats-interval",): {
+            "type": real,
+            "default": 10.0,
+            "help": "seconds between lines of throughput, which are logged while there is work",
+        },
+        ("--access-log",): {
+            "action": "store_true",
+            "help": "log method, path, status and seconds of each request but probes",
         },
     },
 }

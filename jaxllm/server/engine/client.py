@@ -52,6 +52,8 @@ class EngineClient:
         last_message: time.monotonic of the latest message.
         choices: choices in flight, including those not yet sent to the engine.
         restarting: whether another engine process is being started.
+        waiting_tokens: tokens of prompts without a first output.
+        max_queued_tokens: of those, beyond which requests are refused; None: no limit.
     """
 
     def __init__(
@@ -75,6 +77,8 @@ class EngineClient:
         self.last_message = time.monotonic()
         self._reads = 0  # of the engine's socket
         self.choices = 0
+        self.waiting_tokens = 0
+        self.max_queued_tokens: int | None = None
         self.restarting = False
 
     async def connect(self, sock: socket.socket, process_id: int | None = None) -> None:
@@ -124,11 +128,13 @@ class EngineClient:
     def submit(self, requests: Sequence[GenerateRequest | PoolingRequest]) -> Stream:
         """Take all prompts of one HTTP request, or none. Raises ApiError when the queue is full or
         no engine runs."""
-        self.check_capacity(sum(request.params.samples for request in requests))
+        tokens = [len(request.prompt_token_ids) for request in requests]
+        self.check_capacity(sum(request.params.samples for request in requests), sum(tokens))
         stream = Stream(self.abort)
         now = time.monotonic()
         for number, request in enumerate(requests):
-            entry = InFlight(request, stream, number, request.params.n, now)
+            entry = InFlight(request, stream, number, request.params.n, now, tokens[number])
+            self.waiting_tokens += entry.waiting_tokens
             self._in_flight[request.id] = entry
             stream.ids.add(request.id)
             self.choices += entry.engine_choices
@@ -137,14 +143,21 @@ class EngineClient:
         self._send_waiting()
         return stream
 
-    def check_capacity(self, choices: int) -> None:
-        """Raise ApiError unless so many more choices fit: nothing is in flight, or all together
-        stay within `capacity`."""
+    def check_capacity(self, choices: int, tokens: int = 0) -> None:
+        """Raise ApiError unless so many more choices and tokens of prompts fit: nothing is in
+        flight, or all together stay within `capacity` and `max_queued_tokens`."""
         self._check_alive()
         if self.choices and self.choices + choices > self.capacity:
             raise overloaded(
                 f"the queue is full ({self.choices} of {self.capacity} choices in flight, "
                 f"{choices} more asked for); try again later",
+                "queue_full",
+            )
+        limit, waiting = self.max_queued_tokens, self.waiting_tokens
+        if limit is not None and waiting and waiting + tokens > limit:
+            raise overloaded(
+                f"the queue is full ({waiting} of {limit} tokens of prompts wait, {tokens} more "
+                "came); try again later",
                 "queue_full",
             )
 
@@ -260,6 +273,8 @@ class EngineClient:
         entry = self._in_flight.get(delta.id)
         if entry is None:  # aborted meanwhile
             return
+        if entry.waiting_tokens:
+            self._begun(entry)
         self.observer.delta(entry, delta, self.last_message)
         if delta.finish_reason is not None:
             entry.open_choices -= 1
@@ -296,9 +311,15 @@ class EngineClient:
     def _forget(self, id: str) -> InFlight:
         entry = self._in_flight.pop(id)
         entry.stream.ids.discard(id)
+        self._begun(entry)
         self.choices -= entry.engine_choices
         self._choices_sent -= entry.engine_choices if entry.sent else 0
         return entry
+
+    def _begun(self, entry: InFlight) -> None:
+        """Its prompt waits no longer."""
+        self.waiting_tokens -= entry.waiting_tokens
+        entry.waiting_tokens = 0
 
     def _lost(self) -> None:
         """The engine process is gone, and with it every request and every counter."""

@@ -41,6 +41,7 @@ class InFlight:
     Attributes:
         open_choices: choices without a finish reason.
         submitted: time.monotonic of the HTTP request.
+        waiting_tokens: of its prompt, until there is a first output.
         sent: whether the engine process has it.
         last_delta: time.monotonic of each choice's latest delta.
         tokens: tokens of each choice so far.
@@ -52,6 +53,7 @@ class InFlight:
     prompt: int
     open_choices: int
     submitted: float
+    waiting_tokens: int = 0
     sent: bool = False
     last_delta: dict[int, float] = field(default_factory=dict)
     tokens: dict[int, int] = field(default_factory=dict)

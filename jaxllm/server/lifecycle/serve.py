@@ -74,7 +74,11 @@ async def _serve(
     gc.freeze()
     listen(sock)
     serving = asyncio.ensure_future(server.serve(sockets=[sock]))
-    beside = [asyncio.ensure_future(model.log_stats()) for model in models if options.log_stats]
+    beside = [
+        asyncio.ensure_future(model.log_stats(options.stats_seconds))
+        for model in models
+        if options.stats_seconds
+    ]
     if options.tls is not None and options.tls_refresh:
         beside.append(asyncio.ensure_future(options.tls.watch()))
     announce(options, [name for state in states for name in state.settings.served], sock)

@@ -26,8 +26,6 @@ from jaxllm.server.parsing.formats import format_name
 from jaxllm.server.state import ServerState
 from jaxllm.tokenizer import Tokenizer
 
-STATS_SECONDS = 10.0  # between log lines of throughput
-
 logger = logging.getLogger("jaxllm.server")
 
 
@@ -50,6 +48,7 @@ class ServedModel:
             dataclasses.replace(options.config, model=str(model_dir)),
             on_phase=lambda phase: logger.debug("%s took %.2f s", phase.name, phase.seconds),
         )
+        self.client.max_queued_tokens = options.max_queued_tokens
         if options.visible_devices is not None:
             command = ("env", f"CUDA_VISIBLE_DEVICES={options.visible_devices}", *command)
         self._supervisor = EngineSupervisor(self.client, command, options.max_engine_restarts)
@@ -118,24 +117,24 @@ class ServedModel:
         """End the engine process; with `now`, or when it is dead, without asking it."""
         await self._supervisor.stop(now=now or not self.client.alive)
 
-    async def log_stats(self) -> None:
-        """Log throughput while there is work. Runs until cancelled."""
+    async def log_stats(self, seconds: float) -> None:
+        """Log throughput while there is work, every so many seconds. Runs until cancelled."""
         before = self.client.stats
         while True:
-            await asyncio.sleep(STATS_SECONDS)
+            await asyncio.sleep(seconds)
             now = self.client.stats
             if now.steps < before.steps:  # another engine process
                 before = EngineStats()
             if now.steps != before.steps or self.client.in_flight:
-                logger.info("%s: %s", self.name, progress(before, now))
+                logger.info("%s: %s", self.name, progress(before, now, seconds))
             before = now
 
 
-def progress(before: EngineStats, now: EngineStats) -> str:
-    """What an engine did between two snapshots that lie STATS_SECONDS apart."""
+def progress(before: EngineStats, now: EngineStats, seconds: float) -> str:
+    """What an engine did in the seconds between two snapshots."""
     hits, queries = now.prefix_hits - before.prefix_hits, now.prefix_queries - before.prefix_queries
-    prompt = (now.prompt_tokens - before.prompt_tokens) / STATS_SECONDS
-    generated = (now.generation_tokens - before.generation_tokens) / STATS_SECONDS
+    prompt = (now.prompt_tokens - before.prompt_tokens) / seconds
+    generated = (now.generation_tokens - before.generation_tokens) / seconds
     return (
         f"prompt {prompt:.1f} tokens/s, generation {generated:.1f} tokens/s, "
         f"running {now.running}, waiting {now.waiting}, KV usage {100 * now.kv_usage:.1f}%, "

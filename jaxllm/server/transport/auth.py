@@ -10,6 +10,7 @@ import secrets
 import time
 from collections.abc import Awaitable, Callable, Iterable
 from typing import Any
+from urllib.parse import quote
 
 from jaxllm.server import logs
 from jaxllm.server.errors import ApiError, shutting_down
@@ -19,10 +20,11 @@ OPEN_PATHS = frozenset({"/health", "/ready", "/version", "/ping", "/", "/docs", 
 OPEN_FOLDERS = ("/page/", "/docs/")  # files of pages; one asks for a key itself
 # Need an operator's key
 ADMIN_PATHS = frozenset({"/reset_prefix_cache", "/start_profile", "/stop_profile"})
+PROBES = frozenset({"/health", "/ready", "/ping", "/metrics", "/load"})  # not logged
 MAX_REQUEST_ID = 128
 ID_CHARS = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-_.:")
 
-logger = logging.getLogger("jaxllm.access")
+logger = logging.getLogger(logs.ACCESS)
 
 
 class AuthMiddleware:
@@ -70,14 +72,8 @@ class AuthMiddleware:
             await self._app(scope, receive, tagged)
         else:
             await self._refuse(refusal, scope, receive, tagged)
-        logger.debug(
-            "%s %s %s %d %.3f s",
-            request_id,
-            scope["method"],
-            path[:200],
-            status,
-            time.monotonic() - began,
-        )
+        if path not in PROBES and logger.isEnabledFor(logging.INFO):
+            log_access(scope["method"], path, status, time.monotonic() - began)
 
     def _refusal(
         self, scope: dict[str, Any], path: str, headers: list[tuple[bytes, bytes]]
@@ -105,6 +101,18 @@ class AuthMiddleware:
         if scope["method"] == "POST" and self._draining():
             return shutting_down()
         return None
+
+
+def log_access(method: str, path: str, status: int, seconds: float) -> None:
+    """A line about a request; the path is quoted as it came, so that it begins no other line."""
+    fields = {
+        "method": method[:20],
+        "path": quote(path[:200], safe="/:"),
+        "status": status,
+        "seconds": round(seconds, 6),
+    }
+    line = " ".join([logs.request_id.get(), *map(str, fields.values())])
+    logger.info("%s s", line, extra={"fields": fields})
 
 
 def is_open(path: str) -> bool:
