@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
+
 from jaxllm.gguf.metadata import Metadata
 from jaxllm.gguf.model import Model
 
@@ -58,7 +60,7 @@ def factors(model: Model, name: str) -> list[float] | None:
     tensor = model.tensors.get(name)
     if tensor is None:
         return None
-    numbers = tensor.read(tuple((0, size) for size in tensor.shape)).reshape(-1)
+    numbers = np.asarray(tensor.deferred()).reshape(-1)
     return [float(str(number)) for number in numbers]
 
 

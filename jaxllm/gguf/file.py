@@ -6,10 +6,11 @@ Every count and offset is checked against the file before anything of that size 
 
 from __future__ import annotations
 
+import functools
 import math
 import mmap
 import stat
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -65,29 +66,57 @@ class StoredTensor:
     data: memoryview
 
     def deferred(self) -> Deferred:
-        """Its numbers, computed where they are read."""
-        return Deferred(self.shape, self.read)
+        """Its numbers, computed where they are read: float32, or those of the file where its type
+        is plain. Reading raises ConfigError where one is infinite."""
+        return Deferred(self.shape, functools.partial(self._read, self.type.size, self._values))
 
-    def read(self, bounds: Bounds) -> np.ndarray:
-        """The numbers within `bounds`: float32, or those of the file where its type is plain.
+    def integers(self) -> Deferred:
+        """The numbers of its groups before they are scaled, of 8 bits."""
+        return Deferred(self.shape, functools.partial(self._read, self.type.size, self._integers))
 
-        Raises ConfigError where one is infinite or not a number.
-        """
-        size = self.type.size
+    def scales(self) -> Deferred:
+        """The scales of groups, float32 [..., G]. Reading raises ConfigError where one is
+        infinite."""
+        groups = self.shape[-1] // self.type.group
+        size = self.type.size // self.type.group
+        return Deferred(
+            (*self.shape[:-1], groups), functools.partial(self._read, size, self._scales)
+        )
+
+    def _read(
+        self, size: int, part: Callable[[np.ndarray], np.ndarray], bounds: Bounds
+    ) -> np.ndarray:
+        """What `part` makes of the blocks that `bounds` need; `size` entries of each."""
         blocks = np.frombuffer(self.data, self.type.layout)
-        rows = blocks.reshape(*self.shape[:-1], self.shape[-1] // size)
+        rows = blocks.reshape(*self.shape[:-1], self.shape[-1] // self.type.size)
         first, last = bounds[-1]
         begin, end = first // size, -(-last // size)
         own = rows[(*(slice(*each) for each in bounds[:-1]), slice(begin, end))]
-        if self.type.plain:
-            return own
+        found = part(own).reshape(*own.shape[:-1], own.shape[-1] * size)
+        return found[..., first - begin * size : last - begin * size]
+
+    def _values(self, blocks: np.ndarray) -> np.ndarray:
         with np.errstate(over="ignore", invalid="ignore"):
-            values = self.type.values(own).reshape(*own.shape[:-1], own.shape[-1] * size)
-        if not np.isfinite(values).all():
+            values = self.type.values(blocks)
+        if not self.type.plain:
+            self._check(values)
+        return values
+
+    def _integers(self, blocks: np.ndarray) -> np.ndarray:
+        assert self.type.groups is not None
+        return self.type.groups(blocks).numbers
+
+    def _scales(self, blocks: np.ndarray) -> np.ndarray:
+        assert self.type.groups is not None
+        scales = self.type.groups(blocks).scale
+        self._check(scales)
+        return scales
+
+    def _check(self, numbers: np.ndarray) -> None:
+        if not np.isfinite(numbers).all():
             raise ConfigError(
                 f"{self.name} has a scale that makes numbers infinite; {REMEDY} or convert it again"
             )
-        return values[..., first - begin * size : last - begin * size]
 
 
 @dataclass(frozen=True)
