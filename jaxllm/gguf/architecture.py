@@ -85,6 +85,12 @@ class Architecture:
     changes: Mapping[str, Change] = field(default_factory=dict)
     joins: tuple[Join, ...] = ()
 
+    def keeps(self, name: str) -> bool:
+        """Whether a matrix of the file is a matrix of the checkpoint, with its rows in some
+        order."""
+        joined = {part for join in self.joins for part in join.parts}
+        return _layer(name)[1] not in joined and name.endswith(".weight")
+
 
 def known() -> list[str]:
     """The architectures that run."""
@@ -109,13 +115,31 @@ def checkpoint_tensors(model: Model) -> dict[str, Deferred]:
     ConfigError for an unknown architecture."""
     own = architecture(model.metadata)
     left = {name: tensor.deferred() for name, tensor in model.tensors.items()}
-    found = dict(_joined(own.joins, left))
-    for name, tensor in left.items():
+    return dict(_joined(own.joins, left)) | _changed(own, left, model.metadata)
+
+
+def checkpoint_integers(model: Model) -> dict[str, tuple[Deferred, Deferred]]:
+    """Those of the tensors that are matrices of integers times scales of groups, as both. Raises
+    ConfigError for an unknown architecture."""
+    own = architecture(model.metadata)
+    fit = {name: each for name, each in model.tensors.items() if each.scaled and own.keeps(name)}
+    integers = {name: tensor.integers() for name, tensor in fit.items()}
+    scales = {name: tensor.scales() for name, tensor in fit.items()}
+    first, second = (_changed(own, each, model.metadata) for each in (integers, scales))
+    return {name: (first[name], second[name]) for name in first}
+
+
+def _changed(
+    own: Architecture, tensors: Mapping[str, Deferred], metadata: Metadata
+) -> dict[str, Deferred]:
+    """Tensors of a file as a checkpoint holds them."""
+    found: dict[str, Deferred] = {}
+    for name, tensor in tensors.items():
         layer, inner = _layer(name)
         stem, _, leaf = inner.rpartition(".")
         if stem in own.changes:
             with _fitting(name, tensor):
-                tensor = own.changes[stem](tensor, model.metadata)
+                tensor = own.changes[stem](tensor, metadata)
         found |= _named(own.names, name, (layer, inner, stem, leaf), tensor)
     return found
 

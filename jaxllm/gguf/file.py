@@ -65,6 +65,11 @@ class StoredTensor:
     shape: tuple[int, ...]
     data: memoryview
 
+    @property
+    def scaled(self) -> bool:
+        """Whether it is a matrix of integers times scales of groups."""
+        return len(self.shape) == 2 and not self.type.plain and not self.type.added
+
     def deferred(self) -> Deferred:
         """Its numbers, computed where they are read: float32, or those of the file where its type
         is plain. Reading raises ConfigError where one is infinite."""

@@ -9,8 +9,6 @@ from collections.abc import Callable, Container
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from jaxllm.quantisation import PackedPart, PackedTensor, Scheme, WeightFormat
 from jaxllm.tensors import Deferred
 from jaxllm.weights import sources
@@ -113,7 +111,7 @@ class Checkpoint:
         """The tensor as a read-only view of its file; a packed one is unpacked where it is read."""
         if (tensor := self._packed.get(name)) is None:
             return self._tensor(name)
-        arrays = [np.asarray(self._tensor(part.name)) for part in tensor.parts]
+        arrays: list[Any] = [self._tensor(part.name) for part in tensor.parts]
         return Deferred(tensor.shape, functools.partial(tensor.unpack, arrays))
 
     def _tensor(self, name: str) -> Tensor:

@@ -7,9 +7,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from jaxllm.gguf.architecture import checkpoint_tensors
+from jaxllm.gguf.architecture import checkpoint_integers, checkpoint_tensors
 from jaxllm.gguf.directory import model_file
-from jaxllm.gguf.model import open_model
+from jaxllm.gguf.model import Model, open_model
+from jaxllm.quantisation.schemes.gguf import INTEGERS, SCALES
 from jaxllm.tensors import Deferred
 from jaxllm.weights.stored import Entry, Found
 
@@ -20,18 +21,29 @@ class GgufTensors:
 
     Attributes:
         name: of the first file.
-        tensors: by their names in checkpoints.
+        entries: its tensors by their names in checkpoints.
+        tensors: the same, not yet read.
     """
 
     name: str
+    entries: Mapping[str, Entry]
     tensors: Mapping[str, Deferred]
-
-    @property
-    def entries(self) -> dict[str, Entry]:
-        return {name: Entry("F32", each.shape, 0, 0) for name, each in self.tensors.items()}
 
     def tensor(self, name: str) -> Deferred:
         return self.tensors[name]
+
+
+def _tensors(model: Model, name: str) -> GgufTensors:
+    """Matrices of integers times scales in these parts, all other tensors as plain numbers."""
+    tensors = checkpoint_tensors(model)
+    types = dict.fromkeys(tensors, "F32")
+    for whole, parts in checkpoint_integers(model).items():
+        owner = whole.removesuffix(".weight")
+        del tensors[whole], types[whole]
+        for suffix, part, kind in zip((INTEGERS, SCALES), parts, ("I8", "F32"), strict=True):
+            tensors[owner + suffix], types[owner + suffix] = part, kind
+    entries = {name: Entry(types[name], each.shape, 0, 0) for name, each in tensors.items()}
+    return GgufTensors(name, entries, tensors)
 
 
 def holds(directory: Path) -> bool:
@@ -45,4 +57,4 @@ def read(directory: Path) -> Found:
     path = model_file(directory)
     if path is None:
         return Found(problems=["no *.gguf file"], complete=False)
-    return Found([GgufTensors(path.name, checkpoint_tensors(open_model(path)))])
+    return Found([_tensors(open_model(path), path.name)])
