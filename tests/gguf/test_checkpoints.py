@@ -19,9 +19,11 @@ from jaxllm.gguf.architectures.gemma2 import score_width
 from jaxllm.gguf.directory import model_directory
 from jaxllm.gguf.metadata import Metadata
 from jaxllm.gguf.model import open_model
+from jaxllm.locate import locate
 from jaxllm.mesh import make_mesh
-from jaxllm.models import read_spec
+from jaxllm.models import ModelSpec, read_spec
 from jaxllm.models.config.read import family
+from jaxllm.quantisation import WeightFormat
 from tests.gguf.converted import converted
 from tests.gguf.writer import Q4_0, Q8_0, Stored, plain, quantised
 from tests.goldens.golden import HERE
@@ -105,25 +107,56 @@ def quantised_matrices(number: int) -> Callable[[str, np.ndarray], Stored]:
     return stored
 
 
+def parameters(spec: ModelSpec, directory: Path) -> list[np.ndarray]:
+    """The model's parameters."""
+    weights.check(directory, spec, make_mesh(1), "float32")
+    _, placed = weights.load(directory, spec, make_mesh(1), "float32")
+    return [np.asarray(each) for each in jax.tree.leaves(placed)]
+
+
 @pytest.mark.parametrize("number", [Q8_0, Q4_0])
 def test_a_quantised_file_is_placed_as_the_numbers_that_its_blocks_stand_for(
     number: int, tmp_path: Path
 ) -> None:
     path = converted("llama-gqa", "llama", tmp_path / "model.gguf", quantised_matrices(number))
     directory = model_directory(path, str(tmp_path))
-    spec, mesh = read_spec(directory), make_mesh(1)
+    spec = read_spec(directory)
     assert spec.scheme is not None
     assert ("Q8_0" if number == Q8_0 else "Q4_0") in spec.scheme.title
-    weights.check(directory, spec, mesh, "float32")
-    _, placed = weights.load(directory, spec, mesh, "float32")
-    numbers = {
-        name: np.asarray(each) for name, each in checkpoint_tensors(open_model(path)).items()
-    }
+    found = checkpoint_tensors(open_model(path))
+    numbers = {name: np.asarray(each) for name, each in found.items()}
     save_file(numbers, tmp_path / "model.safetensors")
     shutil.copy(HERE / "llama-gqa" / "config.json", tmp_path)
-    _, expected = weights.load(tmp_path, read_spec(tmp_path), mesh, "float32")
-    for mine, theirs in zip(jax.tree.leaves(placed), jax.tree.leaves(expected), strict=True):
+    expected = parameters(read_spec(tmp_path), tmp_path)
+    for mine, theirs in zip(parameters(spec, directory), expected, strict=True):
         np.testing.assert_array_equal(mine, theirs)
     golden = load_file(HERE / "llama-gqa" / "model.safetensors")
     error = {name: np.abs(numbers[name] - golden[name]).max() for name in golden}
     assert 0 < max(error.values()) < (0.01 if number == Q8_0 else 0.1)
+
+
+def leaves(spec: ModelSpec, directory: Path) -> dict[str, np.ndarray]:
+    """The model's parameters by their paths."""
+    _, state = weights.load(directory, spec, make_mesh(1), "float32")
+    found = jax.tree_util.tree_leaves_with_path(state)
+    return {jax.tree_util.keystr(path): np.asarray(each) for path, each in found}
+
+
+def test_blocks_of_integers_and_scales_stay_in_8_bits(tmp_path: Path) -> None:
+    demo = str(locate("demo"))
+    path = converted(demo, "qwen3", tmp_path / "model.gguf", quantised_matrices(Q8_0))
+    directory = model_directory(path, str(tmp_path))
+    plain_spec = read_spec(directory)
+    formats = weights.weight_formats(directory, plain_spec, None)
+    assert set(formats.values()) == {WeightFormat("int8", 32)}
+    spec = replace(plain_spec, formats=formats)
+    weights.check(directory, spec, make_mesh(1), "float32")
+    held, plain = leaves(spec, directory), leaves(plain_spec, directory)
+    names = [name for name in held if "values" in name]
+    assert len(names) == 4 * len(spec.layers)
+    for name in names:
+        scale = held[name.replace("values", "scale")]
+        spread = np.repeat(scale, held[name].shape[-1] // scale.shape[-1], axis=-1)
+        whole = plain[name.replace("['values']", "")]
+        assert held[name].dtype == np.int8
+        np.testing.assert_array_equal((held[name] * spread).reshape(whole.shape), whole)
