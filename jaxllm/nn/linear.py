@@ -48,7 +48,8 @@ class Linear(nnx.Module):
     def hold(self, kind: WeightFormat, shards: int, tensors: int) -> None:
         """Have an empty weight of this format, over `shards` tensor shards, in place of plain
         numbers; so many `tensors` of the checkpoint fill it."""
-        shape = Shape(self.out, self.inp, self.axes, self.order, shards, tensors)
+        dtype = self.weight.get_value().dtype
+        shape = Shape(self.out, self.inp, self.axes, self.order, shards, tensors, dtype)
         self.weight = held(kind, shape)
 
     def product(self, x: Array, context: RowContext) -> Array:

@@ -126,8 +126,9 @@ class Rule:
         parameter: its dotted path in the model.
         pieces: in the order of their `start`.
         others: pieces of the other forms in which checkpoints may hold the same parameter.
-        rounded: the pieces fill a plain weight of this shape, of which the parameters under the
-            path are made; None: they fill the parameter itself.
+        rounded: the pieces fill a plain weight of this shape, or the bytes of its rows where the
+            format is not `rounded`. The parameters under the path are made of it. None: they fill
+            the parameter itself.
     """
 
     parameter: str

@@ -11,7 +11,9 @@ from typing import Any
 import numpy as np
 
 from jaxllm.config import ConfigError
+from jaxllm.quantisation.int4_rows import row_bytes, rows_of
 from jaxllm.quantisation.scheme import Bounds, Header, PackedPart, PackedTensor
+from jaxllm.quantisation.weight_format import INT4, SYMMETRIC, ZEROS, WeightFormat
 
 I32, FLOATS = ("I32",), ("F16", "BF16", "F32")
 WORD = 32  # bits
@@ -45,21 +47,67 @@ class GroupedMatrix(PackedTensor):
     def zeros(self, arrays: Arrays, rows: slice) -> np.ndarray:
         """Zero points `[rows, G]`, int32."""
 
+    @property
+    def symmetric(self) -> bool:
+        """Whether all zero points are half of the range."""
+        return False
+
+    @property
+    def ordered(self) -> bool:
+        """Whether the settings say that groups follow each other."""
+        return True
+
     def groups(self, arrays: Arrays, columns: slice) -> np.ndarray:
         """The group of each column."""
         return np.arange(columns.start, columns.stop) // self.group
 
-    def unpack(self, arrays: Arrays, bounds: Bounds) -> np.ndarray:
-        rows, columns = (slice(*bound) for bound in bounds)
+    @property
+    def format(self) -> WeightFormat | None:
+        if self.bits != 4 or not self.ordered:
+            return None
+        group = self.group if self.group < self.shape[1] else None
+        return WeightFormat(INT4, group, form=SYMMETRIC if self.symmetric else ZEROS)
+
+    def leaves(self) -> tuple[PackedTensor, ...]:
+        assert self.format is not None
+        shape = (self.shape[0], row_bytes(self.format, self.shape[1]))
+        return (Int4Rows(f"{self.name}.rows", shape, self.parts, self),)
+
+    def checked_scales(self, arrays: Arrays, rows: slice) -> np.ndarray:
+        """Scales in float32. Raises ConfigError for one that is not finite."""
         scales = self.scales(arrays, rows).astype(np.float32)
         if not np.isfinite(scales).all():
             raise ConfigError(
                 f"{self.parts[1].name} has the scale {scales[~np.isfinite(scales)][0]}; scales are "
                 "finite: download or convert the checkpoint again"
             )
+        return scales
+
+    def unpack(self, arrays: Arrays, bounds: Bounds) -> np.ndarray:
+        rows, columns = (slice(*bound) for bound in bounds)
+        scales = self.checked_scales(arrays, rows)
         group = self.groups(arrays, columns)
         numbers = self.numbers(arrays, bounds) - self.zeros(arrays, rows)[:, group]
         return numbers.astype(np.float32) * scales[:, group]
+
+
+@dataclass(frozen=True)
+class Int4Rows(PackedTensor):
+    """A matrix of 4 bits as the bytes of its rows, see `int4_rows`."""
+
+    matrix: GroupedMatrix
+
+    def unpack(self, arrays: Arrays, bounds: Bounds) -> np.ndarray:
+        own, rows, columns = self.matrix, slice(*bounds[0]), slice(0, self.matrix.shape[1])
+        groups = own.groups(arrays, columns)
+        if not np.array_equal(groups, np.arange(columns.stop) // own.group):
+            raise ConfigError(
+                f"{self.parts[-1].name} has groups in another order than the settings say; "
+                "set desc_act to true in quantization_config"
+            )
+        numbers = own.numbers(arrays, (bounds[0], (0, columns.stop)))
+        zeros = None if own.symmetric else own.zeros(arrays, rows)
+        return rows_of(numbers, own.checked_scales(arrays, rows), zeros)[:, slice(*bounds[1])]
 
 
 @dataclass(frozen=True)

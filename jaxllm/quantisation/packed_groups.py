@@ -38,6 +38,14 @@ OPTIONAL = ("weight_zero_point", "weight_g_idx")
 class PackedMatrix(GroupedMatrix):
     """Parts: numbers, scales, the shape, then those of `OPTIONAL` that there are."""
 
+    @property
+    def symmetric(self) -> bool:
+        return not self._has(OPTIONAL[0])
+
+    @property
+    def ordered(self) -> bool:
+        return not self._has(OPTIONAL[1])
+
     def numbers(self, arrays: Arrays, bounds: Bounds) -> np.ndarray:
         rows, columns = bounds
         if tuple(arrays[2].tolist()) != self.shape:
@@ -62,6 +70,9 @@ class PackedMatrix(GroupedMatrix):
         if stored is None:
             return super().groups(arrays, columns)
         return checked_groups(self.parts[-1], stored[columns], arrays[1].shape[1])
+
+    def _has(self, leaf: str) -> bool:
+        return any(part.name.endswith(leaf) for part in self.parts)
 
     def _optional(self, arrays: Arrays, leaf: str) -> np.ndarray | None:
         found = (a for p, a in zip(self.parts, arrays, strict=True) if p.name.endswith(leaf))

@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
-FP8, INT8 = "fp8", "int8"
+FP8, INT8, INT4 = "fp8", "int8", "int4"
+SYMMETRIC, ZEROS, OFFSETS = "symmetric", "zeros", "offsets"
 
 
 @dataclass(frozen=True)
@@ -14,15 +15,18 @@ class WeightFormat:
     """Numbers of few bits and their scales.
 
     Attributes:
-        numbers: the type, FP8 (float8_e4m3fn) or INT8.
+        numbers: the type, FP8 (float8_e4m3fn), INT8 or INT4 (0 to 15, see
+            `pallas_kernels.int4_matmul`).
         group: columns of a row that share a scale; None: all of them.
         inputs: how inputs of the product are rounded, see `pallas_kernels.scaled_matmul`.
+        form: of INT4: SYMMETRIC, or groups have ZEROS (zero points) or OFFSETS (that are added).
         rounded: the checkpoint holds plain numbers, which are rounded while they are loaded.
     """
 
     numbers: str
     group: int | None = None
     inputs: str = "plain"
+    form: str = SYMMETRIC
     rounded: bool = False
 
     @property
@@ -35,7 +39,8 @@ class WeightFormat:
             "group": f"inputs with scales of tokens and {self.group} columns",
             "given": "inputs with the checkpoint's scale",
         }
-        return f"{self.numbers} with scales of {scales}, {inputs[self.inputs]}"
+        own = {SYMMETRIC: "scales", ZEROS: "scales and zero points", OFFSETS: "scales and offsets"}
+        return f"{self.numbers} with {own[self.form]} of {scales}, {inputs[self.inputs]}"
 
 
 # What `--quantization` makes of plain weights while they are loaded
@@ -45,5 +50,6 @@ ONLINE: Mapping[str, WeightFormat] = MappingProxyType(
         "fp8_w8a16": WeightFormat(FP8, rounded=True),
         "int8": WeightFormat(INT8, inputs="token", rounded=True),
         "int8_w8a16": WeightFormat(INT8, rounded=True),
+        "int4": WeightFormat(INT4, 128, form=ZEROS, rounded=True),
     }
 )

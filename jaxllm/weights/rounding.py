@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Mapping
 
 import jax
 import numpy as np
+from jax.sharding import NamedSharding, PartitionSpec
 from jax.typing import DTypeLike
 
 from jaxllm.nn.rules import Rule
@@ -39,11 +40,15 @@ class Rounding:
         self._programs = functools.cache(self._program)
 
     def like(self, rule: Rule) -> jax.ShapeDtypeStruct:
-        """What the pieces of a rule fill: its parameter, or the plain weight."""
+        """What the pieces of a rule fill: its parameter, the plain weight, or the bytes of rows."""
         if rule.rounded is None:
             return self._likes[rule.parameter]
-        where = self._likes[f"{rule.parameter}.values"].sharding
-        return jax.ShapeDtypeStruct(rule.rounded[1], self._dtype, sharding=where)
+        (kind, shape), values = rule.rounded, self._likes[f"{rule.parameter}.values"]
+        split = values.sharding
+        if len(values.shape) != len(shape):
+            split = NamedSharding(split.mesh, PartitionSpec())
+        dtype = self._dtype if kind.rounded else np.uint8
+        return jax.ShapeDtypeStruct(shape, dtype, sharding=split)
 
     def placed(self, rule: Rule, blocks: Mapping[Index, np.ndarray]) -> dict[str, jax.Array]:
         """The parameters of a rule, of the plain weight's blocks on the host."""
@@ -57,7 +62,11 @@ class Rounding:
         if rule.rounded is None:
             return {rule.parameter: plain}
         names = filled_by(rule, self._likes)
-        likes = tuple((name.rpartition(".")[2], self._likes[name].sharding) for name in names)
+        likes = tuple(
+            (name.rpartition(".")[2], like.dtype, like.sharding)
+            for name in names
+            for like in [self._likes[name]]
+        )
         made = self._programs(rule.rounded[0], likes)(plain)
         jax.block_until_ready(made)
         plain.delete()
@@ -65,6 +74,10 @@ class Rounding:
 
     @staticmethod
     def _program(
-        kind: WeightFormat, where: tuple[tuple[str, jax.sharding.Sharding], ...]
+        kind: WeightFormat, likes: tuple[tuple[str, np.dtype, jax.sharding.Sharding], ...]
     ) -> Callable[[jax.Array], dict[str, jax.Array]]:
-        return jax.jit(functools.partial(rounded, kind), out_shardings=dict(where))
+        def program(plain: jax.Array) -> dict[str, jax.Array]:
+            made = rounded(kind, plain)
+            return {name: made[name].astype(dtype) for name, dtype, _ in likes}
+
+        return jax.jit(program, out_shardings={name: where for name, _, where in likes})

@@ -13,8 +13,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
-from jax import Array
+from jax import Array, lax
 
 ROWS, CHUNK = 64, 64  # rows and columns of a chunk
 SLOT = 128  # columns that kernels read at once; words cover a multiple of it
@@ -61,25 +60,24 @@ class Int4:
         return sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(self))
 
 
-def words_of(numbers_OI: np.ndarray) -> np.ndarray:
+def words_of(numbers_OI: Any) -> Array:
     """Numbers of 0 to 15 as int32 words `[R, C, 2, 256]`; the middle fills rows and columns up."""
     rows, columns = numbers_OI.shape
     padding = ((0, -rows % ROWS), (0, -columns % SLOT))
-    full = np.pad(numbers_OI.astype(np.uint32), padding, constant_values=MIDDLE)
+    full = jnp.pad(jnp.asarray(numbers_OI), padding, constant_values=MIDDLE).astype(jnp.uint32)
     R, C = full.shape[0] // ROWS, full.shape[1] // CHUNK
     # block, warp, half, g; chunk, word, further, c, odd
     places = full.reshape(R, 4, 2, 8, C, 4, 2, 4, 2).transpose(0, 4, 1, 3, 7, 5, 8, 6, 2)
-    nibbles = places.reshape(R, C, *WORDS, 8)
-    shifted = nibbles << np.arange(0, 32, 4, dtype=np.uint32)
-    return np.bitwise_or.reduce(shifted, axis=-1).view(np.int32)
+    nibbles = places.reshape(R, C, *WORDS, 8) << jnp.arange(0, 32, 4, dtype=jnp.uint32)
+    return lax.bitcast_convert_type(nibbles.sum(axis=-1, dtype=jnp.uint32), jnp.int32)
 
 
-def values_of(values_OG: np.ndarray, columns: int, group: int) -> np.ndarray:
+def values_of(values_OG: Any, columns: int, group: int) -> Array:
     """Scales, zero points or offsets of each group as `[R, G, 64]`; zeros fill rows and groups up.
     Rows g and g + 8 of a warp are neighbours."""
     rows, groups = values_OG.shape
     wanted = max(groups, -(-(columns + -columns % SLOT) // group))
-    full = np.pad(values_OG, ((0, -rows % ROWS), (0, wanted - groups)))
+    full = jnp.pad(jnp.asarray(values_OG), ((0, -rows % ROWS), (0, wanted - groups)))
     R = full.shape[0] // ROWS
     return full.reshape(R, 4, 2, 8, wanted).transpose(0, 4, 1, 3, 2).reshape(R, wanted, ROWS)
 

@@ -22,6 +22,11 @@ KINDS: dict[str, Callable[[tuple[int, int]], Made]] = {
     "auto-round": lambda shape: auto_round(gptq(shape, 8, form="gptq_v2"), "auto_round"),
     "pack-quantized": lambda shape: pack_quantized(shape, 8, symmetric=False),
 }
+# Held on the devices alike, so not compared once more
+OTHERS: dict[str, Callable[[tuple[int, int]], Made]] = {
+    "pack-quantized symmetric": lambda shape: pack_quantized(shape, None),
+    "gptq": lambda shape: gptq(shape, 8),
+}
 
 
 def pair(case: str, kind: str) -> tuple[Pair, dict[str, Any]]:
@@ -31,7 +36,7 @@ def pair(case: str, kind: str) -> tuple[Pair, dict[str, Any]]:
     packed: Tensors = dict(plain)
     for name, value in plain.items():
         if value.ndim == 2 and "_proj" in name:
-            made = KINDS[kind]((value.shape[0], value.shape[1]))
+            made = (KINDS | OTHERS)[kind]((value.shape[0], value.shape[1]))
             plain[name], settings = made.weight, made.settings
             module = name.removesuffix(".weight")
             del packed[name]

@@ -147,4 +147,4 @@ def test_wishes_that_cannot_be_had_are_named() -> None:
     packed = replace(spec, scheme=type("Packed", (), {"method": "fp8"})())
     with pytest.raises(ConfigError, match=r"int8 does not fit .* packed as fp8; leave it out"):
         weights.weight_formats(LLAMA, packed, "int8")
-    assert set(ONLINE) == {"fp8", "fp8_w8a16", "int8", "int8_w8a16"}
+    assert set(ONLINE) == {"fp8", "fp8_w8a16", "int4", "int8", "int8_w8a16"}

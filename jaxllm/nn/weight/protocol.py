@@ -7,8 +7,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Protocol
 
+import jax.numpy as jnp
 import numpy as np
 from jax import Array
+from jax.typing import DTypeLike
 
 from jaxllm.nn.contexts.protocol import RowContext
 from jaxllm.nn.rules import Piece, Rule
@@ -72,6 +74,7 @@ class Shape:
             keeps them.
         shards: tensor shards.
         tensors: of the checkpoint that fill the map.
+        dtype: that the model computes in.
     """
 
     out: tuple[int, ...]
@@ -80,6 +83,7 @@ class Shape:
     order: tuple[int, ...] = ()
     shards: int = 1
     tensors: int = 1
+    dtype: DTypeLike = jnp.float32
 
     @property
     def columns(self) -> int:
@@ -96,8 +100,8 @@ class Shape:
 
 
 class Held(Weight, Protocol):
-    """A weight in few bits. One of its parameters, `values`, is split over devices as the plain
-    weight `[*out, columns]` would be."""
+    """A weight in few bits. One of its parameters is `values`. If it has the axes of the plain
+    weight `[*out, columns]`, it is split over devices as that would be."""
 
     def __init__(self, kind: WeightFormat, shape: Shape): ...
 
@@ -107,4 +111,5 @@ class Held(Weight, Protocol):
 
     @staticmethod
     def rounded(kind: WeightFormat, plain: Array) -> dict[str, Array]:
-        """The parameters, by their names, of a weight of plain numbers `[*out, columns]`."""
+        """The parameters, by their names, of a weight of plain numbers `[*out, columns]`; of the
+        bytes that its rule asks for if the kind is not `rounded`."""

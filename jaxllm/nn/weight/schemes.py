@@ -7,11 +7,12 @@ from types import MappingProxyType
 
 from jax import Array
 
+from jaxllm.nn.weight.int4 import Int4
 from jaxllm.nn.weight.protocol import Held, Shape, Weight
 from jaxllm.nn.weight.scaled import Scaled
 from jaxllm.quantisation import WeightFormat
 
-SCHEMES: Mapping[str, type[Held]] = MappingProxyType({"fp8": Scaled, "int8": Scaled})
+SCHEMES: Mapping[str, type[Held]] = MappingProxyType({"fp8": Scaled, "int8": Scaled, "int4": Int4})
 
 
 def held(kind: WeightFormat, shape: Shape) -> Weight:

@@ -27,4 +27,4 @@ def read(settings: Mapping[str, Any]) -> Awq | Gptq:
     if packing not in GPTQ:
         known = ", ".join((AWQ, *GPTQ))
         raise ConfigError(f"packing_format is {packing!r:.60}; {known} are read")
-    return Gptq(read_grouping(settings, BITS, mixed="extra_config"), GPTQ[packing])
+    return Gptq(read_grouping(settings, BITS, mixed="extra_config"), GPTQ[packing], False)

@@ -35,9 +35,19 @@ LESS = {"gptq": 1, "gptq_v2": 0}  # what stored zero points lack
 
 @dataclass(frozen=True)
 class GptqMatrix(GroupedMatrix):
-    """Parts: numbers, scales, zero points and, in some, the group of each column."""
+    """Parts: numbers, scales, zero points and, in some, the group of each column.
+
+    Attributes:
+        less: what stored zero points lack.
+        shuffled: groups may be in no order.
+    """
 
     less: int
+    shuffled: bool
+
+    @property
+    def ordered(self) -> bool:
+        return len(self.parts) == 3 or not self.shuffled
 
     def numbers(self, arrays: Arrays, bounds: Bounds) -> np.ndarray:
         rows, columns = bounds
@@ -58,10 +68,16 @@ class GptqMatrix(GroupedMatrix):
 
 @dataclass(frozen=True)
 class Gptq:
-    """The scheme; `less` is what stored zero points lack."""
+    """The scheme.
+
+    Attributes:
+        less: what stored zero points lack.
+        shuffled: groups of columns may be in no order.
+    """
 
     grouping: Grouping
     less: int
+    shuffled: bool
     method = "gptq"
 
     @property
@@ -87,8 +103,8 @@ class Gptq:
             ]
             if index in stored:
                 parts.append(PackedPart(index, (columns,), I32))
-            shape = (rows, columns)
-            yield GptqMatrix(f"{module}.weight", shape, tuple(parts), bits, group, self.less)
+            own = (f"{module}.weight", (rows, columns), tuple(parts), bits, group)
+            yield GptqMatrix(*own, self.less, self.shuffled)
 
 
 def read(settings: Mapping[str, Any]) -> Gptq:
@@ -96,4 +112,5 @@ def read(settings: Mapping[str, Any]) -> Gptq:
     stored = settings.get("checkpoint_format", "gptq")
     if stored not in LESS:
         raise ConfigError(f"checkpoint_format is {stored!r:.40}; {' and '.join(LESS)} are read")
-    return Gptq(read_grouping(settings, BITS, mixed="dynamic"), LESS[stored])
+    grouping = read_grouping(settings, BITS, mixed="dynamic")
+    return Gptq(grouping, LESS[stored], bool(settings.get("desc_act")))

@@ -1,0 +1,115 @@
+"""Numbers of 4 bits in groups of columns."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jax import Array, lax
+
+from jaxllm.nn.contexts.protocol import RowContext
+from jaxllm.nn.rules import Rule
+from jaxllm.nn.weight.protocol import Fill, Shape
+from jaxllm.quantisation import WeightFormat
+from jaxllm.quantisation.int4_rows import columns_of, groups_of, row_bytes
+from jaxllm.quantisation.weight_format import OFFSETS, SYMMETRIC
+from pallas_kernels import int4_matmul as op
+from pallas_kernels.int4_matmul.packed import CHUNK, ROWS, SLOT, WORDS, values_of, words_of
+from pallas_kernels.int4_matmul.rounding import rounded
+
+
+class Int4(nnx.Module):
+    """A weight as `pallas_kernels.int4_matmul` takes it: words in `values`, `scales`, and zero
+    points or offsets in `others`. See `weight.protocol.Weight`.
+
+    The pieces of a checkpoint fill the bytes of its rows (`quantisation.int4_rows`), or its plain
+    weight; words are made of these on the devices.
+    """
+
+    def __init__(self, kind: WeightFormat, shape: Shape):
+        columns, rows = shape.columns, math.prod(shape.out)
+        blocks, chunks = -(-rows // ROWS), -(-columns // SLOT) * (SLOT // CHUNK)
+        groups = -(-chunks * CHUNK // _group(kind, columns))
+        # Blocks of rows are those of the first axis where each shard has whole ones
+        whole = (rows // shape.shards) % ROWS == 0 and shape.out[0] % shape.shards == 0
+        first = shape.axes[0] if whole else None
+        values = jnp.zeros((blocks, chunks, *WORDS), jnp.int32)
+        scales = jnp.zeros((blocks, groups, ROWS), shape.dtype)
+        self.values = nnx.Param(values, axes=(first, None, None, None))
+        self.scales = nnx.Param(scales, axes=(first, None, None))
+        self.others = (
+            None if kind.form == SYMMETRIC else nnx.Param(scales, axes=(first, None, None))
+        )
+        self.kind, self.shape = kind, shape
+
+    def product(self, x: Array, dims: int, context: RowContext) -> Array:
+        x_TI, kind = self.shape.flat(x), self.kind
+        others = None if self.others is None else self.others[...]
+        weight = op.Int4(
+            self.values[...],
+            self.scales[...],
+            others if kind.form != OFFSETS else None,
+            others if kind.form == OFFSETS else None,
+            rows=math.prod(self.shape.out),
+            group=_group(kind, self.shape.columns),
+        )
+        wanted = context.row_backend
+        backend = wanted if op.BACKENDS.supports(wanted, x_TI, weight) else "reference"
+        return _int4_matmul(x_TI, weight, backend=backend).reshape(-1, *self.shape.out)
+
+    def gated(self, x_TD: Array, context: RowContext) -> Array | None:
+        return None
+
+    def rules(self, path: str, fill: Fill) -> Iterator[Rule]:
+        kind, columns = self.kind, self.shape.columns
+        size = columns if kind.rounded else row_bytes(kind, columns)
+        leaf = "weight" if kind.rounded else "weight.rows"
+        yield Rule(path, fill(leaf, size), rounded=(kind, (*self.shape.out, size)))
+
+    @staticmethod
+    def backend(wanted: str) -> str:
+        return wanted if wanted in op.BACKENDS else "reference"
+
+    @staticmethod
+    def rounded(kind: WeightFormat, plain: Array) -> dict[str, Array]:
+        """The parameters of a plain weight `[*out, K]`, or of the bytes of its rows."""
+        rows = plain.reshape(-1, plain.shape[-1])
+        columns = rows.shape[1] if kind.rounded else columns_of(kind, rows.shape[1])
+        group = _group(kind, columns)
+        if kind.rounded:
+            numbers, scales, others = rounded(rows, group, plain.dtype)
+        else:
+            numbers, scales, others = _parts(kind, rows, columns)
+        made = {"values": words_of(numbers), "scales": values_of(scales, columns, group)}
+        if kind.form != SYMMETRIC:
+            made["others"] = values_of(others, columns, group)
+        return made
+
+
+def _group(kind: WeightFormat, columns: int) -> int:
+    """Columns of a group; one that holds all fills slots of the kernel."""
+    return columns + -columns % SLOT if kind.group is None else kind.group
+
+
+def _parts(kind: WeightFormat, rows: Array, columns: int) -> tuple[Array, Array, Array]:
+    """Numbers, scales and zero points or offsets in the bytes of rows."""
+    groups, half = groups_of(kind, columns), -(-columns // 2)
+    numbers = jnp.stack([rows[:, :half] & 15, rows[:, :half] >> 4], axis=-1)
+
+    def floats(first: int) -> Array:
+        own = rows[:, first : first + 4 * groups].reshape(len(rows), groups, 4)
+        return lax.bitcast_convert_type(own, jnp.float32)
+
+    others = rows[:, half + 4 * groups :].astype(jnp.float32)
+    return (
+        numbers.reshape(len(rows), -1)[:, :columns],
+        floats(half),
+        floats(half + 4 * groups) if kind.form == OFFSETS else others,
+    )
+
+
+# Jitted, so that a kernel is lowered once, not for every layer
+_int4_matmul = jax.jit(op.int4_matmul, static_argnames=("backend",))

@@ -1,0 +1,167 @@
+"""Weights of 4 bits that stay so on the devices compute what their values do."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from jaxllm import models, weights
+from jaxllm.config import ConfigError
+from jaxllm.mesh import make_mesh
+from jaxllm.nn.weight.schemes import rounded
+from jaxllm.quantisation import WeightFormat
+from jaxllm.quantisation.int4_rows import columns_of, row_bytes, rows_of
+from pallas_kernels.int4_matmul import Int4
+from pallas_kernels.int4_matmul.packed import dequantised
+from tests.weights.packed import write
+from tests.weights.test_grouped import pair
+from tests.weights.test_held import logits
+from tests.weights.test_rounding import LLAMA, online
+
+FORMS = ("symmetric", "zeros", "offsets")
+HELD = {
+    "awq": WeightFormat("int4", 16, form="zeros"),
+    "auto-round": WeightFormat("int4", 8, form="zeros"),
+    "pack-quantized": WeightFormat("int4", 8, form="zeros"),
+    "pack-quantized symmetric": WeightFormat("int4", None),
+    "gptq": WeightFormat("int4", 8, form="zeros"),
+}
+
+
+def held(path: Path, case: str, kind: str) -> tuple[Path, models.ModelSpec, Path]:
+    """A packed model directory, its spec with formats, and a plain one."""
+    made, settings = pair(case, kind)
+    packed = write(path / "packed", made.config | {"quantization_config": settings}, made.packed)
+    spec = models.read_spec(packed)
+    formats = weights.weight_formats(packed, spec, None)
+    return packed, replace(spec, formats=formats), write(path / "plain", made.config, made.plain)
+
+
+@pytest.mark.parametrize(
+    ("kind", "case", "shards"),
+    [
+        ("awq", "llama-gqa", 1),
+        ("pack-quantized symmetric", "llama-gqa", 2),
+        *(
+            pytest.param(*each, marks=pytest.mark.slow)
+            for each in (
+                ("gptq", "llama-gqa", 1),
+                ("auto-round", "llama-gqa", 1),
+                ("pack-quantized", "llama-mqa-tied-linear", 1),
+                ("awq", "qwen2-tied", 2),
+                ("pack-quantized", "glm-biases", 1),
+            )
+        ),
+    ],
+)
+def test_numbers_of_4_bits_compute_what_their_values_do(
+    tmp_path: Path, kind: str, case: str, shards: int
+) -> None:
+    packed, spec, plain = held(tmp_path, case, kind)
+    assert set(spec.formats.values()) == {HELD[kind]}
+    assert len(spec.formats) >= 6 * len(spec.layers)
+    found = logits(packed, spec, shards)
+    np.testing.assert_allclose(found, logits(plain, models.read_spec(plain)), atol=2e-5)
+
+
+def test_groups_in_no_order_and_8_bits_are_unpacked(tmp_path: Path) -> None:
+    for kind in ("gptq with groups in no order", "gptq of 8 bits"):
+        (tmp_path / kind).mkdir()
+        _, spec, _ = held(tmp_path / kind, "llama-gqa", kind)
+        assert spec.formats == {}
+
+
+def test_groups_in_no_order_that_the_settings_deny_are_named(tmp_path: Path) -> None:
+    made, settings = pair("llama-gqa", "gptq with groups in no order")
+    settings = settings | {"desc_act": False}
+    path = write(tmp_path / "x", made.config | {"quantization_config": settings}, made.packed)
+    spec = models.read_spec(path)
+    spec = replace(spec, formats=weights.weight_formats(path, spec, None))
+    with pytest.raises(ConfigError, match=r"_proj.g_idx has groups in another order .*desc_act"):
+        logits(path, spec)
+
+
+def values(made: dict[str, jax.Array], kind: WeightFormat, shape: tuple[int, int]) -> np.ndarray:
+    """The weight that parameters stand for, float32."""
+    others = made.get("others")
+    group = kind.group or shape[1] + -shape[1] % 128
+    own = Int4(
+        made["values"],
+        made["scales"],
+        None if kind.form == "offsets" else others,
+        others if kind.form == "offsets" else None,
+        rows=shape[0],
+        group=group,
+    )
+    return np.asarray(dequantised(own, shape[1], jnp.float32))
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("group", [None, 32])
+def test_bytes_of_rows_become_the_words_of_their_values(group: int | None, form: str) -> None:
+    rng, (rows, columns) = np.random.default_rng(0), (72, 100)
+    numbers = rng.integers(0, 16, (rows, columns))
+    groups = (rows, 1 if group is None else -(-columns // group))
+    scales = rng.uniform(0.01, 0.1, groups).astype(np.float32)
+    others: dict[str, Any] = {
+        "symmetric": None,
+        "zeros": rng.integers(0, 16, groups),
+        "offsets": rng.normal(0, 1, groups).astype(np.float32),
+    }
+    kind = WeightFormat("int4", group, form=form)
+    given = rows_of(numbers, scales, others[form])
+    assert given.shape == (rows, row_bytes(kind, columns))
+    spread = lambda a: np.repeat(a, group or columns, 1)[:, :columns].astype(np.float32)
+    if form == "offsets":
+        wanted = numbers.astype(np.float32) * spread(scales) + spread(others[form])
+    else:
+        zeros = 8 if others[form] is None else spread(others[form])
+        wanted = (numbers - zeros).astype(np.float32) * spread(scales)
+    made = rounded(kind, jnp.asarray(given))
+    np.testing.assert_allclose(values(made, kind, (rows, columns)), wanted, rtol=1e-6, atol=1e-6)
+
+
+@given(
+    columns=st.integers(1, 4000).map(lambda x: 2 * x),
+    group=st.sampled_from([None, 8, 16, 32, 100, 128]),
+    form=st.sampled_from(FORMS),
+)
+def test_the_bytes_of_a_row_tell_its_columns(columns: int, group: int | None, form: str) -> None:
+    kind = WeightFormat("int4", group, form=form)
+    assert columns_of(kind, row_bytes(kind, columns)) == columns
+
+
+def test_plain_weights_become_the_nearest_of_16_numbers_a_group() -> None:
+    rng, kind = np.random.default_rng(0), WeightFormat("int4", 128, form="zeros", rounded=True)
+    plain = rng.normal(0, 0.1, (64, 256)).astype(np.float32)
+    plain[3, :128] = 0
+    plain[4] = np.abs(plain[4]) + 1  # a range without zero is widened to it
+    made = rounded(kind, jnp.asarray(plain))
+    error = np.abs(values(made, kind, plain.shape) - plain).reshape(64, 2, 128).max(-1)
+    groups = plain.reshape(64, 2, 128)
+    spans = np.maximum(groups.max(-1), 0) - np.minimum(groups.min(-1), 0)
+    assert (error <= spans / 15 * 1.01).all() and not error[3, 0]
+    assert error.mean() < spans.mean() / 15 * 0.6
+
+
+def test_online_numbers_take_a_quarter_of_the_bytes() -> None:
+    spec, mesh = online(LLAMA, "int4"), make_mesh(1)
+    assert len(spec.formats) == 7 * len(spec.layers)
+    _, state = weights.load(LLAMA, spec, mesh, jnp.bfloat16)
+    found = {
+        jax.tree_util.keystr(path, simple=True, separator="."): leaf
+        for path, leaf in jax.tree_util.tree_leaves_with_path(state)
+    }
+    scales = [leaf for name, leaf in found.items() if ".weight.scales" in name]
+    assert len(scales) == 4 * len(spec.layers)
+    assert all(leaf.dtype == jnp.bfloat16 for leaf in scales)
+    words = [leaf for name, leaf in found.items() if ".weight.values" in name]
+    assert all(leaf.dtype == jnp.int32 and leaf.shape[2:] == (2, 256) for leaf in words)
