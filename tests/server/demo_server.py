@@ -25,10 +25,12 @@ FLAGS = [
 
 
 class Demo:
-    """`python -m jaxllm.server --model demo`."""
+    """`python -m jaxllm.server --model demo`. Subclasses run another module."""
+
+    module: tuple[str, ...] = ("jaxllm.server",)
 
     def __init__(self, *flags: str) -> None:
-        command = [sys.executable, "-m", "jaxllm.server", "--model", "demo", *FLAGS, *flags]
+        command = [sys.executable, "-m", *self.module, "--model", "demo", *FLAGS, *flags]
         self.process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
         self.log = ""
         assert self.process.stderr is not None
