@@ -129,7 +129,7 @@ ROUTERS = [
     ),
     Router("smg", "smg==1.13.0", smg, ("round_robin", "cache_aware")),
     Router("production-stack", f"vllm-router @ {STACK}", production_stack, ("roundrobin",)),
-    Router("litellm", "litellm[proxy]==1.109.1", litellm, ("simple-shuffle",)),
+    Router("litellm", "litellm[proxy]==1.106.2", litellm, ("simple-shuffle",)),
 ]
 
 

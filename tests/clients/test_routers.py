@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from typing import Any
 
 import openai
@@ -89,10 +90,13 @@ def replicas(demos: list[Demo]) -> list[Replica]:
     ]
 
 
-def client_of(place: Gateway | Demo) -> openai.OpenAI:
+@contextmanager
+def client_of(place: Gateway | Demo) -> Iterator[openai.OpenAI]:
     """A client that sends each request once."""
     key = place.key if isinstance(place, Gateway) else "none"
-    return openai.OpenAI(base_url=f"{place.url}/v1", api_key=key, max_retries=0, timeout=60)
+    url = f"{place.url}/v1"
+    with openai.OpenAI(base_url=url, api_key=key, max_retries=0, timeout=60) as client:
+        yield client
 
 
 def ask(client: openai.OpenAI, messages: Any, stream: bool = False) -> str:
@@ -115,10 +119,13 @@ def test_answers_are_those_of_a_replica(
     router: Router, policy: str, demos: list[Demo], venvs: pathlib.Path
 ) -> None:
     chats = [[{"role": "user", "content": question}] for question in QUESTIONS]
-    direct = [ask(client_of(demos[0]), chat) for chat in chats]
+    with client_of(demos[0]) as client:
+        direct = [ask(client, chat) for chat in chats]
     before = finished(demos)
-    with started(router, policy, replicas(demos), venvs) as gateway:
-        client = client_of(gateway)
+    with (
+        started(router, policy, replicas(demos), venvs) as gateway,
+        client_of(gateway) as client,
+    ):
         for stream in (False, True):
             assert [ask(client, chat, stream) for chat in chats] == direct
     after = finished(demos)
@@ -160,9 +167,13 @@ def hit_rate(demos: list[Demo], client: openai.OpenAI, seed: str) -> float:
 def test_two_replicas_find_as_much_as_one(
     router: Router, policy: str, demos: list[Demo], venvs: pathlib.Path
 ) -> None:
-    alone = hit_rate(demos[:1], client_of(demos[0]), f"alone {router.name} {policy}")
-    with started(router, policy, replicas(demos), venvs) as gateway:
-        together = hit_rate(demos, client_of(gateway), f"{router.name} {policy}")
+    with client_of(demos[0]) as client:
+        alone = hit_rate(demos[:1], client, f"alone {router.name} {policy}")
+    with (
+        started(router, policy, replicas(demos), venvs) as gateway,
+        client_of(gateway) as client,
+    ):
+        together = hit_rate(demos, client, f"{router.name} {policy}")
     assert together >= 0.9 * alone > 0.3
 
 
@@ -186,10 +197,14 @@ def test_two_replicas_are_nearly_twice_as_fast_as_one(
     router: Router, policy: str, paced: list[Demo], venvs: pathlib.Path
 ) -> None:
     streams = 4 * ROWS
-    with started(router, policy, replicas(paced[:1]), venvs) as gateway:
-        alone = seconds(client_of(gateway), streams)
-    with started(router, policy, replicas(paced), venvs) as gateway:
-        together = seconds(client_of(gateway), streams)
+    found = []
+    for behind in (paced[:1], paced):
+        with (
+            started(router, policy, replicas(behind), venvs) as gateway,
+            client_of(gateway) as client,
+        ):
+            found.append(seconds(client, streams))
+    alone, together = found
     assert alone >= 1.8 * together
 
 
@@ -211,8 +226,10 @@ def test_a_killed_replica_takes_its_own_streams_alone(
             text = f"{type(error).__name__}: {error}"
         ends[number] = text
 
-    with started(router, policy, replicas(paced), venvs) as gateway:
-        client = client_of(gateway)
+    with (
+        started(router, policy, replicas(paced), venvs) as gateway,
+        client_of(gateway) as client,
+    ):
         threads = [threading.Thread(target=follow, args=(client, i)) for i in range(streams)]
         for thread in threads:
             thread.start()
