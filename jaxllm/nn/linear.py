@@ -40,7 +40,7 @@ class Linear(nnx.Module):
         self.weight: Weight = init.normal((*out, *inp), axes, Dense)
         self.axes = axes
         self.bias = init.full(out, axes[: len(out)], 0.0) if bias else None
-        self.out, self.inp = out, inp
+        self.out, self.inp, self.dtype = out, inp, init.dtype
         self.parts = parts
         self.order = order
         self.layout = Layout.OUT_IN
@@ -48,8 +48,7 @@ class Linear(nnx.Module):
     def hold(self, kind: WeightFormat, shards: int, tensors: int) -> None:
         """Have an empty weight of this format, over `shards` tensor shards, in place of plain
         numbers; so many `tensors` of the checkpoint fill it."""
-        dtype = self.weight.get_value().dtype
-        shape = Shape(self.out, self.inp, self.axes, self.order, shards, tensors, dtype)
+        shape = Shape(self.out, self.inp, self.axes, self.order, shards, tensors, self.dtype)
         self.weight = held(kind, shape)
 
     def product(self, x: Array, context: RowContext) -> Array:
