@@ -19,6 +19,7 @@ from jax import Array, lax
 SMALLEST_TILE, LARGEST_TILE = 8, 128  # rows
 MOST_SHARED = 16  # tokens of a tile that all experts share
 WORD = 32  # bits
+MOST_PAIRS = 2**25  # of choices that are compared one by one
 
 
 class Groups(NamedTuple):
@@ -28,7 +29,7 @@ class Groups(NamedTuple):
         expert_W: expert of each tile.
         rows_W: rows of each tile that tokens take, from its first; 0 = tile not in use. Tiles in
             use come first.
-        used: its first entry is the number of tiles in use.
+        used: its last entry is the number of tiles in use.
         token_P: token of each row; 0 for a row that no token takes. None: every tile holds all
             tokens in their order.
         place_TK: row of each token and choice.
@@ -90,8 +91,8 @@ def share_tokens(expert_TK: Array, experts: int) -> Groups:
     """
     (tokens, choices), tile = expert_TK.shape, shared_tile(expert_TK.shape[0])
     if tokens == 1:
-        # Constants of the program; XLA would compute one whose entries are all equal
-        used, places = np.array([choices, 0], np.int32), np.arange(choices, dtype=np.int32)
+        # Constants of the program; XLA would compute one of equal entries or equal steps
+        used, places = np.array([0, 0, choices], np.int32), np.arange(choices, dtype=np.int32)
         rows_W = np.ones(choices, np.int32)
         return Groups(expert_TK[0].astype(jnp.int32), rows_W, used, None, tile * places[None])
     tile_W = jnp.arange(min(experts, tokens * choices), dtype=jnp.int32)
@@ -144,29 +145,43 @@ def group_tokens(expert_TK: Array, experts: int, tile: int) -> Groups:
     """Sort tokens by their K experts, all different; tokens of one expert keep their order."""
     tokens, choices = expert_TK.shape
     tiles = tiles_of(tokens, choices, experts, tile)
-    expert_E = jnp.arange(experts, dtype=jnp.int32)
-    chosen_TKE = expert_TK[:, :, None] == expert_E
-    chosen_TE = jnp.any(chosen_TKE, axis=1)
-    until_TE = jnp.cumsum(chosen_TE, axis=0, dtype=jnp.int32)
-    size_E = until_TE[-1]
-    tiles_E = -(-size_E // tile)
+    rank_TK, size_E = _ranks(expert_TK, experts)
+    tiles_E, expert_E = -(-size_E // tile), jnp.arange(experts, dtype=jnp.int32)
     # A masked sum becomes one launch on a GPU, a scan of so few numbers three
-    first_E = jnp.sum(jnp.where(expert_E < expert_E[:, None], tiles_E, 0), axis=1)
-    row_TE = first_E * tile + until_TE - 1
-    place_TK = jnp.sum(jnp.where(chosen_TKE, row_TE[:, None], 0), axis=2)
+    expert_V1 = jnp.arange(experts + 1, dtype=jnp.int32)[:, None]
+    first_V = jnp.sum(jnp.where(expert_E < expert_V1, tiles_E, 0), axis=1)
+    place_TK = first_V[expert_TK] * tile + rank_TK
     token_T = jnp.arange(tokens, dtype=jnp.int32)
     token_P = jnp.zeros((tiles * tile,), jnp.int32)
     token_P = token_P.at[place_TK].set(token_T[:, None], unique_indices=True)
-    tile_W = jnp.arange(tiles, dtype=jnp.int32)
-    mine_WE = (tile_W[:, None] >= first_E) & (tile_W[:, None] < first_E + tiles_E)
-    left_WE = jnp.minimum(size_E - (tile_W[:, None] - first_E) * tile, tile)
+    tile_W1 = jnp.arange(tiles, dtype=jnp.int32)[:, None]
+    mine_WE = (tile_W1 >= first_V[:-1]) & (tile_W1 < first_V[1:])
+    left_WE = jnp.minimum(size_E - (tile_W1 - first_V[:-1]) * tile, tile)
     return Groups(
         expert_W=jnp.sum(jnp.where(mine_WE, expert_E, 0), axis=1),
         rows_W=jnp.sum(jnp.where(mine_WE, left_WE, 0), axis=1),
-        used=jnp.sum(tiles_E, dtype=jnp.int32)[None],
+        used=first_V,
         token_P=token_P,
         place_TK=place_TK,
     )
+
+
+def _ranks(expert_TK: Array, experts: int) -> tuple[Array, Array]:
+    """How many earlier tokens chose the expert of each choice, and how many chose each expert."""
+    tokens, choices = expert_TK.shape
+    N = tokens * choices
+    expert_E = jnp.arange(experts, dtype=jnp.int32)
+    if N * (N + experts) <= MOST_PAIRS:
+        # One launch on a GPU: what is asked of each choice, then of each expert
+        asked_Q = jnp.concatenate([expert_TK.reshape(N).astype(jnp.int32), expert_E])
+        number_Q = np.minimum(np.arange(N + experts, dtype=np.int32), N)
+        earlier_QN = number_Q[:N] < number_Q[:, None]
+        count_Q = jnp.sum((asked_Q[:N] == asked_Q[:, None]) & earlier_QN, axis=1, dtype=jnp.int32)
+        return count_Q[:N].reshape(tokens, choices), count_Q[N:]
+    chosen_TKE = expert_TK[:, :, None] == expert_E
+    until_TE = jnp.cumsum(jnp.any(chosen_TKE, axis=1), axis=0, dtype=jnp.int32)
+    rank_TK = jnp.sum(jnp.where(chosen_TKE, until_TE[:, None] - 1, 0), axis=2)
+    return rank_TK, until_TE[-1]
 
 
 def combine(y_PD: Array, groups: Groups, weight_TK: Array) -> Array:

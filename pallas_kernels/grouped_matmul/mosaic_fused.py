@@ -180,7 +180,7 @@ def _launch(
             _Product(first, x_ref, gate_up_ref, gate_up_bias, hidden_ref),
             _Product(second, source_ref, down_ref, down_bias, y_ref),
         )
-        places = places_of(pair, used_ref[0], lax.axis_index("block"), blocks)
+        places = places_of(pair, used_ref[used_ref.shape[0] - 1], lax.axis_index("block"), blocks)
         block = _Block(products, flags_ref, expert_ref, rows_ref, sm, phase, places)
         wg = lax.axis_index("wg")
         pl.when(wg == warpgroups)(lambda: block.fill(copy_weight, lambda number, unit: None))

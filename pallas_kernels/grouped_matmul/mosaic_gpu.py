@@ -157,7 +157,7 @@ def _multiply(spec: Spec, *arrays: Array) -> Array:
 
         def each_unit(run):  # type: ignore[no-untyped-def]
             """Call `run(unit, steps done before)` for each own unit; returns the steps done."""
-            units = used_ref[0] * spec.across
+            units = used_ref[used_ref.shape[0] - 1] * spec.across
 
             def body(i, done):  # type: ignore[no-untyped-def]
                 run(unit_at(spec, block + i * blocks, expert_ref, rows_ref), done)

@@ -62,7 +62,7 @@ def test_a_routed_feed_forward(backend: str) -> None:
     arrays = low((9, 128)), low((4, 256, 128)), low((4, 128, 128))
     chosen = jax.ShapeDtypeStruct((9, 2), jnp.int32), jax.ShapeDtypeStruct((9, 2), jnp.float32)
     seen = traced(functools.partial(routed, backend), *arrays, *chosen)
-    names = {"expert_TK", "chosen_TKE", "place_TK", "token_P", "x_PI", "w_EOI", "y_PD"}
+    names = {"expert_TK", "rank_TK", "earlier_QN", "place_TK", "token_P", "x_PI", "w_EOI", "y_PD"}
     assert names <= seen.keys()
 
 
