@@ -1,5 +1,5 @@
 """Falcon: attention and feed-forward beside each other, with one norm or two, or after each other.
-Queries, keys and values are one tensor, group by group."""
+Queries, keys and values are one tensor, group by group. Heads turn, or have ALiBi."""
 
 from __future__ import annotations
 
@@ -12,8 +12,10 @@ from jaxllm.models.config.spec import ModelSpec
 from jaxllm.models.config.transformer import Parts, transformer_spec
 from jaxllm.nn.blocks import Block, ParallelBlock
 from jaxllm.nn.decoder import Decoder
+from jaxllm.nn.head_maps import BiasedKeys
 from jaxllm.nn.linear import Init
 from jaxllm.nn.norm import LayerNorm
+from jaxllm.nn.rope import Alibi, alibi_slopes
 from jaxllm.nn.rules import Layout, Rule
 
 SPELLING = {
@@ -56,18 +58,26 @@ class TwoNameNorm(LayerNorm):
 
 def spec(hf: Config) -> ModelSpec:
     """The spec of a complete configuration. Raises ConfigError."""
-    if flag(hf, "alibi"):
-        raise ConfigError(
-            "config.json: alibi is true; Falcon runs with rotary embedding alone, so choose a "
-            "checkpoint that has it"
-        )
     new, sizes = flag(hf, "new_decoder_architecture"), dict(hf)
     if hf.get("intermediate_size") is None:
         sizes["intermediate_size"] = 4 * positive(hf, "hidden_size")
     heads = 1 if flag(hf, "multi_query") and not new else hf.get("num_kv_heads")
     plain = transformer_spec({**sizes, "num_key_value_heads": heads})
     parallel = new or flag(hf, "parallel_attn")
+    plain = _with_alibi(plain) if flag(hf, "alibi") else plain
     return replace(plain, config=hf, carry_width=(2 if parallel else 1) * plain.width)
+
+
+def _with_alibi(spec: ModelSpec) -> ModelSpec:
+    """The spec with ALiBi in place of rotary embedding: two more numbers a head."""
+    heads, layers = spec.heads(1), len(spec.layers)
+    if heads.kv != heads.query:
+        raise ConfigError(
+            f"config.json: alibi is true with {heads.query} query heads over {heads.kv} key heads; "
+            "ALiBi runs where each query head has a key head of its own"
+        )
+    rope = Alibi(heads.dim // 2, alibi_slopes(heads.query))
+    return replace(spec, ropes=(rope,) * layers, head_width=heads.dim + 2)
 
 
 def build(spec: ModelSpec, shards: int, init: Init) -> Decoder:
@@ -77,11 +87,13 @@ def build(spec: ModelSpec, shards: int, init: Init) -> Decoder:
     parallel = new or flag(hf, "parallel_attn")
     one_norm = hf.get("num_ln_in_parallel_attn") == 1 if new else parallel
 
+    head_map = BiasedKeys(parts.heads.dim) if flag(hf, "alibi") else None
+
     def norm() -> LayerNorm:
         return TwoNameNorm(init, spec.width, spec.norm_eps)
 
     def block(layer: int) -> Block:
-        attention = parts.attention(layer, qkv_bias=bias, out_bias=bias)
+        attention = parts.attention(layer, qkv_bias=bias, out_bias=bias, head_map=head_map)
         attention.qkv.layout = Layout.GROUPED
         return (ParallelBlock if parallel else Block)(
             attention_norm=norm(),

@@ -135,7 +135,8 @@ class Attention(nnx.Module):
         scales = None if self.kv_scales is None else self.kv_scales[...]
         heads, dim = self.heads, None
         cos, sin = rotation.cos_TF, rotation.sin_TF
-        if heads.stored_dim != heads.dim:  # the other numbers are zeros, which do not turn
+        if heads.stored_dim != heads.dim:  # the other numbers do not turn
             wider = ((0, 0), (0, (heads.stored_dim - heads.dim) // 2))
-            cos, sin, dim = jnp.pad(cos, wider), jnp.pad(sin, wider), heads.dim
+            cos, sin = jnp.pad(cos, wider, constant_values=1.0), jnp.pad(sin, wider)
+            dim = heads.dim
         return HeadRows(product, cos, sin, bias, norms, eps, heads.query_per_shard, scales, dim=dim)

@@ -128,6 +128,21 @@ class ScaledQueries:
 
 
 @dataclass(frozen=True)
+class BiasedKeys:
+    """Scores get what the rotation has for keys: in heads of width `dim` that are stored wider, the
+    first spare number of a query is 1, and that of a key what is added."""
+
+    dim: int
+
+    def __call__(self, row_TXCH: Array, queries: int, rotation: Rotation) -> tuple[Array, Rotation]:
+        q, k, v = _split(row_TXCH, queries)
+        assert rotation.key_TN is not None and k.shape == q.shape
+        spare, bias = self.dim // 2, rotation.key_TN.reshape(q.shape[:3])
+        q, k = q.at[..., spare].set(1), k.at[..., spare].set(bias.astype(k.dtype))
+        return jnp.concatenate([q, k, v], axis=2), rotation
+
+
+@dataclass(frozen=True)
 class Clipped:
     """Queries, keys and values from -limit to limit."""
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import jax.numpy as jnp
-from jax import Array
+from jax import Array, lax
 
 
 class Rotation(NamedTuple):
@@ -15,11 +16,13 @@ class Rotation(NamedTuple):
     Attributes:
         cos_TF, sin_TF: of the angle of each pair of dimensions, [T, H/2].
         query_T: factor of a token's queries; None is 1.
+        key_TN: what query heads add to the scores of a token's key, before their scale; None is 0.
     """
 
     cos_TF: Array
     sin_TF: Array
     query_T: Array | None = None
+    key_TN: Array | None = None
 
 
 class Rope:
@@ -137,6 +140,34 @@ class NoRope(Rope):
     def __call__(self, position_T: Array, prompt_length_T: Array | None) -> Rotation:
         shape = (position_T.shape[0], self.pairs)
         return Rotation(jnp.ones(shape, jnp.float32), jnp.zeros(shape, jnp.float32))
+
+
+@dataclass(frozen=True)
+class Alibi(NoRope):
+    """Nothing turns; scores grow with the position of the key, by a slope for each query head.
+
+    By softmax that is the same as falling with the distance (https://arxiv.org/abs/2108.12409).
+    Slopes, positions and products are rounded to bfloat16, as transformers does for Falcon.
+    """
+
+    slopes: tuple[float, ...]
+
+    def __call__(self, position_T: Array, prompt_length_T: Array | None) -> Rotation:
+        def rounded(x: Array) -> Array:
+            return lax.reduce_precision(x, exponent_bits=8, mantissa_bits=7)
+
+        slope_N = rounded(jnp.asarray(self.slopes, jnp.float32))
+        key_TN = rounded(rounded(position_T.astype(jnp.float32))[:, None] * slope_N)
+        return super().__call__(position_T, prompt_length_T)._replace(key_TN=key_TN)
+
+
+def alibi_slopes(heads: int) -> tuple[float, ...]:
+    """The slope of each head: powers of 2^(-8/n) for the n heads that are a power of two, then the
+    odd powers of 2^(-4/n) for the others."""
+    whole = 2 ** int(math.log2(heads))
+    first = [2 ** (-8 * (i + 1) / whole) for i in range(whole)]
+    others = [2 ** (-4 * (2 * i + 1) / whole) for i in range(heads - whole)]
+    return (*first, *others)
 
 
 @dataclass(frozen=True)

@@ -73,6 +73,17 @@ DENSE_CASES: Mapping[str, dict[str, Any]] = {
         "parallel_attn": False,
         "bias": True,
     },
+    # Six heads: slopes of four, and two between them
+    "falcon-alibi": {
+        "model_type": "falcon",
+        **_SIZES,
+        "hidden_size": 24,
+        "num_attention_heads": 6,
+        "multi_query": False,
+        "parallel_attn": False,
+        "bias": True,
+        "alibi": True,
+    },
     "starcoder2-window": {
         "model_type": "starcoder2",
         **_INNER,

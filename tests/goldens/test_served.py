@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from jaxllm.config import EngineConfig
+from jaxllm.config import ConfigError, EngineConfig
 from jaxllm.engine.engine import Engine
 from jaxllm.engine.load import load_engine
 from jaxllm.logprobs import prompt_entries, unpacked
@@ -89,10 +89,21 @@ def test_prompts_served_together_and_alone_equal_transformers(name: str) -> None
         *itertools.product(["llama-mqa-tied-linear", "qwen2-window-mha"], [2, 8]),
         *(
             (name, 2)
-            for name in ("gemma2-window", "phi3-short-partial", "granite-biases", "glm4-quarter")
+            for name in (
+                "gemma2-window",
+                "phi3-short-partial",
+                "granite-biases",
+                "glm4-quarter",
+                "falcon-alibi",
+            )
         ),
     ],
 )
 def test_a_sharded_engine_equals_transformers(name: str, shards: int) -> None:
     golden = load_golden(name)
     check(engine(golden.directory, tensor_parallel_size=shards), golden.continuations)
+
+
+def test_keys_that_hold_positions_are_not_kept_in_8_bits() -> None:
+    with pytest.raises(ConfigError, match="keys hold positions"):
+        engine(load_golden("falcon-alibi").directory, kv_cache_dtype="fp8")

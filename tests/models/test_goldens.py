@@ -43,7 +43,7 @@ def logprobs(
     prompts in one batch; heads stored with `wider` zeros."""
     golden = load_golden(name)
     spec, mesh = models.read_spec(golden.directory).serving(LENGTH), make_mesh(shards)
-    spec = spec.with_heads_of(spec.heads(1).dim + wider)
+    spec = spec.with_heads_of(spec.heads(1).stored_dim + wider)
     graphdef, state = weights.load(golden.directory, spec, mesh, jnp.float32)
     rows = [c.prompt + c.tokens for c in continuations]
     token = np.array([row + [0] * (LENGTH - len(row)) for row in rows], np.int32)

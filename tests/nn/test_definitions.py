@@ -75,7 +75,7 @@ def test_a_feed_forward_is_its_definition(name: str, bias: bool, shards: int) ->
 @pytest.mark.parametrize("scale", [1.0, 1.25])
 def test_static_angles_are_position_times_frequency(scale: float) -> None:
     inv_freq, position = (1.0, 0.1, 0.003), np.array([0, 1, 17, 4095])
-    cos, sin, _ = StaticRope(inv_freq, scale)(jnp.asarray(position), None)
+    cos, sin, *_ = StaticRope(inv_freq, scale)(jnp.asarray(position), None)
     angle = position[:, None] * np.array(inv_freq)
     np.testing.assert_allclose(cos, scale * np.cos(angle), atol=5e-4)
     np.testing.assert_allclose(sin, scale * np.sin(angle), atol=5e-4)

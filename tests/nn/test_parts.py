@@ -139,7 +139,7 @@ def test_logits_are_scaled_and_capped() -> None:
 
 def test_dimensions_that_pass_have_angles_of_zero() -> None:
     position = jnp.arange(TOKENS)
-    cos, sin, _ = PartialRope(StaticRope((1.0, 0.1), 1.5), 3)(position, None)
+    cos, sin, *_ = PartialRope(StaticRope((1.0, 0.1), 1.5), 3)(position, None)
     assert cos.shape == sin.shape == (TOKENS, 5)
     np.testing.assert_array_equal(cos[:, 2:], 1)
     np.testing.assert_array_equal(sin[:, 2:], 0)

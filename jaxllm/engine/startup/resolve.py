@@ -37,6 +37,7 @@ from jaxllm.engine.startup.memory import (
 from jaxllm.engine.startup.plan_memory import first_plan, may_shorten
 from jaxllm.models import ModelSpec, Wish, read_spec
 from jaxllm.nn.heads import Heads
+from jaxllm.nn.rope import Alibi
 
 # Of every prompt step where one shape serves all: short prompts are padded to it, long ones lose
 # little by it
@@ -170,9 +171,9 @@ def _shapes(
 ) -> Shapes | SegmentShapes:
     """What decides the attention back end."""
     if spec.pooling is not None and spec.pooling.bidirectional:
-        return SegmentShapes(dtype, heads.dim)
+        return SegmentShapes(dtype, heads.stored_dim)
     group, layer = max(1, heads.query // heads.kv_stored), spec.layers[0]
-    sizes = (dtype, heads.dim, page_size, group, kv_dtype)
+    sizes = (dtype, heads.stored_dim, page_size, group, kv_dtype)
     return LatentShapes(*sizes, layer.rank) if isinstance(layer, LatentKV) else Shapes(*sizes)
 
 
@@ -280,6 +281,11 @@ def _kv_dtype(config: EngineConfig, spec: ModelSpec, dtype: jnp.dtype) -> jnp.dt
     if found != dtype and isinstance(spec.layers[0], LatentKV):
         raise ConfigError(
             f"--kv-cache-dtype {wish}: latents are kept in the type that the model computes in; "
+            f"give {dtype}"
+        )
+    if found.itemsize == 1 and any(isinstance(rope, Alibi) for rope in spec.ropes):
+        raise ConfigError(
+            f"--kv-cache-dtype {wish}: keys hold positions (ALiBi), which 8 bits would round; "
             f"give {dtype}"
         )
     return found
