@@ -5,16 +5,18 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
 from jaxllm.config import ConfigError
 from jaxllm.models import ModelSpec
 from jaxllm.models.config.build import linear_maps, outline
-from jaxllm.nn.linear import Linear
+from jaxllm.nn.linear import Linear, Tensors
 from jaxllm.nn.pooling import PoolingModel
 from jaxllm.nn.rules import Layout
-from jaxllm.quantisation import ONLINE, WeightFormat
+from jaxllm.quantisation import ONLINE, Scheme, WeightFormat
+from jaxllm.quantisation.matrix import NUMBERS
 from jaxllm.weights.load import open_checkpoint
 
 LEAST_ROWS = 16  # gates of fewer outputs stay plain
@@ -36,16 +38,34 @@ def weight_formats(
         )
     if spec.scheme is None:
         return {} if wish is None else _online(spec, wish)
+    maps = [each for each in _maps(spec) if each[0].layout is not Layout.IN_OUT]
     if load_format == "dummy":
-        return {}
-    checkpoint = open_checkpoint(model_dir, spec)
+        formats = _likely(spec.scheme, maps)
+    else:
+        formats = open_checkpoint(model_dir, spec).formats
     return {
         name: kind
-        for linear, names in _maps(spec)
-        if linear.layout is not Layout.IN_OUT
-        and (kind := _shared(checkpoint.formats, names)) is not None
+        for _, names in maps
+        if (kind := _shared(formats, names)) is not None
         for name in names
     }
+
+
+class _Header(NamedTuple):
+    dtype: str
+    shape: tuple[int, ...]
+
+
+def _likely(
+    scheme: Scheme, maps: list[tuple[Linear, tuple[str, ...]]]
+) -> dict[str, WeightFormat | None]:
+    """What a checkpoint's matrices would be held in if it packed them all, for random weights."""
+    pieces = [piece for linear, names in maps for piece in Tensors(linear, names)("weight")]
+    found: dict[str, WeightFormat | None] = {}
+    for dtype in NUMBERS:
+        stored = {piece.name: _Header(dtype, piece.source) for piece in pieces}
+        found |= {tensor.name: tensor.format for tensor in scheme.tensors(stored)}
+    return found
 
 
 def _online(spec: ModelSpec, wish: str) -> dict[str, WeightFormat]:

@@ -7,6 +7,7 @@ import threading
 from collections.abc import Callable, Iterable, Mapping
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 from jax.typing import DTypeLike
@@ -62,11 +63,7 @@ class Rounding:
         if rule.rounded is None:
             return {rule.parameter: plain}
         names = filled_by(rule, self._likes)
-        likes = tuple(
-            (name.rpartition(".")[2], like.dtype, like.sharding)
-            for name in names
-            for like in [self._likes[name]]
-        )
+        likes = tuple((name.rpartition(".")[2], self._likes[name]) for name in names)
         made = self._programs(rule.rounded[0], likes)(plain)
         jax.block_until_ready(made)
         plain.delete()
@@ -74,10 +71,13 @@ class Rounding:
 
     @staticmethod
     def _program(
-        kind: WeightFormat, likes: tuple[tuple[str, np.dtype, jax.sharding.Sharding], ...]
+        kind: WeightFormat, likes: tuple[tuple[str, jax.ShapeDtypeStruct], ...]
     ) -> Callable[[jax.Array], dict[str, jax.Array]]:
         def program(plain: jax.Array) -> dict[str, jax.Array]:
             made = rounded(kind, plain)
-            return {name: made[name].astype(dtype) for name, dtype, _ in likes}
+            return {
+                name: jnp.broadcast_to(made[name].astype(like.dtype), like.shape)
+                for name, like in likes
+            }
 
-        return jax.jit(program, out_shardings={name: where for name, _, where in likes})
+        return jax.jit(program, out_shardings={name: like.sharding for name, like in likes})

@@ -5,9 +5,9 @@ from __future__ import annotations
 from jax import Array
 
 from pallas_kernels.backends import Backends
-from pallas_kernels.scaled_matmul.rounding import INPUTS, rounded
+from pallas_kernels.scaled_matmul.rounding import INPUTS, largest, rounded
 
-__all__ = ["BACKENDS", "INPUTS", "backend_for", "rounded", "scaled_matmul"]
+__all__ = ["BACKENDS", "INPUTS", "backend_for", "largest", "rounded", "scaled_matmul"]
 
 BACKENDS = Backends(__name__, "scaled_matmul", ("reference",))
 

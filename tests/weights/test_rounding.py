@@ -56,8 +56,9 @@ ROUNDED = {
     [
         ("llama-gqa", "fp8_w8a16", 1),
         ("llama-gqa", "int8_w8a16", 2),
-        ("glm-biases", "int8_w8a16", 1),  # heads in another order, gate and up in one tensor
-        ("gpt2-tied", "fp8_w8a16", 1),  # matrices stored as [in, out]
+        # Heads in another order, gate and up in one tensor; matrices stored as [in, out]
+        pytest.param("glm-biases", "int8_w8a16", 1, marks=pytest.mark.slow),
+        pytest.param("gpt2-tied", "fp8_w8a16", 1, marks=pytest.mark.slow),
         pytest.param("deepseek-v3-groups", "int8_w8a16", 1, marks=pytest.mark.slow),
         pytest.param("llama-head-dim-sharded", "fp8_w8a16", 8, marks=pytest.mark.slow),
         pytest.param("phi3-window", "fp8_w8a16", 2, marks=pytest.mark.slow),
@@ -86,6 +87,7 @@ def maps(spec: models.ModelSpec):
     return ((m, own) for _, m, own in linear_maps(spec, outline(spec, 1, np.float32)))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("wish", ["fp8", "int8"])
 def test_rounded_inputs_cost_little_beside_rounded_weights(wish: str) -> None:
     plain = logits(LLAMA, models.read_spec(LLAMA))
@@ -94,6 +96,7 @@ def test_rounded_inputs_cost_little_beside_rounded_weights(wish: str) -> None:
     assert np.abs(both - plain).mean() < 2 * np.abs(alone - plain).mean()
 
 
+@pytest.mark.slow
 def test_random_weights_are_those_of_the_plain_model_rounded() -> None:
     spec = online(LLAMA, "int8_w8a16")
     plain, rounded = (

@@ -15,6 +15,7 @@ from jaxllm.nn.weight.protocol import Fill, Shape
 from jaxllm.quantisation import WeightFormat
 from pallas_kernels import scaled_matmul as op
 
+LARGEST_INPUT = 16.0
 DTYPES = {"fp8": jnp.float8_e4m3fn, "int8": jnp.int8}
 
 
@@ -81,10 +82,12 @@ class Scaled(nnx.Module):
 
     @staticmethod
     def rounded(kind: WeightFormat, plain: Array) -> dict[str, Array]:
-        """The parameters of a plain weight `[*out, K]`."""
-        group = kind.group or plain.shape[-1]
-        values, scale = op.rounded(plain, DTYPES[kind.numbers], group)
-        return {"values": values, "scale": scale}
+        """The parameters of a plain weight `[*out, K]`; a scale of inputs, which random weights
+        alone lack, is that of inputs near one."""
+        dtype = DTYPES[kind.numbers]
+        values, scale = op.rounded(plain, dtype, kind.group or plain.shape[-1])
+        input_scale = jnp.full((1, 1), LARGEST_INPUT / op.largest(dtype))
+        return {"values": values, "scale": scale, "input_scale": input_scale}
 
 
 # Jitted, so that a kernel is lowered once, not for every layer

@@ -95,6 +95,17 @@ def test_the_rows_of_memory_are_the_terms_of_the_formula_and_their_sum(tiny_dir:
     assert rows_of(packed)["weights"] == "15.00 GiB per device unpacked from fp8"
 
 
+def test_weights_in_few_bits_are_named_with_what_they_save(tiny_dir: str) -> None:
+    plain, setup = decided(tiny_dir), decided(tiny_dir, quantization="fp8_w8a16")
+    rows = rows_of(setup)
+    assert "quantised weights" not in rows_of(plain)
+    assert re.fullmatch(
+        r"\d+ matrices in fp8 with scales of rows, inputs as they are", rows["quantised weights"]
+    )
+    assert re.fullmatch(r".* per device, -?\d+ tokens of KV", rows["quantisation saves"])
+    assert rows["products of these"] == "reference (plain JAX: may be slower than 16 bits)"
+
+
 def test_what_was_decided_of_memory_is_shown(tiny_dir: str) -> None:
     plain = rows_of(decided(tiny_dir))
     assert (plain["preemption"], plain["host memory"], plain["prefix caching"]) == (
