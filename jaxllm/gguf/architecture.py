@@ -118,15 +118,18 @@ def checkpoint_tensors(model: Model) -> dict[str, Deferred]:
     return dict(_joined(own.joins, left)) | _changed(own, left, model.metadata)
 
 
-def checkpoint_integers(model: Model) -> dict[str, tuple[Deferred, Deferred]]:
-    """Those of the tensors that are matrices of integers times scales of groups, as both. Raises
-    ConfigError for an unknown architecture."""
+def checkpoint_parts(model: Model) -> dict[str, tuple[str, tuple[Deferred, ...]]]:
+    """Those of the tensors that are matrices of integers in groups: what integers, and these with
+    their scales and offsets. Raises ConfigError for an unknown architecture."""
     own = architecture(model.metadata)
-    fit = {name: each for name, each in model.tensors.items() if each.scaled and own.keeps(name)}
-    integers = {name: tensor.integers() for name, tensor in fit.items()}
-    scales = {name: tensor.scales() for name, tensor in fit.items()}
-    first, second = (_changed(own, each, model.metadata) for each in (integers, scales))
-    return {name: (first[name], second[name]) for name in first}
+    found: dict[str, tuple[str, tuple[Deferred, ...]]] = {}
+    for name, tensor in model.tensors.items():
+        if tensor.type.integers is None or len(tensor.shape) != 2 or not own.keeps(name):
+            continue
+        each = [_changed(own, {name: part}, model.metadata) for part in tensor.parts()]
+        for whole in each[0]:
+            found[whole] = (tensor.type.integers, tuple(part[whole] for part in each))
+    return found
 
 
 def _changed(

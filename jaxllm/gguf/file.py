@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from jaxllm.config import ConfigError
-from jaxllm.gguf.types import TYPES, UNREAD, BlockType
+from jaxllm.gguf.types import TYPES, U4, UNREAD, BlockType
 from jaxllm.tensors import Bounds, Deferred
 
 MAGIC = b"GGUF"
@@ -65,28 +65,27 @@ class StoredTensor:
     shape: tuple[int, ...]
     data: memoryview
 
-    @property
-    def scaled(self) -> bool:
-        """Whether it is a matrix of integers times scales of groups."""
-        return len(self.shape) == 2 and not self.type.plain and not self.type.added
-
     def deferred(self) -> Deferred:
         """Its numbers, computed where they are read: float32, or those of the file where its type
         is plain. Reading raises ConfigError where one is infinite."""
         return Deferred(self.shape, functools.partial(self._read, self.type.size, self._values))
 
-    def integers(self) -> Deferred:
-        """The numbers of its groups before they are scaled, of 8 bits."""
-        return Deferred(self.shape, functools.partial(self._read, self.type.size, self._integers))
+    def parts(self) -> tuple[Deferred, ...]:
+        """The integers of its groups, and their scales and offsets, float32 [..., G]; () where
+        these are not worth keeping. Reading raises ConfigError where one is infinite."""
+        kind = self.type.integers
+        if kind is None:
+            return ()
+        size, group = self.type.size, self.type.group
+        grouped = (*self.shape[:-1], self.shape[-1] // group)
 
-    def scales(self) -> Deferred:
-        """The scales of groups, float32 [..., G]. Reading raises ConfigError where one is
-        infinite."""
-        groups = self.shape[-1] // self.type.group
-        size = self.type.size // self.type.group
-        return Deferred(
-            (*self.shape[:-1], groups), functools.partial(self._read, size, self._scales)
-        )
+        def part(which: int, shape: tuple[int, ...], entries: int) -> Deferred:
+            own = functools.partial(self._part, which)
+            return Deferred(shape, functools.partial(self._read, entries, own))
+
+        scales, offsets = (part(which, grouped, size // group) for which in (1, 2))
+        found = (part(0, self.shape, size), scales, offsets)
+        return found if kind == U4 else found[:2]
 
     def _read(
         self, size: int, part: Callable[[np.ndarray], np.ndarray], bounds: Bounds
@@ -107,15 +106,12 @@ class StoredTensor:
             self._check(values)
         return values
 
-    def _integers(self, blocks: np.ndarray) -> np.ndarray:
+    def _part(self, which: int, blocks: np.ndarray) -> np.ndarray:
         assert self.type.groups is not None
-        return self.type.groups(blocks).numbers
-
-    def _scales(self, blocks: np.ndarray) -> np.ndarray:
-        assert self.type.groups is not None
-        scales = self.type.groups(blocks).scale
-        self._check(scales)
-        return scales
+        found = self.type.groups(blocks)[which]
+        assert found is not None
+        self._check(found)
+        return found
 
     def _check(self, numbers: np.ndarray) -> None:
         if not np.isfinite(numbers).all():

@@ -14,6 +14,7 @@ import ml_dtypes
 import numpy as np
 
 F16, U8 = "<f2", "u1"
+I8, I4, U4 = "I8", "I4", "U4"
 NIBBLES = np.array(  # of IQ4
     (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113), np.int8
 )
@@ -45,7 +46,8 @@ class BlockType:
         group: those that share a scale.
         layout: of a block.
         groups: of blocks; None: they are plain numbers.
-        added: whether groups have offsets.
+        integers: what the numbers of groups are, where these are worth keeping: I8, I4 (-8 to 7),
+            or U4 (0 to 15) in groups with offsets.
     """
 
     name: str
@@ -53,7 +55,7 @@ class BlockType:
     group: int
     layout: np.dtype
     groups: Callable[[np.ndarray], Groups] | None = None
-    added: bool = False
+    integers: str | None = None
 
     @property
     def plain(self) -> bool:
@@ -192,21 +194,25 @@ _SCALES_K, _SCALES_6 = ("scales", U8, 12), ("scales", "i1", 16)
 TYPES: dict[int, BlockType] = {
     0: BlockType("F32", 1, 1, np.dtype("<f4")),
     1: BlockType("F16", 1, 1, np.dtype(F16)),
-    2: BlockType("Q4_0", 32, 32, _blocks(_D, _Q), _q4_0),
-    3: BlockType("Q4_1", 32, 32, _blocks(_D, _M, _Q), _q4_1, True),
-    6: BlockType("Q5_0", 32, 32, _blocks(_D, ("high", U8, 4), _Q), _q5_0),
-    7: BlockType("Q5_1", 32, 32, _blocks(_D, _M, ("high", U8, 4), _Q), _q5_1, True),
-    8: BlockType("Q8_0", 32, 32, _blocks(_D, ("q", "i1", 32)), _q8_0),
-    10: BlockType("Q2_K", 256, 16, _blocks(("scales", U8, 16), ("q", U8, 64), _D, _M), _q2_k, True),
-    11: BlockType("Q3_K", 256, 16, _blocks(("high", U8, 32), ("q", U8, 64), _SCALES_K, _D), _q3_k),
-    12: BlockType("Q4_K", 256, 32, _blocks(_D, _M, _SCALES_K, _Q_K), _q4_k, True),
-    13: BlockType("Q5_K", 256, 32, _blocks(_D, _M, _SCALES_K, ("high", U8, 32), _Q_K), _q5_k, True),
-    14: BlockType("Q6_K", 256, 16, _blocks(_Q_K, ("high", U8, 64), _SCALES_6, _D), _q6_k),
-    20: BlockType("IQ4_NL", 32, 32, _blocks(_D, _Q), _iq4_nl),
-    23: BlockType("IQ4_XS", 256, 32, _blocks(_D, ("high", U8, 2), ("low", U8, 4), _Q_K), _iq4_xs),
+    2: BlockType("Q4_0", 32, 32, _blocks(_D, _Q), _q4_0, I4),
+    3: BlockType("Q4_1", 32, 32, _blocks(_D, _M, _Q), _q4_1, U4),
+    6: BlockType("Q5_0", 32, 32, _blocks(_D, ("high", U8, 4), _Q), _q5_0, I8),
+    7: BlockType("Q5_1", 32, 32, _blocks(_D, _M, ("high", U8, 4), _Q), _q5_1),
+    8: BlockType("Q8_0", 32, 32, _blocks(_D, ("q", "i1", 32)), _q8_0, I8),
+    10: BlockType("Q2_K", 256, 16, _blocks(("scales", U8, 16), ("q", U8, 64), _D, _M), _q2_k, U4),
+    11: BlockType(
+        "Q3_K", 256, 16, _blocks(("high", U8, 32), ("q", U8, 64), _SCALES_K, _D), _q3_k, I4
+    ),
+    12: BlockType("Q4_K", 256, 32, _blocks(_D, _M, _SCALES_K, _Q_K), _q4_k, U4),
+    13: BlockType("Q5_K", 256, 32, _blocks(_D, _M, _SCALES_K, ("high", U8, 32), _Q_K), _q5_k),
+    14: BlockType("Q6_K", 256, 16, _blocks(_Q_K, ("high", U8, 64), _SCALES_6, _D), _q6_k, I8),
+    20: BlockType("IQ4_NL", 32, 32, _blocks(_D, _Q), _iq4_nl, I8),
+    23: BlockType(
+        "IQ4_XS", 256, 32, _blocks(_D, ("high", U8, 2), ("low", U8, 4), _Q_K), _iq4_xs, I8
+    ),
     28: BlockType("F64", 1, 1, np.dtype("<f8")),
     30: BlockType("BF16", 1, 1, np.dtype(ml_dtypes.bfloat16)),
-    39: BlockType("MXFP4", 32, 32, _blocks(("e", U8), _Q), _mxfp4),
+    39: BlockType("MXFP4", 32, 32, _blocks(("e", U8), _Q), _mxfp4, I8),
 }
 # Named in errors
 UNREAD = {

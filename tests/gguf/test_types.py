@@ -46,12 +46,16 @@ def test_a_scale_that_is_infinite_is_refused() -> None:
         np.asarray(broken.deferred())
 
 
-@pytest.mark.parametrize("number", [n for n in QUANTISED if not TYPES[n].added])
-def test_integers_times_scales_of_groups_are_the_numbers(number: int) -> None:
+@pytest.mark.parametrize("number", [n for n in QUANTISED if TYPES[n].integers])
+def test_integers_with_scales_and_offsets_of_groups_are_the_numbers(number: int) -> None:
     tensor, values = golden(number)
-    integers, scales = np.asarray(tensor.integers()), np.asarray(tensor.scales())
-    assert (integers.dtype, scales.dtype) == (np.int8, np.float32)
+    integers, scales, *offsets = (np.asarray(part) for part in tensor.parts())
+    low, high = {"I8": (-128, 127), "I4": (-8, 7), "U4": (0, 15)}[str(tensor.type.integers)]
+    assert low <= integers.min()
+    assert integers.max() <= high
     assert scales.shape == (2, values.shape[1] // tensor.type.group)
     found = integers.astype(np.float32) * np.repeat(scales, tensor.type.group, axis=1)
+    for each in offsets:
+        found += np.repeat(each, tensor.type.group, axis=1)
     np.testing.assert_array_equal(found, values)
-    np.testing.assert_array_equal(np.asarray(tensor.scales()[1:2, 1:3]), scales[1:2, 1:3])
+    np.testing.assert_array_equal(np.asarray(tensor.parts()[1][1:2, 1:3]), scales[1:2, 1:3])

@@ -7,10 +7,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from jaxllm.gguf.architecture import checkpoint_integers, checkpoint_tensors
+from jaxllm.gguf.architecture import checkpoint_parts, checkpoint_tensors
 from jaxllm.gguf.directory import model_file
 from jaxllm.gguf.model import Model, open_model
-from jaxllm.quantisation.schemes.gguf import INTEGERS, SCALES
+from jaxllm.quantisation.schemes.gguf import INTEGERS, PARTS
 from jaxllm.tensors import Deferred
 from jaxllm.weights.stored import Entry, Found
 
@@ -34,14 +34,14 @@ class GgufTensors:
 
 
 def _tensors(model: Model, name: str) -> GgufTensors:
-    """Matrices of integers times scales in these parts, all other tensors as plain numbers."""
+    """Matrices of integers in groups in parts, all other tensors as plain numbers."""
     tensors = checkpoint_tensors(model)
     types = dict.fromkeys(tensors, "F32")
-    for whole, parts in checkpoint_integers(model).items():
-        owner = whole.removesuffix(".weight")
+    for whole, (kind, parts) in checkpoint_parts(model).items():
         del tensors[whole], types[whole]
-        for suffix, part, kind in zip((INTEGERS, SCALES), parts, ("I8", "F32"), strict=True):
-            tensors[owner + suffix], types[owner + suffix] = part, kind
+        for suffix, part in zip(PARTS, parts, strict=False):
+            tensors[whole + suffix], types[whole + suffix] = part, "F32"
+        types[whole + INTEGERS] = kind
     entries = {name: Entry(types[name], each.shape, 0, 0) for name, each in tensors.items()}
     return GgufTensors(name, entries, tensors)
 
