@@ -24,8 +24,9 @@ from jaxllm.mesh import make_mesh
 from jaxllm.models import ModelSpec, read_spec
 from jaxllm.models.config.read import family
 from jaxllm.quantisation import WeightFormat
+from pallas_kernels.int4_matmul.packed import Int4, dequantised
 from tests.gguf.converted import converted
-from tests.gguf.writer import Q4_0, Q8_0, Stored, plain, quantised
+from tests.gguf.writer import Q4_0, Q4_K, Q8_0, Stored, plain, quantised, random_q4_k
 from tests.goldens.golden import HERE
 
 CASES = [
@@ -139,24 +140,56 @@ def leaves(spec: ModelSpec, directory: Path) -> dict[str, np.ndarray]:
     """The model's parameters by their paths."""
     _, state = weights.load(directory, spec, make_mesh(1), "float32")
     found = jax.tree_util.tree_leaves_with_path(state)
-    return {jax.tree_util.keystr(path): np.asarray(each) for path, each in found}
+    return {
+        jax.tree_util.keystr(path).removesuffix(".value"): np.asarray(each) for path, each in found
+    }
 
 
-def test_blocks_of_integers_and_scales_stay_in_8_bits(tmp_path: Path) -> None:
+def stored_as(number: int) -> Callable[[str, np.ndarray], Stored]:
+    """Matrices in this type; those of Q4_K are random."""
+    if number != Q4_K:
+        return quantised_matrices(number)
+    return lambda name, tensor: random_q4_k(tensor.shape) if tensor.ndim > 1 else plain(tensor)
+
+
+def spread(values: np.ndarray, columns: int) -> np.ndarray:
+    return np.repeat(values, columns // values.shape[-1], axis=-1)
+
+
+def unpacked(held: dict[str, np.ndarray], path: str, columns: int) -> np.ndarray:
+    """A weight of few bits as the numbers that it stands for, [rows, columns]."""
+    values = held[f"{path}['values']"]
+    if values.dtype == np.int8:
+        return (values * spread(held[f"{path}['scale']"], columns)).reshape(-1, columns)
+    scales, offsets = held[f"{path}['scales']"], held.get(f"{path}['others']")
+    rows = 64 * values.shape[0]
+    return np.asarray(
+        dequantised(Int4(values, scales, None, offsets, rows, 32), columns, "float32")
+    )
+
+
+@pytest.mark.parametrize(
+    ("number", "kind"),
+    [
+        (Q8_0, WeightFormat("int8", 32)),
+        (Q4_0, WeightFormat("int4", 32)),
+        (Q4_K, WeightFormat("int4", 32, form="offsets")),
+    ],
+    ids=["Q8_0", "Q4_0", "Q4_K"],
+)
+def test_blocks_of_integers_stay_integers(number: int, kind: WeightFormat, tmp_path: Path) -> None:
     demo = str(locate("demo"))
-    path = converted(demo, "qwen3", tmp_path / "model.gguf", quantised_matrices(Q8_0))
+    path = converted(demo, "qwen3", tmp_path / "model.gguf", stored_as(number))
     directory = model_directory(path, str(tmp_path))
     plain_spec = read_spec(directory)
     formats = weights.weight_formats(directory, plain_spec, None)
-    assert set(formats.values()) == {WeightFormat("int8", 32)}
+    assert set(formats.values()) == {kind}
     spec = replace(plain_spec, formats=formats)
     weights.check(directory, spec, make_mesh(1), "float32")
     held, plain = leaves(spec, directory), leaves(plain_spec, directory)
-    names = [name for name in held if "values" in name]
-    assert len(names) == 4 * len(spec.layers)
-    for name in names:
-        scale = held[name.replace("values", "scale")]
-        spread = np.repeat(scale, held[name].shape[-1] // scale.shape[-1], axis=-1)
-        whole = plain[name.replace("['values']", "")]
-        assert held[name].dtype == np.int8
-        np.testing.assert_array_equal((held[name] * spread).reshape(whole.shape), whole)
+    paths = [name.removesuffix("['values']") for name in held if name.endswith("['values']")]
+    assert len(paths) == 4 * len(spec.layers)
+    for name in paths:
+        columns = 512 if "['out']" in name or "['down']" in name else 256
+        found, wanted = unpacked(held, name, columns), plain[name].reshape(-1, columns)
+        np.testing.assert_allclose(found, wanted, rtol=1e-6, atol=1e-7)

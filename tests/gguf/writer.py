@@ -12,7 +12,7 @@ import numpy as np
 
 ALIGNMENT = 32
 PLAIN = {0: np.dtype("<f4"), 1: np.dtype("<f2"), 30: np.dtype(ml_dtypes.bfloat16)}
-Q8_0, Q4_0 = 8, 2
+Q8_0, Q4_0, Q4_K = 8, 2, 12
 
 
 class Stored(NamedTuple):
@@ -60,6 +60,14 @@ def quantised(array: np.ndarray, number: int) -> Stored:
         packed = nibbles[:, :16] | (nibbles[:, 16:] << 4)
     rows = np.concatenate([scale.view(np.uint8), packed], axis=1)
     return Stored(number, array.shape, rows.tobytes())
+
+
+def random_q4_k(shape: tuple[int, ...]) -> Stored:
+    """Random blocks of Q4_K."""
+    rng = np.random.default_rng(0)
+    blocks = rng.integers(0, 256, (int(np.prod(shape)) // 256, 144), np.uint8)
+    blocks[:, :4] = np.tile(np.array([0.001, 0.004], "<f2").view(np.uint8), (len(blocks), 1))
+    return Stored(Q4_K, shape, blocks.tobytes())
 
 
 def header(metadata: Mapping[str, Any], tensors: Mapping[str, Stored], version: int = 3) -> bytes:
