@@ -171,8 +171,8 @@ def unpacked(held: dict[str, np.ndarray], path: str, columns: int) -> np.ndarray
 @pytest.mark.parametrize(
     ("number", "kind"),
     [
-        (Q8_0, WeightFormat("int8", 32)),
-        (Q4_0, WeightFormat("int4", 32)),
+        pytest.param(Q8_0, WeightFormat("int8", 32), marks=pytest.mark.slow),
+        pytest.param(Q4_0, WeightFormat("int4", 32), marks=pytest.mark.slow),
         (Q4_K, WeightFormat("int4", 32, form="offsets")),
     ],
     ids=["Q8_0", "Q4_0", "Q4_K"],
