@@ -36,6 +36,7 @@ HERE = {
     "kv_accuracy": "what 8-bit pages cost the demo model: answers and perplexity",
     "products": "an MLP's gated product: the kernel beside XLA",
     "mixtures": "a mixture's routed feed-forward: its grouped products, and the whole",
+    "routing": "what stands around the products of a mixture's experts: routing, gather, sum",
     "segments": "attention of encoders: microseconds and TFLOP/s of a step, by length of inputs",
     "steps": "what step programs of chosen shapes take under load",
     "xla_options": "which XLA options make each program fastest on the GPU at hand",
