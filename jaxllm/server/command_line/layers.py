@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import difflib
+import json
 import math
 import re
 from collections.abc import Mapping
@@ -62,7 +63,8 @@ class Given:
 def _shown(name: str, value: Any) -> str:
     if name in SECRETS:
         return "***"
-    text = value if isinstance(value, str) else orjson.dumps(value).decode()
+    plain = isinstance(value, str) and value.isprintable()
+    text = value if plain else json.dumps(value, default=str)
     return text if len(text) <= MAX_SHOWN else text[: MAX_SHOWN - 1] + "…"
 
 
@@ -236,8 +238,9 @@ def load_yaml(path: Path) -> dict[Any, Any]:
     try:
         with path.open("rb") as file:
             text = file.read(MAX_FILE + 1)
-    except OSError as error:
-        raise ConfigError(f"--config {path} cannot be read: {error.strerror}") from None
+    except (OSError, ValueError) as error:  # ValueError: no path at all
+        trouble = getattr(error, "strerror", error)
+        raise ConfigError(f"--config {path} cannot be read: {trouble}") from None
     if len(text) > MAX_FILE:
         raise ConfigError(f"--config {path} is larger than {MAX_FILE} bytes")
     try:
@@ -269,7 +272,7 @@ def _read(action: argparse.Action, flag: str, value: Any, where: str) -> Any:
 
 def _one(action: argparse.Action, value: Any, where: str) -> Any:
     try:
-        text = value if isinstance(value, str) else orjson.dumps(value).decode()
+        text = (value.encode() if isinstance(value, str) else orjson.dumps(value)).decode()
         found = text if action.type is None else action.type(text)  # type: ignore[operator]
     except (argparse.ArgumentTypeError, ValueError, TypeError) as error:
         hidden = action.dest in SECRETS

@@ -81,7 +81,7 @@ class Certificates:
             try:
                 status = os.stat(path)
                 found.append((status.st_mtime_ns, status.st_ino, status.st_size))
-            except OSError:
+            except (OSError, ValueError):  # ValueError: no path at all
                 found.append(None)
         return found
 

@@ -80,6 +80,15 @@ def test_what_was_given_is_shown_with_its_source_and_no_secret(config: pathlib.P
     assert "of-the-file" not in options.given
 
 
+def test_what_is_shown_of_options_stays_on_one_line(tmp_path: pathlib.Path) -> None:
+    path = tmp_path / "c.yaml"
+    path.write_text('served-model-name: ["a\\nb", "é"]\ncode-revision: "x\\ny"\n')
+    shown = parse(["--config", str(path), "--uds", "s" * 1000], {}).given
+    assert len(shown.splitlines()) == 1
+    assert "code-revision=" in shown
+    assert len(shown) < 500
+
+
 def test_a_service_named_jaxllm_sets_no_port_and_a_misspelt_variable_is_told() -> None:
     environ = {
         "JAXLLM_PORT": "tcp://10.0.0.7:8000",
@@ -109,10 +118,11 @@ def test_a_service_named_jaxllm_sets_no_port_and_a_misspelt_variable_is_told() -
         ("- port", "must hold options as `name: value`"),
         ("port: [", "no YAML in line 1"),
         ("port: !!python/object/apply:os.getcwd []", "no YAML in line 1"),
+        ('ssl-certfile: "\\ud83d"', "ssl-certfile: 'utf-8' codec can't encode"),
         ("", "must hold options"),
         ("#" * (MAX_FILE + 1), "is larger than"),
     ],
-    ids=range(13),
+    ids=range(14),
 )
 def test_a_file_that_cannot_be_is_refused_in_one_line(
     text: str, says: str, tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
