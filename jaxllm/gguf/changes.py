@@ -16,6 +16,11 @@ def halves(tensor: Deferred, heads: int) -> Deferred:
     return tensor.take(rows.swapaxes(1, 2).reshape(-1), axis=0)
 
 
+def row(tensor: Deferred) -> Deferred:
+    """A vector as a matrix of one row; a matrix stays."""
+    return tensor.reshape((1, *tensor.shape)) if len(tensor.shape) == 1 else tensor
+
+
 def plus(tensor: Deferred, value: float) -> Deferred:
     """`value` added to every number."""
     return Deferred(

@@ -32,7 +32,8 @@ NAMES = [
     (r"post_feedforward_layernorm", "post_ffw_norm"),
     (r"(mlp|block_sparse_moe)\.(gate|router)\.(weight|bias)", r"ffn_gate_inp.\3"),
     (r"mlp\.gate\.e_score_correction_bias", "exp_probs_b.bias"),
-    (r"mlp\.shared_experts\.(\w+)_proj", r"ffn_\1_shexp"),
+    (r"mlp\.shared_experts?\.(\w+)_proj", r"ffn_\1_shexp"),
+    (r"mlp\.shared_expert_gate", r"ffn_gate_inp_shexp"),
     (r"mlp\.gate_up_proj", "ffn_up"),
     (r"mlp\.(\w+)_proj\.", r"ffn_\1."),
 ]
@@ -67,9 +68,12 @@ def common(hf: Mapping[str, Any]) -> dict[str, Any]:
         "feed_forward_length": hf["intermediate_size"],
         "attention.head_count": hf["num_attention_heads"],
         "attention.head_count_kv": hf.get("num_key_value_heads", hf["num_attention_heads"]),
-        "attention.layer_norm_rms_epsilon": float(hf["rms_norm_eps"]),
     }
-    bases = {"rope.freq_base": "rope_theta", "rope.freq_base_swa": "rope_local_base_freq"}
+    bases = {
+        "attention.layer_norm_rms_epsilon": "rms_norm_eps",
+        "rope.freq_base": "rope_theta",
+        "rope.freq_base_swa": "rope_local_base_freq",
+    }
     found |= {key: float(hf[own]) for key, own in bases.items() if own in hf}
     if "head_dim" in hf:
         found |= {f"attention.{each}_length": hf["head_dim"] for each in ("key", "value")}
@@ -210,8 +214,29 @@ def deepseek2(hf: Mapping[str, Any], tensors: Tensors, apart: bool = True) -> di
     return {key: value for key, value in found.items() if value is not None}
 
 
+def granite(hf: Mapping[str, Any], tensors: Tensors) -> dict[str, Any]:
+    scales = {
+        "attention.scale": "attention_multiplier",
+        "embedding_scale": "embedding_multiplier",
+        "residual_scale": "residual_multiplier",
+        "logit_scale": "logits_scaling",
+    }
+    found = {key: float(hf[own]) for key, own in scales.items()}
+    return {k: v for k, v in (llama(hf, tensors) | found).items() if v is not None}
+
+
+def qwen2moe(hf: Mapping[str, Any], tensors: Tensors) -> dict[str, Any]:
+    for name in tensors:
+        if name.endswith("ffn_gate_inp_shexp.weight"):
+            tensors[name] = tensors[name].reshape(-1)
+    return qwen3moe(hf, tensors)
+
+
 KINDS: dict[str, Callable[[Mapping[str, Any], Tensors], dict[str, Any]]] = {
     "llama": llama,
+    "smollm3": llama,
+    "granite": granite,
+    "qwen2moe": qwen2moe,
     "qwen3moe": qwen3moe,
     "gemma2": gemma,
     "gemma3": gemma,
@@ -219,9 +244,7 @@ KINDS: dict[str, Callable[[Mapping[str, Any], Tensors], dict[str, Any]]] = {
     "gpt-oss": gpt_oss,
     "deepseek2": deepseek2,
 }
-POST_ATTENTION = {"gemma2": "post_attention_norm", "gemma3": "post_attention_norm"} | {
-    "gpt-oss": "post_attention_norm"
-}
+POST_ATTENTION = dict.fromkeys(("gemma2", "gemma3", "gpt-oss", "olmo2"), "post_attention_norm")
 
 
 def converted(

@@ -200,6 +200,7 @@ def _format_rows(setup: Setup) -> Rows:
     products = {backend(kind, wanted) for kind in counts}
     slow = " (plain JAX: may be slower than 16 bits)" if "reference" in products else ""
     return [
+        *([] if spec.scheme is None else [("checkpoint", spec.scheme.title)]),
         ("quantised weights", held),
         (
             "quantisation saves",

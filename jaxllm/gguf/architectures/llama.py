@@ -57,6 +57,5 @@ def _keys(tensor: Deferred, own: Metadata) -> Deferred:
     return halves(tensor, heads or 1)
 
 
-ARCHITECTURE = Architecture(
-    config, NAMES, changes={"blk.{}.attn_q": _queries, "blk.{}.attn_k": _keys}
-)
+CHANGES = {"blk.{}.attn_q": _queries, "blk.{}.attn_k": _keys}
+ARCHITECTURE = Architecture(config, NAMES, CHANGES)

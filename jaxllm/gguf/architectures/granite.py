@@ -1,0 +1,26 @@
+"""Granite 3 and 4 without experts or recurrent layers: Llama with multipliers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from jaxllm.gguf.architecture import LLAMA_NAMES, Architecture
+from jaxllm.gguf.architectures import llama
+from jaxllm.gguf.config import base_config
+from jaxllm.gguf.model import Model
+
+
+def config(model: Model) -> dict[str, Any]:
+    """The configuration."""
+    own = model.metadata
+    return base_config(
+        model,
+        "granite",
+        attention_multiplier=own.number("attention.scale"),
+        embedding_multiplier=own.number("embedding_scale"),
+        residual_multiplier=own.number("residual_scale"),
+        logits_scaling=own.number("logit_scale"),
+    )
+
+
+ARCHITECTURE = Architecture(config, LLAMA_NAMES, llama.CHANGES)
