@@ -27,7 +27,7 @@ logger = logging.getLogger("jaxllm")
 
 
 class Publisher:
-    """Binds the sockets of `settings`; `publish` is a listener of `KVEvents`.
+    """Opens the sockets of `settings`; `publish` is a listener of `KVEvents`.
 
     `publish` never waits: ZeroMQ's own thread sends, and drops what a slow subscriber has no space
     for. A thread answers replay requests. Raises ConfigError when a socket cannot be bound.
@@ -41,12 +41,15 @@ class Publisher:
         self._buffer = ReplayBuffer(settings.buffer_steps)
         self._context = self._zmq.Context()
         try:
-            self._pub = self._bind(self._zmq.PUB, settings.endpoint, settings.hwm)
+            self._pub = self._socket(self._zmq.PUB, settings.hwm)
+            if settings.binds:
+                self._bind(self._pub, settings.endpoint)
+            else:
+                self._pub.connect(settings.endpoint)  # tried again until somebody is there
             if settings.replay_endpoint is not None:
                 # A whole replay fits, so that none waits for a slow peer
-                router = self._bind(
-                    self._zmq.ROUTER, settings.replay_endpoint, settings.buffer_steps + 1
-                )
+                router = self._socket(self._zmq.ROUTER, settings.buffer_steps + 1)
+                self._bind(router, settings.replay_endpoint)
                 serve = threading.Thread(target=self._serve_replays, args=(router,), daemon=True)
                 serve.start()
         except BaseException:
@@ -54,8 +57,8 @@ class Publisher:
             raise
         for endpoint in settings.exposed:
             logger.warning(
-                "KV events are published at %s: whoever reaches it can read the token ids of "
-                "prompts (--kv-events-config)",
+                "KV events are published at %s: whoever is there can read the token ids of prompts "
+                "(--kv-events-config)",
                 endpoint,
             )
 
@@ -71,17 +74,19 @@ class Publisher:
         self._pub.close(linger=LINGER)
         self._context.term()  # ends the thread of replays
 
-    def _bind(self, kind: int, endpoint: str, hwm: int) -> Any:
+    def _socket(self, kind: int, hwm: int) -> Any:
         socket = self._context.socket(kind)
         socket.setsockopt(self._zmq.MAXMSGSIZE, MAX_REQUEST)
         socket.setsockopt(self._zmq.SNDHWM, hwm)
         socket.setsockopt(self._zmq.LINGER, LINGER)
         socket.setsockopt(self._zmq.IPV6, True)
+        return socket
+
+    def _bind(self, socket: Any, endpoint: str) -> None:
         try:
             socket.bind(endpoint)
         except self._zmq.ZMQError as error:
             raise refused(f"cannot bind {endpoint}: {error.strerror}; choose another") from None
-        return socket
 
     def _serve_replays(self, router: Any) -> None:
         """Answer replay requests until the context ends. What is no request is ignored."""

@@ -14,6 +14,8 @@ FORMATS = ("map", "array")
 MAX_TEXT = 256  # characters of an endpoint and of the topic
 ADDRESS = re.compile(r"tcp://(\[[0-9a-fA-F:.]+\]|[^\[\]:/@]+):(\d{1,5})|ipc://.+")
 
+EVERYWHERE = re.compile(r"tcp://(\*|0\.0\.0\.0|\[::\]):")  # all interfaces
+
 
 @dataclass(frozen=True, kw_only=True)
 class KVEventSettings:
@@ -21,7 +23,9 @@ class KVEventSettings:
 
     Attributes:
         publisher: "zmq"; "null" publishes nothing: only listeners in the process hear of events.
-        endpoint: address that the PUB socket binds to.
+        endpoint: address of the PUB socket.
+        bind: whether that socket binds to its address, or connects to a subscriber that does; None:
+            it binds to addresses of this machine and to all interfaces (*), as vLLM's.
         replay_endpoint: address of the ROUTER socket that sends old messages again; None: nowhere.
         buffer_steps: messages that are kept for it, at most.
         hwm: messages that wait for a slow subscriber; it loses newer ones.
@@ -32,6 +36,7 @@ class KVEventSettings:
 
     publisher: str = "zmq"
     endpoint: str = "tcp://127.0.0.1:5557"
+    bind: bool | None = None
     replay_endpoint: str | None = None
     buffer_steps: int = 10_000
     hwm: int = 100_000
@@ -62,6 +67,8 @@ class KVEventSettings:
             value = getattr(self, name)
             if type(value) is not int or not 1 <= value <= 10**6:
                 raise refused(f"{name} must be a whole number from 1 to 1000000, got {value!r:.80}")
+        if self.bind not in (None, True, False):
+            raise refused(f"bind must be true or false, got {self.bind!r:.80}")
         if not isinstance(self.topic, str) or len(self.topic) > MAX_TEXT:
             raise refused(f"topic must be a text of at most {MAX_TEXT} characters")
         for name in ("endpoint", "replay_endpoint"):
@@ -73,14 +80,16 @@ class KVEventSettings:
                 )
 
     @property
-    def endpoints(self) -> list[str]:
-        """The addresses that are bound."""
-        return [one for one in (self.endpoint, self.replay_endpoint) if one is not None]
+    def binds(self) -> bool:
+        """Whether the PUB socket binds."""
+        everywhere = EVERYWHERE.match(self.endpoint) is not None
+        return is_local(self.endpoint) or everywhere if self.bind is None else self.bind
 
     @property
     def exposed(self) -> list[str]:
-        """Those that other machines may reach."""
-        return [one for one in self.endpoints if not is_local(one)]
+        """The addresses by which other machines may get events."""
+        given = self.endpoint, self.replay_endpoint
+        return [one for one in given if one is not None and not is_local(one)]
 
 
 def refused(problem: str) -> ConfigError:

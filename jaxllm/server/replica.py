@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import re
 from typing import Any
 
 from starlette.requests import Request
@@ -11,10 +10,9 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 import jaxllm
+from jaxllm.kv_events.settings import EVERYWHERE
 from jaxllm.server.endpoint import Json
 from jaxllm.server.state import ServerState
-
-ALL_INTERFACES = re.compile(r"^tcp://(?:\*|0\.0\.0\.0|\[::\]):")
 
 
 class ReplicaRoutes:
@@ -86,7 +84,7 @@ def reachable(address: str, host: str | None) -> str:
     server; any other as it is."""
     if host is None:
         return address
-    return ALL_INTERFACES.sub(f"tcp://{f'[{host}]' if ':' in host else host}:", address)
+    return EVERYWHERE.sub(f"tcp://{f'[{host}]' if ':' in host else host}:", address)
 
 
 def health(server_state: ServerState) -> dict[str, Any]:

@@ -231,6 +231,35 @@ def test_publishing_never_waits_for_a_subscriber_that_reads_nothing(
     publisher.close()
 
 
+def test_a_publisher_connects_to_a_subscriber_that_binds() -> None:
+    """So llm-d's picker collects the events of many replicas at one address."""
+    context = zmq.Context()
+    sub = context.socket(zmq.SUB)
+    sub.setsockopt(zmq.SUBSCRIBE, b"kv@")
+    sub.setsockopt(zmq.RCVTIMEO, 100)
+    port = sub.bind_to_random_port("tcp://127.0.0.1")
+    publishers = [
+        Publisher(
+            KVEventSettings(endpoint=f"tcp://127.0.0.1:{port}", bind=False, topic=f"kv@{pod}@m")
+        )
+        for pod in "ab"
+    ]
+    heard: set[bytes] = set()
+    for _ in range(300):
+        for publisher in publishers:
+            publisher.publish(batch(1, 2))
+        try:
+            while len(heard) < 2:
+                heard.add(sub.recv_multipart()[0])
+            break
+        except zmq.Again:
+            continue
+    for publisher in publishers:
+        publisher.close()
+    context.destroy(linger=0)
+    assert heard == {b"kv@a@m", b"kv@b@m"}
+
+
 def test_an_address_in_use_is_one_line(settings: KVEventSettings, tmp_path: pathlib.Path) -> None:
     holder = zmq.Context()
     socket = holder.socket(zmq.PUB)
@@ -242,7 +271,7 @@ def test_an_address_in_use_is_one_line(settings: KVEventSettings, tmp_path: path
 
 def test_an_address_that_others_reach_is_warned_of(caplog: pytest.LogCaptureFixture) -> None:
     Publisher(KVEventSettings(endpoint="tcp://*:0")).close()
-    assert "whoever reaches it can read the token ids" in caplog.text
+    assert "whoever is there can read the token ids" in caplog.text
     caplog.clear()
     Publisher(KVEventSettings(endpoint="tcp://127.0.0.1:0")).close()
     assert not caplog.text

@@ -33,6 +33,15 @@ def test_addresses_of_this_machine_are_known() -> None:
     assert not any(map(is_local, "tcp://*:1 tcp://10.0.0.1:1 tcp://[::]:1 tcp://eth0:1".split()))
 
 
+def test_it_connects_to_other_machines_alone_unless_told() -> None:
+    binding = "tcp://*:5557 tcp://0.0.0.0:1 tcp://[::]:1 tcp://127.0.0.1:1 ipc:///tmp/a".split()
+    connecting = "tcp://picker.default.svc.cluster.local:5557 tcp://10.0.0.7:5557".split()
+    assert all(KVEventSettings(endpoint=one).binds for one in binding)
+    assert not any(KVEventSettings(endpoint=one).binds for one in connecting)
+    assert KVEventSettings(endpoint=connecting[1], bind=True).binds
+    assert not KVEventSettings(endpoint=binding[3], bind=False).binds
+
+
 @pytest.mark.parametrize(
     ("config", "problem"),
     [
@@ -44,6 +53,7 @@ def test_addresses_of_this_machine_are_known() -> None:
         (ON | {"endpoint": "tcp://a:99999"}, "endpoint must be an address"),
         (ON | {"endpoint": None}, "endpoint must be an address"),
         (ON | {"replay_endpoint": 5558}, "replay_endpoint must be an address"),
+        (ON | {"bind": "yes"}, "bind must be true or false"),
         (ON | {"buffer_steps": 0}, "buffer_steps must be a whole number"),
         (ON | {"hwm": True}, "hwm must be a whole number"),
         (ON | {"topic": "x" * 257}, "topic must be a text"),
