@@ -16,10 +16,17 @@ def check(argv: list[str], environ: Mapping[str, str]) -> int:
 
     from jaxllm.engine.startup.check import check_fit
     from jaxllm.engine.startup.report import ConsoleReport
-    from jaxllm.server.command_line.options import parse
+    from jaxllm.server.command_line.options import parse_models
     from jaxllm.server.lifecycle.serve import find_model
 
-    options = parse(argv, environ, prog="jaxllm check")
+    options, *others = parse_models(argv, environ, prog="jaxllm check")
+    if others:
+        names = ", ".join(each.config.model for each in others)
+        print(
+            f"jaxllm check: this is about {options.config.model} alone; check {names}, too, "
+            "with its part of the device's memory (--gpu-memory-utilization)",
+            file=sys.stderr,
+        )
     try:
         model_dir = find_model(options)
         rows = check_fit(dataclasses.replace(options.config, model=str(model_dir)))

@@ -43,6 +43,17 @@ def test_what_does_not_fit_is_status_1_with_the_reason_and_what_helps(
     assert len(captured.err.splitlines()) == 1
 
 
+def test_of_several_models_the_first_is_checked_and_the_others_are_named(
+    tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = tmp_path / "c.yaml"
+    config.write_text("models:\n- {model: demo, max-num-seqs: 2}\n- {model: some/other}\n")
+    assert cli.main(["check", "--config", str(config)]) == 0
+    captured = capsys.readouterr()
+    assert "it fits" in captured.out
+    assert "about demo alone; check some/other, too" in captured.err
+
+
 def test_a_directory_without_a_model_and_a_wrong_flag_are_told(
     tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
