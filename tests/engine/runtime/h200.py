@@ -16,6 +16,7 @@ import re
 import subprocess
 import sys
 import time
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -102,7 +103,14 @@ def _target(devices: int) -> Any:
 
 
 @functools.cache
-def _lattice(model: str, layers: int | None, kv_dtype: str, devices: int, kind: str) -> Any:
+def _lattice(
+    model: str,
+    layers: int | None,
+    kv_dtype: str,
+    devices: int,
+    kind: str,
+    quantization: str | None = None,
+) -> Any:
     """The lattice of a benchmark's shape with the limits that the engine takes on an H200; of an
     embedding model of that shape for a `kind` of its forwards, and "" for all others."""
     from benchmarks.shapes import ALWAYS, SHAPES
@@ -132,6 +140,7 @@ def _lattice(model: str, layers: int | None, kv_dtype: str, devices: int, kind: 
         moved_pages=MOVED,
         platform="gpu",
         pooling=embeds if pools else None,
+        quantization=quantization,
     )
 
 
@@ -144,6 +153,7 @@ def reports_on(
     kv_dtype: str = "bfloat16",
     devices: int = 1,
     donating: bool = True,
+    quantization: str | None = None,
 ) -> list[dict[str, Any]]:
     """Compile the programs of a kind and say what came of each.
 
@@ -151,10 +161,12 @@ def reports_on(
         places: Which of them, in the order of their rows; None for all.
         layers: Layers of the model; None for as many as it has.
         donating: False plants the failure that the tests are to find: no buffer is given away.
+        quantization: What weights are rounded to.
     """
     from jaxllm.engine.runtime.programs import PROGRAMS
 
-    programs = _lattice(model, layers, kv_dtype, devices, kind if kind in POOLS else "")
+    pools = kind if kind in POOLS else ""
+    programs = _lattice(model, layers, kv_dtype, devices, pools, quantization)
     keys = [key for key in programs.lattice if key.program == kind]
     keys.sort(key=lambda key: (PROGRAMS[kind].rows(key.sizes), programs.name(key)))
     return [
@@ -213,6 +225,7 @@ def _report(programs: Any, key: Any, donating: bool, devices: int) -> dict[str, 
         - memory.alias_size_in_bytes,
         "not_aliased": sorted(donated - aliased(hlo)),
         "copies": copies(hlo, pages),
+        "calls": Counter(re.findall(r'custom_call_target="([^"]+)"', hlo)),
     }
 
 

@@ -27,11 +27,13 @@ def lattice(
     pages: int,
     kv_dtype: str = "bfloat16",
     pages_per_request: int = 16,
+    quantization: str | None = None,
     **more: Any,
 ) -> Programs:
-    """Programs of a model in bfloat16 from its config.json, over one pool of `pages`; `more` are
-    fields of `StepShapes`."""
+    """Programs of a model in bfloat16 from its config.json, over one pool of `pages`, with weights
+    as `--quantization` rounds them; `more` are fields of `StepShapes`."""
     spec = replace(models.make_spec(config), pooling=more.get("pooling"))
+    spec = replace(spec, formats=weights.weight_formats("", spec, quantization))
     spec = spec.with_heads_of(stored_dim(backend, spec.heads(1).dim))
     heads = spec.heads(mesh.shape["tensor"])
     graphdef, state = weights.abstract(spec, mesh, jnp.bfloat16)

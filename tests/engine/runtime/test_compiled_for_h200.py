@@ -133,6 +133,22 @@ def test_a_forward_over_8_bit_pages_compiles_and_writes_them_in_place(
     check("llama-3.1-8b", reports, LIMITS.get(kind))
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", FORWARDS)
+@pytest.mark.parametrize(
+    ("wish", "call"),
+    [("fp8", "__cublas$lt$matmul$f8"), ("int8", "__cublas$lt$matmul")],
+)
+def test_products_of_8_bits_are_cublas_own(
+    wish: str, call: str, kind: str, compiler: Compiler
+) -> None:
+    (report,) = compiler.reports(model="llama-3.1-8b", kind=kind, places=[-1], quantization=wish)
+    assert report["refused"] is None and report["copies"] == report["not_aliased"] == []
+    # Four products a layer, and the head's in 16 bits
+    head = call == "__cublas$lt$matmul"
+    assert report["calls"][call] == 2 * 4 + head, report["calls"]
+
+
 @pytest.mark.parametrize("kind", OTHERS)
 def test_what_runs_beside_forwards_compiles_and_keeps_its_buffers(
     kind: str, compiler: Compiler
