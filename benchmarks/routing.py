@@ -99,7 +99,7 @@ def compared(x: Array, weight_ED: Array, rule: Rule, backend: str) -> dict[str, 
     same = np.asarray(got.place_TK == wanted.place_TK)
     whole = same.all(axis=1)
     difference = np.abs(np.asarray(weight - wanted_weight))[whole]
-    used = int(wanted.used[0])
+    used = int(wanted.used[-1])
     tiles = np.asarray(got.expert_W[:used] != wanted.expert_W[:used]).sum()
     return {
         "differ": int((~same).sum() + tiles),

@@ -44,6 +44,7 @@ CASES = (
         experts=8,
         rule=Rule(2, score=jax.nn.sigmoid, weigh=unchanged),
     ),
+    Case(name="a long prompt", tokens=600, experts=60, rule=Rule(4, weigh=unchanged)),
     Case(name="the most of all", tokens=256, experts=256, rule=Rule(16), corrected=True),
 )
 

@@ -1,8 +1,12 @@
-"""Routing for NVIDIA Hopper in one small launch: a warp a token, then the tokens of each expert."""
+"""Routing for NVIDIA Hopper: a warp chooses a token's experts, a block counts the tokens of each.
+
+Few tokens do both in one launch. More choose in blocks of their own first, since one processor
+would take longer than a launch costs. Those of long prompts are grouped by XLA.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -14,6 +18,7 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 from pallas_kernels.grouped_matmul.groups import (
     MOST_SHARED,
     Groups,
+    group,
     share_tokens,
     shared_tile,
     tile_for,
@@ -25,7 +30,8 @@ from pallas_kernels.route import mosaic_lanes as lanes
 from pallas_kernels.route.mosaic_lanes import Spec, Weighing
 from pallas_kernels.route.rules import Rule, normalised, softmax, unchanged
 
-MOST_TOKENS, MOST_EXPERTS, MOST_CHOICES = 256, 256, 16
+MOST_EXPERTS, MOST_CHOICES = 256, 16
+MOST_TOGETHER, MOST_GROUPED = 64, 256  # tokens of one launch, and of a block that groups
 MOST_WARPGROUPS = 4
 WEIGHINGS = {
     (softmax, unchanged): Weighing(sigmoid=False, normalised=False),
@@ -39,10 +45,10 @@ WEIGHINGS = {
 def check(logit_TE: Array, rule: Rule) -> None:
     """Raise ValueError for shapes and rules that the kernel does not support."""
     T, E = logit_TE.shape
-    if logit_TE.dtype != jnp.float32 or T > MOST_TOKENS or E > MOST_EXPERTS or not T * E:
+    if logit_TE.dtype != jnp.float32 or E > MOST_EXPERTS or not T * E:
         raise ValueError(
-            f"mosaic_gpu route takes float32 logits of 1 to {MOST_TOKENS} tokens and 1 to "
-            f"{MOST_EXPERTS} experts, got {logit_TE.dtype}{list(logit_TE.shape)}"
+            f"mosaic_gpu route takes float32 logits of tokens and 1 to {MOST_EXPERTS} experts, "
+            f"got {logit_TE.dtype}{list(logit_TE.shape)}"
         )
     if not 1 <= rule.choices <= min(E, MOST_CHOICES):
         raise ValueError(
@@ -69,11 +75,18 @@ def route(
     if T == 1:
         expert_K, weight_K = _choose(spec, given)
         return share_tokens(expert_K[None], E), weight_K[None]
-    expert_W, rows_W, used, place, *token_P, weight = _group(spec, given)
-    groups = Groups(
-        expert_W, rows_W, used, token_P[0] if token_P else None, place.reshape(T, spec.K)
-    )
-    return groups, weight.reshape(T, spec.K)
+    if T > MOST_GROUPED:
+        register_TK2 = _choose_apart(spec, given).reshape(-1, lanes.WARP, 2)[:T, : spec.K]
+        weight_TK = lax.bitcast_convert_type(register_TK2[:, :, 1], jnp.float32)
+        return group(register_TK2[:, :, 0], E), weight_TK
+    if T > MOST_TOGETHER:
+        made = _group_apart(spec, _choose_apart(spec, given))
+    else:
+        made = _choose_and_group(spec, given)
+    expert_W, rows_W, used, place, *token_P, weight = made
+    place_TK, weight_TK = (x.reshape(T, spec.K) for x in (place, weight))
+    token = token_P[0] if token_P else None
+    return Groups(expert_W, rows_W, used, token, place_TK), weight_TK
 
 
 def spec_of(T: int, E: int, rule: Rule, interpret: Any = None) -> Spec:
@@ -99,66 +112,106 @@ def _choose(spec: Spec, given: tuple[Array, ...]) -> tuple[Array, ...]:
     def choose_experts(*refs: Any) -> None:
         _do(spec, lanes.choose_one, *refs)
 
-    return _launch(spec, choose_experts, given, [(spec.K,)])
+    return _launch(spec, choose_experts, given, [_integers(spec.K), _weights(spec)])  # type: ignore[no-any-return]
 
 
-def _group(spec: Spec, given: tuple[Array, ...]) -> tuple[Array, ...]:
-    """Expert and rows of each tile, their number, the row of each choice, where tiles differ the
-    token of each row, and the weights of all choices."""
-    fours = -(-spec.T // lanes.WARPS)  # of tokens
-    warpgroups = min(fours, MOST_WARPGROUPS)
+def _choose_apart(spec: Spec, given: tuple[Array, ...]) -> Array:
+    """Experts and weights of all tokens as `choose` leaves them, four a block."""
+
+    def choose_experts(*refs: Any) -> None:
+        *scores, chosen = refs
+        four = lax.axis_index("block")
+        store(chosen.at[four], _chosen(spec, tuple(scores), four))
+
+    shape = _integers(spec.fours, LANES, 2)
+    return _launch(spec, choose_experts, given, shape, blocks=spec.fours)  # type: ignore[no-any-return]
+
+
+def _group_apart(spec: Spec, chosen: Array) -> tuple[Array, ...]:
+    """What `_groups` says, of choices that were made."""
+
+    def group_tokens(chosen: Any, *made: Any, bits: Any, begin: Any) -> None:
+        _do(spec, lanes.clear, bits, *made[4:-1])
+        _count(spec, chosen, bits, begin, made)
+
+    return _launch(spec, group_tokens, (chosen,), _groups(spec), _bits(spec))  # type: ignore[no-any-return]
+
+
+def _choose_and_group(spec: Spec, given: tuple[Array, ...]) -> tuple[Array, ...]:
+    """What `_groups` says, of logits."""
+    warpgroups = min(spec.fours, MOST_WARPGROUPS)
 
     def route_tokens(*refs: Any, chosen: Any, bits: Any, begin: Any, done: Any) -> None:
-        scores = refs[: len(given)]
-        expert_W, rows_W, used, rows, *token_P, weights = refs[len(given) :]
+        scores, made = refs[: len(given)], refs[len(given) :]
         wg = lax.axis_index("wg")
-        pl.when(wg == 0)(lambda: _do(spec, lanes.clear, bits, *token_P))
+        pl.when(wg == 0)(lambda: _do(spec, lanes.clear, bits, *made[4:-1]))
 
-        @pl.loop(0, lax.div(fours - wg + warpgroups - 1, jnp.int32(warpgroups)))
+        @pl.loop(0, lax.div(spec.fours - wg + warpgroups - 1, jnp.int32(warpgroups)))
         def _(i):  # type: ignore[no-untyped-def]
             four = wg + i * warpgroups
             store(chosen.at[four], _chosen(spec, scores, four))
 
         plgpu.barrier_arrive(done)
         plgpu.barrier_wait(done)
+        pl.when(wg == 0)(lambda: _count(spec, chosen, bits, begin, made))
 
-        @pl.when(wg == 0)
-        def _() -> None:
-            _do(spec, lanes.mark, chosen, bits)
-            _do(spec, lanes.lay_out, bits, begin, expert_W, rows_W, used)
-            _do(spec, lanes.place, chosen, bits, begin, rows, weights, *token_P)
-
-    words = spec.E * spec.words
-    scratch = {
-        "chosen": plgpu.SMEM((fours, LANES, 2), jnp.int32),
-        "bits": plgpu.SMEM((words,), jnp.int32),
-        "begin": plgpu.SMEM((words,), jnp.int32),
+    scratch = _bits(spec) | {
+        "chosen": plgpu.SMEM((spec.fours, LANES, 2), jnp.int32),
         "done": plgpu.Barrier(num_arrivals=warpgroups),
     }
-    shapes = [(spec.tiles,), (spec.tiles,), (1,), (spec.T * spec.K,)]
-    shapes += [] if spec.shared else [(spec.rows,)]
-    return _launch(spec, route_tokens, given, shapes, scratch, warpgroups)
+    return _launch(  # type: ignore[no-any-return]
+        spec, route_tokens, given, _groups(spec), scratch, warpgroups=warpgroups
+    )
+
+
+def _count(spec: Spec, chosen: Any, bits: Any, begin: Any, made: tuple[Any, ...]) -> None:
+    """Groups the tokens, whose bits are cleared, by what they chose."""
+    expert_W, rows_W, used, rows, *token_P, weights = made
+    _do(spec, lanes.mark, chosen, bits)
+    _do(spec, lanes.lay_out, bits, begin, expert_W, rows_W, used)
+    _do(spec, lanes.place, chosen, bits, begin, rows, weights, *token_P)
+
+
+def _groups(spec: Spec) -> list[jax.ShapeDtypeStruct]:
+    """Expert and rows of each tile, their number, the row of each choice, where tiles differ the
+    token of each row, and the weights of all choices."""
+    tiles, choices = _integers(spec.tiles), _integers(spec.T * spec.K)
+    rows = [] if spec.shared else [_integers(spec.rows)]
+    return [tiles, tiles, _integers(1), choices, *rows, _weights(spec)]
+
+
+def _integers(*shape: int) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(shape, jnp.int32)
+
+
+def _weights(spec: Spec) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct((spec.T * spec.K,), jnp.float32)
+
+
+def _bits(spec: Spec) -> dict[str, Any]:
+    """Scratch of a block that groups."""
+    words = plgpu.SMEM((spec.E * spec.words,), jnp.int32)
+    return {"bits": words, "begin": words}
 
 
 def _launch(
     spec: Spec,
     kernel: Callable[..., None],
     given: tuple[Array, ...],
-    integers: Sequence[tuple[int, ...]],
+    made: Any,
     scratch: dict[str, Any] | None = None,
+    *,
+    blocks: int = 1,
     warpgroups: int = 1,
-) -> tuple[Array, ...]:
-    """Arrays of integers of these shapes, and the weights of all choices."""
-    return launch(  # type: ignore[no-any-return]
+) -> Any:
+    """The outputs `made` of a kernel."""
+    return launch(
         kernel,
         given,
         spec.interpret,
-        out_type=(
-            *(jax.ShapeDtypeStruct(shape, jnp.int32) for shape in integers),
-            jax.ShapeDtypeStruct((spec.T * spec.K,), jnp.float32),
-        ),
+        out_type=tuple(made) if isinstance(made, list) else made,
         scratch_types=scratch or {},
-        grid=(1,),
+        grid=(blocks,),
         grid_names=("block",),
         num_threads=warpgroups,
         thread_name="wg",

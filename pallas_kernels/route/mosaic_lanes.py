@@ -43,6 +43,11 @@ class Spec(NamedTuple):
     interpret: Any
 
     @property
+    def fours(self) -> int:
+        """Tokens by fours, one a warp."""
+        return -(-self.T // WARPS)
+
+    @property
     def held(self) -> int:
         """Experts of a lane when it chooses."""
         return -(-self.E // WARP)
@@ -147,9 +152,8 @@ def clear(m: Machine, spec: Spec, bits: Any, *token_P: Any) -> None:
 
 def mark(m: Machine, spec: Spec, chosen: Any, bits: Any) -> None:
     """Sets the bit of each token that chose an expert."""
-    for pair, there in _every(m, spec.T * spec.K):
-        t, k = _token(m, spec, pair)
-        at = _word_of(m, spec, m.word(chosen, _register(m, t, k, 0)), t)
+    for _, there, t, expert, _ in _pairs(m, spec, chosen):
+        at = _word_of(m, spec, expert, t)
         m.or_word(bits, at, m.left(m.constant(1), m.band(t, 31)), there)
 
 
@@ -207,14 +211,13 @@ def place(
 ) -> None:
     """Gives each choice its row: tokens of an expert keep their order. Where tiles are shared, a
     token has its number there."""
-    for pair, there in _every(m, spec.T * spec.K):
-        t, k = _token(m, spec, pair)
-        at = _word_of(m, spec, m.word(chosen, _register(m, t, k, 0)), t)
+    for pair, there, t, expert, weight in _pairs(m, spec, chosen):
+        at = _word_of(m, spec, expert, t)
         lower = m.subtract(m.left(m.constant(1), m.band(t, 31)), 1)  # bits of earlier tokens
         ahead = t if spec.shared else m.ones(m.band(m.word(bits, at), lower))
         row = m.add(m.word(begin, at), ahead)
         m.put_word(rows, pair, row, there)
-        m.put_word(weights, pair, m.as_float(m.word(chosen, _register(m, t, k, 1))), there)
+        m.put_word(weights, pair, m.as_float(weight), there)
         for token in token_P:
             m.put_word(token, row, t, there)
 
@@ -226,6 +229,17 @@ def _every(m: Machine, size: int) -> list[tuple[Any, Any]]:
     return [(at, m.below(at, size)) for at in places]
 
 
+def _pairs(m: Machine, spec: Spec, chosen: Any) -> list[tuple[Any, ...]]:
+    """Of each choice that a lane sees to: its number, whether it is there, its token, its expert
+    and its weight. All are read before the caller writes: reads do not wait for each other."""
+    found = []
+    for pair, there in _every(m, spec.T * spec.K):
+        t, k = _token(m, spec, pair)
+        at = _register(m, t, k)
+        found.append((pair, there, t, m.word(chosen, at), m.word(chosen, m.add(at, 1))))
+    return found
+
+
 def _token(m: Machine, spec: Spec, pair: Any) -> tuple[Any, Any]:
     """Token and choice of a pair; of a pair beyond the last, those of the last."""
     pair = m.imin(pair, spec.T * spec.K - 1)
@@ -234,9 +248,9 @@ def _token(m: Machine, spec: Spec, pair: Any) -> tuple[Any, Any]:
     return t, m.subtract(pair, m.times(t, spec.K))
 
 
-def _register(m: Machine, t: Any, k: Any, which: int) -> Any:
-    """Where `choose` left the expert (0) or the weight (1) of a choice."""
-    return m.add(m.times(m.add(m.times(t, WARP), k), 2), which)
+def _register(m: Machine, t: Any, k: Any) -> Any:
+    """Where `choose` left the expert of a choice; its weight follows."""
+    return m.times(m.add(m.times(t, WARP), k), 2)
 
 
 def _word_of(m: Machine, spec: Spec, expert: Any, t: Any) -> Any:

@@ -16,7 +16,7 @@ from pallas_kernels.route import BACKENDS, GroupLimit, Rule, mosaic_gpu, referen
 from pallas_kernels.route import mosaic_lanes as lanes
 from pallas_kernels.route.cases import CASES, Case, inputs
 from tests.pallas_kernels.assembly import Assembly
-from tests.pallas_kernels.places import card, launch_options, places
+from tests.pallas_kernels.places import INTERPRETER, card, launch_options, places
 
 BY_NAME = {case.name: case for case in CASES}
 WEIGHTS = 4e-6  # relative: two functions of a card in float32
@@ -29,8 +29,8 @@ def expected(case: Case) -> tuple[Groups, jax.Array]:
 
 def check(case: Case, groups: Groups, weight: Any) -> None:
     wanted, wanted_weight = expected(case)
-    used = int(wanted.used[0])
-    assert int(groups.used[0]) == used
+    used = int(wanted.used[-1])
+    assert int(groups.used[-1]) == used
     np.testing.assert_array_equal(groups.expert_W[:used], wanted.expert_W[:used])
     np.testing.assert_array_equal(groups.rows_W, wanted.rows_W)
     np.testing.assert_array_equal(groups.place_TK, wanted.place_TK)
@@ -55,6 +55,21 @@ def test_the_kernel_routes_every_case_on_a_card(name: str, place: str) -> None:
     run_case(BY_NAME[name], place)
 
 
+@pytest.mark.parametrize(
+    ("grouped", "name"),
+    [
+        pytest.param(3, "shared tiles", id="by XLA"),
+        pytest.param(256, "sorted", id="by a block", marks=pytest.mark.slow),
+    ],
+)
+def test_many_tokens_choose_in_blocks_of_their_own(
+    grouped: int, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(mosaic_gpu, "MOST_TOGETHER", 3)
+    monkeypatch.setattr(mosaic_gpu, "MOST_GROUPED", grouped)
+    run_case(BY_NAME[name], INTERPRETER)
+
+
 def run_case(case: Case, place: str) -> None:
     logits, correction = inputs(case)
     call = jax.jit(lambda *given: mosaic_gpu.route(*given, case.rule, **launch_options(place)))
@@ -66,6 +81,7 @@ def run_case(case: Case, place: str) -> None:
     [
         pytest.param(name, marks=[pytest.mark.slow] if case.tokens == 256 else [])
         for name, case in BY_NAME.items()
+        if case.tokens <= mosaic_gpu.MOST_GROUPED
     ],
 )
 def test_the_assembly_routes_as_the_reference(name: str) -> None:
@@ -123,7 +139,7 @@ def assembled(case: Case) -> tuple[Groups, np.ndarray]:
 @pytest.mark.parametrize(
     ("shape", "dtype", "rule", "reason"),
     [
-        ((257, 8), "float32", Rule(2), "1 to 256 tokens"),
+        ((0, 8), "float32", Rule(2), "of tokens"),
         ((1, 257), "float32", Rule(2), "1 to 256 experts"),
         ((4, 8), "bfloat16", Rule(2), "float32 logits"),
         ((4, 32), "float32", Rule(17), "1 to 16 choices"),
