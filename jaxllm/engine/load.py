@@ -62,10 +62,12 @@ def open_publisher(config: EngineConfig) -> Publisher | None:
 
 
 def publish(scheduler: Scheduler, publisher: Publisher) -> None:
-    """Publish what requests of the scheduler leave in the cache. Raises ConfigError when that is
-    nothing."""
+    """Publish what requests of the scheduler leave in the cache, and first that it is empty: who
+    has listened to an engine before this one at the same address must forget. Raises ConfigError
+    when nothing can be cached."""
     try:
         scheduler.kv_manager.listen(publisher.publish)
+        scheduler.kv_manager.forget_prefixes()
     except ValueError:
         raise ConfigError(
             "--kv-events-config: this model computes whole prompts and caches no prefix; "

@@ -41,6 +41,8 @@ def test_a_subscriber_knows_the_blocks_of_an_engine(
             consumer.feed(payload)
             seen += 1
 
+    ((number, first),) = subscriber.replay(0)
+    assert number == 0 and b"AllBlocksCleared" in first, "an engine begins with an empty cache"
     params = SamplingParams(max_tokens=20, temperature=0, ignore_eos=True)
     collect(
         engine,

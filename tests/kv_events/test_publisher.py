@@ -231,6 +231,26 @@ def test_publishing_never_waits_for_a_subscriber_that_reads_nothing(
     publisher.close()
 
 
+def test_llm_d_reads_what_is_published(tmp_path: pathlib.Path) -> None:
+    """By the rules of its adapter for vLLM: three parts, a number of 8 bytes, a topic of three
+    parts, hashes that fit 64 bits or end in 8 bytes, and fields by their places."""
+    settings = KVEventSettings(
+        endpoint=f"ipc://{tmp_path}/events", topic="kv@10.0.0.7:8000@owner/model", format="array"
+    )
+    publisher, subscriber = Publisher(settings), Subscriber(settings, b"kv@")
+    parts = first_message(publisher, subscriber)
+    subscriber.close()
+    publisher.close()
+    assert len(parts) == 3 and len(parts[1]) == 8
+    assert parts[0].decode().split("@") == ["kv", "10.0.0.7:8000", "owner/model"]
+    stamp, events, *_ = msgspec.msgpack.decode(parts[2], type=tuple[float, list[msgspec.Raw], int])
+    kind = tuple[str, list[int], int | None, list[int], int, int | None, str, str | None, Any]
+    for raw in events:
+        tag, hashes, _, tokens, size, *_ = msgspec.msgpack.decode(raw, type=kind)
+        assert tag == "BlockStored" and len(tokens) == size * len(hashes)
+        assert all(0 <= one < 2**64 for one in hashes) and max(tokens) < 2**32
+
+
 def test_a_publisher_connects_to_a_subscriber_that_binds() -> None:
     """So llm-d's picker collects the events of many replicas at one address."""
     context = zmq.Context()
