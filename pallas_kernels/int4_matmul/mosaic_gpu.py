@@ -20,6 +20,7 @@ from jax import Array, lax
 from jax.experimental import pallas as pl
 from jax.experimental.mosaic import gpu as mgpu
 from jax.experimental.pallas import mosaic_gpu as plgpu
+from jaxlib.mlir.dialects import vector
 
 from pallas_kernels.int4_matmul.conversion import conversion
 from pallas_kernels.int4_matmul.packed import CHUNK, FORMS, ROWS, WORDS, Int4, dequantised
@@ -28,6 +29,13 @@ from pallas_kernels.mosaic_gpu import TILED, drain, launch, store, take
 
 PRODUCER_REGISTERS = 40
 REGISTERS = {1: 232, 2: 232, 3: 152, 4: 112}  # multiplying warpgroups → registers of their threads
+# The layout of a product with single numbers, which a transposed store needs
+SINGLE = plgpu.Layout.TILED(
+    plgpu.Tiling(((64, 8), (16, 8), (8, 8), (2,), (1,))),
+    warp_dims=(-8,),
+    lane_dims=(-4, -3),
+    vector_dim=-1,
+)
 OPERAND = 128  # columns that are converted at once
 
 
@@ -94,7 +102,7 @@ class _Spec(NamedTuple):
         """Of whole blocks of rows, and the sums of the shares of others; of both what there is."""
         rest, width = (self.down - self.whole) * self.height, self.bands * self.tuning.tokens
         whole = jax.ShapeDtypeStruct((self.T, self.O), self.dtype)
-        shared = jax.ShapeDtypeStruct((self.tuning.shares, rest, width), jnp.float32)
+        shared = jax.ShapeDtypeStruct((self.tuning.shares, width, rest), jnp.float32)
         return ([whole] if self.whole else []) + ([shared] if rest else [])
 
 
@@ -146,7 +154,7 @@ def int4_matmul(
     spec = _Spec(x_TI.shape[0], O, I, w.group, x_TI.dtype, w.form, sizes, interpret)
     *whole, shared = results = _multiply(spec, x_TI, w)
     if spec.whole < spec.down:
-        rest = jnp.sum(shared, axis=0).T.astype(spec.dtype)[: spec.T]
+        rest = jnp.sum(shared, axis=0).astype(spec.dtype)[: spec.T]
         results = [*(y[:, : spec.whole * spec.height] for y in whole), rest]
     return jnp.concatenate(results, axis=1)[:T, : w.rows]
 
@@ -328,7 +336,32 @@ def _store(
     if spec.whole < spec.down:
         own = pl.ds(row - spec.whole * spec.height, ROWS)
         tokens = pl.ds(unit.token, spec.tuning.tokens)
-        pl.when(unit.block >= spec.whole)(lambda: store(made[-1].at[unit.share, own, tokens], y))
+        pl.when(unit.block >= spec.whole)(
+            lambda: store(made[-1].at[unit.share, tokens, own].T, _single(spec, y))
+        )
+
+
+def _single(spec: _Spec, y: Array) -> Array:
+    """y with its pairs of numbers as single ones; each lane keeps its own."""
+    if spec.interpret is not None:
+        return y
+
+    @plgpu.inline_mgpu(
+        arg_types=(plgpu.Layout.WGMMA,),
+        return_type=plgpu.ShapeDtypeStruct(y.shape, jnp.float32, layout=SINGLE),
+    )
+    def apart(_: Any, y: Any) -> Any:
+        layout, f32 = SINGLE.to_mgpu(), mgpu.utils.dtype_to_ir_type(jnp.float32)
+        one = layout.registers_element_type(f32)
+        each = [
+            vector.broadcast(one, vector.extract(pair, dynamic_position=[], static_position=[i]))
+            for pair in y.registers.flat
+            for i in range(2)
+        ]
+        registers = np.array(each, dtype=object).reshape(layout.registers_shape(y.shape))
+        return mgpu.FragmentedArray(_registers=registers, _layout=layout, _is_signed=None)
+
+    return apart(y)
 
 
 def _store_whole(spec: _Spec, y: Array, unit: _Unit, row: Array, staged: Any, y_ref: Any) -> None:
