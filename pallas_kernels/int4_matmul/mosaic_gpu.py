@@ -20,7 +20,6 @@ from jax import Array, lax
 from jax.experimental import pallas as pl
 from jax.experimental.mosaic import gpu as mgpu
 from jax.experimental.pallas import mosaic_gpu as plgpu
-from jaxlib.mlir.dialects import vector
 
 from pallas_kernels.int4_matmul.conversion import conversion
 from pallas_kernels.int4_matmul.packed import CHUNK, FORMS, ROWS, WORDS, Int4, dequantised
@@ -118,8 +117,8 @@ class _Unit(NamedTuple):
 
 
 def check(x: Any, w: Int4) -> None:
-    """Raise ValueError unless x and scales are of one 16-bit type, I is a multiple of 8 that the
-    words cover, and the group is 16, 32, 64 or a multiple of 128."""
+    """Raise ValueError unless x and scales are of one 16-bit type, the words cover I, and the group
+    is 16, 32, 64 or a multiple of 128."""
     if x.ndim != 2 or not x.shape[0] or -(-x.shape[1] // CHUNK) > w.words.shape[1]:
         raise ValueError(
             f"mosaic_gpu int4_matmul takes x [T, I] and words of I columns, got {x.shape} and "
@@ -130,8 +129,6 @@ def check(x: Any, w: Int4) -> None:
             "mosaic_gpu int4_matmul takes x and scales of one type, bfloat16 or float16, "
             f"got x {x.dtype}, scales {w.scales.dtype}"
         )
-    if x.shape[1] % 8:
-        raise ValueError(f"mosaic_gpu int4_matmul takes I a multiple of 8, got x {x.shape}")
     if w.group not in (16, 32, 64) and w.group % OPERAND:
         raise ValueError(
             f"mosaic_gpu int4_matmul takes groups of 16, 32, 64 or a multiple of {OPERAND}, "
@@ -148,10 +145,11 @@ def int4_matmul(
     """
     check(x_TI, w)
     (T, I), O = x_TI.shape, w.words.shape[0] * ROWS  # noqa: E741
-    if T > 8 and T % 8:  # rows beyond x read as zeros, but copies have tiles of eight full rows
-        x_TI = jnp.pad(x_TI, ((0, -T % 8), (0, 0)))
+    # What lies beyond x reads as zeros, but copies have tiles of 8 full rows and 64 columns
+    if (T > 8 and T % 8) or I % CHUNK:
+        x_TI = jnp.pad(x_TI, ((0, -T % 8 if T > 8 else 0), (0, -I % CHUNK)))
     sizes = tuning or tuning_of(T, O, I, w.group)
-    spec = _Spec(x_TI.shape[0], O, I, w.group, x_TI.dtype, w.form, sizes, interpret)
+    spec = _Spec(x_TI.shape[0], O, x_TI.shape[1], w.group, x_TI.dtype, w.form, sizes, interpret)
     *whole, shared = results = _multiply(spec, x_TI, w)
     if spec.whole < spec.down:
         rest = jnp.sum(shared, axis=0).astype(spec.dtype)[: spec.T]
@@ -351,13 +349,16 @@ def _single(spec: _Spec, y: Array) -> Array:
         return_type=plgpu.ShapeDtypeStruct(y.shape, jnp.float32, layout=SINGLE),
     )
     def apart(_: Any, y: Any) -> Any:
-        layout, f32 = SINGLE.to_mgpu(), mgpu.utils.dtype_to_ir_type(jnp.float32)
-        one = layout.registers_element_type(f32)
-        each = [
-            vector.broadcast(one, vector.extract(pair, dynamic_position=[], static_position=[i]))
+        layout = SINGLE.to_mgpu()
+        i32, i64 = (mgpu.utils.dtype_to_ir_type(np.dtype(own)) for own in ("int32", "int64"))
+        one = layout.registers_element_type(mgpu.utils.dtype_to_ir_type(jnp.float32))
+        both = [
+            mgpu.utils.inline_ptx(
+                "mov.b64 {$0, $1}, $2;", mgpu.utils.bitcast(pair, i64), result_types=[i32] * 2
+            )
             for pair in y.registers.flat
-            for i in range(2)
         ]
+        each = [mgpu.utils.bitcast(x, one) for pair in both for x in pair]
         registers = np.array(each, dtype=object).reshape(layout.registers_shape(y.shape))
         return mgpu.FragmentedArray(_registers=registers, _layout=layout, _is_signed=None)
 
