@@ -41,6 +41,7 @@ from jaxllm.library.outputs import (
     nameless,
 )
 from jaxllm.library.pooling import PoolingCalls
+from jaxllm.locate import locate
 from jaxllm.messages import GenerateRequest
 from jaxllm.metrics import Metric, engine_metrics
 from jaxllm.sampling.defaults import generation_config, sampling_defaults
@@ -123,6 +124,21 @@ class LLM(PoolingCalls):
         Raises ValueError without prefix caching.
         """
         self.engine.scheduler.kv_manager.listen(listener)
+
+    def sleep(self, level: int = 1) -> None:
+        """Free the device memory of weights, KV pages and cached prefixes. At level 1 the weights
+        wait in host memory, at level 2 they are read again. Raises ValueError for another level."""
+        self.engine.sleep(level)
+
+    def wake_up(self) -> None:
+        """Take the memory again. Nothing is compiled."""
+        self.engine.wake_up()
+
+    def update_weights(self, model: str) -> None:
+        """Take the weights of another checkpoint of the same shapes, a directory or a Hugging Face
+        id, in place of those of now. Nothing is compiled; cached prefixes are forgotten. Raises
+        ConfigError when it does not fit."""
+        self.engine.update_weights(locate(model, None, self.config.download_dir))
 
     def start_profile(self) -> None:
         """Start a trace, which `stop_profile` writes into `profiler_dir`. Raises ConfigError

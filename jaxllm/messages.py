@@ -207,6 +207,7 @@ class EngineStats:
         pages_saved: copied to host memory.
         pages_loaded: copied back.
         self_check_problem: found by the last self-check, "" for none.
+        sleep_level: 0 while the engine is awake.
     """
 
     running: int = 0
@@ -227,6 +228,7 @@ class EngineStats:
     self_checks: int = 0
     self_check_failures: int = 0
     self_check_problem: str = ""
+    sleep_level: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -18,7 +18,6 @@ from jaxllm.server.anthropic.errors import envelope as anthropic_envelope
 from jaxllm.server.anthropic.errors import is_messages_path
 from jaxllm.server.by_model import ByModel
 from jaxllm.server.endpoint import Json
-from jaxllm.server.engine.wire import Profile, ResetPrefixes
 from jaxllm.server.errors import ApiError, bad_request, sanitize, server_error
 from jaxllm.server.generate import Chat, Completions
 from jaxllm.server.metrics import exposition, load_metrics
@@ -28,6 +27,7 @@ from jaxllm.server.openai.fields import read_field, refuse_unsupported
 from jaxllm.server.openai.limits import check_chars, check_ids
 from jaxllm.server.openai.requests import TOKENIZE_FIELDS, read_conversation, read_model
 from jaxllm.server.openapi.endpoint import OpenApi
+from jaxllm.server.operator import OperatorRoutes
 from jaxllm.server.page.files import PageFiles
 from jaxllm.server.page.live import LiveStats
 from jaxllm.server.pooling.scoring import Rerank, Score
@@ -64,27 +64,6 @@ class Routes:
     async def metrics(self, request: Request) -> Response:
         """Prometheus text."""
         return Response(exposition((self._state.metrics,)), media_type=CONTENT_TYPE_LATEST)
-
-    async def start_profile(self, request: Request) -> Response:
-        """Begin a trace of the engine process."""
-        await self._state.client.run_command(Profile(True))
-        return Response()
-
-    async def stop_profile(self, request: Request) -> Response:
-        """End it and wait until it is written."""
-        await self._state.client.run_command(Profile(False))
-        return Response()
-
-    async def reset_prefix_cache(self, request: Request) -> Response:
-        """Forget every cached prefix; 400 while requests run, unless the query says
-        reset_running_requests=true."""
-        running = request.query_params.get("reset_running_requests", "false").lower()
-        if running not in ("true", "false", "1", "0"):
-            raise bad_request(
-                "reset_running_requests must be true or false", "reset_running_requests"
-            )
-        await self._state.client.run_command(ResetPrefixes(running in ("true", "1")))
-        return Response()
 
     async def models(self, request: Request) -> Response:
         """The served names."""
@@ -214,9 +193,7 @@ def routes(server_state: ServerState, store: ResponseStore | None = None) -> Sta
         Route("/version", handlers.version),
         Route("/metrics", handlers.metrics),
         Route("/ping", handlers.health, methods=["GET", "POST"]),
-        Route("/start_profile", handlers.start_profile, methods=["POST"]),
-        Route("/stop_profile", handlers.stop_profile, methods=["POST"]),
-        Route("/reset_prefix_cache", handlers.reset_prefix_cache, methods=["POST"]),
+        *OperatorRoutes(server_state).table(),
         *ReplicaRoutes(server_state).table(),
         Route("/stats/stream", LiveStats(server_state), methods=["GET"]),
     ]

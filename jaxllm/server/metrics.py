@@ -33,6 +33,7 @@ OLD_NAMES = {
 NO_ADAPTERS = {"max_lora": "0", "running_lora_adapters": "", "waiting_lora_adapters": ""}
 FINISH_REASONS = ("stop", "length", "abort", "error", "tool_calls")
 LABELS = ["model_name", "engine"]
+SLEEP_STATES = ("awake", "weights_offloaded", "discard_all")  # by the level of sleep
 REFUSALS = ("queue_full", "grammar_queue_full", "engine_down", "invalid")
 
 # Upper bounds, in seconds but for the last
@@ -194,6 +195,9 @@ class Metrics(Observer, Collector):
         finished = [((reason,), self._finished[reason]) for reason in FINISH_REASONS]
         name, help = "vllm:request_success", "Finished choices."
         yield self._family(CounterMetricFamily, name, help, finished, "finished_reason")
+        states = [((name,), float(stats.sleep_level == at)) for at, name in enumerate(SLEEP_STATES)]
+        name, help = "vllm:engine_sleep_state", "Whether the engine sleeps, and how deeply."
+        yield self._family(GaugeMetricFamily, name, help, states, "sleep_state")
         refused = [((reason,), self._refused[reason]) for reason in REFUSALS]
         name, help = "vllm:admission_rejections", "Requests not admitted."
         yield self._family(CounterMetricFamily, name, help, refused, "reason")

@@ -36,8 +36,8 @@ class ReplicaRoutes:
         return Json({"server_load": self._state.active})
 
     async def is_sleeping(self, request: Request) -> Response:
-        """Whether the engine has given its memory back; it never does yet."""
-        return Json({"is_sleeping": False})
+        """Whether the engine has given its memory back."""
+        return Json({"is_sleeping": self._state.client.stats.sleep_level > 0})
 
     async def server_info(self, request: Request) -> Response:
         """What was decided at start, under the names that routers read, and all of it. Nothing in
@@ -109,6 +109,8 @@ def readiness(server_state: ServerState) -> str:
         return _absence(server_state)
     if server_state.draining:
         return "draining"
+    if client.stats.sleep_level:
+        return "sleeping"
     return "full" if client.choices >= client.capacity else "ready"
 
 

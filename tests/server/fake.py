@@ -78,6 +78,7 @@ class Control:
         self.broken = ""  # what the next self-check finds
         self.busy = False  # a reset of the prefix cache is refused
         self.resets: list[bool] = []
+        self.weights: list[str] = []  # directories that they were updated from
         self.prefix_miss: str | None = None  # of every answer
         self.counted: dict[str, int] = {}  # statistics, by the name of their field
         self.pieces: list[str] = []  # texts of every answer's tokens, in place of the prompt's
@@ -131,6 +132,8 @@ class FakeEngine:
     def add(self, request: GenerateRequest) -> None:
         if self._control.fail_add is not None:
             raise self._control.fail_add
+        if self._stats.sleep_level:
+            raise RequestError("the model sleeps", None, "sleeping")
         if len(request.prompt_token_ids) >= self.resolved.max_model_len:
             raise RequestError("too long", "prompt", "context_length_exceeded")
         self._jobs[request.id] = _Job(request, [0] * request.params.n, [""] * request.params.n)
@@ -145,6 +148,19 @@ class FakeEngine:
             self._control.added.append(request)
             self._control.running.add(request.id)
             self._control.changed.notify_all()
+
+    def sleep(self, level: int) -> None:
+        if self._jobs:
+            raise ValueError("requests are running")
+        self._stats = replace(self._stats, sleep_level=level)
+
+    def wake_up(self) -> None:
+        self._stats = replace(self._stats, sleep_level=0)
+
+    def update_weights(self, directory: pathlib.Path) -> None:
+        if not (directory / "config.json").exists():
+            raise ConfigError(f"no model at {directory}")
+        self._control.weights.append(str(directory))
 
     def abort(self, request_id: str) -> None:
         if self._jobs.pop(request_id, None) is not None:

@@ -6,9 +6,10 @@ import threading
 import time
 from collections.abc import Callable
 
+from jaxllm.server.state import Settings
 from jaxllm.tokenizer import Tokenizer
 from tests.server.fake import Control
-from tests.server.harness import Running
+from tests.server.harness import SETTINGS, Running
 
 ENDLESS = {"model": "fake", "prompt": "abc", "ignore_eos": True, "max_tokens": 250}
 
@@ -52,6 +53,6 @@ class Stepped(Running):
 
     control: Slow
 
-    def __init__(self, tokenizer: Tokenizer):
-        super().__init__(tokenizer)
+    def __init__(self, tokenizer: Tokenizer, settings: Settings = SETTINGS):
+        super().__init__(tokenizer, settings)
         self.control = Slow()

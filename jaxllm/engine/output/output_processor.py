@@ -154,7 +154,12 @@ class Counters:
     problem: str = ""
 
     def snapshot(
-        self, scheduler: Scheduler, unscheduled: int, compiles: int, traffic: Traffic
+        self,
+        scheduler: Scheduler,
+        unscheduled: int,
+        compiles: int,
+        traffic: Traffic,
+        sleep_level: int,
     ) -> EngineStats:
         """A snapshot for metrics.
 
@@ -162,6 +167,7 @@ class Counters:
             unscheduled: choices that wait for their grammar.
             compiles: programs compiled after warm-up.
             traffic: pages copied to host memory and back.
+            sleep_level: 0 while the engine is awake.
         """
         pools, prefix, offload = scheduler.pools, scheduler.pools[0].index, scheduler.offload
         return EngineStats(
@@ -183,6 +189,7 @@ class Counters:
             compiles_after_warmup=compiles,
             free_pages=sum(pool.free for pool in pools),
             num_pages=sum(pool.num_pages for pool in pools),
+            sleep_level=sleep_level,
         )
 
 

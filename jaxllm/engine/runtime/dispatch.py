@@ -21,6 +21,7 @@ class Dispatcher:
 
     def __init__(self, programs: Programs, weights: tuple[Array, ...], kv: KVCache):
         self.programs, self.weights = programs, weights
+        self._places = [weight.sharding for weight in weights]
         self.shapes, self.compiles = programs.shapes, programs.executables.compiles
         # Executable, arguments and results of each program that has run
         self._bound: dict[Key, tuple[jax.stages.Compiled, tuple[Any, ...], tuple[Any, ...]]] = {}
@@ -75,6 +76,26 @@ class Dispatcher:
         """Slot state and pages anew after a step that failed: donated buffers may be gone, and
         pages half written."""
         self._device.delete()  # first: a device has no memory for two pools
+        self._start_empty(zeros_of(self.shapes.kv))
+
+    def sleep(self, keep_weights: bool) -> None:
+        """Free everything on the device. The weights go to host memory, or are dropped. Nothing may
+        be dispatched until `wake`."""
+        self._device.delete()
+        kept = []
+        for weight, place in zip(self.weights, self._places, strict=True):
+            if keep_weights:  # one at a time: the host may have little room
+                kept.append(jax.device_put(weight, place.with_memory_kind(PINNED)))
+                kept[-1].block_until_ready()
+            weight.delete()
+        self.weights = tuple(kept)
+
+    def wake(self, weights: tuple[Array, ...] | None = None) -> None:
+        """Be as after the start, with other `weights` or those that were kept."""
+        if weights is None:
+            weights = tuple(map(jax.device_put, self.weights, self._places))
+            jax.block_until_ready(weights)
+        self.weights = weights
         self._start_empty(zeros_of(self.shapes.kv))
 
     def _start_empty(self, kv: KVCache) -> None:

@@ -11,6 +11,7 @@ from importlib.metadata import entry_points
 from pathlib import Path
 
 import jax
+from jax.sharding import Mesh
 
 from jaxllm import weights
 from jaxllm.cache.kv import zeros_of
@@ -41,6 +42,7 @@ from jaxllm.sampling.options import MAX_STOP_TOKEN_IDS
 from jaxllm.sampling.processor_arguments import Function, Processor
 from jaxllm.sampling.processors import read_processors
 from jaxllm.tokenizer import Tokenizer
+from jaxllm.weights.load import Progress
 
 # An encoder caches nothing, so its pages have no bytes; slots are what limits requests
 ENCODER_PAGES = 2**14
@@ -54,6 +56,38 @@ class Started:
     runner: Runner | PoolingRunner
     tokenizer: Tokenizer | None
     grammars: Grammars
+    weights: WeightSource
+
+
+class WeightSource:
+    """Where the weights of an engine come from, at its start and later."""
+
+    def __init__(self, setup: Setup, config: EngineConfig):
+        self._setup, self._config = setup, config
+
+    def check(self, directory: Path) -> None:
+        """Raise ConfigError unless the checkpoint there fits the engine, from its headers alone."""
+        weights.check(directory, *self._shapes, "auto")
+
+    def read(
+        self, directory: Path | None = None, progress: Progress | None = None
+    ) -> tuple[jax.Array, ...]:
+        """The weights of a checkpoint, by default the engine's own; all are on the device. Raises
+        ConfigError."""
+        _, state = weights.load(
+            directory or self._setup.resolved.model_dir,
+            *self._shapes,
+            "auto" if directory else self._config.load_format,
+            seed=self._config.seed,
+            progress=progress,
+        )
+        leaves, _ = weight_leaves(state)
+        jax.block_until_ready(leaves)
+        return leaves
+
+    @property
+    def _shapes(self) -> tuple[ModelSpec, Mesh, jax.typing.DTypeLike]:
+        return self._setup.spec, self._setup.mesh, self._setup.dtype
 
 
 def start(
@@ -99,7 +133,7 @@ def start(
         + pinned.rows
         + link_rows(setup, runner),
     )
-    return Started(setup.resolved, runner, tokenizer, grammars)
+    return Started(setup.resolved, runner, tokenizer, grammars, WeightSource(setup, config))
 
 
 def read_model(config: EngineConfig) -> tuple[EngineConfig, Path, ModelSpec]:
@@ -204,20 +238,11 @@ def _load_and_compile(
     """Weights load in a thread while the main thread compiles from abstract shapes. The compiled
     step gives the pool's size."""
 
+    source = WeightSource(setup, config)
+
     def load() -> tuple[jax.Array, ...]:
         with report.phase("Loading weights") as progress:
-            _, state = weights.load(
-                setup.resolved.model_dir,
-                setup.spec,
-                setup.mesh,
-                setup.dtype,
-                config.load_format,
-                seed=config.seed,
-                progress=progress,
-            )
-            leaves, _ = weight_leaves(state)
-            jax.block_until_ready(leaves)
-        return leaves
+            return source.read(progress=progress)
 
     programs = make_programs(setup, processors=processors)
     # A known need fits the pool before anything is compiled

@@ -173,8 +173,8 @@ SERVER_FLAGS: dict[str, dict[tuple[str, ...], dict[str, Any]]] = {
             "nargs": "+",
             "action": "extend",
             "default": None,
-            "help": "operator's keys, which open POST /reset_prefix_cache, /start_profile and "
-            "/stop_profile",
+            "help": "operator's keys, which open POST /reset_prefix_cache, /sleep, /wake_up, "
+            "/update_weights, /start_profile and /stop_profile",
         },
         ("--api-key-file",): {
             "default": None,

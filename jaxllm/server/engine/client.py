@@ -20,16 +20,15 @@ from jaxllm.server.engine.wire import (
     Abort,
     Add,
     Answered,
+    Command,
     Died,
     Inspect,
     Inspected,
     Outputs,
     Phase,
     Pool,
-    Profile,
     Ready,
     Rejected,
-    ResetPrefixes,
     StepFailed,
     Stop,
     ToEngine,
@@ -38,7 +37,7 @@ from jaxllm.server.engine.wire import (
 from jaxllm.server.errors import ApiError, bad_request, overloaded, sanitize, server_error
 
 SEND_BURST = 1 << 18  # bytes sent to the engine before other tasks of the event loop run
-BUSY_CODES = ("queue_full", "overloaded")
+BUSY_CODES = ("queue_full", "overloaded", "sleeping")
 MAX_RETRY_AFTER = 60  # seconds
 
 logger = logging.getLogger("jaxllm.server")
@@ -206,7 +205,7 @@ class EngineClient:
         for entry in entries:
             entry.stream.fail(make())
 
-    async def run_command(self, command: Profile | ResetPrefixes) -> None:
+    async def run_command(self, command: Command) -> None:
         """Have the engine process carry out a command. Raises ApiError when it cannot."""
         self._check_alive()
         answer: asyncio.Future[str | None] = asyncio.get_running_loop().create_future()

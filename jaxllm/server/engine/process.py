@@ -20,6 +20,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from jaxllm.config import ConfigError, EngineConfig
@@ -42,11 +43,14 @@ from jaxllm.server.engine.wire import (
     Ready,
     Rejected,
     ResetPrefixes,
+    Sleep,
     Start,
     StepFailed,
     Stop,
     ToEngine,
     ToServer,
+    UpdateWeights,
+    WakeUp,
     encode,
 )
 from jaxllm.server.errors import sanitize
@@ -60,6 +64,7 @@ logger = logging.getLogger("jaxllm.engine")
 IDLE_SECONDS = 1.0  # without a message until an idle engine checks itself
 CHECK_SECONDS = 60.0  # between two self-checks, at least
 MAX_FAILED_STEPS = 3  # without a finished request in between
+STEPS_IN_FLIGHT = 4  # at most
 MAX_HANDLING = 20e-3  # seconds that waiting messages may delay the next step
 REQUESTS_RUN = "requests are running; try again later, or add ?reset_running_requests=true"
 PR_SET_PDEATHSIG = 1  # of prctl(2)
@@ -228,6 +233,8 @@ class EngineProcess:
             case ResetPrefixes(running):
                 done = engine.reset_prefix_cache(running)
                 self._send(Answered(None if done else REQUESTS_RUN))
+            case Sleep() | WakeUp() | UpdateWeights():
+                self._send(Answered(self._change_memory(engine, message)))
             case Add(request) | Pool(request):
                 self._add(engine, request)
 
@@ -243,6 +250,29 @@ class EngineProcess:
             logger.exception("a request was not taken")
             reason = "the engine could not take this request"
             self._send(Rejected(request.id, reason, None, "internal_error"))
+
+    def _change_memory(
+        self, engine: AnyEngine, message: Sleep | WakeUp | UpdateWeights
+    ) -> str | None:
+        """Put the engine to sleep, wake it, or change its weights; returns the reason of a
+        failure."""
+        try:
+            match message:
+                case Sleep(level):
+                    for _ in range(STEPS_IN_FLIGHT):  # of requests that were aborted
+                        if engine.has_work:
+                            self._send(Outputs(self._step(engine), engine.stats()))
+                    engine.sleep(level)
+                case WakeUp():
+                    engine.wake_up()
+                case UpdateWeights(directory):
+                    engine.update_weights(Path(directory))
+        except (ConfigError, ValueError) as error:
+            return str(error)
+        except Exception:
+            logger.exception("memory could not be changed")
+            return "the engine failed to do so; see the server's log"
+        return None
 
     def _profile(self, start: bool) -> str | None:
         """Start or stop a trace between two steps; returns the reason of a failure."""

@@ -1,9 +1,9 @@
 """The typed messages between the HTTP process and the engine process, and their framing: 4 bytes of
 length, then msgpack.
 
-Ownership: the HTTP process sends `Start` once, then `Add`, `Pool`, `Abort`, `Profile`,
-`ResetPrefixes`, `Inspect` and `Stop`; the engine process answers `Phase`…, `Ready`, then one
-`Outputs` per step, `Rejected` per refused request, `Answered` per `Profile` and `ResetPrefixes`,
+Ownership: the HTTP process sends `Start` once, then `Add`, `Pool`, `Abort`, each
+`Command`, `Inspect` and `Stop`; the engine process answers `Phase`…, `Ready`, then one
+`Outputs` per step, `Rejected` per refused request, `Answered` per `Command`,
 `Inspected` per `Inspect`, `StepFailed` after a step that failed, and `Died` at its end.
 """
 
@@ -61,6 +61,22 @@ class ResetPrefixes(msgspec.Struct, tag=True, frozen=True):
     running: bool
 
 
+class Sleep(msgspec.Struct, tag=True, frozen=True):
+    """Free device memory; level 1 keeps the weights in host memory."""
+
+    level: int
+
+
+class WakeUp(msgspec.Struct, tag=True, frozen=True):
+    """Take the memory again."""
+
+
+class UpdateWeights(msgspec.Struct, tag=True, frozen=True):
+    """Take the weights of another checkpoint."""
+
+    directory: str
+
+
 class Inspect(msgspec.Struct, tag=True, frozen=True):
     """Say what the engine is doing."""
 
@@ -95,7 +111,7 @@ class Rejected(msgspec.Struct, tag=True, frozen=True):
 
 
 class Answered(msgspec.Struct, tag=True, frozen=True):
-    """The answer to the oldest unanswered `Profile` or `ResetPrefixes`; None is success."""
+    """The answer to the oldest unanswered `Command`; None is success."""
 
     error: str | None
 
@@ -117,7 +133,8 @@ class StepFailed(msgspec.Struct, tag=True, frozen=True):
     """A step failed: the engine started over and has lost every request."""
 
 
-type ToEngine = Start | Add | Pool | Abort | Profile | ResetPrefixes | Inspect | Stop
+type Command = Profile | ResetPrefixes | Sleep | WakeUp | UpdateWeights
+type ToEngine = Start | Add | Pool | Abort | Command | Inspect | Stop
 type ToServer = Phase | Ready | Outputs | Rejected | Answered | Inspected | StepFailed | Died
 
 

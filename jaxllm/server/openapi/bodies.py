@@ -248,6 +248,7 @@ BODIES: dict[str, Schema] = {
         max_tokens_per_doc=field({"type": "integer", "minimum": 0}, "Tokens that are read of one."),
         return_documents=IGNORED_FIELD,
     ),
+    "UpdateWeights": form(["path"], path=STRING),
     "DetokenizeRequest": form(["tokens"], model=SHARED["model"], tokens=IDS),
     "Message": form(
         ["role"],

@@ -93,6 +93,15 @@ OPERATIONS = {
     "/reset_prefix_cache": Operation(
         "Forget every cached prefix", query={"reset_running_requests": BOOL | {"default": False}}
     ),
+    "/sleep": Operation(
+        "Free device memory",
+        query={
+            "level": {"type": "string", "enum": ["1", "2"], "default": "1"},
+            "mode": {"type": "string", "enum": ["abort", "wait"], "default": "abort"},
+        },
+    ),
+    "/wake_up": Operation("Take the memory again"),
+    "/update_weights": Operation("Take the weights of another checkpoint", "UpdateWeights"),
     "/load": Operation("Requests that generate now", reply="Load"),
     **dict.fromkeys(
         ("/server_info", "/get_server_info"),

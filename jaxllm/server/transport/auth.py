@@ -19,7 +19,10 @@ from jaxllm.server.errors import ApiError, shutting_down
 OPEN_PATHS = frozenset({"/health", "/ready", "/version", "/ping", "/", "/docs", "/openapi.json"})
 OPEN_FOLDERS = ("/page/", "/docs/")  # files of pages; one asks for a key itself
 # Need an operator's key
-ADMIN_PATHS = frozenset({"/reset_prefix_cache", "/start_profile", "/stop_profile"})
+ADMIN_PATHS = frozenset(
+    {"/reset_prefix_cache", "/start_profile", "/stop_profile"}
+    | {"/sleep", "/wake_up", "/update_weights"}
+)
 PROBES = frozenset({"/health", "/ready", "/ping", "/metrics", "/load"})  # not logged
 MAX_REQUEST_ID = 128
 ID_CHARS = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-_.:")

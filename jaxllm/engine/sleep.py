@@ -1,0 +1,79 @@
+"""An idle engine gives its device memory to others and takes it again; weights change in place.
+
+Compiled programs stay, so an engine that wakes compiles nothing.
+"""
+
+from __future__ import annotations
+
+import gc
+from pathlib import Path
+
+from jaxllm.engine.runtime.dispatch import Dispatcher
+from jaxllm.engine.scheduling.scheduler import Scheduler
+from jaxllm.engine.startup.start import WeightSource
+from jaxllm.messages import RequestError
+
+LEVELS = (1, 2)
+REMEDY = "POST /wake_up, or call LLM.wake_up()"
+
+
+class Sleep:
+    """Whether an engine sleeps, and how it goes to sleep and wakes.
+
+    `source` reads weights again.
+
+    Attributes:
+        level: 0 while awake; 1: the weights lie in host memory; 2: they are dropped.
+    """
+
+    def __init__(self, runner: Dispatcher, scheduler: Scheduler, source: WeightSource):
+        self._runner, self._scheduler, self._source = runner, scheduler, source
+        self.level = 0
+
+    def check_awake(self) -> None:
+        """Raise RequestError while the engine sleeps."""
+        if self.level:
+            raise RequestError(f"the model sleeps; {REMEDY}", None, "sleeping")
+
+    def sleep(self, level: int, busy: bool) -> None:
+        """Free KV pages, cached prefixes and weights; the last lie in host memory at level 1.
+
+        Nothing happens to an engine that sleeps as deeply. Raises ValueError for another level, and
+        while requests run (`busy`).
+        """
+        if level not in LEVELS:
+            raise ValueError(
+                f"level must be 1 (weights to host memory) or 2 (dropped), got {level}"
+            )
+        _refuse_busy(busy)
+        if level <= self.level:
+            return
+        if self.level == 0:
+            self._scheduler.reset()
+        self._runner.sleep(keep_weights=level == 1)
+        self.level = level
+        gc.collect()  # arrays in cycles hold memory too
+
+    def wake_up(self) -> None:
+        """Take the memory again; nothing happens to an engine that is awake. Dropped weights are
+        read again: raises ConfigError when they cannot be, and the engine sleeps on."""
+        if self.level:
+            self._runner.wake(self._source.read() if self.level == 2 else None)
+            self.level = 0
+
+    def update_weights(self, directory: Path, busy: bool) -> None:
+        """Take the weights of another checkpoint of the same shapes; cached prefixes are forgotten.
+
+        Raises ValueError while requests run, and ConfigError when the checkpoint does not fit: the
+        weights of before stay, unless reading fails halfway, which leaves the engine asleep.
+        """
+        _refuse_busy(busy)
+        self._source.check(directory)
+        self.sleep(2, busy=False)
+        self._runner.wake(self._source.read(directory))
+        self.level = 0
+
+
+def _refuse_busy(busy: bool) -> None:
+    if busy:
+        raise ValueError("requests are running; try again when they have finished")

@@ -1,0 +1,97 @@
+"""What operators have the engine do: traces, forgetting prefixes, sleep, other weights."""
+
+from __future__ import annotations
+
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from jaxllm.config import ConfigError
+from jaxllm.locate import locate
+from jaxllm.server.engine.wire import Profile, ResetPrefixes, Sleep, UpdateWeights, WakeUp
+from jaxllm.server.errors import bad_request, describe, overloaded
+from jaxllm.server.openai.fields import read_field
+from jaxllm.server.state import ServerState
+
+MODES = ("abort", "wait")
+LEVELS = ("1", "2")
+
+
+class OperatorRoutes:
+    """Commands to the engine; each answers when it is carried out. All need an operator's key."""
+
+    def __init__(self, server_state: ServerState):
+        self._state = server_state
+
+    def table(self) -> list[Route]:
+        """Paths to handlers."""
+        handlers = {
+            "/start_profile": self.start_profile,
+            "/stop_profile": self.stop_profile,
+            "/reset_prefix_cache": self.reset_prefix_cache,
+            "/sleep": self.sleep,
+            "/wake_up": self.wake_up,
+            "/update_weights": self.update_weights,
+        }
+        return [Route(path, handler, methods=["POST"]) for path, handler in handlers.items()]
+
+    async def start_profile(self, request: Request) -> Response:
+        """Begin a trace of the engine process."""
+        await self._state.client.run_command(Profile(True))
+        return Response()
+
+    async def stop_profile(self, request: Request) -> Response:
+        """End it and wait until it is written."""
+        await self._state.client.run_command(Profile(False))
+        return Response()
+
+    async def reset_prefix_cache(self, request: Request) -> Response:
+        """Forget every cached prefix; 400 while requests run, unless the query says
+        reset_running_requests=true."""
+        running = request.query_params.get("reset_running_requests", "false").lower()
+        if running not in ("true", "false", "1", "0"):
+            raise bad_request(
+                "reset_running_requests must be true or false", "reset_running_requests"
+            )
+        await self._state.client.run_command(ResetPrefixes(running in ("true", "1")))
+        return Response()
+
+    async def sleep(self, request: Request) -> Response:
+        """Free device memory. The query has `level`, 1 (weights wait in host memory) or 2 (they are
+        read again), and `mode`: requests in flight are aborted, or waited for."""
+        level = request.query_params.get("level", "1")
+        mode = request.query_params.get("mode", "abort")
+        if level not in LEVELS:
+            raise bad_request(
+                "level must be 1 (weights to host memory) or 2 (weights dropped), "
+                f"got {describe(level)}",
+                "level",
+            )
+        if mode not in MODES:
+            raise bad_request(f"mode must be abort or wait, got {describe(mode)}", "mode")
+        if mode == "abort":
+            self._state.client.fail_all(
+                lambda: overloaded("the model was put to sleep; POST /wake_up", "sleeping")
+            )
+        await self._state.idle.wait()
+        await self._state.client.run_command(Sleep(int(level)))
+        return Response()
+
+    async def wake_up(self, request: Request) -> Response:
+        """Take the memory again."""
+        await self._state.client.run_command(WakeUp())
+        return Response()
+
+    async def update_weights(self, request: Request) -> Response:
+        """Take the weights of the checkpoint `path` in place of those of now; 400 while requests
+        run, and when it does not fit."""
+        body = await self._state.bodies.read_json(dict(request.scope), request.receive)
+        path = read_field(body, "path", str, "")
+        if not path:
+            raise bad_request("path is required: a directory or a Hugging Face id", "path")
+        try:
+            directory = await self._state.in_thread(locate, path, None, None)
+        except ConfigError as error:
+            raise bad_request(str(error), "path") from None
+        await self._state.client.run_command(UpdateWeights(str(directory)))
+        return Response()

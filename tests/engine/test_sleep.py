@@ -1,0 +1,111 @@
+"""An engine that sleeps holds no device memory, and wakes as it was."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+from safetensors.numpy import load_file, save_file
+
+from jaxllm import LLM, ConfigError, SamplingParams
+from jaxllm.locate import locate
+from jaxllm.messages import RequestError
+from tests.engine.few_shapes import few_shapes
+
+GREEDY = SamplingParams(temperature=0, max_tokens=8)
+QUESTIONS = ["7 + 8 =", "The capital of"]
+
+
+@pytest.fixture(scope="module")
+def llm() -> LLM:
+    with few_shapes():
+        return LLM(
+            "demo", max_model_len=128, max_num_seqs=4, max_num_batched_tokens=64, enforce_eager=True
+        )
+
+
+def answers(llm: LLM) -> list[list[int]]:
+    found = llm.generate(QUESTIONS, GREEDY, use_tqdm=False)
+    return [output.outputs[0].token_ids for output in found]
+
+
+def device_bytes() -> int:
+    """Bytes of the arrays in device memory."""
+    return sum(
+        array.nbytes
+        for array in jax.live_arrays()
+        if not array.is_deleted() and array.sharding.memory_kind != "pinned_host"
+    )
+
+
+@pytest.mark.parametrize("level", [1, 2])
+def test_an_engine_that_wakes_answers_as_before_and_compiles_nothing(llm: LLM, level: int) -> None:
+    before, awake = answers(llm), device_bytes()
+    compiles = llm.engine.stats().compiles_after_warmup
+    llm.sleep(level)
+    assert llm.engine.stats().sleep_level == level
+    assert device_bytes() < awake / 20
+    with pytest.raises(RequestError, match="sleeps") as refused:
+        answers(llm)
+    assert refused.value.code == "sleeping"
+    llm.sleep(level)  # nothing happens
+    llm.wake_up()
+    assert device_bytes() > 0.9 * awake
+    assert answers(llm) == before
+    assert llm.engine.stats().sleep_level == 0
+    assert llm.engine.stats().compiles_after_warmup == compiles
+    llm.engine.scheduler.check()
+
+
+def test_only_idle_engines_sleep_and_only_at_known_levels(llm: LLM) -> None:
+    with pytest.raises(ValueError, match="level must be 1"):
+        llm.sleep(3)
+    before = answers(llm)
+    llm.wake_up()  # nothing happens
+    assert answers(llm) == before
+
+
+def changed(tmp_path: Path, **config: int) -> Path:
+    """The demo model with other weights and, where asked for, sizes."""
+    for file in locate("demo", None, None).iterdir():
+        if file.suffix == ".json":
+            (tmp_path / file.name).write_bytes(file.read_bytes())
+    (weights,) = locate("demo", None, None).glob("*.safetensors")
+    tensors = load_file(weights)
+    rng = np.random.default_rng(0)
+    noisy = {
+        name: (x.astype(np.float32) + rng.normal(0, 0.2, x.shape)).astype(x.dtype)
+        for name, x in tensors.items()
+    }
+    save_file(noisy, tmp_path / weights.name, {"format": "pt"})
+    options = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(options | config))
+    return tmp_path
+
+
+def test_weights_of_another_checkpoint_take_the_place_of_those_of_now(
+    llm: LLM, tmp_path: Path
+) -> None:
+    before, compiles = answers(llm), llm.engine.stats().compiles_after_warmup
+    llm.update_weights(str(changed(tmp_path)))
+    other = answers(llm)
+    assert other != before
+    assert llm.engine.stats().compiles_after_warmup == compiles
+    llm.update_weights("demo")
+    assert answers(llm) == before
+
+
+def test_a_checkpoint_that_does_not_fit_leaves_the_weights_of_before(
+    llm: LLM, tmp_path: Path
+) -> None:
+    before = answers(llm)
+    with pytest.raises(ConfigError):
+        llm.update_weights(str(tmp_path / "nothing"))
+    (tmp_path / "config.json").write_text("{}")
+    save_file({"x": np.zeros(3, np.float32)}, tmp_path / "model.safetensors")
+    with pytest.raises(ConfigError):
+        llm.update_weights(str(tmp_path))
+    assert answers(llm) == before

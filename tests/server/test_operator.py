@@ -1,0 +1,87 @@
+"""Sleep, waking up and other weights, as operators ask for them."""
+
+from __future__ import annotations
+
+import json
+import pathlib
+from collections.abc import Iterator
+
+import pytest
+
+from jaxllm.tokenizer import Tokenizer
+from tests.server.harness import Answer, Running, with_settings
+from tests.server.stepped import Stepped
+
+ROOT = {"authorization": "Bearer root"}
+QUESTION = {"model": "fake", "prompt": "abc", "max_tokens": 2}
+
+
+@pytest.fixture
+def running(tokenizer: Tokenizer) -> Iterator[Running]:
+    with Running(tokenizer, with_settings(admin_keys=("root",))) as running:
+        yield running
+
+
+def told(running: Running, path: str, body: bytes = b"") -> Answer:
+    return running.post(path, body, **ROOT)
+
+
+def states(running: Running) -> dict[str, float]:
+    lines = running.get("/metrics").body.decode().splitlines()
+    found = [line for line in lines if line.startswith("vllm:engine_sleep_state{")]
+    return {line.split('sleep_state="')[1].split('"')[0]: float(line[-3:]) for line in found}
+
+
+def test_a_model_that_sleeps_refuses_requests_until_it_is_woken(running: Running) -> None:
+    assert running.post("/v1/completions", QUESTION).status == 200
+    assert running.get("/is_sleeping").json() == {"is_sleeping": False}
+    for level, name in (("1", "weights_offloaded"), ("2", "discard_all")):
+        assert told(running, f"/sleep?level={level}").status == 200
+        assert running.get("/is_sleeping").json() == {"is_sleeping": True}
+        assert states(running)[name] == 1 == sum(states(running).values())
+        assert running.get("/health").status == 200
+        ready = running.get("/ready")
+        assert (ready.status, ready.json()["status"]) == (503, "sleeping")
+        refused = running.post("/v1/completions", QUESTION)
+        assert (refused.status, refused.error["code"]) == (503, "sleeping")
+        assert int(refused.headers["retry-after"]) > 0
+        assert told(running, "/wake_up").status == 200
+        assert states(running)["awake"] == 1
+        assert running.get("/ready").status == 200
+        assert running.post("/v1/completions", QUESTION).status == 200
+
+
+def test_requests_in_flight_are_ended_before_a_model_sleeps(tokenizer: Tokenizer) -> None:
+    with Stepped(tokenizer, with_settings(admin_keys=("root",))) as server:
+        endless = QUESTION | {"max_tokens": 250, "ignore_eos": True, "stream": True}
+        with server.begin("/v1/completions", endless) as stream:
+            server.control.permits.release(1)
+            while not stream.line().startswith(b"data: "):
+                pass
+            assert told(server, "/sleep").status == 200
+            lines = [b""]
+            while b"[DONE]" not in lines[-1]:
+                lines.append(stream.line())
+            assert b"was put to sleep" in b"".join(lines)
+        assert server.get("/is_sleeping").json() == {"is_sleeping": True}
+
+
+@pytest.mark.parametrize("query", ["level=3", "level=", "level=x", "mode=keep", "level=1&mode="])
+def test_a_wrong_query_is_refused_and_changes_nothing(running: Running, query: str) -> None:
+    refused = told(running, f"/sleep?{query}")
+    assert refused.status == 400
+    assert "must be" in refused.error["message"]
+    assert running.get("/is_sleeping").json() == {"is_sleeping": False}
+
+
+def test_weights_come_from_a_directory_that_is_there(
+    running: Running, model_dir: pathlib.Path
+) -> None:
+    assert (
+        told(running, "/update_weights", json.dumps({"path": str(model_dir)}).encode()).status
+        == 200
+    )
+    assert running.control.weights == [str(model_dir)]
+    for body in (b"{}", b'{"path": 3}', b'{"path": "/nowhere"}', b"[]", b"x"):
+        assert told(running, "/update_weights", body).status == 400
+    assert len(running.control.weights) == 1
