@@ -128,17 +128,17 @@ class LLM(PoolingCalls):
     def sleep(self, level: int = 1) -> None:
         """Free the device memory of weights, KV pages and cached prefixes. At level 1 the weights
         wait in host memory, at level 2 they are read again. Raises ValueError for another level."""
-        self.engine.sleep(level)
+        self.engine.sleeper.sleep(level)
 
     def wake_up(self) -> None:
         """Take the memory again. Nothing is compiled."""
-        self.engine.wake_up()
+        self.engine.sleeper.wake_up()
 
     def update_weights(self, model: str) -> None:
         """Take the weights of another checkpoint of the same shapes, a directory or a Hugging Face
         id, in place of those of now. Nothing is compiled; cached prefixes are forgotten. Raises
         ConfigError when it does not fit."""
-        self.engine.update_weights(locate(model, None, self.config.download_dir))
+        self.engine.sleeper.update_weights(locate(model, None, self.config.download_dir))
 
     def start_profile(self) -> None:
         """Start a trace, which `stop_profile` writes into `profiler_dir`. Raises ConfigError

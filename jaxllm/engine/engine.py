@@ -7,7 +7,6 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import wait
 from functools import partial
-from pathlib import Path
 
 from jaxllm.background.thread import BackgroundThread
 from jaxllm.engine.constraints.token_masks import NO_TOKEN, token_bitmask
@@ -53,7 +52,7 @@ class Engine:
         assert isinstance(parts.runner, Runner), "a pooling model has an engine of its own"
         self.resolved, self.tokenizer = parts.resolved, parts.tokenizer
         self.runner, self.scheduler, self._grammars = parts.runner, scheduler, parts.grammars
-        self._sleep = Sleep(parts.runner, scheduler, parts.weights)
+        self.sleeper = Sleep(parts, scheduler, lambda: self.has_work)
         self.eos_ids = frozenset(parts.runner.eos_ids)
         self._options = LogitsOptionsReader(
             self.resolved.vocab_size,
@@ -115,7 +114,7 @@ class Engine:
                 None,
                 "wrong_runner",
             )
-        self._sleep.check_awake()
+        self.sleeper.check_awake()
         self._validator.validate_request(request)
         self._options.validate_options(request.params, request.thinking)
         self._grammars.validate_grammar(request)
@@ -190,18 +189,6 @@ class Engine:
         """As of `Scheduler`."""
         return self.scheduler.reset_prefix_cache(reset_running_requests)
 
-    def sleep(self, level: int = 1) -> None:
-        """As of `Sleep`."""
-        self._sleep.sleep(level, self.has_work)
-
-    def wake_up(self) -> None:
-        """As of `Sleep`."""
-        self._sleep.wake_up()
-
-    def update_weights(self, directory: Path) -> None:
-        """As of `Sleep`."""
-        self._sleep.update_weights(directory, self.has_work)
-
     def self_check(self) -> None:
         """Check an idle engine: references equal page tables, each page and slot is free once, and
         only pages with contents can be found.
@@ -230,7 +217,7 @@ class Engine:
         """A snapshot for metrics."""
         compiles, traffic = self.runner.compiles.since_start, self.runner.traffic
         return self._counters.snapshot(
-            self.scheduler, self._grammars.waiting, compiles, traffic, self._sleep.level
+            self.scheduler, self._grammars.waiting, compiles, traffic, self.sleeper.level
         )
 
     # --- one step

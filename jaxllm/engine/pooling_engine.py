@@ -6,7 +6,6 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable
-from pathlib import Path
 
 import numpy as np
 
@@ -37,7 +36,7 @@ class PoolingEngine:
         assert isinstance(parts.runner, PoolingRunner)
         self.resolved, self.tokenizer = parts.resolved, parts.tokenizer
         self.runner, self.scheduler = parts.runner, scheduler
-        self._sleep = Sleep(parts.runner, scheduler, parts.weights)
+        self.sleeper = Sleep(parts, scheduler, lambda: self.has_work)
         self.watch = EngineWatch(scheduler)
         self._requests: dict[str, Request] = {}
         self._counters = Counters()
@@ -69,7 +68,7 @@ class PoolingEngine:
                 None,
                 "wrong_runner",
             )
-        self._sleep.check_awake()
+        self.sleeper.check_awake()
         check_prompt(request, self.resolved, self.resolved.max_model_len)
         if not self.scheduler.fits(len(request.prompt_token_ids)):
             raise RequestError(
@@ -136,18 +135,6 @@ class PoolingEngine:
         """As of `Scheduler`."""
         return self.scheduler.reset_prefix_cache(reset_running_requests)
 
-    def sleep(self, level: int = 1) -> None:
-        """As of `Sleep`."""
-        self._sleep.sleep(level, self.has_work)
-
-    def wake_up(self) -> None:
-        """As of `Sleep`."""
-        self._sleep.wake_up()
-
-    def update_weights(self, directory: Path) -> None:
-        """As of `Sleep`."""
-        self._sleep.update_weights(directory, self.has_work)
-
     def self_check(self) -> None:
         """Check an idle engine, as `Engine` does."""
         self._counters.self_checks += 1
@@ -166,7 +153,7 @@ class PoolingEngine:
     def stats(self) -> EngineStats:
         """A snapshot for metrics."""
         compiles = self.runner.compiles.since_start
-        return self._counters.snapshot(self.scheduler, 0, compiles, Traffic(), self._sleep.level)
+        return self._counters.snapshot(self.scheduler, 0, compiles, Traffic(), self.sleeper.level)
 
     def _run_step(self) -> list[TextDelta]:
         deltas, self._pending = self._pending, []

@@ -6,11 +6,11 @@ Compiled programs stay, so an engine that wakes compiles nothing.
 from __future__ import annotations
 
 import gc
+from collections.abc import Callable
 from pathlib import Path
 
-from jaxllm.engine.runtime.dispatch import Dispatcher
 from jaxllm.engine.scheduling.scheduler import Scheduler
-from jaxllm.engine.startup.start import WeightSource
+from jaxllm.engine.startup.start import Started
 from jaxllm.messages import RequestError
 
 LEVELS = (1, 2)
@@ -20,14 +20,15 @@ REMEDY = "POST /wake_up, or call LLM.wake_up()"
 class Sleep:
     """Whether an engine sleeps, and how it goes to sleep and wakes.
 
-    `source` reads weights again.
+    `busy` says whether requests run.
 
     Attributes:
         level: 0 while awake; 1: the weights lie in host memory; 2: they are dropped.
     """
 
-    def __init__(self, runner: Dispatcher, scheduler: Scheduler, source: WeightSource):
-        self._runner, self._scheduler, self._source = runner, scheduler, source
+    def __init__(self, parts: Started, scheduler: Scheduler, busy: Callable[[], bool]):
+        self._runner, self._source = parts.runner, parts.weights
+        self._scheduler, self._busy = scheduler, busy
         self.level = 0
 
     def check_awake(self) -> None:
@@ -35,17 +36,17 @@ class Sleep:
         if self.level:
             raise RequestError(f"the model sleeps; {REMEDY}", None, "sleeping")
 
-    def sleep(self, level: int, busy: bool) -> None:
+    def sleep(self, level: int) -> None:
         """Free KV pages, cached prefixes and weights; the last lie in host memory at level 1.
 
         Nothing happens to an engine that sleeps as deeply. Raises ValueError for another level, and
-        while requests run (`busy`).
+        while requests run.
         """
         if level not in LEVELS:
             raise ValueError(
                 f"level must be 1 (weights to host memory) or 2 (dropped), got {level}"
             )
-        _refuse_busy(busy)
+        self._refuse_busy()
         if level <= self.level:
             return
         if self.level == 0:
@@ -61,19 +62,18 @@ class Sleep:
             self._runner.wake(self._source.read() if self.level == 2 else None)
             self.level = 0
 
-    def update_weights(self, directory: Path, busy: bool) -> None:
+    def update_weights(self, directory: Path) -> None:
         """Take the weights of another checkpoint of the same shapes; cached prefixes are forgotten.
 
         Raises ValueError while requests run, and ConfigError when the checkpoint does not fit: the
         weights of before stay, unless reading fails halfway, which leaves the engine asleep.
         """
-        _refuse_busy(busy)
+        self._refuse_busy()
         self._source.check(directory)
-        self.sleep(2, busy=False)
+        self.sleep(2)
         self._runner.wake(self._source.read(directory))
         self.level = 0
 
-
-def _refuse_busy(busy: bool) -> None:
-    if busy:
-        raise ValueError("requests are running; try again when they have finished")
+    def _refuse_busy(self) -> None:
+        if self._busy():
+            raise ValueError("requests are running; try again when they have finished")

@@ -110,6 +110,7 @@ class FakeEngine:
             scheduling_policy=config.scheduling_policy,
             max_num_queued_reqs=config.max_num_queued_reqs or 24,
         )
+        self.sleeper = self
         self._control, self._tokenizer = control, tokenizer
         self._jobs: dict[str, _Job] = {}
         self._stats = EngineStats(num_pages=64, free_pages=64)

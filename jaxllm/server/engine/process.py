@@ -262,11 +262,11 @@ class EngineProcess:
                     for _ in range(STEPS_IN_FLIGHT):  # of requests that were aborted
                         if engine.has_work:
                             self._send(Outputs(self._step(engine), engine.stats()))
-                    engine.sleep(level)
+                    engine.sleeper.sleep(level)
                 case WakeUp():
-                    engine.wake_up()
+                    engine.sleeper.wake_up()
                 case UpdateWeights(directory):
-                    engine.update_weights(Path(directory))
+                    engine.sleeper.update_weights(Path(directory))
         except (ConfigError, ValueError) as error:
             return str(error)
         except Exception:
