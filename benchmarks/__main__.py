@@ -35,6 +35,7 @@ HERE = {
     "templates": "what rendering a chat costs, and what one that hangs costs others",
     "kv_accuracy": "what 8-bit pages cost the demo model: answers and perplexity",
     "products": "an MLP's gated product: the kernel beside XLA",
+    "int4_products": "products with 4-bit weights: the kernel beside bfloat16",
     "mixtures": "a mixture's routed feed-forward: its grouped products, and the whole",
     "routing": "what stands around the products of a mixture's experts: routing, gather, sum",
     "segments": "attention of encoders: microseconds and TFLOP/s of a step, by length of inputs",

@@ -1,13 +1,13 @@
 """Products with 4-bit weights on an NVIDIA GPU, beside those with bfloat16: microseconds a call.
 
-python -m benchmarks.int4_products [seconds]
+python -m benchmarks.int4_products
 """
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
-import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -77,7 +77,9 @@ def tunings(T: int, O: int, I: int) -> list[Tuning]:  # noqa: E741
 
 
 def main() -> None:
-    end = time.monotonic() + float(sys.argv[1] if len(sys.argv) > 1 else 600)
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.int4_products", description=__doc__)
+    parser.add_argument("--seconds", type=float, default=600.0, help="stop after so many")
+    end = time.monotonic() + parser.parse_args().seconds
     rows: list[dict[str, Any]] = []
     with ThreadPoolExecutor(12) as pool:
         for name, (O, I) in MODEL_SHAPES.items():  # noqa: E741
