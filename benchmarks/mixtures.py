@@ -59,7 +59,7 @@ def feed_forward(
     """The routed feed-forward of one layer."""
     experts, own = layer[0].shape[0], backend or BACKEND
     groups = group(expert, experts)
-    hidden = grouped_matmul(groups.rows_of(x), layer[0], groups, gating=swiglu, backend=own)
+    hidden = grouped_matmul(x, layer[0], groups, gating=swiglu, backend=own)
     return combine(grouped_matmul(hidden, layer[1], groups, backend=own), groups, weight)
 
 
@@ -68,7 +68,7 @@ def variant(
 ) -> Array:
     """The same by the Hopper kernels in one or two launches, with slots of so many columns."""
     groups = group(expert, layer[0].shape[0])
-    x, tuning = groups.rows_of(x), tuning_of(groups.tile, columns)
+    tuning = tuning_of(groups.tile, columns)
     if launches == 1:
         weights = mosaic_fused.Weights(*layer)
         y = mosaic_fused.feed_forward(x, weights, groups, swiglu, tuning=tuning)
@@ -95,11 +95,10 @@ def wholes(expert: Array) -> dict[str, Callable[..., Array]]:
 def products(shape: ModelShape, expert: Array) -> dict[str, Callable[..., Array]]:
     """The two products, by name; each takes tokens, a layer and weights of choices."""
     groups = jax.jit(group, static_argnums=1)(expert, shape.experts)
-    rows = groups.expert_W.shape[0] * groups.tile
-    hidden = jnp.ones((rows, shape.inner), jnp.bfloat16)
+    hidden = jnp.ones((groups.rows, shape.inner), jnp.bfloat16)
     return {
         "gate_up": lambda x, layer, weight: grouped_matmul(
-            groups.rows_of(x), layer[0], groups, gating=swiglu, backend=BACKEND
+            x, layer[0], groups, gating=swiglu, backend=BACKEND
         ),
         "down": lambda x, layer, weight: grouped_matmul(hidden, layer[1], groups, backend=BACKEND),
     }

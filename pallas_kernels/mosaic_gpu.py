@@ -3,6 +3,7 @@ thread blocks, and page table look-ups."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -19,6 +20,7 @@ from pallas_kernels.quantised import is_quantised
 
 # How the tensor cores read an operand of 16-bit numbers in shared memory
 TILED = plgpu.TilingTransform((8, 64)), plgpu.SwizzleTransform(128)
+THREADS = 128  # of a warpgroup
 PROXY_FENCE = "fence.proxy.async;"  # orders plain accesses against those of the copy engine
 
 
@@ -44,6 +46,15 @@ def store(ref: Any, x: Array) -> None:
         plgpu.store(ref, x, optimized=False)
     else:
         ref[...] = x
+
+
+def row_layout(width: int) -> Any:
+    """How a warpgroup holds a row: neighbouring threads read neighbouring words, of 16 bytes if the
+    width, a multiple of `THREADS`, allows."""
+    # Not WG_STRIDED, whose accesses guarantee the alignment of one element only.
+    word = math.gcd(width // THREADS, 8)
+    tiling = plgpu.Tiling(((THREADS * word,), (32 * word,), (word,)))
+    return plgpu.Layout.TILED(tiling, warp_dims=(-3,), lane_dims=(-2,), vector_dim=-1)
 
 
 def take(free: Any, i: Array, slots: int) -> Array:

@@ -6,7 +6,6 @@ The sum's store starts before the threads synchronise to add up the squares.
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import jax
@@ -14,10 +13,9 @@ import jax.numpy as jnp
 from jax import Array, lax
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
-from pallas_kernels.mosaic_gpu import launch, store
+from pallas_kernels.mosaic_gpu import THREADS, launch, row_layout, store
 
 MAX_ROWS = 256  # with more rows memory is the limit, and XLA's fusion is as fast
-THREADS = 128
 MAX_WIDTH = 128 * THREADS  # elements of a row in registers
 
 
@@ -57,7 +55,7 @@ def add_norm(
             f"x {x_TD.dtype}{list(x_TD.shape)}, delta {delta_TD.dtype}{list(delta_TD.shape)}, "
             f"weight {list(weight_D.shape)}"
         )
-    layout = _layout(D)
+    layout = row_layout(D)
 
     def load(ref: Any) -> Array:
         return plgpu.load(ref, layout=layout, optimized=False)
@@ -82,11 +80,3 @@ def add_norm(
         compiler={"unsafe_no_auto_barriers": True},
     )
     return tuple(found)
-
-
-def _layout(width: int) -> Any:
-    """Neighbouring threads read neighbouring words, of 16 bytes if the width allows."""
-    # Not WG_STRIDED, whose accesses guarantee the alignment of one element only.
-    word = math.gcd(width // THREADS, 8)
-    tiling = plgpu.Tiling(((THREADS * word,), (32 * word,), (word,)))
-    return plgpu.Layout.TILED(tiling, warp_dims=(-3,), lane_dims=(-2,), vector_dim=-1)

@@ -44,11 +44,10 @@ def grouped_matmul(
 ) -> Array:
     """x · weightᵀ + bias of each row's expert, summed in float32; returns `y_PO` in x's dtype.
 
-    `x_PI` holds the rows of `groups`, tile by tile, or the tokens where every tile holds them all
-    (`Groups.rows_of`). With `gating`, the weight holds F rows of the gate and then F of up, and the
-    result is `gating(gate, up)`, `y_PF`. Rows that no token takes hold arbitrary values. Raises
-    `UnknownBackend` for a name not in `BACKENDS`, and ValueError for shapes or types that the back
-    end does not support.
+    `x_PI` holds the rows of `groups`, tile by tile, or the tokens. With `gating`, the weight holds
+    F rows of the gate and then F of up, and the result is `gating(gate, up)`, `y_PF`. Rows that no
+    token takes hold arbitrary values. Raises `UnknownBackend` for a name not in `BACKENDS`, and
+    ValueError for shapes or types that the back end does not support.
     """
     return BACKENDS[backend](x_PI, w_EOI, groups, bias_EO, gating)
 

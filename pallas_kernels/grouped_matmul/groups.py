@@ -53,6 +53,11 @@ class Groups(NamedTuple):
             return shared_tile(self.place_TK.shape[0])
         return self.token_P.shape[0] // self.expert_W.shape[0]
 
+    @property
+    def rows(self) -> int:
+        """Rows of all tiles."""
+        return self.expert_W.shape[0] * self.tile
+
     def rows_of(self, x_TD: Array) -> Array:
         """The rows of all tiles, or the tokens themselves where every tile holds them."""
         return x_TD if self.token_P is None else x_TD[self.token_P]

@@ -31,6 +31,7 @@ from pallas_kernels.grouped_matmul.mosaic_gpu import (
     copy_weight,
     padded,
     scratch_of,
+    tile_rows,
     unit_at,
 )
 from pallas_kernels.grouped_matmul.plan import PROCESSORS, Tuning, tuning_of
@@ -64,6 +65,7 @@ def feed_forward(
     There the kernel runs twice, for one product each.
     """
     (tiles,), tile = groups.expert_W.shape, groups.tile
+    x_PI = tile_rows(x_PI, groups, interpret)
     sizes = tuning or tuning_of(tile)
     hidden_PF = jax.ShapeDtypeStruct((tiles * tile, weights.down_EDF.shape[2]), x_PI.dtype)
 

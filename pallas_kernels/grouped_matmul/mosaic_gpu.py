@@ -21,6 +21,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from pallas_kernels.grouped_matmul.groups import LARGEST_TILE, SMALLEST_TILE, Groups
+from pallas_kernels.grouped_matmul.mosaic_rows import spread
 from pallas_kernels.grouped_matmul.plan import (
     PROCESSORS,
     ROWS,
@@ -131,12 +132,20 @@ def grouped_matmul(
     `interpret` is a `plgpu.InterpretGPUParams` for machines without a GPU.
     """
     check(x_PI, w_EOI, groups, gating)
+    x_PI = tile_rows(x_PI, groups, interpret)
     (tiles,), tile = groups.expert_W.shape, groups.tile
     (_, O, I), sizes = w_EOI.shape, tuning or tuning_of(tile)  # noqa: E741
     shared = x_PI.shape[0] < tiles * tile
     spec = Spec(tiles, tile, groups.shared, shared, O, I, gating, x_PI.dtype, sizes, interpret)
     plan = (groups.expert_W, groups.used, *(() if groups.shared else (groups.rows_W,)))
     return _multiply(spec, *plan, padded(x_PI), w_EOI, *(() if bias_EO is None else (bias_EO,)))
+
+
+def tile_rows(x: Array, groups: Groups, interpret: Any) -> Array:
+    """The rows of all tiles, from these or from tokens; tokens stay where every tile holds them."""
+    if groups.shared or x.shape[0] == groups.rows:
+        return x
+    return spread(x, groups, interpret)
 
 
 def padded(x_PI: Array) -> Array:

@@ -35,9 +35,10 @@ def grouped_matmul(
         return y.astype(x_PI.dtype)
 
     (tiles,), tile, I = groups.expert_W.shape, groups.tile, x_PI.shape[1]  # noqa: E741
-    if x_PI.shape[0] < tiles * tile:  # every tile holds all tokens
+    if groups.shared and x_PI.shape[0] < groups.rows:
         x_RI = jnp.pad(x_PI, ((0, tile - x_PI.shape[0]), (0, 0)))
         x_WRI = jnp.broadcast_to(x_RI, (tiles, tile, I))
     else:
+        x_PI = x_PI if x_PI.shape[0] == groups.rows else groups.rows_of(x_PI)
         x_WRI = x_PI.reshape(tiles, tile, I)
-    return lax.map(product, (x_WRI, groups.expert_W)).reshape(tiles * tile, -1)
+    return lax.map(product, (x_WRI, groups.expert_W)).reshape(groups.rows, -1)

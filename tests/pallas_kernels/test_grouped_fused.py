@@ -66,7 +66,7 @@ def one_launch(
     """Each token's result."""
     given, weights = arrays(case, dtype)
     options = launch_options(place) | {"tuning": tuning}
-    y = fused()(groups.rows_of(given.x), weights, groups, gating=swiglu, **options)
+    y = fused()(given.x, weights, groups, gating=swiglu, **options)
     return np.asarray(combine(y, groups, given.weight))
 
 
@@ -74,8 +74,7 @@ def two_products(run: Any, case: Case, groups: Groups, dtype: str, **options: An
     """The same by two calls of an op."""
     given, weights = arrays(case, dtype)
     run = functools.partial(run, groups=groups, **options)
-    x = groups.rows_of(given.x)
-    hidden = run(x, weights.gate_up_EOI, bias_EO=weights.gate_up_bias_EO, gating=swiglu)
+    hidden = run(given.x, weights.gate_up_EOI, bias_EO=weights.gate_up_bias_EO, gating=swiglu)
     y = run(hidden, weights.down_EDF, bias_EO=weights.down_bias_ED, gating=None)
     return np.asarray(combine(y, groups, given.weight))
 
@@ -121,7 +120,7 @@ def test_a_models_layer_gives_the_same_bits_each_time_on_a_card(
     groups = group(jnp.asarray(given.expert), shape.experts)
     low = [jnp.asarray(a, jnp.bfloat16) for a in given[:3]]
     run = functools.partial(fused(), gating=swiglu, **launch_options(place))
-    x = groups.rows_of(low[0])
+    x = low[0]
     first = np.asarray(combine(run(x, Weights(*low[1:]), groups), groups, given.weight))
     few = min(tokens, 16)  # the oracle is slow
     exact = Inputs(
@@ -180,7 +179,7 @@ def test_a_models_layer_lowers_for_cuda_in_one_launch(tokens: int) -> None:
 
     def layer(x: jax.Array, weights: Weights, expert: jax.Array) -> jax.Array:
         groups = group(expert, experts)
-        return feed_forward(groups.rows_of(x), weights, groups, swiglu)
+        return feed_forward(x, weights, groups, swiglu)
 
     expert = jax.ShapeDtypeStruct((tokens, shape.choices), jnp.int32)
     traced = jax.jit(layer).trace(low((tokens, width)), weights, expert)

@@ -10,17 +10,26 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from pallas_kernels.grouped_matmul import Groups, combine, group_tokens, mosaic_gpu, tile_for
+from pallas_kernels.grouped_matmul import (
+    Groups,
+    combine,
+    group_tokens,
+    grouped_matmul,
+    mosaic_gpu,
+    tile_for,
+)
 from pallas_kernels.grouped_matmul import group as grouping
 from pallas_kernels.grouped_matmul.cases import (
     CASES,
     MODEL_SHAPES,
     Case,
     Inputs,
+    choices,
     expected,
     inputs,
 )
 from pallas_kernels.grouped_matmul.groups import MOST_SHARED, share_tokens
+from pallas_kernels.grouped_matmul.mosaic_rows import spread
 from pallas_kernels.grouped_matmul.plan import (
     MOST_STAGES,
     ROWS,
@@ -167,6 +176,25 @@ def test_a_row_depends_on_itself_alone_and_repeats(place: str) -> None:
     assert np.isnan(other[7:].astype(np.float32)).all()
 
 
+@places
+@pytest.mark.parametrize("width", [64, 384])
+def test_tokens_are_copied_to_the_rows_that_they_take(place: str, width: int) -> None:
+    tokens, rng = pick(place, 5, 300), np.random.default_rng(0)
+    groups = grouped(choices(tokens, 6, 2, 0.0, rng), 6, 8)
+    x = jnp.asarray(rng.standard_normal((tokens, width)), jnp.bfloat16)
+    run = jax.jit(spread, static_argnames="interpret")
+    got = run(x, groups, **{"interpret": None} | launch_options(place))
+    assert got.shape == (groups.rows, width)
+    np.testing.assert_array_equal(got[groups.place_TK], jnp.stack([x, x], axis=1))
+
+
+def test_a_product_of_tokens_is_that_of_their_rows() -> None:
+    groups = grouped(jnp.asarray([[0, 1], [2, 1], [0, 2]], jnp.int32), 3, 8)
+    x, w = jnp.arange(12.0).reshape(3, 4), jnp.arange(24.0).reshape(3, 2, 4)
+    rows = grouped_matmul(groups.rows_of(x), w, groups, backend="reference")
+    np.testing.assert_array_equal(grouped_matmul(x, w, groups, backend="reference"), rows)
+
+
 @pytest.mark.parametrize("tile", TILES)
 def test_sizes_fit_a_processor(tile: int) -> None:
     sizes = tuning_of(tile)
@@ -183,13 +211,8 @@ def shapes(tokens: int, model: str) -> tuple[Any, Any, Groups]:
     """Arguments of a model's gate and up, without arrays."""
     made = MODEL_SHAPES[model]
     expert = jax.ShapeDtypeStruct((tokens, made.choices), jnp.int32)
+    groups = jax.eval_shape(lambda expert: grouping(expert, made.experts), expert)
     x = jax.ShapeDtypeStruct((tokens, made.width), jnp.bfloat16)
-
-    def rows(expert: jax.Array, x: jax.Array) -> tuple[jax.Array, Groups]:
-        groups = grouping(expert, made.experts)
-        return groups.rows_of(x), groups
-
-    x, groups = jax.eval_shape(rows, expert, x)
     w = jax.ShapeDtypeStruct((made.experts, 2 * made.inner, made.width), jnp.bfloat16)
     return x, w, groups
 

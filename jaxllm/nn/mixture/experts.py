@@ -100,7 +100,7 @@ class Experts(nnx.Module):
 
     def __call__(self, x_TD: Array, groups: Groups, weight_TK: Array, context: RowContext) -> Array:
         """Each token's experts, added up with their weights, `[T, D]`."""
-        hidden_PF = self.gate_up.product(groups.rows_of(x_TD), groups, context, self.gating)
+        hidden_PF = self.gate_up.product(x_TD, groups, context, self.gating)
         out_PD = self.down.product(hidden_PF, groups, context)
         return combine(out_PD, groups, weight_TK)
 
