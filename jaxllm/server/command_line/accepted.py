@@ -158,7 +158,7 @@ ACCEPTED: dict[str, Accepted] = {
     "fingerprint-mode": value("a digest of version and configuration", "full", "hash"),
     "sse-keep-alive-interval": value("streams have no comments", "0", "0.0"),
     "api-server-count": value("one process speaks HTTP", "1", aliases=("-asc",)),
-    "headless": refused_switch("one process speaks HTTP for one engine"),
+    "headless": refused_switch("one process speaks HTTP, and starts the engines"),
     "disable-frontend-multiprocessing": switch("the engine has a process of its own"),
     "h11-max-incomplete-event-size": refused("heads have a fixed limit, see docs/server.md"),
     "h11-max-header-count": refused("heads have a fixed limit, see docs/server.md"),
