@@ -235,7 +235,7 @@ class _Header:
             raise _Fault(f"{key:.100} has the unknown type {kind}; {REMEDY}")
         kind = int(self._number(NUMBERS[4]))
         if kind == STRING:
-            return [self._string() for _ in range(self._count(f"texts of {key:.100}", 8))]
+            return self._strings(self._count(f"texts of {key:.100}", 8))
         if kind not in NUMBERS:
             raise _Fault(f"{key:.100} is a list of the type {kind}, which is not read; {REMEDY}")
         dtype = NUMBERS[kind]
@@ -259,6 +259,22 @@ class _Header:
         except UnicodeDecodeError:
             raise _Fault(f"the text before byte {self._at} is not UTF-8; {REMEDY}") from None
 
+    def _strings(self, count: int) -> list[str]:
+        """So many texts, in a loop of its own: vocabularies have hundreds of thousands."""
+        data, at, found = self._data, self._at, []
+        limit = min(len(data), MAX_HEADER_BYTES)
+        for _ in range(count):
+            begin = at + 8
+            at = begin + int.from_bytes(data[at:begin], "little")
+            if at > limit:
+                break
+            try:
+                found.append(str(data[begin:at], "utf-8"))
+            except UnicodeDecodeError:
+                raise _Fault(f"the text at byte {begin} is not UTF-8; {REMEDY}") from None
+        self._take(at - self._at)  # raises where a text ends behind the file
+        return found
+
     def _number(self, dtype: np.dtype) -> Any:
         return np.frombuffer(self._take(dtype.itemsize), dtype)[0]
 
@@ -273,10 +289,10 @@ class _Header:
 
 
 def _native(value: Any) -> Any:
-    """Python's numbers; a float32 becomes the shortest number that rounds to it."""
-    if value.dtype != np.float32:
-        return value.tolist()
-    return value.astype(str).astype(float).tolist()
+    """Python's numbers; one float32 becomes the shortest number that rounds to it."""
+    if value.dtype == np.float32 and not value.shape:
+        return float(str(value))
+    return value.tolist()
 
 
 def _fault(number: int, shape: tuple[int, ...]) -> str | None:

@@ -151,3 +151,12 @@ def test_a_split_model_that_is_not_whole_is_refused(tmp_path: Path) -> None:
     first.with_name("m-00002-of-00002.gguf").unlink()
     with pytest.raises(ConfigError, match=r"lacks m-00002-of-00002\.gguf"):
         open_model(first)
+
+
+def test_lists_of_texts_are_cut_off_and_damaged_like_all_else(tmp_path: Path) -> None:
+    two = struct.pack("<IQ", 8, 2)
+    short = key("k", 9, two + text("ab") + struct.pack("<Q", 50) + b"c")
+    assert "cut off" in refused(tmp_path / "short.gguf", short)
+    assert "not UTF-8" in refused(
+        tmp_path / "bad.gguf", key("k", 9, two + text("ab") + struct.pack("<Q", 1) + b"\xff")
+    )

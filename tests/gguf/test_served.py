@@ -82,3 +82,16 @@ def test_the_demo_model_answers_from_a_file_alone(tmp_path: Path) -> None:
     messages = [{"role": "user", "content": "What is 27 + 58?"}]
     (reply,) = llm.chat(messages, SamplingParams(temperature=0, max_tokens=64))
     assert "85" in reply.outputs[0].text
+
+
+def test_weights_that_went_away_or_changed_are_noticed(tmp_path: Path) -> None:
+    path = converted("qwen3-gqa", "qwen3", tmp_path / "m.gguf")
+    directory = locate(str(path), download_dir=str(tmp_path))
+    spec = read_spec(directory)
+    weights.check(directory, spec, make_mesh(1), "float32")
+    path.write_bytes(path.read_bytes()[:-4000])
+    with pytest.raises(ConfigError, match="ends at byte"):
+        weights.check(directory, spec, make_mesh(1), "float32")
+    path.unlink()
+    with pytest.raises(ConfigError, match=r"lacks m\.gguf"):
+        weights.check(directory, spec, make_mesh(1), "float32")

@@ -3,13 +3,14 @@ are read."""
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from jaxllm.gguf.architecture import checkpoint_parts, checkpoint_tensors
 from jaxllm.gguf.directory import model_file
-from jaxllm.gguf.model import Model, open_model
+from jaxllm.gguf.model import Model, open_model, part_paths
 from jaxllm.quantisation.schemes.gguf import INTEGERS, PARTS
 from jaxllm.tensors import Deferred
 from jaxllm.weights.stored import Entry, Found
@@ -57,4 +58,13 @@ def read(directory: Path) -> Found:
     path = model_file(directory)
     if path is None:
         return Found(problems=["no *.gguf file"], complete=False)
-    return Found([_tensors(open_model(path), path.name)])
+    stats = [each.stat() for each in part_paths(path) if each.exists()]
+    stamps = tuple((stat.st_size, stat.st_mtime_ns) for stat in stats)
+    return Found([_opened(path, stamps)])
+
+
+@functools.lru_cache(maxsize=1)
+def _opened(path: Path, stamps: tuple[tuple[int, int], ...]) -> GgufTensors:
+    """The model of a file in this state: a start reads it several times, and half a second goes
+    into the header of a large vocabulary."""
+    return _tensors(open_model(path), path.name)
