@@ -13,7 +13,6 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
@@ -23,18 +22,10 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from pallas_kernels.int4_matmul.conversion import conversion
 from pallas_kernels.int4_matmul.packed import CHUNK, FORMS, ROWS, WORDS, Int4, dequantised
-from pallas_kernels.int4_matmul.plan import PROCESSORS, STAGED, Tuning, tuning_of
-from pallas_kernels.mosaic_gpu import TILED, drain, launch, store, take
+from pallas_kernels.int4_matmul.plan import Tuning, tuning_of
+from pallas_kernels.mosaic_gpu import TILED, drain, launch, take
+from pallas_kernels.mosaic_units import PRODUCER_REGISTERS, REGISTERS, Split, Unit
 
-PRODUCER_REGISTERS = 40
-REGISTERS = {1: 232, 2: 232, 3: 152, 4: 112}  # multiplying warpgroups → registers of their threads
-# The layout of a product with single numbers, which a transposed store needs
-SINGLE = plgpu.Layout.TILED(
-    plgpu.Tiling(((64, 8), (16, 8), (8, 8), (2,), (1,))),
-    warp_dims=(-8,),
-    lane_dims=(-4, -3),
-    vector_dim=-1,
-)
 OPERAND = 128  # columns that are converted at once
 
 
@@ -61,59 +52,17 @@ class _Spec(NamedTuple):
         return min(self.K, OPERAND)
 
     @property
-    def height(self) -> int:
-        """Rows of the weight in a block."""
-        return self.tuning.warpgroups * ROWS
-
-    @property
-    def down(self) -> int:
-        """Blocks of rows."""
-        return -(-self.O // self.height)
-
-    @property
-    def bands(self) -> int:
-        """Tiles of tokens."""
-        return -(-self.T // self.tuning.tokens)
-
-    @property
-    def steps(self) -> int:
-        """Slots that cover the columns."""
-        return -(-self.I // self.K)
+    def split(self) -> Split:
+        steps = -(-self.I // self.K)
+        tuning = self.tuning
+        return Split(
+            self.T, self.O, self.dtype, steps, tuning.warpgroups, tuning.tokens, tuning.shares
+        )
 
     @property
     def groups(self) -> int:
         """Groups that a slot's columns touch."""
         return max(1, self.K // self.group)
-
-    @property
-    def whole(self) -> int:
-        """Blocks of rows whose columns are not shared out: as many as fill the card."""
-        if self.tuning.shares == 1:
-            return self.down
-        return self.down // PROCESSORS * PROCESSORS if self.bands == 1 else 0
-
-    @property
-    def units(self) -> int:
-        return (self.whole + (self.down - self.whole) * self.tuning.shares) * self.bands
-
-    @property
-    def results(self) -> list[jax.ShapeDtypeStruct]:
-        """Of whole blocks of rows, and the sums of the shares of others; of both what there is."""
-        rest, width = (self.down - self.whole) * self.height, self.bands * self.tuning.tokens
-        whole = jax.ShapeDtypeStruct((self.T, self.O), self.dtype)
-        shared = jax.ShapeDtypeStruct((self.tuning.shares, width, rest), jnp.float32)
-        return ([whole] if self.whole else []) + ([shared] if rest else [])
-
-
-class _Unit(NamedTuple):
-    """What a block computes next: its block of rows, its first token, its share of the columns, and
-    the slots of that."""
-
-    block: Array
-    token: Array
-    share: Array
-    first: Array
-    steps: Array
 
 
 def check(x: Any, w: Int4) -> None:
@@ -150,47 +99,31 @@ def int4_matmul(
         x_TI = jnp.pad(x_TI, ((0, -T % 8 if T > 8 else 0), (0, -I % CHUNK)))
     sizes = tuning or tuning_of(T, O, I, w.group)
     spec = _Spec(x_TI.shape[0], O, x_TI.shape[1], w.group, x_TI.dtype, w.form, sizes, interpret)
-    *whole, shared = results = _multiply(spec, x_TI, w)
-    if spec.whole < spec.down:
-        rest = jnp.sum(shared, axis=0).astype(spec.dtype)[: spec.T]
-        results = [*(y[:, : spec.whole * spec.height] for y in whole), rest]
-    return jnp.concatenate(results, axis=1)[:T, : w.rows]
+    return spec.split.joined(_multiply(spec, x_TI, w))[:T, : w.rows]
 
 
 def _multiply(spec: _Spec, x: Array, w: Int4) -> list[Array]:
-    tuning = spec.tuning
-    warpgroups, stages = tuning.warpgroups, tuning.stages
+    split, warpgroups = spec.split, spec.tuning.warpgroups
     arrays = [part for part in (x, w.words, w.scales, w.zeros, w.offsets) if part is not None]
-    blocks = min(PROCESSORS, spec.units)
 
     def kernel(*refs, **sm):  # type: ignore[no-untyped-def]
         given, made = refs[: len(arrays)], refs[len(arrays) :]
         block, wg = lax.axis_index("block"), lax.axis_index("wg")
 
-        def each_unit(run):  # type: ignore[no-untyped-def]
-            """Call `run(unit, steps done before)` for each own unit; returns the steps done."""
-
-            def body(i, done):  # type: ignore[no-untyped-def]
-                unit = _unit_of(spec, block + i * blocks)
-                run(unit, done)
-                return done + unit.steps
-
-            count = lax.div(spec.units - 1 - block, jnp.int32(blocks)) + 1
-            return lax.fori_loop(0, count, body, jnp.int32(0))
-
         @pl.when(wg == warpgroups)
         def _producer() -> None:
             plgpu.set_max_registers(PRODUCER_REGISTERS, action="decrease")
-            done = each_unit(lambda unit, done: _fill(spec, given, unit, done, sm))
-            drain(sm["free"], done, stages)
+            done = split.each(block, lambda unit, done: _fill(spec, given, unit, done, sm))
+            drain(sm["free"], done, spec.tuning.stages)
 
         @pl.when(wg < warpgroups)
         def _consumer() -> None:
             plgpu.set_max_registers(REGISTERS[warpgroups], action="increase")
-            each_unit(
-                lambda unit, done: _store(
-                    spec, _product(spec, unit, done, wg, sm), unit, wg, sm, made
-                )
+            split.each(
+                block,
+                lambda unit, done: split.store(
+                    _product(spec, unit, done, wg, sm), unit, wg, sm, made, spec.interpret
+                ),
             )
             plgpu.wait_smem_to_gmem(0)
 
@@ -199,9 +132,9 @@ def _multiply(spec: _Spec, x: Array, w: Int4) -> list[Array]:
         kernel,
         tuple(arrays),
         spec.interpret,
-        out_type=spec.results,
+        out_type=split.results,
         scratch_types=_scratch(spec, len(arrays)),
-        grid=(blocks,),
+        grid=(split.blocks,),
         grid_names=("block",),
         num_threads=warpgroups + 1,
         thread_name="wg",
@@ -221,32 +154,13 @@ def _scratch(spec: _Spec, inputs: int) -> dict[str, Any]:
     }
     if spec.form != "symmetric":
         scratch["others"] = plgpu.SMEM(values, dtype)
-    if spec.whole:
-        staged = (warpgroups, min(tokens, STAGED), ROWS)
-        scratch["y"] = plgpu.SMEM(staged, dtype, transforms=TILED)
+    scratch |= spec.split.staged
     if spec.interpret is not None:  # its tensor cores know operands in shared memory alone
         scratch["a"] = plgpu.SMEM((warpgroups, ROWS, spec.operand), dtype, transforms=TILED)
     return scratch
 
 
-def _unit_of(spec: _Spec, unit: Array) -> _Unit:
-    """Units of the same rows and columns are neighbours, so that they share the weight in the L2
-    cache."""
-    shares, steps = jnp.int32(spec.tuning.shares), spec.steps
-    place, band = lax.div(unit, jnp.int32(spec.bands)), lax.rem(unit, jnp.int32(spec.bands))
-    beyond = jnp.maximum(place - spec.whole, 0)
-    block = jnp.minimum(place, spec.whole) + lax.div(beyond, shares)
-    share = lax.rem(beyond, shares)
-    is_whole = place < spec.whole
-    first = jnp.where(is_whole, 0, lax.div(share * steps, shares))
-    last = jnp.where(is_whole, steps, lax.div((share + 1) * steps, shares))
-    token = pl.multiple_of(band * spec.tuning.tokens, 8)
-    return _Unit(block, token, share, first, last - first)
-
-
-def _fill(
-    spec: _Spec, given: tuple[Any, ...], unit: _Unit, done: Array, sm: dict[str, Any]
-) -> None:
+def _fill(spec: _Spec, given: tuple[Any, ...], unit: Unit, done: Array, sm: dict[str, Any]) -> None:
     """Fill the ring with one unit's words, scales, zero points or offsets, and rows of x."""
     x_ref, words, *values = given
     blocks = pl.ds(unit.block * spec.tuning.warpgroups, spec.tuning.warpgroups)
@@ -265,7 +179,7 @@ def _fill(
         plgpu.copy_gmem_to_smem(x_ref.at[rows, columns], sm["x"].at[slot], full)
 
 
-def _product(spec: _Spec, unit: _Unit, done: Array, wg: Array, sm: dict[str, Any]) -> Array:
+def _product(spec: _Spec, unit: Unit, done: Array, wg: Array, sm: dict[str, Any]) -> Array:
     """One warpgroup's rows of the weight times the unit's tokens, `[ROWS, tokens]`."""
 
     def multiply(acc):  # type: ignore[no-untyped-def]
@@ -320,57 +234,3 @@ def _operand(spec: _Spec, slot: Array, wg: Array, first: int, sm: dict[str, Any]
         )
 
     return converted(*refs)
-
-
-def _store(
-    spec: _Spec, y: Array, unit: _Unit, wg: Array, sm: dict[str, Any], made: tuple[Any, ...]
-) -> None:
-    """Write `[ROWS, tokens]` of products as rows of tokens, or as a share that is added later."""
-    row = pl.multiple_of(unit.block * spec.height + wg * ROWS, ROWS)
-    if spec.whole:
-        pl.when(jnp.logical_and(unit.block < spec.whole, row < spec.O))(
-            lambda: _store_whole(spec, y, unit, row, sm["y"].at[wg], made[0])
-        )
-    if spec.whole < spec.down:
-        own = pl.ds(row - spec.whole * spec.height, ROWS)
-        tokens = pl.ds(unit.token, spec.tuning.tokens)
-        pl.when(unit.block >= spec.whole)(
-            lambda: store(made[-1].at[unit.share, tokens, own].T, _single(spec, y))
-        )
-
-
-def _single(spec: _Spec, y: Array) -> Array:
-    """y with its pairs of numbers as single ones; each lane keeps its own."""
-    if spec.interpret is not None:
-        return y
-
-    @plgpu.inline_mgpu(
-        arg_types=(plgpu.Layout.WGMMA,),
-        return_type=plgpu.ShapeDtypeStruct(y.shape, jnp.float32, layout=SINGLE),
-    )
-    def apart(_: Any, y: Any) -> Any:
-        layout = SINGLE.to_mgpu()
-        i32, i64 = (mgpu.utils.dtype_to_ir_type(np.dtype(own)) for own in ("int32", "int64"))
-        one = layout.registers_element_type(mgpu.utils.dtype_to_ir_type(jnp.float32))
-        both = [
-            mgpu.utils.inline_ptx(
-                "mov.b64 {$0, $1}, $2;", mgpu.utils.bitcast(pair, i64), result_types=[i32] * 2
-            )
-            for pair in y.registers.flat
-        ]
-        each = [mgpu.utils.bitcast(x, one) for pair in both for x in pair]
-        registers = np.array(each, dtype=object).reshape(layout.registers_shape(y.shape))
-        return mgpu.FragmentedArray(_registers=registers, _layout=layout, _is_signed=None)
-
-    return apart(y)
-
-
-def _store_whole(spec: _Spec, y: Array, unit: _Unit, row: Array, staged: Any, y_ref: Any) -> None:
-    """Write the products of some tokens after the other through shared memory."""
-    some = min(spec.tuning.tokens, STAGED)
-    for first in range(0, spec.tuning.tokens, some):
-        plgpu.wait_smem_to_gmem(0, wait_read_only=True)
-        staged.T[...] = y[:, first : first + some].astype(spec.dtype)
-        plgpu.commit_smem()
-        tokens = pl.ds(pl.multiple_of(unit.token + first, 8), some)
-        plgpu.copy_smem_to_gmem(staged, y_ref.at[tokens, pl.ds(row, ROWS)])

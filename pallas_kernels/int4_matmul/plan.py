@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-PROCESSORS = 132
+from pallas_kernels.mosaic_units import PROCESSORS, ROWS, STAGED, shares_of
+
 SHARED_BYTES = 220 * 1024
-ROWS = 64  # of a warpgroup
-LAUNCH_STEPS = 4  # of a processor, while a program that adds shares up begins
 LARGE_STEPS = 8  # wide slots of a processor; with fewer, the last ones leave others idle
-STAGED = 64  # tokens whose results are staged at once
 COLUMNS = (64, 128, 256)  # of a slot of the ring
 TOKENS = (8, 16, 32, 64, 128, 256)  # widths of a product
 
@@ -61,21 +59,3 @@ def stages_of(tokens: int, warpgroups: int, columns: int, group: int) -> int:
     row = columns // 2 + 4 * max(1, columns // group)  # numbers, a scale and a zero point
     slot = 2 * tokens * columns + warpgroups * ROWS * row
     return min(12, (SHARED_BYTES - 2 * min(tokens, STAGED) * ROWS * warpgroups) // slot)
-
-
-def shares_of(blocks: int, bands: int, steps: int, tile: int) -> int:
-    """The number of shares that takes the least time, counted in steps of the busiest processor.
-
-    A share writes and reads back its sums, which takes `tile / 64` steps, tile being its tokens
-    times its warpgroups in slots of 128 columns; to add them up is a program of its own.
-    """
-    whole = blocks * bands // PROCESSORS if bands == 1 else 0
-    rest = blocks * bands - whole * PROCESSORS
-
-    def slowest(shares: int) -> float:
-        if shares == 1:
-            return -(-blocks * bands // PROCESSORS) * steps
-        rounds = -(-rest * shares // PROCESSORS)
-        return whole * steps + rounds * (-(-steps // shares) + tile / 64) + LAUNCH_STEPS
-
-    return min(range(1, max(2, steps // 2)), key=slowest)

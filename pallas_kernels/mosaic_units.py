@@ -1,0 +1,223 @@
+"""Products of tokens with a weight whose rows are the 64-row operand of Hopper's tensor cores: how
+thread blocks share the work, and how they write their sums.
+
+A unit is a block of the weight's rows times a tile of tokens, over all columns or a share of them.
+Where blocks of rows do not fill the card, columns are shared out: the sums of shares are written in
+float32 and added in order by a program of XLA's, so results repeat.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array, lax
+from jax.experimental import pallas as pl
+from jax.experimental.mosaic import gpu as mgpu
+from jax.experimental.pallas import mosaic_gpu as plgpu
+
+from pallas_kernels.mosaic_gpu import TILED, store
+
+PROCESSORS = 132
+ROWS = 64  # of a warpgroup
+STAGED = 64  # tokens whose results are staged at once
+LAUNCH_STEPS = 4  # of a processor, while a program that adds shares up begins
+PRODUCER_REGISTERS = 40
+REGISTERS = {1: 232, 2: 232, 3: 152, 4: 112}  # multiplying warpgroups → registers of their threads
+# The layout of a product with single numbers, which a transposed store needs
+SINGLE = plgpu.Layout.TILED(
+    plgpu.Tiling(((64, 8), (16, 8), (8, 8), (2,), (1,))),
+    warp_dims=(-8,),
+    lane_dims=(-4, -3),
+    vector_dim=-1,
+)
+
+
+class Unit(NamedTuple):
+    """What a thread block computes next: its block of rows, its first token, its share of the
+    columns, and the slots of that."""
+
+    block: Array
+    token: Array
+    share: Array
+    first: Array
+    steps: Array
+
+
+class Split(NamedTuple):
+    """A product in units.
+
+    Attributes:
+      T: tokens, in whole tiles of 8 where there are more.
+      O: rows of the weight.
+      dtype: of the product.
+      steps: slots of a ring that cover the columns.
+      warpgroups: that multiply, each 64 rows of the weight.
+      tokens: of a unit.
+      shares: parts of the columns whose products are added afterwards.
+    """
+
+    T: int
+    O: int  # noqa: E741
+    dtype: Any
+    steps: int
+    warpgroups: int
+    tokens: int
+    shares: int
+
+    @property
+    def height(self) -> int:
+        """Rows of the weight in a block."""
+        return self.warpgroups * ROWS
+
+    @property
+    def down(self) -> int:
+        """Blocks of rows."""
+        return -(-self.O // self.height)
+
+    @property
+    def bands(self) -> int:
+        """Tiles of tokens."""
+        return -(-self.T // self.tokens)
+
+    @property
+    def whole(self) -> int:
+        """Blocks of rows whose columns are not shared out: as many as fill the card."""
+        if self.shares == 1:
+            return self.down
+        return self.down // PROCESSORS * PROCESSORS if self.bands == 1 else 0
+
+    @property
+    def units(self) -> int:
+        return (self.whole + (self.down - self.whole) * self.shares) * self.bands
+
+    @property
+    def blocks(self) -> int:
+        """Thread blocks."""
+        return min(PROCESSORS, self.units)
+
+    @property
+    def results(self) -> list[jax.ShapeDtypeStruct]:
+        """Of whole blocks of rows, and the sums of the shares of others; of both what there is."""
+        rest, width = (self.down - self.whole) * self.height, self.bands * self.tokens
+        whole = jax.ShapeDtypeStruct((self.T, self.O), self.dtype)
+        shared = jax.ShapeDtypeStruct((self.shares, width, rest), jnp.float32)
+        return ([whole] if self.whole else []) + ([shared] if rest else [])
+
+    @property
+    def staged(self) -> dict[str, Any]:
+        """Shared memory for results of whole blocks."""
+        shape = (self.warpgroups, min(self.tokens, STAGED), ROWS)
+        return {"y": plgpu.SMEM(shape, self.dtype, transforms=TILED)} if self.whole else {}
+
+    def unit(self, index: Array) -> Unit:
+        """Units of the same rows and columns are neighbours, so that they share the weight in the
+        L2 cache."""
+        shares = jnp.int32(self.shares)
+        place, band = lax.div(index, jnp.int32(self.bands)), lax.rem(index, jnp.int32(self.bands))
+        beyond = jnp.maximum(place - self.whole, 0)
+        block = jnp.minimum(place, self.whole) + lax.div(beyond, shares)
+        share = lax.rem(beyond, shares)
+        is_whole = place < self.whole
+        first = jnp.where(is_whole, 0, lax.div(share * self.steps, shares))
+        last = jnp.where(is_whole, self.steps, lax.div((share + 1) * self.steps, shares))
+        token = pl.multiple_of(band * self.tokens, 8)
+        return Unit(block, token, share, first, last - first)
+
+    def each(self, block: Array, run: Callable[[Unit, Array], None]) -> Array:
+        """Call `run(unit, steps done before)` for each unit of a thread block; returns the steps
+        done."""
+
+        def body(i: Array, done: Array) -> Array:
+            unit = self.unit(block + i * self.blocks)
+            run(unit, done)
+            return done + unit.steps
+
+        count = lax.div(self.units - 1 - block, jnp.int32(self.blocks)) + 1
+        return lax.fori_loop(0, count, body, jnp.int32(0))
+
+    def row(self, unit: Unit, wg: Array) -> Array:
+        """The first row of a warpgroup."""
+        return pl.multiple_of(unit.block * self.height + wg * ROWS, ROWS)
+
+    def store(
+        self, y: Array, unit: Unit, wg: Array, sm: dict[str, Any], made: Any, interpret: Any
+    ) -> None:
+        """Write `[ROWS, tokens]` of products as rows of tokens, or as a share that is added later;
+        `made` are the `results`."""
+        row = self.row(unit, wg)
+        if self.whole:
+            pl.when(jnp.logical_and(unit.block < self.whole, row < self.O))(
+                lambda: self._store_whole(y, unit, row, sm["y"].at[wg], made[0])
+            )
+        if self.whole < self.down:
+            own = pl.ds(row - self.whole * self.height, ROWS)
+            tokens = pl.ds(unit.token, self.tokens)
+            pl.when(unit.block >= self.whole)(
+                lambda: store(
+                    made[-1].at[unit.share, tokens, own].T, y if interpret else _single(y)
+                )
+            )
+
+    def _store_whole(self, y: Array, unit: Unit, row: Array, staged: Any, y_ref: Any) -> None:
+        """Write the products of some tokens after the other through shared memory."""
+        some = min(self.tokens, STAGED)
+        for first in range(0, self.tokens, some):
+            plgpu.wait_smem_to_gmem(0, wait_read_only=True)
+            staged.T[...] = y[:, first : first + some].astype(self.dtype)
+            plgpu.commit_smem()
+            tokens = pl.ds(pl.multiple_of(unit.token + first, 8), some)
+            plgpu.copy_smem_to_gmem(staged, y_ref.at[tokens, pl.ds(row, ROWS)])
+
+    def joined(self, results: list[Array]) -> Array:
+        """The product `[T, O]` of the `results`, and rows of zeros that fill a block up."""
+        if self.whole == self.down:
+            return results[0]
+        *whole, shared = results
+        rest = jnp.sum(shared, axis=0).astype(self.dtype)[: self.T]
+        return jnp.concatenate([*(y[:, : self.whole * self.height] for y in whole), rest], axis=1)
+
+
+def _single(y: Array) -> Array:
+    """y with its pairs of numbers as single ones; each lane keeps its own."""
+
+    @plgpu.inline_mgpu(
+        arg_types=(plgpu.Layout.WGMMA,),
+        return_type=plgpu.ShapeDtypeStruct(y.shape, jnp.float32, layout=SINGLE),
+    )
+    def apart(_: Any, y: Any) -> Any:
+        layout = SINGLE.to_mgpu()
+        i32, i64 = (mgpu.utils.dtype_to_ir_type(np.dtype(own)) for own in ("int32", "int64"))
+        one = layout.registers_element_type(mgpu.utils.dtype_to_ir_type(jnp.float32))
+        both = [
+            mgpu.utils.inline_ptx(
+                "mov.b64 {$0, $1}, $2;", mgpu.utils.bitcast(pair, i64), result_types=[i32] * 2
+            )
+            for pair in y.registers.flat
+        ]
+        each = [mgpu.utils.bitcast(x, one) for pair in both for x in pair]
+        registers = np.array(each, dtype=object).reshape(layout.registers_shape(y.shape))
+        return mgpu.FragmentedArray(_registers=registers, _layout=layout, _is_signed=None)
+
+    return apart(y)
+
+
+def shares_of(blocks: int, bands: int, steps: int, tile: int) -> int:
+    """The number of shares that takes the least time, counted in steps of the busiest processor.
+
+    A share writes and reads back its sums, which takes `tile / 64` steps, tile being its tokens
+    times its warpgroups in slots of 128 columns; to add them up is a program of its own.
+    """
+    whole = blocks * bands // PROCESSORS if bands == 1 else 0
+    rest = blocks * bands - whole * PROCESSORS
+
+    def slowest(shares: int) -> float:
+        if shares == 1:
+            return -(-blocks * bands // PROCESSORS) * steps
+        rounds = -(-rest * shares // PROCESSORS)
+        return whole * steps + rounds * (-(-steps // shares) + tile / 64) + LAUNCH_STEPS
+
+    return min(range(1, max(2, steps // 2)), key=slowest)
