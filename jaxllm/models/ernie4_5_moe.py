@@ -34,7 +34,8 @@ DEFAULTS: Config = {
 STATICS = "moe_statics.e_score_correction_bias"
 NAMES = {
     **LLAMA_NAMES,
-    **mixture_names(router=("gate.weight", STATICS)),
+    # As published, and as transformers calls it
+    **mixture_names(router=("gate.weight", STATICS, "gate.weight", f"gate.{STATICS}")),
     **shared_names("mlp.shared_experts"),
 }
 PREFIXES = {"model.mtp_": None}  # parts that predict further tokens
@@ -47,7 +48,8 @@ class StaticsRouter(Router):
     def rules(self, *names: str) -> Iterator[Rule]:
         weight, correction = super().rules(*names)
         yield weight
-        yield replace(correction, pieces=tuple(map(_row, correction.pieces)))
+        first, *others = (tuple(map(_row, form)) for form in correction.forms)
+        yield replace(correction, pieces=first, others=tuple(others))
 
 
 def _row(piece: Piece) -> Piece:

@@ -136,11 +136,17 @@ class Rule:
     others: tuple[tuple[Piece, ...], ...] = ()
     rounded: tuple[WeightFormat, tuple[int, ...]] | None = None
 
+    @property
+    def forms(self) -> tuple[tuple[Piece, ...], ...]:
+        """`pieces`, then the others."""
+        return (self.pieces, *self.others)
+
     def for_tensors(self, names: Container[str]) -> Rule:
         """The rule with the one form that a checkpoint with these tensors holds; the first form
         where it holds none."""
-        forms = (self.pieces, *self.others)
-        held = next((form for form in forms if any(p.name in names for p in form)), self.pieces)
+        held = next(
+            (form for form in self.forms if any(p.name in names for p in form)), self.pieces
+        )
         return replace(self, pieces=held, others=())
 
 

@@ -123,3 +123,15 @@ def test_layers_that_predict_further_tokens_are_not_needed() -> None:
     spec = models.make_spec(CASES["glm4-moe-groups"] | {"num_nextn_predict_layers": 1})
     assert unused_prefixes(spec) == ("model.layers.2.",)
     assert unused_prefixes(models.make_spec(CASES["llama-gqa"])) == ()
+
+
+def test_ernies_correction_is_one_row_under_either_name() -> None:
+    spec = models.read_spec(load_golden("ernie4-5-moe").directory)
+    table = rules(spec, outline(spec, 1, jnp.float32))
+    rule = next(rule for rule in table if rule.parameter == "layers.1.mlp.router.correction")
+    found = [(piece.name, piece.source) for (piece,) in rule.forms]
+    name = "moe_statics.e_score_correction_bias"
+    assert found == [
+        (f"model.layers.1.mlp.{name}", (1, 6)),
+        (f"model.layers.1.mlp.gate.{name}", (1, 6)),
+    ]
