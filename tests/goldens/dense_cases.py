@@ -73,12 +73,12 @@ DENSE_CASES: Mapping[str, dict[str, Any]] = {
         "parallel_attn": False,
         "bias": True,
     },
-    # Six heads: slopes of four, and two between them
+    # Twelve heads: slopes of eight, and four between them
     "falcon-alibi": {
         "model_type": "falcon",
         **_SIZES,
         "hidden_size": 24,
-        "num_attention_heads": 6,
+        "num_attention_heads": 12,
         "multi_query": False,
         "parallel_attn": False,
         "bias": True,
