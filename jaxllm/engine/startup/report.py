@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from typing import Any
 
 import jax
 import rich.progress
@@ -195,6 +196,8 @@ def _format_rows(setup: Setup) -> Rows:
     held = "; ".join(f"{count} matrices in {kind.title}" for kind, count in counts.items())
     _, plain = weights.abstract(replace(spec, formats={}), mesh, setup.dtype)
     saved = shard_bytes(jax.tree.leaves(plain)) - setup.memory.budget.weights
+    paths = jax.tree_util.tree_leaves_with_path(setup.abstract_weights)
+    others = shard_bytes(leaf for path, leaf in paths if _is_plain(path))
     token = (setup.need.page_bytes + sum(setup.need.more_bytes)) / setup.need.page_size
     wanted = setup.resolved.attention_backend if mesh.shape["tensor"] == 1 else "reference"
     products = {backend(kind, wanted) for kind in counts}
@@ -206,8 +209,15 @@ def _format_rows(setup: Setup) -> Rows:
             "quantisation saves",
             f"{amount(saved)} per device, {int(saved / token) if token else 0} tokens of KV",
         ),
+        ("other weights", f"{amount(others)} per device as plain numbers"),
         ("products of these", f"{', '.join(sorted(products))}{slow}"),
     ]
+
+
+def _is_plain(path: tuple[Any, ...]) -> bool:
+    """Whether a parameter is an array of plain numbers, not one of those that make a weight."""
+    keys = [key.key for key in path if isinstance(key, jax.tree_util.DictKey)]
+    return "weight" not in keys or keys[-1] == "weight"
 
 
 def _scales_rows(setup: Setup) -> Rows:

@@ -10,7 +10,9 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import jax
 import pytest
+from flax import nnx
 
 from jaxllm.config import EngineConfig
 from jaxllm.engine.engine import Engine
@@ -20,6 +22,7 @@ from jaxllm.engine.startup.memory import MemoryBudget, MemoryPlan
 from jaxllm.engine.startup.report import Report, link_rows, table_rows
 from jaxllm.engine.startup.resolve import Setup, resolve
 from jaxllm.mesh import make_mesh
+from jaxllm.nn.linear import Linear
 from jaxllm.units import GIB, amount
 
 
@@ -103,6 +106,11 @@ def test_weights_in_few_bits_are_named_with_what_they_save(tiny_dir: str) -> Non
         r"\d+ matrices in fp8 with scales of rows, inputs as they are", rows["quantised weights"]
     )
     assert re.fullmatch(r".* per device, -?\d+ tokens of KV", rows["quantisation saves"])
+    body = nnx.merge(plain.graphdef, plain.abstract_weights)
+    maps = (m.weight.get_value() for _, m in nnx.iter_modules(body.layers) if isinstance(m, Linear))
+    every = sum(leaf.size for leaf in jax.tree.leaves(plain.abstract_weights))
+    others = 4 * (every - sum(weight.size for weight in maps))
+    assert rows["other weights"] == f"{amount(others)} per device as plain numbers"
     assert rows["products of these"] == "reference (plain JAX: may be slower than 16 bits)"
 
 
