@@ -1,0 +1,60 @@
+"""Sums over devices inside a `shard_map`, with the residual sum and norm that follow them, and the
+small exchange of greedy draws."""
+
+from __future__ import annotations
+
+import jax.numpy as jnp
+from jax import Array, lax
+
+from pallas_kernels.all_reduce.group import Group as Group
+from pallas_kernels.all_reduce.group import Inbox as Inbox
+from pallas_kernels.all_reduce.group import Layout as Layout
+from pallas_kernels.backends import Backends
+
+NAMES = ("reference",)
+ADD_NORM = Backends(__name__, "add_norm", NAMES)
+ALL_REDUCE = Backends(__name__, "all_reduce", NAMES)
+GATHER = Backends(__name__, "gather", NAMES)
+
+
+def add_norm(
+    x_TD: Array, part_TD: Array, weight_D: Array, eps: float, *, group: Group, backend: str
+) -> tuple[Array, Array]:
+    """`(x + sum over devices of part, its RMS norm * weight)`, both `[T, D]` in x's dtype.
+
+    `x` and `weight` are equal on all devices, and so are the bits of the results. Raises
+    `UnknownBackend` for a name not in `ADD_NORM`.
+    """
+    return ADD_NORM[backend](x_TD, part_TD, weight_D, eps, group)
+
+
+def all_reduce(part_TD: Array, *, group: Group, backend: str) -> Array:
+    """The sum over devices of `part`, with the same bits on all of them."""
+    return ALL_REDUCE[backend](part_TD, group)
+
+
+def gather(x: Array, *, group: Group, backend: str) -> Array:
+    """`[X, *x.shape]`: the `x` of each device in their order. Meant for small arrays of 32 bits."""
+    return GATHER[backend](x, group)
+
+
+def largest(
+    value_B: Array, index_B: Array, *, group: Group, backend: str
+) -> tuple[Array, Array]:
+    """Of each row the largest value over devices (float32) and its index (int32, not negative).
+
+    Of equal values the one with the least index is taken; NaN is larger than any other value, as in
+    `jnp.argmax`.
+    """
+    pair_B2 = jnp.stack([lax.bitcast_convert_type(value_B, jnp.int32), index_B], axis=1)
+    pair_XB2 = gather(pair_B2, group=group, backend=backend)
+    value_XB = lax.bitcast_convert_type(pair_XB2[:, :, 0], jnp.float32)
+    top_B = jnp.max(value_XB, axis=0)  # NaN if one is
+    wins_XB = (value_XB == top_B) | jnp.isnan(value_XB)
+    index_B = jnp.min(jnp.where(wins_XB, pair_XB2[:, :, 1], jnp.iinfo(jnp.int32).max), axis=0)
+    return top_B, index_B
+
+
+def backend_for(wanted: str, group: Group, part_TD: Array) -> str:
+    """`wanted` if the room has that back end and it takes this group and part, else "reference"."""
+    return wanted if ALL_REDUCE.supports(wanted, group, part_TD) else "reference"
