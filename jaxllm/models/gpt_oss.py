@@ -1,10 +1,10 @@
 """gpt-oss: attention with sinks and, on every other layer, a window; mixtures of experts with
-biases, whose gates are clamped. The published 4-bit weights are unpacked while they are read."""
+biases, whose gates are clamped. The published weights are of 4 bits."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import jax
 import jax.numpy as jnp
@@ -26,7 +26,7 @@ from jaxllm.nn.decoder import Decoder
 from jaxllm.nn.linear import Init
 from jaxllm.nn.mixture.experts import ExpertMaps, Experts, MixtureMLP
 from jaxllm.nn.mixture.routers import Router, Routing, softmax, unchanged
-from jaxllm.nn.rules import Ordered, Piece, Rule, Transposed
+from jaxllm.nn.rules import Ordered, Piece, Rule, Step, Transposed
 
 DEFAULTS: Config = {
     "hidden_act": "silu",
@@ -79,15 +79,22 @@ class TurnedMaps(ExpertMaps):
     """Maps stored as `[E, in, out]`, with biases; of two parts the outputs alternate."""
 
     def rules(self, *names: str) -> Iterator[Rule]:
-        (name,) = names
-        assert self.bias is not None
-        experts, out, inp = self.shape
-        order = tuple(i for part in range(self.parts) for i in range(part, out, self.parts))
-        steps = (Transposed(), Ordered((experts, out, inp), 1, order))
-        stored, view = (experts, inp, out), (experts, out, inp)
-        yield Rule("weight", (Piece(name, stored, view, steps=steps),))
-        bias = Piece(f"{name}_bias", view[:2], view[:2], steps=(Ordered(view[:2], 1, order),))
-        yield Rule("bias", (bias,))
+        yield from super().rules(*names)
+        (name,), view = names, self.shape[:2]
+        yield Rule("bias", (Piece(f"{name}_bias", view, view, steps=(self._alternating(view),)),))
+
+    def pieces(self, name: str, leaf: str, columns: int | None) -> tuple[Piece, ...]:
+        (piece,) = super().pieces(name, leaf, columns)
+        steps: tuple[Step, ...] = (self._alternating(piece.view),)
+        if leaf != "weight":  # one that is packed
+            return (replace(piece, steps=steps),)
+        experts, out, inp = piece.view
+        return (replace(piece, source=(experts, inp, out), steps=(Transposed(), *steps)),)
+
+    def _alternating(self, view: tuple[int, ...]) -> Ordered:
+        """The outputs of the parts one after the other, of an array seen as `view`."""
+        order = (i for part in range(self.parts) for i in range(part, view[1], self.parts))
+        return Ordered(view, 1, tuple(order))
 
 
 def spec(hf: Config) -> ModelSpec:

@@ -1,5 +1,5 @@
 """MiniMax-M2: experts chosen by corrected sigmoids; one norm over all query heads, one over all key
-heads; half of each head turns. The published 8-bit weights are unpacked while they are read."""
+heads; half of each head turns. The published weights are of 8 bits."""
 
 from __future__ import annotations
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Container
 from dataclasses import dataclass, replace
 from enum import Enum
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -118,6 +118,21 @@ class Piece:
         return sum(step.value for step in self.steps if isinstance(step, Plus))
 
 
+class Rounded(NamedTuple):
+    """What the pieces of a rule fill, of which several parameters are made.
+
+    Attributes:
+        kind: the format of these; if it is `rounded`, the pieces fill a plain weight, else the
+            bytes of its rows.
+        shape: of the plain weight or the bytes.
+        experts: the first axis is that of experts, which are made one by one.
+    """
+
+    kind: WeightFormat
+    shape: tuple[int, ...]
+    experts: bool = False
+
+
 @dataclass(frozen=True)
 class Rule:
     """One parameter and the pieces that fill it completely.
@@ -126,15 +141,14 @@ class Rule:
         parameter: its dotted path in the model.
         pieces: in the order of their `start`.
         others: pieces of the other forms in which checkpoints may hold the same parameter.
-        rounded: the pieces fill a plain weight of this shape, or the bytes of its rows where the
-            format is not `rounded`. The parameters under the path are made of it. None: they fill
-            the parameter itself.
+        rounded: what the pieces fill, of which the parameters under the path are made. None: they
+            fill the parameter itself.
     """
 
     parameter: str
     pieces: tuple[Piece, ...]
     others: tuple[tuple[Piece, ...], ...] = ()
-    rounded: tuple[WeightFormat, tuple[int, ...]] | None = None
+    rounded: Rounded | None = None
 
     @property
     def forms(self) -> tuple[tuple[Piece, ...], ...]:

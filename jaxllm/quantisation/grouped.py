@@ -129,6 +129,13 @@ class Grouping:
         columns = "rows" if self.group is None else f"{self.group} columns"
         return f"{self.bits} bits with scales of {columns}"
 
+    def usual(self, shape: tuple[int, ...], symmetric: bool) -> WeightFormat | None:
+        """What a matrix of this shape is held in."""
+        if self.bits != 4 or len(shape) != 2:
+            return None
+        group = self.group if self.group is not None and self.group < shape[1] else None
+        return WeightFormat(INT4, group, form=SYMMETRIC if symmetric else ZEROS)
+
     def bits_of(self, columns: int, words: int) -> int:
         """Bits of a number, so many of which take so many words."""
         return words * WORD // columns if self.mixed and columns else self.bits

@@ -28,6 +28,7 @@ from jaxllm.quantisation.grouped import (
     size,
 )
 from jaxllm.quantisation.scheme import Bounds, Header, PackedPart
+from jaxllm.quantisation.weight_format import WeightFormat
 
 BITS = (4, 8)
 PACKED, SCALE, SHAPE = "weight_packed", "weight_scale", "weight_shape"
@@ -89,6 +90,9 @@ class PackQuantized:
     @property
     def title(self) -> str:
         return ", ".join(each.title for each in self.groupings)
+
+    def usual(self, shape: tuple[int, ...]) -> WeightFormat | None:
+        return self.groupings[0].usual(shape, symmetric=True)
 
     def tensors(self, stored: Mapping[str, Header]) -> Iterator[PackedMatrix]:
         for name, found in stored.items():

@@ -16,6 +16,7 @@ from typing import Any
 from jaxllm.config import ConfigError
 from jaxllm.quantisation.matrix import NUMBERS, Grid, ScaledMatrix, scaled_matrix
 from jaxllm.quantisation.scheme import Header
+from jaxllm.quantisation.weight_format import WeightFormat
 
 STRATEGIES = ("tensor", "channel", "group", "block")
 INPUTS = {"tensor": "token", "token": "token", "group": "group"}  # of scales found at run time
@@ -55,6 +56,9 @@ class ScaledGroups:
     def title(self) -> str:
         kinds = dict.fromkeys(NUMBERS[group.dtype] for group in self.groups)
         return ", ".join(kinds)
+
+    def usual(self, shape: tuple[int, ...]) -> WeightFormat | None:
+        return None
 
     def tensors(self, stored: Mapping[str, Header]) -> Iterator[ScaledMatrix]:
         for name, found in stored.items():

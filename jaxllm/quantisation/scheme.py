@@ -86,6 +86,10 @@ class Scheme(Protocol):
     def tensors(self, stored: Mapping[str, Header]) -> Iterator[PackedTensor]:
         """Those of the `stored` tensors that are packed, as their shapes should be."""
 
+    def usual(self, shape: tuple[int, ...]) -> WeightFormat | None:
+        """What a plain tensor of this shape is held in, for random weights; None where types and
+        names of stored tensors say it, or where such tensors are plain."""
+
 
 def check_scales(part: PackedPart, scales: np.ndarray) -> None:
     """Raises ConfigError for a scale that is negative, infinite or not a number. Zero is the scale

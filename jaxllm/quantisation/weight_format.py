@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
-FP8, INT8, INT4 = "fp8", "int8", "int4"
+FP8, INT8, INT4, FP4, NF4 = "fp8", "int8", "int4", "fp4", "nf4"
 SYMMETRIC, ZEROS, OFFSETS = "symmetric", "zeros", "offsets"
 
 
@@ -15,8 +15,8 @@ class WeightFormat:
     """Numbers of few bits and their scales.
 
     Attributes:
-        numbers: the type, FP8 (float8_e4m3fn), INT8 or INT4 (0 to 15, see
-            `pallas_kernels.int4_matmul`).
+        numbers: the type, FP8 (float8_e4m3fn), INT8, or one of 4 bits (see
+            `pallas_kernels.int4_matmul`): INT4 (0 to 15), FP4 (e2m1) or NF4 (quantiles).
         group: columns of a row that share a scale; None: all of them.
         inputs: how inputs of the product are rounded, see `pallas_kernels.scaled_matmul`.
         form: of INT4: SYMMETRIC, or groups have ZEROS (zero points) or OFFSETS (that are added).

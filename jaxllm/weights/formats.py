@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
@@ -11,8 +11,9 @@ import numpy as np
 
 from jaxllm.config import ConfigError
 from jaxllm.models import ModelSpec
-from jaxllm.models.config.build import linear_maps, outline
-from jaxllm.nn.linear import Linear, Tensors
+from jaxllm.models.config.build import expert_maps, linear_maps, outline
+from jaxllm.nn.linear import Tensors
+from jaxllm.nn.mixture.experts import Tensors as ExpertTensors
 from jaxllm.nn.pooling import PoolingModel
 from jaxllm.nn.rules import Layout
 from jaxllm.quantisation import ONLINE, Scheme, WeightFormat
@@ -38,17 +39,21 @@ def weight_formats(
         )
     if spec.scheme is None:
         return {} if wish is None else _online(spec, wish)
-    maps = [each for each in _maps(spec) if each[0].layout is not Layout.IN_OUT]
+    maps = list(_maps(spec))
     if load_format == "dummy":
         formats = _likely(spec.scheme, maps)
     else:
         formats = open_checkpoint(model_dir, spec).formats
     return {
-        name: kind
-        for _, names in maps
-        if (kind := _shared(formats, names)) is not None
-        for name in names
+        name.removesuffix(".weight"): kind
+        for pieces in maps
+        if (kind := _shared(formats, pieces)) is not None
+        for name in pieces
     }
+
+
+# The names and shapes of the plain tensors that fill a map
+type _Pieces = dict[str, tuple[int, ...]]
 
 
 class _Header(NamedTuple):
@@ -56,14 +61,12 @@ class _Header(NamedTuple):
     shape: tuple[int, ...]
 
 
-def _likely(
-    scheme: Scheme, maps: list[tuple[Linear, tuple[str, ...]]]
-) -> dict[str, WeightFormat | None]:
+def _likely(scheme: Scheme, maps: list[_Pieces]) -> dict[str, WeightFormat | None]:
     """What a checkpoint's matrices would be held in if it packed them all, for random weights."""
-    pieces = [piece for linear, names in maps for piece in Tensors(linear, names)("weight")]
-    found: dict[str, WeightFormat | None] = {}
+    plain = {name: shape for own in maps for name, shape in own.items()}
+    found = {name: scheme.usual(shape) for name, shape in plain.items()}
     for dtype in NUMBERS:
-        stored = {piece.name: _Header(dtype, piece.source) for piece in pieces}
+        stored = {name: _Header(dtype, shape) for name, shape in plain.items()}
         found |= {tensor.name: tensor.format for tensor in scheme.tensors(stored)}
     return found
 
@@ -74,21 +77,29 @@ def _online(spec: ModelSpec, wish: str) -> dict[str, WeightFormat]:
             f"--quantization {wish:.80} is not known; plain weights can be rounded to "
             f"{', '.join(ONLINE)}"
         )
-    return {name: ONLINE[wish] for _, names in _maps(spec) for name in names}
+    return {
+        name.removesuffix(".weight"): ONLINE[wish]
+        for pieces in _maps(spec, rounded=True)
+        for name in pieces
+    }
 
 
-def _maps(spec: ModelSpec) -> Iterator[tuple[Linear, tuple[str, ...]]]:
-    """The linear maps that may be held in few bits, with the names of their tensors."""
+def _maps(spec: ModelSpec, rounded: bool = False) -> Iterator[_Pieces]:
+    """The maps that may be held in few bits, those of experts in each of their forms; and, of plain
+    weights that are `rounded`, those whose matrices are stored as [in, out]."""
     model = outline(spec, 1, np.float32)
     body = model.body if isinstance(model, PoolingModel) else model
     for _, linear, names in linear_maps(spec, body):
-        if math.prod(linear.out) >= LEAST_ROWS:
-            yield linear, names
+        if math.prod(linear.out) >= LEAST_ROWS and (rounded or linear.layout is not Layout.IN_OUT):
+            yield {piece.name: piece.source for piece in Tensors(linear, names)("weight")}
+    for _, maps, forms in expert_maps(spec, body):
+        for form in forms:
+            yield {piece.name: piece.source for piece in ExpertTensors(maps, form)("weight")}
 
 
 def _shared(
-    formats: Mapping[str, WeightFormat | None], names: tuple[str, ...]
+    formats: Mapping[str, WeightFormat | None], names: Iterable[str]
 ) -> WeightFormat | None:
     """The format that all of these tensors have."""
-    first, *others = {formats.get(f"{name}.weight") for name in names}
+    first, *others = {formats.get(name) for name in names}
     return None if others else first

@@ -108,8 +108,8 @@ def open_checkpoint(model_dir: str | Path, spec: ModelSpec) -> reader.Checkpoint
     checkpoint = reader.Checkpoint(model_dir)
     checkpoint.rename(read_name(spec, checkpoint.entries))
     if spec.scheme is not None:
-        own = {f"{name}.weight" for name, kind in spec.formats.items() if not kind.rounded}
-        checkpoint.unpack(spec.scheme, own)
+        own = [name for name, kind in spec.formats.items() if not kind.rounded]
+        checkpoint.unpack(spec.scheme, {*own, *(f"{name}.weight" for name in own)})
     for folder in folders(spec):
         checkpoint.add_folder(folder)
     return checkpoint

@@ -12,9 +12,8 @@ import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 from jax.typing import DTypeLike
 
-from jaxllm.nn.rules import Rule
+from jaxllm.nn.rules import Rounded, Rule
 from jaxllm.nn.weight.schemes import rounded
-from jaxllm.quantisation import WeightFormat
 
 type Index = tuple[slice, ...]
 
@@ -44,7 +43,7 @@ class Rounding:
         """What the pieces of a rule fill: its parameter, the plain weight, or the bytes of rows."""
         if rule.rounded is None:
             return self._likes[rule.parameter]
-        (kind, shape), values = rule.rounded, self._likes[f"{rule.parameter}.values"]
+        (kind, shape, _), values = rule.rounded, self._likes[f"{rule.parameter}.values"]
         split = values.sharding
         if len(values.shape) != len(shape):
             split = NamedSharding(split.mesh, PartitionSpec())
@@ -64,17 +63,19 @@ class Rounding:
             return {rule.parameter: plain}
         names = filled_by(rule, self._likes)
         likes = tuple((name.rpartition(".")[2], self._likes[name]) for name in names)
-        made = self._programs(rule.rounded[0], likes)(plain)
+        made = self._programs(rule.rounded, likes)(plain)
         jax.block_until_ready(made)
         plain.delete()
         return {name: made[name.rpartition(".")[2]] for name in names}
 
     @staticmethod
     def _program(
-        kind: WeightFormat, likes: tuple[tuple[str, jax.ShapeDtypeStruct], ...]
+        given: Rounded, likes: tuple[tuple[str, jax.ShapeDtypeStruct], ...]
     ) -> Callable[[jax.Array], dict[str, jax.Array]]:
+        one = functools.partial(rounded, given.kind)
+
         def program(plain: jax.Array) -> dict[str, jax.Array]:
-            made = rounded(kind, plain)
+            made = jax.lax.map(one, plain) if given.experts else one(plain)
             return {
                 name: jnp.broadcast_to(made[name].astype(like.dtype), like.shape)
                 for name, like in likes

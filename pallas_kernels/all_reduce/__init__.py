@@ -38,9 +38,7 @@ def gather(x: Array, *, group: Group, backend: str) -> Array:
     return GATHER[backend](x, group)
 
 
-def largest(
-    value_B: Array, index_B: Array, *, group: Group, backend: str
-) -> tuple[Array, Array]:
+def largest(value_B: Array, index_B: Array, *, group: Group, backend: str) -> tuple[Array, Array]:
     """Of each row the largest value over devices (float32) and its index (int32, not negative).
 
     Of equal values the one with the least index is taken; NaN is larger than any other value, as in

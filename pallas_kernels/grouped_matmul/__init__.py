@@ -15,12 +15,14 @@ from pallas_kernels.grouped_matmul.groups import (
     group_tokens,
     tile_for,
 )
+from pallas_kernels.grouped_matmul.reference import by_tile
 
 __all__ = [
     "BACKENDS",
     "Gating",
     "Groups",
     "backend_for",
+    "by_tile",
     "combine",
     "group",
     "group_tokens",

@@ -21,15 +21,30 @@ def grouped_matmul(
     """See `pallas_kernels.grouped_matmul`."""
     precision = lax.Precision.HIGHEST if x_PI.dtype == jnp.float32 else None
 
-    def product(tile: tuple[Array, Array]) -> Array:
-        x_RI, expert = tile
-        y_RO = lax.dot_general(
+    def product(x_RI: Array, expert: Array) -> Array:
+        return lax.dot_general(
             x_RI,
             w_EOI[expert],
             (((1,), (1,)), ((), ())),
             precision=precision,
             preferred_element_type=jnp.float32,
         )
+
+    return by_tile(product, x_PI, groups, bias_EO, gating)
+
+
+def by_tile(
+    product: Callable[[Array, Array], Array],
+    x_PI: Array,
+    groups: Groups,
+    bias_EO: Array | None,
+    gating: Callable[[Array, Array], Array] | None,
+) -> Array:
+    """The same, where `product(x_RI, expert)` gives `y_RO` of one tile's rows."""
+
+    def tile_of(each: tuple[Array, Array]) -> Array:
+        x_RI, expert = each
+        y_RO = product(x_RI, expert).astype(jnp.float32)
         y_RO = y_RO if bias_EO is None else y_RO + bias_EO[expert].astype(jnp.float32)
         y = y_RO if gating is None else gating(*jnp.split(y_RO, 2, axis=1))
         return y.astype(x_PI.dtype)
@@ -41,4 +56,4 @@ def grouped_matmul(
     else:
         x_PI = x_PI if x_PI.shape[0] == groups.rows else groups.rows_of(x_PI)
         x_WRI = x_PI.reshape(tiles, tile, I)
-    return lax.map(product, (x_WRI, groups.expert_W)).reshape(groups.rows, -1)
+    return lax.map(tile_of, (x_WRI, groups.expert_W)).reshape(groups.rows, -1)

@@ -78,6 +78,8 @@ def check(x: Any, w: Int4) -> None:
             "mosaic_gpu int4_matmul takes x and scales of one type, bfloat16 or float16, "
             f"got x {x.dtype}, scales {w.scales.dtype}"
         )
+    if w.form not in FORMS:
+        raise ValueError(f"mosaic_gpu int4_matmul takes integers, got {w.form}")
     if w.group not in (16, 32, 64) and w.group % OPERAND:
         raise ValueError(
             f"mosaic_gpu int4_matmul takes groups of 16, 32, 64 or a multiple of {OPERAND}, "

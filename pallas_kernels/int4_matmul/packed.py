@@ -20,17 +20,41 @@ SLOT = 128  # columns that kernels read at once; words cover a multiple of it
 WORDS = (2, 256)  # a chunk's words, as the copy engine takes them
 FORMS = ("symmetric", "zeros", "offsets")
 MIDDLE = 8  # the zero point of weights that have none of their own
+_FP4 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
+# What numbers of 0 to 15 stand for where they are no integers: floats of 2 exponent bits and 1 of
+# mantissa (OCP Microscaling Formats 1.0), and the quantiles of QLoRA, appendix E
+TABLES = {
+    "fp4": (*_FP4, *(-value for value in _FP4)),
+    "nf4": (
+        -1.0,
+        -0.6961928009986877,
+        -0.5250730514526367,
+        -0.39491748809814453,
+        -0.28444138169288635,
+        -0.18477343022823334,
+        -0.09105003625154495,
+        0.0,
+        0.07958029955625534,
+        0.16093020141124725,
+        0.24611230194568634,
+        0.33791524171829224,
+        0.44070982933044434,
+        0.5626170039176941,
+        0.7229568362236023,
+        1.0,
+    ),
+}
 
 
 @partial(
     jax.tree_util.register_dataclass,
     data_fields=("words", "scales", "zeros", "offsets"),
-    meta_fields=("rows", "group"),
+    meta_fields=("rows", "group", "table"),
 )
 @dataclass(frozen=True)
 class Int4:
-    """A weight `[O, I]` in groups of columns: (number - zero point) · scale, or number · scale +
-    offset. Rows and columns fill whole chunks.
+    """A weight `[O, I]` in groups of columns: (number - zero point) · scale, number · scale +
+    offset, or what the number stands for · scale. Rows and columns fill whole chunks.
 
     Attributes:
       words: int32 `[R, C, 2, 256]`, 8 numbers of 0 to 15 each, for R x C chunks.
@@ -40,6 +64,7 @@ class Int4:
         is 0.
       rows: O.
       group: columns that share a scale.
+      table: one of `TABLES`; None where numbers are integers.
     """
 
     words: Array
@@ -48,10 +73,13 @@ class Int4:
     offsets: Array | None
     rows: int
     group: int
+    table: str | None = None
 
     @property
     def form(self) -> str:
-        """One of `FORMS`."""
+        """One of `FORMS` or of `TABLES`."""
+        if self.table is not None:
+            return self.table
         return "zeros" if self.zeros is not None else FORMS[2 * (self.offsets is not None)]
 
     @property
@@ -98,7 +126,11 @@ def values_in(values: Array) -> Array:
 
 def dequantised(w: Int4, columns: int, dtype: Any) -> Array:
     """The weight `[O, columns]`, computed in float32 and rounded once to `dtype`."""
-    numbers = numbers_in(w.words).astype(jnp.float32)[: w.rows, :columns]
+    numbers = numbers_in(w.words)[: w.rows, :columns]
+    if w.table is None:
+        numbers = numbers.astype(jnp.float32)
+    else:
+        numbers = jnp.array(TABLES[w.table], jnp.float32)[numbers]
 
     def spread(values: Array) -> Array:
         each = values_in(values).astype(jnp.float32)[: w.rows]
@@ -107,4 +139,6 @@ def dequantised(w: Int4, columns: int, dtype: Any) -> Array:
     scales = spread(w.scales)
     if w.offsets is not None:
         return (numbers * scales + spread(w.offsets)).astype(dtype)
+    if w.table is not None:
+        return (numbers * scales).astype(dtype)
     return ((numbers - (MIDDLE if w.zeros is None else spread(w.zeros))) * scales).astype(dtype)

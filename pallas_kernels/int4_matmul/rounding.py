@@ -5,7 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import jax.numpy as jnp
+import numpy as np
 from jax import Array
+
+from pallas_kernels.int4_matmul.packed import TABLES
 
 LARGEST = 15
 
@@ -24,3 +27,18 @@ def rounded(plain_OI: Array, group: int, dtype: Any) -> tuple[Array, Array, Arra
     numbers = jnp.clip(jnp.round(parts / wide) + zero, 0, LARGEST)
     flat = numbers.reshape(rows, -1)[:, :columns]
     return flat.astype(jnp.uint8), scale[..., 0], zero[..., 0].astype(dtype)
+
+
+def nearest(plain_OI: Array, group: int, dtype: Any, table: str) -> tuple[Array, Array]:
+    """Numbers `[O, I]` (uint8) that stand for the nearest values of a table, and scales `[O, G]` of
+    `dtype`, with which the largest weight of a group is the table's largest value."""
+    (rows, columns), values = plain_OI.shape, np.array(TABLES[table], np.float32)
+    full = jnp.pad(plain_OI.astype(jnp.float32), ((0, 0), (0, -columns % group)))
+    parts = full.reshape(rows, -1, group)
+    largest = jnp.max(jnp.abs(parts), axis=-1, keepdims=True)
+    scale = jnp.where(largest > 0, largest / values.max(), 1).astype(dtype)
+    order = np.argsort(values, stable=True)
+    ascending = values[order]
+    place = jnp.searchsorted((ascending[1:] + ascending[:-1]) / 2, parts / scale)
+    numbers = jnp.asarray(order, jnp.uint8)[place].reshape(rows, -1)[:, :columns]
+    return numbers, scale[..., 0]

@@ -15,6 +15,7 @@ from jaxllm.models.config.read import family
 from jaxllm.models.config.spec import ModelSpec
 from jaxllm.nn.decoder import Decoder
 from jaxllm.nn.linear import Init, Linear
+from jaxllm.nn.mixture.experts import ExpertMaps
 from jaxllm.nn.pooling import PoolingModel
 from jaxllm.nn.rules import Piece, Rule
 
@@ -48,6 +49,10 @@ def build(spec: ModelSpec, shards: int, rngs: nnx.Rngs, dtype: DTypeLike) -> Mod
         for _, module, names in linear_maps(spec, model):
             if kind := spec.formats.get(names[0]):
                 module.hold(kind, shards, len(names))
+        for _, maps, forms in expert_maps(spec, model):
+            first = [form[0].removesuffix(".weight") for form in forms]
+            if kind := next((spec.formats[n] for n in first if n in spec.formats), None):
+                maps.hold(kind, shards)
     return model if spec.pooling is None else PoolingModel(init, model, spec.pooling)
 
 
@@ -57,6 +62,15 @@ def linear_maps(spec: ModelSpec, model: Decoder) -> Iterator[tuple[str, Linear, 
     for path, module, own in model.named(names):
         if isinstance(module, Linear) and path.startswith("layers."):
             yield path, module, own
+
+
+def expert_maps(
+    spec: ModelSpec, model: Decoder
+) -> Iterator[tuple[str, ExpertMaps, list[tuple[str, ...]]]]:
+    """The maps of all experts: path, maps, names of their tensors in each form."""
+    for path, module, own in model.named(family(spec.model_type).NAMES):
+        if isinstance(module, ExpertMaps):
+            yield path, module, module.forms(*own)
 
 
 def outline(spec: ModelSpec, shards: int, dtype: DTypeLike) -> Model:

@@ -49,8 +49,8 @@ class ModelSpec:
         config: the complete `config.json`, for the family's `build` alone.
         pooling: what is made of hidden states in place of logits; None when the model generates.
         scheme: how the checkpoint packs weights in fewer bits; None when they are plain numbers.
-        formats: what weights of linear maps are held in, by the names of all their tensors without
-            ".weight"; those of others are plain numbers.
+        formats: what weights of linear maps and of experts are held in, by the names of all their
+            tensors without ".weight"; those of others are plain numbers.
     """
 
     model_type: str

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Self
 
 import jax
@@ -16,8 +16,10 @@ from jaxllm.nn.mixture.routers import Router
 from jaxllm.nn.mlp import ACTIVATIONS, FeedForward
 from jaxllm.nn.rules import Piece, Rule
 from jaxllm.nn.weight.dense import Dense
+from jaxllm.nn.weight.experts import HeldExperts
 from jaxllm.nn.weight.parameters import Axes, Init
-from jaxllm.nn.weight.protocol import ExpertWeight
+from jaxllm.nn.weight.protocol import ExpertWeight, Shape
+from jaxllm.quantisation import WeightFormat
 from pallas_kernels.grouped_matmul import Gating, Groups, combine
 
 
@@ -46,22 +48,35 @@ class ExpertMaps(nnx.Module):
         bias: bool = False,
     ):
         self.weight: ExpertWeight = init.normal(shape, axes, Dense)
-        self.shape = shape
+        self.axes, self.shape, self.dtype = axes, shape, init.dtype
         self.bias = init.full(shape[:2], axes[:2], 0.0) if bias else None
         self.parts = parts
 
-    def rules(self, *names: str) -> Iterator[Rule]:
-        """`names` are full names of checkpoint tensors: with {} for an expert's number those of the
+    def hold(self, kind: WeightFormat, shards: int) -> None:
+        """Have empty weights of this format, over `shards` tensor shards, in place of plain
+        numbers."""
+        (*out, inp), parts = self.shape, self.parts
+        shape = Shape(tuple(out), (inp,), self.axes, (), shards, parts, self.dtype)
+        self.weight = HeldExperts(kind, shape)
+
+    def forms(self, *names: str) -> list[tuple[str, ...]]:
+        """The names of the tensors of each form in which checkpoints may hold the weights.
+
+        `names` are full names of checkpoint tensors: with {} for an expert's number those of the
         parts in their order, without it that of all experts' fused maps. Both forms may be given;
-        then checkpoints may hold either."""
+        then checkpoints may hold either.
+        """
         single, fused = (
             [name for name in names if ("{}" in name) == numbered] for numbered in (True, False)
         )
-        forms: list[tuple[Piece, ...]] = [(Piece(name, self.shape, self.shape),) for name in fused]
-        if single:
-            forms.insert(0, tuple(self._pieces(single)))
-        first, *others = forms
-        yield Rule("weight", first, tuple(others))
+        each = [name.format(expert) for name in single for expert in range(self.shape[0])]
+        return [*([tuple(each)] if each else []), *((name,) for name in fused)]
+
+    def rules(self, *names: str) -> Iterator[Rule]:
+        """The checkpoint tensors of `names`, see `forms`."""
+        every = (self.weight.rules("weight", Tensors(self, form)) for form in self.forms(*names))
+        for first, *others in zip(*every, strict=True):
+            yield replace(first, others=tuple(rule.pieces for rule in others))
 
     def product(
         self, x_PI: Array, groups: Groups, context: RowContext, gating: Gating | None = None
@@ -70,14 +85,47 @@ class ExpertMaps(nnx.Module):
         bias = None if self.bias is None else self.bias[...]
         return self.weight.grouped(x_PI, groups, context, bias, gating)
 
-    def _pieces(self, names: list[str]) -> Iterator[Piece]:
-        experts, out, inp = self.shape
-        own = out // self.parts
-        for part, name in zip(range(self.parts), names, strict=True):
-            for expert in range(experts):
-                yield Piece(
-                    name.format(expert), (own, inp), (1, own, inp), start=part * own, row=expert
-                )
+    def pieces(self, name: str, leaf: str, columns: int | None) -> tuple[Piece, ...]:
+        """Those of the tensor `name` with all experts; of `columns`, where these are given."""
+        view = (*self.shape[:2], self.shape[2] if columns is None else columns)
+        return (Piece(leaf_of(name, leaf), view, view),)
+
+
+@dataclass(frozen=True)
+class Tensors:
+    """The checkpoint tensors of a map of all experts in one of its forms, see
+    `weight.protocol.Fill`."""
+
+    maps: ExpertMaps
+    names: tuple[str, ...]
+
+    def __call__(self, leaf: str, columns: int | None = None) -> tuple[Piece, ...]:
+        experts, out, inp = self.maps.shape
+        if len(self.names) == 1:
+            return self.maps.pieces(self.names[0], leaf, columns)
+        own, inp = out // self.maps.parts, inp if columns is None else columns
+        return tuple(
+            Piece(
+                leaf_of(name, leaf),
+                (own, inp),
+                (1, own, inp),
+                start=index // experts * own,
+                row=index % experts,
+            )
+            for index, name in enumerate(self.names)
+        )
+
+    def each(self, leaf: str) -> tuple[Piece, ...]:
+        experts = self.maps.shape[0]
+        return tuple(
+            Piece(leaf_of(name, leaf), (1, 1), (1, 1, 1), index // experts, row=index % experts)
+            for index, name in enumerate(self.names)
+        )
+
+
+def leaf_of(name: str, leaf: str) -> str:
+    """The name of a leaf `weight` or `weight.X` of a tensor whose own name may end with it."""
+    return name + leaf.removeprefix("weight")
 
 
 class Experts(nnx.Module):

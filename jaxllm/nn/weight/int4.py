@@ -1,4 +1,4 @@
-"""Numbers of 4 bits in groups of columns."""
+"""Numbers of 4 bits, integers or what a table says, in groups of columns."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from flax import nnx
 from jax import Array, lax
 
 from jaxllm.nn.contexts.protocol import RowContext
-from jaxllm.nn.rules import Rule
+from jaxllm.nn.rules import Rounded, Rule
 from jaxllm.nn.weight.protocol import Fill, Shape
 from jaxllm.quantisation import WeightFormat
 from jaxllm.quantisation.int4_rows import columns_of, groups_of, row_bytes
-from jaxllm.quantisation.weight_format import OFFSETS, SYMMETRIC
+from jaxllm.quantisation.weight_format import INT4, OFFSETS, SYMMETRIC
 from pallas_kernels import int4_matmul as op
 from pallas_kernels.int4_matmul.packed import CHUNK, ROWS, SLOT, WORDS, values_of, words_of
-from pallas_kernels.int4_matmul.rounding import rounded
+from pallas_kernels.int4_matmul.rounding import nearest, rounded
 
 
 class Int4(nnx.Module):
@@ -55,6 +55,7 @@ class Int4(nnx.Module):
             others if kind.form == OFFSETS else None,
             rows=math.prod(self.shape.out),
             group=_group(kind, self.shape.columns),
+            table=_table(kind),
         )
         wanted = context.row_backend
         backend = wanted if op.BACKENDS.supports(wanted, x_TI, weight) else "reference"
@@ -67,7 +68,7 @@ class Int4(nnx.Module):
         kind, columns = self.kind, self.shape.columns
         size = columns if kind.rounded else row_bytes(kind, columns)
         leaf = "weight" if kind.rounded else "weight.rows"
-        yield Rule(path, fill(leaf, size), rounded=(kind, (*self.shape.out, size)))
+        yield Rule(path, fill(leaf, size), rounded=Rounded(kind, (*self.shape.out, size)))
 
     @staticmethod
     def backend(wanted: str) -> str:
@@ -79,7 +80,9 @@ class Int4(nnx.Module):
         rows = plain.reshape(-1, plain.shape[-1])
         columns = rows.shape[1] if kind.rounded else columns_of(kind, rows.shape[1])
         group = _group(kind, columns)
-        if kind.rounded:
+        if kind.rounded and (table := _table(kind)):
+            numbers, scales = nearest(rows, group, plain.dtype, table)
+        elif kind.rounded:
             numbers, scales, others = rounded(rows, group, plain.dtype)
         else:
             numbers, scales, others = _parts(kind, rows, columns)
@@ -92,6 +95,10 @@ class Int4(nnx.Module):
 def _group(kind: WeightFormat, columns: int) -> int:
     """Columns of a group; one that holds all fills slots of the kernel."""
     return columns + -columns % SLOT if kind.group is None else kind.group
+
+
+def _table(kind: WeightFormat) -> str | None:
+    return None if kind.numbers == INT4 else kind.numbers
 
 
 def _parts(kind: WeightFormat, rows: Array, columns: int) -> tuple[Array, Array, Array]:

@@ -27,7 +27,8 @@ class Fill(Protocol):
         many columns, for an array `[*out, columns]`."""
 
     def each(self, leaf: str) -> tuple[Piece, ...]:
-        """Pieces of the tensors `{name}.{leaf}`, `[1, 1]`, for an array `[tensors, 1]`."""
+        """Pieces of the tensors `{name}.{leaf}`, `[1, 1]`, for an array `[tensors, 1]`; of experts,
+        `[E, tensors, 1]`."""
 
 
 class Weight(Protocol):
@@ -60,6 +61,9 @@ class ExpertWeight(Protocol):
         gating: Gating | None,
     ) -> Array:
         """Each row times the weight of its expert, see `RowContext.grouped_product`."""
+
+    def rules(self, path: str, fill: Fill) -> Iterator[Rule]:
+        """What fills the parameters, which lie at `path` in the map."""
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from flax import nnx
 from jax import Array
 
 from jaxllm.nn.contexts.protocol import RowContext
-from jaxllm.nn.rules import Rule
+from jaxllm.nn.rules import Rounded, Rule
 from jaxllm.nn.weight.protocol import Fill, Shape
 from jaxllm.quantisation import WeightFormat
 from pallas_kernels import scaled_matmul as op
@@ -69,7 +69,7 @@ class Scaled(nnx.Module):
         columns = self.shape.columns
         if self.kind.rounded:
             shape = (*self.shape.out, columns)
-            yield Rule(path, fill("weight", columns), rounded=(self.kind, shape))
+            yield Rule(path, fill("weight", columns), rounded=Rounded(self.kind, shape))
             return
         yield Rule(f"{path}.values", fill("weight.values", columns))
         yield Rule(f"{path}.scale", fill("weight.scale", self.scale.shape[-1]))

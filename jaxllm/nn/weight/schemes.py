@@ -12,7 +12,9 @@ from jaxllm.nn.weight.protocol import Held, Shape, Weight
 from jaxllm.nn.weight.scaled import Scaled
 from jaxllm.quantisation import WeightFormat
 
-SCHEMES: Mapping[str, type[Held]] = MappingProxyType({"fp8": Scaled, "int8": Scaled, "int4": Int4})
+SCHEMES: Mapping[str, type[Held]] = MappingProxyType(
+    {"fp8": Scaled, "int8": Scaled, "int4": Int4, "fp4": Int4, "nf4": Int4}
+)
 
 
 def held(kind: WeightFormat, shape: Shape) -> Weight:

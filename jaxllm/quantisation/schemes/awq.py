@@ -24,6 +24,7 @@ from jaxllm.quantisation.grouped import (
     read_grouping,
 )
 from jaxllm.quantisation.scheme import Bounds, Header, PackedPart
+from jaxllm.quantisation.weight_format import WeightFormat
 
 PLACE = np.array([0, 4, 1, 5, 2, 6, 3, 7])  # the nibble of each column of a word
 
@@ -60,6 +61,9 @@ class Awq:
     @property
     def title(self) -> str:
         return f"awq: {self.grouping.title}"
+
+    def usual(self, shape: tuple[int, ...]) -> WeightFormat | None:
+        return self.grouping.usual(shape, symmetric=False)
 
     def tensors(self, stored: Mapping[str, Header]) -> Iterator[AwqMatrix]:
         for name, found in stored.items():

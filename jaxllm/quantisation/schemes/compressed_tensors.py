@@ -11,6 +11,7 @@ from typing import Any
 from jaxllm.config import ConfigError
 from jaxllm.quantisation import packed_groups, scaled_groups
 from jaxllm.quantisation.scheme import Header, PackedTensor, Scheme
+from jaxllm.quantisation.weight_format import WeightFormat
 
 type Groups = Mapping[str, Mapping[str, Any]]
 
@@ -35,6 +36,9 @@ class CompressedTensors:
     @property
     def title(self) -> str:
         return f"compressed-tensors: {', '.join(scheme.title for scheme in self.schemes)}"
+
+    def usual(self, shape: tuple[int, ...]) -> WeightFormat | None:
+        return next(filter(None, (scheme.usual(shape) for scheme in self.schemes)), None)
 
     def tensors(self, stored: Mapping[str, Header]) -> Iterator[PackedTensor]:
         for scheme in self.schemes:

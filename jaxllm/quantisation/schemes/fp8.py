@@ -17,6 +17,7 @@ from typing import Any
 from jaxllm.config import ConfigError
 from jaxllm.quantisation.matrix import Grid, ScaledMatrix, scaled_matrix
 from jaxllm.quantisation.scheme import Header
+from jaxllm.quantisation.weight_format import WeightFormat
 
 E4M3 = "F8_E4M3"
 SCALES = ("weight_scale_inv", "weight_scale")
@@ -42,6 +43,9 @@ class Fp8:
         if self.block is None:
             return "fp8 with a scale for each matrix"
         return f"fp8 in blocks of {self.block[0]} × {self.block[1]}"
+
+    def usual(self, shape: tuple[int, ...]) -> WeightFormat | None:
+        return None
 
     def tensors(self, stored: Mapping[str, Header]) -> Iterator[ScaledMatrix]:
         for name, found in stored.items():

@@ -91,6 +91,9 @@ class Gguf:
     def title(self) -> str:
         return f"GGUF ({self.types})"
 
+    def usual(self, shape: tuple[int, ...]) -> WeightFormat | None:
+        return None
+
     def tensors(self, stored: Mapping[str, Header]) -> Iterator[PackedTensor]:
         for name, found in stored.items():
             if not name.endswith(INTEGERS) or found.dtype not in TYPES:

@@ -28,6 +28,7 @@ from jaxllm.quantisation.grouped import (
     size,
 )
 from jaxllm.quantisation.scheme import Bounds, Header, PackedPart
+from jaxllm.quantisation.weight_format import WeightFormat
 
 BITS = (2, 4, 8)
 LESS = {"gptq": 1, "gptq_v2": 0}  # what stored zero points lack
@@ -83,6 +84,9 @@ class Gptq:
     @property
     def title(self) -> str:
         return f"gptq: {self.grouping.title}"
+
+    def usual(self, shape: tuple[int, ...]) -> WeightFormat | None:
+        return self.grouping.usual(shape, symmetric=False)
 
     def tensors(self, stored: Mapping[str, Header]) -> Iterator[GptqMatrix]:
         for name, found in stored.items():

@@ -15,6 +15,7 @@ from typing import Any
 from jaxllm.config import ConfigError
 from jaxllm.quantisation.matrix import Grid, ScaledMatrix, scaled_matrix
 from jaxllm.quantisation.scheme import Header
+from jaxllm.quantisation.weight_format import WeightFormat
 
 E4M3 = "F8_E4M3"
 BLOCK = 128
@@ -36,6 +37,9 @@ class ModelOpt:
     @property
     def title(self) -> str:
         return f"modelopt {self.algorithm}"
+
+    def usual(self, shape: tuple[int, ...]) -> WeightFormat | None:
+        return None
 
     def tensors(self, stored: Mapping[str, Header]) -> Iterator[ScaledMatrix]:
         block, inputs = ALGORITHMS[self.algorithm]

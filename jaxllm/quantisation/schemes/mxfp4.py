@@ -14,38 +14,47 @@ from typing import Any
 
 import numpy as np
 
-from jaxllm.config import ConfigError
+from jaxllm.quantisation.fp4 import U8, VALUES, powers, with_scales
+from jaxllm.quantisation.int4_rows import row_bytes
 from jaxllm.quantisation.scheme import Bounds, Header, PackedPart, PackedTensor
+from jaxllm.quantisation.weight_format import FP4, WeightFormat
 
 BLOCK = 32  # numbers
-U8 = "U8"
-BIAS = 127
-LARGEST = 252  # exponent with which 6 is a finite float32; 255 is not a number
-MAGNITUDES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
-_HALVES = np.array([*MAGNITUDES, *(-value for value in MAGNITUDES)], np.float32)
-_PAIRS = np.stack([np.tile(_HALVES, 16), np.repeat(_HALVES, 16)], axis=1)
-# Both numbers of each byte as one element: a look-up of rows takes many times as long
-VALUES = _PAIRS.view(np.complex64)[:, 0]
 
 
 @dataclass(frozen=True)
 class Mxfp4Experts(PackedTensor):
     """A tensor [E, in, out]."""
 
+    @property
+    def format(self) -> WeightFormat | None:
+        return WeightFormat(FP4, BLOCK)
+
+    def leaves(self) -> tuple[PackedTensor, ...]:
+        experts, inp, out = self.shape
+        shape = (experts, out, row_bytes(WeightFormat(FP4, BLOCK), inp))
+        return (Mxfp4Rows(f"{self.name}.rows", shape, self.parts),)
+
     def unpack(self, arrays: Sequence[np.ndarray], bounds: Bounds) -> np.ndarray:
         (blocks, exponents), (expert, (first, last), out) = arrays, bounds
         begin, end = first // BLOCK, -(-last // BLOCK)
         index = (slice(*expert), slice(*out), slice(begin, end))
-        exponent = exponents[index]
-        if exponent.max(initial=0) > LARGEST:
-            raise ConfigError(
-                f"{self.parts[1].name} has the exponent {exponent.max()}; exponents of weights are "
-                f"at most {LARGEST}: download or convert the checkpoint again"
-            )
-        values = VALUES[blocks[index]].view(np.float32)
-        scaled = np.ldexp(values, exponent.astype(np.int32)[..., None] - BIAS)
+        scales = powers(self.parts[1], exponents[index])
+        scaled = VALUES[blocks[index]].view(np.float32) * scales[..., None]
         rows = scaled.reshape(*scaled.shape[:2], -1)
         return rows[..., first - begin * BLOCK : last - begin * BLOCK].swapaxes(1, 2)
+
+
+@dataclass(frozen=True)
+class Mxfp4Rows(PackedTensor):
+    """The same as the bytes of its rows [E, out, bytes], see `int4_rows`."""
+
+    def unpack(self, arrays: Sequence[np.ndarray], bounds: Bounds) -> np.ndarray:
+        (blocks, exponents), index = arrays, tuple(slice(*each) for each in bounds[:2])
+        stored, scales = blocks[index], powers(self.parts[1], exponents[index])
+        experts, out = stored.shape[:2]
+        rows = with_scales(stored.reshape(experts * out, -1), scales.reshape(experts * out, -1))
+        return rows.reshape(experts, out, -1)[..., slice(*bounds[2])]
 
 
 @dataclass(frozen=True)
@@ -53,6 +62,9 @@ class Mxfp4:
     """The scheme."""
 
     title = method = "mxfp4"
+
+    def usual(self, shape: tuple[int, ...]) -> WeightFormat | None:
+        return WeightFormat(FP4, BLOCK) if len(shape) == 3 else None
 
     def tensors(self, stored: Mapping[str, Header]) -> Iterator[Mxfp4Experts]:
         for name, found in stored.items():

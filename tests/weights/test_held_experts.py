@@ -1,0 +1,120 @@
+"""Experts whose weights stay in few bits on the devices compute what their values do."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from safetensors.numpy import load_file
+
+from jaxllm import models, weights
+from jaxllm.mesh import make_mesh
+from jaxllm.nn.weight.experts import HeldExperts
+from jaxllm.nn.weight.protocol import Shape
+from jaxllm.quantisation import WeightFormat
+from tests.goldens.golden import load_golden
+from tests.weights.packed import (
+    FP8,
+    MXFP4,
+    Pair,
+    compressed,
+    fp8_pair,
+    integer_pair,
+    mxfp4_pair,
+    write,
+)
+from tests.weights.test_grouped import pair
+from tests.weights.test_held import INTEGERS, held, logits
+from tests.weights.test_rounding import ROUNDED, online
+
+
+def check(tmp_path: Path, made: Pair, settings: dict, expected: WeightFormat) -> None:
+    path, spec = held(tmp_path, made, settings)
+    experts = {name: kind for name, kind in spec.formats.items() if ".experts" in name}
+    assert len(experts) > 2 and expected in experts.values()
+    plain = write(tmp_path / "plain", made.config, made.plain)
+    found = logits(path, spec)
+    np.testing.assert_allclose(found, logits(plain, models.read_spec(plain)), atol=2e-5)
+
+
+def test_4_bit_floats_of_gpt_oss(tmp_path: Path) -> None:
+    check(tmp_path, mxfp4_pair(), MXFP4, WeightFormat("fp4", 32))
+
+
+@pytest.mark.parametrize(
+    ("kind", "expected"),
+    [
+        pytest.param("awq", WeightFormat("int4", 16, form="zeros"), marks=pytest.mark.slow),
+        pytest.param(
+            "pack-quantized", WeightFormat("int4", 8, form="zeros"), marks=pytest.mark.slow
+        ),
+        pytest.param("gptq", WeightFormat("int4", 8, form="zeros"), marks=pytest.mark.slow),
+        pytest.param("pack-quantized symmetric", WeightFormat("int4"), marks=pytest.mark.slow),
+    ],
+)
+def test_integers_of_4_bits(tmp_path: Path, kind: str, expected: WeightFormat) -> None:
+    made, settings = pair("qwen3-moe-normalised", kind)
+    check(tmp_path, made, settings, expected)
+
+
+@pytest.mark.slow
+def test_integers_of_8_bits(tmp_path: Path) -> None:
+    made = integer_pair("qwen3-moe-normalised", 8)
+    settings = compressed(INTEGERS | {"strategy": "group", "group_size": 8})
+    check(tmp_path, made, settings, WeightFormat("int8", 8))
+
+
+@pytest.mark.slow
+def test_8_bit_floats_in_blocks_with_inputs_rounded_alike(tmp_path: Path) -> None:
+    path, spec = held(tmp_path, fp8_pair("minimax-m2-rotary-dim"), FP8)
+    expert = spec.formats["model.layers.0.block_sparse_moe.experts.3.w1"]
+    assert expert == WeightFormat("fp8", 12, "group")
+    plain = replace(spec, formats={})
+    assert 0 < np.abs(logits(path, spec) - logits(path, plain)).max() < 0.2
+
+
+@pytest.mark.parametrize(
+    ("case", "wish"),
+    [
+        pytest.param("mixtral-experts", "int8_w8a16", marks=pytest.mark.slow),
+        pytest.param("gpt-oss-fused", "fp8_w8a16", marks=pytest.mark.slow),
+    ],
+)
+def test_plain_experts_are_rounded_while_they_load(tmp_path: Path, case: str, wish: str) -> None:
+    path = load_golden(case).directory
+    spec = online(path, wish)
+    tensors = load_file(path / "model.safetensors")
+    names = {own for name in spec.formats for own in (name, f"{name}.weight")}
+    for name in names & set(tensors):
+        turned = tensors[name].ndim == 3  # [E, in, out]
+        rows = tensors[name].swapaxes(1, 2) if turned else tensors[name]
+        made = ROUNDED[wish](rows.reshape(-1, rows.shape[-1])).reshape(rows.shape)
+        tensors[name] = np.ascontiguousarray(made.swapaxes(1, 2) if turned else made)
+    plain = write(tmp_path / "plain", dict(spec.config), tensors)
+    np.testing.assert_allclose(
+        logits(path, spec), logits(plain, models.read_spec(plain)), atol=3e-5
+    )
+
+
+def test_4_bit_experts_take_a_quarter_of_the_bytes() -> None:
+    shape = Shape((4, 128), (256,), ("expert", None, "embed"), dtype=jnp.bfloat16)
+    state = jax.tree.leaves(HeldExperts(WeightFormat("fp4", 32), shape))
+    assert sum(leaf.nbytes for leaf in state) == 4 * 128 * 256 * (4 + 16 / 32) / 8
+
+
+@pytest.mark.slow
+def test_random_experts_have_the_format_of_the_checkpoint(tmp_path: Path) -> None:
+    path, packed = held(tmp_path, mxfp4_pair(), MXFP4)
+    (path / "model.safetensors").unlink()
+    spec = replace(packed, formats=weights.weight_formats(path, packed, None, "dummy"))
+    assert spec.formats == packed.formats
+    _, state = weights.load(path, spec, make_mesh(1), jnp.float32, "dummy")
+    shapes = weights.abstract(spec, make_mesh(1), jnp.float32)[1]
+    found, expected = (
+        [(leaf.shape, leaf.dtype) for leaf in jax.tree.leaves(each)] for each in (state, shapes)
+    )
+    assert found == expected
