@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 import yaml
 
+from jaxllm.kv_events.settings import KVEventSettings
 from jaxllm.server.command_line.options import parse
 from server import check_dashboard, dashboard, smoke
 from tests.server.harness import Running
@@ -86,6 +87,31 @@ def test_probes_ask_routes_that_answer(path: Path, fresh: Running) -> None:
     ]
     assert sorted(set(probes)) == ["/health", "/ready"]
     assert {fresh.get(probe).status for probe in probes} == {200}
+
+
+def test_llm_ds_replicas_publish_what_its_router_subscribes_to() -> None:
+    """Its guide for routing by cached prefixes: a socket of each pod's own, a topic of `kv`, the
+    pod's address and the served model, and pages of 64 tokens."""
+    manifest = ROOT / "kubernetes" / "llm-d.yaml"
+    deployment = next(iter(yaml.safe_load_all(manifest.read_text())))
+    (container,) = containers(deployment)
+    options = parse(container["args"], {})
+    events = options.config.kv_events_config
+    assert events is not None and events["enable_kv_cache_events"] is True
+    settings = KVEventSettings.read(events)
+    assert settings is not None
+    ports = {port["name"]: port["containerPort"] for port in container["ports"]}
+    assert settings.endpoint == f"tcp://*:{ports['kv-events']}" == "tcp://*:5556"
+    assert settings.replay_endpoint == f"tcp://*:{ports['kv-replay']}" == "tcp://*:5559"
+    kind, pod, model = settings.topic.split("@")
+    assert (kind, pod) == ("kv", f"$(POD_IP):{ports['http']}")
+    assert model in options.settings.served
+    assert {"name": "POD_IP", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}} in (
+        container["env"]
+    )
+    assert options.config.block_size == 64
+    extra = re.search(r"EXTRAS=\S*", manifest.read_text())[0]  # type: ignore[index]
+    assert "kv-events" in extra
 
 
 def test_whoever_stops_a_server_waits_longer_than_it_drains() -> None:
