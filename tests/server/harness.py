@@ -132,16 +132,20 @@ def post_head(path: str, length: int) -> bytes:
 
 
 class Open:
-    """A connection with a request under way; a context manager."""
+    """A connection with a request under way; a context manager.
+
+    Attributes:
+        socket: of the connection.
+    """
 
     def __init__(self, port: int, data: bytes):
-        self._socket = socket.create_connection(("127.0.0.1", port), timeout=240)
-        self._reader = self._socket.makefile("rb")
-        self._socket.sendall(data)
+        self.socket = socket.create_connection(("127.0.0.1", port), timeout=240)
+        self._reader = self.socket.makefile("rb")
+        self.socket.sendall(data)
 
     def send(self, data: bytes) -> None:
         """More of the request."""
-        self._socket.sendall(data)
+        self.socket.sendall(data)
 
     def cut_off(self) -> bool:
         """Send until the server takes no more."""
@@ -153,7 +157,7 @@ class Open:
 
     def readable(self) -> bool:
         """Whether some of the reply has arrived."""
-        return bool(select.select([self._socket], [], [], 0)[0])
+        return bool(select.select([self.socket], [], [], 0)[0])
 
     def status(self) -> int:
         """The status line; waits for it."""
@@ -185,7 +189,7 @@ class Open:
     def close(self) -> None:
         """Leave."""
         self._reader.close()
-        self._socket.close()
+        self.socket.close()
 
     def __enter__(self) -> Self:
         return self

@@ -8,7 +8,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from typing import Any
 
@@ -67,7 +67,8 @@ class Report:
 
 
 class ConsoleReport(Report):
-    """Progress bars and the table on stderr; plain lines where stderr is no terminal."""
+    """Progress bars and the table on stderr; plain lines where stderr is no terminal. What cannot
+    be written, as on a full disk, is not shown."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -83,7 +84,7 @@ class ConsoleReport(Report):
     @contextmanager
     def _bar(self, name: str) -> Iterator[Progress]:
         if not self.console.is_terminal:
-            self.console.print(f"{name} …")
+            self._print(f"{name} …")
             yield lambda done, total: None
             return
         with self._lock:
@@ -98,13 +99,17 @@ class ConsoleReport(Report):
                     self._bars.stop()
 
     def phase_finished(self, name: str, seconds: float) -> None:
-        self.console.print(f"{name} took {seconds:.2f} seconds")
+        self._print(f"{name} took {seconds:.2f} seconds")
 
     def show_table(self, title: str, rows: Rows) -> None:
         table = Table(title=title, show_header=False)
         for name, value in rows:
             table.add_row(name, value)
-        self.console.print(table)
+        self._print(table)
+
+    def _print(self, shown: str | Table) -> None:
+        with suppress(OSError):
+            self.console.print(shown)
 
 
 class LogReport(Report):

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import errno
+import io
+import sys
 import threading
 
-from jaxllm.engine.startup.report import Report
+import pytest
+
+from jaxllm.engine.startup.report import ConsoleReport, Report
 
 
 class Overlapping(Report):
@@ -43,3 +48,19 @@ def test_a_phase_that_fails_is_not_reported() -> None:
     except OSError:
         pass
     assert report.seconds == {}
+
+
+class FullDisk(io.StringIO):
+    """A log file that takes nothing."""
+
+    def write(self, text: str) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+
+def test_a_log_that_cannot_be_written_stops_no_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stderr", FullDisk())
+    report = ConsoleReport()
+    with report.phase("Loading"):
+        pass
+    report.show_table("decisions", [("device", "cpu")])
+    assert report.seconds.keys() == {"Loading"}

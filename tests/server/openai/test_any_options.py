@@ -11,50 +11,16 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from jaxllm.config import EngineConfig
-from jaxllm.engine.engine import Engine
-from jaxllm.engine.load import load_engine
-from jaxllm.server.engine.process import Factory
-from tests.engine.conftest import write_random
-from tests.engine.few_shapes import few_shapes
-from tests.server.harness import Running
+from tests.server.real import Real, served
 
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
 VOCAB = 800
 
 
-class Real(Running):
-    """A server with an engine that computes."""
-
-    def __init__(self, engine: Engine):
-        super().__init__(engine.tokenizer)
-        self.engine = engine
-
-    def factory(self) -> Factory:
-        """The engine that is there."""
-        return lambda config, on_phase: self.engine
-
-
 @pytest.fixture(scope="module")
 def real(tmp_path_factory: pytest.TempPathFactory, repo: Path) -> Iterator[Real]:
     """Random weights say anything, broken characters included."""
-    config = EngineConfig(
-        model=write_random(tmp_path_factory.mktemp("random"), repo),
-        load_format="dummy",
-        dtype="float32",
-        max_model_len=256,
-        max_num_seqs=2,
-        max_num_batched_tokens=32,
-        block_size=16,
-        num_gpu_blocks_override=64,
-        enforce_eager=True,
-    )
-    with few_shapes():
-        engine = load_engine(config)
-    with Real(engine) as running:
-        yield running
-    running.engine.scheduler.check()
-    assert running.engine.stats().free_pages == running.engine.stats().num_pages
+    yield from served(tmp_path_factory.mktemp("random"), repo)
 
 
 ids = st.integers(0, VOCAB - 1)

@@ -47,6 +47,8 @@ def test_a_connection_that_is_not_read_is_cut_off_and_its_request_aborted(
     with fresh.begin("/v1/completions", body):
         assert fresh.control.saw(lambda: len(fresh.control.added) == 24)
         assert fresh.control.saw(lambda: not fresh.control.running)
+        beside = {"model": "fake", "prompt": "abc", "stream": True}
+        assert len(fresh.post("/v1/completions", beside).events()) == 3
         while fresh.server_state.active:
             assert fresh.get("/health").status == 200
     assert fresh.post("/v1/completions", {"model": "fake", "prompt": "abc"}).status == 200
