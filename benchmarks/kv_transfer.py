@@ -1,0 +1,103 @@
+"""Pages between two processes of this machine: GB/s through shared memory and through TCP.
+
+    python -m benchmarks.kv_transfer --page-kib 2048 --pages 128
+
+One process holds the pages, this one fetches all of them, checks each and copies it into memory
+that is there already, as pinned memory is. `per CPU second` is by the time that this process
+computes, which a busy machine changes little; `copy` is what one core copies, for comparison. No
+device takes part.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import secrets
+import time
+from multiprocessing.connection import Connection
+
+import numpy as np
+
+from benchmarks.record import finish, parser
+from jaxllm.kv_transfer.checksum import checksum
+from jaxllm.kv_transfer.client import PageClient
+from jaxllm.kv_transfer.server import PageServer
+from jaxllm.kv_transfer.shelf import Shelf, StoredPage
+
+ROUNDS = 7
+WARM = 2  # of them, which connect and touch the memory
+FINGERPRINT = bytes(32)
+
+
+def hashes_of(pages: int) -> list[bytes]:
+    """A hash for each page."""
+    return [number.to_bytes(32) for number in range(pages)]
+
+
+def serve(pipe: Connection, key: bytes, pages: int, size: int, seed: int) -> None:
+    """Hold random pages until the other end of the pipe says something."""
+    shelf, random = Shelf(pages), np.random.default_rng(seed)
+    for name in hashes_of(pages):
+        data = random.integers(0, 256, size, np.uint8)
+        shelf.put(name, StoredPage(data, checksum(data)))
+    server = PageServer(("127.0.0.1", 0), key, shelf, FINGERPRINT, size)
+    pipe.send(server.port)
+    pipe.recv()
+    server.close()
+
+
+def speeds(client: PageClient, port: int, pages: int, into: np.ndarray) -> np.ndarray:
+    """GB a second, and a second of this process's time on a core, of each round, `[rounds, 2]`."""
+    found = []
+    for _ in range(ROUNDS):
+        begin, count = clocks(), 0
+        for number, page in enumerate(client.fetch(("127.0.0.1", port), hashes_of(pages), 60)):
+            into[number] = page
+            count += 1
+        found.append(into.nbytes / (clocks() - begin) / 1e9)
+        assert count == pages, f"{count} of {pages} pages came"
+    return np.array(found[WARM:])
+
+
+def clocks() -> np.ndarray:
+    """Seconds on the wall, and of this process."""
+    return np.array([time.perf_counter(), time.process_time()])
+
+
+def copy_speed(into: np.ndarray) -> float:
+    """GB/s of one core that copies from a page to the others."""
+    begin = time.perf_counter()
+    into[1:] = into[0]
+    return into[1:].nbytes / (time.perf_counter() - begin) / 1e9
+
+
+def main() -> None:
+    """Parses the command line and prints the figures."""
+    options = parser(__doc__)
+    options.add_argument("--page-kib", type=int, default=2048, help="KiB of a page, all layers")
+    options.add_argument("--pages", type=int, default=128, help="pages of one request")
+    arguments = options.parse_args()
+    size, key = arguments.page_kib << 10, secrets.token_bytes(32)
+    into = np.full((arguments.pages, size), 1, np.uint8)  # touched
+    context = multiprocessing.get_context("spawn")
+    pipe, other = context.Pipe()
+    child = context.Process(
+        target=serve, args=(other, key, arguments.pages, size, arguments.seed), daemon=True
+    )
+    child.start()
+    port = pipe.recv()
+    figures: dict[str, float] = {"copy": round(copy_speed(into), 2)}
+    for name, shared in (("shared memory", True), ("tcp", False)):
+        client = PageClient(key, FINGERPRINT, size, shared)
+        rounds = speeds(client, port, arguments.pages, into)
+        client.close()
+        figures |= {
+            name: round(float(np.median(rounds)), 2),
+            f"{name}, least": round(min(rounds), 2),
+        }
+    pipe.send(None)
+    child.join()
+    finish("kv_transfer", arguments, figures)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,174 @@
+"""Fetches pages from an engine that has computed them."""
+
+from __future__ import annotations
+
+import ipaddress
+import socket
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+
+import numpy as np
+
+from jaxllm.kv_transfer.checksum import checksum
+from jaxllm.kv_transfer.ring import Ring
+from jaxllm.kv_transfer.wire import (
+    CREDIT,
+    HEADER,
+    MAX_PAGES,
+    Found,
+    Peer,
+    TransferError,
+    Wanted,
+    greet,
+)
+
+MAX_IDLE = 8  # connections that are kept for later
+
+type Address = tuple[str, int]
+
+
+@dataclass(slots=True)
+class _Connection:
+    """A peer that has proved its key; a ring where it may be on this host."""
+
+    peer: Peer
+    ring: Ring | None
+    used: bool = False
+
+    def close(self) -> None:
+        """Drop the connection and the ring's name, if it still has one."""
+        if self.ring is not None:
+            self.ring.unlink()
+        with suppress(OSError):
+            self.peer.socket.close()
+
+
+class PageClient:
+    """Fetches pages of `page_bytes` bytes that were made for `fingerprint`. Any thread may call it.
+
+    `shared`: whether shared memory is tried where the peer is on this host.
+    """
+
+    def __init__(self, key: bytes, fingerprint: bytes, page_bytes: int, shared: bool = True):
+        self._key, self._fingerprint, self._page_bytes = key, fingerprint, page_bytes
+        self._shared = shared
+        self._lock = threading.Lock()
+        self._idle: list[tuple[Address, _Connection]] = []  # the oldest first
+
+    def fetch(
+        self, address: Address, hashes: Sequence[bytes], seconds: float
+    ) -> Iterator[np.ndarray]:
+        """Pages of the longest prefix of `hashes` that the peer has, one by one, uint8
+        `[page_bytes]`; each is checked, and valid until the next one is asked for.
+
+        Raises TransferError when no more can be had: a damaged page, another model, no time left.
+        """
+        until = time.monotonic() + seconds
+        try:
+            connection, found = self._ask(address, hashes[:MAX_PAGES], until)
+            try:
+                yield from self._pages(connection, found)
+            except BaseException:
+                connection.close()
+                raise
+            self._keep(address, connection)
+        except OSError as error:
+            raise TransferError(error.strerror or str(error)) from None
+
+    def close(self) -> None:
+        """Close the connections that are kept."""
+        with self._lock:
+            idle, self._idle = self._idle, []
+        for _, connection in idle:
+            connection.close()
+
+    def _ask(
+        self, address: Address, hashes: Sequence[bytes], until: float
+    ) -> tuple[_Connection, Found]:
+        """A connection, and the answer to the question for these pages."""
+        while True:
+            connection = self._take(address) or self._connect(address, until)
+            peer, ring = connection.peer, connection.ring
+            peer.until = until
+            name = "" if ring is None else ring.name
+            wanted = Wanted(self._fingerprint, self._page_bytes, b"".join(hashes), name)
+            try:
+                peer.send_frame(wanted)
+                answer = peer.read_frame()
+                if ring is not None:
+                    ring.unlink()  # the peer has it, or cannot have it
+                if not isinstance(answer, Found):
+                    raise TransferError("the peer holds pages of another model or layout")
+                if not 0 <= answer.pages <= len(hashes) or (answer.shared and ring is None):
+                    raise TransferError("the peer answers more than was asked")
+                if not answer.shared:
+                    connection.ring = None
+                return connection, answer
+            except BaseException as error:
+                connection.close()
+                # The peer may have closed it since; a new one tells more
+                if not connection.used or not isinstance(error, (OSError, TransferError)):
+                    raise
+                if isinstance(error, TimeoutError):
+                    raise
+
+    def _connect(self, address: Address, until: float) -> _Connection:
+        left = until - time.monotonic()
+        if left <= 0:
+            raise TransferError("time is up")
+        peer = Peer(socket.create_connection(address, timeout=left), until)
+        try:
+            peer.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            greet(peer, self._key)
+        except BaseException:
+            peer.socket.close()
+            raise
+        return _Connection(peer, self._ring(peer))
+
+    def _ring(self, peer: Peer) -> Ring | None:
+        """Shared memory, where the peer's address is one of this host."""
+        here, there = peer.socket.getsockname()[0], peer.socket.getpeername()[0]
+        local = here == there or ipaddress.ip_address(there).is_loopback
+        if not (self._shared and local):
+            return None
+        try:
+            return Ring.make(self._page_bytes)
+        except OSError:  # none on this system, or full
+            return None
+
+    def _pages(self, connection: _Connection, found: Found) -> Iterator[np.ndarray]:
+        peer, ring = connection.peer, connection.ring
+        buffer = np.empty(0 if found.shared else self._page_bytes, np.uint8)
+        for number in range(found.pages):
+            index, wanted = HEADER.unpack(peer.read(HEADER.size))
+            if index != number:
+                raise TransferError("the peer sends pages out of order")
+            if found.shared:
+                assert ring is not None
+                buffer = ring.slot(number)
+            else:
+                peer.read_into(memoryview(buffer))
+            if checksum(buffer) != wanted:
+                raise TransferError(f"page {number} of {found.pages} is damaged")
+            yield buffer
+            if found.shared:
+                peer.send(CREDIT)
+
+    def _take(self, address: Address) -> _Connection | None:
+        with self._lock:
+            for at, (known, connection) in enumerate(self._idle):
+                if known == address:
+                    del self._idle[at]
+                    connection.used = True
+                    return connection
+        return None
+
+    def _keep(self, address: Address, connection: _Connection) -> None:
+        with self._lock:
+            self._idle.append((address, connection))
+            oldest = self._idle.pop(0)[1] if len(self._idle) > MAX_IDLE else None
+        if oldest is not None:
+            oldest.close()

@@ -1,0 +1,188 @@
+"""Pages between a server and a client: both carriers, what is missing, and what is damaged."""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from jaxllm.config import ConfigError
+from jaxllm.kv_transfer import ring as ring_module
+from jaxllm.kv_transfer.checksum import checksum
+from jaxllm.kv_transfer.client import PageClient
+from jaxllm.kv_transfer.ring import Ring
+from jaxllm.kv_transfer.server import PageServer
+from jaxllm.kv_transfer.shelf import Shelf, StoredPage
+from jaxllm.kv_transfer.wire import TransferError
+
+KEY, FINGERPRINT, SIZE = b"k" * 16, b"f" * 32, 5003
+CARRIERS = pytest.mark.parametrize("shared", [True, False], ids=["shared memory", "tcp"])
+NAMES = [number.to_bytes(32) for number in range(40)]
+
+
+def page(number: int) -> StoredPage:
+    data = np.random.default_rng(number).integers(0, 256, SIZE, np.uint8)
+    return StoredPage(data, checksum(data))
+
+
+@pytest.fixture
+def shelf() -> Shelf:
+    shelf = Shelf(len(NAMES))
+    shelf.expect(NAMES)
+    for number, name in enumerate(NAMES):
+        shelf.put(name, page(number))
+    return shelf
+
+
+@pytest.fixture
+def server(shelf: Shelf) -> Iterator[PageServer]:
+    server = PageServer(("127.0.0.1", 0), KEY, shelf, FINGERPRINT, SIZE)
+    yield server
+    server.close()
+
+
+@pytest.fixture
+def connect() -> Iterator[Callable[..., PageClient]]:
+    made: list[PageClient] = []
+
+    def connect(key: bytes = KEY, fingerprint: bytes = FINGERPRINT, *more: Any) -> PageClient:
+        made.append(PageClient(key, fingerprint, *(more or (SIZE,))))
+        return made[-1]
+
+    yield connect
+    for client in made:
+        client.close()
+
+
+def fetched(server: PageServer, client: PageClient, names: list[bytes] = NAMES) -> list[bytes]:
+    address = ("127.0.0.1", server.port)
+    return [one.tobytes() for one in client.fetch(address, names, 20.0)]
+
+
+@CARRIERS
+def test_pages_arrive_in_order_and_again_over_the_same_connection(
+    shared, server, monkeypatch, connect
+):
+    monkeypatch.setattr(ring_module, "SIZE", 3 * SIZE)  # fewer slots than pages
+    client = connect(KEY, FINGERPRINT, SIZE, shared)
+    wanted = [page(number).data.tobytes() for number in range(len(NAMES))]
+    assert fetched(server, client) == wanted
+    assert fetched(server, client) == wanted and len(client._idle) == 1
+    assert fetched(server, client, []) == []
+    assert not list(ring_module.FOLDER.glob("jaxllm-kv-*")), "no name is left"
+
+
+def test_the_longest_stored_prefix_comes_and_nothing_behind_a_gap(server, shelf, connect):
+    shelf.forget([NAMES[3]])
+    client = connect()
+    assert len(fetched(server, client)) == 3
+    assert fetched(server, client, [b"?" * 32, *NAMES]) == []
+
+
+@CARRIERS
+def test_a_damaged_page_ends_a_fetch_and_those_before_it_count(shared, server, shelf, connect):
+    good = page(5)
+    broken = good.data.copy()
+    broken[4321] ^= 1
+    shelf.put(NAMES[5], replace(good, data=broken))
+    client = connect(KEY, FINGERPRINT, SIZE, shared)
+    pages = client.fetch(("127.0.0.1", server.port), NAMES, 20.0)
+    for number in range(5):
+        assert next(pages).tobytes() == page(number).data.tobytes()
+    with pytest.raises(TransferError, match="page 5 of 40 is damaged"):
+        next(pages)
+    assert client._idle == []
+
+
+def test_pages_of_another_model_or_size_are_refused(server, connect):
+    for client in (connect(KEY, b"g" * 32), connect(KEY, FINGERPRINT, SIZE + 1)):
+        with pytest.raises(TransferError, match="another model or layout"):
+            fetched(server, client)
+
+
+def test_who_has_another_key_gets_nothing_and_neither_side_tells_its_own(server, connect):
+    with pytest.raises(TransferError, match="another key"):
+        fetched(server, connect(b"x" * 16))
+
+
+def test_a_connection_that_the_peer_has_closed_is_made_anew(shelf, connect):
+    client = connect()
+    server = PageServer(("127.0.0.1", 0), KEY, shelf, FINGERPRINT, SIZE)
+    assert len(fetched(server, client)) == 40
+    server.close()
+    other = PageServer(("127.0.0.1", server.port), KEY, shelf, FINGERPRINT, SIZE)
+    assert len(fetched(other, client)) == 40
+    other.close()
+    with pytest.raises(TransferError, match=r"refused|closed|reset"):
+        fetched(other, client)
+
+
+def test_a_peer_that_says_nothing_costs_the_time_that_a_fetch_may_take(connect):
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        client = connect()
+        with pytest.raises(TransferError, match="time"):
+            list(client.fetch(silent.getsockname(), NAMES, 0.05))
+
+
+def test_without_shared_memory_pages_come_over_tcp(server, monkeypatch, tmp_path, connect):
+    monkeypatch.setattr(ring_module, "FOLDER", tmp_path / "nowhere")
+    assert len(fetched(server, connect())) == 40
+
+
+def test_a_fetch_waits_for_pages_that_are_on_their_way(server, shelf, connect):
+    shelf.forget([NAMES[39]])
+    assert shelf.expect(NAMES) == [39] and shelf.expect(NAMES) == []
+    client = connect()
+    pages = client.fetch(("127.0.0.1", server.port), NAMES, 20.0)
+    timer = threading.Timer(0.05, shelf.put, (NAMES[39], page(39)))
+    timer.start()
+    assert len(list(pages)) == 40
+    timer.join()
+
+
+def test_a_full_shelf_drops_what_was_used_least_recently_and_chains_from_their_end():
+    shelf = Shelf(3)
+    for number in range(3):
+        shelf.put(NAMES[number], page(number))
+    assert len(shelf.longest(NAMES[:3], 0.0)) == 3
+    shelf.put(NAMES[9], page(9))
+    assert len(shelf.longest(NAMES[:3], 0.0)) == 2 and len(shelf) == 3
+
+
+@pytest.mark.parametrize("size", [1, 8, 4095, 4096, 4097, 3 * 4096 + 11])
+def test_a_checksum_shows_every_change_of_a_byte(size):
+    data = np.random.default_rng(size).integers(0, 256, size, np.uint8)
+    whole = checksum(data)
+    for at in {0, size // 2, size - 1}:
+        changed = data.copy()
+        changed[at] ^= 1
+        assert checksum(changed) != whole
+    assert checksum(np.append(data, np.uint8(0))) != whole
+
+
+def test_memory_of_another_user_size_or_kind_is_not_mapped(tmp_path, monkeypatch):
+    monkeypatch.setattr(ring_module, "FOLDER", tmp_path)
+    made = Ring.make(SIZE)
+    for name in ("../etc/passwd", "jaxllm-kv-", made.name + "/"):
+        with pytest.raises(ValueError, match="another name"):
+            Ring.open(name, SIZE)
+    with pytest.raises(ValueError, match="another size"):
+        Ring.open(made.name, ring_module.SIZE)
+    link = "jaxllm-kv-" + "0" * 32
+    (tmp_path / link).symlink_to(tmp_path / made.name)
+    with pytest.raises(OSError, match="symbolic"):
+        Ring.open(link, SIZE)
+    monkeypatch.setattr(os, "geteuid", lambda: 12345)
+    with pytest.raises(PermissionError):
+        Ring.open(made.name, SIZE)
+
+
+def test_an_address_in_use_is_one_line(server, shelf):
+    with pytest.raises(ConfigError, match=r"cannot bind 127.0.0.1 port \d+: .*; choose another"):
+        PageServer(("127.0.0.1", server.port), KEY, shelf, FINGERPRINT, SIZE)
