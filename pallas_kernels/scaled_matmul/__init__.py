@@ -9,7 +9,7 @@ from pallas_kernels.scaled_matmul.rounding import INPUTS, largest, rounded
 
 __all__ = ["BACKENDS", "INPUTS", "backend_for", "largest", "rounded", "scaled_matmul"]
 
-BACKENDS = Backends(__name__, "scaled_matmul", ("reference",))
+BACKENDS = Backends(__name__, "scaled_matmul", ("reference", "mosaic_gpu"))
 
 
 def scaled_matmul(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import jax.numpy as jnp
 from jax import Array, lax
 
-from pallas_kernels.scaled_matmul.rounding import rounded, rounded_by, spread
+from pallas_kernels.scaled_matmul.rounding import rounded_inputs, spread
 
 
 def scaled_matmul(
@@ -21,7 +21,7 @@ def scaled_matmul(
     With one scale a row, numbers are multiplied and sums scaled. With more, factors are scaled and
     rounded to x's type before, which is exact in float32 alone.
     """
-    left, left_scale = _inputs(x_TI, w_OI, group, inputs, input_scale)
+    left, left_scale = rounded_inputs(x_TI, w_OI.dtype, group, inputs, input_scale)
     if scale_OG.shape[1] == 1:
         return (_product(left, w_OI, x_TI.dtype) * left_scale * scale_OG[:, 0]).astype(x_TI.dtype)
     x, w = (
@@ -29,18 +29,6 @@ def scaled_matmul(
         for numbers, scale in ((left, left_scale), (w_OI, scale_OG))
     )
     return _product(x, w, x_TI.dtype).astype(x_TI.dtype)
-
-
-def _inputs(
-    x_TI: Array, w_OI: Array, group: int, inputs: str, input_scale: Array | None
-) -> tuple[Array, Array]:
-    """Numbers `[T, I]`, and scales that fit them: `[T, G]`, `[T, 1]` or `[1, 1]`."""
-    if inputs == "plain":
-        return x_TI, jnp.ones((1, 1), jnp.float32)
-    if inputs == "given":
-        assert input_scale is not None
-        return rounded_by(x_TI, input_scale.reshape(1, 1), w_OI.dtype), input_scale.reshape(1, 1)
-    return rounded(x_TI, w_OI.dtype, group if inputs == "group" else x_TI.shape[1])
 
 
 def _product(x_TI: Array, w_OI: Array, dtype: jnp.dtype) -> Array:

@@ -35,6 +35,21 @@ def rounded(x: Array, dtype: DTypeLike, group: int) -> tuple[Array, Array]:
     return rounded_by(exact, scale, dtype, group), scale
 
 
+def rounded_inputs(
+    x_TI: Array, dtype: DTypeLike, group: int, inputs: str, input_scale: Array | None = None
+) -> tuple[Array, Array]:
+    """x as a product takes it, numbers `[T, I]`, and their scales: `[T, G]`, `[T, 1]` or `[1, 1]`.
+
+    `inputs` is one of INPUTS; "given" needs `input_scale`, a float32 scalar.
+    """
+    if inputs == "plain":
+        return x_TI, jnp.ones((1, 1), jnp.float32)
+    if inputs == "given":
+        assert input_scale is not None
+        return rounded_by(x_TI, input_scale.reshape(1, 1), dtype), input_scale.reshape(1, 1)
+    return rounded(x_TI, dtype, group if inputs == "group" else x_TI.shape[1])
+
+
 def rounded_by(x: Array, scale: Array, dtype: DTypeLike, group: int = 1) -> Array:
     """x times 1/scale as numbers of the type; what is out of range becomes the nearest in it."""
     limit = largest(dtype)

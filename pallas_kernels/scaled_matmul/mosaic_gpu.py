@@ -1,0 +1,275 @@
+"""The scaled product for NVIDIA Hopper in Pallas Mosaic GPU: numbers of 8 bits on the tensor cores.
+
+The weight's rows are the 64-row operand and the tokens are the other one, whose width can be any
+multiple of 8, so few tokens cost few products. A producer warpgroup fills a ring of TMA copies
+across units; each of the others multiplies 64 rows.
+
+Tensor cores add products of 8-bit floats with fewer bits than float32 has. So sums of 128 columns
+are added up in float32, where registers hold both sums; scales of groups of 128 columns need it.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import jax.numpy as jnp
+from jax import Array, lax
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import mosaic_gpu as plgpu
+
+from pallas_kernels.mosaic_gpu import drain, launch, take
+from pallas_kernels.mosaic_units import PRODUCER_REGISTERS, REGISTERS, ROWS, Split, Unit
+from pallas_kernels.scaled_matmul.plan import PROMOTED, K, Tuning, tuning_of
+from pallas_kernels.scaled_matmul.rounding import rounded_inputs
+
+NUMBERS = (jnp.float8_e4m3fn, jnp.int8)
+# How the tensor cores read an operand of 8-bit numbers in shared memory
+TILED = plgpu.TilingTransform((8, K)), plgpu.SwizzleTransform(K)
+WGMMA = plgpu.Layout.WGMMA
+
+
+class _Spec(NamedTuple):
+    """Static parameters of a compiled kernel: shapes, types and sizes."""
+
+    T: int
+    O: int  # noqa: E741
+    I: int  # noqa: E741
+    dtype: Any
+    numbers: Any
+    grouped: bool
+    tuning: Tuning
+    interpret: Any
+
+    @property
+    def split(self) -> Split:
+        tuning, steps = self.tuning, self.I // K
+        return Split(
+            self.T, self.O, self.dtype, steps, tuning.warpgroups, tuning.tokens, tuning.shares
+        )
+
+    @property
+    def sums(self) -> Any:
+        """The type that the tensor cores add up in."""
+        return jnp.int32 if self.numbers == jnp.int8 else jnp.float32
+
+    @property
+    def promoted(self) -> bool:
+        """Whether sums of a slot's columns are added up in float32."""
+        small = self.tuning.tokens <= PROMOTED
+        return self.grouped or (small and self.numbers != jnp.int8)
+
+
+class _Scales(NamedTuple):
+    """Float32 scales: of the weight `[O]` or `[O, G]`, of tokens `[T]`, or in the ring."""
+
+    weight: Any
+    tokens: Any
+
+
+def check(x: Any, w: Any, scale: Any, group: int, inputs: str) -> None:
+    """Raise ValueError unless x is of 16 bits and rounded, O is a multiple of 8 and I of 128, and
+    groups are of all columns or of 128."""
+    if x.ndim != 2 or w.ndim != 2 or x.shape[1] != w.shape[1] or not x.shape[0]:
+        raise ValueError(
+            f"mosaic_gpu scaled_matmul takes x [T, I] and w [O, I], got {x.shape} and {w.shape}"
+        )
+    if x.dtype not in (jnp.bfloat16, jnp.float16) or w.dtype not in NUMBERS or inputs == "plain":
+        raise ValueError(
+            "mosaic_gpu scaled_matmul takes x of bfloat16 or float16 that is rounded, and w of "
+            f"float8_e4m3fn or int8, got x {x.dtype} {inputs}, w {w.dtype}"
+        )
+    if w.shape[0] % 8 or w.shape[1] % K or 0 in w.shape:
+        raise ValueError(
+            f"mosaic_gpu scaled_matmul takes O a multiple of 8 and I of {K}, got w {w.shape}"
+        )
+    if scale.shape[1] > 1 and group != K:
+        raise ValueError(f"mosaic_gpu scaled_matmul takes groups of {K} columns, got {group}")
+
+
+def scaled_matmul(
+    x_TI: Array,
+    w_OI: Array,
+    scale_OG: Array,
+    group: int,
+    inputs: str,
+    input_scale: Array | None = None,
+    *,
+    tuning: Tuning | None = None,
+    interpret: Any = None,
+) -> Array:
+    """See `pallas_kernels.scaled_matmul`. Raises what `check` raises.
+
+    `interpret` is a `plgpu.InterpretGPUParams` for machines without a GPU.
+    """
+    check(x_TI, w_OI, scale_OG, group, inputs)
+    (T, I), O = x_TI.shape, w_OI.shape[0]  # noqa: E741
+    numbers, scale = rounded_inputs(x_TI, w_OI.dtype, group, inputs, input_scale)
+    grouped = scale_OG.shape[1] > 1
+    sizes = tuning or tuning_of(T, O, I, grouped)
+    # Rows beyond x read as zeros, but copies have tiles of eight full rows
+    padded = T + (-T % 8 if T > 8 else 0)
+    spec = _Spec(padded, O, I, x_TI.dtype, w_OI.dtype.type, grouped, sizes, interpret)
+    tokens = jnp.broadcast_to(scale, (T, scale_OG.shape[1])).T
+    tokens = jnp.pad(tokens, ((0, 0), (0, spec.split.bands * sizes.tokens - T)))
+    rows = jnp.pad(scale_OG, ((0, -O % ROWS), (0, 0)))
+    scales = _Scales(rows, tokens) if grouped else _Scales(rows[:, 0], tokens[0])
+    made = _multiply(spec, jnp.pad(numbers, ((0, padded - T), (0, 0))), w_OI, scales)
+    return spec.split.joined(made)[:T, :O]
+
+
+def _multiply(spec: _Spec, x: Array, w: Array, scales: _Scales) -> list[Array]:
+    split, tuning = spec.split, spec.tuning
+
+    def kernel(x_ref, w_ref, rows_ref, tokens_ref, *made, **sm):  # type: ignore[no-untyped-def]
+        block, wg = lax.axis_index("block"), lax.axis_index("wg")
+        scales = _Scales(rows_ref, tokens_ref)
+
+        @pl.when(wg == tuning.warpgroups)
+        def _producer() -> None:
+            plgpu.set_max_registers(PRODUCER_REGISTERS, action="decrease")
+            given = (x_ref, w_ref, tokens_ref)
+            done = split.each(block, lambda unit, done: _fill(spec, given, unit, done, sm))
+            drain(sm["free"], done, tuning.stages)
+
+        @pl.when(wg < tuning.warpgroups)
+        def _consumer() -> None:
+            plgpu.set_max_registers(REGISTERS[tuning.warpgroups], action="increase")
+
+            def product(unit: Unit, done: Array) -> None:
+                y = _product(spec, unit, done, wg, scales, sm)
+                split.store(y, unit, wg, sm, made, spec.interpret)
+
+            split.each(block, product)
+            plgpu.wait_smem_to_gmem(0)
+
+    kernel.__name__ = f"scaled_matmul_{spec.T}x{spec.O}x{spec.I}"  # for profiles
+    return launch(
+        kernel,
+        (x, w, *scales),
+        spec.interpret,
+        out_type=split.results,
+        scratch_types=_scratch(spec),
+        grid=(split.blocks,),
+        grid_names=("block",),
+        num_threads=tuning.warpgroups + 1,
+        thread_name="wg",
+    )
+
+
+def _scratch(spec: _Spec) -> dict[str, Any]:
+    """The ring, and results before they are written."""
+    tokens, warpgroups, stages, _ = spec.tuning
+    ring = {
+        "x": plgpu.SMEM((stages, tokens, K), spec.numbers, transforms=TILED),
+        "w": plgpu.SMEM((stages, warpgroups * ROWS, K), spec.numbers, transforms=TILED),
+        "full": plgpu.Barrier(num_arrivals=2 + spec.grouped, num_barriers=stages),
+        "free": plgpu.Barrier(num_arrivals=warpgroups, num_barriers=stages),
+    }
+    if spec.grouped:
+        ring["scales"] = plgpu.SMEM((stages, tokens), jnp.float32)
+    return ring | spec.split.staged
+
+
+def _fill(
+    spec: _Spec, given: tuple[Any, ...], unit: Unit, done: Array, sm: dict[str, Any]
+) -> None:
+    """Fill the ring with one unit's rows of the weight, its tokens, and scales of groups."""
+    x_ref, w_ref, scales_ref = given
+    height = spec.split.height
+    rows = pl.ds(pl.multiple_of(unit.block * height, height), height)
+    tokens = pl.ds(unit.token, spec.tuning.tokens)
+
+    @pl.loop(0, unit.steps)
+    def _(t):  # type: ignore[no-untyped-def]
+        slot, step = take(sm["free"], done + t, spec.tuning.stages), unit.first + t
+        full, columns = sm["full"].at[slot], pl.ds(pl.multiple_of(step * K, K), K)
+        plgpu.copy_gmem_to_smem(w_ref.at[rows, columns], sm["w"].at[slot], full)
+        plgpu.copy_gmem_to_smem(x_ref.at[tokens, columns], sm["x"].at[slot], full)
+        if spec.grouped:
+            plgpu.copy_gmem_to_smem(scales_ref.at[step, tokens], sm["scales"].at[slot], full)
+
+
+def _product(
+    spec: _Spec, unit: Unit, done: Array, wg: Array, scales: _Scales, sm: dict[str, Any]
+) -> Array:
+    """One warpgroup's rows of the weight times the unit's tokens, scaled, `[ROWS, tokens]`."""
+    # A warpgroup may lie beyond the last row
+    last = -(-spec.O // ROWS) * ROWS - ROWS
+    rows = pl.ds(jnp.minimum(spec.split.row(unit, wg), last), ROWS)
+    if spec.grouped:
+        own = _Scales(scales.weight.at[rows], None)
+        return _promoted(spec, unit, done, wg, own, sm)
+    y = (
+        _promoted(spec, unit, done, wg, None, sm)
+        if spec.promoted
+        else _summed(spec, unit, done, wg, sm)
+    )
+    return _scaled(y, scales.weight.at[rows], scales.tokens.at[pl.ds(unit.token, y.shape[1])])
+
+
+def _promoted(
+    spec: _Spec, unit: Unit, done: Array, wg: Array, own: _Scales | None, sm: dict[str, Any]
+) -> Array:
+    """Sums of slots, scaled where columns have scales of their own, added up in float32."""
+    shape = (ROWS, spec.tuning.tokens)
+
+    def step(t: Array, total: Array) -> Array:
+        slot = lax.rem(done + t, jnp.int32(spec.tuning.stages))
+        rows = None if own is None else _load(own.weight.at[:, unit.first + t], 1)
+        plgpu.barrier_wait(sm["full"].at[slot])
+
+        def multiply(acc: Any) -> Array:
+            plgpu.wgmma(acc, *_operands(slot, wg, sm))
+            return acc[...]
+
+        part = pl.run_scoped(multiply, plgpu.ACC(shape, spec.sums)).astype(jnp.float32)
+        if rows is not None:
+            part = _times(part, rows, _load(sm["scales"].at[slot], 0))
+        plgpu.barrier_arrive(sm["free"].at[slot])
+        return total + part
+
+    zeros = plgpu.layout_cast(jnp.full(shape, 0.0, jnp.float32), WGMMA)
+    return lax.fori_loop(0, unit.steps, step, zeros)
+
+
+def _summed(spec: _Spec, unit: Unit, done: Array, wg: Array, sm: dict[str, Any]) -> Array:
+    """Sums of all columns in the tensor cores. A slot is released one step late, while the next
+    product runs."""
+    stages = jnp.int32(spec.tuning.stages)
+
+    def multiply(acc):  # type: ignore[no-untyped-def]
+        @pl.loop(0, unit.steps)
+        def _(t):  # type: ignore[no-untyped-def]
+            slot = lax.rem(done + t, stages)
+            plgpu.barrier_wait(sm["full"].at[slot])
+            plgpu.wgmma(acc, *_operands(slot, wg, sm))
+            plgpu.wgmma_wait(1)
+            pl.when(t > 0)(
+                lambda: plgpu.barrier_arrive(sm["free"].at[lax.rem(done + t - 1, stages)])
+            )
+
+        return acc[...]
+
+    y = pl.run_scoped(multiply, plgpu.ACC((ROWS, spec.tuning.tokens), spec.sums))
+    plgpu.barrier_arrive(sm["free"].at[lax.rem(done + unit.steps - 1, stages)])
+    return y.astype(jnp.float32)
+
+
+def _operands(slot: Array, wg: Array, sm: dict[str, Any]) -> tuple[Any, Any]:
+    """A warpgroup's rows of a slot, and the slot's tokens."""
+    return sm["w"].at[slot, pl.ds(wg * ROWS, ROWS)], sm["x"].at[slot].T
+
+
+def _load(ref: Any, axis: int) -> Array:
+    """A vector along the rows (1) or the tokens (0) of a product."""
+    return plgpu.load(ref, layout=WGMMA.reduce(axis), optimized=False)
+
+
+def _scaled(y: Array, rows: Any, tokens: Any) -> Array:
+    return _times(y, _load(rows, 1), _load(tokens, 0))
+
+
+def _times(y: Array, rows: Array, tokens: Array) -> Array:
+    """y times the scales of its rows and of its tokens."""
+    across, down = (lax.broadcast_in_dim(each, y.shape, [axis]) for axis, each in enumerate((rows, tokens)))
+    return y * down * across

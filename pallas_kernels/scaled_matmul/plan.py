@@ -1,0 +1,47 @@
+"""Sizes of the Hopper kernel for a product."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from pallas_kernels.mosaic_units import ROWS, STAGED, shares_of
+
+SHARED_BYTES = 220 * 1024
+K = 128  # columns of a slot of the ring: a row of the 128-byte swizzle, and a block's scale
+TOKENS = (8, 16, 32, 64, 128, 256)  # widths of a product
+MOST_STAGES = 8
+PROMOTED = 128  # tokens up to which registers hold two sums
+
+
+class Tuning(NamedTuple):
+    """Sizes that change only speed.
+
+    Attributes:
+      tokens: tokens of a product.
+      warpgroups: warpgroups that multiply, each 64 rows of the weight.
+      stages: slots of the ring of copies.
+      shares: parts of the columns whose products are added afterwards.
+    """
+
+    tokens: int
+    warpgroups: int
+    stages: int
+    shares: int
+
+
+def tuning_of(T: int, O: int, I: int, grouped: bool) -> Tuning:  # noqa: E741
+    """Sizes for x `[T, I]` and a weight `[O, I]`, `grouped` if columns have scales of their own."""
+    most = PROMOTED if grouped else TOKENS[-1]
+    tokens = next((width for width in TOKENS if width >= min(T, most)), most)
+    warpgroups = 4 if tokens <= 64 else 2
+    blocks, bands = -(-O // (warpgroups * ROWS)), -(-T // tokens)
+    # A step of 8 bits moves twice the bytes of one of 4, for which shares are counted
+    shares = shares_of(blocks, bands, -(-I // K), tokens * warpgroups // 2)
+    return Tuning(tokens, warpgroups, stages_of(tokens, warpgroups), shares)
+
+
+def stages_of(tokens: int, warpgroups: int) -> int:
+    """Slots that fit beside the staged result."""
+    slot = (tokens + warpgroups * ROWS) * K + 4 * tokens
+    staged = 2 * min(tokens, STAGED) * ROWS * warpgroups
+    return min(MOST_STAGES, (SHARED_BYTES - staged) // slot)
