@@ -62,6 +62,26 @@ CASES = (
     ),
 )
 
+# What the Hopper kernel takes
+KERNEL_CASES = (
+    Case(name="one token", tokens=1, outputs=64, columns=256),
+    Case(name="rows that no block divides", tokens=20, outputs=200, columns=640),
+    Case(name="a given scale", tokens=9, outputs=136, columns=384, inputs="given"),
+    Case(name="blocks", tokens=70, outputs=328, columns=512, group=128, inputs="group"),
+    Case(name="blocks, tokens", tokens=300, outputs=64, columns=256, group=128),
+    Case(name="two bands", tokens=600, outputs=320, columns=384),
+    Case(name="integers", tokens=100, outputs=72, columns=384, integers=True),
+    Case(name="many integers", tokens=300, outputs=192, columns=256, integers=True),
+)
+
+# (O, I) of a layer of Qwen2.5-7B
+MODEL_SHAPES = {
+    "gate_up": (37888, 3584),
+    "down": (3584, 18944),
+    "qkv": (4608, 3584),
+    "o": (3584, 3584),
+}
+
 
 class Inputs(NamedTuple):
     """x and the scaled weight of a case."""

@@ -170,9 +170,7 @@ def _scratch(spec: _Spec) -> dict[str, Any]:
     return ring | spec.split.staged
 
 
-def _fill(
-    spec: _Spec, given: tuple[Any, ...], unit: Unit, done: Array, sm: dict[str, Any]
-) -> None:
+def _fill(spec: _Spec, given: tuple[Any, ...], unit: Unit, done: Array, sm: dict[str, Any]) -> None:
     """Fill the ring with one unit's rows of the weight, its tokens, and scales of groups."""
     x_ref, w_ref, scales_ref = given
     height = spec.split.height
@@ -225,6 +223,7 @@ def _promoted(
         part = pl.run_scoped(multiply, plgpu.ACC(shape, spec.sums)).astype(jnp.float32)
         if rows is not None:
             part = _times(part, rows, _load(sm["scales"].at[slot], 0))
+            plgpu.commit_smem()  # the next copy comes after this read
         plgpu.barrier_arrive(sm["free"].at[slot])
         return total + part
 
@@ -271,5 +270,7 @@ def _scaled(y: Array, rows: Any, tokens: Any) -> Array:
 
 def _times(y: Array, rows: Array, tokens: Array) -> Array:
     """y times the scales of its rows and of its tokens."""
-    across, down = (lax.broadcast_in_dim(each, y.shape, [axis]) for axis, each in enumerate((rows, tokens)))
+    across, down = (
+        lax.broadcast_in_dim(each, y.shape, [axis]) for axis, each in enumerate((rows, tokens))
+    )
     return y * down * across

@@ -1,0 +1,219 @@
+"""The scaled product's kernel for Hopper in the interpreter and on a card, and its sizes."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import ml_dtypes
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pallas_kernels.mosaic_units import PROCESSORS, ROWS, STAGED
+from pallas_kernels.scaled_matmul import BACKENDS, backend_for, mosaic_gpu, plan, scaled_matmul
+from pallas_kernels.scaled_matmul.cases import (
+    KERNEL_CASES,
+    MODEL_SHAPES,
+    Case,
+    Inputs,
+    expected,
+    inputs,
+)
+from pallas_kernels.scaled_matmul.plan import Tuning
+from tests.pallas_kernels.places import (
+    CARD,
+    launch_options,
+    pick,
+    places,
+    poison_outputs,
+    relative_error,
+)
+
+ERROR = 2.5e-3  # one rounding to bfloat16
+SMALL = {
+    "rows, two shares": (Case(name="", tokens=3, outputs=128, columns=384), Tuning(8, 1, 2, 2)),
+    "rows cut off": (
+        Case(name="", tokens=20, outputs=72, columns=256, inputs="given"),
+        Tuning(16, 2, 2, 1),
+    ),
+    "blocks": (
+        Case(name="", tokens=9, outputs=136, columns=384, group=128, inputs="group"),
+        Tuning(16, 1, 2, 1),
+    ),
+    "integers": (
+        Case(name="", tokens=9, outputs=64, columns=256, integers=True),
+        Tuning(16, 1, 2, 1),
+    ),
+}
+
+
+def arrays(case: Case) -> Inputs:
+    """The inputs of a case, x as bfloat16 has it."""
+    given = inputs(case)
+    return given._replace(x=given.x.astype(ml_dtypes.bfloat16).astype(np.float32))
+
+
+@functools.cache
+def compiled(group: int, rounding: str, tuning: Tuning | None, place: str) -> Any:
+    options = launch_options(place)
+    return jax.jit(
+        lambda x, w, s, own: mosaic_gpu.scaled_matmul(
+            x, w, s, group, rounding, own, tuning=tuning, **options
+        )
+    )
+
+
+def launched(place: str, case: Case, given: Inputs, tuning: Tuning | None = None) -> np.ndarray:
+    """The kernel's product, with an output that starts as NaN."""
+    poison_outputs(place, jax.ShapeDtypeStruct((case.tokens, case.outputs), jnp.bfloat16))
+    run = compiled(case.group or case.columns, case.inputs, tuning, place)
+    x = jnp.asarray(given.x, jnp.bfloat16)
+    return np.asarray(run(x, given.weight, given.scale, given.given))
+
+
+@places
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=[] if name in ("rows, two shares", "blocks") else pytest.mark.slow)
+        for name in SMALL
+    ],
+)
+def test_the_product_is_that_of_the_definition(place: str, name: str) -> None:
+    case, sizes = SMALL[name]
+    got = launched(place, case, arrays(case), pick(place, sizes, None))
+    assert got.shape == (case.tokens, case.outputs) and got.dtype == jnp.bfloat16
+    assert relative_error(got, expected(case, arrays(case))) < ERROR
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", KERNEL_CASES, ids=lambda case: case.name)
+def test_every_case_is_right_in_the_interpreter(case: Case) -> None:
+    got = launched("interpreter", case, arrays(case))
+    assert relative_error(got, expected(case, arrays(case))) < ERROR
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("case", KERNEL_CASES, ids=lambda case: case.name)
+def test_every_case_is_right_on_a_card(case: Case) -> None:
+    got = launched(CARD, case, arrays(case))
+    assert relative_error(got, expected(case, arrays(case))) < 2 * ERROR
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("rows", [1, 16, 64, 100, 256, 300])
+@pytest.mark.parametrize("kind", ["rows", "blocks", "integers"])
+@pytest.mark.parametrize("product", MODEL_SHAPES)
+def test_a_models_shape_equals_the_reference_on_a_card(product: str, kind: str, rows: int) -> None:
+    O, I = MODEL_SHAPES[product]  # noqa: E741
+    group, rounding = (128, "group") if kind == "blocks" else (None, "token")
+    case = Case(
+        name="",
+        tokens=rows,
+        outputs=O,
+        columns=I,
+        group=group,
+        inputs=rounding,
+        integers=kind == "integers",
+    )
+    given = arrays(case)
+    wanted = scaled_matmul(
+        jnp.asarray(given.x),  # float32: exact
+        given.weight,
+        given.scale,
+        group=group or I,
+        inputs=rounding,
+        backend="reference",
+    )
+    assert relative_error(launched(CARD, case, given), wanted) < 2 * ERROR
+
+
+@pytest.mark.gpu
+def test_a_row_gives_the_same_bits_in_any_batch_of_one_size_on_a_card() -> None:
+    case = Case(name="", tokens=64, outputs=4608, columns=3584)
+    given = arrays(case)
+    turned = given._replace(x=np.roll(given.x, 7, axis=0))
+    both = (launched(CARD, case, each).astype(np.float32) for each in (given, turned))
+    first, second = both
+    np.testing.assert_array_equal(np.roll(first, 7, axis=0), second)
+
+
+def test_tokens_beyond_the_last_do_not_reach_others() -> None:
+    case, sizes = SMALL["rows, two shares"]
+    given = arrays(case)
+    dirty = given.x.copy()
+    dirty[1] = np.nan
+    found = launched("interpreter", case, given._replace(x=dirty), sizes).astype(np.float32)
+    clean = launched("interpreter", case, given, sizes).astype(np.float32)
+    np.testing.assert_array_equal(found[[0, 2]], clean[[0, 2]])
+    assert np.isnan(found[1]).all()
+
+
+@given(
+    T=st.integers(1, 9000),
+    O=st.integers(1, 5000).map(lambda x: 8 * x),
+    I=st.integers(1, 200).map(lambda x: 128 * x),
+    grouped=st.booleans(),
+)
+@settings(max_examples=60)
+def test_any_sizes_have_a_plan_that_fits_the_card(T: int, O: int, I: int, grouped: bool) -> None:  # noqa: E741
+    sizes = plan.tuning_of(T, O, I, grouped)
+    assert sizes.tokens in plan.TOKENS and (not grouped or sizes.tokens <= plan.PROMOTED)
+    slot = (sizes.tokens + sizes.warpgroups * ROWS) * plan.K + 4 * sizes.tokens
+    staged = 2 * min(sizes.tokens, STAGED) * ROWS * sizes.warpgroups
+    assert sizes.stages >= 3 and sizes.stages * slot + staged <= plan.SHARED_BYTES
+    assert 1 <= sizes.shares <= I // plan.K
+
+
+@pytest.mark.parametrize("rows", [1, 16, 64])
+@pytest.mark.parametrize("product", MODEL_SHAPES)
+def test_most_processors_stream_a_models_weights_at_decode(product: str, rows: int) -> None:
+    """Slots of the busiest processor against the mean."""
+    O, I = MODEL_SHAPES[product]  # noqa: E741
+    sizes = plan.tuning_of(rows, O, I, False)
+    spec = mosaic_gpu._Spec(rows, O, I, jnp.bfloat16, jnp.float8_e4m3fn, False, sizes, None).split
+    busy = [0] * PROCESSORS
+    for unit in range(spec.units):
+        beyond = max(0, unit - spec.whole) % sizes.shares
+        edges = [spec.steps * (beyond + i) // sizes.shares for i in range(2)]
+        busy[unit % PROCESSORS] += spec.steps if unit < spec.whole else edges[1] - edges[0]
+    assert sum(busy) == spec.down * spec.steps
+    assert max(busy) * PROCESSORS < 1.7 * sum(busy)
+
+
+W8, SCALE = jnp.ones((128, 256), jnp.float8_e4m3fn), jnp.ones((128, 1))
+
+
+@pytest.mark.parametrize(
+    ("x", "w", "group", "inputs", "message"),
+    [
+        ((0, 256), W8, 256, "token", r"x \[T, I\] and w \[O, I\]"),
+        ((2, 256), W8, 256, "plain", "x bfloat16 plain"),
+        ((2, 256), W8.astype(jnp.bfloat16), 256, "token", "w bfloat16"),
+        ((2, 256), W8[:12], 256, "token", "O a multiple of 8"),
+        ((2, 192), W8[:, :192], 192, "token", "I of 128"),
+        ((2, 256), W8, 64, "group", "groups of 128 columns, got 64"),
+    ],
+    ids=["rows", "plain", "type", "outputs", "columns", "group"],
+)
+def test_what_the_kernel_does_not_take_is_refused_with_the_reason(
+    x: tuple[int, ...], w: jax.Array, group: int, inputs: str, message: str
+) -> None:
+    scale = jnp.ones((w.shape[0], w.shape[1] // group))
+    with pytest.raises(ValueError, match=message):
+        BACKENDS["mosaic_gpu"](jnp.zeros(x, jnp.bfloat16), w, scale, group, inputs)
+
+
+def test_the_kernel_is_chosen_for_few_rows_and_for_groups() -> None:
+    def chosen(rows: int, groups: int, wanted: str = "mosaic_gpu") -> str:
+        x, scale = jnp.zeros((rows, 256), jnp.bfloat16), jnp.ones((128, groups))
+        return backend_for(wanted, x, W8, scale, 256 // groups, "token")
+
+    assert [chosen(rows, 1) for rows in (1, 64, 65)] == ["mosaic_gpu", "mosaic_gpu", "reference"]
+    assert chosen(65, 2) == "mosaic_gpu"
+    assert chosen(1, 4) == "reference"  # groups of 64
+    assert chosen(1, 1, "mosaic_tpu") == chosen(1, 1, "reference") == "reference"
