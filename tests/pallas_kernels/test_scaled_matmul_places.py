@@ -153,6 +153,37 @@ def test_tokens_beyond_the_last_do_not_reach_others() -> None:
     assert np.isnan(found[1]).all()
 
 
+@pytest.mark.parametrize(
+    ("rows", "group", "dtype"),
+    [
+        (1, 3584, "float8_e4m3fn"),
+        (2048, 128, "float8_e4m3fn"),
+        *(
+            pytest.param(*each, marks=pytest.mark.slow)
+            for each in (
+                (64, 128, "float8_e4m3fn"),
+                (100, 3584, "float8_e4m3fn"),
+                (256, 3584, "float8_e4m3fn"),
+                (64, 3584, "int8"),
+                (300, 3584, "int8"),
+            )
+        ),
+    ],
+)
+def test_the_kernel_lowers_for_cuda(rows: int, group: int, dtype: str) -> None:
+    x, w, s = (
+        jax.ShapeDtypeStruct(shape, kind)
+        for shape, kind in (
+            ((rows, 3584), jnp.bfloat16),
+            ((4608, 3584), dtype),
+            ((4608, 3584 // group), jnp.float32),
+        )
+    )
+    run = jax.jit(lambda x, w, s: mosaic_gpu.scaled_matmul(x, w, s, group, "token"))
+    text = run.trace(x, w, s).lower(lowering_platforms=("cuda",)).as_text()
+    assert text.count("mosaic_gpu_v2") == 1
+
+
 @given(
     T=st.integers(1, 9000),
     O=st.integers(1, 5000).map(lambda x: 8 * x),

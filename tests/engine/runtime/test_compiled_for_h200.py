@@ -149,6 +149,17 @@ def test_products_of_8_bits_are_cublas_own(
     assert report["calls"][call] == 2 * 4 + head, report["calls"]
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("wish", ["fp8", "int8"])
+def test_products_of_few_rows_in_8_bits_are_the_kernels(wish: str, compiler: Compiler) -> None:
+    given = {"model": "llama-3.1-8b", "kind": "decode", "places": [0]}
+    (plain,) = compiler.reports(**given)
+    (report,) = compiler.reports(**given, quantization=wish)
+    check("llama-3.1-8b", [report], LIMITS["decode"])
+    added = report["calls"]["mosaic_gpu_v2"] - plain["calls"]["mosaic_gpu_v2"]
+    assert added == 2 * 4 and not any("cublas" in call for call in report["calls"])
+
+
 @pytest.mark.parametrize("kind", OTHERS)
 def test_what_runs_beside_forwards_compiles_and_keeps_its_buffers(
     kind: str, compiler: Compiler
