@@ -27,7 +27,8 @@ from benchmarks.record import finish, parser
 from benchmarks.shapes import engine_options
 from jaxllm import LLM
 from jaxllm.engine.runtime.lattice import forward_key
-from jaxllm.engine.startup.start import reserve_memory, use_compilation_cache
+from jaxllm.engine.startup.device_client import reserve_memory
+from jaxllm.engine.startup.start import use_compilation_cache
 
 type Row = dict[str, Any]
 

@@ -67,9 +67,9 @@ def prepared(model: str, options: dict[str, Any]) -> tuple[Setup, tuple[jax.Arra
     from jaxllm.cache.kv import zeros_of
     from jaxllm.config import EngineConfig
     from jaxllm.engine.runtime.lattice import weight_leaves
+    from jaxllm.engine.startup.device_client import reserve_memory
     from jaxllm.engine.startup.resolve import resolve
     from jaxllm.engine.startup.sizing import abstract_pages
-    from jaxllm.engine.startup.start import reserve_memory
     from jaxllm.locate import locate
     from jaxllm.mesh import make_mesh
 

@@ -206,6 +206,8 @@ class EngineConfig:
     max_stall_ms: float | None = None
     # A request's tokens do not depend on the batch around it; slower
     batch_invariant: bool = False
+    # An engine that sleeps returns its GPU memory to the driver, for other processes
+    enable_sleep_mode: bool = False
     enforce_eager: bool = False  # compile on first use instead of at start
     compilation_cache_dir: str | None = None
     # One of ATTENTION_BACKENDS; None: the fastest of the device that takes the model

@@ -27,7 +27,7 @@ class Sleep:
     """
 
     def __init__(self, parts: Started, scheduler: Scheduler, busy: Callable[[], bool]):
-        self._runner, self._source = parts.runner, parts.weights
+        self._runner, self._source, self._give_back = parts.runner, parts.weights, parts.give_back
         self._scheduler, self._busy = scheduler, busy
         self.level = 0
 
@@ -54,6 +54,7 @@ class Sleep:
         self._runner.sleep(keep_weights=level == 1)
         self.level = level
         gc.collect()  # arrays in cycles hold memory too
+        self._give_back()
 
     def wake_up(self) -> None:
         """Take the memory again; nothing happens to an engine that is awake. Dropped weights are

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from jaxllm import weights
 from jaxllm.config import EngineConfig
+from jaxllm.engine.startup.device_client import reserve_as
 from jaxllm.engine.startup.report import Rows, decided_rows
 from jaxllm.engine.startup.resolve import resolve
 from jaxllm.engine.startup.sizing import with_workspace
-from jaxllm.engine.startup.start import read_model, reserve_memory
+from jaxllm.engine.startup.start import read_model
 from jaxllm.mesh import make_mesh
 
 
@@ -15,7 +16,7 @@ def check_fit(config: EngineConfig) -> Rows:
     """The decisions of a start, by an estimate of the largest step where a start would measure it.
     Raises ConfigError when it cannot work."""
     config, model_dir, spec = read_model(config)
-    reserve_memory(config.gpu_memory_utilization)
+    reserve_as(config)
     mesh = make_mesh(config.tensor_parallel_size)
     setup = resolve(config, model_dir, mesh, spec)
     weights.check(model_dir, setup.spec, mesh, setup.dtype, config.load_format)

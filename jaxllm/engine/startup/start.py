@@ -4,10 +4,10 @@ report."""
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from importlib.metadata import entry_points
+from functools import partial
 from pathlib import Path
 
 import jax
@@ -23,6 +23,7 @@ from jaxllm.engine.runtime.pooling_runner import PoolingRunner
 from jaxllm.engine.runtime.runner import Runner
 from jaxllm.engine.runtime.state import MAX_STOP_IDS
 from jaxllm.engine.startup.compile_workers import CompileWorkers, WorkerSpec, early_count
+from jaxllm.engine.startup.device_client import give_back, may_use_cuda, reserve_as
 from jaxllm.engine.startup.pin_host_memory import pinning
 from jaxllm.engine.startup.report import Report, link_rows, table_rows
 from jaxllm.engine.startup.resolve import Setup, resolve
@@ -50,13 +51,18 @@ ENCODER_PAGES = 2**14
 
 @dataclass(frozen=True)
 class Started:
-    """The parts of an `Engine`."""
+    """The parts of an `Engine`.
+
+    Attributes:
+        give_back: returns device memory that is free to the driver, where the engine may.
+    """
 
     resolved: Resolved
     runner: Runner | PoolingRunner
     tokenizer: Tokenizer | None
     grammars: Grammars
     weights: WeightSource
+    give_back: Callable[[], None]
 
 
 class WeightSource:
@@ -96,7 +102,7 @@ def start(
     """Load, compile and warm up. Raises ConfigError before any loading when it cannot work."""
     config, model_dir, spec = read_model(config)
     use_compilation_cache(config.compilation_cache_dir)
-    reserve_memory(config.gpu_memory_utilization)
+    reserve_as(config)
     eos_ids = end_ids(spec)
     with CompileWorkers(_early_workers(config)) as workers:
         # JAX takes seconds to find GPUs, mostly without Python's lock
@@ -133,7 +139,15 @@ def start(
         + pinned.rows
         + link_rows(setup, runner),
     )
-    return Started(setup.resolved, runner, tokenizer, grammars, WeightSource(setup, config))
+    sleepers = mesh.devices.flat if config.enable_sleep_mode else ()
+    return Started(
+        setup.resolved,
+        runner,
+        tokenizer,
+        grammars,
+        WeightSource(setup, config),
+        partial(give_back, sleepers),
+    )
 
 
 def read_model(config: EngineConfig) -> tuple[EngineConfig, Path, ModelSpec]:
@@ -170,33 +184,6 @@ def use_compilation_cache(directory: str | None) -> None:
     jax.config.update("jax_compilation_cache_dir", str(path))
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
     jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
-
-
-def reserve_memory(fraction: float) -> None:
-    """Set the share of device memory that JAX's NVIDIA client takes when it is made. Clients of
-    other platforms have no such option.
-
-    Raises ConfigError when an engine in this process has set another share.
-    """
-    if not may_use_cuda():
-        return
-    before = jax.config.jax_pjrt_client_create_options
-    wanted = {"memory_fraction": fraction}
-    if before and before != wanted:
-        raise ConfigError(
-            f"this process has taken its share of the device's memory already ({before}); "
-            "use the same gpu_memory_utilization, or a process of its own"
-        )
-    jax.config.update("jax_pjrt_client_create_options", wanted)
-
-
-def may_use_cuda() -> bool:
-    """Whether JAX will try NVIDIA GPUs: its CUDA plugin is installed, and no other platform was
-    chosen."""
-    asked = jax.config.jax_platforms
-    if asked and not {"cuda", "gpu"} & set(asked.split(",")):
-        return False
-    return any("cuda" in plugin.name for plugin in entry_points(group="jax_plugins"))
 
 
 def read_tokenizer(

@@ -79,7 +79,6 @@ ACCEPTED: dict[str, Accepted] = {
     "override-pooler-config": refused("--pooler-config"),
     "limit-mm-per-prompt": Accepted(ANY, NO_MEDIA),
     "mm-processor-kwargs": refused(NO_MEDIA),
-    "enable-sleep-mode": refused_switch("the server cannot sleep yet"),
     # Memory and scheduler
     "calculate-kv-scales": refused_switch("scales are a token's and head's, or the checkpoint's"),
     "kv-transfer-config": refused("prompts and tokens are computed in one place"),

@@ -70,6 +70,8 @@ ENGINE_FLAGS: dict[str, dict[str, str]] = {
         "kv_offloading_size": "GiB of host memory for cached prefixes that do not fit the KV pool",
         "kv_events_config": "JSON object with vLLM's keys (enable_kv_cache_events, endpoint, "
         "replay_endpoint, topic …): publish what the prefix cache holds over ZeroMQ",
+        "enable_sleep_mode": "an engine that sleeps returns its GPU memory to the driver, for "
+        "other processes",
         "enable_prefix_caching": "share the KV pages of equal beginnings of prompts",
     },
     "Scheduler": {

@@ -7,7 +7,6 @@ import os
 import shutil
 from collections.abc import Iterator
 from dataclasses import replace
-from importlib.metadata import EntryPoint
 from pathlib import Path
 
 import jax
@@ -15,66 +14,18 @@ import pytest
 
 from jaxllm.config import ConfigError, EngineConfig
 from jaxllm.engine.runtime.compilation.executables import Executables
-from jaxllm.engine.startup import start
+from jaxllm.engine.startup import device_client, start
 from jaxllm.engine.startup.report import Report
 from jaxllm.engine.startup.resolve import resolve
 from jaxllm.engine.startup.sizing import make_programs
 from jaxllm.engine.startup.start import (
-    may_use_cuda,
     read_tokenizer,
-    reserve_memory,
     use_compilation_cache,
 )
 from jaxllm.grammar.matcher import Matchers
 from jaxllm.locate import locate
 from jaxllm.mesh import make_mesh
 from tests.goldens.golden import load_golden
-
-
-@pytest.fixture
-def cuda_installed(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """A machine with JAX's CUDA plugin on which no platform was chosen and no client exists."""
-    plugin = EntryPoint("xla_cuda13", "jax_plugins.xla_cuda13", "jax_plugins")
-    monkeypatch.setattr(
-        start, "entry_points", lambda group: [plugin] if group == "jax_plugins" else []
-    )
-    before = jax.config.jax_platforms, jax.config.jax_pjrt_client_create_options
-    jax.config.update("jax_platforms", None)
-    jax.config.update("jax_pjrt_client_create_options", None)
-    yield
-    jax.config.update("jax_platforms", before[0])
-    jax.config.update("jax_pjrt_client_create_options", before[1])
-
-
-@pytest.mark.usefixtures("cuda_installed")
-@pytest.mark.parametrize("platforms", [None, "cuda", "cuda,cpu"])
-def test_a_cuda_client_is_told_its_share(platforms: str | None) -> None:
-    jax.config.update("jax_platforms", platforms)
-    reserve_memory(0.9)
-    assert jax.config.jax_pjrt_client_create_options == {"memory_fraction": 0.9}
-
-
-@pytest.mark.usefixtures("cuda_installed")
-def test_another_share_in_the_same_process_is_refused() -> None:
-    reserve_memory(0.9)
-    reserve_memory(0.9)
-    with pytest.raises(ConfigError, match="has taken its share"):
-        reserve_memory(0.5)
-
-
-@pytest.mark.usefixtures("cuda_installed")
-@pytest.mark.parametrize("platforms", ["cpu", "tpu,cpu"])
-def test_other_platforms_clients_get_no_options_that_they_do_not_know(platforms: str) -> None:
-    jax.config.update("jax_platforms", platforms)
-    reserve_memory(0.9)
-    assert jax.config.jax_pjrt_client_create_options is None
-
-
-def test_without_the_cuda_plugin_there_is_no_cuda(
-    cuda_installed: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(start, "entry_points", lambda group: [])
-    assert not may_use_cuda()
 
 
 def test_a_cache_that_others_may_write_to_is_refused_where_it_was_asked_for(tmp_path: Path) -> None:
@@ -191,7 +142,7 @@ def test_workers_are_for_a_start_that_has_many_programs_to_make(tiny_dir: str, c
 def test_without_the_cuda_plugin_no_worker_begins_early(
     cuda_installed: None, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(start, "entry_points", lambda group: [])
+    monkeypatch.setattr(device_client, "entry_points", lambda group: [])
     assert start._early_workers(EngineConfig(model="demo")) == 0
 
 

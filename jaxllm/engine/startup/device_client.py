@@ -1,0 +1,89 @@
+"""How JAX's NVIDIA client takes device memory, and how it gives it back."""
+
+from __future__ import annotations
+
+import ctypes
+import logging
+from collections.abc import Iterable
+from importlib.metadata import entry_points
+from typing import Any
+
+import jax
+
+from jaxllm.config import ConfigError, EngineConfig
+
+logger = logging.getLogger("jaxllm")
+
+# Memory of the driver's pool, which other processes get when it is trimmed; the usual allocator
+# never returns what it has taken
+GIVES_BACK = {"allocator": "cuda_async", "preallocate": False}
+
+
+def reserve_memory(fraction: float, gives_back: bool = False) -> None:
+    """Set the share of device memory that JAX's NVIDIA client takes when it is made, and whether
+    `give_back` can return it. Clients of other platforms have no such options.
+
+    Raises ConfigError when an engine in this process has set others.
+    """
+    if not may_use_cuda():
+        return
+    before = jax.config.jax_pjrt_client_create_options
+    wanted = {"memory_fraction": fraction} | (GIVES_BACK if gives_back else {})
+    if before and before != wanted:
+        raise ConfigError(
+            f"this process has taken its share of the device's memory already ({before}); "
+            "use the same gpu_memory_utilization and enable_sleep_mode, or a process of its own"
+        )
+    jax.config.update("jax_pjrt_client_create_options", wanted)
+
+
+def reserve_as(config: EngineConfig) -> None:
+    """`reserve_memory` as the configuration wants it."""
+    reserve_memory(config.gpu_memory_utilization, config.enable_sleep_mode)
+
+
+def may_use_cuda() -> bool:
+    """Whether JAX will try NVIDIA GPUs: its CUDA plugin is installed, and no other platform was
+    chosen."""
+    asked = jax.config.jax_platforms
+    if asked and not {"cuda", "gpu"} & set(asked.split(",")):
+        return False
+    return any("cuda" in plugin.name for plugin in entry_points(group="jax_plugins"))
+
+
+def give_back(devices: Iterable[jax.Device]) -> None:
+    """Return to the driver what the allocators of these GPUs hold free.
+
+    Frees are in the order of streams, so all work is waited for first. A driver that refuses
+    leaves the memory with this process, with a warning.
+    """
+    ordinals = [device.local_hardware_id for device in devices if device.platform == "gpu"]
+    if ordinals:
+        driver = ctypes.CDLL("libcuda.so.1")
+        for ordinal in ordinals:
+            _trim(driver, ordinal)
+
+
+def _trim(driver: ctypes.CDLL, ordinal: int) -> None:
+    """Through CUDA's driver API; XLA's cuda_async allocator takes from the default pool."""
+    device, context, pool = ctypes.c_int(), ctypes.c_void_p(), ctypes.c_void_p()
+    calls: list[tuple[Any, ...]] = [
+        ("cuDeviceGet", ctypes.byref(device), ordinal),
+        ("cuDevicePrimaryCtxRetain", ctypes.byref(context), device),
+        ("cuCtxPushCurrent_v2", context),
+        ("cuCtxSynchronize",),
+        ("cuDeviceGetDefaultMemPool", ctypes.byref(pool), device),
+        ("cuMemPoolTrimTo", pool, ctypes.c_size_t(0)),
+        ("cuCtxPopCurrent_v2", ctypes.byref(context)),
+        ("cuDevicePrimaryCtxRelease_v2", device),
+    ]
+    for name, *arguments in calls:
+        code = getattr(driver, name)(*arguments)
+        if code:
+            logger.warning(
+                "memory of GPU %d stays with this process: %s returned error %d of CUDA",
+                ordinal,
+                name,
+                code,
+            )
+            return
