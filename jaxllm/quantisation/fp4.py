@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import ml_dtypes
 import numpy as np
 
 from jaxllm.config import ConfigError
@@ -48,8 +49,8 @@ class Fp4Matrix(PackedTensor):
     def scales(self, arrays: Sequence[np.ndarray], rows: slice) -> np.ndarray:
         """`[rows, G]`, float32. Raises ConfigError."""
         own, stored = self.parts[1], arrays[1][rows]
-        if stored.dtype == np.uint8:
-            return powers(own, stored)
+        if stored.dtype in (np.uint8, ml_dtypes.float8_e8m0fnu):
+            return powers(own, np.ascontiguousarray(stored).view(np.uint8))
         scales = stored.astype(np.float32)
         check_scales(own, scales)
         if not self.whole:
@@ -60,7 +61,10 @@ class Fp4Matrix(PackedTensor):
                 f"{self.parts[2].name} is {number}; it is finite and above 0: download or convert "
                 "the checkpoint again"
             )
-        return scales * number if self.whole == "times" else scales / number
+        with np.errstate(over="ignore"):
+            scales = scales * number if self.whole == "times" else scales / number
+        check_scales(own, scales)
+        return scales
 
     def unpack(self, arrays: Sequence[np.ndarray], bounds: Bounds) -> np.ndarray:
         rows, (left, right) = slice(*bounds[0]), bounds[1]

@@ -27,7 +27,7 @@ from jaxllm.quantisation.grouped import (
     fields,
     size,
 )
-from jaxllm.quantisation.scheme import Bounds, Header, PackedPart
+from jaxllm.quantisation.scheme import Bounds, Header, PackedPart, Stored
 from jaxllm.quantisation.weight_format import WeightFormat
 
 BITS = (4, 8)
@@ -96,12 +96,12 @@ class PackQuantized:
 
     def tensors(self, stored: Mapping[str, Header]) -> Iterator[PackedMatrix]:
         for name, found in stored.items():
-            if not name.endswith(f".{PACKED}") or len(found.shape) != 2:
-                continue
+            if not name.endswith(f".{PACKED}") or len(found.shape) != 2 or found.dtype == "U8":
+                continue  # 4-bit floats are bytes
             module, (rows, words) = name.removesuffix(f".{PACKED}"), found.shape
             groups = size(stored, f"{module}.{SCALE}", 1)
             bits, group = self._grouping(words, groups)
-            columns = words * WORD // bits
+            columns = _columns(f"{module}.{SHAPE}", stored, words * WORD // bits, WORD // bits)
             count = -(-columns // group)
             shapes = {
                 PACKED: ((rows, words), I32),
@@ -123,6 +123,16 @@ class PackQuantized:
         sizes = [(each.bits, each.group or words * WORD // each.bits) for each in self.groupings]
         fit = [own for own in sizes if -(-words * WORD // own[0] // own[1]) == groups]
         return (fit or sizes)[0]
+
+
+def _columns(name: str, stored: Mapping[str, Header], most: int, each: int) -> int:
+    """The columns that the shape in a file says, where words of `each` numbers hold `most` of
+    them."""
+    found = stored.get(name)
+    if found is None or found.shape != (2,) or not isinstance(stored, Stored):
+        return most
+    columns = int(stored.read(name)[1])
+    return columns if most - each < columns <= most else most
 
 
 def read(groups: Mapping[str, Mapping[str, Any]]) -> PackQuantized:

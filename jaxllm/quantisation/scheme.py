@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -25,6 +25,14 @@ class Header(Protocol):
 
     @property
     def shape(self) -> tuple[int, ...]: ...
+
+
+class Stored(dict[str, Header]):
+    """Headers by name, of tensors whose values can be read: some formats have shapes there."""
+
+    def __init__(self, headers: Mapping[str, Header], read: Callable[[str], np.ndarray]):
+        super().__init__(headers)
+        self.read = read
 
 
 @dataclass(frozen=True)

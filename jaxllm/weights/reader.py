@@ -9,7 +9,10 @@ from collections.abc import Callable, Container
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from jaxllm.quantisation import PackedPart, PackedTensor, Scheme, WeightFormat
+from jaxllm.quantisation.scheme import Stored
 from jaxllm.tensors import Deferred
 from jaxllm.weights import sources
 from jaxllm.weights.sources import safetensors
@@ -76,7 +79,7 @@ class Checkpoint:
     def unpack(self, scheme: Scheme, held: Container[str] = ()) -> None:
         """Know the tensors that `scheme` packs as they are when they are unpacked; those of `held`
         as their leaves."""
-        found = list(scheme.tensors(self.entries))
+        found = list(scheme.tensors(Stored(self.entries, self._array)))
         self.formats = {tensor.name: tensor.format for tensor in found}
         leaves = [tensor.leaves() if tensor.name in held else (tensor,) for tensor in found]
         packed = [leaf for own in leaves for leaf in own]
@@ -113,6 +116,9 @@ class Checkpoint:
             return self._tensor(name)
         arrays: list[Any] = [self._tensor(part.name) for part in tensor.parts]
         return Deferred(tensor.shape, functools.partial(tensor.unpack, arrays))
+
+    def _array(self, name: str) -> np.ndarray:
+        return np.asarray(self._tensor(name))
 
     def _tensor(self, name: str) -> Tensor:
         return self._home[name].tensor(self._stored.get(name, name))

@@ -9,7 +9,7 @@ from types import MappingProxyType
 from typing import Any
 
 from jaxllm.config import ConfigError
-from jaxllm.quantisation import packed_groups, scaled_groups
+from jaxllm.quantisation import fp4_groups, packed_groups, scaled_groups
 from jaxllm.quantisation.scheme import Header, PackedTensor, Scheme
 from jaxllm.quantisation.weight_format import WeightFormat
 
@@ -22,6 +22,7 @@ FORMATS: Mapping[str, Callable[[Groups], Scheme]] = MappingProxyType(
             ("float-quantized", "int-quantized", "naive-quantized"), scaled_groups.read
         ),
         "pack-quantized": packed_groups.read,
+        **dict.fromkeys(("nvfp4-pack-quantized", "mxfp4-pack-quantized"), fp4_groups.read),
     }
 )
 
