@@ -134,7 +134,17 @@ def test_tensors_of_other_types_are_left_as_they_are() -> None:
 
 
 def test_schemes_are_found_by_their_files() -> None:
-    known = ["auto-round", "awq", "compressed-tensors", "fp8", "gguf", "gptq", "modelopt", "mxfp4"]
+    known = [
+        "auto-round",
+        "awq",
+        "bitsandbytes",
+        "compressed-tensors",
+        "fp8",
+        "gguf",
+        "gptq",
+        "modelopt",
+        "mxfp4",
+    ]
     assert methods() == known
     assert read_scheme("fp8", {"weight_block_size": [128, 64]}).title == "fp8 in blocks of 128 × 64"
     with pytest.raises(ConfigError, match=f"methods that are read are {', '.join(known)}"):
