@@ -11,7 +11,7 @@ from pallas_kernels.all_reduce.group import Inbox as Inbox
 from pallas_kernels.all_reduce.group import Layout as Layout
 from pallas_kernels.backends import Backends
 
-NAMES = ("reference",)
+NAMES = ("reference", "mosaic_gpu_peers")
 ADD_NORM = Backends(__name__, "add_norm", NAMES)
 ALL_REDUCE = Backends(__name__, "all_reduce", NAMES)
 GATHER = Backends(__name__, "gather", NAMES)
