@@ -160,7 +160,7 @@ def _added(group: Group, part: Array, layout: Any, at: tuple[Row, Region], x_ref
     devices need no order."""
     x = None if x_ref is None else _load(x_ref, layout)
     take_some = functools.partial(take, part.shape, part.dtype, layout, *at)
-    total = part.astype(jnp.float32) if group.devices == 2 else None
+    total: Any = part.astype(jnp.float32) if group.devices == 2 else None
     words = part.shape[0] * part.dtype.itemsize // (4 * LANES)
     for slots in [[0]] if group.devices == 2 else _at_once(group.devices, words):
         for found in take_some(slots):
