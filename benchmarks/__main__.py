@@ -39,6 +39,7 @@ HERE = {
     "products": "an MLP's gated product: the kernel beside XLA",
     "int4_products": "products with 4-bit weights: the kernel beside bfloat16",
     "mixtures": "a mixture's routed feed-forward: its grouped products, and the whole",
+    "collective": "a sum over GPUs with residual sum and norm: plain stores, NCCL, XLA's own",
     "routing": "what stands around the products of a mixture's experts: routing, gather, sum",
     "segments": "attention of encoders: microseconds and TFLOP/s of a step, by length of inputs",
     "steps": "what step programs of chosen shapes take under load",

@@ -1,0 +1,184 @@
+"""Times a sum over GPUs with the residual sum and norm after it, one after another, by way.
+
+    python -m benchmarks.collective --devices 2 --rows 1 16 64 256 2048 --widths 4096 8192
+
+Ways: "peers" is the kernel that stores into its peers' memory, one-shot or two-shot by its cost
+rule; "nccl" and "nccl in the graph" are XLA's all-reduce by NCCL; "xla" is XLA's own choice; "none"
+is the norm alone. `us` is of one sum in a chain of `--count`; below `launch_us` the host was the
+limit. `error` is the largest difference of one sum from float64, and `same` says whether all
+devices held the same bits in the end. With --check nothing is timed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from benchmarks.record import finish, parser
+from pallas_kernels import add_norm as alone
+from pallas_kernels.all_reduce import Group, add_norm
+from pallas_kernels.all_reduce.cases import Case, expected, inputs
+from pallas_kernels.all_reduce.choose import refusal
+from pallas_kernels.all_reduce.inboxes import Inboxes, group_of
+from pallas_kernels.all_reduce.plan import is_one_shot, layout_for
+
+AXIS = "tensor"
+GRAPHS = "xla_gpu_enable_command_buffer"
+KERNELS = "xla_gpu_experimental_use_collective_kernels"
+ALL_GRAPHS = "FUSION,CUBLAS,CUBLASLT,CUSTOM_CALL,CUDNN,DYNAMIC_SLICE_FUSION,COLLECTIVES"
+LOADING_RUNS, CALLS, TURNS = 3, 20, 3
+
+type Sum = Callable[..., tuple[Any, Any]]
+
+
+@dataclass(frozen=True)
+class Way:
+    """One way to add up: the back end, None for no sum at all, and XLA's options."""
+
+    backend: str | None
+    options: Mapping[str, str]
+
+
+WAYS = {
+    "peers": Way("mosaic_gpu_peers", {}),
+    "nccl": Way("reference", {KERNELS: ""}),
+    "nccl in the graph": Way("reference", {KERNELS: "", GRAPHS: ALL_GRAPHS}),
+    "xla": Way("reference", {}),
+    "none": Way(None, {}),
+}
+
+
+class Bench:
+    """The arrays of one number of rows and width, and the chains over them."""
+
+    def __init__(self, mesh: Mesh, case: Case):
+        self.mesh, self.case = mesh, case
+        x, parts, weight = (jnp.asarray(a, jnp.bfloat16) for a in inputs(case))
+        self.wanted = expected(case, *(np.asarray(a, np.float64) for a in (x, parts, weight)))
+        self._given = x, parts.reshape(-1, case.width), weight
+        layout = layout_for(case.devices, case.rows, 2 * case.width)
+        self.inboxes = Inboxes(mesh, AXIS, layout)
+
+    def given(self) -> list[Any]:
+        """x, the parts and the weight anew: a chain takes the buffers of the first two."""
+        specs = P(), P(AXIS), P()
+        return [
+            jax.device_put(np.asarray(array), NamedSharding(self.mesh, spec))
+            for array, spec in zip(self._given, specs, strict=True)
+        ]
+
+    def chain(self, way: Way, count: int) -> Any:
+        """`count` sums, each of what the last one gave: (x, part)."""
+
+        def body(x: Any, part: Any, weight: Any, *arrays: Any) -> tuple[Any, Any]:
+            for _ in range(count):
+                x, part = self._sum(way, arrays)(x, part, weight, self.case.eps)
+            return x, part
+
+        specs = (P(), P(AXIS), P(), P(AXIS), P(AXIS))
+        run = jax.shard_map(
+            body, mesh=self.mesh, in_specs=specs, out_specs=(P(), P(AXIS)), check_vma=False
+        )
+        lowered = jax.jit(run, donate_argnums=(0, 1)).lower(*self.given(), *self.inboxes.arrays)
+        return lowered.compile(compiler_options=dict(way.options))
+
+    def _sum(self, way: Way, arrays: Any) -> Sum:
+        if way.backend is None:
+            return lambda x, part, weight, eps: alone.add_norm(
+                x, part, weight, eps, backend=alone.backend_for("mosaic_gpu", x, weight)
+            )
+        group = group_of(AXIS, self.inboxes.layout, *arrays)
+        if way.backend == "reference":
+            group = Group(AXIS, self.case.devices)
+        return lambda *given: add_norm(*given, group=group, backend=way.backend)
+
+    def load(self, run: Any) -> None:
+        """Run a program while nobody waits: once to load it, and to record it."""
+        self.inboxes.expect_nobody()
+        state = self.given()
+        for _ in range(LOADING_RUNS):
+            state[:2] = jax.block_until_ready(run(*state, *self.inboxes.arrays))
+        self.inboxes.refill()
+
+    def error(self, way: Way) -> float:
+        """The largest difference of a sum and of its norm from float64, on any device."""
+        run = self.chain(way, 1)
+        self.load(run)
+        got = jax.block_until_ready(run(*self.given(), *self.inboxes.arrays))
+        self.inboxes.check()
+        return max(
+            float(np.abs(np.asarray(shard.data, np.float64) - right).max())
+            for array, right in zip(got, self.wanted, strict=True)
+            for shard in array.addressable_shards
+        )
+
+    def times(self, way: Way, count: int) -> dict[str, Any]:
+        """Microseconds of a sum, and of the host to launch it."""
+        run = self.chain(way, count)
+        self.load(run)
+        state, found = self.given(), []
+        for _ in range(TURNS):
+            begun = time.perf_counter()
+            for _ in range(CALLS):
+                state[:2] = run(*state, *self.inboxes.arrays)
+            launched = time.perf_counter() - begun
+            jax.block_until_ready(state)
+            found.append((time.perf_counter() - begun, launched))
+        self.inboxes.check()
+        seconds, launched = (1e6 * x / (CALLS * count) for x in min(found))
+        ends = [np.asarray(shard.data, np.float32) for shard in state[1].addressable_shards]
+        same = all(np.array_equal(end, ends[0]) for end in ends)
+        return {"us": round(seconds, 2), "launch_us": round(launched, 2), "same": same}
+
+
+def rows_of(
+    mesh: Mesh, rows: int, width: int, ways: list[str], count: int
+) -> Iterator[dict[str, Any]]:
+    """Figures of every way; `count` 0 for the error alone."""
+    devices = mesh.shape[AXIS]
+    bench = Bench(mesh, Case(name="bench", rows=rows, width=width, devices=devices))
+    for name in ways:
+        way, row = WAYS[name], {"devices": devices, "rows": rows, "width": width, "way": name}
+        if name == "peers":
+            row["one_shot"] = is_one_shot(devices, rows * width * 2)
+        if way.backend is not None:
+            row["error"] = round(bench.error(way), 5)
+        yield row | (bench.times(way, count) if count else {})
+
+
+def main() -> None:
+    """Time, or check, the ways that were named."""
+    args = parser(__doc__ or "")
+    args.formatter_class = argparse.RawDescriptionHelpFormatter
+    args.add_argument("--devices", type=int, default=2)
+    args.add_argument("--rows", type=int, nargs="+", default=[1, 16, 64, 256, 2048])
+    args.add_argument("--widths", type=int, nargs="+", default=[4096, 8192])
+    args.add_argument("--ways", nargs="+", choices=WAYS, default=list(WAYS))
+    args.add_argument("--count", type=int, default=128, help="sums of a chain")
+    args.add_argument("--check", action="store_true", help="compare with float64 alone")
+    a = args.parse_args()
+    mesh = Mesh(np.asarray(jax.devices()[: a.devices]), (AXIS,))
+    refused, ways = refusal(mesh, AXIS), a.ways
+    print({"peers": refused or "right in a trial"}, flush=True)
+    if refused:
+        ways = [way for way in ways if way != "peers"]
+    rows = []
+    for width in a.widths:
+        for count in a.rows:
+            for row in rows_of(mesh, count, width, ways, 0 if a.check else a.count):
+                print(row, flush=True)
+                rows.append(row)
+                finish("collective", a, rows)
+
+
+if __name__ == "__main__":
+    main()
