@@ -19,7 +19,9 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from pallas_kernels.mosaic_gpu import drain, launch, take
 from pallas_kernels.mosaic_units import PRODUCER_REGISTERS, REGISTERS, ROWS, Split, Unit
-from pallas_kernels.scaled_matmul.plan import PROMOTED, K, Tuning, tuning_of
+from pallas_kernels.scaled_matmul import mosaic_rounding
+from pallas_kernels.scaled_matmul.plan import PROMOTED, K, Tuning, is_faster, tuning_of
+from pallas_kernels.scaled_matmul.reference import multiplied
 from pallas_kernels.scaled_matmul.rounding import rounded_inputs
 
 NUMBERS = (jnp.float8_e4m3fn, jnp.int8)
@@ -99,16 +101,24 @@ def scaled_matmul(
 ) -> Array:
     """See `pallas_kernels.scaled_matmul`. Raises what `check` raises.
 
-    `interpret` is a `plgpu.InterpretGPUParams` for machines without a GPU.
+    Without a `tuning` the product is XLA's where `plan.is_faster` says so. `interpret` is a
+    `plgpu.InterpretGPUParams` for machines without a GPU.
     """
     check(x_TI, w_OI, scale_OG, group, inputs)
     (T, I), O = x_TI.shape, w_OI.shape[0]  # noqa: E741
-    numbers, scale = rounded_inputs(x_TI, w_OI.dtype, group, inputs, input_scale)
+    by_token = inputs == "token" or (inputs == "group" and scale_OG.shape[1] == 1)
+    if by_token and mosaic_rounding.supports(x_TI, w_OI.dtype):
+        rounded = mosaic_rounding.rounded_rows(x_TI, interpret=interpret)
+    else:
+        rounded = rounded_inputs(x_TI, w_OI.dtype, group, inputs, input_scale)
     grouped = scale_OG.shape[1] > 1
+    if tuning is None and not is_faster(T, grouped):
+        return multiplied(rounded, w_OI, scale_OG, group, x_TI.dtype)
     sizes = tuning or tuning_of(T, O, I, grouped)
     # Rows beyond x read as zeros, but copies have tiles of eight full rows
     padded = T + (-T % 8 if T > 8 else 0)
     spec = _Spec(padded, O, I, x_TI.dtype, w_OI.dtype.type, grouped, sizes, interpret)
+    numbers, scale = rounded
     tokens = jnp.broadcast_to(scale, (T, scale_OG.shape[1])).T
     tokens = jnp.pad(tokens, ((0, 0), (0, spec.split.bands * sizes.tokens - T)))
     rows = jnp.pad(scale_OG, ((0, -O % ROWS), (0, 0)))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import jax.numpy as jnp
 from jax import Array, lax
 
@@ -16,19 +18,27 @@ def scaled_matmul(
     inputs: str,
     input_scale: Array | None = None,
 ) -> Array:
-    """See `pallas_kernels.scaled_matmul`.
+    """See `pallas_kernels.scaled_matmul`."""
+    rounded = rounded_inputs(x_TI, w_OI.dtype, group, inputs, input_scale)
+    return multiplied(rounded, w_OI, scale_OG, group, x_TI.dtype)
+
+
+def multiplied(
+    rounded: tuple[Array, Array], w_OI: Array, scale_OG: Array, group: int, dtype: Any
+) -> Array:
+    """The product of `rounding.rounded_inputs`, in `dtype`.
 
     With one scale a row, numbers are multiplied and sums scaled. With more, factors are scaled and
-    rounded to x's type before, which is exact in float32 alone.
+    rounded to `dtype` before, which is exact in float32 alone.
     """
-    left, left_scale = rounded_inputs(x_TI, w_OI.dtype, group, inputs, input_scale)
+    left, left_scale = rounded
     if scale_OG.shape[1] == 1:
-        return (_product(left, w_OI, x_TI.dtype) * left_scale * scale_OG[:, 0]).astype(x_TI.dtype)
+        return (_product(left, w_OI, dtype) * left_scale * scale_OG[:, 0]).astype(dtype)
     x, w = (
-        (numbers.astype(jnp.float32) * spread(scale, group, numbers.shape[1])).astype(x_TI.dtype)
+        (numbers.astype(jnp.float32) * spread(scale, group, numbers.shape[1])).astype(dtype)
         for numbers, scale in ((left, left_scale), (w_OI, scale_OG))
     )
-    return _product(x, w, x_TI.dtype).astype(x_TI.dtype)
+    return _product(x, w, dtype).astype(dtype)
 
 
 def _product(x_TI: Array, w_OI: Array, dtype: jnp.dtype) -> Array:

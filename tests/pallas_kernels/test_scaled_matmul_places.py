@@ -14,7 +14,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pallas_kernels.mosaic_units import PROCESSORS, ROWS, STAGED
-from pallas_kernels.scaled_matmul import BACKENDS, backend_for, mosaic_gpu, plan, scaled_matmul
+from pallas_kernels.scaled_matmul import (
+    BACKENDS,
+    backend_for,
+    mosaic_gpu,
+    mosaic_rounding,
+    plan,
+    rounded,
+    scaled_matmul,
+)
 from pallas_kernels.scaled_matmul.cases import (
     KERNEL_CASES,
     MODEL_SHAPES,
@@ -90,17 +98,22 @@ def test_the_product_is_that_of_the_definition(place: str, name: str) -> None:
     assert relative_error(got, expected(case, arrays(case))) < ERROR
 
 
+def own_sizes(case: Case) -> Tuning:
+    """Sizes with which the kernel multiplies, also where XLA would be as fast."""
+    return plan.tuning_of(case.tokens, case.outputs, case.columns, case.group is not None)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("case", KERNEL_CASES, ids=lambda case: case.name)
 def test_every_case_is_right_in_the_interpreter(case: Case) -> None:
-    got = launched("interpreter", case, arrays(case))
+    got = launched("interpreter", case, arrays(case), own_sizes(case))
     assert relative_error(got, expected(case, arrays(case))) < ERROR
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("case", KERNEL_CASES, ids=lambda case: case.name)
 def test_every_case_is_right_on_a_card(case: Case) -> None:
-    got = launched(CARD, case, arrays(case))
+    got = launched(CARD, case, arrays(case), own_sizes(case))
     assert relative_error(got, expected(case, arrays(case))) < 2 * ERROR
 
 
@@ -129,7 +142,7 @@ def test_a_models_shape_equals_the_reference_on_a_card(product: str, kind: str, 
         inputs=rounding,
         backend="reference",
     )
-    assert relative_error(launched(CARD, case, given), wanted) < 2 * ERROR
+    assert relative_error(launched(CARD, case, given, own_sizes(case)), wanted) < 2 * ERROR
 
 
 @pytest.mark.gpu
@@ -137,7 +150,9 @@ def test_a_row_gives_the_same_bits_in_any_batch_of_one_size_on_a_card() -> None:
     case = Case(name="", tokens=64, outputs=4608, columns=3584)
     given = arrays(case)
     turned = given._replace(x=np.roll(given.x, 7, axis=0))
-    both = (launched(CARD, case, each).astype(np.float32) for each in (given, turned))
+    both = (
+        launched(CARD, case, each, own_sizes(case)).astype(np.float32) for each in (given, turned)
+    )
     first, second = both
     np.testing.assert_array_equal(np.roll(first, 7, axis=0), second)
 
@@ -179,9 +194,11 @@ def test_the_kernel_lowers_for_cuda(rows: int, group: int, dtype: str) -> None:
             ((4608, 3584 // group), jnp.float32),
         )
     )
-    run = jax.jit(lambda x, w, s: mosaic_gpu.scaled_matmul(x, w, s, group, "token"))
+    sizes = plan.tuning_of(rows, 4608, 3584, group < 3584)
+    run = jax.jit(lambda x, w, s: mosaic_gpu.scaled_matmul(x, w, s, group, "token", tuning=sizes))
     text = run.trace(x, w, s).lower(lowering_platforms=("cuda",)).as_text()
-    assert text.count("mosaic_gpu_v2") == 1
+    rounds = rows <= 256 and dtype != "int8"
+    assert text.count("mosaic_gpu_v2") == 1 + rounds
 
 
 @given(
@@ -239,12 +256,43 @@ def test_what_the_kernel_does_not_take_is_refused_with_the_reason(
         BACKENDS["mosaic_gpu"](jnp.zeros(x, jnp.bfloat16), w, scale, group, inputs)
 
 
-def test_the_kernel_is_chosen_for_few_rows_and_for_groups() -> None:
-    def chosen(rows: int, groups: int, wanted: str = "mosaic_gpu") -> str:
-        x, scale = jnp.zeros((rows, 256), jnp.bfloat16), jnp.ones((128, groups))
+def test_the_kernel_multiplies_few_rows_and_groups() -> None:
+    assert [plan.is_faster(rows, grouped=False) for rows in (1, 64, 65)] == [True, True, False]
+    assert plan.is_faster(65, grouped=True)
+
+
+def test_what_the_kernel_does_not_take_goes_to_the_reference() -> None:
+    def chosen(groups: int, wanted: str = "mosaic_gpu") -> str:
+        x, scale = jnp.zeros((2, 256), jnp.bfloat16), jnp.ones((128, groups))
         return backend_for(wanted, x, W8, scale, 256 // groups, "token")
 
-    assert [chosen(rows, 1) for rows in (1, 64, 65)] == ["mosaic_gpu", "mosaic_gpu", "reference"]
-    assert chosen(65, 2) == "mosaic_gpu"
-    assert chosen(1, 4) == "reference"  # groups of 64
-    assert chosen(1, 1, "mosaic_tpu") == chosen(1, 1, "reference") == "reference"
+    assert chosen(1) == chosen(2) == "mosaic_gpu"
+    assert chosen(4) == "reference"  # groups of 64
+    assert chosen(1, "mosaic_tpu") == chosen(1, "reference") == "reference"
+
+
+@places
+@pytest.mark.parametrize("columns", [256, 18944])
+def test_rounded_rows_are_those_of_the_definition(place: str, columns: int) -> None:
+    rows = pick(place, 2, 256)
+    x = jnp.asarray(np.random.default_rng(0).standard_normal((rows, columns)), jnp.bfloat16)
+    x = x.at[0].set(0)
+    assert mosaic_rounding.supports(x, jnp.float8_e4m3fn)
+    run = functools.partial(mosaic_rounding.rounded_rows, **launch_options(place))
+    numbers, scale = (np.asarray(part, np.float32) for part in jax.jit(run)(x))
+    wanted, wanted_scale = rounded(x, jnp.float8_e4m3fn, columns)
+    assert scale.shape == (rows, 1)
+    np.testing.assert_allclose(scale, wanted_scale, rtol=1e-6)
+    # A card's division is not exact, so that a number halfway may go the other way
+    assert np.mean(numbers != np.asarray(wanted, np.float32)) < pick(place, 1e-9, 1e-3)
+    assert (numbers[0] == 0).all() and np.abs(numbers[1:]).max(axis=1).min() == 448
+
+
+@pytest.mark.parametrize(
+    ("rows", "columns", "taken"),
+    [(1, 128, True), (256, 28672, True), (257, 128, False), (1, 100, False), (1, 40960, False)],
+)
+def test_rows_that_the_rounding_kernel_takes(rows: int, columns: int, taken: bool) -> None:
+    x = jax.ShapeDtypeStruct((rows, columns), jnp.bfloat16)
+    assert mosaic_rounding.supports(x, jnp.dtype("float8_e4m3fn")) == taken  # type: ignore[arg-type]
+    assert not mosaic_rounding.supports(x, jnp.dtype("int8"))  # type: ignore[arg-type]
