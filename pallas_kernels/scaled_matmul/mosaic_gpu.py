@@ -105,26 +105,28 @@ def scaled_matmul(
     `plgpu.InterpretGPUParams` for machines without a GPU.
     """
     check(x_TI, w_OI, scale_OG, group, inputs)
-    (T, I), O = x_TI.shape, w_OI.shape[0]  # noqa: E741
-    by_token = inputs == "token" or (inputs == "group" and scale_OG.shape[1] == 1)
-    if by_token and mosaic_rounding.supports(x_TI, w_OI.dtype):
-        rounded = mosaic_rounding.rounded_rows(x_TI, interpret=interpret)
+    (T, I), (O, G) = x_TI.shape, scale_OG.shape  # noqa: E741
+    one_kernel = G == 1 and inputs in ("token", "group")
+    one_kernel = one_kernel and mosaic_rounding.supports(x_TI, w_OI.dtype)
+    sizes = tuning or tuning_of(T, O, I, G > 1)
+    own = tuning is not None or is_faster(T, G > 1)
+    # Rows beyond x are not written, but copies have tiles of eight full rows
+    rows = T if T <= 8 else T + -T % 8
+    spec = _Spec(rows, O, I, x_TI.dtype, w_OI.dtype.type, G > 1, sizes, interpret)
+    room = spec.split.bands * sizes.tokens if own else T
+    if one_kernel:
+        numbers, scale = mosaic_rounding.rounded_rows(x_TI, room, interpret=interpret)
+        scale = scale[:, None]
     else:
-        rounded = rounded_inputs(x_TI, w_OI.dtype, group, inputs, input_scale)
-    grouped = scale_OG.shape[1] > 1
-    if tuning is None and not is_faster(T, grouped):
-        return multiplied(rounded, w_OI, scale_OG, group, x_TI.dtype)
-    sizes = tuning or tuning_of(T, O, I, grouped)
-    # Rows beyond x read as zeros, but copies have tiles of eight full rows
-    padded = T + (-T % 8 if T > 8 else 0)
-    spec = _Spec(padded, O, I, x_TI.dtype, w_OI.dtype.type, grouped, sizes, interpret)
-    numbers, scale = rounded
-    tokens = jnp.broadcast_to(scale, (T, scale_OG.shape[1])).T
-    tokens = jnp.pad(tokens, ((0, 0), (0, spec.split.bands * sizes.tokens - T)))
-    rows = jnp.pad(scale_OG, ((0, -O % ROWS), (0, 0)))
-    scales = _Scales(rows, tokens) if grouped else _Scales(rows[:, 0], tokens[0])
-    made = _multiply(spec, jnp.pad(numbers, ((0, padded - T), (0, 0))), w_OI, scales)
-    return spec.split.joined(made)[:T, :O]
+        numbers, scale = rounded_inputs(x_TI, w_OI.dtype, group, inputs, input_scale)
+        scale = jnp.broadcast_to(scale, (T, scale.shape[1]))
+        numbers, scale = (jnp.pad(part, ((0, room - T), (0, 0))) for part in (numbers, scale))
+    if not own:
+        return multiplied((numbers, scale), w_OI, scale_OG, group, x_TI.dtype)
+    weight = jnp.pad(scale_OG, ((0, -O % ROWS), (0, 0)))
+    tokens = jnp.broadcast_to(scale.T, (G, room))
+    scales = _Scales(weight, tokens) if G > 1 else _Scales(weight[:, 0], tokens[0])
+    return spec.split.joined(_multiply(spec, numbers, w_OI, scales))[:T, :O]
 
 
 def _multiply(spec: _Spec, x: Array, w: Array, scales: _Scales) -> list[Array]:

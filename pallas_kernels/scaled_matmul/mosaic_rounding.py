@@ -42,11 +42,12 @@ def _warpgroups(columns: int) -> int | None:
     )
 
 
-def rounded_rows(x_TI: Array, *, interpret: Any = None) -> tuple[Array, Array]:
-    """Numbers `[T, I]` of NUMBERS and float32 scales `[T, 1]`, see `scaled_matmul.rounding`.
+def rounded_rows(x_TI: Array, room: int | None = None, *, interpret: Any = None) -> Any:
+    """Numbers `[T, I]` of NUMBERS and float32 scales `[T]`, see `scaled_matmul.rounding`.
 
-    `x_TI` is one that `supports` allows. `interpret` is a `plgpu.InterpretGPUParams` for machines
-    without a GPU.
+    `x_TI` is one that `supports` allows. Both results have `room` rows if that is given; what
+    follows the last token in them is anything. `interpret` is a `plgpu.InterpretGPUParams` for
+    machines without a GPU.
     """
     (T, I), warpgroups = x_TI.shape, _warpgroups(x_TI.shape[1])  # noqa: E741
     assert warpgroups is not None
@@ -72,11 +73,14 @@ def rounded_rows(x_TI: Array, *, interpret: Any = None) -> tuple[Array, Array]:
         def _() -> None:
             scale_ref.at[t][...] = scale
 
-    numbers, scale = launch(
+    return launch(
         rounded_rows_kernel,
         (x_TI,),
         interpret,
-        out_type=(jax.ShapeDtypeStruct((T, I), NUMBERS), jax.ShapeDtypeStruct((T,), jnp.float32)),
+        out_type=(
+            jax.ShapeDtypeStruct((room or T, I), NUMBERS),
+            jax.ShapeDtypeStruct((room or T,), jnp.float32),
+        ),
         scratch_types=[
             plgpu.SMEM((WARPGROUPS[-1],), jnp.float32),
             plgpu.Barrier(num_arrivals=warpgroups),
@@ -86,7 +90,6 @@ def rounded_rows(x_TI: Array, *, interpret: Any = None) -> tuple[Array, Array]:
         num_threads=warpgroups,
         thread_name="wg",
     )
-    return numbers, scale[:, None]
 
 
 def _layout(width: int) -> Any:

@@ -45,8 +45,9 @@ def tuning_of(T: int, O: int, I: int, grouped: bool) -> Tuning:  # noqa: E741
     tokens = next((width for width in TOKENS if width >= min(T, most)), most)
     warpgroups = 4 if tokens <= 64 else 2
     blocks, bands = -(-O // (warpgroups * ROWS)), -(-T // tokens)
-    # A step of 8 bits moves twice the bytes of one of 4, for which shares are counted
-    shares = shares_of(blocks, bands, -(-I // K), tokens * warpgroups // 2)
+    # A step of 8 bits moves twice the bytes of one of 4, for which shares are counted; to end a
+    # unit takes about a step
+    shares = shares_of(blocks, bands, -(-I // K), tokens * warpgroups // 2 + 64)
     return Tuning(tokens, warpgroups, stages_of(tokens, warpgroups), shares)
 
 

@@ -197,7 +197,7 @@ def test_the_kernel_lowers_for_cuda(rows: int, group: int, dtype: str) -> None:
     sizes = plan.tuning_of(rows, 4608, 3584, group < 3584)
     run = jax.jit(lambda x, w, s: mosaic_gpu.scaled_matmul(x, w, s, group, "token", tuning=sizes))
     text = run.trace(x, w, s).lower(lowering_platforms=("cuda",)).as_text()
-    rounds = rows <= 256 and dtype != "int8"
+    rounds = rows <= 256 and group == 3584 and dtype != "int8"
     assert text.count("mosaic_gpu_v2") == 1 + rounds
 
 
@@ -281,8 +281,7 @@ def test_rounded_rows_are_those_of_the_definition(place: str, columns: int) -> N
     run = functools.partial(mosaic_rounding.rounded_rows, **launch_options(place))
     numbers, scale = (np.asarray(part, np.float32) for part in jax.jit(run)(x))
     wanted, wanted_scale = rounded(x, jnp.float8_e4m3fn, columns)
-    assert scale.shape == (rows, 1)
-    np.testing.assert_allclose(scale, wanted_scale, rtol=1e-6)
+    np.testing.assert_allclose(scale[:, None], wanted_scale, rtol=1e-6)
     # A card's division is not exact, so that a number halfway may go the other way
     assert np.mean(numbers != np.asarray(wanted, np.float32)) < pick(place, 1e-9, 1e-3)
     assert (numbers[0] == 0).all() and np.abs(numbers[1:]).max(axis=1).min() == 448
