@@ -29,12 +29,18 @@ class Client:
             for script in SCRIPTS.glob("*.mjs"):  # node looks for packages beside the script
                 shutil.copy(script, folder)
             return ["node", str(folder / self.script)]
-        done = run([sys.executable, "-m", "venv", str(folder)])
-        assert done.returncode == 0, done.stderr
-        python = str(folder / "bin" / "python")
-        done = run([python, "-m", "pip", "install", "--quiet", *self.packages])
-        assert done.returncode == 0, done.stderr
-        return [python, str(SCRIPTS / self.script)]
+        programs = pip_install(folder, *self.packages)
+        return [str(programs / "python"), str(SCRIPTS / self.script)]
+
+
+def pip_install(folder: pathlib.Path, *packages: str) -> pathlib.Path:
+    """Packages in a venv; the folder of its programs."""
+    done = run([sys.executable, "-m", "venv", str(folder)])
+    assert done.returncode == 0, done.stderr
+    programs = folder / "bin"
+    done = run([str(programs / "python"), "-m", "pip", "install", "--quiet", *packages])
+    assert done.returncode == 0, done.stderr
+    return programs
 
 
 def npm_install(folder: pathlib.Path, *packages: str) -> None:
