@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import jax
 import numpy as np
@@ -52,3 +53,28 @@ def sharding(mesh: Mesh, axes: tuple[str | None, ...]) -> NamedSharding:
     while names and names[-1] is None:
         names.pop()
     return NamedSharding(mesh, PartitionSpec(*names))
+
+
+def is_split(axis: str | None) -> bool:
+    """Whether an axis of this name is split over the devices of a layer."""
+    return axis is not None and AXES[axis] == "tensor"
+
+
+def per_device(function: Callable, mesh: Mesh, takes: Any, gives: Any) -> Callable:
+    """The function of whole arrays that runs `function` on every device, over the device's own.
+
+    Args:
+        takes: trees of the arguments, of anything with a sharding.
+        gives: tree of the results, likewise.
+
+    One device owns all arrays, so its function is returned as it is.
+    """
+    if mesh.size == 1:
+        return function
+    given, made = (jax.tree.map(_spec, tree) for tree in (takes, gives))
+    return jax.shard_map(function, mesh=mesh, in_specs=given, out_specs=made, check_vma=False)
+
+
+def _spec(array: Any) -> PartitionSpec:
+    where = array if isinstance(array, NamedSharding) else array.sharding
+    return where.spec

@@ -16,6 +16,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jax.typing import DTypeLike
 
 from jaxllm.cache import latent
+from jaxllm.cache.collective import ALONE, Collective
 from jaxllm.cache.row_kernels import RowKernels
 from jaxllm.cache.step import PagedInputs as PagedInputs
 from jaxllm.cache.step import Plans, StaticOptions
@@ -29,7 +30,6 @@ from pallas_kernels.rope_write import HeadRows
 PAGES = PartitionSpec(None, "tensor", None, None)
 # Writes to this page are dropped: it lies beyond every pool, whatever layer's first page is added
 DROP_PAGE = 2**30
-HEADS = PartitionSpec(None, "tensor", None)  # [T, heads, H]
 
 
 def zeros_of[T](like: T) -> T:
@@ -159,8 +159,8 @@ class KVCache:
 
 
 class PagedContext(RowKernels):
-    """The attention context of one traced step. Holds the cache as it is written layer by layer;
-    read `kv` at the end.
+    """The attention context of one traced step on one device, over the device's own heads. Holds
+    the cache as it is written layer by layer; read `kv` at the end.
 
     Args:
         inputs: The inputs of each cache group.
@@ -174,15 +174,15 @@ class PagedContext(RowKernels):
         kv: KVCache,
         inputs: Sequence[PagedInputs],
         backend: str,
-        mesh: Mesh,
+        collective: Collective = ALONE,
         prompt_length_T: Array | None = None,
         no_split: bool = False,
     ):
-        super().__init__(backend, mesh)
+        super().__init__(backend, collective)
         self.prompt_length_T = prompt_length_T
         self._given, self._inputs = kv, inputs
         self._pools = [kv.group_arrays(group) for group in range(len(kv.k))]
-        self._backend, self._no_split = backend, no_split
+        self._no_split = no_split
         self._plans: dict[int | None, Plans] = {}
 
     @property
@@ -202,7 +202,7 @@ class PagedContext(RowKernels):
         sinks: Array | None = None,
     ) -> Array:
         """Write the step's keys and values into the layer's pages, then attend; returns `o_TNH`."""
-        static = StaticOptions(self._backend, self._mesh, scale, self._no_split, window, softcap)
+        static = StaticOptions(self.row_backend, scale, self._no_split, window, softcap)
         inputs, pages = self._of(layer)
         if window not in self._plans:
             self._plans[window] = _plan(static, inputs, pages[0], rows)
@@ -211,7 +211,7 @@ class PagedContext(RowKernels):
 
     def attend_latent(self, layer: int, rows: LatentRows, *, scale: float) -> Array:
         """Write the step's entries into the layer's pages, then attend; returns `o_TNF`."""
-        static = StaticOptions(self._backend, self._mesh, scale, self._no_split)
+        static = StaticOptions(self.row_backend, scale, self._no_split)
         inputs, pages = self._of(layer)
         if None not in self._plans:
             self._plans[None] = latent.plan(static, inputs, pages[0], rows)
@@ -238,13 +238,12 @@ class PagedContext(RowKernels):
 
 
 def _plan(static: StaticOptions, inputs: PagedInputs, pages: Array, rows: HeadRows) -> Plans:
-    """One plan for all layers of a window, and for all devices: each has as many KV heads and sees
-    the same rows."""
+    """One plan for all layers of a window."""
     _, kv_heads, _, head_dim = pages.shape
     B, tokens = inputs.decode_lengths_B.shape[0], rows.qkv.shape[0]
     local = {
         "heads": rows.queries,
-        "kv_heads": kv_heads // static.mesh.shape["tensor"],
+        "kv_heads": kv_heads,
         "head_dim": head_dim,
         "window": static.window,
         "no_split": static.no_split,
@@ -256,7 +255,7 @@ def _plan(static: StaticOptions, inputs: PagedInputs, pages: Array, rows: HeadRo
         decode = plan_decode(inputs.decode_lengths_B, itemsize=pages.dtype.itemsize, **local)
     if tokens > B and plan_extend is not None:
         extend = plan_extend(*inputs.chunks, tokens=tokens - B, **local)
-    return Plans(decode, extend).placed(static.mesh)
+    return Plans(decode, extend)
 
 
 # One inner jit: a model's layers are unrolled, and without it every layer would trace and lower the
@@ -272,36 +271,6 @@ def _write_and_attend(
     sinks: Array | None,
 ) -> tuple[Array, tuple[Array, ...], Plans]:
     """Also returns the plans as the kernels leave them, for the next layer."""
-    replicated = PartitionSpec()
-    specs = dataclasses.replace(
-        rows,
-        qkv=PartitionSpec(None, "tensor", None, None),
-        cos=replicated,
-        sin=replicated,
-        bias=None if rows.bias is None else PartitionSpec("tensor", None, None),
-        norms=None if rows.norms is None else (replicated, replicated),
-        kv_scales=None if rows.kv_scales is None else PartitionSpec("tensor", None),
-    )
-    run = jax.shard_map(
-        functools.partial(_shard, static),
-        mesh=static.mesh,
-        in_specs=(specs, (PAGES,) * len(pages), *(replicated,) * 3, PartitionSpec("tensor")),
-        out_specs=(HEADS, (PAGES,) * len(pages), replicated),
-        check_vma=False,
-    )
-    return run(rows, pages, inputs, plans, first_page, sinks)
-
-
-def _shard(
-    static: StaticOptions,
-    rows: HeadRows,
-    pages: tuple[Array, ...],
-    inputs: PagedInputs,
-    plans: Plans,
-    first_page: Array,
-    sinks: Array | None,
-) -> tuple[Array, tuple[Array, ...], Plans]:
-    """One device's heads, without communication."""
     plans = Plans(*map(open_plan, plans))
     own = dataclasses.replace(
         rows, qkv=rows.qkv[:, 0], bias=None if rows.bias is None else rows.bias[0]

@@ -8,23 +8,17 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax import Array
-from jax.sharding import PartitionSpec
 
 from jaxllm.cache.step import PagedInputs, Plans, StaticOptions
 from pallas_kernels import latent_decode, latent_extend
 from pallas_kernels.backends import close_plan, open_plan
-from pallas_kernels.latent_decode import LatentRows, UpProjections, absorbed, projected
-
-# Each device has all heads' entries: one key head, repeated for every shard
-ENTRIES = PartitionSpec(None, "tensor", None, None)
-HEADS = PartitionSpec(None, "tensor", None)
-OF_HEADS = PartitionSpec("tensor", None, None)
+from pallas_kernels.latent_decode import LatentRows, absorbed, projected
 
 
 def plan(static: StaticOptions, inputs: PagedInputs, pages: Array, rows: LatentRows) -> Plans:
-    """One plan for all layers and devices."""
+    """One plan for all layers."""
     B, tokens = inputs.decode_lengths_B.shape[0], rows.q_TNH.shape[0]
-    heads = rows.q_TNH.shape[1] // static.mesh.shape["tensor"]
+    heads = rows.q_TNH.shape[1]
     plan_decode = latent_decode.BACKENDS.planner(static.backend)
     plan_extend = latent_extend.BACKENDS.planner(static.backend)
     decode = extend = None
@@ -40,7 +34,7 @@ def plan(static: StaticOptions, inputs: PagedInputs, pages: Array, rows: LatentR
             page_size=pages.shape[2],
             no_split=static.no_split,
         )
-    return Plans(decode, extend).placed(static.mesh)
+    return Plans(decode, extend)
 
 
 # One inner jit, so that a model's layers share a trace
@@ -54,27 +48,6 @@ def write_and_attend(
     first_page: Array,
 ) -> tuple[Array, tuple[Array, ...], Plans]:
     """Outputs `o_TNF`, the pages with the entries, and the plans as the kernels leave them."""
-    replicated = PartitionSpec()
-    specs = LatentRows(HEADS, replicated, UpProjections(OF_HEADS, OF_HEADS))
-    run = jax.shard_map(
-        functools.partial(_shard, static),
-        mesh=static.mesh,
-        in_specs=(specs, (ENTRIES,), *(replicated,) * 3),
-        out_specs=(HEADS, (ENTRIES,), replicated),
-        check_vma=False,
-    )
-    return run(rows, pages, inputs, plans, first_page)
-
-
-def _shard(
-    static: StaticOptions,
-    rows: LatentRows,
-    pages: tuple[Array, ...],
-    inputs: PagedInputs,
-    plans: Plans,
-    first_page: Array,
-) -> tuple[Array, tuple[Array, ...], Plans]:
-    """One device's heads, without communication."""
     plans, (entries,) = Plans(*map(open_plan, plans)), pages
     entries = _write(entries, rows.entry_TW, inputs, first_page)
     pages_PCW, up = entries.reshape(-1, *entries.shape[2:]), rows.up

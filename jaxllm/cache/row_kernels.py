@@ -4,31 +4,33 @@ from __future__ import annotations
 
 import jax
 from jax import Array
-from jax.sharding import Mesh
 
-from pallas_kernels import add_norm, gated_matmul, grouped_matmul, route
+from jaxllm.cache.collective import ALONE, Collective
+from pallas_kernels import gated_matmul, grouped_matmul, route
 from pallas_kernels.route import Rule
 
 
 class RowKernels:
-    """The kernels of a traced step that work token by token."""
+    """The kernels of a traced step that work token by token, on one of the devices of
+    `collective`."""
 
-    def __init__(self, backend: str, mesh: Mesh):
-        self._mesh = mesh
-        # These ops are not split over devices
-        self.row_backend = backend if mesh.shape["tensor"] == 1 else "reference"
+    def __init__(self, backend: str, collective: Collective = ALONE):
+        self.row_backend = backend
+        self.collective = collective
+
+    @property
+    def alone(self) -> RowKernels:
+        """The same kernels for what is no part of a sum."""
+        return self if self.collective is ALONE else RowKernels(self.row_backend)
 
     def add_norm(
-        self, x_TD: Array, delta_TD: Array, weight_D: Array, eps: float
+        self, x_TD: Array, part_TD: Array, weight_D: Array, eps: float
     ) -> tuple[Array, Array]:
-        """`x + delta`, and its norm. On several devices XLA computes both, fused with the sum over
-        devices."""
-        backend = add_norm.backend_for(self.row_backend, x_TD, weight_D)
-        return _add_norm(x_TD, delta_TD, weight_D, eps, backend=backend)
+        """`x` plus the sum of all devices' parts, and its norm."""
+        return self.collective.add_norm(x_TD, part_TD, weight_D, eps, self.row_backend)
 
     def gated_product(self, x_TD: Array, weight_X2FD: Array) -> Array | None:
-        """An MLP's gated product, or None where no kernel of the back end is faster than XLA, which
-        also holds over several devices."""
+        """An MLP's gated product, or None where no kernel of the back end is faster than XLA."""
         weight_OD = weight_X2FD.reshape(-1, weight_X2FD.shape[-1])
         backend = gated_matmul.backend_for(self.row_backend, x_TD, weight_OD)
         return None if backend is None else _gated_matmul(x_TD, weight_OD, backend=backend)
@@ -56,7 +58,6 @@ class RowKernels:
 
 
 # Jitted, so that a kernel is lowered once, not for every layer.
-_add_norm = jax.jit(add_norm.add_norm, static_argnames=("eps", "backend"))
 _gated_matmul = jax.jit(gated_matmul.gated_matmul, static_argnames=("backend",))
 _route = jax.jit(route.route, static_argnames=("rule", "backend"))
 _grouped_matmul = jax.jit(grouped_matmul.grouped_matmul, static_argnames=("gating", "backend"))

@@ -6,7 +6,6 @@ from typing import Any
 
 import jax
 from jax import Array
-from jax.sharding import Mesh
 
 from jaxllm.cache.row_kernels import RowKernels
 from pallas_kernels.rope_write import HeadRows, rotated
@@ -22,9 +21,9 @@ class SegmentContext(RowKernels):
 
     prompt_length_T: Array | None = None
 
-    def __init__(self, segments: Segments, backend: str, mesh: Mesh):
-        super().__init__(backend, mesh)
-        self._segments, self._backend = segments, backend
+    def __init__(self, segments: Segments, backend: str):
+        super().__init__(backend)
+        self._segments = segments
         self._plans: dict[int | None, Any] = {}  # by window, one for all layers with it
 
     def attend(
@@ -51,12 +50,12 @@ class SegmentContext(RowKernels):
             scale=scale,
             window=window,
             plan=self._plan(window),
-            backend=self._backend,
+            backend=self.row_backend,
         )
 
     def _plan(self, window: int | None) -> Any:
         """The back end's plan, or None where it makes none."""
-        planner = BACKENDS.planner(self._backend)
+        planner = BACKENDS.planner(self.row_backend)
         if planner is not None and window not in self._plans:
             self._plans[window] = planner(self._segments, window=window)
         return self._plans.get(window)

@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import jax
-from jax import Array, lax
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax import Array
 
 
 @jax.tree_util.register_dataclass
@@ -46,7 +45,6 @@ class StaticOptions:
     """The static options of a layer's attention; layers with equal ones share a trace."""
 
     backend: str
-    mesh: Mesh
     scale: float
     no_split: bool
     window: int | None = None
@@ -59,8 +57,3 @@ class Plans(NamedTuple):
 
     decode: Any
     extend: Any
-
-    def placed(self, mesh: Mesh) -> Plans:
-        """On every device, as the kernels return them, so that the first layer runs the program of
-        the others."""
-        return lax.with_sharding_constraint(self, NamedSharding(mesh, PartitionSpec()))

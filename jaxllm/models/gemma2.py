@@ -85,6 +85,6 @@ def gemma(parts: Parts, qk_norm: bool = False) -> Decoder:
         )
 
     factor = parts.rounded(spec.width**0.5)
-    embed = ScaledEmbedding(parts.init, spec.vocab_size, spec.width, parts.shards, factor)
+    embed = ScaledEmbedding(parts.init, spec.vocab_size, spec.width, parts.table_axis, factor)
     maps = () if logit_cap is None else (Softcap(logit_cap),)
     return parts.decoder(block, embed=embed, logits_maps=maps)

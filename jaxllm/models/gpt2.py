@@ -72,5 +72,5 @@ def build(spec: ModelSpec, shards: int, init: Init) -> Decoder:
         return parts.block(attention, mlp)
 
     length = positive(hf, "max_position_embeddings")
-    embed = PositionedEmbedding(init, spec.vocab_size, spec.width, shards, length)
+    embed = PositionedEmbedding(init, spec.vocab_size, spec.width, parts.table_axis, length)
     return parts.decoder(block, embed=embed)

@@ -62,6 +62,6 @@ def build(spec: ModelSpec, shards: int, init: Init) -> Decoder:
     factor = number(hf, "embedding_multiplier")
     return parts.decoder(
         block,
-        embed=ScaledEmbedding(init, spec.vocab_size, spec.width, shards, factor),
+        embed=ScaledEmbedding(init, spec.vocab_size, spec.width, parts.table_axis, factor),
         logits_maps=(Scale(1 / number(hf, "logits_scaling")),),
     )

@@ -128,7 +128,8 @@ class Attention(nnx.Module):
         product, norms, eps = self.qkv.product(x_TD, context), None, 0.0
         if self.head_map is not None:
             product = product if bias is None else product + bias
-            product, rotation = self.head_map(product, self.heads.query_per_shard, rotation)
+            queries = self.heads.query_per_shard
+            product, rotation = self.head_map(product, queries, rotation, context)
             bias = None
         if self.q_norm is not None and self.k_norm is not None:
             norms, eps = (self.q_norm.weight[...], self.k_norm.weight[...]), self.q_norm.eps

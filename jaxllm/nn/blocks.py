@@ -9,6 +9,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jax import Array
 
+from jaxllm.cache.collective import Collective
 from jaxllm.nn.contexts.protocol import AttentionContext, RowContext
 from jaxllm.nn.mlp import FeedForward
 from jaxllm.nn.norm import Norm
@@ -20,33 +21,45 @@ class Carry(NamedTuple):
 
     Attributes:
         x_TD: the residual stream.
-        delta_TD: yet to be added to it, by the norm that follows; None where it has been added.
+        part_TD: this device's part of what is yet to be added to it, by the norm that follows; None
+            where it has been added.
         beside_TE: whatever else the block's own feed-forward reads; None for most blocks.
+        delta_TD: in place of a part, the whole of what is yet to be added.
     """
 
     x_TD: Array
-    delta_TD: Array | None = None
+    part_TD: Array | None = None
     beside_TE: Array | None = None
+    delta_TD: Array | None = None
 
     def normed(self, norm: Norm, context: RowContext) -> tuple[Array, Array]:
-        """The residual stream with the delta added, and its norm."""
-        if self.delta_TD is None:
-            return self.x_TD, norm(self.x_TD)
-        return norm.add(self.x_TD, self.delta_TD, context)
+        """The residual stream with everything added, and its norm."""
+        if self.part_TD is not None:
+            return norm.add(self.x_TD, self.part_TD, context)
+        if self.delta_TD is not None:
+            return norm.add(self.x_TD, self.delta_TD, context.alone)
+        return self.x_TD, norm(self.x_TD)
 
-    def settled(self) -> Array:
-        """The residual stream with the delta added."""
-        return self.x_TD if self.delta_TD is None else self.x_TD + self.delta_TD
+    def settled(self, collective: Collective) -> Array:
+        """The residual stream with everything added."""
+        delta_TD = self.delta_TD if self.part_TD is None else collective.sum(self.part_TD)
+        return self.x_TD if delta_TD is None else self.x_TD + delta_TD
 
     def rows(self, row_R: Array) -> Carry:
         """These rows alone."""
         return jax.tree.map(lambda leaf: leaf[row_R], self)
 
-    def packed(self) -> Array:
-        """One array [T, `ModelSpec.carry_width`], see `Decoder.unpacked`."""
+    def packed(self, collective: Collective) -> Array:
+        """This device's part of one array [T, `ModelSpec.carry_width`], see `Decoder.unpacked`.
+
+        What is summed later costs nothing where nobody asks for it.
+        """
+        whole_TD = self.x_TD if self.delta_TD is None else self.x_TD + self.delta_TD
+        packed_TD = collective.once(whole_TD)
+        packed_TD = packed_TD if self.part_TD is None else packed_TD + self.part_TD
         if self.beside_TE is None:
-            return self.settled()
-        return jnp.concatenate([self.settled(), self.beside_TE], axis=1)
+            return packed_TD
+        return jnp.concatenate([packed_TD, collective.once(self.beside_TE)], axis=1)
 
 
 class Block(nnx.Module):
@@ -108,9 +121,9 @@ class ScaledBlock(Block):
         return self._scaled(super().feed_forward(carry, context))
 
     def _scaled(self, carry: Carry) -> Carry:
-        assert carry.delta_TD is not None
-        scaled_TD = carry.delta_TD.astype(jnp.float32) * self.factor  # rounded once
-        return carry._replace(delta_TD=scaled_TD.astype(carry.delta_TD.dtype))
+        assert carry.part_TD is not None
+        scaled_TD = carry.part_TD.astype(jnp.float32) * self.factor  # rounded once
+        return carry._replace(part_TD=scaled_TD.astype(carry.part_TD.dtype))
 
 
 class SandwichBlock(Block):
@@ -135,12 +148,13 @@ class SandwichBlock(Block):
     def attend(
         self, layer: int, carry: Carry, rotation: Rotation, context: AttentionContext
     ) -> Carry:
-        carry = super().attend(layer, carry, rotation, context)
-        return carry._replace(delta_TD=self.attention_out_norm(carry.delta_TD))
+        x_TD, part_TD, *_ = super().attend(layer, carry, rotation, context)
+        delta_TD = self.attention_out_norm(context.collective.sum(part_TD))
+        return Carry(x_TD, delta_TD=delta_TD)
 
     def feed_forward(self, carry: Carry, context: RowContext) -> Carry:
-        carry = super().feed_forward(carry, context)
-        return carry._replace(delta_TD=self.mlp_out_norm(carry.delta_TD))
+        x_TD, part_TD, *_ = super().feed_forward(carry, context)
+        return Carry(x_TD, delta_TD=self.mlp_out_norm(context.collective.sum(part_TD)))
 
 
 class PostNormBlock(Block):
@@ -149,13 +163,15 @@ class PostNormBlock(Block):
     def attend(
         self, layer: int, carry: Carry, rotation: Rotation, context: AttentionContext
     ) -> Carry:
-        x_TD = carry.settled()
-        return Carry(x_TD, self.attention_norm(self.attention(layer, x_TD, rotation, context)))
+        x_TD = carry.settled(context.collective)
+        part_TD = self.attention(layer, x_TD, rotation, context)
+        return Carry(x_TD, delta_TD=self.attention_norm(context.collective.sum(part_TD)))
 
     def feed_forward(self, carry: Carry, context: RowContext) -> Carry:
         assert self.mlp_norm is not None
-        x_TD = carry.settled()
-        return Carry(x_TD, self.mlp_norm(self.mlp(x_TD, context)))
+        x_TD = carry.settled(context.collective)
+        part_TD = self.mlp(x_TD, context)
+        return Carry(x_TD, delta_TD=self.mlp_norm(context.collective.sum(part_TD)))
 
 
 class ResidualNormBlock(Block):
@@ -164,13 +180,13 @@ class ResidualNormBlock(Block):
     def attend(
         self, layer: int, carry: Carry, rotation: Rotation, context: AttentionContext
     ) -> Carry:
-        x_TD = carry.settled()
-        delta_TD = self.attention(layer, x_TD, rotation, context)
-        return Carry(self.attention_norm.add(x_TD, delta_TD, context)[1])
+        x_TD = carry.settled(context.collective)
+        part_TD = self.attention(layer, x_TD, rotation, context)
+        return Carry(self.attention_norm.add(x_TD, part_TD, context)[1])
 
     def feed_forward(self, carry: Carry, context: RowContext) -> Carry:
         assert self.mlp_norm is not None
-        x_TD = carry.settled()
+        x_TD = carry.settled(context.collective)
         return Carry(self.mlp_norm.add(x_TD, self.mlp(x_TD, context), context)[1])
 
 
@@ -189,5 +205,5 @@ class ParallelBlock(Block):
         return Carry(x_TD, self.attention(layer, normed_TD, rotation, context), beside_TD)
 
     def feed_forward(self, carry: Carry, context: RowContext) -> Carry:
-        delta_TD = self.mlp(carry.beside_TE, context)
-        return Carry(carry.x_TD, delta_TD if carry.delta_TD is None else carry.delta_TD + delta_TD)
+        part_TD = self.mlp(carry.beside_TE, context)
+        return Carry(carry.x_TD, part_TD if carry.part_TD is None else carry.part_TD + part_TD)

@@ -59,7 +59,8 @@ class Decoder(nnx.Module):
         Up to here tokens see each other. `after_attention` then needs only the rows whose hidden
         states are wanted: one of a prompt.
         """
-        return self.through_layers(Carry(self.embed(token_T, position_T)), position_T, context)
+        x_TD = self.embed(token_T, position_T, context)
+        return self.through_layers(Carry(x_TD), position_T, context)
 
     def through_layers(self, carry: Carry, position_T: Array, context: AttentionContext) -> Carry:
         """The same of embedded tokens."""
@@ -77,7 +78,7 @@ class Decoder(nnx.Module):
         return self.layers[-1].feed_forward(carry, context).normed(self.norm, context)[1]
 
     def unpacked(self, packed_RE: Array) -> Carry:
-        """The carry of which `Carry.packed` made these rows."""
+        """The carry of which `Carry.packed` made these rows, summed over devices."""
         width = self.embed.weight.shape[1]
         beside_RE = packed_RE[:, width:] if packed_RE.shape[1] > width else None
         return Carry(packed_RE[:, :width], None, beside_RE)
@@ -105,15 +106,28 @@ class Decoder(nnx.Module):
             own = tuple(name.format(*numbers) for name in names[key])
             yield ".".join(map(str, path)), module, own
 
-    def logits(self, hidden_RD: Array, tokens: tuple[int, ...] | None = None) -> Array:
-        """Next-token logits [R, V] in float32, or those of some tokens alone."""
+    def logits(self, hidden_RD: Array) -> Array:
+        """Next-token logits [R, V] in float32; of this device's own share of the vocabulary where
+        it is split."""
+        weight_VD, bias_V = self._head()
+        return self._logits(hidden_RD, weight_VD, bias_V)
+
+    def token_logits(
+        self, hidden_RD: Array, tokens: tuple[int, ...], context: RowContext
+    ) -> Array:
+        """The logits of some tokens alone."""
+        (weight_VD, bias_V), vocab = self._head(), self.embed.vocab
+        row, rows = jnp.array(tokens), context.collective.rows
+        bias_N = None if bias_V is None else rows(bias_V, row, vocab)
+        return self._logits(hidden_RD, rows(weight_VD, row, vocab), bias_N)
+
+    def _head(self) -> tuple[Array, Array | None]:
         parameter = self.embed.weight if self.head is None else self.head.weight
         assert isinstance(parameter, nnx.Param)  # the head stays plain
-        weight_VD = parameter[...]
-        bias_V = None if self.head is None or self.head.bias is None else self.head.bias[...]
-        if tokens is not None:
-            row = jnp.array(tokens)
-            weight_VD, bias_V = weight_VD[row], None if bias_V is None else bias_V[row]
+        bias = None if self.head is None else self.head.bias
+        return parameter[...], None if bias is None else bias[...]
+
+    def _logits(self, hidden_RD: Array, weight_VD: Array, bias_V: Array | None) -> Array:
         logits_RV = contract(hidden_RD, weight_VD, 1, jnp.float32)
         if bias_V is not None:
             logits_RV = logits_RV + bias_V.astype(jnp.float32)

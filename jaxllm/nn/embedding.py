@@ -1,10 +1,11 @@
-"""Token embeddings, each called with the tokens and their positions."""
+"""Token embeddings, each called with the tokens, their positions and the context."""
 
 from __future__ import annotations
 
 import jax.numpy as jnp
 from jax import Array
 
+from jaxllm.nn.contexts.protocol import RowContext
 from jaxllm.nn.linear import Init, Stored
 from jaxllm.nn.norm import Norm
 
@@ -12,25 +13,27 @@ from jaxllm.nn.norm import Norm
 class Embedding(Stored):
     """Token table [V, D], also the output head of tied models.
 
-    It is split over the vocabulary where that divides over the shards.
+    `axis` is the logical name of the vocabulary: "vocab" where the table is split, as that of a
+    tied model; None where each device has all of it, which saves a sum.
     """
 
-    def __init__(self, init: Init, vocab: int, width: int, shards: int):
-        self.weight = init.normal((vocab, width), (vocab_axis(vocab, shards), "embed"))
+    def __init__(self, init: Init, vocab: int, width: int, axis: str | None):
+        self.weight = init.normal((vocab, width), (axis, "embed"))
+        self.vocab = vocab
 
-    def __call__(self, token_T: Array, position_T: Array) -> Array:
-        return self.weight[...][token_T]
+    def __call__(self, token_T: Array, position_T: Array, context: RowContext) -> Array:
+        return context.collective.rows(self.weight[...], token_T, self.vocab)
 
 
 class ScaledEmbedding(Embedding):
     """Token embeddings times a factor; the product is rounded once."""
 
-    def __init__(self, init: Init, vocab: int, width: int, shards: int, factor: float):
-        super().__init__(init, vocab, width, shards)
+    def __init__(self, init: Init, vocab: int, width: int, axis: str | None, factor: float):
+        super().__init__(init, vocab, width, axis)
         self.factor = factor
 
-    def __call__(self, token_T: Array, position_T: Array) -> Array:
-        x_TD = super().__call__(token_T, position_T)
+    def __call__(self, token_T: Array, position_T: Array, context: RowContext) -> Array:
+        x_TD = super().__call__(token_T, position_T, context)
         return (x_TD.astype(jnp.float32) * self.factor).astype(x_TD.dtype)
 
 
@@ -44,12 +47,13 @@ class PositionTable(Stored):
 class PositionedEmbedding(Embedding):
     """Token embeddings plus learned position embeddings, of at most `length` positions."""
 
-    def __init__(self, init: Init, vocab: int, width: int, shards: int, length: int):
-        super().__init__(init, vocab, width, shards)
+    def __init__(self, init: Init, vocab: int, width: int, axis: str | None, length: int):
+        super().__init__(init, vocab, width, axis)
         self.positions = PositionTable(init, length, width)
 
-    def __call__(self, token_T: Array, position_T: Array) -> Array:
-        return super().__call__(token_T, position_T) + self.positions.weight[...][position_T]
+    def __call__(self, token_T: Array, position_T: Array, context: RowContext) -> Array:
+        x_TD = super().__call__(token_T, position_T, context)
+        return x_TD + self.positions.weight[...][position_T]
 
 
 class EncoderEmbedding(Embedding):
@@ -70,15 +74,21 @@ class EncoderEmbedding(Embedding):
         first: int = 0,
         types: int = 0,
     ):
-        super().__init__(init, vocab, width, 1)
+        super().__init__(init, vocab, width, None)
         self.positions = PositionTable(init, positions, width) if positions else None
         self.types = PositionTable(init, types, width) if types else None
         self.norm = norm
         self.first = first
 
-    def __call__(self, token_T: Array, position_T: Array, second_T: Array | None = None) -> Array:
+    def __call__(
+        self,
+        token_T: Array,
+        position_T: Array,
+        context: RowContext,
+        second_T: Array | None = None,
+    ) -> Array:
         """`second_T` is 1 for tokens of the second text of a pair."""
-        x_TD = super().__call__(token_T, position_T)
+        x_TD = super().__call__(token_T, position_T, context)
         if self.types is not None:
             table = self.types.weight[...]
             one = second_T is None or table.shape[0] == 1

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jax import Array, lax
 
+from jaxllm.nn.contexts.protocol import RowContext
 from jaxllm.nn.heads import Heads
 from jaxllm.nn.linear import Init, Stored
 from jaxllm.nn.norm import RMSNorm
@@ -21,9 +22,11 @@ from pallas_kernels.rope_write import HeadRows, rotated
 class HeadMap(Protocol):
     """Changes rows of heads, and says which rotation is left to do."""
 
-    def __call__(self, row_TXCH: Array, queries: int, rotation: Rotation) -> tuple[Array, Rotation]:
-        """The C heads of each of X shards, bias added: `queries` query heads, then key heads, then
-        as many value heads."""
+    def __call__(
+        self, row_TXCH: Array, queries: int, rotation: Rotation, context: RowContext
+    ) -> tuple[Array, Rotation]:
+        """The C heads of each of this device's X shards, bias added: `queries` query heads, then
+        key heads, then as many value heads."""
 
 
 def _split(row_TXCH: Array, queries: int) -> list[Array]:
@@ -41,7 +44,7 @@ class HeadNorm(Stored):
         self.heads, self.eps = heads, eps
         self.repeat = heads.repeat if keys else 1
 
-    def __call__(self, x_TXCH: Array) -> Array:
+    def __call__(self, x_TXCH: Array, context: RowContext) -> Array:
         raise NotImplementedError
 
     def rules(self, name: str) -> Iterator[Rule]:
@@ -59,10 +62,12 @@ class HeadNorm(Stored):
 class WholeRMSNorm(HeadNorm):
     """x / rms(x) · weight over all heads of a token at once."""
 
-    def __call__(self, x_TXCH: Array) -> Array:
+    def __call__(self, x_TXCH: Array, context: RowContext) -> Array:
         x, shape = x_TXCH.astype(jnp.float32), x_TXCH.shape
-        numbers = shape[1] * shape[2] * self.heads.dim  # copies of heads do not change the mean
-        mean = jnp.sum(x * x, axis=(1, 2, 3), keepdims=True) / numbers
+        # Copies of heads do not change the mean
+        numbers = self.heads.shards * shape[2] * self.heads.dim
+        squares = context.collective.sum(jnp.sum(x * x, axis=(1, 2, 3), keepdims=True))
+        mean = squares / numbers
         scaled = x * lax.rsqrt(mean + self.eps) * self.weight[...].astype(jnp.float32)
         return scaled.astype(x_TXCH.dtype)
 
@@ -73,7 +78,7 @@ class WholeRMSNorm(HeadNorm):
 class HeadLayerNorm(HeadNorm):
     """(x - mean(x)) / deviation(x) · weight, head by head."""
 
-    def __call__(self, x_TXCH: Array) -> Array:
+    def __call__(self, x_TXCH: Array, context: RowContext) -> Array:
         x, dim, order = x_TXCH.astype(jnp.float32), self.heads.dim, self.heads.key_order
         centred = x - jnp.sum(x, axis=-1, keepdims=True) / dim
         if -1 in order:  # heads are stored with zeros between
@@ -89,9 +94,11 @@ class NormedHeads(nnx.Module):
         self.q_norm = kind(init, heads, eps, keys=False)
         self.k_norm = kind(init, heads, eps, keys=True)
 
-    def __call__(self, row_TXCH: Array, queries: int, rotation: Rotation) -> tuple[Array, Rotation]:
+    def __call__(
+        self, row_TXCH: Array, queries: int, rotation: Rotation, context: RowContext
+    ) -> tuple[Array, Rotation]:
         q, k, v = _split(row_TXCH, queries)
-        return jnp.concatenate([self.q_norm(q), self.k_norm(k), v], axis=2), rotation
+        return jnp.concatenate([self.q_norm(q, context), self.k_norm(k, context), v], axis=2), rotation
 
 
 class TurnedNorms(nnx.Module):
@@ -100,7 +107,9 @@ class TurnedNorms(nnx.Module):
     def __init__(self, dim: int, q_norm: RMSNorm, k_norm: RMSNorm):
         self.dim, self.q_norm, self.k_norm = dim, q_norm, k_norm
 
-    def __call__(self, row_TXCH: Array, queries: int, rotation: Rotation) -> tuple[Array, Rotation]:
+    def __call__(
+        self, row_TXCH: Array, queries: int, rotation: Rotation, context: RowContext
+    ) -> tuple[Array, Rotation]:
         cos_TF, sin_TF = rotation.cos_TF, rotation.sin_TF
         wider = ((0, 0), (0, row_TXCH.shape[-1] // 2 - cos_TF.shape[1]))  # zeros do not turn
         turn = jnp.pad(cos_TF, wider), jnp.pad(sin_TF, wider)
@@ -120,7 +129,9 @@ class TurnedNorms(nnx.Module):
 class ScaledQueries:
     """Queries times the factor of their token's position."""
 
-    def __call__(self, row_TXCH: Array, queries: int, rotation: Rotation) -> tuple[Array, Rotation]:
+    def __call__(
+        self, row_TXCH: Array, queries: int, rotation: Rotation, context: RowContext
+    ) -> tuple[Array, Rotation]:
         q, *others = _split(row_TXCH, queries)
         assert rotation.query_T is not None
         scaled = (q.astype(jnp.float32) * rotation.query_T[:, None, None, None]).astype(q.dtype)
@@ -134,10 +145,13 @@ class BiasedKeys:
 
     dim: int
 
-    def __call__(self, row_TXCH: Array, queries: int, rotation: Rotation) -> tuple[Array, Rotation]:
+    def __call__(
+        self, row_TXCH: Array, queries: int, rotation: Rotation, context: RowContext
+    ) -> tuple[Array, Rotation]:
         q, k, v = _split(row_TXCH, queries)
         assert rotation.key_TN is not None and k.shape == q.shape
-        spare, bias = self.dim // 2, rotation.key_TN.reshape(q.shape[:3])
+        own_TN = context.collective.own(rotation.key_TN, axis=1)
+        spare, bias = self.dim // 2, own_TN.reshape(q.shape[:3])
         q, k = q.at[..., spare].set(1), k.at[..., spare].set(bias.astype(k.dtype))
         return jnp.concatenate([q, k, v], axis=2), rotation
 
@@ -148,5 +162,7 @@ class Clipped:
 
     limit: float
 
-    def __call__(self, row_TXCH: Array, queries: int, rotation: Rotation) -> tuple[Array, Rotation]:
+    def __call__(
+        self, row_TXCH: Array, queries: int, rotation: Rotation, context: RowContext
+    ) -> tuple[Array, Rotation]:
         return jnp.clip(row_TXCH, -self.limit, self.limit), rotation

@@ -116,7 +116,7 @@ class LatentAttention(nnx.Module):
     def __call__(
         self, layer: int, x_TD: Array, rotation: Rotation, context: LatentContext
     ) -> Array:
-        q_TNH = self.query(x_TD, context).reshape(x_TD.shape[0], self.sizes.heads, -1)
+        q_TNH = self.query(x_TD, context)[:, 0]
         entry_TW, rank = self.entry(x_TD, context)[:, 0, 0], self.sizes.rank
         latent_TV, key_TR = self.entry_norm(entry_TW[:, :rank]), entry_TW[:, rank:]
         rows = LatentRows(

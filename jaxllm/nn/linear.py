@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from flax import nnx
 from jax import Array
 
+from jaxllm.mesh import is_split
 from jaxllm.nn.contexts.protocol import RowContext
 from jaxllm.nn.rules import Layout, Ordered, Part, Piece, Rows, Rule, Step, Transposed
 from jaxllm.nn.weight.dense import Dense
@@ -60,8 +61,12 @@ class Linear(nnx.Module):
         return None if self.bias is not None else self.weight.gated(x, context)
 
     def __call__(self, x: Array, context: RowContext) -> Array:
+        """The map; where its inputs are split, this device's part of a sum."""
         y = self.product(x, context)
-        return y if self.bias is None else y + self.bias[...]
+        if self.bias is None:
+            return y
+        parts = any(map(is_split, self.axes[len(self.out) :]))
+        return y + (context.collective.once(self.bias[...]) if parts else self.bias[...])
 
     def rules(self, *names: str) -> Iterator[Rule]:
         """The checkpoint tensors `{name}.weight` and `{name}.bias` fill the map: one name for each

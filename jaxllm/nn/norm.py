@@ -23,8 +23,8 @@ class Norm(Protocol):
 
     def __call__(self, x: Array) -> Array: ...
 
-    def add(self, x_TD: Array, delta_TD: Array, context: RowContext) -> tuple[Array, Array]:
-        """`x + delta`, rounded, and its norm."""
+    def add(self, x_TD: Array, part_TD: Array, context: RowContext) -> tuple[Array, Array]:
+        """`x` plus the sum of all devices' parts, rounded, and its norm."""
 
 
 class NoNorm(nnx.Module):
@@ -35,8 +35,8 @@ class NoNorm(nnx.Module):
     def __call__(self, x: Array) -> Array:
         return x
 
-    def add(self, x_TD: Array, delta_TD: Array, context: RowContext) -> tuple[Array, Array]:
-        x_TD = x_TD + delta_TD
+    def add(self, x_TD: Array, part_TD: Array, context: RowContext) -> tuple[Array, Array]:
+        x_TD = x_TD + context.collective.sum(part_TD)
         return x_TD, x_TD
 
 
@@ -62,8 +62,8 @@ class RMSNorm(Stored):
     def __call__(self, x: Array) -> Array:
         return rms_norm(x, self.weight[...], self.eps)
 
-    def add(self, x_TD: Array, delta_TD: Array, context: RowContext) -> tuple[Array, Array]:
-        return context.add_norm(x_TD, delta_TD, self.weight[...], self.eps)
+    def add(self, x_TD: Array, part_TD: Array, context: RowContext) -> tuple[Array, Array]:
+        return context.add_norm(x_TD, part_TD, self.weight[...], self.eps)
 
     def rules(self, name: str) -> Iterator[Rule]:
         (rule,) = super().rules(name)
@@ -107,8 +107,8 @@ class LayerNorm(Stored):
         y = y if self.bias is None else y + self.bias[...].astype(jnp.float32)
         return y.astype(x.dtype)
 
-    def add(self, x_TD: Array, delta_TD: Array, context: RowContext) -> tuple[Array, Array]:
-        x_TD = x_TD + delta_TD
+    def add(self, x_TD: Array, part_TD: Array, context: RowContext) -> tuple[Array, Array]:
+        x_TD = x_TD + context.collective.sum(part_TD)
         return x_TD, self(x_TD)
 
     def rules(self, name: str) -> Iterator[Rule]:
@@ -127,8 +127,8 @@ class BareLayerNorm(nnx.Module):
     def __call__(self, x: Array) -> Array:
         return _standard(x, self.eps).astype(x.dtype)
 
-    def add(self, x_TD: Array, delta_TD: Array, context: RowContext) -> tuple[Array, Array]:
-        x_TD = x_TD + delta_TD
+    def add(self, x_TD: Array, part_TD: Array, context: RowContext) -> tuple[Array, Array]:
+        x_TD = x_TD + context.collective.sum(part_TD)
         return x_TD, self(x_TD)
 
 

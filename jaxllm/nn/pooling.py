@@ -80,7 +80,7 @@ class PoolingModel(nnx.Module):
     ) -> Array:
         """The same of an encoder; `second_T` is 1 for tokens of the second text of a pair."""
         assert isinstance(self.body.embed, EncoderEmbedding)
-        carry = Carry(self.body.embed(token_T, position_T, second_T))
+        carry = Carry(self.body.embed(token_T, position_T, context, second_T))
         carry = self.body.through_layers(carry, position_T, context)
         hidden_TD = self.body.after_attention(carry, context).astype(jnp.float32)
         return self._results(hidden_TD, start_R, length_R, context)
@@ -104,18 +104,19 @@ class PoolingModel(nnx.Module):
 
     def _mapped(self, pooled_RD: Array, context: RowContext) -> Array:
         if self.pooling.token_logits:
-            return self._token_logits(pooled_RD)
+            return self._token_logits(pooled_RD, context)
         x = pooled_RD.astype(jnp.float32)
         for module, norm, given in zip(self.maps, self.norms, self.pooling.maps, strict=True):
             x = norm(ACTIVATIONS[given.activation](module(x, context)))
         return x
 
-    def _token_logits(self, hidden_RD: Array) -> Array:
+    def _token_logits(self, hidden_RD: Array, context: RowContext) -> Array:
         """[R, labels]: logits of single tokens, and differences of two; the vocabulary's others are
         not computed."""
         first, second = zip(*self.pooling.token_logits, strict=True)
-        plus = self.body.logits(hidden_RD, first)
-        minus = self.body.logits(hidden_RD, tuple(token or 0 for token in second))
+        plus = self.body.token_logits(hidden_RD, first, context)
+        others = tuple(token or 0 for token in second)
+        minus = self.body.token_logits(hidden_RD, others, context)
         return plus - jnp.where(jnp.array([token is not None for token in second]), minus, 0.0)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,12 +12,15 @@ import jax.numpy as jnp
 from flax import nnx
 from jax import Array
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.typing import DTypeLike
 
+from jaxllm.cache.collective import Collective, over
 from jaxllm.cache.kv import KVCache
 from jaxllm.engine.runtime.packing import ChunkLayout
 from jaxllm.engine.runtime.state import ForwardOutput, SlotState
 from jaxllm.engine.scheduling.buckets import Buckets, ExtendShape
 from jaxllm.logprobs import widths
+from jaxllm.mesh import per_device
 from jaxllm.pooling import Pooling
 from jaxllm.sampling.process import LogitsParams
 from jaxllm.sampling.processor_arguments import Processor
@@ -45,8 +49,13 @@ class Model:
     processors: tuple[Processor, ...] = ()
     batch_invariant: bool = False
 
+    @functools.cached_property
+    def collective(self) -> Collective:
+        """The devices that share the layers."""
+        return over(self.mesh)
+
     def rebuild(self, weights: tuple[Array, ...]) -> nnx.Module:
-        """The nnx module around these leaves."""
+        """The nnx module around these leaves, whole ones or one device's."""
         return nnx.merge(self.graphdef, jax.tree.unflatten(self.treedef, weights))
 
 
@@ -61,7 +70,7 @@ class StepShapes:
         kv: the page pools.
         slots: usable slots S.
         table_width: pages of a slot's table, of all cache groups together.
-        hidden_states: [T, E], packed carries of the largest step's chunk tokens.
+        hidden_states: `packed_carries` of the largest step's chunk tokens.
         vocab_size: V.
         buckets: the compiled shapes.
         max_logprobs: most likely tokens that a request may ask for.
@@ -189,6 +198,19 @@ class StepShapes:
         """An array that is whole on every device."""
         return jax.ShapeDtypeStruct(shape, dtype, sharding=self.replicated)
 
+    def per_device(self, function: Callable, takes: Any, gives: Any) -> Callable:
+        """See `jaxllm.mesh.per_device`."""
+        return per_device(function, self.model.mesh, takes, gives)
+
     def host_buffer(self, size: int) -> jax.ShapeDtypeStruct:
         """An int32 buffer that the host fills for a program."""
         return jax.ShapeDtypeStruct((size,), jnp.int32, sharding=self.host)
+
+
+def packed_carries(
+    mesh: Mesh, tokens: int, width: int, dtype: DTypeLike
+) -> jax.ShapeDtypeStruct:
+    """What `extend` leaves of so many tokens: every device its own part of `Carry.packed`, below
+    each other."""
+    place = NamedSharding(mesh, PartitionSpec("tensor"))
+    return jax.ShapeDtypeStruct((mesh.shape["tensor"] * tokens, width), dtype, sharding=place)

@@ -10,7 +10,6 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax.sharding import NamedSharding, PartitionSpec
 
 from jaxllm import weights
 from jaxllm.cache.kv import KVCache
@@ -19,7 +18,7 @@ from jaxllm.engine.runtime.compilation.executables import Executables
 from jaxllm.engine.runtime.compilation.exports import Exports, fingerprint
 from jaxllm.engine.runtime.compilation.xla_options import XlaOptions
 from jaxllm.engine.runtime.lattice import Programs, Progress, needed_bytes, weight_leaves
-from jaxllm.engine.runtime.shapes import Model, StepShapes
+from jaxllm.engine.runtime.shapes import Model, StepShapes, packed_carries
 from jaxllm.engine.startup.memory import MemoryBudget, states_shape
 from jaxllm.engine.startup.plan_memory import is_measured, plan_memory
 from jaxllm.engine.startup.resolve import Setup, with_plan
@@ -69,10 +68,8 @@ def make_programs(
         kv=abstract_pages(setup),
         slots=resolved.max_num_seqs,
         table_width=table_width(setup),
-        hidden_states=jax.ShapeDtypeStruct(
-            states_shape(setup.spec, setup.buckets),
-            setup.dtype,
-            sharding=NamedSharding(setup.mesh, PartitionSpec()),
+        hidden_states=packed_carries(
+            setup.mesh, *states_shape(setup.spec, setup.buckets), setup.dtype
         ),
         vocab_size=resolved.vocab_size,
         buckets=setup.buckets,

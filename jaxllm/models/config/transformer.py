@@ -252,7 +252,12 @@ class Parts:
 
     def embedding(self) -> Embedding:
         """The token table."""
-        return Embedding(self.init, self.spec.vocab_size, self.spec.width, self.shards)
+        return Embedding(self.init, self.spec.vocab_size, self.spec.width, self.table_axis)
+
+    @property
+    def table_axis(self) -> str | None:
+        """Logical axis of the token table's vocabulary: only a table that is the head is split."""
+        return vocab_axis(self.spec.vocab_size, self.shards) if self.spec.tied else None
 
     def decoder(
         self,

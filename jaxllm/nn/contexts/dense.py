@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
-from pallas_kernels import add_norm
+from jaxllm.cache.collective import ALONE, Collective
 from pallas_kernels.grouped_matmul import Gating, Groups, grouped_matmul
 from pallas_kernels.latent_decode import LatentRows, absorbed, projected
 from pallas_kernels.rope_write import HeadRows, rotated
@@ -40,6 +40,7 @@ class DenseContext:
     """
 
     row_backend = "reference"
+    collective: Collective = ALONE
 
     def __init__(self, segment_T: Array | None = None, prompt_length_T: Array | None = None):
         self.segment_T = segment_T
@@ -48,6 +49,10 @@ class DenseContext:
                 segment_T[:, None] == segment_T[None, :], axis=1, dtype=jnp.int32
             )
         self.prompt_length_T = prompt_length_T
+
+    @property
+    def alone(self) -> DenseContext:
+        return self
 
     def attend(
         self,
@@ -96,10 +101,10 @@ class DenseContext:
         return out.reshape(*q_TNH.shape[:2], -1)
 
     def add_norm(
-        self, x_TD: Array, delta_TD: Array, weight_D: Array, eps: float
+        self, x_TD: Array, part_TD: Array, weight_D: Array, eps: float
     ) -> tuple[Array, Array]:
-        """`x + delta`, and its norm."""
-        return add_norm.add_norm(x_TD, delta_TD, weight_D, eps, backend="reference")
+        """`x + part`, and its norm."""
+        return self.collective.add_norm(x_TD, part_TD, weight_D, eps, self.row_backend)
 
     def gated_product(self, x_TD: Array, weight_X2FD: Array) -> Array | None:
         """None: XLA computes and differentiates the products."""

@@ -6,6 +6,7 @@ from typing import Protocol
 
 from jax import Array
 
+from jaxllm.cache.collective import Collective
 from pallas_kernels.grouped_matmul import Gating, Groups
 from pallas_kernels.latent_decode import LatentRows
 from pallas_kernels.rope_write import HeadRows
@@ -17,15 +18,23 @@ class RowContext(Protocol):
 
     Attributes:
         row_backend: the back end of `pallas_kernels` for such work, where an op has it.
+        collective: the devices that share the block.
     """
 
     @property
     def row_backend(self) -> str: ...
 
+    @property
+    def collective(self) -> Collective: ...
+
+    @property
+    def alone(self) -> RowContext:
+        """The same for what is no part of a sum over devices."""
+
     def add_norm(
-        self, x_TD: Array, delta_TD: Array, weight_D: Array, eps: float
+        self, x_TD: Array, part_TD: Array, weight_D: Array, eps: float
     ) -> tuple[Array, Array]:
-        """`x + delta`, and its root-mean-square norm times the weight.
+        """`x` plus the sum of all devices' parts, and its root-mean-square norm times the weight.
 
         See `pallas_kernels.add_norm`.
         """

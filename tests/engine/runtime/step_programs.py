@@ -5,15 +5,14 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-import jax
 import jax.numpy as jnp
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.sharding import Mesh
 
 from jaxllm import models, weights
 from jaxllm.cache.backends import stored_dim
 from jaxllm.cache.kv import KVCache
 from jaxllm.engine.runtime.lattice import Programs, weight_leaves
-from jaxllm.engine.runtime.shapes import Model, StepShapes
+from jaxllm.engine.runtime.shapes import Model, StepShapes, packed_carries
 from jaxllm.engine.scheduling.buckets import Buckets
 
 
@@ -40,7 +39,7 @@ def lattice(
     leaves, treedef = weight_leaves(state)
     shape = len(spec.layers), pages, heads.kv_stored, page_size, heads.stored_dim
     pool = KVCache.abstract(*shape, jnp.dtype(kv_dtype), mesh, spec.pools)
-    states = (buckets.max_tokens, spec.carry_width)
+    states = packed_carries(mesh, buckets.max_tokens, spec.carry_width, jnp.bfloat16)
     return Programs(
         StepShapes(
             model=Model(graphdef, treedef, mesh, backend, page_size),
@@ -48,9 +47,7 @@ def lattice(
             kv=pool,
             slots=buckets.decode[-1],
             table_width=pages_per_request,
-            hidden_states=jax.ShapeDtypeStruct(
-                states, jnp.bfloat16, sharding=NamedSharding(mesh, PartitionSpec())
-            ),
+            hidden_states=states,
             vocab_size=spec.vocab_size,
             buckets=buckets,
             **more,

@@ -32,7 +32,7 @@ def encode(
     batch = layout.unpack(jax.device_put(buffer, local))
     start, end = batch["start"], batch["start"] + batch["length"]
     first_T, end_T = (jnp.pad(x, (0, 1))[batch["row"]] for x in (start, end))
-    context = SegmentContext(Segments(first_T, end_T, longest), model.backend, model.mesh)
+    context = SegmentContext(Segments(first_T, end_T, longest), model.backend)
     return model.rebuild(weights).encode(
         batch["token"], batch["position"], batch["second"], batch["start"], batch["length"], context
     )

@@ -1,8 +1,12 @@
-"""Forwards: one token for each running request, and prompt chunks with decode rows beside them."""
+"""Forwards: one token for each running request, and prompt chunks with decode rows beside them.
+
+Each runs on every device, over the device's own heads, inner widths and share of the vocabulary.
+"""
 
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import jax
@@ -50,7 +54,7 @@ def decode(
         for table, page in zip(given.tables, given.pages, strict=True)
     ]
     context = PagedContext(
-        kv, inputs, model.backend, model.mesh, given.prompt_length, model.batch_invariant
+        kv, inputs, model.backend, model.collective, given.prompt_length, model.batch_invariant
     )
     module = model.rebuild(weights)
     hidden = module(given.token, given.position, context)
@@ -82,7 +86,7 @@ def extend(
         kv,
         _paged_inputs(given, batch, kv, model.page_size),
         model.backend,
-        model.mesh,
+        model.collective,
         _prompt_lengths(given, batch, shape),
         model.batch_invariant,
     )
@@ -100,7 +104,7 @@ def extend(
     emit = jnp.concatenate([given.alive, batch["final"] != 0, jnp.zeros((spare,), jnp.bool_)])
     hidden = module.after_attention(carry.rows(picked), context)
     hidden_states = jax.lax.dynamic_update_slice(
-        hidden_states, carry.packed()[shape.decodes :], (0, 0)
+        hidden_states, carry.packed(model.collective)[shape.decodes :], (0, 0)
     )
     output = ForwardOutput(module.logits(hidden), slots, emit)
     return context.kv, state, output, hidden_states
@@ -229,21 +233,27 @@ def table_columns(index: Array, table: Array, kv: KVCache) -> list[Array]:
 
 def _build_decode(shapes: StepShapes, rows: int) -> Variant:
     output = Resident("forward_output", shapes.buckets.logit_rows(rows))
-    return Variant(
-        functools.partial(decode, shapes.model, rows),
-        takes=(WEIGHTS, KV, STATE, output),
-        gives=(KV, output),
-    )
+    takes, gives = (WEIGHTS, KV, STATE, output), (KV, output)
+    return _per_device(shapes, functools.partial(decode, shapes.model, rows), takes, gives)
 
 
 def _build_extend(shapes: StepShapes, tokens: int, chunks: int, decodes: int) -> Variant:
     layout = shapes.chunk_layouts[ExtendShape(tokens, chunks, decodes)]
     output, hidden = Resident("forward_output", layout.logit_rows), Resident("hidden_states")
-    return Variant(
-        functools.partial(extend, shapes.model, layout),
-        takes=(WEIGHTS, KV, STATE, Resident("staged_chunks"), output, hidden),
-        gives=(KV, STATE, output, hidden),
-    )
+    takes = (WEIGHTS, KV, STATE, Resident("staged_chunks"), output, hidden)
+    function = functools.partial(extend, shapes.model, layout)
+    return _per_device(shapes, function, takes, (KV, STATE, output, hidden))
+
+
+def _per_device(
+    shapes: StepShapes,
+    function: Callable,
+    takes: tuple[Resident, ...],
+    gives: tuple[Resident, ...],
+) -> Variant:
+    """A forward on every device, over the device's own arrays."""
+    given, made = (tuple(at.shapes(shapes) for at in side) for side in (takes, gives))
+    return Variant(shapes.per_device(function, given, made), takes, gives)
 
 
 def _extend_sizes(shapes: StepShapes) -> list[tuple[int, ...]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
@@ -19,17 +20,18 @@ from jaxllm.engine.scheduling.buckets import ExtendShape
 
 
 def pool(
-    model: Model,
-    layout: ChunkLayout,
-    weights: tuple[Array, ...],
-    kv: KVCache,
-    buffer: Array,
-    *,
-    local: NamedSharding,
+    pooled: Callable, weights: tuple[Array, ...], kv: KVCache, buffer: Array, *, local: NamedSharding
+) -> tuple[KVCache, Array]:
+    """`pooled_chunks` of a buffer that the host filled."""
+    return pooled(weights, kv, jax.device_put(buffer, local))
+
+
+def pooled_chunks(
+    model: Model, layout: ChunkLayout, weights: tuple[Array, ...], kv: KVCache, buffer: Array
 ) -> tuple[KVCache, Array]:
     """The chunks of `buffer` in one forward: the pages, and float32 `[R, E]`, the vector of each
     chunk. That of a chunk that is not its prompt's last means nothing."""
-    batch = layout.arrays.unpack(jax.device_put(buffer, local))
+    batch = layout.arrays.unpack(buffer)
     tables = split_tables(batch["table"], kv)
     pages, offset = chunk_writes(batch, kv, model.page_size)
     none = jnp.zeros((0,), jnp.int32)
@@ -49,7 +51,7 @@ def pool(
     prompt_length_R = device_columns(batch["params"], SLOT_PARAMS)["prompt_length"]
     prompt_length_T = prompt_length_R[jnp.minimum(batch["row"], layout.shape.chunks - 1)]
     context = PagedContext(
-        kv, inputs, model.backend, model.mesh, prompt_length_T, model.batch_invariant
+        kv, inputs, model.backend, model.collective, prompt_length_T, model.batch_invariant
     )
     module = model.rebuild(weights)
     vectors = module(batch["token"], batch["position"], batch["start"], batch["length"], context)
@@ -58,8 +60,14 @@ def pool(
 
 def _build(shapes: StepShapes, tokens: int, chunks: int) -> Variant:
     layout = shapes.chunk_layouts[ExtendShape(tokens, chunks, 0)]
+    staged = shapes.array((layout.arrays.size,), jnp.int32)
+    pooled = shapes.per_device(
+        functools.partial(pooled_chunks, shapes.model, layout),
+        (shapes.weights, shapes.kv, staged),
+        (shapes.kv, shapes.replicated),
+    )
     return Variant(
-        functools.partial(pool, shapes.model, layout, local=shapes.replicated),
+        functools.partial(pool, pooled, local=shapes.replicated),
         takes=(WEIGHTS, KV, shapes.host_buffer(layout.arrays.size)),
         gives=(KV, shapes.host),
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import jax
@@ -27,7 +28,7 @@ from jaxllm.sampling.logprobs import packed_logprobs
 
 
 def prompt_logprobs(
-    model: Model,
+    logits_of: Callable,
     mode: str,
     count: int,
     weights: tuple[Array, ...],
@@ -36,13 +37,20 @@ def prompt_logprobs(
     *,
     local: NamedSharding,
 ) -> Array:
-    """`packed_logprobs` of prompt tokens. `buffer` holds rows of `hidden_states`, then the tokens
+    """`packed_logprobs` of prompt tokens, by their `prompt_logits`. `buffer` holds rows of `hidden_states`, then the tokens
     that follow them. A block is small, because logits are much larger than hidden states."""
     row, token = jax.device_put(buffer, local).reshape(2, -1)
-    module, kernels = model.rebuild(weights), RowKernels(model.backend, model.mesh)
-    carry = module.unpacked(hidden_states[row])
-    logits = module.logits(module.after_attention(carry, kernels))
+    logits = logits_of(weights, hidden_states, row)
     return packed_logprobs(logits, token, count, normalised=mode.endswith("logprobs"))
+
+
+def prompt_logits(
+    model: Model, weights: tuple[Array, ...], hidden_states: Array, row: Array
+) -> Array:
+    """The logits behind some rows of the `hidden_states` that `extend` left."""
+    module, kernels = model.rebuild(weights), RowKernels(model.backend, model.collective)
+    carry = module.unpacked(model.collective.sum(hidden_states[row]))
+    return module.logits(module.after_attention(carry, kernels))
 
 
 def pack_scores(todo: list[Span], shapes: StepShapes) -> list[tuple[Key, np.ndarray]]:
@@ -84,12 +92,18 @@ class PromptScores:
 
 
 def _build(shapes: StepShapes, rows: int, width: int) -> Variant:
+    states, row = Resident("hidden_states"), shapes.array((rows,), np.int32)
+    logits_of = shapes.per_device(
+        functools.partial(prompt_logits, shapes.model),
+        (shapes.weights, shapes.hidden_states, row),
+        shapes.split_vocab,
+    )
     function = functools.partial(
-        prompt_logprobs, shapes.model, shapes.logprobs_mode, width, local=shapes.replicated
+        prompt_logprobs, logits_of, shapes.logprobs_mode, width, local=shapes.replicated
     )
     return Variant(
         function,
-        takes=(WEIGHTS, Resident("hidden_states"), shapes.host_buffer(2 * rows)),
+        takes=(WEIGHTS, states, shapes.host_buffer(2 * rows)),
         gives=(shapes.host,),
     )
 

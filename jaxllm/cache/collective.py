@@ -1,0 +1,121 @@
+"""What the devices that share a model's layers give each other inside a forward.
+
+A forward runs on every device over its own arrays (`jaxllm.mesh.per_device`). Where a linear map's
+inputs are split, its product is this device's part of a sum.
+"""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+from typing import Protocol
+
+import jax
+import jax.numpy as jnp
+from jax import Array, lax
+from jax.sharding import Mesh
+
+from pallas_kernels import add_norm
+
+
+class Collective(Protocol):
+    """The devices of one forward. All of them call the same methods in the same order, and hold the
+    same bits afterwards."""
+
+    def add_norm(
+        self, x_TD: Array, part_TD: Array, weight_D: Array, eps: float, wanted: str
+    ) -> tuple[Array, Array]:
+        """`x` plus the sum of all parts, and its norm. `wanted` is a back end of
+        `pallas_kernels`."""
+
+    def sum(self, part: Array) -> Array:
+        """The sum of all parts."""
+
+    def once(self, x: Array) -> Array:
+        """Parts whose sum is `x`, which is the same on all devices."""
+
+    def own(self, x: Array, axis: int) -> Array:
+        """This device's share of `x` along an axis."""
+
+    def rows(self, table: Array, index: Array, count: int) -> Array:
+        """Rows of a table of `count` rows, which lies whole on each device or is split by rows."""
+
+
+class Alone:
+    """One device has everything: parts are whole."""
+
+    def add_norm(
+        self, x_TD: Array, part_TD: Array, weight_D: Array, eps: float, wanted: str
+    ) -> tuple[Array, Array]:
+        backend = add_norm.backend_for(wanted, x_TD, weight_D)
+        return _add_norm(x_TD, part_TD, weight_D, eps, backend=backend)
+
+    def sum(self, part: Array) -> Array:
+        return part
+
+    def once(self, x: Array) -> Array:
+        return x
+
+    def own(self, x: Array, axis: int) -> Array:
+        return x
+
+    def rows(self, table: Array, index: Array, count: int) -> Array:
+        return table[index]
+
+
+@dataclass(frozen=True)
+class AllReduce:
+    """Sums by XLA over a mesh axis.
+
+    Attributes:
+        axis: its name.
+        size: devices on it.
+    """
+
+    axis: str
+    size: int
+
+    def add_norm(
+        self, x_TD: Array, part_TD: Array, weight_D: Array, eps: float, wanted: str
+    ) -> tuple[Array, Array]:
+        backend = add_norm.backend_for(wanted, x_TD, weight_D)
+        return _sum_add_norm(x_TD, part_TD, weight_D, eps, axis=self.axis, backend=backend)
+
+    def sum(self, part: Array) -> Array:
+        return lax.psum(part, self.axis)
+
+    def once(self, x: Array) -> Array:
+        return jnp.where(lax.axis_index(self.axis) == 0, x, jnp.zeros_like(x))
+
+    def own(self, x: Array, axis: int) -> Array:
+        share = x.shape[axis] // self.size
+        return lax.dynamic_slice_in_dim(x, lax.axis_index(self.axis) * share, share, axis)
+
+    def rows(self, table: Array, index: Array, count: int) -> Array:
+        held = table.shape[0]
+        if held == count:
+            return table[index]
+        place = index - lax.axis_index(self.axis) * held
+        found = table[jnp.clip(place, 0, held - 1)]
+        mine = ((place >= 0) & (place < held)).reshape(-1, *(1,) * (found.ndim - 1))
+        return self.sum(jnp.where(mine, found, jnp.zeros_like(found)))
+
+
+ALONE = Alone()
+
+
+def over(mesh: Mesh) -> Collective:
+    """The collective of a mesh's devices."""
+    return ALONE if mesh.size == 1 else AllReduce("tensor", mesh.shape["tensor"])
+
+
+def _summed(
+    x_TD: Array, part_TD: Array, weight_D: Array, eps: float, *, axis: str, backend: str
+) -> tuple[Array, Array]:
+    delta_TD = lax.psum(part_TD, axis)
+    return add_norm.add_norm(x_TD, delta_TD, weight_D, eps, backend=backend)
+
+
+# Jitted, so that a kernel is lowered once, not for every layer.
+_add_norm = jax.jit(add_norm.add_norm, static_argnames=("eps", "backend"))
+_sum_add_norm = functools.partial(jax.jit, static_argnames=("eps", "axis", "backend"))(_summed)
