@@ -219,7 +219,7 @@ class TeacherForced:
         given: Any = Tokens(
             ints((rows * chunk,)), ints((rows * chunk,)), ints((rows,)), ints((rows, self.width))
         )
-        step = functools.partial(forward, graphdef, variant.backend, self.mesh, chunk)
+        step = functools.partial(forward, graphdef, variant.backend, chunk)
         return jax.jit(step, donate_argnums=1).lower(
             state, self._pool(rows, variant.kv_dtype or variant.dtype), given
         )
@@ -228,7 +228,6 @@ class TeacherForced:
 def forward(
     graphdef: Any,
     backend: str,
-    mesh: jax.sharding.Mesh,
     chunk: int,
     state: Any,
     pool: KVCache,
@@ -257,5 +256,5 @@ def forward(
         write_page_T=page,
         write_offset_T=given.position_T % PAGE,
     )
-    context = PagedContext(pool, [inputs], backend, mesh)
+    context = PagedContext(pool, [inputs], backend)
     return module.logits(module(given.token_T, given.position_T, context)), context.kv

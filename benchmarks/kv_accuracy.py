@@ -81,7 +81,7 @@ class Reader:
     def program(self, chunk: int) -> Any:
         """A forward of so many tokens."""
         return jax.jit(
-            functools.partial(forward, self.graphdef, self.backend, self.mesh, chunk),
+            functools.partial(forward, self.graphdef, self.backend, chunk),
             donate_argnums=1,
         )
 

@@ -112,9 +112,7 @@ class Decoder(nnx.Module):
         weight_VD, bias_V = self._head()
         return self._logits(hidden_RD, weight_VD, bias_V)
 
-    def token_logits(
-        self, hidden_RD: Array, tokens: tuple[int, ...], context: RowContext
-    ) -> Array:
+    def token_logits(self, hidden_RD: Array, tokens: tuple[int, ...], context: RowContext) -> Array:
         """The logits of some tokens alone."""
         (weight_VD, bias_V), vocab = self._head(), self.embed.vocab
         row, rows = jnp.array(tokens), context.collective.rows

@@ -98,7 +98,9 @@ class NormedHeads(nnx.Module):
         self, row_TXCH: Array, queries: int, rotation: Rotation, context: RowContext
     ) -> tuple[Array, Rotation]:
         q, k, v = _split(row_TXCH, queries)
-        return jnp.concatenate([self.q_norm(q, context), self.k_norm(k, context), v], axis=2), rotation
+        return jnp.concatenate(
+            [self.q_norm(q, context), self.k_norm(k, context), v], axis=2
+        ), rotation
 
 
 class TurnedNorms(nnx.Module):

@@ -9,9 +9,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax.sharding import Mesh, NamedSharding
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jaxllm.cache import kv as kv_module
+from jaxllm.cache.collective import over
 from jaxllm.cache.kv import (
     DROP_PAGE,
     PAGES,
@@ -21,12 +22,14 @@ from jaxllm.cache.kv import (
     page_bytes,
     zeros_of,
 )
+from jaxllm.mesh import per_device
 from pallas_kernels import paged_decode, paged_extend
 from pallas_kernels.layout import dense_attention
 from pallas_kernels.rope_write import HeadRows
 from tests.by_layer import by_layer
 
 LAYERS, P, K, N, C, H = 2, 24, 8, 16, 16, 32
+HEADS = PartitionSpec(None, "tensor", None)  # [T, heads, H]
 OPTIONS = {"scale": 0.2, "window": None, "softcap": None}
 
 
@@ -39,13 +42,25 @@ def tokens(total, seed=0):
     return [rng.standard_normal((total, heads, H)).astype(np.float32) for heads in (N, K, K)]
 
 
-def rows_of(mesh, q, k, v):
-    """The rows of a fused projection that come out as these heads: no bias, no norm, no
-    rotation."""
-    shards = mesh.shape["tensor"]
-    qkv = jnp.concatenate([jnp.reshape(x, (len(x), shards, -1, H)) for x in (q, k, v)], axis=2)
+def rows_of(q, k, v):
+    """The rows of a fused projection that come out as these heads of one device: no bias, no norm,
+    no rotation."""
+    qkv = jnp.concatenate([jnp.reshape(x, (len(x), 1, -1, H)) for x in (q, k, v)], axis=2)
     cos, sin = (jnp.full((len(q), H // 2), x, jnp.float32) for x in (1, 0))
-    return HeadRows(qkv, cos, sin, bias=None, norms=None, eps=0.0, queries=N // shards)
+    return HeadRows(qkv, cos, sin, bias=None, norms=None, eps=0.0, queries=q.shape[1])
+
+
+def sharded(mesh, kv, function):
+    """`function(kv, inputs, q, k, v, *of_heads)`, which gives heads and pages, on every device."""
+    heads, whole = (NamedSharding(mesh, spec) for spec in (HEADS, PartitionSpec()))
+    of_heads = NamedSharding(mesh, PartitionSpec("tensor"))
+    pages = jax.tree.map(lambda x: x.sharding, kv)
+
+    def run(kv, inputs, q, k, v, *sinks):
+        given = pages, whole, heads, heads, heads, *(of_heads for _ in sinks)
+        return per_device(function, mesh, given, (heads, pages))(kv, inputs, q, k, v, *sinks)
+
+    return run
 
 
 def batch(decodes, chunks, table):
@@ -76,10 +91,15 @@ TABLE = np.random.default_rng(7).permutation(P).astype(np.int32).reshape(4, 6)
 
 def step(mesh, kv, inputs, q, k, v):
     """Two layers; the second one's queries come from the first."""
-    context = PagedContext(kv, [inputs], "reference", mesh)
-    first = context.attend(0, rows_of(mesh, q, k, v), **OPTIONS)
-    second = context.attend(1, rows_of(mesh, first, k * 2, v * 2), **OPTIONS)
-    return second, context.kv
+
+    def own(kv, inputs, q, k, v):
+        context = PagedContext(kv, [inputs], "reference", over(mesh))
+        first = context.attend(0, rows_of(q, k, v), **OPTIONS)
+        second = context.attend(1, rows_of(first, k * 2, v * 2), **OPTIONS)
+        return second, context.kv
+
+    like = KVCache.abstract(LAYERS, P, K, C, H, jnp.float32, mesh)
+    return sharded(mesh, like, own)(kv, inputs, q, k, v)
 
 
 def compiled_step(mesh, kv, inputs, arrays):
@@ -206,15 +226,15 @@ def test_sinks_follow_their_heads_to_decode_rows_and_chunks(shards):
     mesh, sinks = mesh_of(shards), np.linspace(-2, 4, N, dtype=np.float32)
     how = {**OPTIONS, "window": 12}
 
-    def run(kv, inputs, q, k, v):
-        context = PagedContext(kv, [inputs], "reference", mesh)
-        return context.attend(0, rows_of(mesh, q, k, v), **how, sinks=sinks), context.kv
+    def own(kv, inputs, q, k, v, sinks):
+        context = PagedContext(kv, [inputs], "reference", over(mesh))
+        return context.attend(0, rows_of(q, k, v), **how, sinks=sinks), context.kv
 
-    arrays = tokens(31)
-    chunk, kv = jax.jit(run)(
-        empty(mesh), batch((), ((0, 0, 30, 0),), TABLE), *(x[:30] for x in arrays)
+    arrays, run = tokens(31), jax.jit(sharded(mesh, empty(mesh), own))
+    chunk, kv = run(
+        empty(mesh), batch((), ((0, 0, 30, 0),), TABLE), *(x[:30] for x in arrays), sinks
     )
-    decode, _ = jax.jit(run)(kv, batch(((0, 31),), (), TABLE), *(x[30:] for x in arrays))
+    decode, _ = run(kv, batch(((0, 31),), (), TABLE), *(x[30:] for x in arrays), sinks)
     wanted = dense_attention(*arrays, **how, sinks=sinks)
     np.testing.assert_allclose(np.concatenate([chunk, decode]), wanted, rtol=1e-4, atol=1e-5)
 
@@ -244,7 +264,7 @@ def test_a_donated_pool_is_updated_in_place_and_never_copied(shards):
 def test_the_heads_need_no_communication():
     mesh = mesh_of(4)
     inputs = batch(((0, 34), (1, 8)), ((2, 0, 21, 0),), TABLE)
-    heads = NamedSharding(mesh, kv_module.HEADS)
+    heads = NamedSharding(mesh, HEADS)
     arrays = [jax.device_put(x, heads) for x in tokens(23)]
     text = compiled_step(mesh, empty(mesh), inputs, arrays).as_text()
     assert not any(
@@ -254,9 +274,10 @@ def test_the_heads_need_no_communication():
 
 def test_layers_share_one_trace_of_the_kernels(monkeypatch):
     mesh, traces = mesh_of(1), []
-    shard = kv_module._shard
-    monkeypatch.setattr(kv_module, "_shard", lambda *args: traces.append(1) or shard(*args))
-    arrays = [jax.device_put(x, NamedSharding(mesh, kv_module.HEADS)) for x in tokens(19)]
+    write = kv_module.rope_write.rope_write
+    counted = lambda *args, **how: traces.append(1) or write(*args, **how)
+    monkeypatch.setattr(kv_module.rope_write, "rope_write", counted)
+    arrays = [jax.device_put(x, NamedSharding(mesh, HEADS)) for x in tokens(19)]
     jax.jit(functools.partial(step, mesh)).lower(
         empty(mesh), batch((), ((0, 0, 19, 0),), TABLE), *arrays
     )
@@ -264,7 +285,7 @@ def test_layers_share_one_trace_of_the_kernels(monkeypatch):
 
 
 def test_a_step_plans_once_for_all_layers_of_a_window(monkeypatch):
-    mesh, planned, given = mesh_of(2), [], []
+    mesh, planned, given = mesh_of(1), [], []
 
     def plan_decode(lengths_B, **sizes):
         planned.append(sizes)
@@ -284,15 +305,15 @@ def test_a_step_plans_once_for_all_layers_of_a_window(monkeypatch):
     monkeypatch.setattr(paged_extend, "extend_attention", attention)
 
     def run(kv, inputs, rows):
-        context = PagedContext(kv, [inputs], "reference", mesh)
+        context = PagedContext(kv, [inputs], "reference")
         for layer in (0, 1, 0, 1):
             context.attend(layer, rows, scale=0.3, window=None if layer else 8)
         return context.kv
 
     jax.jit(run).trace(
-        empty(mesh), batch(((0, 34), (1, 8)), ((2, 0, 21, 0),), TABLE), rows_of(mesh, *tokens(23))
+        empty(mesh), batch(((0, 34), (1, 8)), ((2, 0, 21, 0),), TABLE), rows_of(*tokens(23))
     )
-    heads = {"heads": N // 2, "kv_heads": K // 2, "head_dim": H}
+    heads = {"heads": N, "kv_heads": K, "head_dim": H}
     sizes = {"itemsize": 4} | heads, {"tokens": 21} | heads
     assert planned == [
         each | {"window": window, "no_split": False} for window in (8, None) for each in sizes
@@ -310,7 +331,7 @@ def test_layers_pass_on_the_buffers_of_their_plans_flags():
     rows = HeadRows(qkv, shape((23, 32)), shape((23, 32)), None, None, eps=0.0, queries=4)
 
     def run(kv, rows):
-        context = PagedContext(kv, [inputs], "mosaic_gpu", mesh_of(1))
+        context = PagedContext(kv, [inputs], "mosaic_gpu")
         return [context.attend(layer, rows, **OPTIONS) for layer in range(3)], context.kv
 
     text = jax.jit(run).trace(kv, rows).lower(lowering_platforms=("cuda",)).as_text()
@@ -343,9 +364,9 @@ def test_layers_pass_on_the_buffers_of_their_plans_flags():
 
 
 def test_an_unknown_back_end_is_refused():
-    context = PagedContext(empty(mesh_of(1)), [batch(((0, 5),), (), TABLE)], "cuda", mesh_of(1))
+    context = PagedContext(empty(mesh_of(1)), [batch(((0, 5),), (), TABLE)], "cuda")
     with pytest.raises(KeyError, match="no back end 'cuda'"):
-        context.attend(0, rows_of(mesh_of(1), *tokens(1)), **OPTIONS)
+        context.attend(0, rows_of(*tokens(1)), **OPTIONS)
 
 
 def test_the_cache_is_a_pytree_of_two_arrays_for_all_layers():

@@ -13,14 +13,14 @@ from jaxllm.cache.kv import (
 )
 from jaxllm.nn.linear import Init
 from jaxllm.nn.mlp import GatedMLP
-from tests.cache.test_kv import TABLE, batch, mesh_of, tokens
+from tests.cache.test_kv import TABLE, batch, tokens
 
 
-def sums_lowered_for_cuda(backend, shards, rows):
-    """Two sums and norms, one after the other, of a step on these devices."""
+def sums_lowered_for_cuda(backend, rows):
+    """Two sums and norms, one after the other, of a step."""
 
     def run(inputs, x, weight):
-        context = PagedContext(KVCache((), ()), [inputs], backend, mesh_of(shards))
+        context = PagedContext(KVCache((), ()), [inputs], backend)
         return context.add_norm(*context.add_norm(x, x, weight, 1e-6), weight, 1e-6)
 
     x = jax.ShapeDtypeStruct((rows, 256), jnp.bfloat16)
@@ -33,21 +33,19 @@ def sums_lowered_for_cuda(backend, shards, rows):
 
 
 def test_the_kernel_for_sums_and_norms_is_lowered_once_for_all_layers():
-    assert sums_lowered_for_cuda("mosaic_gpu", 1, 3).count("mosaic_gpu_v2") == 1
+    assert sums_lowered_for_cuda("mosaic_gpu", 3).count("mosaic_gpu_v2") == 1
 
 
-@pytest.mark.parametrize(
-    ("backend", "shards", "rows"), [("xla", 1, 3), ("mosaic_gpu", 2, 3), ("mosaic_gpu", 1, 300)]
-)
-def test_sums_and_norms_are_left_to_xla_where_there_is_no_kernel_for_them(backend, shards, rows):
-    assert "mosaic_gpu_v2" not in sums_lowered_for_cuda(backend, shards, rows)
+@pytest.mark.parametrize(("backend", "rows"), [("xla", 3), ("mosaic_gpu", 300)])
+def test_sums_and_norms_are_left_to_xla_where_there_is_no_kernel_for_them(backend, rows):
+    assert "mosaic_gpu_v2" not in sums_lowered_for_cuda(backend, rows)
 
 
-def products_lowered_for_cuda(backend, shards, rows):
-    """The gated products of two layers of a step on these devices."""
+def products_lowered_for_cuda(backend, rows):
+    """The gated products of two layers of a step."""
 
     def run(inputs, x, weights):
-        context = PagedContext(KVCache((), ()), [inputs], backend, mesh_of(shards))
+        context = PagedContext(KVCache((), ()), [inputs], backend)
         return [context.gated_product(x, weight) for weight in weights]
 
     x, weight = (
@@ -62,15 +60,12 @@ def products_lowered_for_cuda(backend, shards, rows):
 
 
 def test_the_kernel_for_gated_products_is_lowered_once_for_all_layers():
-    assert products_lowered_for_cuda("mosaic_gpu", 1, 64).count("mosaic_gpu_v2") == 1
+    assert products_lowered_for_cuda("mosaic_gpu", 64).count("mosaic_gpu_v2") == 1
 
 
-NO_KERNEL = [("xla", 1, 64), ("reference", 1, 64), ("mosaic_gpu", 2, 64), ("mosaic_gpu", 1, 32)]
-
-
-@pytest.mark.parametrize(("backend", "shards", "rows"), NO_KERNEL)
-def test_gated_products_are_left_to_xla_where_there_is_no_faster_kernel(backend, shards, rows):
-    assert "mosaic_gpu_v2" not in products_lowered_for_cuda(backend, shards, rows)
+@pytest.mark.parametrize(("backend", "rows"), [("xla", 64), ("reference", 64), ("mosaic_gpu", 32)])
+def test_gated_products_are_left_to_xla_where_there_is_no_faster_kernel(backend, rows):
+    assert "mosaic_gpu_v2" not in products_lowered_for_cuda(backend, rows)
 
 
 def test_the_gated_product_is_what_the_mlp_computes_without_it(monkeypatch):
@@ -78,7 +73,7 @@ def test_the_gated_product_is_what_the_mlp_computes_without_it(monkeypatch):
     mlp.gate_up.weight[...] *= 50  # so that silu is far from linear
     x, context = (
         jnp.asarray(tokens(5)[0][:, 0, :8]),
-        PagedContext(KVCache((), ()), [], "reference", mesh_of(1)),
+        PagedContext(KVCache((), ()), [], "reference"),
     )
     wanted = mlp(x, context)
     monkeypatch.setattr(row_kernels.gated_matmul, "backend_for", lambda wanted, x, w: "reference")

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from flax import nnx
 
+from jaxllm.cache.collective import ALONE
 from jaxllm.nn.attention import Attention, Scoring
 from jaxllm.nn.blocks import Block
 from jaxllm.nn.contexts.dense import DenseContext
@@ -118,7 +119,7 @@ def decoder(layers: int, tied: bool) -> Decoder:
     heads = Heads(4, 2, 4)
     given = init()
     model = Decoder(
-        embed=Embedding(given, 11, WIDTH, 1),
+        embed=Embedding(given, 11, WIDTH, None),
         layers=[
             Block(
                 attention_norm=RMSNorm(given, WIDTH, EPS),
@@ -163,7 +164,7 @@ def test_any_rows_may_go_on_after_the_last_attention(layers: int) -> None:
     token, position = jnp.arange(TOKENS), jnp.arange(TOKENS)
     whole = model(token, position, context)
     carry, rows = model.through_attention(token, position, context), jnp.array([6, 0, 3])
-    for picked in (carry.rows(rows), model.unpacked(carry.packed()[rows])):
+    for picked in (carry.rows(rows), model.unpacked(carry.packed(ALONE)[rows])):
         found = model.after_attention(picked, context)
         np.testing.assert_allclose(found, whole[rows], atol=1e-5)
 

@@ -9,7 +9,7 @@ import pytest
 from flax import nnx
 
 from jaxllm.nn.contexts.dense import DenseContext
-from jaxllm.nn.embedding import Embedding
+from jaxllm.nn.embedding import Embedding, vocab_axis
 from jaxllm.nn.heads import Heads
 from jaxllm.nn.linear import Init, Linear
 from jaxllm.nn.mlp import ACTIVATIONS, GatedMLP
@@ -35,7 +35,7 @@ def test_a_linear_map_contracts_all_its_input_axes() -> None:
 def test_every_parameter_names_all_its_axes() -> None:
     linear = Linear(init(), (2, 3), (4,), ("shard", None, "embed"), bias=True)
     mlp = GatedMLP(init(), 8, 12, 2, "silu", bias=True)
-    for module in (linear, mlp, RMSNorm(init(), 4, 1e-6), Embedding(init(), 10, 4, 2)):
+    for module in (linear, mlp, RMSNorm(init(), 4, 1e-6), Embedding(init(), 10, 4, "vocab")):
         for parameter in jax.tree.leaves(
             nnx.state(module), is_leaf=lambda x: isinstance(x, nnx.Param)
         ):
@@ -52,8 +52,8 @@ def test_a_norm_of_bfloat16_is_computed_in_float32() -> None:
 
 
 def test_a_vocabulary_that_does_not_divide_is_replicated() -> None:
-    assert Embedding(init(), 96, 4, 8).weight.get_metadata("axes") == ("vocab", "embed")
-    assert Embedding(init(), 97, 4, 8).weight.get_metadata("axes") == (None, "embed")
+    assert vocab_axis(96, 8) == "vocab"
+    assert vocab_axis(97, 8) is None
 
 
 def test_a_gated_mlp_keeps_gate_and_up_of_a_shard_together() -> None:

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from flax import nnx
 
+from jaxllm.nn.contexts.dense import DenseContext
 from jaxllm.nn.head_maps import (
     Clipped,
     HeadLayerNorm,
@@ -84,7 +85,7 @@ def test_a_norm_of_heads_is_its_definition_in_every_layout(
     count = heads.kv if keys else heads.query
     x, weight = checkpoint(count, 1), np.random.default_rng(2).normal(1.0, 0.5, (count, 6))
     norm = filled(kind(init(), heads, EPS, keys=keys), weight)
-    found = norm(jnp.asarray(stored(x, heads, keys), jnp.float32))
+    found = norm(jnp.asarray(stored(x, heads, keys), jnp.float32), DenseContext())
     expected = stored(definition(x, weight), heads, keys)
     np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
 
@@ -93,9 +94,9 @@ def test_a_norm_of_heads_is_its_definition_in_every_layout(
 def test_norms_of_16_bit_heads_round_once(kind: type[HeadNorm]) -> None:
     norm = kind(init(jnp.bfloat16), PLAIN, EPS, keys=False)
     x = jnp.asarray(stored(checkpoint(4, 3), PLAIN, False) * 100, jnp.bfloat16)
-    exact = kind(init(), PLAIN, EPS, keys=False)(x.astype(jnp.float32))
-    assert norm(x).dtype == jnp.bfloat16
-    np.testing.assert_array_equal(norm(x), exact.astype(jnp.bfloat16))
+    exact = kind(init(), PLAIN, EPS, keys=False)(x.astype(jnp.float32), DenseContext())
+    assert norm(x, DenseContext()).dtype == jnp.bfloat16
+    np.testing.assert_array_equal(norm(x, DenseContext()), exact.astype(jnp.bfloat16))
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
@@ -106,9 +107,8 @@ def test_queries_and_keys_are_normed_and_values_stay(layout: str) -> None:
     one = np.ones((1, 6))
     rows = [stored(q, heads, False), stored(k, heads, True), stored(v, heads, True)]
     rotation = still()
-    found, left = module(
-        jnp.asarray(np.concatenate(rows, axis=2), jnp.float32), heads.query_per_shard, rotation
-    )
+    given = jnp.asarray(np.concatenate(rows, axis=2), jnp.float32)
+    found, left = module(given, heads.query_per_shard, rotation, DenseContext())
     expected = [stored(single(q, one), heads, False), stored(single(k, one), heads, True), rows[2]]
     np.testing.assert_allclose(found, np.concatenate(expected, axis=2), rtol=1e-4, atol=1e-5)
     assert left is rotation
@@ -136,7 +136,9 @@ def test_heads_turn_before_these_norms_and_not_again(width: int | None) -> None:
         norm.weight[...] = jnp.asarray(rule.pieces[0].arranged(weight), jnp.float32)
     rotation = StaticRope((1.0, 0.3, 0.1))(jnp.arange(TOKENS), None)
     rows = np.concatenate([stored(x, heads, False) for x in (q, k, v)], axis=2)
-    found, left = TurnedNorms(6, *norms)(jnp.asarray(rows, jnp.float32), 4, rotation)
+    found, left = TurnedNorms(6, *norms)(
+        jnp.asarray(rows, jnp.float32), 4, rotation, DenseContext()
+    )
     cos, sin = (np.asarray(x, np.float64) for x in rotation[:2])
     q, k = rms(turned(q, cos, sin), weights[0]), rms(turned(k, cos, sin), weights[1])
     expected = np.concatenate([stored(x, heads, False) for x in (q, k, v)], axis=2)
@@ -154,7 +156,7 @@ def test_queries_grow_with_the_logarithm_of_their_position() -> None:
     for mine, plain in zip(rotation[:2], rope.turning(position, None)[:2], strict=True):
         np.testing.assert_array_equal(mine, plain)
     rows = jnp.asarray(np.random.default_rng(0).normal(size=(TOKENS, 1, 8, 6)), jnp.float32)
-    found, left = ScaledQueries()(rows, 4, rotation)
+    found, left = ScaledQueries()(rows, 4, rotation, DenseContext())
     np.testing.assert_allclose(found[:, :, :4], rows[:, :, :4] * factor[:, None, None, None], 1e-6)
     np.testing.assert_array_equal(found[:, :, 4:], rows[:, :, 4:])
     assert left is rotation
@@ -162,6 +164,6 @@ def test_queries_grow_with_the_logarithm_of_their_position() -> None:
 
 def test_rows_are_clipped_on_both_sides() -> None:
     rows, rotation = jnp.array([-9.0, -2.0, 0.5, 2.0, 9.0]).reshape(5, 1, 1, 1), still()
-    found, left = Clipped(2.0)(rows, 1, rotation)
+    found, left = Clipped(2.0)(rows, 1, rotation, DenseContext())
     np.testing.assert_array_equal(found.ravel(), [-2.0, -2.0, 0.5, 2.0, 2.0])
     assert left is rotation

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from flax import nnx
 
+from jaxllm.cache.collective import ALONE
 from jaxllm.nn.blocks import Block, Carry, ParallelBlock, ResidualNormBlock
 from jaxllm.nn.contexts.dense import DenseContext
 from jaxllm.nn.decoder import Decoder
@@ -150,17 +151,17 @@ def test_a_block_that_norms_its_sums_is_its_definition(kind: str) -> None:
     assert carry.delta_TD is None and carry.beside_TE is None  # nothing is left to add
     found = block.feed_forward(carry, context)
     middle = definition(3 * np.asarray(x, np.float64))
-    np.testing.assert_allclose(found.settled(), definition(4 * middle), rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(found.settled(ALONE), definition(4 * middle), rtol=1e-4, atol=1e-5)
     again = block.feed_forward(block.attend(1, found, None, context), context)
     twice = definition(4 * definition(3 * definition(4 * middle)))
-    np.testing.assert_allclose(again.settled(), twice, rtol=1e-4, atol=1e-4)
+    np.testing.assert_allclose(again.settled(ALONE), twice, rtol=1e-4, atol=1e-4)
 
 
 def test_a_block_of_a_model_without_norms_adds_alone() -> None:
     block = Block(attention_norm=NoNorm(), attention=Doubled(), mlp_norm=NoNorm(), mlp=tripled)
     x, context = random(TOKENS, WIDTH), DenseContext()
     found = block.feed_forward(block.attend(0, Carry(x), None, context), context)
-    np.testing.assert_allclose(found.settled(), 12 * x, rtol=1e-6)
+    np.testing.assert_allclose(found.settled(ALONE), 12 * x, rtol=1e-6)
 
 
 def decoder(**given: Any) -> Decoder:
@@ -171,7 +172,7 @@ def decoder(**given: Any) -> Decoder:
         attention_norm=NoNorm(), attention=Doubled(), mlp_norm=NoNorm(), mlp=tripled
     )
     return Decoder(
-        embed=Embedding(init(), 11, WIDTH, 1),
+        embed=Embedding(init(), 11, WIDTH, None),
         layers=[block],
         norm=made("rms")[0],
         head=None if given.pop("tied", False) else head,
@@ -190,7 +191,8 @@ def test_logits_of_some_tokens_are_those_of_all(tied: bool, bias: bool) -> None:
     plain = np.asarray(hidden, np.float64) @ weight.T
     plain = plain + (np.asarray(model.head.bias[...]) if bias and not tied else 0)
     np.testing.assert_allclose(every, 0.3 * np.tanh(plain / 2 / 0.3), rtol=1e-4, atol=1e-6)
-    np.testing.assert_allclose(model.logits(hidden, (7, 2, 7)), every[:, [7, 2, 7]], rtol=1e-6)
+    some = model.token_logits(hidden, (7, 2, 7), DenseContext())
+    np.testing.assert_allclose(some, every[:, [7, 2, 7]], rtol=1e-6)
 
 
 @pytest.mark.parametrize("block", [Block, ParallelBlock])
@@ -198,11 +200,11 @@ def test_a_packed_carry_is_the_carry(block: type[Block]) -> None:
     model, context = decoder(block=block), DenseContext()
     token = jnp.array([3, 1, 4, 1, 5])
     carry = model.through_attention(token, jnp.arange(TOKENS), context)
-    packed = carry.packed()
+    packed = carry.packed(ALONE)
     assert packed.shape == (TOKENS, WIDTH * (2 if block is ParallelBlock else 1))
     again = model.unpacked(packed)
-    assert again.delta_TD is None
-    np.testing.assert_array_equal(again.settled(), carry.settled())
+    assert again.part_TD is None and again.delta_TD is None
+    np.testing.assert_array_equal(again.settled(ALONE), carry.settled(ALONE))
     np.testing.assert_allclose(
         model.after_attention(again, context), model(token, jnp.arange(TOKENS), context), rtol=1e-5
     )

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from flax import nnx
 
+from jaxllm.cache.collective import ALONE
 from jaxllm.nn import blocks
 from jaxllm.nn.blocks import Carry
 from jaxllm.nn.contexts.dense import DenseContext
@@ -59,13 +60,14 @@ def test_a_plain_feed_forward_is_its_definition() -> None:
 
 
 def test_embeddings_are_scaled_in_float32_and_positions_are_added() -> None:
-    scaled = ScaledEmbedding(Init(nnx.Rngs(0), jnp.bfloat16), 10, WIDTH, 1, 1.003)
+    scaled = ScaledEmbedding(Init(nnx.Rngs(0), jnp.bfloat16), 10, WIDTH, None, 1.003)
     token, position = jnp.array([3, 3, 9]), jnp.array([0, 2, 1])
     expected = (scaled.weight[...][token].astype(jnp.float32) * 1.003).astype(jnp.bfloat16)
-    np.testing.assert_array_equal(scaled(token, position), expected)
-    placed = PositionedEmbedding(init(), 10, WIDTH, 1, 4)
+    np.testing.assert_array_equal(scaled(token, position, DenseContext()), expected)
+    placed = PositionedEmbedding(init(), 10, WIDTH, None, 4)
     np.testing.assert_array_equal(
-        placed(token, position), placed.weight[...][token] + placed.positions.weight[...][position]
+        placed(token, position, DenseContext()),
+        placed.weight[...][token] + placed.positions.weight[...][position],
     )
 
 
@@ -113,12 +115,12 @@ def test_a_block_is_its_definition_and_its_carry_may_be_packed(kind: str) -> Non
     expected = sum_of(kind, sum_of(kind, x, norms), norms)
     second = block.attend(1, block.feed_forward(first, context), None, context)
     found = block.feed_forward(second, context)
-    np.testing.assert_allclose(found.settled(), expected, rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(found.settled(ALONE), expected, rtol=1e-5, atol=1e-5)
     rows = jnp.array([4, 0])
     picked = block.feed_forward(second.rows(rows), context)
-    np.testing.assert_allclose(picked.settled(), expected[rows], rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(picked.settled(ALONE), expected[rows], rtol=1e-5, atol=1e-5)
     width = 2 * WIDTH if kind == "ParallelBlock" else WIDTH
-    assert second.packed().shape == (TOKENS, width)
+    assert second.packed(ALONE).shape == (TOKENS, width)
 
 
 def test_a_parallel_block_may_have_one_norm() -> None:
@@ -128,7 +130,7 @@ def test_a_parallel_block_may_have_one_norm() -> None:
     )
     x, context = random(TOKENS, WIDTH), DenseContext()
     found = block.feed_forward(block.attend(0, Carry(x), None, context), context)
-    np.testing.assert_allclose(found.settled(), x + 5 * norm(x), rtol=1e-5)
+    np.testing.assert_allclose(found.settled(ALONE), x + 5 * norm(x), rtol=1e-5)
 
 
 def test_logits_are_scaled_and_capped() -> None:

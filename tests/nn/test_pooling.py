@@ -114,7 +114,7 @@ def hidden_of(model: Decoder, token: jax.Array) -> jax.Array:
 
 def model_of(pooling: Pooling, tied: bool = False) -> tuple[PoolingModel, Decoder]:
     """A pooling model, and a decoder with the same weights."""
-    make = lambda: body(Embedding(init(), VOCAB, WIDTH, 1), tied)
+    make = lambda: body(Embedding(init(), VOCAB, WIDTH, None), tied)
     return PoolingModel(init(), make(), pooling), make()
 
 
@@ -205,7 +205,7 @@ def test_results_of_a_16_bit_model_are_computed_in_float32() -> None:
     half = Init(nnx.Rngs(1), jnp.bfloat16)
     maps = (DenseMap(name="m", inputs=WIDTH, outputs=3),)
     pooling = Pooling(task="embed", modes=("mean",), maps=maps, size=3)
-    decoder = body(Embedding(half, VOCAB, WIDTH, 1))
+    decoder = body(Embedding(half, VOCAB, WIDTH, None))
     model = PoolingModel(half, decoder, pooling)
     assert model.maps[0].weight.dtype == jnp.float32
     assert results(model).dtype == np.float32
@@ -254,7 +254,7 @@ def test_an_encoders_embedding_is_the_sum_of_its_tables(first: int, types: int) 
     if types:
         table = np.asarray(embed.types.weight[...])
         expected = expected + table[np.asarray(SECOND_T) if types == 2 else 0]
-    found = embed(TOKEN_T, POSITION_T, SECOND_T)
+    found = embed(TOKEN_T, POSITION_T, DenseContext(), SECOND_T)
     np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
 
 
@@ -262,7 +262,8 @@ def test_a_single_text_is_of_the_first_type() -> None:
     embed = encoder(types=2)
     assert embed.positions is None
     np.testing.assert_array_equal(
-        embed(TOKEN_T, POSITION_T), embed(TOKEN_T, POSITION_T, jnp.zeros_like(TOKEN_T))
+        embed(TOKEN_T, POSITION_T, DenseContext()),
+        embed(TOKEN_T, POSITION_T, DenseContext(), jnp.zeros_like(TOKEN_T)),
     )
 
 
@@ -271,7 +272,7 @@ def test_an_encoder_pools_what_its_layers_make_of_both_texts() -> None:
     pooling = Pooling(task="embed", modes=("mean",), maps=(), size=WIDTH, bidirectional=True)
     model = PoolingModel(init(), body(embed), pooling)
     found = model.encode(TOKEN_T, POSITION_T, SECOND_T, START_R, LENGTH_R, DenseContext())
-    carry = Carry(embed(TOKEN_T, POSITION_T, SECOND_T))
+    carry = Carry(embed(TOKEN_T, POSITION_T, DenseContext(), SECOND_T))
     context = DenseContext()
     hidden = model.body.after_attention(
         model.body.through_layers(carry, POSITION_T, context), context

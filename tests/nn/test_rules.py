@@ -83,7 +83,7 @@ def test_norms_and_embeddings_are_stored_as_they_are() -> None:
     assert list(RMSNorm(init(), 4, 1e-6).rules("n")) == [
         Rule("weight", (Piece("n.weight", (4,), (4,)),))
     ]
-    assert list(Embedding(init(), 10, 4, 2).rules("e")) == [
+    assert list(Embedding(init(), 10, 4, None).rules("e")) == [
         Rule("weight", (Piece("e.weight", (10, 4), (10, 4)),))
     ]
 

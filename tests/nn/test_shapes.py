@@ -34,7 +34,7 @@ def test_names_promise_the_axes_that_arrays_have(name: str, segments: bool, shar
             lambda: forward(build(spec, shards, nnx.Rngs(0), jnp.bfloat16), 11, segments)
         )
     assert (logits.shape, logits.dtype) == ((11, spec.vocab_size), jnp.float32)
-    assert {"x_TD", "delta_TD", "token_T", "position_T", "angle_TF", "o_TNH", "hidden_RD"} <= set(
+    assert {"x_TD", "part_TD", "token_T", "position_T", "angle_TF", "o_TNH", "hidden_RD"} <= set(
         seen
     )
 
@@ -49,4 +49,4 @@ def test_names_hold_while_a_model_is_traced_over_a_batch() -> None:
 
     with checked(*MODULES) as seen:
         jax.eval_shape(jax.vmap(one, (None, 0)), state, jnp.zeros((3, 5), jnp.int32))
-    assert seen["x_TD"] > 0 and seen["delta_TD"] > 0
+    assert seen["x_TD"] > 0 and seen["part_TD"] > 0

@@ -24,7 +24,10 @@ from jaxllm.mesh import per_device
 from jaxllm.pooling import Pooling
 from jaxllm.sampling.process import LogitsParams
 from jaxllm.sampling.processor_arguments import Processor
-from jaxllm.sampling.sample import Sampler, backend_for
+from jaxllm.sampling.sample import DrawRows, Sampler, backend_for, sample
+from jaxllm.sampling.split_vocabulary import SplitVocabulary
+
+type Draw = Callable[[Array, DrawRows, Sampler, str], Array]
 
 PINNED = "pinned_host"  # JAX's name of host memory that a device reads and writes directly
 
@@ -129,12 +132,17 @@ class StepShapes:
         """The least compiled width that gives `needed` most likely tokens."""
         return next(width for width in self.widths if width >= needed)
 
+    @property
+    def draw(self) -> Draw:
+        """How a device samples from the logits that it has."""
+        if self.split_vocab.is_fully_replicated:
+            return sample
+        return SplitVocabulary("tensor", self.model.mesh.shape["tensor"]).sample
+
     @functools.cached_property
     def draw_backend(self) -> str:
-        """Which of `pallas_kernels.draw` samples. The kernel reads whole rows, so the vocabulary
-        must be on one device."""
-        kernel = self.model.backend == "mosaic_gpu" and self.model.mesh.size == 1
-        wanted = "mosaic_gpu" if kernel else "reference"
+        """Which of `pallas_kernels.draw` samples."""
+        wanted = "mosaic_gpu" if self.model.backend == "mosaic_gpu" else "reference"
         return backend_for(wanted, self.logits(self.buckets.logits[-1]))
 
     @functools.cached_property
@@ -207,9 +215,7 @@ class StepShapes:
         return jax.ShapeDtypeStruct((size,), jnp.int32, sharding=self.host)
 
 
-def packed_carries(
-    mesh: Mesh, tokens: int, width: int, dtype: DTypeLike
-) -> jax.ShapeDtypeStruct:
+def packed_carries(mesh: Mesh, tokens: int, width: int, dtype: DTypeLike) -> jax.ShapeDtypeStruct:
     """What `extend` leaves of so many tokens: every device its own part of `Carry.packed`, below
     each other."""
     place = NamedSharding(mesh, PartitionSpec("tensor"))

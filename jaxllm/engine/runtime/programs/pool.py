@@ -20,7 +20,12 @@ from jaxllm.engine.scheduling.buckets import ExtendShape
 
 
 def pool(
-    pooled: Callable, weights: tuple[Array, ...], kv: KVCache, buffer: Array, *, local: NamedSharding
+    pooled: Callable,
+    weights: tuple[Array, ...],
+    kv: KVCache,
+    buffer: Array,
+    *,
+    local: NamedSharding,
 ) -> tuple[KVCache, Array]:
     """`pooled_chunks` of a buffer that the host filled."""
     return pooled(weights, kv, jax.device_put(buffer, local))

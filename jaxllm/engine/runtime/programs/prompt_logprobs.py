@@ -37,8 +37,11 @@ def prompt_logprobs(
     *,
     local: NamedSharding,
 ) -> Array:
-    """`packed_logprobs` of prompt tokens, by their `prompt_logits`. `buffer` holds rows of `hidden_states`, then the tokens
-    that follow them. A block is small, because logits are much larger than hidden states."""
+    """`packed_logprobs` of prompt tokens by their `prompt_logits`, which `logits_of` gives.
+
+    `buffer` holds rows of `hidden_states`, then the tokens that follow them. A block is small,
+    because logits are much larger than hidden states.
+    """
     row, token = jax.device_put(buffer, local).reshape(2, -1)
     logits = logits_of(weights, hidden_states, row)
     return packed_logprobs(logits, token, count, normalised=mode.endswith("logprobs"))

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from jax import Array
 
 from jaxllm.engine.runtime.program import STATE, Program, Resident, Variant, always
-from jaxllm.engine.runtime.shapes import StepShapes
+from jaxllm.engine.runtime.shapes import Draw, StepShapes
 from jaxllm.engine.runtime.state import (
     PROGRESS,
     SLOT_PARAMS,
@@ -17,12 +17,12 @@ from jaxllm.engine.runtime.state import (
     device_columns,
     pack_progress,
 )
-from jaxllm.sampling import sample as sampling
 from jaxllm.sampling.logprobs import packed_logprobs, processed
 from jaxllm.sampling.sample import Sampler, draw_rows
 
 
 def sample(
+    draw: Draw,
     sampler: Sampler,
     backend: str,
     logits: Array,
@@ -31,8 +31,8 @@ def sample(
     params: Array,
 ) -> tuple[Array, Array]:
     """Sample every row of `logits` and advance the slots that emit: (progress, token of each row).
-    `progress` and `params` are those of the slot state. A row that does not emit gets token -1 and
-    changes no slot.
+    `progress` and `params` are those of the slot state. `draw` is `sampling.sample`, or the same
+    over a split vocabulary. A row that does not emit gets token -1 and changes no slot.
 
     A step that gives n tokens a row would return them as [Q, n] with counts [Q].
     """
@@ -40,7 +40,7 @@ def sample(
     now = device_columns(progress[slots], PROGRESS)
     columns, position = device_columns(params[slots], SLOT_PARAMS), now["position"] + 1
     rows = draw_rows(columns, position, now["min_left"] > 0)
-    token = sampling.sample(logits, rows, sampler, backend)
+    token = draw(logits, rows, sampler, backend)
     stopped = jnp.any(token[:, None] == columns["stop_ids"], axis=1) | (token < 0)
     remaining = now["remaining"] - 1
     new = pack_progress(
@@ -72,11 +72,11 @@ def logprobs(
 def _build_sample(shapes: StepShapes, rows: int, sampler: int) -> Variant:
     progress = Resident("state", field="progress")
     logits, output = Resident("logits", rows), Resident("forward_output", rows)
-    return Variant(
-        functools.partial(sample, Sampler(sampler), shapes.draw_backend),
-        takes=(logits, output, progress, Resident("state", field="params")),
-        gives=(progress, shapes.host),
-    )
+    takes = (logits, output, progress, Resident("state", field="params"))
+    function = functools.partial(sample, shapes.draw, Sampler(sampler), shapes.draw_backend)
+    given = tuple(at.shapes(shapes) for at in takes)
+    made = (progress.shapes(shapes), shapes.replicated)
+    return Variant(shapes.per_device(function, given, made), takes, gives=(progress, shapes.host))
 
 
 def _build_logprobs(shapes: StepShapes, rows: int, width: int) -> Variant:
