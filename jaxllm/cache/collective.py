@@ -37,6 +37,9 @@ class Collective(Protocol):
     def own(self, x: Array, axis: int) -> Array:
         """This device's share of `x` along an axis."""
 
+    def placed(self, x_TI: Array, count: int) -> Array:
+        """`[T, count]`: this device's share of so many columns, zeros where the others' are."""
+
     def rows(self, table: Array, index: Array, count: int) -> Array:
         """Rows of a table of `count` rows, which lies whole on each device or is split by rows."""
 
@@ -58,6 +61,9 @@ class Alone:
 
     def own(self, x: Array, axis: int) -> Array:
         return x
+
+    def placed(self, x_TI: Array, count: int) -> Array:
+        return x_TI
 
     def rows(self, table: Array, index: Array, count: int) -> Array:
         return table[index]
@@ -90,6 +96,11 @@ class AllReduce:
     def own(self, x: Array, axis: int) -> Array:
         share = x.shape[axis] // self.size
         return lax.dynamic_slice_in_dim(x, lax.axis_index(self.axis) * share, share, axis)
+
+    def placed(self, x_TI: Array, count: int) -> Array:
+        whole = jnp.zeros((x_TI.shape[0], count), x_TI.dtype)
+        first = lax.axis_index(self.axis) * x_TI.shape[1]
+        return lax.dynamic_update_slice_in_dim(whole, x_TI, first, axis=1)
 
     def rows(self, table: Array, index: Array, count: int) -> Array:
         held = table.shape[0]

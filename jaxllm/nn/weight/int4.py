@@ -33,33 +33,41 @@ class Int4(nnx.Module):
         columns, rows = shape.columns, math.prod(shape.out)
         blocks, chunks = -(-rows // ROWS), -(-columns // SLOT) * (SLOT // CHUNK)
         groups = -(-chunks * CHUNK // _group(kind, columns))
-        # Blocks of rows are those of the first axis where each shard has whole ones
-        whole = (rows // shape.shards) % ROWS == 0 and shape.out[0] % shape.shards == 0
-        first = shape.axes[0] if whole else None
+        # Blocks of rows are those of the first axis where each shard has whole ones; columns are
+        # split where each shard has whole slots and groups
+        divides = (rows // shape.shards) % ROWS == 0 and shape.out[0] % shape.shards == 0
+        first = shape.axes[0] if divides else None
+        own, one = columns // shape.shards, kind.group is None
+        divides = columns % (SLOT * shape.shards) == 0 and (one or own % (kind.group or 1) == 0)
+        second = shape.inp_axis if divides else None
         values = jnp.zeros((blocks, chunks, *WORDS), jnp.int32)
         scales = jnp.zeros((blocks, groups, ROWS), shape.dtype)
-        self.values = nnx.Param(values, axes=(first, None, None, None))
-        self.scales = nnx.Param(scales, axes=(first, None, None))
-        self.others = (
-            None if kind.form == SYMMETRIC else nnx.Param(scales, axes=(first, None, None))
-        )
+        of_scales = (first, None if one else second, None)
+        self.values = nnx.Param(values, axes=(first, second, None, None))
+        self.scales = nnx.Param(scales, axes=of_scales)
+        self.others = None if kind.form == SYMMETRIC else nnx.Param(scales, axes=of_scales)
         self.kind, self.shape = kind, shape
+        self._parts = blocks, chunks
 
     def product(self, x: Array, dims: int, context: RowContext) -> Array:
-        x_TI, kind = self.shape.flat(x), self.kind
+        values, kind, shape = self.values[...], self.kind, self.shape
+        # A device has all rows or its share of them, and all columns or its share
+        blocks, chunks = (a // b for a, b in zip(self._parts, values.shape[:2], strict=True))
+        rows, columns = math.prod(shape.out) // blocks, shape.columns // chunks
+        x_TI = shape.flat(x, columns, context.collective)
         others = None if self.others is None else self.others[...]
         weight = op.Int4(
-            self.values[...],
+            values,
             self.scales[...],
             others if kind.form != OFFSETS else None,
             others if kind.form == OFFSETS else None,
-            rows=math.prod(self.shape.out),
-            group=_group(kind, self.shape.columns),
+            rows=rows,
+            group=_group(kind, columns),
             table=_table(kind),
         )
         wanted = context.row_backend
         backend = wanted if op.BACKENDS.supports(wanted, x_TI, weight) else "reference"
-        return _int4_matmul(x_TI, weight, backend=backend).reshape(-1, *self.shape.out)
+        return shape.shaped(_int4_matmul(x_TI, weight, backend=backend), context.collective)
 
     def gated(self, x_TD: Array, context: RowContext) -> Array | None:
         return None

@@ -12,6 +12,8 @@ import numpy as np
 from jax import Array
 from jax.typing import DTypeLike
 
+from jaxllm.cache.collective import Collective
+from jaxllm.mesh import is_split
 from jaxllm.nn.contexts.protocol import RowContext
 from jaxllm.nn.rules import Piece, Rule
 from jaxllm.nn.weight.parameters import Axes
@@ -95,12 +97,34 @@ class Shape:
         last = sum(entry >= 0 for entry in self.order) if self.order else self.inp[-1]
         return math.prod(self.inp[:-1]) * last
 
-    def flat(self, x: Array) -> Array:
-        """`[T, *inp]` → `[T, columns]`, in the checkpoint's order."""
+    @property
+    def out_axis(self) -> int | None:
+        """The output axis that is split over devices."""
+        split = (i for i in range(len(self.out)) if is_split(self.axes[i]))
+        return next(split, None)
+
+    @property
+    def inp_axis(self) -> str | None:
+        """The logical name of the inputs' first axis, by which they are split."""
+        return self.axes[len(self.out)]
+
+    def flat(self, x: Array, columns: int, collective: Collective) -> Array:
+        """`[T, *inp]` → `[T, columns]`, in the checkpoint's order. Of a weight that each device
+        holds with all columns, other devices' inputs are zero."""
         if self.order:
             stored = np.argsort(self.order, stable=True)
             x = x[..., stored[-sum(entry >= 0 for entry in self.order) :]]
-        return x.reshape(-1, self.columns)
+        x_TI = x.reshape(x.shape[0], -1)
+        return x_TI if x_TI.shape[1] == columns else collective.placed(x_TI, columns)
+
+    def shaped(self, y_TO: Array, collective: Collective) -> Array:
+        """`[T, rows]` → `[T, *out]`: of all rows of a split map this device's alone."""
+        (T, held), out, axis = y_TO.shape, list(self.out), self.out_axis
+        if axis is None or held == math.prod(out):
+            y = y_TO.reshape(T, *out)
+            return y if axis is None else collective.own(y, 1 + axis)
+        out[axis] //= math.prod(out) // held
+        return y_TO.reshape(T, *out)
 
 
 class Held(Weight, Protocol):

@@ -31,36 +31,37 @@ class Scaled(nnx.Module):
         columns = shape.columns
         self.group = kind.group or columns
         groups = -(-columns // self.group)
-        split = columns % self.group == 0 and groups % shape.shards == 0
+        # Groups that devices would cut keep all columns on each
+        divides = columns % self.group == 0 and groups % shape.shards == 0
+        by_columns = shape.inp_axis if divides else None
         values = jnp.zeros((*shape.out, columns), DTYPES[kind.numbers])
         scale = jnp.zeros((*shape.out, groups), jnp.float32)
-        rows, inputs = shape.axes[: len(shape.out)], shape.axes[len(shape.out)]
-        self.values = nnx.Param(values, axes=(*rows, inputs))
-        self.scale = nnx.Param(scale, axes=(*rows, inputs if split else None))
+        rows = shape.axes[: len(shape.out)]
+        whole_rows = groups == 1
+        self.values = nnx.Param(values, axes=(*rows, shape.inp_axis if whole_rows else by_columns))
+        self.scale = nnx.Param(scale, axes=(*rows, None if whole_rows else by_columns))
         self.kind, self.shape = kind, shape
         # Parts that were calibrated apart saw the same inputs: the largest scale serves all
         ones = jnp.ones((shape.tensors, 1), jnp.float32)
         self.input_scale = nnx.Param(ones, axes=(None, None)) if kind.inputs == "given" else None
 
     def product(self, x: Array, dims: int, context: RowContext) -> Array:
-        x_TI = self.shape.flat(x)
-        w_OI, scale_OG = (
-            parameter[...].reshape(-1, parameter.shape[-1])
-            for parameter in (self.values, self.scale)
-        )
-        inputs = self.kind.inputs
-        backend = op.backend_for(context.row_backend, x_TI, w_OI, scale_OG, self.group, inputs)
+        values, scale, inputs = self.values[...], self.scale[...], self.kind.inputs
+        w_OI, scale_OG = (each.reshape(-1, each.shape[-1]) for each in (values, scale))
+        x_TI = self.shape.flat(x, w_OI.shape[1], context.collective)
+        group = self.group if scale_OG.shape[1] > 1 else min(self.group, w_OI.shape[1])
+        backend = op.backend_for(context.row_backend, x_TI, w_OI, scale_OG, group, inputs)
         given = None if self.input_scale is None else jnp.max(self.input_scale[...])
         y_TO = _scaled_matmul(
             x_TI,
             w_OI,
             scale_OG,
-            group=self.group,
+            group=group,
             inputs=inputs,
             input_scale=given,
             backend=backend,
         )
-        return y_TO.reshape(-1, *self.shape.out)
+        return self.shape.shaped(y_TO, context.collective)
 
     def gated(self, x_TD: Array, context: RowContext) -> Array | None:
         return None
