@@ -210,6 +210,8 @@ class EngineConfig:
     enable_sleep_mode: bool = False
     enforce_eager: bool = False  # compile on first use instead of at start
     compilation_cache_dir: str | None = None
+    # Directory that keeps packed and rounded weights as devices hold them
+    weight_cache_dir: str | None = None
     # One of ATTENTION_BACKENDS; None: the fastest of the device that takes the model
     attention_backend: str | None = None
     profiler_dir: str | None = None

@@ -18,7 +18,7 @@ usage: jaxllm VERB [options]
   chat [options]          talk to a model of a running server at the terminal
   complete [options]      continue texts by a model of a running server
   check MODEL [options]   say whether a model fits this machine with these options of serve
-  convert FROM TO         write a checkpoint in another type, or in files of another size
+  convert FROM TO         write a checkpoint in another type, in files of another size, or as it is served
   bench NAME [options]    run a benchmark of a checkout, such as `jaxllm bench throughput --help`
   models                  list the model families that run
   collect-env             print versions and devices for a bug report
@@ -78,7 +78,7 @@ def convert(argv: list[str]) -> int:
     """Write a checkpoint anew."""
     from jaxllm.cli.convert import convert as rewrite
 
-    return rewrite(argv)
+    return rewrite(argv, os.environ)
 
 
 def completion(argv: list[str]) -> int:

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 
 from jaxllm.config import ConfigError
 from jaxllm.server.command_line.server_flags import integer
 
 
-def convert(argv: list[str]) -> int:
+def convert(argv: list[str], environ: Mapping[str, str]) -> int:
     """Write the checkpoint. Returns 1 with the reason when that cannot be."""
+    if "--as-served" in argv:
+        return _keep([each for each in argv if each != "--as-served"], environ)
     from jaxllm.locate import locate
     from jaxllm.weights import convert as weights
 
@@ -27,6 +31,12 @@ def convert(argv: list[str]) -> int:
     parser.add_argument(
         "--max-shard-size", type=integer, default=5 << 30, help="bytes of a file (default: 5G)"
     )
+    parser.add_argument(
+        "--as-served",
+        action="store_true",
+        help="write what a server keeps in --weight-cache-dir, as devices hold it; takes "
+        "the options of jaxllm serve, such as --quantization, in place of these",
+    )
     parser.add_argument("--revision", help="branch, tag or commit of a hub model")
     args = parser.parse_args(argv)
     try:
@@ -36,4 +46,26 @@ def convert(argv: list[str]) -> int:
         print(f"jaxllm convert: {error}", file=sys.stderr)
         return 1
     print(weights.summary(written, args.target))
+    return 0
+
+
+def _keep(argv: list[str], environ: Mapping[str, str]) -> int:
+    """Write an entry of a cache of weights."""
+    from jaxllm.engine.startup.keep_weights import keep_weights
+    from jaxllm.server.command_line.options import parse_models
+    from jaxllm.server.lifecycle.serve import find_model
+
+    source, target, *others = argv if len(argv) > 1 else ("", "")
+    if not target or source.startswith("-") or target.startswith("-"):
+        print("usage: jaxllm convert FROM TO --as-served [OPTIONS OF serve]", file=sys.stderr)
+        return 2
+    given = [source, "--weight-cache-dir", target, *others]
+    options, *_ = parse_models(given, environ, prog="jaxllm convert")
+    try:
+        model_dir = find_model(options)
+        kept = keep_weights(dataclasses.replace(options.config, model=str(model_dir)))
+    except ConfigError as error:
+        print(f"jaxllm convert: {error}", file=sys.stderr)
+        return 1
+    print(f"weights are kept in {kept}; serve with --weight-cache-dir {target}")
     return 0

@@ -2,12 +2,13 @@
 
 from jaxllm.weights.formats import weight_formats
 from jaxllm.weights.kv_scales import kv_scales
-from jaxllm.weights.load import abstract, check, check_shapes, load, resolve_dtype
+from jaxllm.weights.load import abstract, check, check_shapes, kept_entry, load, resolve_dtype
 
 __all__ = [
     "abstract",
     "check",
     "check_shapes",
+    "kept_entry",
     "kv_scales",
     "load",
     "resolve_dtype",

@@ -40,8 +40,14 @@ class Written:
 
 
 @dataclass(frozen=True)
-class _Part:
-    """One tensor of a new file."""
+class Part:
+    """One tensor of a new file.
+
+    Attributes:
+        name: in the file.
+        dtype: as safetensors calls it.
+        shape: of the tensor.
+    """
 
     name: str
     dtype: str
@@ -67,7 +73,7 @@ def convert(source: Path, target: Path, dtype: str | None, shard_bytes: int) -> 
     if checkpoint.problems:
         raise ConfigError(f"{source} cannot be converted: {checkpoint.problems[0]}")
     parts = [
-        _Part(name, _new_dtype(entry.dtype, dtype), entry.shape)
+        Part(name, _new_dtype(entry.dtype, dtype), entry.shape)
         for name, entry in checkpoint.entries.items()
     ]
     before = sum(entry.end - entry.begin for entry in checkpoint.entries.values())
@@ -113,9 +119,9 @@ def _new_dtype(stored: str, dtype: str | None) -> str:
     return DTYPES[dtype] if dtype is not None and stored in PLAIN_DTYPES else stored
 
 
-def _shards(parts: Iterable[_Part], limit: int) -> Iterator[list[_Part]]:
+def _shards(parts: Iterable[Part], limit: int) -> Iterator[list[Part]]:
     """Tensors of each file, in their order."""
-    shard: list[_Part] = []
+    shard: list[Part] = []
     for part in parts:
         if shard and sum(each.size for each in shard) + part.size > limit:
             yield shard
@@ -124,15 +130,15 @@ def _shards(parts: Iterable[_Part], limit: int) -> Iterator[list[_Part]]:
     yield shard
 
 
-def _write_shards(checkpoint: Checkpoint, shards: list[list[_Part]], folder: Path) -> None:
+def _write_shards(checkpoint: Checkpoint, shards: list[list[Part]], folder: Path) -> None:
     """The files and, of several, their index."""
     count, places = len(shards), dict[str, str]()
     for number, shard in enumerate(shards, 1):
         name = f"model-{number:05}-of-{count:05}.safetensors" if count > 1 else "model.safetensors"
         places |= {part.name: name for part in shard}
         with (folder / name).open("xb") as file:
-            header = _header(shard)
-            file.write(len(header).to_bytes(8, "little") + header)
+            first = header(shard)
+            file.write(len(first).to_bytes(8, "little") + first)
             for part in shard:
                 array = np.asarray(checkpoint.view(part.name))
                 file.write(_cast(array, part).tobytes())
@@ -144,8 +150,8 @@ def _write_shards(checkpoint: Checkpoint, shards: list[list[_Part]], folder: Pat
         (folder / INDEX).write_text(json.dumps(index, indent=2) + "\n")
 
 
-def _header(shard: list[_Part]) -> bytes:
-    """The JSON header, with spaces to the alignment."""
+def header(shard: list[Part]) -> bytes:
+    """The JSON header of a file of these tensors, with spaces to the alignment."""
     entries: dict[str, Mapping[str, object]] = {"__metadata__": {"format": "pt"}}
     at = 0
     for part in shard:
@@ -157,7 +163,7 @@ def _header(shard: list[_Part]) -> bytes:
     return text + b" " * (-len(text) % ALIGNMENT)
 
 
-def _cast(array: np.ndarray, part: _Part) -> np.ndarray:
+def _cast(array: np.ndarray, part: Part) -> np.ndarray:
     """The tensor in its new type, rounded to nearest even. Raises ConfigError when a finite number
     becomes infinite."""
     dtype = STORED_DTYPES[part.dtype]

@@ -32,6 +32,7 @@ from jaxllm.models.config.build import (
 from jaxllm.nn.rules import Piece, Rule
 from jaxllm.weights import reader
 from jaxllm.weights.dummy import dummy
+from jaxllm.weights.kept import Kept, digest
 from jaxllm.weights.rounding import Rounding, filled_by
 from jaxllm.weights.stored import PLAIN_DTYPES, Tensor
 
@@ -132,33 +133,64 @@ def load(
     *,
     seed: int = 0,
     progress: Progress | None = None,
+    cache: Path | None = None,
 ) -> tuple[nnx.GraphDef, nnx.State]:
     """The model as (graphdef, state) with arrays on the mesh.
 
     `progress(done_bytes, total_bytes)` is called after each parameter. "dummy" reads no file and
-    draws random weights from `seed`. Raises one ConfigError that names every missing, extra,
+    draws random weights from `seed`. Packed and rounded weights are read from the `cache` where
+    they are kept there, else written to it. Raises one ConfigError that names every missing, extra,
     truncated or wrongly shaped tensor.
     """
     reads = _reads_files(load_format)
     graph = _outline(spec if reads else spec.rounding(), mesh, dtype)
     likes, rounding = graph.likes, Rounding(graph.likes, dtype)
+    placed: dict[str, jax.Array] = {}
+    total = sum(like.size * like.dtype.itemsize for like in likes.values())
+
+    def take(arrays: Mapping[str, jax.Array]) -> None:
+        placed.update(arrays)
+        if progress:
+            progress(sum(array.nbytes for array in placed.values()), total)
+
     filled: Iterator[Mapping[str, jax.Array]]
+    entry: Kept | None = None
     if not reads:
         plain = dummy(graph.rules, [rounding.like(rule) for rule in graph.rules], seed)
         filled = map(rounding.finished, graph.rules, plain)
     else:
         checkpoint = open_checkpoint(model_dir, spec)
         table = _held(checkpoint, graph.rules)
+        entry = _entry(cache, spec, checkpoint, table, likes)
+        if entry is not None and entry.found(likes, take):
+            return graph.filled(placed)
         _check(checkpoint, table, spec)
         filled = _place_all(table, rounding, checkpoint)
-    placed: dict[str, jax.Array] = {}
-    total = sum(like.size * like.dtype.itemsize for like in likes.values())
     for arrays in filled:
-        placed |= arrays
-        if progress:
-            progress(sum(array.nbytes for array in placed.values()), total)
-    leaves = [placed[name] for name in likes]
-    return graph.graphdef, jax.tree.unflatten(jax.tree.structure(graph.state), leaves)
+        take(arrays)
+    if entry is not None:
+        entry.keep(placed)
+    return graph.filled(placed)
+
+
+def kept_entry(
+    model_dir: str | Path, spec: ModelSpec, mesh: Mesh, dtype: DTypeLike, cache: Path | None
+) -> Kept | None:
+    """The entry of the cache that `load` reads or writes; None where weights are plain, or lie on several hosts."""
+    checkpoint, graph = open_checkpoint(model_dir, spec), _outline(spec, mesh, dtype)
+    return _entry(cache, spec, checkpoint, _held(checkpoint, graph.rules), graph.likes)
+
+
+def _entry(
+    cache: Path | None,
+    spec: ModelSpec,
+    checkpoint: reader.Checkpoint,
+    rules: list[Rule],
+    likes: Mapping[str, jax.ShapeDtypeStruct],
+) -> Kept | None:
+    if cache is None or not (spec.formats or spec.scheme is not None) or jax.process_count() > 1:
+        return None
+    return Kept(cache, digest(checkpoint, spec.scheme, rules, likes))
 
 
 @dataclass(frozen=True)
@@ -176,6 +208,11 @@ class _Outline:
     state: nnx.State
     likes: dict[str, jax.ShapeDtypeStruct]
     rules: list[Rule]
+
+    def filled(self, arrays: Mapping[str, jax.Array]) -> tuple[nnx.GraphDef, nnx.State]:
+        """The model with these arrays."""
+        leaves = [arrays[name] for name in self.likes]
+        return self.graphdef, jax.tree.unflatten(jax.tree.structure(self.state), leaves)
 
 
 def _outline(spec: ModelSpec, mesh: Mesh, dtype: DTypeLike) -> _Outline:

@@ -86,6 +86,7 @@ class WeightSource:
             "auto" if directory else self._config.load_format,
             seed=self._config.seed,
             progress=progress,
+            cache=weight_cache(self._config),
         )
         leaves, _ = weight_leaves(state)
         jax.block_until_ready(leaves)
@@ -94,6 +95,12 @@ class WeightSource:
     @property
     def _shapes(self) -> tuple[ModelSpec, Mesh, jax.typing.DTypeLike]:
         return self._setup.spec, self._setup.mesh, self._setup.dtype
+
+
+def weight_cache(config: EngineConfig) -> Path | None:
+    """The directory that keeps weights, if one is wanted."""
+    wanted = config.weight_cache_dir
+    return None if wanted is None else Path(os.path.expanduser(wanted)).absolute()
 
 
 def start(

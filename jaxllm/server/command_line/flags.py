@@ -54,6 +54,8 @@ ENGINE_FLAGS: dict[str, dict[str, str]] = {
         "options (processed)",
         "enforce_eager": "compile programs on first use instead of at start",
         "compilation_cache_dir": "directory that keeps compiled programs between starts",
+        "weight_cache_dir": "directory that keeps weights in few bits as devices hold them, so "
+        "that the next start reads these alone",
         "attention_backend": "implementation of attention; by default the device's fastest that "
         "supports the model",
     },

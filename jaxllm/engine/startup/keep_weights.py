@@ -1,0 +1,32 @@
+"""Weights in few bits made once, for later starts."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from jaxllm import weights
+from jaxllm.config import ConfigError, EngineConfig
+from jaxllm.engine.startup.device_client import reserve_as
+from jaxllm.engine.startup.resolve import resolve
+from jaxllm.engine.startup.start import WeightSource, read_model, weight_cache
+from jaxllm.mesh import make_mesh
+
+
+def keep_weights(config: EngineConfig) -> Path:
+    """Make the weights that an engine of this configuration would have, and keep them in its
+    `weight_cache_dir`; returns where. Raises ConfigError when they cannot be kept."""
+    config, model_dir, spec = read_model(config)
+    reserve_as(config)
+    mesh = make_mesh(config.tensor_parallel_size)
+    setup = resolve(config, model_dir, mesh, spec)
+    weights.check(model_dir, setup.spec, mesh, setup.dtype, config.load_format)
+    entry = weights.kept_entry(model_dir, setup.spec, mesh, setup.dtype, weight_cache(config))
+    if entry is None:
+        raise ConfigError(
+            "weights of 16 bits are served as they are; name a --quantization or a checkpoint "
+            "that is quantised"
+        )
+    WeightSource(setup, config).read()
+    if not entry.folder.is_dir():
+        raise ConfigError("the weights are not kept; the line above says why")
+    return entry.folder

@@ -1,0 +1,168 @@
+"""Weights as the devices hold them, kept in files, so that a second start reads these alone.
+
+An entry is a folder with one safetensors file of all parameters and their check sums. It is written
+under another name and renamed when it is whole. Its own name is a digest of all that the parameters
+depend on, so an entry never has to be compared with anything.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import json
+import logging
+import os
+import shutil
+import zlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import jax
+import numpy as np
+
+from jaxllm.config import ConfigError
+from jaxllm.nn.rules import Rule
+from jaxllm.units import amount
+from jaxllm.weights.convert import WEIGHTS, Part, header
+from jaxllm.weights.reader import Checkpoint
+from jaxllm.weights.stored import STORED_DTYPES
+
+FORM = 1  # of entries; another number makes all entries of before unknown
+FILE, SUMS = "parameters.safetensors", "sums.json"
+READERS = 4
+NAMES = {dtype: name for name, dtype in STORED_DTYPES.items()}
+logger = logging.getLogger("jaxllm")
+
+type Likes = Mapping[str, jax.ShapeDtypeStruct]
+
+
+class Damaged(Exception):
+    """An entry that is not what was written."""
+
+
+def digest(checkpoint: Checkpoint, scheme: object, rules: Sequence[Rule], likes: Likes) -> str:
+    """Of the checkpoint's files and tensors, of how parameters are made of them, and of these over
+    their devices."""
+    files = sorted(
+        (str(path.relative_to(checkpoint.directory)), path.stat().st_size, path.stat().st_mtime_ns)
+        for path in checkpoint.directory.rglob("*")
+        if path.suffix in WEIGHTS and path.is_file()
+    )
+    tensors = sorted((name, own.dtype, own.shape) for name, own in checkpoint.entries.items())
+    made = [
+        (name, like.shape, str(like.dtype), str(like.sharding.spec), dict(like.sharding.mesh.shape))
+        for name, like in likes.items()
+    ]
+    found = hashlib.sha256()
+    for part in (FORM, repr(scheme), files, tensors, made):
+        found.update(json.dumps(part).encode())
+    for rule in rules:
+        found.update(repr(rule).encode())
+    return found.hexdigest()[:40]
+
+
+class Kept:
+    """One entry of a cache of weights."""
+
+    def __init__(self, cache: Path, name: str):
+        self.folder = cache / name
+        self._unfinished, self._lock = cache / f".{name}.unfinished", cache / f".{name}.lock"
+
+    def found(self, likes: Likes, take: Callable[[Mapping[str, jax.Array]], None]) -> bool:
+        """Give each parameter to `take`; whether the entry was there, and whole."""
+        if not self.folder.is_dir():
+            return False
+        try:
+            for name, array in self._read(likes):
+                take({name: array})
+        except Damaged:
+            logger.warning("kept weights in %s are damaged; they are made anew", self.folder)
+            return False
+        logger.info("weights are those kept in %s; the checkpoint is not read", self.folder)
+        return True
+
+    def keep(self, arrays: Mapping[str, jax.Array]) -> None:
+        """Write the entry; a line in the log says why that cannot be."""
+        try:
+            total = self.write(arrays)
+        except ConfigError as error:
+            logger.warning("%s", error)
+            return
+        if total:
+            logger.info("kept %s of weights in %s", amount(total), self.folder)
+
+    def _read(self, likes: Likes) -> Iterator[tuple[str, jax.Array]]:
+        """The parameters, one after the other. Raises Damaged."""
+        found = Checkpoint(self.folder)
+        try:
+            sums = json.loads((self.folder / SUMS).read_bytes())
+        except (OSError, ValueError):
+            raise Damaged from None
+        whole = {name: (NAMES[np.dtype(like.dtype)], like.shape) for name, like in likes.items()}
+        stored = {name: (entry.dtype, entry.shape) for name, entry in found.entries.items()}
+        if found.problems or not isinstance(sums, dict) or stored != whole:
+            raise Damaged
+
+        def one(name: str) -> tuple[str, jax.Array]:
+            array, like = np.asarray(found.view(name)), likes[name]
+            if _sum(array) != sums.get(name):
+                raise Damaged
+            copied: Callable[[tuple[slice, ...]], np.ndarray] = lambda index: array[index].copy()
+            placed = jax.make_array_from_callback(like.shape, like.sharding, copied)
+            return name, jax.block_until_ready(placed)
+
+        with ThreadPoolExecutor(READERS, thread_name_prefix="kept") as pool:
+            yield from pool.map(one, likes)
+
+    def write(self, arrays: Mapping[str, jax.Array]) -> int:
+        """Write the entry, in place of one that is damaged; returns its bytes, 0 where another
+        process writes it. Raises ConfigError in one line; then nothing is left behind."""
+        parts = [Part(name, NAMES[np.dtype(a.dtype)], a.shape) for name, a in arrays.items()]
+        total, cache = sum(part.size for part in parts), self.folder.parent
+        try:
+            cache.mkdir(parents=True, exist_ok=True)
+            free = shutil.disk_usage(cache).free
+            if total > free:
+                raise ConfigError(
+                    f"cannot keep weights in {cache}: they take {amount(total)}, {amount(free)} "
+                    "are free; make room, or name another directory"
+                )
+            with self._lock.open("wb") as lock:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                self._write(parts, arrays)
+        except BlockingIOError:
+            return 0
+        except OSError as error:
+            raise ConfigError(
+                f"cannot keep weights in {cache}: {error.strerror or error}"
+            ) from None
+        return total
+
+    def _write(self, parts: list[Part], arrays: Mapping[str, jax.Array]) -> None:
+        shutil.rmtree(self._unfinished, ignore_errors=True)  # of a process that was killed
+        self._unfinished.mkdir()
+        try:
+            sums = {}
+            with (self._unfinished / FILE).open("xb") as file:
+                first = header(parts)
+                file.write(len(first).to_bytes(8, "little") + first)
+                for part in parts:
+                    array = np.ascontiguousarray(arrays[part.name])
+                    sums[part.name] = _sum(array)
+                    file.write(_bytes(array))
+                file.flush()
+                os.fsync(file.fileno())
+            (self._unfinished / SUMS).write_text(json.dumps(sums))
+            shutil.rmtree(self.folder, ignore_errors=True)
+            self._unfinished.rename(self.folder)
+        finally:
+            shutil.rmtree(self._unfinished, ignore_errors=True)
+
+
+def _bytes(array: np.ndarray) -> memoryview:
+    return memoryview(array.reshape(-1).view(np.uint8))
+
+
+def _sum(array: np.ndarray) -> int:
+    return zlib.crc32(_bytes(np.ascontiguousarray(array)))
