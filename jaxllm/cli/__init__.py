@@ -18,7 +18,7 @@ usage: jaxllm VERB [options]
   chat [options]          talk to a model of a running server at the terminal
   complete [options]      continue texts by a model of a running server
   check MODEL [options]   say whether a model fits this machine with these options of serve
-  convert FROM TO         write a checkpoint in another type, in files of another size, or as it is served
+  convert FROM TO         write a checkpoint in another type, files of another size, or as served
   bench NAME [options]    run a benchmark of a checkout, such as `jaxllm bench throughput --help`
   models                  list the model families that run
   collect-env             print versions and devices for a bug report

@@ -176,7 +176,8 @@ def load(
 def kept_entry(
     model_dir: str | Path, spec: ModelSpec, mesh: Mesh, dtype: DTypeLike, cache: Path | None
 ) -> Kept | None:
-    """The entry of the cache that `load` reads or writes; None where weights are plain, or lie on several hosts."""
+    """The entry of the cache that `load` reads or writes; None where weights are plain, or lie on
+    several hosts."""
     checkpoint, graph = open_checkpoint(model_dir, spec), _outline(spec, mesh, dtype)
     return _entry(cache, spec, checkpoint, _held(checkpoint, graph.rules), graph.likes)
 

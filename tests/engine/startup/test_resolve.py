@@ -20,7 +20,8 @@ from jaxllm.mesh import make_mesh
 from jaxllm.models import make_spec
 from jaxllm.units import GIB
 from tests.engine.conftest import TINY
-from tests.weights.packed import MXFP4, mxfp4_pair, write
+from tests.weights.packed import write
+from tests.weights.test_grouped import pair
 
 
 def test_a_smaller_step_leaves_a_larger_pool_and_changes_nothing_else(tiny_dir: str) -> None:
@@ -133,15 +134,15 @@ def test_on_hopper_the_pool_that_is_likely_is_the_one_that_a_step_of_that_need_l
 def test_packed_weights_count_as_they_are_unpacked(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    pair, mesh = mxfp4_pair(), make_mesh(1)
-    packed = write(tmp_path / "a", pair.config | {"quantization_config": MXFP4}, pair.packed)
-    plain = write(tmp_path / "b", pair.config, pair.plain)
+    (made, settings), mesh = pair("llama-gqa", "gptq of 8 bits"), make_mesh(1)
+    packed = write(tmp_path / "a", made.config | {"quantization_config": settings}, made.packed)
+    plain = write(tmp_path / "b", made.config, made.plain)
     config = EngineConfig(dtype="bfloat16", max_num_seqs=4, max_num_batched_tokens=64)
     found, expected = (resolve(config, path, mesh).memory.budget for path in (packed, plain))
-    assert found.weights == expected.weights == 2 * sum(x.size for x in pair.plain.values())
+    assert found.weights == expected.weights == 2 * sum(x.size for x in made.plain.values())
     (packed / "model.safetensors").unlink()  # nothing is read before memory is refused
     monkeypatch.setattr(memory, "usable_bytes", lambda *given: found.weights - 1)
-    message = r"is lacking for the rest .* weights unpacked from mxfp4 .*helps"
+    message = r"is lacking for the rest .* weights unpacked from gptq: 8 bits .*helps"
     with pytest.raises(ConfigError, match=message):
         resolve(config, packed, mesh)
 
