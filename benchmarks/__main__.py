@@ -37,6 +37,7 @@ HERE = {
     "templates": "what rendering a chat costs, and what one that hangs costs others",
     "kv_accuracy": "what 8-bit pages cost the demo model: answers and perplexity",
     "products": "an MLP's gated product: the kernel beside XLA",
+    "fp8_products": "products with 8-bit weights: the kernel beside cuBLASLt and bfloat16",
     "int4_products": "products with 4-bit weights: the kernel beside bfloat16",
     "mixtures": "a mixture's routed feed-forward: its grouped products, and the whole",
     "collective": "a sum over GPUs with residual sum and norm: plain stores, NCCL, XLA's own",

@@ -7,8 +7,9 @@ from jax import Array
 from pallas_kernels.backends import Backends
 from pallas_kernels.scaled_matmul.rounding import INPUTS, largest, rounded
 
-__all__ = ["BACKENDS", "INPUTS", "backend_for", "largest", "rounded", "scaled_matmul"]
+__all__ = ["BACKENDS", "GROUP", "INPUTS", "backend_for", "largest", "rounded", "scaled_matmul"]
 
+GROUP = 128  # columns that share a scale, where not all of a row do: what kernels take
 BACKENDS = Backends(__name__, "scaled_matmul", ("reference", "mosaic_gpu"))
 
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from pallas_kernels.mosaic_units import ROWS, STAGED, shares_of
+from pallas_kernels.scaled_matmul import GROUP
 
 SHARED_BYTES = 220 * 1024
-K = 128  # columns of a slot of the ring: a row of the 128-byte swizzle, and a block's scale
+K = GROUP  # columns of a slot of the ring: a row of the 128-byte swizzle
 TOKENS = (8, 16, 32, 64, 128, 256)  # widths of a product
 MOST_STAGES = 8
 PROMOTED = 128  # tokens up to which registers hold two sums

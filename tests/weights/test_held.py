@@ -19,6 +19,7 @@ from jaxllm.nn.contexts.dense import DenseContext
 from jaxllm.nn.contexts.protocol import RowContext
 from jaxllm.nn.weight.dense import Dense
 from jaxllm.nn.weight.parameters import contract
+from jaxllm.nn.weight.schemes import backend
 from jaxllm.quantisation import WeightFormat
 from pallas_kernels.scaled_matmul.rounding import rounded_by
 from tests.weights.packed import (
@@ -183,3 +184,21 @@ def test_names_of_scales_may_be_those_of_blocks(tmp_path: Path) -> None:
     other, own = held(tmp_path, fp8_tensor_pair("llama-gqa"), FP8_TENSOR)
     assert spec.formats == own.formats
     np.testing.assert_array_equal(logits(path, spec), logits(other, own))
+
+
+@pytest.mark.parametrize(
+    ("kind", "taken"),
+    [
+        (WeightFormat("fp8", None, "token"), True),
+        (WeightFormat("fp8", 128, "group"), True),
+        (WeightFormat("int8", None, "given"), True),
+        (WeightFormat("fp8", None, "plain"), False),
+        (WeightFormat("int8", 32, "token"), False),
+    ],
+    ids=lambda each: each.title if isinstance(each, WeightFormat) else f"{each}",
+)
+def test_a_start_names_the_kernel_where_it_takes_the_format(
+    kind: WeightFormat, taken: bool
+) -> None:
+    assert backend(kind, "mosaic_gpu") == ("mosaic_gpu" if taken else "reference")
+    assert backend(kind, "xla") == "reference"

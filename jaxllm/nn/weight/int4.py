@@ -79,7 +79,7 @@ class Int4(nnx.Module):
         yield Rule(path, fill(leaf, size), rounded=Rounded(kind, (*self.shape.out, size)))
 
     @staticmethod
-    def backend(wanted: str) -> str:
+    def backend(kind: WeightFormat, wanted: str) -> str:
         return wanted if wanted in op.BACKENDS else "reference"
 
     @staticmethod

@@ -134,7 +134,7 @@ class Held(Weight, Protocol):
     def __init__(self, kind: WeightFormat, shape: Shape): ...
 
     @staticmethod
-    def backend(wanted: str) -> str:
+    def backend(kind: WeightFormat, wanted: str) -> str:
         """The back end of products where `RowContext.row_backend` is the `wanted` one."""
 
     @staticmethod

@@ -78,8 +78,9 @@ class Scaled(nnx.Module):
             yield Rule(f"{path}.input_scale", fill.each("weight.input_scale"))
 
     @staticmethod
-    def backend(wanted: str) -> str:
-        return wanted if wanted in op.BACKENDS else "reference"
+    def backend(kind: WeightFormat, wanted: str) -> str:
+        taken = kind.inputs != "plain" and kind.group in (None, op.GROUP)
+        return wanted if taken and wanted in op.BACKENDS else "reference"
 
     @staticmethod
     def rounded(kind: WeightFormat, plain: Array) -> dict[str, Array]:

@@ -24,7 +24,7 @@ def held(kind: WeightFormat, shape: Shape) -> Weight:
 
 def backend(kind: WeightFormat, wanted: str) -> str:
     """The back end of products where the context's is the `wanted` one."""
-    return SCHEMES[kind.numbers].backend(wanted)
+    return SCHEMES[kind.numbers].backend(kind, wanted)
 
 
 def rounded(kind: WeightFormat, plain: Array) -> dict[str, Array]:
