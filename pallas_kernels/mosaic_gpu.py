@@ -21,6 +21,7 @@ from pallas_kernels.quantised import is_quantised
 # How the tensor cores read an operand of 16-bit numbers in shared memory
 TILED = plgpu.TilingTransform((8, 64)), plgpu.SwizzleTransform(128)
 THREADS = 128  # of a warpgroup
+PRODUCER_REGISTERS = 40  # of a thread of a warpgroup that only copies
 PROXY_FENCE = "fence.proxy.async;"  # orders plain accesses against those of the copy engine
 
 
@@ -46,6 +47,17 @@ def store(ref: Any, x: Array) -> None:
         plgpu.store(ref, x, optimized=False)
     else:
         ref[...] = x
+
+
+def registers_of(consumers: int, producers: int = 1) -> int:
+    """Registers of a thread of the warpgroups that multiply, beside so many that copy.
+
+    A block begins with as many for each thread as its processor has, in eights, and shares out
+    these alone: a warpgroup that asks for more waits for ever.
+    """
+    warpgroups = consumers + producers
+    held = 2**16 // (THREADS * warpgroups) // 8 * 8 * warpgroups
+    return min(232, (held - producers * PRODUCER_REGISTERS) // consumers // 8 * 8)
 
 
 def row_layout(width: int) -> Any:

@@ -25,8 +25,6 @@ PROCESSORS = 132
 ROWS = 64  # of a warpgroup
 STAGED = 64  # tokens whose results are staged at once
 LAUNCH_STEPS = 4  # of a processor, while a program that adds shares up begins
-PRODUCER_REGISTERS = 40
-REGISTERS = {1: 232, 2: 232, 3: 152, 4: 112}  # multiplying warpgroups → registers of their threads
 # The layout of a product with single numbers, which a transposed store needs
 SINGLE = plgpu.Layout.TILED(
     plgpu.Tiling(((64, 8), (16, 8), (8, 8), (2,), (1,))),

@@ -19,11 +19,16 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from pallas_kernels.gated_matmul.plan import PROCESSORS, K, Tuning, bands, chunk_of, tuning_of
-from pallas_kernels.mosaic_gpu import TILED, drain, launch, take
+from pallas_kernels.mosaic_gpu import (
+    PRODUCER_REGISTERS,
+    TILED,
+    drain,
+    launch,
+    registers_of,
+    take,
+)
 
 BAND_GROUP = 8  # bands of x that pass over the weight side by side
-PRODUCER_REGISTERS = 40
-REGISTERS = {1: 232, 2: 232, 3: 152}  # multiplying warpgroups → registers of their threads
 
 
 class _Spec(NamedTuple):
@@ -136,7 +141,7 @@ def _multiply(spec: _Spec, x: Array, w: Array) -> Array:
 
         @pl.when(wg < groups)
         def _consumer() -> None:
-            plgpu.set_max_registers(REGISTERS[groups], action="increase")
+            plgpu.set_max_registers(registers_of(groups), action="increase")
             each_unit(
                 lambda tile, done: _store(
                     spec, _consume(spec, done, wg, sm), tile, wg, sm["o"].at[wg], o_ref

@@ -20,8 +20,6 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from pallas_kernels.grouped_matmul.groups import Groups
 from pallas_kernels.grouped_matmul.mosaic_gpu import (
-    PRODUCER_REGISTERS,
-    REGISTERS,
     Gating,
     Spec,
     Unit,
@@ -35,7 +33,15 @@ from pallas_kernels.grouped_matmul.mosaic_gpu import (
     unit_at,
 )
 from pallas_kernels.grouped_matmul.plan import PROCESSORS, Tuning, tuning_of
-from pallas_kernels.mosaic_gpu import await_flag, drain, launch, raise_flag, take
+from pallas_kernels.mosaic_gpu import (
+    PRODUCER_REGISTERS,
+    await_flag,
+    drain,
+    launch,
+    raise_flag,
+    registers_of,
+    take,
+)
 
 type Places = tuple[Array, Callable[[Array], Array]]  # own units: how many, and the number of each
 
@@ -158,7 +164,7 @@ class _Block:
                 plgpu.wait_smem_to_gmem(0)
                 raise_flag(self.flags_ref.at[unit.tile])
 
-        plgpu.set_max_registers(REGISTERS, action="increase")
+        plgpu.set_max_registers(registers_of(self.first.tuning.warpgroups, 2), action="increase")
         self.each_unit(run)
         plgpu.wait_smem_to_gmem(0)
 

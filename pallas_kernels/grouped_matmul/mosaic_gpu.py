@@ -30,9 +30,14 @@ from pallas_kernels.grouped_matmul.plan import (
     tuning_of,
     widths_of,
 )
-from pallas_kernels.mosaic_gpu import TILED, drain, launch, take
-
-PRODUCER_REGISTERS, REGISTERS = 40, 232
+from pallas_kernels.mosaic_gpu import (
+    PRODUCER_REGISTERS,
+    TILED,
+    drain,
+    launch,
+    registers_of,
+    take,
+)
 
 type Gating = Callable[[Array, Array], Array]
 
@@ -183,7 +188,7 @@ def _multiply(spec: Spec, *arrays: Array) -> Array:
 
         @pl.when(wg < warpgroups)
         def _consumer() -> None:
-            plgpu.set_max_registers(REGISTERS, action="increase")
+            plgpu.set_max_registers(registers_of(warpgroups), action="increase")
             each_unit(lambda unit, done: consume(spec, unit, done, wg, sm, (*bias_ref, y_ref)))
             plgpu.wait_smem_to_gmem(0)
 

@@ -23,8 +23,15 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 from pallas_kernels.int4_matmul.conversion import conversion
 from pallas_kernels.int4_matmul.packed import CHUNK, FORMS, ROWS, WORDS, Int4, dequantised
 from pallas_kernels.int4_matmul.plan import Tuning, tuning_of
-from pallas_kernels.mosaic_gpu import TILED, drain, launch, take
-from pallas_kernels.mosaic_units import PRODUCER_REGISTERS, REGISTERS, Split, Unit
+from pallas_kernels.mosaic_gpu import (
+    PRODUCER_REGISTERS,
+    TILED,
+    drain,
+    launch,
+    registers_of,
+    take,
+)
+from pallas_kernels.mosaic_units import Split, Unit
 
 OPERAND = 128  # columns that are converted at once
 
@@ -120,7 +127,7 @@ def _multiply(spec: _Spec, x: Array, w: Int4) -> list[Array]:
 
         @pl.when(wg < warpgroups)
         def _consumer() -> None:
-            plgpu.set_max_registers(REGISTERS[warpgroups], action="increase")
+            plgpu.set_max_registers(registers_of(warpgroups), action="increase")
             split.each(
                 block,
                 lambda unit, done: split.store(

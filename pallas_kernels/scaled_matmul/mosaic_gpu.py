@@ -17,8 +17,8 @@ from jax import Array, lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
-from pallas_kernels.mosaic_gpu import drain, launch, take
-from pallas_kernels.mosaic_units import PRODUCER_REGISTERS, REGISTERS, ROWS, Split, Unit
+from pallas_kernels.mosaic_gpu import PRODUCER_REGISTERS, drain, launch, registers_of, take
+from pallas_kernels.mosaic_units import ROWS, Split, Unit
 from pallas_kernels.scaled_matmul import mosaic_rounding
 from pallas_kernels.scaled_matmul.plan import PROMOTED, K, Tuning, is_faster, tuning_of
 from pallas_kernels.scaled_matmul.reference import multiplied
@@ -145,7 +145,7 @@ def _multiply(spec: _Spec, x: Array, w: Array, scales: _Scales) -> list[Array]:
 
         @pl.when(wg < tuning.warpgroups)
         def _consumer() -> None:
-            plgpu.set_max_registers(REGISTERS[tuning.warpgroups], action="increase")
+            plgpu.set_max_registers(registers_of(tuning.warpgroups), action="increase")
 
             def product(unit: Unit, done: Array) -> None:
                 y = _product(spec, unit, done, wg, scales, sm)
