@@ -129,7 +129,7 @@ def _rounded(case: Case, given: Inputs, group: int) -> np.ndarray:
     if case.inputs == "given":
         scale = np.full((case.tokens, 1), given.given)
     wide = _columns(scale, size, case.columns)
-    inside = np.clip(given.x * (1 / wide), -limit, limit)
+    inside = np.clip(given.x * (1 / wide), -128 if case.integers else -limit, limit)
     numbers = np.rint(inside) if case.integers else inside.astype(ml_dtypes.float8_e4m3fn)
     return numbers.astype(np.float64) * wide
 

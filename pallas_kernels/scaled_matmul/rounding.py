@@ -52,9 +52,10 @@ def rounded_inputs(
 
 def rounded_by(x: Array, scale: Array, dtype: DTypeLike, group: int = 1) -> Array:
     """x times 1/scale as numbers of the type; what is out of range becomes the nearest in it."""
-    limit = largest(dtype)
-    y = jnp.clip(x.astype(jnp.float32) * spread(1 / scale, group, x.shape[-1]), -limit, limit)
-    return (jnp.round(y) if jnp.issubdtype(dtype, jnp.integer) else y).astype(dtype)
+    integer = jnp.issubdtype(dtype, jnp.integer)
+    low, high = jnp.iinfo(dtype).min if integer else -largest(dtype), largest(dtype)
+    y = jnp.clip(x.astype(jnp.float32) * spread(1 / scale, group, x.shape[-1]), low, high)
+    return (jnp.round(y) if integer else y).astype(dtype)
 
 
 def spread(scale: Array, group: int, columns: int) -> Array:

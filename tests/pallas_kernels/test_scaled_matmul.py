@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
+
 import jax
 import jax.numpy as jnp
 import ml_dtypes
@@ -11,6 +14,10 @@ import pytest
 from pallas_kernels.backends import UnknownBackend
 from pallas_kernels.scaled_matmul import INPUTS, backend_for, rounded, scaled_matmul
 from pallas_kernels.scaled_matmul.cases import CASES, Case, expected, inputs
+from pallas_kernels.scaled_matmul.rounding import rounded_inputs
+
+GOLDEN = np.load(Path(__file__).parents[1] / "goldens/rounded.npz")
+GROUP, GIVEN = 128, 0.02  # of the golden
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
@@ -77,3 +84,29 @@ def test_back_ends_that_it_lacks_are_the_reference() -> None:
     assert backend_for("mosaic_tpu", *arrays, 2, "token") == "reference"
     with pytest.raises(UnknownBackend, match="scaled_matmul has no back end 'none'"):
         scaled_matmul(*arrays, group=2, inputs="token", backend="none")
+
+
+@pytest.mark.parametrize("name", sorted({name.partition("/")[0] for name in GOLDEN}))
+def test_inputs_are_rounded_as_compressed_tensors_rounds_them(name: str) -> None:
+    settings = json.loads(str(GOLDEN[f"{name}/settings"]))
+    dtype = jnp.int8 if settings["type"] == "int" else ml_dtypes.float8_e4m3fn
+    kind, x = name.split()[1], jnp.asarray(GOLDEN[f"{name}/x"])
+    group = GROUP if kind == "group" else x.shape[1]
+    weight, scale = GOLDEN[f"{name}/w_numbers"].view(dtype), GOLDEN[f"{name}/w_scale"]
+
+    numbers, found = rounded_inputs(x, dtype, group, kind, jnp.float32(GIVEN))
+    np.testing.assert_allclose(found, GOLDEN[f"{name}/x_scale"].reshape(found.shape), rtol=1e-6)
+    wanted = GOLDEN[f"{name}/x_numbers"].view(dtype).astype(np.float32)
+    np.testing.assert_array_equal(np.asarray(numbers, np.float32), wanted)
+
+    y = scaled_matmul(
+        x,
+        weight,
+        scale,
+        group=group,
+        inputs=kind,
+        input_scale=jnp.float32(GIVEN),
+        backend="reference",
+    )
+    error = np.asarray(y) - GOLDEN[f"{name}/y"]
+    assert np.linalg.norm(error) < 1e-6 * np.linalg.norm(GOLDEN[f"{name}/y"])
