@@ -53,6 +53,13 @@ class AllBlocksCleared(msgspec.Struct, tag=True, gc=False):
 type KVEvent = BlockStored | BlockRemoved | AllBlocksCleared
 
 
+def without_tokens(event: KVEvent) -> KVEvent:
+    """The event for who knows the tokens, or needs hashes alone."""
+    if isinstance(event, BlockStored):
+        return msgspec.structs.replace(event, token_ids=[])
+    return event
+
+
 class KVEventBatch(msgspec.Struct, array_like=True, gc=False):
     """The events of a step, or a part of them, in order.
 

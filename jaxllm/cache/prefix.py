@@ -18,7 +18,50 @@ from jaxllm.cache.events import KVEvents
 MAX_EVICTED = 1 << 16  # hashes of pages that are gone, to tell why they are not found
 
 
-class PrefixIndex:
+class PageHasher:
+    """The chained hashes of full pages of `page_size` tokens. `start` is where the chains of
+    requests without salt and adapter begin; hashers with different starts share no hash."""
+
+    def __init__(self, page_size: int, start: bytes):
+        if page_size < 1:
+            raise ValueError(f"page_size must be at least 1, got {page_size}")
+        self.page_size, self.start = page_size, start
+        self._page = hashlib.sha256(b"jaxllm/page/1;parent=")
+
+    def root(self, salt: str | None, adapter: bytes | None, owner: str | None = None) -> bytes:
+        """The start of a request's chain. Requests share pages only within one salt and adapter
+        identity, and, when the chain has an owner, within one owner."""
+        if salt is None and adapter is None and owner is None:
+            return self.start
+        digest = hashlib.sha256(b"jaxllm/request/1;parent=" + self.start)
+        fields = (
+            (b"salt", salt and salt.encode()),
+            (b"adapter", adapter),
+            (b"owner", owner and owner.encode()),
+        )
+        for name, value in fields:
+            digest.update(
+                b";%s=none" % name if value is None else b";%s=%d:%s" % (name, len(value), value)
+            )
+        return digest.digest()
+
+    def extend(self, hashes: list[bytes], tokens: Sequence[int], root: bytes | None = None) -> None:
+        """Append to `hashes` those of the full pages of `tokens`, which start where `hashes` ends,
+        or at `root` (by default the one that all requests share)."""
+        size = self.page_size
+        count = len(tokens) // size
+        data = memoryview(struct.pack(f"<{count * size}i", *tokens[: count * size]))
+        parent = hashes[-1] if hashes else root or self.start
+        for i in range(count):
+            digest = self._page.copy()
+            digest.update(parent)
+            digest.update(b";tokens=")
+            digest.update(data[4 * size * i : 4 * size * (i + 1)])
+            parent = digest.digest()
+            hashes.append(parent)
+
+
+class PrefixIndex(PageHasher):
     """Hash → page for full pages of `page_size` tokens.
 
     `root` identifies the KV (model, dtype, …): indexes with different roots share no hash. A
@@ -27,17 +70,12 @@ class PrefixIndex:
     """
 
     def __init__(self, page_size: int, root: bytes):
-        if page_size < 1:
-            raise ValueError(f"page_size must be at least 1, got {page_size}")
-        self.page_size = page_size
-        self.queries = 0
-        self.hits = 0
         # Every field is tagged and has a fixed or written-down length, so no two different inputs
         # give the same bytes.
-        self._root = hashlib.sha256(
-            b"jaxllm/root/1;page=%d;id=%d:" % (page_size, len(root)) + root
-        ).digest()
-        self._page = hashlib.sha256(b"jaxllm/page/1;parent=")
+        fields = b"jaxllm/root/1;page=%d;id=%d:" % (page_size, len(root)) + root
+        super().__init__(page_size, hashlib.sha256(fields).digest())
+        self.queries = 0
+        self.hits = 0
         self._page_of: dict[bytes, int] = {}
         self._hash_of: dict[int, bytes] = {}
         self._evicted: dict[bytes, None] = {}  # the newest MAX_EVICTED, newest last
@@ -50,42 +88,10 @@ class PrefixIndex:
         """Whether `page` can be found by its hash."""
         return page in self._hash_of
 
-    def root(self, salt: str | None, adapter: bytes | None, owner: str | None = None) -> bytes:
-        """The start of a request's chain. Requests share pages only within one salt and adapter
-        identity, and, when the chain has an owner, within one owner."""
-        if salt is None and adapter is None and owner is None:
-            return self._root
-        digest = hashlib.sha256(b"jaxllm/request/1;parent=" + self._root)
-        fields = (
-            (b"salt", salt and salt.encode()),
-            (b"adapter", adapter),
-            (b"owner", owner and owner.encode()),
-        )
-        for name, value in fields:
-            digest.update(
-                b";%s=none" % name if value is None else b";%s=%d:%s" % (name, len(value), value)
-            )
-        return digest.digest()
-
     @property
     def pages(self) -> dict[int, bytes]:
         """Every findable page with its hash (a copy)."""
         return dict(self._hash_of)
-
-    def extend(self, hashes: list[bytes], tokens: Sequence[int], root: bytes | None = None) -> None:
-        """Append to `hashes` those of the full pages of `tokens`, which start where `hashes` ends,
-        or at `root` (by default the one that all requests share)."""
-        size = self.page_size
-        count = len(tokens) // size
-        data = memoryview(struct.pack(f"<{count * size}i", *tokens[: count * size]))
-        parent = hashes[-1] if hashes else root or self._root
-        for i in range(count):
-            digest = self._page.copy()
-            digest.update(parent)
-            digest.update(b";tokens=")
-            digest.update(data[4 * size * i : 4 * size * (i + 1)])
-            parent = digest.digest()
-            hashes.append(parent)
 
     def match(self, hashes: Sequence[bytes], limit: int) -> list[int]:
         """Pages of the longest chain of hits from the start of `hashes`, at most `limit` of them.

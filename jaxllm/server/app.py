@@ -63,7 +63,7 @@ class Routes:
 
     async def metrics(self, request: Request) -> Response:
         """Prometheus text."""
-        return Response(exposition((self._state.metrics,)), media_type=CONTENT_TYPE_LATEST)
+        return Response(exposition(self._state.metrics), media_type=CONTENT_TYPE_LATEST)
 
     async def models(self, request: Request) -> Response:
         """The served names."""
@@ -150,7 +150,8 @@ def build(*states: ServerState) -> Any:
         lambda: first.draining,
         refuse,
     )
-    app = LoadHeader(app, lambda: load_metrics([state.client.stats for state in states]))
+    engines = [engine for state in states for engine in state.client.clients]
+    app = LoadHeader(app, lambda: load_metrics([engine.stats for engine in engines]))
     cors = first.settings.cors
     if cors.origins:
         app = CORSMiddleware(

@@ -85,7 +85,7 @@ class ByModel:
         return read_model(fields, list(self._app_of))
 
     def _metrics(self) -> Response:
-        metrics = [state.metrics for state in self._states]
+        metrics = [each for state in self._states for each in state.metrics]
         return Response(exposition(metrics), media_type=CONTENT_TYPE_LATEST)
 
     def _health(self) -> Response:

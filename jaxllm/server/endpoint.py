@@ -62,7 +62,7 @@ class Endpoint:
             return
         except ApiError as error:
             if error.status < 500 or error.status == 503:
-                self._state.metrics.refused(error.code or "invalid")
+                self._state.edge_metrics.refused(error.code or "invalid")
             raise
 
     def parse(self, body: dict[str, Any]) -> Any:

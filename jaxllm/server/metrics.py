@@ -76,9 +76,15 @@ class Metrics(Observer, Collector):
     """The observer of an EngineClient, and what a scrape tells of it."""
 
     def __init__(
-        self, model_name: str, resolved: Resolved, version: str, stats: Callable[[], EngineStats]
+        self,
+        model_name: str,
+        resolved: Resolved,
+        version: str,
+        stats: Callable[[], EngineStats],
+        engine: int = 0,
     ):
-        self._labels = [model_name, "0"]
+        """`engine` is its number among those of the model."""
+        self._labels = [model_name, str(engine)]
         self._version, self._resolved, self._stats = version, resolved, stats
         lengths = one_two_five(resolved.max_model_len)
         self._histograms = {
@@ -254,25 +260,25 @@ def cache_config(resolved: Resolved) -> dict[str, str]:
 
 
 class Merged(Collector):
-    """The metrics of several models: each name once, with the samples of all."""
+    """The metrics of several engines: each name once, with the samples of all."""
 
-    def __init__(self, models: Iterable[Metrics]):
-        self._models = models
+    def __init__(self, engines: Iterable[Metrics]):
+        self._engines = engines
 
     def collect(self) -> Iterator[Metric]:
         """prometheus_client's hook."""
         families: dict[str, Metric] = {}
-        for metric in (metric for model in self._models for metric in model.collect()):
+        for metric in (metric for engine in self._engines for metric in engine.collect()):
             families.setdefault(metric.name, metric)
             if families[metric.name] is not metric:
                 families[metric.name].samples += metric.samples
         yield from families.values()
 
 
-def exposition(models: Iterable[Metrics]) -> bytes:
+def exposition(engines: Iterable[Metrics]) -> bytes:
     """The reply to a scrape."""
     registry = CollectorRegistry(auto_describe=False)
-    registry.register(Merged(models))
+    registry.register(Merged(engines))
     return generate_latest(registry)
 
 

@@ -12,6 +12,8 @@ from starlette.routing import Route
 import jaxllm
 from jaxllm.kv_events.settings import EVERYWHERE
 from jaxllm.server.endpoint import Json
+from jaxllm.server.engine.client import EngineClient
+from jaxllm.server.engine.group import EngineGroup
 from jaxllm.server.state import ServerState
 
 
@@ -51,7 +53,7 @@ class ReplicaRoutes:
                 "served_model_name": settings.served[0],
                 "served_model_names": settings.served,
                 "tp_size": resolved.tensor_parallel_size,
-                "dp_size": 1,
+                "dp_size": len(self._state.client.clients),
                 "max_model_len": resolved.max_model_len,
                 "max_num_seqs": resolved.max_num_seqs,
                 "block_size": resolved.page_size,
@@ -88,11 +90,28 @@ def reachable(address: str, host: str | None) -> str:
 
 
 def health(server_state: ServerState) -> dict[str, Any]:
-    """`status` is "ok" while the engine is idle or makes progress. Known without the engine."""
-    client, stats = server_state.client, server_state.client.stats
-    silence = client.seconds_without_step()
-    status = "ok" if client.alive else _absence(server_state)
-    if client.alive and silence > server_state.settings.stall_seconds:
+    """`status` is "ok" while every engine is idle or makes progress, else what the first other one
+    does; of several engines each is listed. Known without the engines."""
+    found = [
+        engine_health(client, server_state.settings.stall_seconds)
+        for client in server_state.client.clients
+    ]
+    if len(found) == 1:
+        return found[0]
+    return {
+        "status": next((each["status"] for each in found if each["status"] != "ok"), "ok"),
+        "running": sum(each["running"] for each in found),
+        "waiting": sum(each["waiting"] for each in found),
+        "last_step_age_s": max(each["last_step_age_s"] for each in found),
+        "engines": found,
+    }
+
+
+def engine_health(client: EngineClient, stall_seconds: float) -> dict[str, Any]:
+    """The same of one engine, which is "stalled" after so many seconds without a step."""
+    stats, silence = client.stats, client.seconds_without_step()
+    status = "ok" if client.alive else _absence(client)
+    if client.alive and silence > stall_seconds:
         status = "stalled"
     return {
         "status": status,
@@ -106,7 +125,7 @@ def readiness(server_state: ServerState) -> str:
     """ "ready" while new requests are accepted, else the reason why not."""
     client = server_state.client
     if not client.alive:
-        return _absence(server_state)
+        return _absence(client)
     if server_state.draining:
         return "draining"
     if client.stats.sleep_level:
@@ -114,5 +133,5 @@ def readiness(server_state: ServerState) -> str:
     return "full" if client.choices >= client.capacity else "ready"
 
 
-def _absence(server_state: ServerState) -> str:
-    return "restarting" if server_state.client.restarting else "dead"
+def _absence(client: EngineClient | EngineGroup) -> str:
+    return "restarting" if client.restarting else "dead"

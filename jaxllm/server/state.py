@@ -24,6 +24,7 @@ from jaxllm.grammar.pieces import Composition
 from jaxllm.grammar.structure import CompilerLost, StructureError
 from jaxllm.kv_events.settings import KVEventSettings
 from jaxllm.server.engine.client import EngineClient
+from jaxllm.server.engine.group import EngineGroup
 from jaxllm.server.errors import bad_request, overloaded, sanitize
 from jaxllm.server.grammar_queue import GrammarQueue
 from jaxllm.server.metrics import Metrics
@@ -97,7 +98,7 @@ class ServerState:
     def __init__(
         self,
         settings: Settings,
-        client: EngineClient,
+        client: EngineGroup,
         tokenizer: Tokenizer | None,
         defaults: dict[str, Any],
     ):
@@ -117,13 +118,10 @@ class ServerState:
             settings.tool_call_parser,
             None if tokenizer is None else tokenizer.format_signs,
         )
-        self.metrics = Metrics(
-            settings.served[0],
-            self.resolved,
-            jaxllm.__version__,
-            lambda: client.stats,
-        )
-        client.observer = self.metrics
+        self.metrics = [
+            observed(engine, settings.served[0], number)
+            for number, engine in enumerate(client.clients)
+        ]
         self.names: TokenNames = NamelessTokens() if tokenizer is None else tokenizer
         self.fingerprint = fingerprint(self.resolved)
         self.created = int(time.time())
@@ -142,6 +140,11 @@ class ServerState:
             else Renders(tokenizer.template_facts())
         )
         self._unknown: set[str] = set()
+
+    @property
+    def edge_metrics(self) -> Metrics:
+        """Those that count what reaches no engine: the first engine's."""
+        return self.metrics[0]
 
     async def grammar(self, structure: Structure) -> str:
         """The compiled constraint on an output. Raises ApiError."""
@@ -262,7 +265,7 @@ class ServerState:
     def count_unknown_fields(self, body: dict[str, Any], known: frozenset[str]) -> None:
         """Count unknown fields, which are ignored, and log each name once."""
         for name in body.keys() - known:
-            self.metrics.unknown_fields += 1
+            self.edge_metrics.unknown_fields += 1
             name = name[:64]
             if name not in self._unknown and len(self._unknown) < MAX_UNKNOWN_NAMES:
                 self._unknown.add(name)
@@ -274,6 +277,13 @@ class ServerState:
                 "this server runs without a tokenizer; send token ids to /v1/completions", param
             )
         return self.tokenizer
+
+
+def observed(engine: EngineClient, model: str, number: int) -> Metrics:
+    """The metrics of engine `number` of a model, which observe it from now on."""
+    metrics = Metrics(model, engine.resolved, jaxllm.__version__, lambda: engine.stats, number)
+    engine.observer = metrics
+    return metrics
 
 
 def fingerprint(resolved: Resolved) -> str:

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
+from jaxllm.cache.events import KVEventBatch
 from jaxllm.cache.pool import PagePool
 from jaxllm.config import ConfigError, EngineConfig, Resolved
 from jaxllm.engine.output.engine_view import pool_view
@@ -273,6 +274,16 @@ class FakeEngine:
         """It watches itself."""
         return self
 
+    @property
+    def scheduler(self) -> FakeEngine:
+        """It is all parts of an engine."""
+        return self
+
+    kv_manager = scheduler
+
+    def listen(self, listener: Callable[[KVEventBatch], None]) -> None:
+        raise ValueError("nothing is cached")
+
     def view(self) -> EngineView:
         return EngineView(
             pools=[pool_view(PagePool(self.resolved.num_pages, self.resolved.page_size))],
@@ -319,8 +330,8 @@ def make(
     return factory
 
 
-# The engine process of the lifecycle tests: writes its pid, and runs on after SIGUSR1 when started
-# frozen
+# The engine process of the lifecycle tests: adds its pid to a file, and runs on after SIGUSR1 when
+# started frozen
 if __name__ == "__main__":
     import signal
     import sys
@@ -331,6 +342,7 @@ if __name__ == "__main__":
     if os.environ.get("FAKE_ENGINE_FROZEN"):
         held.go.clear()
     signal.signal(signal.SIGUSR1, lambda *_: held.go.set())
-    pathlib.Path(os.environ["FAKE_ENGINE_PID"]).write_text(str(os.getpid()))
+    with open(os.environ["FAKE_ENGINE_PID"], "a") as numbers:
+        numbers.write(f"{os.getpid()}\n")
     pipe = os.environ.get("FAKE_ENGINE_GATE")
     sys.exit(main(factory=make(held, None, pathlib.Path(pipe) if pipe else None)))

@@ -15,6 +15,7 @@ from typing import Any, Self
 from jaxllm.config import EngineConfig
 from jaxllm.server.app import build
 from jaxllm.server.engine.client import EngineClient
+from jaxllm.server.engine.group import EngineGroup
 from jaxllm.server.engine.process import EngineProcess, Factory
 from jaxllm.server.state import ServerState, Settings
 from jaxllm.server.transport.http import HttpServer, http_server
@@ -36,9 +37,10 @@ class Running:
         defaults: dict[str, Any] | None = None,
         config: EngineConfig = EngineConfig(model="fake"),  # noqa: B008, frozen
         tls: ssl.SSLContext | None = None,
+        engines: int = 1,
     ):
         self._tls = tls
-        self._config = config
+        self._config, self._count = config, engines
         self.control = Control()
         self._tokenizer, self._settings, self._root_path, self._defaults = (
             tokenizer,
@@ -53,39 +55,48 @@ class Running:
         self._server: HttpServer
         self.server_state: ServerState
         self.loop: asyncio.AbstractEventLoop
-        self.engine_socket: socket.socket
+        self.engine_sockets: list[socket.socket] = []
 
     def __enter__(self) -> Self:
-        ours, theirs = socket.socketpair()
-        self.engine_socket = theirs
-        self._engine = threading.Thread(target=EngineProcess(theirs, self.factory()).run)
-        self.http = threading.Thread(target=lambda: asyncio.run(self._serve(ours)))
-        self._engine.start()
-        self.http.start()
+        pairs = [socket.socketpair() for _ in range(self._count)]
+        self.engine_sockets = [theirs for _, theirs in pairs]
+        self._engines = [
+            threading.Thread(target=EngineProcess(sock, self.factory()).run)
+            for sock in self.engine_sockets
+        ]
+        self.http = threading.Thread(
+            target=lambda: asyncio.run(self._serve([ours for ours, _ in pairs]))
+        )
+        for thread in (*self._engines, self.http):
+            thread.start()
         assert self._up.wait(60)
         return self
 
     def factory(self) -> Factory:
-        """What makes the engine."""
+        """What makes an engine; asked for each."""
         return make(self.control, self._tokenizer)
 
     def __exit__(self, *error: object) -> None:
         self.control.go.set()
         self._server.should_exit = True
         self.http.join(60)
-        self._engine.join(60)
+        for engine in self._engines:
+            engine.join(60)
         assert not self.http.is_alive()
-        assert not self._engine.is_alive()
+        assert not any(engine.is_alive() for engine in self._engines)
 
-    async def _serve(self, ours: socket.socket) -> None:
+    async def _serve(self, sockets: list[socket.socket]) -> None:
         self.loop = asyncio.get_running_loop()
-        client = EngineClient(self._config)
-        await client.connect(ours)
-        self.server_state = ServerState(self._settings, client, self._tokenizer, self._defaults)
+        clients = [EngineClient(self._config, tells_prefixes=self._count > 1) for _ in sockets]
+        for client, ours in zip(clients, sockets, strict=True):
+            await client.connect(ours)
+        group = EngineGroup(clients)
+        self.server_state = ServerState(self._settings, group, self._tokenizer, self._defaults)
         self._server = http_server(build(self.server_state), self._root_path, self._tls)
         self._up.set()
         await self._server.serve(sockets=[self._socket])
-        client.stop()
+        for client in clients:
+            client.stop()
         await self.server_state.shut_down()
 
     def request(

@@ -85,8 +85,13 @@ class Process:
 
     @property
     def engine(self) -> int:
-        """The engine's process id."""
-        return int(self._pid_file.read_text())
+        """The process id of the engine that was started last."""
+        return self.engines[-1]
+
+    @property
+    def engines(self) -> list[int]:
+        """The process ids of all engines, in the order of their starts."""
+        return [int(line) for line in self._pid_file.read_text().split()]
 
     def begin(self, **extra: Any) -> Open:
         """A completion under way."""

@@ -379,9 +379,9 @@ def test_detokenize_is_checked(server: Running, tokens: Any) -> None:
 
 
 def test_unknown_fields_are_counted(server: Running) -> None:
-    before = server.server_state.metrics.unknown_fields
+    before = server.server_state.edge_metrics.unknown_fields
     server.post(COMPLETIONS, {"model": "fake", "prompt": "a", "one_more": 1, "and_another": None})
-    assert server.server_state.metrics.unknown_fields == before + 2
+    assert server.server_state.edge_metrics.unknown_fields == before + 2
 
 
 def test_an_unexpected_failure_is_a_plain_500(

@@ -76,6 +76,11 @@ class KVCacheManager:
                 self.offload.host.events = self.events
         self.events.listeners.append(listener)
 
+    @property
+    def hash_start(self) -> bytes:
+        """Where the hashes that events tell begin (`PageHasher`)."""
+        return self.prefixes.indexes[0].start
+
     def flush_events(self) -> None:
         """Give what happened since the last call to the listeners, if there are any."""
         if self.events is not None:

@@ -102,12 +102,11 @@ ALIASES = {
     "gpu_memory_utilization": ("--device-memory-utilization",),
     "tensor_parallel_size": ("-tp",),
     "pipeline_parallel_size": ("-pp",),
-    "data_parallel_size": ("-dp",),
     "quantization": ("-q",),
     "enforce_eager": ("--skip-precompile",),
 }
 ACCEPTED_TITLE = "Accepted for scripts written for other servers"
-OWN_FLAGS = {"disable_log_stats"}  # NEUTRAL_ARGUMENTS that the server uses
+OWN_FLAGS = {"disable_log_stats", "data_parallel_size"}  # NEUTRAL_ARGUMENTS that the server uses
 NEUTRAL_REASONS = {
     "trust_remote_code": ": code from a repository is never run",
     "enable_chunked_prefill": ": it is always on",

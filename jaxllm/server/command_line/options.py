@@ -33,6 +33,7 @@ class Options:
     """The command line's options.
 
     Attributes:
+        data_parallel_size: engines of the model, each with devices of its own.
         given: the options that are not defaults and where they come from, without secrets.
         stats_seconds: between log lines of throughput; 0: there are none.
         max_queued_tokens: see `EngineClient`.
@@ -49,6 +50,7 @@ class Options:
     uds: str | None
     shutdown_timeout: float
     max_engine_restarts: int
+    data_parallel_size: int
     visible_devices: str | None
     log_level: str
     log_format: str
@@ -114,6 +116,7 @@ def _check_values(args: argparse.Namespace) -> None:
         "shutdown_timeout": 0,
         "stall_timeout": 1,
         "max_engine_restarts": 0,
+        "data_parallel_size": 1,
         "log_stats_interval": 0,
     }.items():
         if not least <= getattr(args, name) < math.inf:
@@ -171,6 +174,11 @@ def _options(given: Given) -> Options:
         response_store=args.response_store,
         kv_events=KVEventSettings.read(config.kv_events_config),
     )
+    if settings.kv_events is not None and args.data_parallel_size > 1:
+        raise ConfigError(
+            "--kv-events-config is for one engine, whose address it names; leave out one of it and "
+            "--data-parallel-size"
+        )
     return Options(
         config=config,
         settings=settings,
@@ -179,6 +187,7 @@ def _options(given: Given) -> Options:
         uds=args.uds,
         shutdown_timeout=args.shutdown_timeout,
         max_engine_restarts=args.max_engine_restarts,
+        data_parallel_size=args.data_parallel_size,
         visible_devices=args.visible_devices,
         log_level=args.log_level,
         log_format=args.log_format,

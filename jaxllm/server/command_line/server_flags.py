@@ -120,10 +120,16 @@ SERVER_FLAGS: dict[str, dict[tuple[str, ...], dict[str, Any]]] = {
             "default": True,
             "help": "keep responses of /v1/responses in memory for clients that refer to them",
         },
+        ("--data-parallel-size", "-dp"): {
+            "type": integer,
+            "default": 1,
+            "help": "engines of the model, each with --tensor-parallel-size devices of its own; a "
+            "request goes to one that has its prefix cached, else to the least loaded",
+        },
         ("--visible-devices",): {
             "default": None,
             "metavar": "0,1",
-            "help": "numbers of the GPUs that the engine sees, as CUDA_VISIBLE_DEVICES takes them; "
+            "help": "numbers of the GPUs that the engines see, as CUDA_VISIBLE_DEVICES takes them; "
             "for several models, each its own",
         },
         ("--max-engine-restarts",): {

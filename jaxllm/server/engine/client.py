@@ -9,12 +9,13 @@ import math
 import socket
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 from jaxllm.config import EngineConfig, Resolved
 from jaxllm.messages import EngineStats, EngineView, GenerateRequest, PoolingRequest, TextDelta
 from jaxllm.server.engine.connection import EngineConnection
+from jaxllm.server.engine.routing import CachedPages
 from jaxllm.server.engine.streams import InFlight, Observer, Stream
 from jaxllm.server.engine.wire import (
     Abort,
@@ -29,6 +30,7 @@ from jaxllm.server.engine.wire import (
     Pool,
     Ready,
     Rejected,
+    Start,
     StepFailed,
     Stop,
     ToEngine,
@@ -52,7 +54,9 @@ class EngineClient:
         choices: choices in flight, including those not yet sent to the engine.
         restarting: whether another engine process is being started.
         waiting_tokens: tokens of prompts without a first output.
-        max_queued_tokens: of those, beyond which requests are refused; None: no limit.
+        load: tokens of requests in flight, prompts and answers.
+        cached: what the engine's prefix cache holds, if it tells.
+        hash_start: where the hashes of `cached` start; None: nothing is cached or told.
     """
 
     def __init__(
@@ -60,15 +64,16 @@ class EngineClient:
         config: EngineConfig,
         observer: Observer | None = None,
         on_phase: Callable[[Phase], None] = lambda phase: None,
+        tells_prefixes: bool = False,
     ):
-        self._config, self._on_phase = config, on_phase
+        self._config, self._on_phase, self._tells_prefixes = config, on_phase, tells_prefixes
         self.observer = observer or Observer()
         self._connection: EngineConnection | None = None
         self._resolved: Resolved | None = None
         self._start_seconds = 1.0  # of the latest start
         self._in_flight: dict[str, InFlight] = {}
         self._unsent: deque[InFlight] = deque()
-        self._send_scheduled = False  # `_send_waiting` runs again in the loop's next turn
+        self._send_scheduled = False  # `send_waiting` runs again in the loop's next turn
         self._choices_sent = 0
         self._commands: deque[asyncio.Future[str | None]] = deque()  # answers due, in order
         self._inspections: deque[asyncio.Future[EngineView]] = deque()  # likewise
@@ -77,7 +82,9 @@ class EngineClient:
         self._reads = 0  # of the engine's socket
         self.choices = 0
         self.waiting_tokens = 0
-        self.max_queued_tokens: int | None = None
+        self.load = 0
+        self.cached = CachedPages()
+        self.hash_start: bytes | None = None
         self.restarting = False
 
     async def connect(self, sock: socket.socket, process_id: int | None = None) -> None:
@@ -87,7 +94,8 @@ class EngineClient:
         if self._resolved is not None:  # requests are checked against the first engine's context
             config = dataclasses.replace(config, max_model_len=self._resolved.max_model_len)
         self._connection = EngineConnection(self._receive, self._lost, process_id)
-        self._resolved = await self._connection.start(sock, config)
+        ready = await self._connection.start(sock, Start(config, self._tells_prefixes))
+        self._resolved, self.hash_start = ready.resolved, ready.hash_start
         self._start_seconds = time.monotonic() - began
 
     @property
@@ -124,43 +132,23 @@ class EngineClient:
         oldest = next(iter(self._in_flight.values())).submitted
         return time.monotonic() - max(self.last_message, oldest)
 
-    def submit(self, requests: Sequence[GenerateRequest | PoolingRequest]) -> Stream:
-        """Take all prompts of one HTTP request, or none. Raises ApiError when the queue is full or
-        no engine runs."""
-        tokens = [len(request.prompt_token_ids) for request in requests]
-        self.check_capacity(sum(request.params.samples for request in requests), sum(tokens))
-        stream = Stream(self.abort)
-        now = time.monotonic()
-        for number, request in enumerate(requests):
-            entry = InFlight(request, stream, number, request.params.n, now, tokens[number])
-            self.waiting_tokens += entry.waiting_tokens
-            self._in_flight[request.id] = entry
-            stream.ids.add(request.id)
-            self.choices += entry.engine_choices
-            self._unsent.append(entry)
-            self.observer.submitted(entry)
-        self._send_waiting()
-        return stream
+    def take(self, request: GenerateRequest | PoolingRequest, stream: Stream, number: int) -> None:
+        """Take prompt `number` of an HTTP request, whose deltas go into its stream; `send_waiting`
+        sends it."""
+        tokens = len(request.prompt_token_ids)
+        entry = InFlight(
+            request, stream, number, request.params.n, time.monotonic(), tokens, tokens
+        )
+        self.waiting_tokens += tokens
+        self.load += tokens
+        self._in_flight[request.id] = entry
+        stream.ids.add(request.id)
+        self.choices += entry.engine_choices
+        self._unsent.append(entry)
+        self.observer.submitted(entry)
 
-    def check_capacity(self, choices: int, tokens: int = 0) -> None:
-        """Raise ApiError unless so many more choices and tokens of prompts fit: nothing is in
-        flight, or all together stay within `capacity` and `max_queued_tokens`."""
-        self._check_alive()
-        if self.choices and self.choices + choices > self.capacity:
-            raise overloaded(
-                f"the queue is full ({self.choices} of {self.capacity} choices in flight, "
-                f"{choices} more asked for); try again later",
-                "queue_full",
-            )
-        limit, waiting = self.max_queued_tokens, self.waiting_tokens
-        if limit is not None and waiting and waiting + tokens > limit:
-            raise overloaded(
-                f"the queue is full ({waiting} of {limit} tokens of prompts wait, {tokens} more "
-                "came); try again later",
-                "queue_full",
-            )
-
-    def _check_alive(self) -> None:
+    def check_alive(self) -> None:
+        """Raise ApiError when no engine runs."""
         if not self.alive:
             seconds = min(math.ceil(self._start_seconds), MAX_RETRY_AFTER)
             what = "restarting" if self.restarting else "not running"
@@ -168,7 +156,7 @@ class EngineClient:
                 f"the engine is {what}; try again later", "engine_down", retry_after=seconds
             )
 
-    def _send_waiting(self) -> None:
+    def send_waiting(self) -> None:
         """Send requests within `capacity`; the rest follows as choices end, or in the loop's next
         turn after a large burst."""
         burst = 0
@@ -187,16 +175,16 @@ class EngineClient:
 
     def _send_more(self) -> None:
         self._send_scheduled = False
-        self._send_waiting()
+        self.send_waiting()
 
     def abort(self, stream: Stream) -> None:
-        """Abort what is in flight of one HTTP request."""
-        for id in list(stream.ids):
+        """Abort what is in flight here of one HTTP request."""
+        for id in [id for id in stream.ids if id in self._in_flight]:
             entry = self._forget(id)
             self.observer.aborted(entry)
             if entry.sent:
                 self._send(Abort(id))
-        self._send_waiting()
+        self.send_waiting()
 
     def fail_all(self, make: Callable[[], ApiError], sent_only: bool = False) -> None:
         """End every request, or those sent to the engine, with an error of its own."""
@@ -207,7 +195,7 @@ class EngineClient:
 
     async def run_command(self, command: Command) -> None:
         """Have the engine process carry out a command. Raises ApiError when it cannot."""
-        self._check_alive()
+        self.check_alive()
         answer: asyncio.Future[str | None] = asyncio.get_running_loop().create_future()
         self._commands.append(answer)
         self._send(command)
@@ -217,7 +205,7 @@ class EngineClient:
     def inspect(self) -> asyncio.Future[EngineView]:
         """What the engine does now, in detail; it answers between two steps. The future, or this
         call, raises ApiError when no engine runs."""
-        self._check_alive()
+        self.check_alive()
         view: asyncio.Future[EngineView] = asyncio.get_running_loop().create_future()
         self._inspections.append(view)
         self._send(Inspect())
@@ -241,7 +229,9 @@ class EngineClient:
     def _handle(self, message: ToServer) -> None:
         assert self._connection is not None
         match message:
-            case Outputs(deltas, stats):
+            case Outputs(deltas, stats, prefixes):
+                if prefixes:
+                    self.cached.follow(prefixes)
                 if stats.self_checks != self.stats.self_checks:
                     log_self_check(stats)
                 self.stats = stats
@@ -264,7 +254,7 @@ class EngineClient:
                 if not inspection.done():
                     inspection.set_result(view)
             case Ready():
-                self._connection.ready.set_result(message.resolved)
+                self._connection.ready.set_result(message)
             case Died():
                 self._connection.end(message)
 
@@ -275,6 +265,9 @@ class EngineClient:
         if entry.waiting_tokens:
             self._begun(entry)
         self.observer.delta(entry, delta, self.last_message)
+        tokens = len(delta.token_ids)
+        entry.load += tokens
+        self.load += tokens
         if delta.finish_reason is not None:
             entry.open_choices -= 1
             self.choices -= 1
@@ -291,7 +284,7 @@ class EngineClient:
             )
         else:
             entry.stream.push(entry.prompt, delta, self._reads)
-        self._send_waiting()
+        self.send_waiting()
 
     def _rejected(self, message: Rejected) -> None:
         entry = self._in_flight.get(message.id)
@@ -311,6 +304,7 @@ class EngineClient:
         entry = self._in_flight.pop(id)
         entry.stream.ids.discard(id)
         self._begun(entry)
+        self.load -= entry.load
         self.choices -= entry.engine_choices
         self._choices_sent -= entry.engine_choices if entry.sent else 0
         return entry
@@ -323,6 +317,7 @@ class EngineClient:
     def _lost(self) -> None:
         """The engine process is gone, and with it every request and every counter."""
         self.stats = EngineStats()
+        self.cached.clear()
         self.fail_all(lambda: server_error("the engine stopped working; send the request again"))
         due: list[asyncio.Future[Any]] = [*self._commands, *self._inspections]
         for answer in due:

@@ -10,8 +10,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 
-from jaxllm.config import EngineConfig, Resolved
-from jaxllm.server.engine.wire import Died, Frames, Start, ToEngine, ToServer, encode
+from jaxllm.server.engine.wire import Died, Frames, Ready, Start, ToEngine, ToServer, encode
 
 ENGINE_COMMAND = (sys.executable, "-m", "jaxllm.server.engine.process")
 PF_EXITING = 4  # of Linux's task flags
@@ -31,7 +30,7 @@ class EngineConnection(asyncio.Protocol):
     """The socket to one engine process. Runs on the event loop's thread; nothing blocks.
 
     Attributes:
-        ready: the engine's configuration, once it takes requests.
+        ready: what the engine says once it takes requests.
         died: resolves when the process has ended, or has said that it ends.
     """
 
@@ -46,14 +45,14 @@ class EngineConnection(asyncio.Protocol):
         self._frames = Frames[ToServer](ToServer)
         self._transport: asyncio.Transport | None = None
         loop = asyncio.get_running_loop()
-        self.ready: asyncio.Future[Resolved] = loop.create_future()
+        self.ready: asyncio.Future[Ready] = loop.create_future()
         self.died: asyncio.Future[Died] = loop.create_future()
 
-    async def start(self, sock: socket.socket, config: EngineConfig) -> Resolved:
-        """Send the configuration and wait until the engine takes requests. Raises EngineDied."""
+    async def start(self, sock: socket.socket, start: Start) -> Ready:
+        """Send what is to be loaded and wait until the engine takes requests. Raises EngineDied."""
         sock.setblocking(False)
         await asyncio.get_running_loop().create_connection(lambda: self, sock=sock)
-        self.send(Start(config))
+        self.send(start)
         await asyncio.wait((self.ready, self.died), return_when=asyncio.FIRST_COMPLETED)
         if self.died.done():
             raise EngineDied(self.died.result())

@@ -23,6 +23,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from jaxllm.cache.events import KVEvent, without_tokens
 from jaxllm.config import ConfigError, EngineConfig
 from jaxllm.engine.runtime.profile import Profiler
 from jaxllm.messages import GenerateRequest, PoolingRequest, RequestError, TextDelta
@@ -102,6 +103,7 @@ class EngineProcess:
         self._failed_steps = 0  # since a request last finished
         self._sending = threading.Lock()  # several threads report phases of the start
         self._profiler = Profiler(None)
+        self._prefixes: list[KVEvent] = []  # not yet sent
         # Steps so far at the last self-check, and when it was (time.monotonic)
         self._checked = (0, -CHECK_SECONDS)
 
@@ -147,8 +149,20 @@ class EngineProcess:
         gc.freeze()
         engine.when_built(lambda: self._inbox.put(GrammarReady()))
         self._grace = ORPHAN_GRACE
-        self._send(Ready(engine.resolved))
+        start = self._follow_prefixes(engine) if first.tells_prefixes else None
+        self._send(Ready(engine.resolved, start))
         return engine
+
+    def _follow_prefixes(self, engine: AnyEngine) -> bytes | None:
+        """Collect what enters and leaves the prefix cache from now on. Returns where its hashes
+        start; None when nothing is cached."""
+        try:
+            engine.scheduler.kv_manager.listen(
+                lambda batch: self._prefixes.extend(map(without_tokens, batch.events))
+            )
+        except ValueError:
+            return None
+        return engine.scheduler.kv_manager.hash_start
 
     def _loop(self, engine: AnyEngine) -> int:
         while True:
@@ -157,7 +171,11 @@ class EngineProcess:
                     return 0
                 self._handle(engine, message)
             deltas = self._step(engine) if engine.has_work and not engine.awaits_grammar else []
-            self._send(Outputs(deltas, engine.stats()))
+            self._send_outputs(engine, deltas)
+
+    def _send_outputs(self, engine: AnyEngine, deltas: list[TextDelta]) -> None:
+        prefixes, self._prefixes = self._prefixes, []
+        self._send(Outputs(deltas, engine.stats(), prefixes))
 
     def _step(self, engine: AnyEngine) -> list[TextDelta]:
         """One step. A step that fails ends the engine's requests, and the engine starts over.
@@ -219,7 +237,7 @@ class EngineProcess:
             except queue.Empty:
                 engine.self_check()
                 self._checked = (engine.stats().steps, time.monotonic())
-                self._send(Outputs([], engine.stats()))
+                self._send_outputs(engine, [])
         return [] if engine.has_work else [self._inbox.get()]
 
     def _handle(self, engine: AnyEngine, message: ToEngine | GrammarReady) -> None:
@@ -261,7 +279,7 @@ class EngineProcess:
                 case Sleep(level):
                     for _ in range(STEPS_IN_FLIGHT):  # of requests that were aborted
                         if engine.has_work:
-                            self._send(Outputs(self._step(engine), engine.stats()))
+                            self._send_outputs(engine, self._step(engine))
                     engine.sleeper.sleep(level)
                 case WakeUp():
                     engine.sleeper.wake_up()

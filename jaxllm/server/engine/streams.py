@@ -42,6 +42,7 @@ class InFlight:
         open_choices: choices without a finish reason.
         submitted: time.monotonic of the HTTP request.
         waiting_tokens: of its prompt, until there is a first output.
+        load: tokens of its prompt and its choices so far.
         sent: whether the engine process has it.
         last_delta: time.monotonic of each choice's latest delta.
         tokens: tokens of each choice so far.
@@ -54,6 +55,7 @@ class InFlight:
     open_choices: int
     submitted: float
     waiting_tokens: int = 0
+    load: int = 0
     sent: bool = False
     last_delta: dict[int, float] = field(default_factory=dict)
     tokens: dict[int, int] = field(default_factory=dict)

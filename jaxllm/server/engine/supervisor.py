@@ -19,10 +19,18 @@ logger = logging.getLogger("jaxllm.server")
 
 
 class EngineSupervisor:
-    """Owns the engine process behind an EngineClient. `max_restarts` bounds restarts in a row."""
+    """Owns the engine process behind an EngineClient. `max_restarts` bounds restarts in a row,
+    `name` is the engine's in the log."""
 
-    def __init__(self, client: EngineClient, command: tuple[str, ...], max_restarts: int):
+    def __init__(
+        self,
+        client: EngineClient,
+        command: tuple[str, ...],
+        max_restarts: int,
+        name: str = "the engine",
+    ):
         self._client, self._command, self._max_restarts = client, command, max_restarts
+        self._name = name
         self._process: subprocess.Popen[bytes] | None = None
         self._restarts = 0  # in a row
         self._ready_at = 0.0  # time.monotonic
@@ -33,6 +41,16 @@ class EngineSupervisor:
         logger.info("loading the model in engine process %d", self._process.pid)
         await self._client.connect(sock, self._process.pid)
         self._ready_at = time.monotonic()
+
+    async def keep_alive(self, model: str) -> None:
+        """Replace the process whenever it dies, until no restart is left."""
+        while True:
+            await asyncio.wait((self._client.died,))
+            logger.error(
+                "%s process of %s died: %s", self._name, model, self._client.died.result().reason
+            )
+            if not await self.restart():
+                return
 
     async def restart(self) -> bool:
         """Replace a dead process; returns False when no restart is left."""
@@ -47,20 +65,21 @@ class EngineSupervisor:
                 await asyncio.sleep(delay)
                 self._client.observer.engine_restarted()
                 await self.start()
-                logger.warning("the engine serves again after restart %d", self._restarts)
+                logger.warning("%s serves again after restart %d", self._name, self._restarts)
                 return True
             except EngineDied as error:
-                logger.error("restart %d of the engine failed: %s", self._restarts, error)
+                logger.error("restart %d of %s failed: %s", self._restarts, self._name, error)
             finally:
                 self._client.restarting = False
-        logger.error("the engine is not restarted again (--max-engine-restarts)")
+        logger.error("%s is not restarted again (--max-engine-restarts)", self._name)
         return False
 
     async def stop(self, now: bool) -> None:
-        """End the process: ask, then kill; with `now`, kill."""
+        """End the process: ask, then kill; with `now`, or when it is dead already, kill."""
         process = self._process
         if process is None:
             return
+        now = now or not self._client.alive
         self._client.stop()
         if now:
             process.kill()

@@ -14,6 +14,7 @@ from typing import TypeAliasType
 
 import msgspec
 
+from jaxllm.cache.events import KVEvent
 from jaxllm.config import EngineConfig, Resolved
 from jaxllm.messages import EngineStats, EngineView, GenerateRequest, PoolingRequest, TextDelta
 
@@ -22,9 +23,11 @@ _LENGTH = struct.Struct("<I")
 
 
 class Start(msgspec.Struct, tag=True, frozen=True):
-    """Load this and get ready."""
+    """Load this and get ready; with `tells_prefixes`, say with each step what the prefix cache
+    holds."""
 
     config: EngineConfig
+    tells_prefixes: bool = False
 
 
 class Add(msgspec.Struct, tag=True, frozen=True):
@@ -89,16 +92,20 @@ class Phase(msgspec.Struct, tag=True, frozen=True):
 
 
 class Ready(msgspec.Struct, tag=True, frozen=True):
-    """The engine takes requests."""
+    """The engine takes requests. `hash_start` is where the hashes begin that it tells, if it tells
+    any (`PageHasher`)."""
 
     resolved: Resolved
+    hash_start: bytes | None = None
 
 
-class Outputs(msgspec.Struct, tag=True, frozen=True):
-    """The result of one step; `deltas` may be empty (part of a prompt, an abort)."""
+class Outputs(msgspec.Struct, tag=True, frozen=True, omit_defaults=True):
+    """The result of one step; `deltas` may be empty (part of a prompt, an abort). `prefixes` is
+    what entered and left the prefix cache, without tokens."""
 
     deltas: list[TextDelta]
     stats: EngineStats
+    prefixes: list[KVEvent] = []
 
 
 class Rejected(msgspec.Struct, tag=True, frozen=True):

@@ -106,7 +106,8 @@ async def _serve(
 def trace(states: Sequence[ServerState], tracing: Tracing, app: Any) -> Any:
     """The application whose requests are traced."""
     for state in states:
-        state.client.observer = tracing.observer(state.client.observer, state.settings.served[0])
+        for engine in state.client.clients:
+            engine.observer = tracing.observer(engine.observer, state.settings.served[0])
     return tracing.middleware(app)
 
 
@@ -151,7 +152,7 @@ async def drain(models: Sequence[ServedModel], signals: Signals, seconds: float)
     if signals.second.done():
         logger.warning("not waiting for %d requests", _active(models))
         return 128 + signals.second.result()
-    return 0 if all(model.client.alive for model in models) else 1
+    return 0 if all(engine.alive for model in models for engine in model.client.clients) else 1
 
 
 def together(works: Iterable[Coroutine[Any, Any, Any]]) -> asyncio.Task[None]:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import dataclasses
 import logging
+import os
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -19,8 +19,10 @@ from jaxllm.sampling.defaults import generation_config, sampling_defaults
 from jaxllm.server.command_line.options import Options
 from jaxllm.server.engine.client import EngineClient
 from jaxllm.server.engine.connection import EngineDied
+from jaxllm.server.engine.group import EngineGroup
 from jaxllm.server.engine.supervisor import EngineSupervisor
 from jaxllm.server.errors import overloaded
+from jaxllm.server.lifecycle.launches import engine_launches
 from jaxllm.server.lifecycle.signals import Signals
 from jaxllm.server.parsing.formats import format_name
 from jaxllm.server.state import ServerState
@@ -30,11 +32,11 @@ logger = logging.getLogger("jaxllm.server")
 
 
 class ServedModel:
-    """A model with an engine process of its own.
+    """A model with engine processes of its own.
 
     Attributes:
         name: its first served name.
-        client: the way to its engine.
+        client: the way to its engines.
         state: what its routes share, once it is loaded.
     """
 
@@ -44,17 +46,36 @@ class ServedModel:
         self._options, self._model_dir = options, model_dir
         self.name = options.settings.served[0]
         self._defaults = read_generation_config(options, model_dir)
-        self.client = EngineClient(
-            dataclasses.replace(options.config, model=str(model_dir)),
-            on_phase=lambda phase: logger.debug("%s took %.2f s", phase.name, phase.seconds),
+        launches = engine_launches(options, model_dir, os.environ)
+        several = len(launches) > 1
+        self.client = EngineGroup(
+            [
+                EngineClient(
+                    launch.config,
+                    on_phase=lambda phase: logger.debug(
+                        "%s took %.2f s", phase.name, phase.seconds
+                    ),
+                    tells_prefixes=several,
+                )
+                for launch in launches
+            ],
+            options.max_queued_tokens,
+            options.config.seed,
         )
-        self.client.max_queued_tokens = options.max_queued_tokens
-        if options.visible_devices is not None:
-            command = ("env", f"CUDA_VISIBLE_DEVICES={options.visible_devices}", *command)
-        self._supervisor = EngineSupervisor(self.client, command, options.max_engine_restarts)
+        self._supervisors = [
+            EngineSupervisor(
+                client,
+                launch.command(command),
+                options.max_engine_restarts,
+                f"engine {number}" if several else "the engine",
+            )
+            for number, (client, launch) in enumerate(
+                zip(self.client.clients, launches, strict=True)
+            )
+        ]
 
     async def load(self, signals: Signals) -> None:
-        """Load the engine and the tokenizer side by side, until a signal comes. Raises ConfigError
+        """Load the engines and the tokenizer side by side, until a signal comes. Raises ConfigError
         when one of them cannot be.
 
         While the tokenizer loads, signals end the process: its library may never return, or hold
@@ -63,11 +84,13 @@ class ServedModel:
         signals.end_process()
         loading = in_daemon_thread(lambda: load_tokenizer(self._options, self._model_dir))
         loading.add_done_callback(lambda _: signals.count())
-        both = asyncio.gather(self._supervisor.start(), loading)
+        starting = [supervisor.start() for supervisor in self._supervisors]
+        both = asyncio.gather(loading, *starting)
         try:
             await asyncio.wait((both, signals.first), return_when=asyncio.FIRST_COMPLETED)
             if both.done():
-                _, tokenizer = both.result()
+                tokenizer = both.result()[0]
+                self.client.check_alike()
                 self.state = ServerState(
                     self._options.settings, self.client, tokenizer, self._defaults
                 )
@@ -90,22 +113,18 @@ class ServedModel:
         )
 
     async def keep_alive(self) -> None:
-        """Replace the engine process whenever it dies, until no restart is left."""
-        while True:
-            await asyncio.wait((self.client.died,))
-            logger.error(
-                "the engine process of %s died: %s", self.name, self.client.died.result().reason
-            )
-            if not await self._supervisor.restart():
-                return
+        """Replace engine processes that die, until none has a restart left."""
+        await asyncio.gather(*(each.keep_alive(self.name) for each in self._supervisors))
 
     async def finish_requests(self) -> None:
         """Return when no request is in flight, or none can finish."""
         idle = asyncio.ensure_future(self.state.idle.wait())
+        died = asyncio.ensure_future(asyncio.wait([each.died for each in self.client.clients]))
         try:
-            await asyncio.wait((idle, self.client.died), return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait((idle, died), return_when=asyncio.FIRST_COMPLETED)
         finally:
             idle.cancel()
+            died.cancel()
 
     async def end_requests(self) -> None:
         """End those in flight with an error."""
@@ -114,19 +133,23 @@ class ServedModel:
         await self.state.end_renders()
 
     async def stop(self, now: bool) -> None:
-        """End the engine process; with `now`, or when it is dead, without asking it."""
-        await self._supervisor.stop(now=now or not self.client.alive)
+        """End the engine processes; with `now`, without asking them."""
+        await asyncio.gather(*(each.stop(now) for each in self._supervisors))
 
     async def log_stats(self, seconds: float) -> None:
-        """Log throughput while there is work, every so many seconds. Runs until cancelled."""
-        before = self.client.stats
+        """Log each engine's throughput while it has work, every so many seconds. Runs until
+        cancelled."""
+        clients = self.client.clients
+        names = [f"{self.name}, engine {number}" for number in range(len(clients))]
+        before = [client.stats for client in clients]
         while True:
             await asyncio.sleep(seconds)
-            now = self.client.stats
-            if now.steps < before.steps:  # another engine process
-                before = EngineStats()
-            if now.steps != before.steps or self.client.in_flight:
-                logger.info("%s: %s", self.name, progress(before, now, seconds))
+            now = [client.stats for client in clients]
+            for name, client, old, new in zip(names, clients, before, now, strict=True):
+                if new.steps != old.steps or client.in_flight:
+                    since = old if new.steps >= old.steps else EngineStats()  # another process
+                    shown = name if len(clients) > 1 else self.name
+                    logger.info("%s: %s", shown, progress(since, new, seconds))
             before = now
 
 

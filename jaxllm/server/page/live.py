@@ -111,8 +111,8 @@ class Frames:
     def __init__(self, server_state: ServerState):
         self._server_state = server_state
         self._inspection: asyncio.Future[EngineView] | None = None
-        self._ttft = LatencyWindow(server_state.metrics.first_token)
-        self._itl = LatencyWindow(server_state.metrics.between_tokens)
+        self._ttft = LatencyWindow([each.first_token for each in server_state.metrics])
+        self._itl = LatencyWindow([each.between_tokens for each in server_state.metrics])
 
     async def make(self) -> dict[str, Any]:
         """The next frame. `pools` and `step_totals` are missing when the engine does not answer
@@ -143,7 +143,7 @@ class Frames:
         """The engine's answer; one question is open at most."""
         try:
             if self._inspection is None:
-                self._inspection = self._server_state.client.inspect()
+                self._inspection = asyncio.ensure_future(self._server_state.client.inspect())
             await asyncio.wait((self._inspection,), timeout=PERIOD)
             if not self._inspection.done():
                 return None
@@ -155,16 +155,21 @@ class Frames:
 
 
 class LatencyWindow:
-    """Mean and percentiles of a histogram over the last WINDOW frames, or since the server's start
-    while these saw nothing. Percentiles are interpolated, as Prometheus does."""
+    """Mean and percentiles of the engines' histograms together over the last WINDOW frames, or
+    since the server's start while these saw nothing. Percentiles are interpolated, as Prometheus
+    does."""
 
-    def __init__(self, histogram: Histogram):
-        self._histogram = histogram
-        self._past = deque([(list(histogram.counts), histogram.sum)], maxlen=WINDOW)
+    def __init__(self, histograms: Sequence[Histogram]):
+        self._histograms, self._bounds = histograms, histograms[0].bounds
+        self._past = deque([self._now()], maxlen=WINDOW)
+
+    def _now(self) -> tuple[list[int], float]:
+        columns = zip(*(each.counts for each in self._histograms), strict=True)
+        return [sum(column) for column in columns], sum(each.sum for each in self._histograms)
 
     def advance(self) -> dict[str, float | int | bool | None]:
         """The numbers, in seconds; None without any observation."""
-        now = list(self._histogram.counts), self._histogram.sum
+        now = self._now()
         counts, total = self._past[0]
         recent = [after - before for after, before in zip(now[0], counts, strict=True)]
         seconds = now[1] - total
@@ -173,7 +178,7 @@ class LatencyWindow:
         if not is_recent:
             recent, seconds = now
         count = sum(recent)
-        found = {name: quantile(self._histogram.bounds, recent, q) for name, q in QUANTILES.items()}
+        found = {name: quantile(self._bounds, recent, q) for name, q in QUANTILES.items()}
         mean = seconds / count if count else None
         return {"count": count, "recent": is_recent, "mean": mean, **found}
 

@@ -13,6 +13,7 @@ from jaxllm.sampling.options import SamplingParams
 from jaxllm.server.engine import supervisor as supervisors
 from jaxllm.server.engine.client import EngineClient
 from jaxllm.server.engine.connection import EngineDied, launch
+from jaxllm.server.engine.group import EngineGroup
 from jaxllm.server.engine.supervisor import EngineSupervisor
 from jaxllm.server.engine.wire import (
     Abort,
@@ -129,14 +130,15 @@ def test_a_request_on_the_wire_when_a_step_fails_ends_and_is_aborted() -> None:
     async def main() -> None:
         engine = Engine(client := EngineClient(EngineConfig(model="fake")))
         await engine.start()
-        streams = [client.submit([request("before")])]
+        streams = [EngineGroup([client]).submit([request("before")])]
         assert isinstance(await engine.next(), Add)
         await engine.say(StepFailed())
-        streams.append(client.submit([request("crossing")]))  # before the failure is read
+        # Before the failure is read
+        streams.append(EngineGroup([client]).submit([request("crossing")]))
         for stream in streams:
             with pytest.raises(ApiError, match="send it again"):
                 await stream.next_deltas()
-        later = client.submit([request("later")])
+        later = EngineGroup([client]).submit([request("later")])
         sent = [await engine.next() for _ in range(4)]
         assert [type(message) for message in sent] == [Add, Abort, Abort, Add]
         assert sent[1:3] == [Abort("before"), Abort("crossing")]
@@ -151,17 +153,17 @@ def test_an_abort_between_two_engines_reaches_neither() -> None:
     async def main() -> None:
         engine = Engine(client := EngineClient(EngineConfig(model="fake")))
         await engine.start()
-        stream = client.submit([request("old")])
+        stream = EngineGroup([client]).submit([request("old")])
         await engine.say(Outputs([], EngineStats(steps=9)))
         await engine.die()
         assert (client.stats, client.choices) == (EngineStats(), 0)
         with pytest.raises(ApiError) as refused:
-            client.submit([request("refused")])
+            EngineGroup([client]).submit([request("refused")])
         assert refused.value.code == "engine_down"
         stream.abort()  # its client has gone
         await engine.start()
         stream.abort()
-        client.submit([request("new")])
+        EngineGroup([client]).submit([request("new")])
         assert (await engine.next()).request.id == "new"  # type: ignore[union-attr]
         await engine.die()
         await engine.start()  # two deaths in a row

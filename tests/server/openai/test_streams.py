@@ -238,7 +238,7 @@ def error_event(lines: list[bytes]) -> Any:
 
 def test_the_engines_death_reaches_every_request_and_health(stepped: Stepped) -> None:
     def cut() -> None:
-        stepped.engine_socket.shutdown(socket.SHUT_RDWR)
+        stepped.engine_sockets[0].shutdown(socket.SHUT_RDWR)
 
     lines = broken_stream(stepped, cut)
     assert error_event(lines)["type"] == "server_error"
@@ -254,7 +254,7 @@ def test_an_engine_that_is_being_ended_is_dead_before_its_socket_closes(
     fresh: Running, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Releasing the memory of a killed process takes a while, and its socket closes after that."""
-    connection = fresh.server_state.client._connection
+    connection = fresh.server_state.client.clients[0]._connection
     monkeypatch.setattr(connection, "_process_id", os.getpid())
     for path in ("/health", "/ready"):
         assert fresh.get(path).status == 200
@@ -307,7 +307,7 @@ def test_health_says_503_when_steps_stop_coming_while_work_waits(stepped: Steppe
     assert stepped.get("/health").json()["status"] == "ok"
     with stepped.begin("/v1/completions", ENDLESS):
         assert stepped.control.saw(lambda: len(stepped.control.added) == 1)
-        client = stepped.server_state.client
+        (client,) = stepped.server_state.client.clients
         client.last_message -= 1000
         next(iter(client._in_flight.values())).submitted -= 1000
         answer = stepped.get("/health")

@@ -153,7 +153,7 @@ def test_quantiles_are_interpolated_in_their_bucket() -> None:
 def test_latencies_are_those_of_the_window_while_it_has_any() -> None:
     histogram = Histogram("seconds", (1.0, 2.0, 4.0))
     histogram.observe(3.5)
-    window = LatencyWindow(histogram)
+    window = LatencyWindow([histogram])
     assert window.advance()["recent"] is False
     assert window.advance()["mean"] == 3.5
     histogram.observe(0.5, 3)

@@ -104,4 +104,4 @@ def test_an_agent_finishes_a_task_with_calls_of_every_kind(agents: Running):
     assert prompt.count("<|im_start|>system") == 1
     assert 'I look.[run {"cmd": "ls"}][mcp__docs__run {"cmd": "find"}][apply_patch' in prompt
     assert prompt.count("done run") == 2 and "done apply_patch" in prompt
-    assert agents.server_state.metrics.unknown_fields == 0
+    assert agents.server_state.edge_metrics.unknown_fields == 0

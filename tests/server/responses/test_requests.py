@@ -136,9 +136,9 @@ def test_what_clients_send_beside_the_request_is_taken(server: Running, script: 
         "top_k": 3,
         "chat_template_kwargs": {"enable_thinking": False},
     }
-    unknown = server.server_state.metrics.unknown_fields
+    unknown = server.server_state.edge_metrics.unknown_fields
     assert server.post(PATH, HI | beside).status == 200
-    assert server.server_state.metrics.unknown_fields == unknown
+    assert server.server_state.edge_metrics.unknown_fields == unknown
     assert server.control.added[-1].params.top_k == 3
 
 

@@ -1,0 +1,103 @@
+"""Which of several engines gets a request: one that has its prefix cached, unless that one has too
+much to do.
+
+The front end hears what enters and leaves each engine's prefix cache with the results of its steps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import takewhile
+
+from jaxllm.cache.events import AllBlocksCleared, BlockStored, KVEvent, shorts
+from jaxllm.cache.prefix import PageHasher
+from jaxllm.messages import GenerateRequest, PoolingRequest
+
+MAX_PAGES = 2048  # of a prompt, that are looked up
+PAGES_AT_ONCE = 32  # hashed before it is known whether any is cached
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """An engine that takes requests.
+
+    Attributes:
+        cached: tokens of the prompt that its prefix cache holds.
+        load: tokens of its requests in flight, prompts and answers, whether they wait or run.
+        has_seat: whether another choice would run at once.
+        pages: that its prefix cache holds.
+    """
+
+    cached: int
+    load: int
+    has_seat: bool
+    pages: int
+
+
+def choose(candidates: Sequence[Candidate], slack: int) -> int:
+    """The number of the candidate that gets the request: the one with the longest cached prefix,
+    then with the least load, then with the emptiest cache.
+
+    Two are passed over, so that a popular prefix starves nobody: one without a free seat while
+    another has one, and one whose load is above the least by more than `slack` tokens, a quarter of
+    the least, and the prefix that it has cached.
+    """
+    seated = [each for each in candidates if each.has_seat] or candidates
+    least = min(each.load for each in seated)
+    most = least + least // 4 + slack
+    near = [each for each in seated if each.load <= most + each.cached]
+    return candidates.index(max(near, key=lambda each: (each.cached, -each.load, -each.pages)))
+
+
+class CachedPages:
+    """The pages that an engine can find, by the hashes that its events tell."""
+
+    def __init__(self) -> None:
+        self._in_memory: dict[str, set[int]] = {}
+
+    def __len__(self) -> int:
+        return sum(map(len, self._in_memory.values()))
+
+    def __contains__(self, key: int) -> bool:
+        return any(key in pages for pages in self._in_memory.values())
+
+    def follow(self, events: Sequence[KVEvent]) -> None:
+        """Do as the cache did."""
+        for event in events:
+            if isinstance(event, AllBlocksCleared):
+                self._in_memory.clear()
+                continue
+            pages = self._in_memory.setdefault(event.medium, set())
+            if isinstance(event, BlockStored):
+                pages.update(event.block_hashes)
+            else:
+                pages.difference_update(event.block_hashes)
+
+    def clear(self) -> None:
+        """The engine is another one, or gone."""
+        self._in_memory.clear()
+
+
+def cached_tokens(
+    request: GenerateRequest | PoolingRequest, hasher: PageHasher, caches: Sequence[CachedPages]
+) -> list[int]:
+    """Tokens at the start of the prompt that each of the caches holds. Hashing ends where none of
+    them knows the next page."""
+    found = [0] * len(caches)
+    if request.params.prompt_logprobs is not None:  # such a prompt is computed whole
+        return found
+    prompt, size = request.prompt_token_ids, hasher.page_size
+    last = min((len(prompt) - 1) // size, MAX_PAGES)
+    keys: list[bytes] = []
+    root = hasher.root(request.cache_salt, None)
+    while len(keys) < last:
+        first, end = len(keys), min(len(keys) + PAGES_AT_ONCE, last)
+        hasher.extend(keys, prompt[first * size : end * size], root)
+        told = shorts(keys[first:])
+        for at, cache in enumerate(caches):
+            if found[at] == first:
+                found[at] += len(list(takewhile(cache.__contains__, told)))
+        if max(found) < end:
+            break
+    return [pages * size for pages in found]

@@ -1,0 +1,61 @@
+"""What each engine process of a model is started with: its devices, and a configuration in which
+nothing is another engine's."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from jaxllm.config import ConfigError, EngineConfig
+from jaxllm.server.command_line.options import Options
+
+DEVICES = "CUDA_VISIBLE_DEVICES"
+
+
+@dataclass(frozen=True)
+class Launch:
+    """One engine process. `devices` are the numbers of the GPUs that it sees, as
+    CUDA_VISIBLE_DEVICES takes them; None: those that this process sees."""
+
+    config: EngineConfig
+    devices: str | None
+
+    def command(self, engine: tuple[str, ...]) -> tuple[str, ...]:
+        """The command that starts it."""
+        return engine if self.devices is None else ("env", f"{DEVICES}={self.devices}", *engine)
+
+
+def engine_launches(options: Options, model_dir: Path, environ: Mapping[str, str]) -> list[Launch]:
+    """One for each engine of the model. Raises ConfigError when there are too few devices."""
+    config = dataclasses.replace(options.config, model=str(model_dir))
+    count = options.data_parallel_size
+    if count == 1:
+        return [Launch(config, options.visible_devices)]
+    configs = [of_engine(config, number) for number in range(count)]
+    visible = options.visible_devices or environ.get(DEVICES)
+    if visible == "":  # no GPU is to be seen
+        return [Launch(each, None) for each in configs]
+    devices = devices_of_engines(visible, count, config.tensor_parallel_size)
+    return [Launch(*pair) for pair in zip(configs, devices, strict=True)]
+
+
+def devices_of_engines(visible: str | None, engines: int, each: int) -> list[str]:
+    """The devices of each engine, in the order of `visible`; None: of their numbers. Raises
+    ConfigError."""
+    needed = engines * each
+    found = list(map(str, range(needed))) if visible is None else visible.split(",")
+    if len(found) < needed:
+        raise ConfigError(
+            f"--data-parallel-size {engines} with {each} devices each needs {needed} devices, "
+            f"but {len(found)} are visible ({visible}); lower it, or raise --visible-devices"
+        )
+    return [",".join(found[at : at + each]) for at in range(0, needed, each)]
+
+
+def of_engine(config: EngineConfig, number: int) -> EngineConfig:
+    """The configuration of one of several engines: traces go into a directory of its own."""
+    if config.profiler_dir is None:
+        return config
+    return dataclasses.replace(config, profiler_dir=f"{config.profiler_dir}/engine-{number}")
