@@ -11,9 +11,10 @@ from jaxllm.cache.events import KVEventBatch, KVEvents
 from jaxllm.cache.prefix import PrefixIndex
 from jaxllm.config import EngineConfig
 from jaxllm.messages import GenerateRequest, TextDelta
+from jaxllm.server.state import Settings
 from jaxllm.tokenizer import Tokenizer
 from tests.server.fake import Control, FakeEngine
-from tests.server.harness import Running
+from tests.server.harness import SETTINGS, Running
 
 SEATS = 8
 
@@ -33,7 +34,9 @@ class CachingEngine(FakeEngine):
         seconds: float = 0.0,
     ):
         super().__init__(config, control, tokenizer)
-        self.resolved = replace(self.resolved, max_num_queued_reqs=1000, max_model_len=4096)
+        self.resolved = replace(
+            self.resolved, max_num_queued_reqs=1000, max_model_len=4096, num_pages=1024
+        )
         self.index = PrefixIndex(self.resolved.page_size, b"fake")
         self.hash_start = self.index.start
         self.requests: list[str] = []
@@ -100,9 +103,14 @@ class Several(Running):
     """
 
     def __init__(
-        self, tokenizer: Tokenizer, engines: int, pages: int = 1 << 20, seconds: float = 0
+        self,
+        tokenizer: Tokenizer,
+        engines: int,
+        pages: int = 1 << 20,
+        seconds: float = 0.0,
+        settings: Settings = SETTINGS,
     ):
-        super().__init__(tokenizer, engines=engines)
+        super().__init__(tokenizer, settings, engines=engines)
         self.made: list[CachingEngine] = []
         self._size = pages, seconds
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import random
 import socket
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -13,20 +13,21 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from jaxllm.tokenizer import Tokenizer
 from tests.server.caching import SEATS, Several
+from tests.server.harness import with_settings
 
 COMPLETIONS = "/v1/completions"
 TURNS, USERS = 5, 12
 
 
 def complete(server: Several, prompt: list[int], **options: Any) -> dict[str, Any]:
-    body = {"model": "fake", "prompt": prompt, "return_token_ids": True} | options
+    body = {"model": "fake", "prompt": prompt} | options
     answer = server.post(COMPLETIONS, body)
     assert answer.status == 200, answer.body
     return answer.json()["choices"][0]
 
 
 def prompt_of(length: int, seed: int) -> list[int]:
-    return random.Random(seed).choices(range(256), k=length)
+    return random.Random(seed).choices(range(97, 123), k=length)
 
 
 def converse(server: Several, user: int) -> list[str]:
@@ -63,15 +64,104 @@ def test_two_engines_answer_as_one_and_find_nine_tenths_of_its_prefixes(
 def steps_for(tokenizer: Tokenizer, engines: int) -> int:
     """Steps of the engine that needs the most, for prompts that come at once."""
     prompts = [prompt_of(20, seed) for seed in range(8 * SEATS)]
+    body = {"model": "fake", "prompt": prompts, "max_tokens": 10, "ignore_eos": True}
     with Several(tokenizer, engines) as server:
-        body = {"model": "fake", "prompt": prompts, "max_tokens": 5, "ignore_eos": True}
-        server.control.go.clear()
-        with server.begin(COMPLETIONS, body) as under_way:
-            assert server.control.saw(lambda: len(server.control.added) == len(prompts))
-            server.control.go.set()
-            assert under_way.status() == 200
+        assert server.post(COMPLETIONS, body).status == 200
         return max(engine.stats().steps for engine in server.made)
 
 
 def test_two_engines_need_half_the_steps_of_one(tokenizer: Tokenizer) -> None:
     assert steps_for(tokenizer, 1) >= 1.8 * steps_for(tokenizer, 2)
+
+
+BODY = {"model": "fake", "prompt": "abc", "max_tokens": 200, "ignore_eos": True}
+
+
+@pytest.fixture
+def two(tokenizer: Tokenizer) -> Iterator[Several]:
+    with Several(tokenizer, 2) as server:
+        yield server
+
+
+def test_requests_without_a_common_prefix_are_spread(two: Several) -> None:
+    for number in range(6):  # one after the other: nothing is in flight
+        complete(two, prompt_of(40, number), max_tokens=1)
+    assert [len(engine.requests) for engine in two.made] == [3, 3]
+
+
+def test_prompts_of_one_request_run_in_several_engines_and_end_together(two: Several) -> None:
+    body = BODY | {"prompt": ["ab", "cd", "ef", "gh"], "max_tokens": 250}
+    with two.begin(COMPLETIONS, body | {"stream": True}) as stream:
+        assert stream.status() == 200
+        assert two.control.saw(lambda: len(two.control.added) == 4)
+        two.control.go.clear()
+    two.control.go.set()  # the client has gone
+    assert two.control.saw(lambda: not two.control.running)
+    assert [len(engine.requests) for engine in two.made] == [2, 2]
+
+
+def test_metrics_and_health_are_told_of_each_engine(two: Several) -> None:
+    for number in range(4):
+        complete(two, prompt_of(20, number), max_tokens=2)
+    families = text_string_to_metric_families(two.get("/metrics").body.decode())
+    samples = [sample for family in families for sample in family.samples]
+    assert {sample.labels["engine"] for sample in samples} == {"0", "1"}
+    tokens = {
+        sample.labels["engine"]: sample.value
+        for sample in samples
+        if sample.name == "vllm:prompt_tokens_total"
+    }
+    assert tokens == {"0": 40, "1": 40}
+    health = two.get("/health").json()
+    assert [each["status"] for each in health["engines"]] == ["ok", "ok"]
+    assert two.get("/server_info").json()["dp_size"] == 2
+
+
+def test_requests_without_a_seed_get_one_each_so_that_engines_do_not_draw_alike(
+    two: Several,
+) -> None:
+    for seed in (None, None, 7):
+        complete(two, [97], max_tokens=1, seed=seed)
+    seeds = [request.params.seed for request in two.control.added]
+    assert None not in seeds
+    assert len(set(seeds)) == 3
+    assert seeds[2] == 7
+
+
+def test_a_reset_reaches_every_engine_and_what_is_known_of_it(
+    tokenizer: Tokenizer,
+) -> None:
+    with Several(tokenizer, 2, settings=with_settings(admin_keys=("boss",))) as server:
+        key = {"authorization": "Bearer boss"}
+        for number in range(4):
+            complete(server, prompt_of(60, number), max_tokens=1)
+        clients = server.server_state.client.clients
+        assert all(len(client.cached) for client in clients)
+        assert server.post("/reset_prefix_cache", None, **key).status == 200
+        assert server.control.resets == [False, False]
+        for number in range(2):
+            complete(server, prompt_of(10, number), max_tokens=1)
+        assert [len(client.cached) for client in clients] == [0, 0]
+        server.control.busy = True
+        assert server.post("/reset_prefix_cache", None, **key).status == 400
+
+
+def test_an_engine_that_is_lost_takes_its_own_streams_alone(two: Several) -> None:
+    two.control.go.clear()
+    with two.begin(COMPLETIONS, BODY) as first, two.begin(COMPLETIONS, BODY) as second:
+        assert two.control.saw(lambda: len(two.control.added) == 2)
+        lost = [len(engine.requests) for engine in two.made].index(1)
+        two.engine_sockets[lost].shutdown(socket.SHUT_RDWR)
+        two.control.go.set()
+        answers = [first.answer(), second.answer()]
+    assert sorted(answer.status for answer in answers) == [200, 500]
+    (error,) = (answer.error for answer in answers if answer.status == 500)
+    assert "send the request again" in error["message"]
+    assert two.post(COMPLETIONS, BODY).status == two.get("/ready").status == 200
+    health = two.get("/health")
+    assert (health.status, health.json()["status"]) == (503, "dead")
+    assert sorted(each["status"] for each in health.json()["engines"]) == ["dead", "ok"]
+    two.engine_sockets[1 - lost].shutdown(socket.SHUT_RDWR)
+    while two.get("/ready").status == 200:
+        pass
+    assert two.post(COMPLETIONS, BODY).error["code"] == "engine_down"

@@ -125,6 +125,12 @@ class EngineClient:
         """Choices that the engine runs and queues at most."""
         return self.resolved.max_num_seqs + self.resolved.max_num_queued_reqs
 
+    def has_room(self, tokens: int) -> bool:
+        """Whether a prompt of so many tokens would run at once, as far as seats and pages go."""
+        resolved = self.resolved
+        free = resolved.num_pages * resolved.page_size - self.load
+        return self.choices < resolved.max_num_seqs and tokens <= free
+
     def seconds_without_step(self) -> float:
         """Seconds since the last message although requests are in flight; 0 when idle."""
         if not self._in_flight:

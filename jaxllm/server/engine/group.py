@@ -193,9 +193,9 @@ def engine_for(
     if start is not None:
         hasher = PageHasher(first.resolved.page_size, start)
         found = cached_tokens(request, hasher, [each.cached for each in engines])
-    seats = first.resolved.max_num_seqs
+    size = len(request.prompt_token_ids)
     candidates = [
-        Candidate(tokens, each.load, each.choices < seats, len(each.cached))
+        Candidate(tokens, each.load, each.has_room(size), len(each.cached))
         for tokens, each in zip(found, engines, strict=True)
     ]
     return engines[choose(candidates, first.resolved.max_num_batched_tokens)]

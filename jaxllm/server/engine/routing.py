@@ -25,13 +25,13 @@ class Candidate:
     Attributes:
         cached: tokens of the prompt that its prefix cache holds.
         load: tokens of its requests in flight, prompts and answers, whether they wait or run.
-        has_seat: whether another choice would run at once.
+        has_room: whether the request would run at once: a seat is free, and so is memory.
         pages: that its prefix cache holds.
     """
 
     cached: int
     load: int
-    has_seat: bool
+    has_room: bool
     pages: int
 
 
@@ -39,14 +39,13 @@ def choose(candidates: Sequence[Candidate], slack: int) -> int:
     """The number of the candidate that gets the request: the one with the longest cached prefix,
     then with the least load, then with the emptiest cache.
 
-    Two are passed over, so that a popular prefix starves nobody: one without a free seat while
-    another has one, and one whose load is above the least by more than `slack` tokens, a quarter of
-    the least, and the prefix that it has cached.
+    Two are passed over, so that a popular prefix starves nobody: one without room while another has
+    some, and one whose load is above twice the least by more than `slack` tokens and the prefix
+    that it has cached.
     """
-    seated = [each for each in candidates if each.has_seat] or candidates
-    least = min(each.load for each in seated)
-    most = least + least // 4 + slack
-    near = [each for each in seated if each.load <= most + each.cached]
+    roomy = [each for each in candidates if each.has_room] or candidates
+    most = 2 * min(each.load for each in roomy) + slack
+    near = [each for each in roomy if each.load <= most + each.cached]
     return candidates.index(max(near, key=lambda each: (each.cached, -each.load, -each.pages)))
 
 
