@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import pathlib
+import re
 import signal
 from typing import Any
 
@@ -123,3 +124,30 @@ def test_a_signal_during_a_restart_ends_everything(launch: Any, tmp_path: pathli
         assert server.ended() == 1
         assert gone(engine)
     assert "Traceback" not in server.log
+
+
+def test_one_of_two_engines_that_dies_takes_its_own_streams_alone_and_is_restarted(
+    launch: Any,
+) -> None:
+    server = launch("--data-parallel-size", "2", frozen=True).up()
+    with server.begin() as first, server.begin() as second:
+        while json.loads(server.get("/load")[1])["server_load"] < 2:
+            pass
+        dead, alive = server.engines
+        os.kill(dead, signal.SIGKILL)
+        server.says("process of m died")
+        assert server.get("/ready")[0] == 200
+        os.kill(alive, signal.SIGUSR1)
+        answers = [first.answer(), second.answer()]
+        assert sorted(answer.status for answer in answers) == [200, 500]
+    server.says("serves again after restart 1")
+    os.kill(server.engine, signal.SIGUSR1)
+    with server.begin() as third, server.begin() as fourth:
+        assert third.status() == fourth.status() == 200
+    assert server.get("/health")[0] == 200
+    metrics = server.get("/metrics")[1]
+    restarts = re.findall(rb"jaxllm:engine_restarts_total{.*} (.*)", metrics)
+    assert sorted(restarts) == [b"0.0", b"1.0"]
+    server.process.send_signal(signal.SIGTERM)
+    assert server.ended() == 0
+    assert all(gone(engine) for engine in server.engines)

@@ -70,6 +70,7 @@ def test_flags_reach_the_configuration(argv: list[str], field: str, value: Any) 
         ["--override-generation-config", "[]"], ["--kv-cache-dtype", "int8"],
         ["--kv-cache-dtype", "fp8_inc"],
         ["--tool-call-parser", "esperanto"], ["--reasoning-parser", "hermes"],
+        ["--data-parallel-size", "0"], ["--data-parallel-size", "two"],
     ],
     ids=str,
 )  # fmt: skip
@@ -132,7 +133,7 @@ def test_what_is_no_human_integer(text: str) -> None:
     "argv",
     [
         ["--no-enable-chunked-prefill"], ["--tokenizer-mode", "slow"],
-        ["--pipeline-parallel-size", "2"], ["--data-parallel-size", "8"],
+        ["--pipeline-parallel-size", "2"],
     ],
     ids=str,
 )  # fmt: skip
