@@ -48,6 +48,11 @@ NEUTRAL_ARGUMENTS: dict[str, tuple[Any, ...]] = {
 }
 
 
+REMEDIES = {
+    "data_parallel_size": "; a server runs several engines: jaxllm serve --data-parallel-size",
+}
+
+
 def check_neutral(argument: str, value: Any, shown: str) -> None:
     """Raises ConfigError when an argument of NEUTRAL_ARGUMENTS has another value than those.
 
@@ -57,7 +62,9 @@ def check_neutral(argument: str, value: Any, shown: str) -> None:
     if value not in neutral:
         allowed = ", ".join(str(x) for x in neutral if x is not None)
         accepted = f" (accepted: {allowed})" if allowed else ""
-        raise ConfigError(f"{shown} is not supported yet; leave it out{accepted}")
+        raise ConfigError(
+            f"{shown} is not supported yet; leave it out{accepted}{REMEDIES.get(argument, '')}"
+        )
 
 
 def human_int(text: str) -> int:

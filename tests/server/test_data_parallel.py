@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import socket
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -165,3 +166,18 @@ def test_an_engine_that_is_lost_takes_its_own_streams_alone(two: Several) -> Non
     while two.get("/ready").status == 200:
         pass
     assert two.post(COMPLETIONS, BODY).error["code"] == "engine_down"
+
+
+@pytest.mark.slow
+def test_two_engines_whose_steps_take_20_ms_give_1_8_times_the_throughput_of_one(
+    tokenizer: Tokenizer,
+) -> None:
+    def seconds(engines: int) -> float:
+        prompts = [prompt_of(20, seed) for seed in range(8 * SEATS)]
+        body = {"model": "fake", "prompt": prompts, "max_tokens": 10, "ignore_eos": True}
+        with Several(tokenizer, engines, seconds=0.02) as server:
+            began = time.monotonic()
+            assert server.post(COMPLETIONS, body).status == 200
+            return time.monotonic() - began
+
+    assert seconds(1) >= 1.8 * seconds(2)
