@@ -65,7 +65,7 @@ class KVEventBatch(msgspec.Struct, array_like=True, gc=False):
 
     Attributes:
         ts: seconds since the epoch.
-        data_parallel_rank: always 0: an engine is one replica.
+        data_parallel_rank: the engine's number among those of its model, which a publisher knows.
     """
 
     ts: float

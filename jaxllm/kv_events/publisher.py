@@ -36,6 +36,7 @@ class Publisher:
     def __init__(self, settings: KVEventSettings):
         self._zmq: Any = import_zmq()
         self._topic, self._map = settings.topic.encode(), settings.format == "map"
+        self._rank = settings.data_parallel_rank
         self._encoder = msgspec.msgpack.Encoder()
         self._next = 0
         self._buffer = ReplayBuffer(settings.buffer_steps)
@@ -64,6 +65,7 @@ class Publisher:
 
     def publish(self, batch: KVEventBatch) -> None:
         """Send a batch under the next number."""
+        batch = msgspec.structs.replace(batch, data_parallel_rank=self._rank)
         payload = self._encoder.encode(batch if self._map else as_array(batch))
         number, self._next = self._next, self._next + 1
         self._buffer.append(number, payload)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ipaddress
 import re
-from dataclasses import dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from typing import Any, Self
 
 from jaxllm.config import ConfigError
@@ -32,6 +32,7 @@ class KVEventSettings:
         max_queue_size: vLLM's; nothing is queued here, because each step sends its own events.
         topic: first frame of each message, by which subscribers choose.
         format: of an event: "map", with its name under `type`, or "array", with its name first.
+        data_parallel_rank: told with each batch: the number of the engine among those of its model.
     """
 
     publisher: str = "zmq"
@@ -43,6 +44,7 @@ class KVEventSettings:
     max_queue_size: int = 100_000
     topic: str = ""
     format: str = "map"
+    data_parallel_rank: int = 0
 
     @classmethod
     def read(cls, config: dict[str, Any] | None) -> Self | None:
@@ -67,6 +69,9 @@ class KVEventSettings:
             value = getattr(self, name)
             if type(value) is not int or not 1 <= value <= 10**6:
                 raise refused(f"{name} must be a whole number from 1 to 1000000, got {value!r:.80}")
+        rank = self.data_parallel_rank
+        if type(rank) is not int or not 0 <= rank < 2**16:
+            raise refused(f"data_parallel_rank must be a whole number from 0, got {rank!r:.80}")
         if self.bind not in (None, True, False):
             raise refused(f"bind must be true or false, got {self.bind!r:.80}")
         if not isinstance(self.topic, str) or len(self.topic) > MAX_TEXT:
@@ -78,6 +83,22 @@ class KVEventSettings:
                     f"{name} must be an address such as tcp://127.0.0.1:5557 or ipc:///tmp/events, "
                     f"got {value!r:.80}"
                 )
+
+    def of_engine(self, number: int) -> Self:
+        """Those of one of several engines: it has this number, and addresses to which it binds have
+        ports that are higher by it (paths: names that end in it). Raises ConfigError."""
+        replay = self.replay_endpoint
+        return replace(
+            self,
+            endpoint=moved(self.endpoint, number) if self.binds else self.endpoint,
+            replay_endpoint=None if replay is None else moved(replay, number),
+            data_parallel_rank=number,
+        )
+
+    @property
+    def config(self) -> dict[str, Any]:
+        """The JSON object that `read` takes."""
+        return asdict(self) | {"enable_kv_cache_events": True}
 
     @property
     def binds(self) -> bool:
@@ -95,6 +116,14 @@ class KVEventSettings:
 def refused(problem: str) -> ConfigError:
     """The error of an illegal setting."""
     return ConfigError(f"--kv-events-config: {problem}")
+
+
+def moved(address: str, by: int) -> str:
+    """The address of engine number `by`, where the first one has this."""
+    head, colon, port = address.rpartition(":")
+    if address.startswith("tcp:"):
+        return f"{head}{colon}{int(port) + by}"
+    return f"{address}-{by}" if by else address
 
 
 def is_address(value: Any) -> bool:

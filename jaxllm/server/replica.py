@@ -10,7 +10,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 import jaxllm
-from jaxllm.kv_events.settings import EVERYWHERE
+from jaxllm.kv_events.settings import EVERYWHERE, KVEventSettings
 from jaxllm.server.endpoint import Json
 from jaxllm.server.engine.client import EngineClient
 from jaxllm.server.engine.group import EngineGroup
@@ -71,14 +71,20 @@ class ReplicaRoutes:
             return Json([])
         host, port = request.scope.get("server") or (None, None)
         reached = host if port is not None else None  # a Unix socket has none
-        source = {
-            "data_parallel_rank": 0,
-            "endpoint": reachable(events.endpoint, reached),
-            "replay_endpoint": events.replay_endpoint
-            and reachable(events.replay_endpoint, reached),
-            "topic": events.topic,
-        }
-        return Json([source])
+        count = len(self._state.client.clients)
+        each = [events.of_engine(number) for number in range(count)] if count > 1 else [events]
+        return Json([source(one, reached) for one in each])
+
+
+def source(events: KVEventSettings, host: str | None) -> dict[str, Any]:
+    """Where one engine's events are published, for a client that reached this server at `host`."""
+    replay = events.replay_endpoint
+    return {
+        "data_parallel_rank": events.data_parallel_rank,
+        "endpoint": reachable(events.endpoint, host),
+        "replay_endpoint": replay and reachable(replay, host),
+        "topic": events.topic,
+    }
 
 
 def reachable(address: str, host: str | None) -> str:

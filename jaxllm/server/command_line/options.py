@@ -34,6 +34,7 @@ class Options:
 
     Attributes:
         data_parallel_size: engines of the model, each with devices of its own.
+        inherited_devices: CUDA_VISIBLE_DEVICES of this process.
         given: the options that are not defaults and where they come from, without secrets.
         stats_seconds: between log lines of throughput; 0: there are none.
         max_queued_tokens: see `EngineClient`.
@@ -52,6 +53,7 @@ class Options:
     max_engine_restarts: int
     data_parallel_size: int
     visible_devices: str | None
+    inherited_devices: str | None
     log_level: str
     log_format: str
     stats_seconds: float
@@ -89,7 +91,7 @@ def parse_models(argv: list[str], environ: Mapping[str, str], prog: str = PROGRA
             print(sampling_help() if topic == "sampling" else help_text(top, topic))
             top.exit(0)
     try:
-        models = [_options(given) for given in read_options(top, argv, environ)]
+        models = [_options(given, environ) for given in read_options(top, argv, environ)]
         _check_names(models)
         return models
     except (ConfigError, ApiError) as error:
@@ -140,7 +142,7 @@ def _check_values(args: argparse.Namespace) -> None:
         raise ConfigError(f"--reasoning-parser or --tool-call-parser: {error}") from None
 
 
-def _options(given: Given) -> Options:
+def _options(given: Given, environ: Mapping[str, str]) -> Options:
     args = given.args
     endpoint = args.otlp_traces_endpoint
     _check_values(args)
@@ -174,11 +176,6 @@ def _options(given: Given) -> Options:
         response_store=args.response_store,
         kv_events=KVEventSettings.read(config.kv_events_config),
     )
-    if settings.kv_events is not None and args.data_parallel_size > 1:
-        raise ConfigError(
-            "--kv-events-config is for one engine, whose address it names; leave out one of it and "
-            "--data-parallel-size"
-        )
     return Options(
         config=config,
         settings=settings,
@@ -189,6 +186,7 @@ def _options(given: Given) -> Options:
         max_engine_restarts=args.max_engine_restarts,
         data_parallel_size=args.data_parallel_size,
         visible_devices=args.visible_devices,
+        inherited_devices=environ.get("CUDA_VISIBLE_DEVICES"),
         log_level=args.log_level,
         log_format=args.log_format,
         stats_seconds=0 if args.disable_log_stats else args.log_stats_interval,

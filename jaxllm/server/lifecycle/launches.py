@@ -4,11 +4,11 @@ nothing is another engine's."""
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from jaxllm.config import ConfigError, EngineConfig
+from jaxllm.kv_events.settings import KVEventSettings
 from jaxllm.server.command_line.options import Options
 
 DEVICES = "CUDA_VISIBLE_DEVICES"
@@ -27,14 +27,14 @@ class Launch:
         return engine if self.devices is None else ("env", f"{DEVICES}={self.devices}", *engine)
 
 
-def engine_launches(options: Options, model_dir: Path, environ: Mapping[str, str]) -> list[Launch]:
+def engine_launches(options: Options, model_dir: Path) -> list[Launch]:
     """One for each engine of the model. Raises ConfigError when there are too few devices."""
     config = dataclasses.replace(options.config, model=str(model_dir))
     count = options.data_parallel_size
     if count == 1:
         return [Launch(config, options.visible_devices)]
     configs = [of_engine(config, number) for number in range(count)]
-    visible = options.visible_devices or environ.get(DEVICES)
+    visible = options.visible_devices or options.inherited_devices
     if visible == "":  # no GPU is to be seen
         return [Launch(each, None) for each in configs]
     devices = devices_of_engines(visible, count, config.tensor_parallel_size)
@@ -55,7 +55,11 @@ def devices_of_engines(visible: str | None, engines: int, each: int) -> list[str
 
 
 def of_engine(config: EngineConfig, number: int) -> EngineConfig:
-    """The configuration of one of several engines: traces go into a directory of its own."""
-    if config.profiler_dir is None:
-        return config
-    return dataclasses.replace(config, profiler_dir=f"{config.profiler_dir}/engine-{number}")
+    """The configuration of one of several engines: traces go into a directory of its own, and KV
+    events to addresses of its own. Raises ConfigError."""
+    traces, events = config.profiler_dir, KVEventSettings.read(config.kv_events_config)
+    return dataclasses.replace(
+        config,
+        profiler_dir=None if traces is None else f"{traces}/engine-{number}",
+        kv_events_config=None if events is None else events.of_engine(number).config,
+    )

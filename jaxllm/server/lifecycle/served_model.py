@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import os
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -46,7 +45,7 @@ class ServedModel:
         self._options, self._model_dir = options, model_dir
         self.name = options.settings.served[0]
         self._defaults = read_generation_config(options, model_dir)
-        launches = engine_launches(options, model_dir, os.environ)
+        launches = engine_launches(options, model_dir)
         several = len(launches) > 1
         self.client = EngineGroup(
             [

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
 
 from jaxllm.config import ConfigError
+from jaxllm.kv_events.settings import KVEventSettings
 from jaxllm.server.command_line.options import parse
 from jaxllm.server.lifecycle.launches import Launch, engine_launches
 
@@ -14,7 +16,7 @@ ENGINE = ("engine",)
 
 
 def launches(*flags: str, **environ: str) -> list[Launch]:
-    return engine_launches(parse(["m", *flags], {}), Path("/m"), environ)
+    return engine_launches(parse(["m", *flags], environ), Path("/m"))
 
 
 def test_one_engine_sees_what_the_server_sees_unless_it_is_told_otherwise() -> None:
@@ -43,3 +45,25 @@ def test_each_engine_traces_into_a_directory_of_its_own() -> None:
     directories = [each.config.profiler_dir for each in launches("-dp", "2", "--profiler-dir", "t")]
     assert directories == ["t/engine-0", "t/engine-1"]
     assert launches("--profiler-dir", "t")[0].config.profiler_dir == "t"
+
+
+def test_each_engine_publishes_at_addresses_of_its_own() -> None:
+    config = {
+        "enable_kv_cache_events": True,
+        "endpoint": "tcp://*:5557",
+        "replay_endpoint": "ipc:///tmp/replay",
+    }
+    found = [
+        KVEventSettings.read(each.config.kv_events_config)
+        for each in launches("-dp", "2", "--kv-events-config", json.dumps(config))
+    ]
+    assert [
+        (each.endpoint, each.replay_endpoint, each.data_parallel_rank) for each in found if each
+    ] == [
+        ("tcp://*:5557", "ipc:///tmp/replay", 0),
+        ("tcp://*:5558", "ipc:///tmp/replay-1", 1),
+    ]
+    away = KVEventSettings(endpoint="tcp://picker:5557").of_engine(3)  # that one binds
+    assert (away.endpoint, away.data_parallel_rank) == ("tcp://picker:5557", 3)
+    with pytest.raises(ConfigError, match="endpoint must be an address"):
+        KVEventSettings(endpoint="tcp://*:65535").of_engine(1)
