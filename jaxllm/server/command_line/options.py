@@ -161,12 +161,7 @@ def _options(given: Given, environ: Mapping[str, str]) -> Options:
         stall_seconds=args.stall_timeout * (10 if args.enforce_eager else 1),  # a step may compile
         log_requests=args.log_requests,
         allow_special_tokens=args.allow_special_tokens_in_content,
-        cors=Cors(
-            origins=tuple(args.allowed_origins),
-            methods=tuple(args.allowed_methods),
-            headers=tuple(args.allowed_headers),
-            credentials=args.allow_credentials,
-        ),
+        cors=_cors(args),
         force_usage=args.enable_force_include_usage,
         template_kwargs=check_template_kwargs(args.default_chat_template_kwargs),
         page=not args.no_page,
@@ -202,6 +197,15 @@ def _options(given: Given, environ: Mapping[str, str]) -> Options:
         hf_token=args.hf_token,
         given=given.shown(),
         notices=(*notices, *found, *more),
+    )
+
+
+def _cors(args: argparse.Namespace) -> Cors:
+    return Cors(
+        origins=tuple(args.allowed_origins),
+        methods=tuple(args.allowed_methods),
+        headers=tuple(args.allowed_headers),
+        credentials=args.allow_credentials,
     )
 
 
