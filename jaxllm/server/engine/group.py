@@ -21,7 +21,6 @@ from jaxllm.server.errors import ApiError, overloaded
 
 # What engines of one model decide alike on equal devices
 ALIKE = (
-    "model_type",
     "dtype",
     "kv_dtype",
     "page_size",
