@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import pathlib
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -58,10 +59,13 @@ def test_requests_in_flight_are_ended_before_a_model_sleeps(tokenizer: Tokenizer
             server.control.permits.release(1)
             while not stream.line().startswith(b"data: "):
                 pass
-            assert told(server, "/sleep").status == 200
-            lines = [b""]
-            while b"[DONE]" not in lines[-1]:
-                lines.append(stream.line())
+            with ThreadPoolExecutor(1) as pool:
+                asleep = pool.submit(told, server, "/sleep")
+                lines = [b""]
+                while b"[DONE]" not in lines[-1]:
+                    lines.append(stream.line())
+                server.control.go.set()  # the step under way ends, if one is
+                assert asleep.result().status == 200
             assert b"was put to sleep" in b"".join(lines)
         assert server.get("/is_sleeping").json() == {"is_sleeping": True}
 
