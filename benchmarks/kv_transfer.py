@@ -18,10 +18,9 @@ from multiprocessing.connection import Connection
 import numpy as np
 
 from benchmarks.record import finish, parser
-from jaxllm.kv_transfer.checksum import checksum
 from jaxllm.kv_transfer.client import PageClient
-from jaxllm.kv_transfer.server import PageServer
-from jaxllm.kv_transfer.shelf import Shelf, StoredPage
+from jaxllm.kv_transfer.server import PageServer, listen
+from jaxllm.kv_transfer.shelf import Shelf
 
 ROUNDS = 7
 WARM = 2  # of them, which connect and touch the memory
@@ -35,11 +34,10 @@ def hashes_of(pages: int) -> list[bytes]:
 
 def serve(pipe: Connection, key: bytes, pages: int, size: int, seed: int) -> None:
     """Hold random pages until the other end of the pipe says something."""
-    shelf, random = Shelf(pages), np.random.default_rng(seed)
+    shelf, random = Shelf(pages, size), np.random.default_rng(seed)
     for name in hashes_of(pages):
-        data = random.integers(0, 256, size, np.uint8)
-        shelf.put(name, StoredPage(data, checksum(data)))
-    server = PageServer(("127.0.0.1", 0), key, shelf, FINGERPRINT, size)
+        shelf.put(name, [random.integers(0, 256, size, np.uint8)])
+    server = PageServer(listen("127.0.0.1", 0), key, shelf, FINGERPRINT, size)
     pipe.send(server.port)
     pipe.recv()
     server.close()

@@ -224,6 +224,8 @@ class EngineConfig:
     profiler_dir: str | None = None
     # What is published of the prefix cache, with vLLM's keys (kv_events/settings.py)
     kv_events_config: dict[str, Any] | None = None
+    # Which pages other engines get or give, with vLLM's keys (kv_transfer/settings.py)
+    kv_transfer_config: dict[str, Any] | None = None
 
     def __post_init__(self) -> None:
         try:
@@ -244,7 +246,7 @@ class EngineConfig:
                 "pool is; leave one of them out"
             )
         self._check_host()
-        for name in ("hf_overrides", "pooler_config", "kv_events_config"):
+        for name in ("hf_overrides", "pooler_config", "kv_events_config", "kv_transfer_config"):
             if not isinstance(value := getattr(self, name), dict | None):
                 flag = name.replace("_", "-")
                 raise ConfigError(f"--{flag} must be an object, got {value!r:.80}")
@@ -291,6 +293,7 @@ class Resolved:
             keeps all pages.
         more_pages: pages of each cache group after the first, which has `num_pages`.
         pooling: what is made of a prompt; None when the model generates.
+        page_offer: what clients carry to engines that continue prompts from here (kv_transfer).
     """
 
     model_dir: str
@@ -320,6 +323,7 @@ class Resolved:
     batch_invariant: bool = False
     more_pages: tuple[int, ...] = ()
     pooling: Pooling | None = None
+    page_offer: dict[str, Any] | None = None
 
     @property
     def max_pages_per_request(self) -> int:

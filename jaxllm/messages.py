@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import msgspec
 
@@ -90,6 +91,8 @@ class GenerateRequest:
         arrival: seconds since the epoch.
         grammar: the compiled `params.structured_outputs` (grammar.checker), which is then None.
         cache_salt: only requests with an equal one share cached prefixes.
+        shares_pages: whether other engines may fetch the pages of the prompt.
+        page_offer: where such pages are, as the engine that has them signed it (kv_transfer.offer).
     """
 
     id: str
@@ -99,6 +102,8 @@ class GenerateRequest:
     grammar: str | None = None
     cache_salt: str | None = None
     thinking: ThinkingBudget | None = None
+    shares_pages: bool = False
+    page_offer: dict[str, Any] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

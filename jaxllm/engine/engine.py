@@ -29,6 +29,8 @@ from jaxllm.engine.scheduling.request import Request, Status
 from jaxllm.engine.scheduling.scheduler import Scheduler
 from jaxllm.engine.sleep import Sleep
 from jaxllm.engine.startup.start import Started
+from jaxllm.engine.transfer.transfer import PageTransfer
+from jaxllm.engine.unscheduled import Unscheduled
 from jaxllm.messages import (
     EngineStats,
     GenerateRequest,
@@ -48,11 +50,16 @@ class Engine:
     its tokens are collected and committed one turn later.
     """
 
-    def __init__(self, parts: Started, scheduler: Scheduler, seed: int):
+    def __init__(
+        self, parts: Started, scheduler: Scheduler, seed: int, transfer: PageTransfer | None = None
+    ):
         assert isinstance(parts.runner, Runner), "a pooling model has an engine of its own"
         self.resolved, self.tokenizer = parts.resolved, parts.tokenizer
         self.runner, self.scheduler, self._grammars = parts.runner, scheduler, parts.grammars
+        self._unscheduled = Unscheduled(scheduler, parts.grammars, transfer)
+        self._exporter = None if transfer is None else transfer.exporter
         self.sleeper = Sleep(parts, scheduler, lambda: self.has_work)
+        self.sleeper.shares_pages = transfer is not None
         self.eos_ids = frozenset(parts.runner.eos_ids)
         self._options = LogitsOptionsReader(
             self.resolved.vocab_size,
@@ -82,19 +89,20 @@ class Engine:
     def has_work(self) -> bool:
         """Whether `step` has anything to do."""
         return bool(
-            self._in_flight or self._pending or self.scheduler.has_work or self._grammars.waiting
+            self._in_flight or self._pending or self.scheduler.has_work or self._unscheduled.waiting
         )
 
     @property
     def awaits_grammar(self) -> bool:
-        """Whether there is work, but none before a grammar is built: `step` would wait for it."""
-        return self._grammars.all_building and not (
+        """Whether there is work, but none before a grammar is built or pages have come: `step`
+        would wait for that."""
+        return self._unscheduled.blocked and not (
             self._in_flight or self._pending or self.scheduler.has_work
         )
 
     def when_built(self, callback: Callable[[], None]) -> None:
-        """Call `callback` whenever a grammar has been built, in any thread."""
-        self._grammars.on_built = callback
+        """Call `callback` whenever a grammar is built or pages have come, in any thread."""
+        self._unscheduled.on_ready(callback)
 
     @property
     def wait_seconds(self) -> float:
@@ -118,12 +126,13 @@ class Engine:
         self._validator.validate_request(request)
         self._options.validate_options(request.params, request.thinking)
         self._grammars.validate_grammar(request)
+        self._unscheduled.validate(request)
         validate_search(request, self.resolved, self.scheduler.pools, self.eos_ids)
         return request
 
     def queue_has_space(self, request: GenerateRequest) -> bool:
         """Whether the queue takes the request now; an idle engine takes any."""
-        present = self.scheduler.running + self.scheduler.waiting + self._grammars.waiting
+        present = self.scheduler.running + self.scheduler.waiting + self._unscheduled.waiting
         limit = self.resolved.max_num_seqs + self.resolved.max_num_queued_reqs
         return present == 0 or present + request.params.samples <= limit
 
@@ -136,11 +145,7 @@ class Engine:
             raise RequestError(message, None, "queue_full")
         state = self._factory.make_state(request)
         try:
-            for choice in state.choices:
-                if request.grammar is None:
-                    self.scheduler.add(choice)
-                else:
-                    self._grammars.start_build(choice, request.grammar)
+            self._unscheduled.add(state.choices, request)
             if not self._beams.start_search(state.choices[0], state.choices[0].stops):
                 if request.params.ranked:
                     self._best_of[request.id] = BestOf(request.params)
@@ -217,15 +222,17 @@ class Engine:
         """A snapshot for metrics."""
         compiles, traffic = self.runner.compiles.since_start, self.runner.traffic
         return self._counters.snapshot(
-            self.scheduler, self._grammars.waiting, compiles, traffic, self.sleeper.level
+            self.scheduler, self._unscheduled.waiting, compiles, traffic, self.sleeper.level
         )
 
     # --- one step
 
     def _run_step(self) -> list[TextDelta]:
         deltas, self._pending = self._pending, []
-        if self._grammars.waiting:
-            deltas += self._schedule_built(block=not deltas and self.awaits_grammar)
+        if self._unscheduled.waiting:
+            blocks = not deltas and self.awaits_grammar
+            for choice, error in self._unscheduled.schedule_ready(blocks):
+                deltas.append(self._output.fail_choice(choice, error, "structured_outputs"))
         plan = self._plan()
         if not plan.empty:
             deltas += self._launch(plan)
@@ -243,16 +250,6 @@ class Engine:
                 added_by_chunks(self.runner.seconds, self.runner.shapes.buckets, plan), margin
             )
         return deliverable(self._best_of, deltas)
-
-    def _schedule_built(self, block: bool) -> list[TextDelta]:
-        """Schedule the choices whose grammars have been built; end those that cannot have one."""
-        deltas: list[TextDelta] = []
-        for request, error in self._grammars.pop_built(block):
-            if error is None:
-                self.scheduler.add(request)
-            else:
-                deltas.append(self._output.fail_choice(request, error, "structured_outputs"))
-        return deltas
 
     def _plan(self) -> Plan:
         """The next step. Its transfers between pool and host memory are started."""
@@ -294,6 +291,8 @@ class Engine:
         """Append a step's tokens to their requests, and end those that are complete."""
         deltas: list[TextDelta] = []
         now = time.time()
+        if self._exporter is not None:
+            self._exporter.export(step.plan.chunks)
         for span, scores in step.scores:
             if span.request.status is not Status.FINISHED:
                 self._states[span.request.id].add_prompt_logprobs(span, scores)
@@ -309,6 +308,8 @@ class Engine:
             # Logits that a host function changed tell nothing about the KV
             if token < 0 and row not in step.failures:
                 self.scheduler.invalidate(request)
+                if self._exporter is not None:
+                    self._exporter.forget(request.hashes)
             if request.is_beam:
                 deltas += self._commit_beam(step, row, request, now)
                 continue
@@ -390,6 +391,7 @@ class Engine:
         self.scheduler.reset()
         for choice in [choice for state in self._states.values() for choice in state.choices]:
             self._grammars.release(choice)
+        self._unscheduled.clear()
         steps = self._in_flight, self.watch
         for kept in (self._states, self._beams.open, self._best_of, self._pending, *steps):
             kept.clear()

@@ -5,14 +5,17 @@ from __future__ import annotations
 import weakref
 from collections.abc import Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 
 from jaxllm.config import ConfigError, EngineConfig
 from jaxllm.engine.engine import Engine
 from jaxllm.engine.pooling_engine import PoolingEngine
+from jaxllm.engine.runtime.runner import Runner
 from jaxllm.engine.scheduling.scheduler import Scheduler
 from jaxllm.engine.startup.make_scheduler import make_scheduler, scheduler_class
 from jaxllm.engine.startup.report import Report
-from jaxllm.engine.startup.start import start
+from jaxllm.engine.startup.start import Started, start
+from jaxllm.engine.transfer.transfer import Endpoint, PageTransfer
 from jaxllm.kv_events.publisher import Publisher
 from jaxllm.kv_events.settings import KVEventSettings
 from jaxllm.sampling.processor_arguments import Function
@@ -33,19 +36,41 @@ def load_engine(
         publisher = open_publisher(config)
         if publisher is not None:
             stack.callback(publisher.close)  # when loading fails
+        endpoint = Endpoint.open(config)
+        if endpoint is not None:
+            stack.callback(endpoint.close)
         parts = start(config, report or Report(), logits_processors)
         scheduler = make_scheduler(scheduler_type, config, parts.resolved, parts.runner)
         if publisher is not None:
             publish(scheduler, publisher)
+        transfer = open_transfer(endpoint, parts, scheduler)
+        if transfer is not None:
+            stack.callback(transfer.close)
+            parts = replace(parts, resolved=replace(parts.resolved, page_offer=transfer.offer))
         engine = (
-            Engine(parts, scheduler, config.seed)
+            Engine(parts, scheduler, config.seed, transfer)
             if parts.resolved.pooling is None
             else PoolingEngine(parts, scheduler)
         )
         if publisher is not None:
             weakref.finalize(engine, publisher.close)
+        if transfer is not None:
+            weakref.finalize(engine, transfer.close)
         stack.pop_all()
     return engine
+
+
+def open_transfer(
+    endpoint: Endpoint | None, parts: Started, scheduler: Scheduler
+) -> PageTransfer | None:
+    """What exchanges pages with other engines, if that is wanted. Raises ConfigError."""
+    if endpoint is None:
+        return None
+    if not isinstance(parts.runner, Runner):
+        raise ConfigError(
+            "--kv-transfer-config: this model pools and has no pages to continue from; leave it out"
+        )
+    return PageTransfer(endpoint, parts.runner, scheduler)
 
 
 def open_publisher(config: EngineConfig) -> Publisher | None:

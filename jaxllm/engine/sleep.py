@@ -30,6 +30,7 @@ class Sleep:
         self._runner, self._source, self._give_back = parts.runner, parts.weights, parts.give_back
         self._scheduler, self._busy = scheduler, busy
         self.level = 0
+        self.shares_pages = False  # with other engines, which would not hear of other weights
 
     def check_awake(self) -> None:
         """Raise RequestError while the engine sleeps."""
@@ -66,10 +67,15 @@ class Sleep:
     def update_weights(self, directory: Path) -> None:
         """Take the weights of another checkpoint of the same shapes; cached prefixes are forgotten.
 
-        Raises ValueError while requests run, and ConfigError when the checkpoint does not fit: the
-        weights of before stay, unless reading fails halfway, which leaves the engine asleep.
+        Raises ValueError while requests run and where other engines share pages, and ConfigError
+        when the checkpoint does not fit: the weights of before stay, unless reading fails halfway,
+        which leaves the engine asleep.
         """
         self._refuse_busy()
+        if self.shares_pages:
+            raise ValueError(
+                "an engine with --kv-transfer-config keeps its weights; start it anew with others"
+            )
         self._source.check(directory)
         self.sleep(2)
         self._runner.wake(self._source.read(directory))

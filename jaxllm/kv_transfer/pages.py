@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -37,11 +36,6 @@ class PageLayout:
         their prefix indexes, which stands for the model."""
         layout = [*map(str, self.shapes), *(dtype.name for dtype in self.dtypes), self.backend]
         return hashlib.sha256(b"jaxllm/pages/1;" + root + repr(layout).encode()).digest()
-
-    def join(self, arrays: Sequence[np.ndarray]) -> np.ndarray:
-        """The bytes of a page, uint8 `[page_bytes]`."""
-        parts = [np.ascontiguousarray(array).reshape(-1).view(np.uint8) for array in arrays]
-        return np.concatenate(parts)
 
     def split(self, page: np.ndarray) -> tuple[np.ndarray, ...]:
         """Views of the arrays in the bytes of a page."""

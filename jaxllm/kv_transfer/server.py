@@ -7,8 +7,8 @@ import socket
 import threading
 from contextlib import suppress
 
-from jaxllm.config import ConfigError
 from jaxllm.kv_transfer.ring import Ring
+from jaxllm.kv_transfer.settings import refused
 from jaxllm.kv_transfer.shelf import Shelf, StoredPage
 from jaxllm.kv_transfer.wire import (
     CLOSED,
@@ -32,29 +32,38 @@ COPYING = 2.0  # seconds to wait for pages that are on their way to the shelf
 logger = logging.getLogger("jaxllm")
 
 
-class PageServer:
-    """Listens at an address until `close`; a thread for each connection.
+def listen(host: str, port: int) -> socket.socket:
+    """A listening socket; nobody is answered yet. Raises ConfigError when the address cannot be
+    had."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        return socket.create_server((host, port), family=family)
+    except OSError as error:
+        raise refused(
+            f"cannot bind {host} port {port}: {error.strerror}; choose another kv_ip or kv_port"
+        ) from None
 
-    Raises ConfigError when the address cannot be had.
+
+class PageServer:
+    """Answers at a socket of `listen` until `close`; a thread for each connection.
+
+    `page_bytes`: of each page of the shelf, which are for `fingerprint`.
     """
 
     def __init__(
-        self, address: tuple[str, int], key: bytes, shelf: Shelf, fingerprint: bytes, page: int
+        self,
+        listener: socket.socket,
+        key: bytes,
+        shelf: Shelf,
+        fingerprint: bytes,
+        page_bytes: int,
     ):
-        """`page`: bytes of a page."""
+        self._listener = listener
         self._key, self._shelf = key, shelf
-        self._fingerprint, self._page_bytes = fingerprint, page
+        self._fingerprint, self._page_bytes = fingerprint, page_bytes
         self._failures: set[str] = set()  # each kind is logged once
         self._lock = threading.Lock()
         self._open: set[socket.socket] = set()
-        family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
-        try:
-            self._listener = socket.create_server(address, family=family)
-        except OSError as error:
-            raise ConfigError(
-                f"--kv-transfer-config: cannot bind {address[0]} port {address[1]}: "
-                f"{error.strerror}; choose another kv_ip or kv_port"
-            ) from None
         self.port: int = self._listener.getsockname()[1]
         threading.Thread(target=self._accept, name="kv-pages", daemon=True).start()
 
@@ -124,14 +133,14 @@ class PageServer:
             peer.send_frame(Refused())
             return
         keys = [wanted.hashes[at : at + NONCE] for at in range(0, len(wanted.hashes), NONCE)]
-        pages = self._shelf.longest(keys, COPYING)
         ring = self._ring(wanted.ring, rings)
-        peer.send_frame(Found(len(pages), ring is not None))
-        if ring is None:
-            for number, page in enumerate(pages):
-                peer.send(HEADER.pack(number, page.checksum), page.data)
-        else:
-            _send_shared(peer, ring, pages)
+        with self._shelf.reading(keys, COPYING) as pages:
+            peer.send_frame(Found(len(pages), ring is not None))
+            if ring is None:
+                for number, page in enumerate(pages):
+                    peer.send(HEADER.pack(number, page.checksum), page.data)
+            else:
+                _send_shared(peer, ring, pages)
 
     def _ring(self, name: str, rings: dict[str, Ring]) -> Ring | None:
         """The peer's shared memory, opened once a connection; None where it is out of reach."""

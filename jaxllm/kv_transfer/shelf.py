@@ -2,31 +2,41 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
-from collections.abc import Iterable, Sequence
+from collections import Counter, OrderedDict
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import takewhile
 from threading import Condition
 
 import numpy as np
 
+from jaxllm.kv_transfer.checksum import checksum
+
 
 @dataclass(frozen=True, slots=True)
 class StoredPage:
-    """A page's bytes, uint8 `[bytes]`, and their checksum. The bytes never change."""
+    """A page's bytes, uint8 `[page_bytes]`, their place on the shelf, and their checksum."""
 
     data: np.ndarray
+    place: int
     checksum: int
 
 
 class Shelf:
-    """Hash → page, at most `capacity` pages: those used least recently go first. Any thread may
-    call it."""
+    """Hash → page, at most `capacity` pages of `page_bytes` bytes: those used least recently go
+    first. Any thread may call it.
 
-    def __init__(self, capacity: int):
-        self._capacity = capacity
+    The memory is one array, which the system provides as it is first used.
+    """
+
+    def __init__(self, capacity: int, page_bytes: int):
+        self._memory = np.empty((capacity, page_bytes), np.uint8)
+        self._blank = list(range(capacity - 1, -1, -1))
         self._changed = Condition()
         self._pages: OrderedDict[bytes, StoredPage] = OrderedDict()  # least recently used first
+        self._readers: Counter[int] = Counter()  # of places
+        self._gone: set[int] = set()  # places of dropped pages that are still being read
         self._expected: set[bytes] = set()
 
     def __len__(self) -> int:
@@ -44,31 +54,78 @@ class Shelf:
                     missing.append(at)
             return missing
 
-    def put(self, key: bytes, page: StoredPage) -> None:
-        """Store an expected page."""
+    def put(self, key: bytes, parts: Sequence[np.ndarray]) -> None:
+        """Copy a page here, whose bytes are those of `parts` one behind the other. While all pages
+        are being read, it is dropped."""
+        place = self._take_place()
+        if place is None:
+            self.forget([key])
+            return
+        data, at = self._memory[place], 0
+        for part in parts:
+            flat = np.ascontiguousarray(part).reshape(-1).view(np.uint8)
+            data[at : at + len(flat)] = flat
+            at += len(flat)
+        page = StoredPage(data, place, checksum(data))
         with self._changed:
             self._expected.discard(key)
+            self._drop(key)
             self._pages[key] = page
-            self._pages.move_to_end(key)
-            while len(self._pages) > self._capacity:
-                self._pages.popitem(last=False)
             self._changed.notify_all()
 
     def forget(self, keys: Iterable[bytes]) -> None:
         """Drop these pages, and expect them no more."""
         with self._changed:
             for key in keys:
-                self._pages.pop(key, None)
+                self._drop(key)
                 self._expected.discard(key)
             self._changed.notify_all()
 
-    def longest(self, keys: Sequence[bytes], seconds: float) -> list[StoredPage]:
-        """The pages of the longest chain of hits from the start of `keys`. Waits at most so long
-        for expected ones."""
+    @contextmanager
+    def reading(self, keys: Sequence[bytes], seconds: float) -> Iterator[list[StoredPage]]:
+        """The pages of the longest chain of hits from the start of `keys`, which stay as they are
+        within the block. Waits at most so long for expected ones."""
         with self._changed:
             self._changed.wait_for(lambda: not self._expected.intersection(keys), seconds)
             found = list(takewhile(self._pages.__contains__, keys))
             # Without the start of a chain the rest is useless, so the start goes last
             for key in reversed(found):
                 self._pages.move_to_end(key)
-            return [self._pages[key] for key in found]
+            pages = [self._pages[key] for key in found]
+            self._readers.update(page.place for page in pages)
+        try:
+            yield pages
+        finally:
+            with self._changed:
+                for page in pages:
+                    self._release(page.place)
+
+    def _take_place(self) -> int | None:
+        """A place without a page, if need be that of the page used least recently of those that
+        nobody reads."""
+        with self._changed:
+            if not self._blank:
+                unread = (
+                    key for key, page in self._pages.items() if page.place not in self._readers
+                )
+                if (oldest := next(unread, None)) is not None:
+                    self._drop(oldest)
+            return self._blank.pop() if self._blank else None
+
+    def _drop(self, key: bytes) -> None:
+        page = self._pages.pop(key, None)
+        if page is None:
+            return
+        if page.place in self._readers:
+            self._gone.add(page.place)
+        else:
+            self._blank.append(page.place)
+
+    def _release(self, place: int) -> None:
+        """One reader less; the place of a page that is gone is blank after the last."""
+        self._readers[place] -= 1
+        if not self._readers[place]:
+            del self._readers[place]
+            if place in self._gone:
+                self._gone.remove(place)
+                self._blank.append(place)

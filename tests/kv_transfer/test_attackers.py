@@ -14,11 +14,10 @@ import numpy as np
 import pytest
 
 from jaxllm.kv_transfer import server as server_module
-from jaxllm.kv_transfer.checksum import checksum
 from jaxllm.kv_transfer.client import PageClient
 from jaxllm.kv_transfer.ring import Ring
-from jaxllm.kv_transfer.server import PageServer
-from jaxllm.kv_transfer.shelf import Shelf, StoredPage
+from jaxllm.kv_transfer.server import PageServer, listen
+from jaxllm.kv_transfer.shelf import Shelf
 from jaxllm.kv_transfer.wire import (
     HEADER,
     HELLO,
@@ -39,10 +38,10 @@ PICKLE = b"\x80\x04\x8c\x05posix\x8c\x06system\x93."
 
 @pytest.fixture
 def server() -> Iterator[PageServer]:
-    shelf, data = Shelf(4), np.arange(SIZE, dtype=np.uint8)
+    shelf = Shelf(4, SIZE)
     for name in NAMES:
-        shelf.put(name, StoredPage(data, checksum(data)))
-    server = PageServer(("127.0.0.1", 0), KEY, shelf, FINGERPRINT, SIZE)
+        shelf.put(name, [np.arange(SIZE, dtype=np.uint8)])
+    server = PageServer(listen("127.0.0.1", 0), KEY, shelf, FINGERPRINT, SIZE)
     yield server
     client = PageClient(KEY, FINGERPRINT, SIZE)
     address = ("127.0.0.1", server.port)

@@ -6,7 +6,6 @@ import os
 import socket
 import threading
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -17,8 +16,8 @@ from jaxllm.kv_transfer import ring as ring_module
 from jaxllm.kv_transfer.checksum import checksum
 from jaxllm.kv_transfer.client import PageClient
 from jaxllm.kv_transfer.ring import Ring
-from jaxllm.kv_transfer.server import PageServer
-from jaxllm.kv_transfer.shelf import Shelf, StoredPage
+from jaxllm.kv_transfer.server import PageServer, listen
+from jaxllm.kv_transfer.shelf import Shelf
 from jaxllm.kv_transfer.wire import TransferError
 
 KEY, FINGERPRINT, SIZE = b"k" * 16, b"f" * 32, 5003
@@ -26,23 +25,22 @@ CARRIERS = pytest.mark.parametrize("shared", [True, False], ids=["shared memory"
 NAMES = [number.to_bytes(32) for number in range(40)]
 
 
-def page(number: int) -> StoredPage:
-    data = np.random.default_rng(number).integers(0, 256, SIZE, np.uint8)
-    return StoredPage(data, checksum(data))
+def page(number: int) -> np.ndarray:
+    return np.random.default_rng(number).integers(0, 256, SIZE, np.uint8)
 
 
 @pytest.fixture
 def shelf() -> Shelf:
-    shelf = Shelf(len(NAMES))
+    shelf = Shelf(len(NAMES), SIZE)
     shelf.expect(NAMES)
     for number, name in enumerate(NAMES):
-        shelf.put(name, page(number))
+        shelf.put(name, [page(number)[:7], page(number)[7:]])
     return shelf
 
 
 @pytest.fixture
 def server(shelf: Shelf) -> Iterator[PageServer]:
-    server = PageServer(("127.0.0.1", 0), KEY, shelf, FINGERPRINT, SIZE)
+    server = PageServer(listen("127.0.0.1", 0), KEY, shelf, FINGERPRINT, SIZE)
     yield server
     server.close()
 
@@ -71,7 +69,7 @@ def test_pages_arrive_in_order_and_again_over_the_same_connection(
 ):
     monkeypatch.setattr(ring_module, "SIZE", 3 * SIZE)  # fewer slots than pages
     client = connect(KEY, FINGERPRINT, SIZE, shared)
-    wanted = [page(number).data.tobytes() for number in range(len(NAMES))]
+    wanted = [page(number).tobytes() for number in range(len(NAMES))]
     assert fetched(server, client) == wanted
     assert fetched(server, client) == wanted and len(client._idle) == 1
     assert fetched(server, client, []) == []
@@ -87,14 +85,12 @@ def test_the_longest_stored_prefix_comes_and_nothing_behind_a_gap(server, shelf,
 
 @CARRIERS
 def test_a_damaged_page_ends_a_fetch_and_those_before_it_count(shared, server, shelf, connect):
-    good = page(5)
-    broken = good.data.copy()
-    broken[4321] ^= 1
-    shelf.put(NAMES[5], replace(good, data=broken))
+    with shelf.reading(NAMES, 0.0) as pages:
+        pages[5].data[4321] ^= 1
     client = connect(KEY, FINGERPRINT, SIZE, shared)
     pages = client.fetch(("127.0.0.1", server.port), NAMES, 20.0)
     for number in range(5):
-        assert next(pages).tobytes() == page(number).data.tobytes()
+        assert next(pages).tobytes() == page(number).tobytes()
     with pytest.raises(TransferError, match="page 5 of 40 is damaged"):
         next(pages)
     assert client._idle == []
@@ -113,10 +109,10 @@ def test_who_has_another_key_gets_nothing_and_neither_side_tells_its_own(server,
 
 def test_a_connection_that_the_peer_has_closed_is_made_anew(shelf, connect):
     client = connect()
-    server = PageServer(("127.0.0.1", 0), KEY, shelf, FINGERPRINT, SIZE)
+    server = PageServer(listen("127.0.0.1", 0), KEY, shelf, FINGERPRINT, SIZE)
     assert len(fetched(server, client)) == 40
     server.close()
-    other = PageServer(("127.0.0.1", server.port), KEY, shelf, FINGERPRINT, SIZE)
+    other = PageServer(listen("127.0.0.1", server.port), KEY, shelf, FINGERPRINT, SIZE)
     assert len(fetched(other, client)) == 40
     other.close()
     with pytest.raises(TransferError, match=r"refused|closed|reset"):
@@ -140,19 +136,42 @@ def test_a_fetch_waits_for_pages_that_are_on_their_way(server, shelf, connect):
     assert shelf.expect(NAMES) == [39] and shelf.expect(NAMES) == []
     client = connect()
     pages = client.fetch(("127.0.0.1", server.port), NAMES, 20.0)
-    timer = threading.Timer(0.05, shelf.put, (NAMES[39], page(39)))
+    timer = threading.Timer(0.05, shelf.put, (NAMES[39], [page(39)]))
     timer.start()
     assert len(list(pages)) == 40
     timer.join()
 
 
+def chain(shelf: Shelf, names: list[bytes]) -> int:
+    with shelf.reading(names, 0.0) as pages:
+        return len(pages)
+
+
 def test_a_full_shelf_drops_what_was_used_least_recently_and_chains_from_their_end():
-    shelf = Shelf(3)
+    shelf = Shelf(3, SIZE)
     for number in range(3):
-        shelf.put(NAMES[number], page(number))
-    assert len(shelf.longest(NAMES[:3], 0.0)) == 3
-    shelf.put(NAMES[9], page(9))
-    assert len(shelf.longest(NAMES[:3], 0.0)) == 2 and len(shelf) == 3
+        shelf.put(NAMES[number], [page(number)])
+    assert chain(shelf, NAMES[:3]) == 3
+    shelf.put(NAMES[9], [page(9)])
+    assert chain(shelf, NAMES[:3]) == 2 and len(shelf) == 3
+
+
+def test_a_page_that_is_being_read_stays_as_it_is():
+    shelf = Shelf(2, SIZE)
+    for number in range(2):
+        shelf.put(NAMES[number], [page(number)])
+    with shelf.reading(NAMES[:1], 0.0) as (read,):
+        for number in range(2, 9):
+            shelf.put(NAMES[number], [page(number)])
+        assert chain(shelf, NAMES[:1]) == 1
+        shelf.forget(NAMES)
+        shelf.put(NAMES[9], [page(9)])
+        with shelf.reading(NAMES[9:10], 0.0):
+            shelf.put(NAMES[10], [page(10)])
+        assert chain(shelf, NAMES[10:11]) == 0, "every place is being read"
+        assert read.data.tobytes() == page(0).tobytes()
+    shelf.put(NAMES[10], [page(10)])
+    assert chain(shelf, NAMES[9:11]) == 2
 
 
 @pytest.mark.parametrize("size", [1, 8, 4095, 4096, 4097, 3 * 4096 + 11])
@@ -185,4 +204,4 @@ def test_memory_of_another_user_size_or_kind_is_not_mapped(tmp_path, monkeypatch
 
 def test_an_address_in_use_is_one_line(server, shelf):
     with pytest.raises(ConfigError, match=r"cannot bind 127.0.0.1 port \d+: .*; choose another"):
-        PageServer(("127.0.0.1", server.port), KEY, shelf, FINGERPRINT, SIZE)
+        PageServer(listen("127.0.0.1", server.port), KEY, shelf, FINGERPRINT, SIZE)

@@ -97,9 +97,14 @@ class Grammars:
         return len(self._building)
 
     @property
+    def builds(self) -> list[Future[Matcher]]:
+        """Of each request that waits, the build of its first choice."""
+        return [*self._first().values()]
+
+    @property
     def all_building(self) -> bool:
         """Whether choices wait, and none of their grammars is built yet."""
-        return bool(self._building) and not any(future.done() for future in self._first().values())
+        return bool(self._building) and not any(build.done() for build in self.builds)
 
     def validate_grammar(self, request: GenerateRequest) -> None:
         """Raises RequestError when the request wants structured output that cannot be had here."""
@@ -124,7 +129,7 @@ class Grammars:
         the first computes the prompt.
         """
         if block:
-            wait(self._first().values(), return_when=FIRST_COMPLETED)
+            wait(self.builds, return_when=FIRST_COMPLETED)
         blocked: set[str] = set()
         done: list[Request] = []
         for request, future in self._building.items():

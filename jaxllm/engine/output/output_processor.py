@@ -118,6 +118,7 @@ class RequestFactory:
                 arrival=request.arrival,
                 max_tokens=min(params.max_tokens or limit, limit),
                 cache_salt=request.cache_salt,
+                shares_pages=request.shares_pages and index == 0,
                 needs=needs(params),
                 top=params.logprobs or 0,
                 logits_options=self._options.read_options(params, request.thinking),

@@ -121,6 +121,25 @@ class PageSwapper:
         self._traffic.loaded += len(moves.puts)
         return kv
 
+    def keep(self, place: int, page: Page) -> None:
+        """Keep a page that was made elsewhere, in host memory, at a place without contents."""
+        self._leaving.pop(place, None)
+        self._lost.discard(place)
+        self._kept[place] = page
+
+    def take_out(self, kv: KVCache, pages: Sequence[int]) -> tuple[KVCache, list[Page]]:
+        """The pool and copies of pages, on their way to host memory; what is launched later does
+        not change them. Waits when many are on their way."""
+        taken: list[Page] = []
+        for batch in batched(pages, self._width):
+            kv, found = self._programs.get(Key("save_pages", (self._width,)))(
+                kv, self._numbers([*batch])
+            )
+            copies = self._to_host(found[: len(batch)])
+            self._track(self._out, LEAVING, _Trip(copies, {}))
+            taken += copies
+        return kv, taken
+
     def warm_up(self, kv: KVCache) -> tuple[KVCache, Link]:
         """Run both programs on unused pages: until they are recorded, then to measure many pages
         and one page. Returns the pool and the measured link. Raises ConfigError when the host

@@ -12,6 +12,7 @@ import numpy as np
 from jax import Array
 
 from jaxllm.cache.kv import DROP_PAGE, KVCache
+from jaxllm.cache.transfer import Page
 from jaxllm.engine.constraints.token_masks import HostProcessorError, run_host_processors
 from jaxllm.engine.runtime.dispatch import Dispatcher
 from jaxllm.engine.runtime.lattice import Programs, forward_key
@@ -134,6 +135,12 @@ class Runner(Dispatcher):
         """Run a plan's transfers between pool and host memory, before its forward."""
         assert self.swapper is not None, "an engine without host pages moves none"
         self.kv = self.swapper.run(self.kv, moves)
+
+    def take_out(self, pages: Sequence[int]) -> list[Page]:
+        """Copies of pages as they are behind all launched steps, on their way to host memory."""
+        assert self.swapper is not None, "an engine without host pages moves none"
+        self.kv, taken = self.swapper.take_out(self.kv, pages)
+        return taken
 
     def forward(self, plan: Plan) -> Forwarded:
         """Start a step. Host work only: pack, upload what changed, dispatch."""

@@ -110,6 +110,15 @@ class KVCacheManager:
         )
         return AdmissionPages(tables, kept, shared, host_pages, fresh, taken, reserve)
 
+    def lacking(self, request: Request) -> list[bytes]:
+        """Hashes of a new request's pages that neither the pool nor host memory holds, from the
+        first such page on; without that of its last token, which is computed anyway."""
+        self.prefixes.hash_pages(request, request.num_tokens)
+        keys = request.hashes[: (request.num_tokens - 1) // self.page_size]
+        found = len(self.pools[0].index.match(keys, len(keys))) if self.pools[0].index else 0
+        found += len(self.offload.host.find(keys[found:])) if self.offload is not None else 0
+        return keys[found:]
+
     def uncached_tokens(self, request: Request) -> int:
         """Tokens of a waiting request that would be computed if it started now."""
         pages = self.lookup(request, None)

@@ -112,6 +112,7 @@ class Request:
         score_end: Prompt positions before it get log-probabilities.
         scored: Positions of these that are scored, or in a step in flight.
         order: Its place in the scheduler's total order, from arrival on.
+        shares_pages: Other engines may fetch the pages of its prompt.
         second_text: First token of a pair's second text; 0 where the prompt is one text.
         sharing: The choices of its prompt, when there are several.
         is_beam: Whether it computes a beam, whose tokens the search chooses.
@@ -119,7 +120,8 @@ class Request:
         tables: Its pages in each cache group while it runs.
         hashes: Chained hash of each full page that was registered or looked up.
         pages_in_transit: Pages that are still on their way from host memory.
-        pinned: Hashes that host memory keeps for it while it is swapped out.
+        pinned: Hashes that host memory keeps for it while it is swapped out, or since they came
+            from another engine.
         computed: Tokens whose KV exists or is being written by a step in flight.
         prefill_end: Tokens to compute in chunks before it decodes, fixed at admission.
         kept: Tokens whose KV existed at admission; they are never written again.
@@ -149,6 +151,7 @@ class Request:
     scored: int = 0
     status: Status = Status.WAITING
     order: tuple[float, ...] = ()
+    shares_pages: bool = False
     second_text: int = 0
     sharing: PromptSharing | None = None
     is_beam: bool = False

@@ -267,7 +267,7 @@ class Scheduler:
         for group, pool in enumerate(self.pools):
             pool.check(request.tables[group].resident for request in self._running)
         if self.offload is not None:
-            self.offload.check(request.pinned for request in self._swapped)
+            self.offload.check(r.pinned for r in (*self._swapped, *self._waiting))
         self._slots.check(self._running)
 
     def _select(

@@ -19,6 +19,7 @@ from jaxllm.engine.scheduling.plan import Limits
 from jaxllm.engine.scheduling.policy import POLICIES
 from jaxllm.engine.scheduling.scheduler import Scheduler
 from jaxllm.engine.startup.host_memory import PLAN_LOADS
+from jaxllm.engine.startup.model_digest import model_digest
 
 
 def scheduler_class(name: str | None) -> type[Scheduler]:
@@ -50,7 +51,7 @@ def make_scheduler(
     """A scheduler for what was decided and measured at start."""
     shares = resolved.enable_prefix_caching
     pools = [
-        make_pool(resolved, window, pages, indexed=shares or resolved.host_pages > 0)
+        make_pool(config, resolved, window, pages)
         for window, pages in zip(
             resolved.windows, (resolved.num_pages, *resolved.more_pages), strict=True
         )
@@ -82,19 +83,22 @@ def make_scheduler(
     return scheduler
 
 
-def make_pool(resolved: Resolved, window: int | None, pages: int, indexed: bool) -> PagePool:
+def make_pool(config: EngineConfig, resolved: Resolved, window: int | None, pages: int) -> PagePool:
     """The pages of one cache group. Indexes of all groups have the same hashes."""
-    index = PrefixIndex(resolved.page_size, prefix_root(resolved)) if indexed else None
+    indexed = resolved.enable_prefix_caching or resolved.host_pages > 0
+    index = PrefixIndex(resolved.page_size, prefix_root(config, resolved)) if indexed else None
     group = CacheGroup(
         window, resolved.max_num_batched_tokens, tile_tokens(resolved.attention_backend)
     )
     return PagePool(pages, resolved.page_size, index, group)
 
 
-def prefix_root(resolved: Resolved) -> bytes:
-    """Digest of what two engines must share for their pages to be interchangeable."""
+def prefix_root(config: EngineConfig, resolved: Resolved) -> bytes:
+    """Digest of what two engines must share for their pages to be interchangeable. Where they
+    exchange them, the model is what its files hold, wherever they lie."""
+    transfers = config.kv_transfer_config is not None
     identity = {
-        "model": resolved.model_dir,
+        "model": model_digest(config, resolved) if transfers else resolved.model_dir,
         "dtype": resolved.dtype,
         "kv_dtype": resolved.kv_dtype,
         "page_size": resolved.page_size,

@@ -1,0 +1,74 @@
+"""Pages that leave for other engines."""
+
+from __future__ import annotations
+
+import logging
+import queue
+import threading
+from collections.abc import Sequence
+
+import jax
+import numpy as np
+
+from jaxllm.cache.transfer import Page
+from jaxllm.engine.runtime.runner import Runner
+from jaxllm.engine.scheduling.plan import Chunk
+from jaxllm.engine.scheduling.request import Status
+from jaxllm.kv_transfer.shelf import Shelf
+
+logger = logging.getLogger("jaxllm")
+
+type _Work = tuple[list[bytes], Sequence[Page]] | None
+
+
+class PageExporter:
+    """Copies pages to a shelf: the engine's thread takes them out of the pool, a thread of its own
+    puts them there when they have arrived in host memory."""
+
+    def __init__(self, runner: Runner, shelf: Shelf, page_size: int):
+        self._runner, self._shelf, self._page_size = runner, shelf, page_size
+        self._work: queue.SimpleQueue[_Work] = queue.SimpleQueue()
+        threading.Thread(target=self._run, name="kv-shelf", daemon=True).start()
+
+    def export(self, chunks: Sequence[Chunk]) -> None:
+        """Copy what a collected step has computed of prompts whose pages are shared."""
+        for chunk in chunks:
+            if chunk.request.shares_pages:
+                self._export(chunk)
+
+    def _export(self, chunk: Chunk) -> None:
+        """Copy the pages of a request up to a chunk, those that are not on the shelf yet.
+
+        Steps after that one may be in flight, but none that is launched later is older than the
+        copy. A request that was preempted since has other pages: those that later steps have
+        written count then.
+        """
+        request = chunk.request
+        if request.status is not Status.RUNNING or request.pages_in_transit:
+            return
+        count = min(chunk.end, request.computed, len(request.prompt)) // self._page_size
+        keys = request.hashes[:count]
+        missing = self._shelf.expect(keys)
+        if missing:
+            pages = self._runner.take_out([request.pages[at] for at in missing])
+            self._work.put(([keys[at] for at in missing], pages))
+
+    def forget(self, keys: list[bytes]) -> None:
+        """Drop pages whose contents cannot be trusted."""
+        self._work.put((list(keys), ()))
+
+    def close(self) -> None:
+        """End the thread."""
+        self._work.put(None)
+
+    def _run(self) -> None:
+        while (work := self._work.get()) is not None:
+            keys, pages = work
+            try:
+                for at, page in enumerate(pages):
+                    self._shelf.put(keys[at], [np.asarray(array) for array in page])
+            except jax.errors.JaxRuntimeError as error:
+                logger.warning("KV pages for other engines could not be copied: %s", error)
+                self._shelf.forget(keys)
+            if not pages:
+                self._shelf.forget(keys)

@@ -1,0 +1,125 @@
+"""Pages that come from other engines, for requests that wait for them."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import NamedTuple
+
+import jax
+
+from jaxllm.cache.transfer import Page, page_shapes
+from jaxllm.engine.runtime.page_swapper import far_memory
+from jaxllm.engine.runtime.program import shardings
+from jaxllm.engine.runtime.runner import Runner
+from jaxllm.engine.scheduling.request import Request, Status
+from jaxllm.engine.scheduling.scheduler import Scheduler
+from jaxllm.kv_transfer.client import Address, PageClient
+from jaxllm.kv_transfer.pages import PageLayout
+from jaxllm.kv_transfer.wire import TransferError
+
+THREADS = 4  # fetches at once
+
+logger = logging.getLogger("jaxllm")
+
+
+class _Fetch(NamedTuple):
+    """What a request lacks, on its way; its choices wait."""
+
+    choices: Sequence[Request]
+    keys: list[bytes]
+    pages: Future[list[Page]]
+
+
+class PageFetcher:
+    """Brings pages into host memory, in threads of its own. A request waits at most `seconds`: it
+    computes what has not come by then.
+
+    Attributes:
+        on_arrived: called, in any thread, when the pages of a request have come or will not.
+    """
+
+    def __init__(
+        self,
+        client: PageClient,
+        runner: Runner,
+        scheduler: Scheduler,
+        layout: PageLayout,
+        seconds: float,
+    ):
+        self._client, self._runner, self._scheduler = client, runner, scheduler
+        self._layout, self._seconds = layout, seconds
+        shapes = runner.shapes
+        self._far = shardings(page_shapes(shapes.kv, far_memory(shapes.platform)))
+        self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="kv-fetch")
+        self._fetches: list[_Fetch] = []
+        self.on_arrived: Callable[[], None] = lambda: None
+
+    @property
+    def pending(self) -> list[Future[list[Page]]]:
+        """The fetches that have not been popped."""
+        return [fetch.pages for fetch in self._fetches]
+
+    @property
+    def waiting(self) -> int:
+        """How many choices wait for pages."""
+        return sum(
+            choice.status is not Status.FINISHED
+            for fetch in self._fetches
+            for choice in fetch.choices
+        )
+
+    def start(self, choices: Sequence[Request], address: Address) -> bool:
+        """Fetch what the first choice of a new request lacks; False where it lacks nothing."""
+        keys = self._scheduler.kv_manager.lacking(choices[0])
+        if keys:
+            until = time.monotonic() + self._seconds
+            pages = self._threads.submit(self._fetch, address, keys, until)
+            self._fetches.append(_Fetch(choices, keys, pages))
+            pages.add_done_callback(lambda _: self.on_arrived())
+        return bool(keys)
+
+    def pop_arrived(self) -> list[Sequence[Request]]:
+        """The choices of requests whose fetch has ended, in their order; host memory now has what
+        came and keeps it for them."""
+        done = [fetch for fetch in self._fetches if fetch.pages.done()]
+        self._fetches = [fetch for fetch in self._fetches if not fetch.pages.done()]
+        for fetch in done:
+            if fetch.choices[0].status is not Status.FINISHED:
+                self._store(fetch)
+        return [fetch.choices for fetch in done]
+
+    def clear(self) -> None:
+        """Forget all requests; what is still on its way for them is dropped."""
+        self._fetches = []
+
+    def close(self) -> None:
+        """End the threads."""
+        self._threads.shutdown(wait=False, cancel_futures=True)
+        self._client.close()
+
+    def _fetch(self, address: Address, keys: list[bytes], until: float) -> list[Page]:
+        pages: list[Page] = []
+        try:
+            for page in self._client.fetch(address, keys, until - time.monotonic()):
+                arrays = self._layout.split(page)
+                copies = jax.device_put(arrays, self._far, may_alias=False)
+                pages.append(jax.block_until_ready(copies))
+        except (TransferError, jax.errors.JaxRuntimeError) as error:
+            missing = len(keys) - len(pages)
+            logger.warning("%d KV pages are computed, not fetched: %s", missing, error)
+        return pages
+
+    def _store(self, fetch: _Fetch) -> None:
+        """Put fetched pages into host memory, pinned until their request runs."""
+        offload, swapper = self._scheduler.offload, self._runner.swapper
+        assert offload is not None and swapper is not None, "refused by open_transfer"
+        pages = fetch.pages.result()
+        keys = fetch.keys[: len(pages)]
+        if keys:
+            self._scheduler.kv_manager.pin(fetch.choices[0], keys)
+        for key, page in zip(keys, pages, strict=True):
+            if (place := offload.host.save(key)) is not None:
+                swapper.keep(place, page)

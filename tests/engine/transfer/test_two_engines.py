@@ -1,0 +1,279 @@
+"""A prompt computed by one engine and continued by another gives the tokens of one engine."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from jaxllm.config import ConfigError
+from jaxllm.engine.engine import Engine
+from jaxllm.kv_transfer.client import PageClient
+from jaxllm.messages import GenerateRequest, RequestError, TextDelta
+from jaxllm.sampling.options import SamplingParams
+from tests.engine.conftest import collect, tokens_of
+
+MakeEngine = Callable[..., Engine]
+PROMPT = [(7 * i) % 90 + 1 for i in range(61)]  # seven whole pages of 8, and 5 tokens
+PREFILL = SamplingParams(temperature=0, max_tokens=1, min_tokens=1)
+DECODE = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
+
+
+@pytest.fixture(scope="module")
+def key_file(tmp_path_factory: pytest.TempPathFactory) -> str:
+    path = tmp_path_factory.mktemp("key") / "key"
+    path.write_text("a key of two engines")
+    return str(path)
+
+
+@pytest.fixture(scope="module")
+def make(make_engine: MakeEngine, key_file: str) -> MakeEngine:
+    def make(role: str, seconds: float = 20.0, **overrides: Any) -> Engine:
+        extra = {"key_file": key_file, "timeout_seconds": seconds}
+        config = {"kv_role": role, "kv_port": 0, "kv_buffer_size": 1 << 22}
+        return make_engine(
+            kv_offloading_size=0.001,
+            kv_transfer_config=config | {"kv_connector_extra_config": extra},
+            **overrides,
+        )
+
+    return make
+
+
+@pytest.fixture(scope="module")
+def prefill(make: MakeEngine) -> Iterator[Engine]:
+    yield (engine := make("kv_producer"))
+    close(engine)
+
+
+@pytest.fixture(scope="module")
+def decode(make: MakeEngine) -> Iterator[Engine]:
+    yield (engine := make("kv_consumer"))
+    close(engine)
+
+
+@pytest.fixture(scope="module")
+def alone(make_engine: MakeEngine) -> list[int]:
+    """Tokens of one engine without transfers."""
+    engine = make_engine(num_gpu_blocks_override=40)
+    return tokens_of(collect(engine, [request(PROMPT)]), "r")
+
+
+def close(engine: Engine) -> None:
+    assert engine._unscheduled._transfer is not None
+    engine._unscheduled._transfer.close()
+
+
+def request(prompt: list[int], **more: Any) -> GenerateRequest:
+    return GenerateRequest(id="r", prompt_token_ids=prompt, **({"params": DECODE} | more))
+
+
+def share(engine: Engine, prompt: list[int], **more: Any) -> dict[str, Any]:
+    """The prefill leg."""
+    collect(engine, [request(prompt, params=PREFILL, shares_pages=True, **more)])
+    engine.scheduler.check()
+    assert engine.resolved.page_offer is not None
+    return engine.resolved.page_offer
+
+
+def continued(engine: Engine, prompt: list[int], offer: dict[str, Any], **more: Any) -> TextDelta:
+    """The last delta of the decode leg, with all its tokens; the engine's prefix cache is empty
+    before."""
+    engine.reset_prefix_cache()
+    deltas = collect(engine, [request(prompt, page_offer=offer, **more)])
+    engine.scheduler.check()
+    deltas[-1].token_ids = tokens_of(deltas, "r")
+    return deltas[-1]
+
+
+def test_tokens_are_those_of_one_engine_and_whole_pages_are_not_computed_again(
+    prefill, decode, alone
+):
+    offer = share(prefill, PROMPT)
+    for _ in range(2):
+        last = continued(decode, PROMPT, offer)
+        assert last.token_ids == alone and last.num_cached_tokens == 56
+    assert decode.stats().free_pages == decode.stats().num_pages
+    # What is here already is not fetched
+    again = collect(decode, [request(PROMPT, page_offer=offer)])
+    assert tokens_of(again, "r") == alone and decode._unscheduled.waiting == 0
+
+
+def test_choices_draws_and_salts_go_the_same_way(prefill, decode):
+    drawn = SamplingParams(temperature=1.0, seed=3, n=2, max_tokens=6, ignore_eos=True)
+    whole = collect(decode, [request(PROMPT, params=drawn, cache_salt="a")])
+    offer = share(prefill, PROMPT, cache_salt="a")
+    decode.reset_prefix_cache()
+    deltas = collect(decode, [request(PROMPT, params=drawn, cache_salt="a", page_offer=offer)])
+    for index in range(2):
+        assert tokens_of(deltas, "r", index) == tokens_of(whole, "r", index)
+    assert {d.num_cached_tokens for d in deltas if d.finish_reason} == {56}
+    assert continued(decode, PROMPT, offer, cache_salt="b").num_cached_tokens == 0
+
+
+def test_a_prompt_that_was_partly_cached_is_shared_whole(prefill, decode, alone):
+    collect(prefill, [request(PROMPT[:40], params=PREFILL)])
+    offer = share(prefill, [*PROMPT[:40], 5, 6, 7, *range(20)])
+    last = continued(decode, [*PROMPT[:40], 5, 6, 7, *range(20)], offer)
+    assert last.num_cached_tokens == 56
+
+
+def test_pages_that_are_missing_are_computed(prefill, decode, alone):
+    offer = share(prefill, PROMPT)
+    shelf = prefill._exporter._shelf
+    collect(decode, [])
+    keys = prefill.scheduler.kv_manager.prefixes
+    chain: list[bytes] = []
+    keys.indexes[0].extend(chain, PROMPT)
+    shelf.forget(chain[3:])
+    last = continued(decode, PROMPT, offer)
+    assert last.token_ids == alone and last.num_cached_tokens == 24
+
+
+def test_a_damaged_page_and_those_behind_it_are_computed(prefill, decode, alone, caplog):
+    chain: list[bytes] = []
+    prefill.scheduler.kv_manager.prefixes.indexes[0].extend(chain, PROMPT)
+    prefill._exporter._shelf.forget(chain)
+    prefill.reset_prefix_cache()
+    offer = share(prefill, PROMPT)
+    with prefill._exporter._shelf.reading(chain, 20.0) as pages:
+        pages[2].data[100] ^= 1
+    last = continued(decode, PROMPT, offer)
+    assert last.token_ids == alone and last.num_cached_tokens == 16
+    assert "page 2 of 7 is damaged" in caplog.text
+    prefill._exporter._shelf.forget(chain)
+
+
+def test_an_engine_that_is_gone_costs_recomputation_and_no_request(make, decode, alone, caplog):
+    gone = make("kv_both")
+    offer = share(gone, PROMPT)
+    assert continued(decode, PROMPT, offer).num_cached_tokens == 56
+    close(gone)
+    last = continued(decode, PROMPT, offer)
+    assert last.token_ids == alone and last.num_cached_tokens == 0
+    assert "7 KV pages are computed, not fetched" in caplog.text
+
+
+def test_running_requests_go_on_while_pages_are_fetched_and_a_deadline_ends_the_wait(
+    prefill, decode, alone, monkeypatch
+):
+    offer, asked, go_on = share(prefill, PROMPT), threading.Event(), threading.Event()
+    heard = threading.Event()
+
+    def late(self: PageClient, *arguments: Any) -> Iterator[np.ndarray]:
+        asked.set()
+        go_on.wait(20)
+        yield from ()
+
+    monkeypatch.setattr(PageClient, "fetch", late)
+    decode.reset_prefix_cache()
+    decode.when_built(heard.set)
+    decode.add(request(PROMPT, page_offer=offer))
+    assert asked.wait(20) and decode.awaits_grammar and decode.stats().waiting == 1
+    decode.add(replace(request(PROMPT[:9]), id="other"))
+    assert not decode.awaits_grammar
+    deltas: list[TextDelta] = []
+    while not any(delta.finish_reason for delta in deltas):
+        deltas += decode.step()
+    assert {delta.id for delta in deltas} == {"other"} and not heard.is_set()
+    go_on.set()
+    assert heard.wait(20)
+    assert tokens_of(collect(decode, []), "r") == alone
+
+
+def test_a_request_that_is_aborted_while_it_waits_leaves_nothing(prefill, decode, monkeypatch):
+    offer, go_on = share(prefill, PROMPT), threading.Event()
+    fetch = PageClient.fetch
+
+    def late(self: PageClient, *arguments: Any) -> Iterator[np.ndarray]:
+        go_on.wait(20)
+        yield from fetch(self, *arguments)
+
+    monkeypatch.setattr(PageClient, "fetch", late)
+    decode.reset_prefix_cache()
+    decode.add(request(PROMPT, page_offer=offer))
+    decode.abort("r")
+    go_on.set()
+    assert [delta.finish_reason for delta in collect(decode, [])] == ["abort"]
+    decode.scheduler.check()
+    assert decode.stats().waiting == 0 and not decode.has_work
+
+
+def test_an_offer_that_was_changed_is_refused_and_one_of_another_model_ignored(
+    make, prefill, decode, alone, monkeypatch
+):
+    offer = share(prefill, PROMPT)
+    with pytest.raises(RequestError, match="kv_transfer_params: no engine with this one's key"):
+        decode.add(request(PROMPT, page_offer=offer | {"remote_port": 1}))
+    other = make("kv_producer", seed=1)
+    last = continued(decode, PROMPT, share(other, PROMPT))
+    assert last.token_ids == alone and last.num_cached_tokens == 0
+    close(other)
+
+
+def test_a_role_does_not_do_what_the_other_does(prefill, decode):
+    offer = share(prefill, PROMPT)
+    with pytest.raises(RequestError, match="do_remote_prefill needs a server whose kv_role"):
+        prefill.add(request(PROMPT, page_offer=offer))
+    with pytest.raises(RequestError, match="do_remote_decode needs a server whose kv_role"):
+        decode.add(request(PROMPT, shares_pages=True))
+
+
+def test_an_engine_without_the_option_says_how_to_start_it(make_engine):
+    engine = make_engine()
+    for more in ({"shares_pages": True}, {"page_offer": {}}):
+        with pytest.raises(RequestError, match="start it with --kv-transfer-config"):
+            engine.add(request(PROMPT, **more))
+
+
+def test_weights_that_others_share_pages_of_stay(prefill, tmp_path):
+    with pytest.raises(ValueError, match="keeps its weights"):
+        prefill.sleeper.update_weights(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        ({"kv_offloading_size": None}, "give --kv-offloading-size"),
+        ({"kv_transfer_config": {"kv_role": "both"}}, "kv_role must be one of"),
+        ({"kv_transfer_config": []}, "--kv-transfer-config must be an object"),
+    ],
+    ids=["host memory", "role", "type"],
+)
+def test_what_cannot_work_is_refused_before_anything_is_loaded(make_engine, key_file, change, why):
+    config = {"kv_role": "kv_both", "kv_connector_extra_config": {"key_file": key_file}}
+    with pytest.raises(ConfigError, match=why):
+        make_engine(**({"kv_offloading_size": 0.001, "kv_transfer_config": config} | change))
+
+
+WAYS: dict[str, dict[str, Any]] = {
+    "fp8": {"kv_cache_dtype": "fp8"},
+    "swap": {"preemption_mode": "swap", "swap_space": 0.001},
+    "synchronous": {"async_scheduling": False},
+    "2 shards to 2": {"tensor_parallel_size": 2},
+    "batch invariant": {"batch_invariant": True},
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("way", list(WAYS))
+def test_every_way_to_hold_pages_gives_the_same_tokens(make, make_engine, way):
+    whole = tokens_of(collect(make_engine(**WAYS[way]), [request(PROMPT)]), "r")
+    first, second = make("kv_producer", **WAYS[way]), make("kv_consumer", **WAYS[way])
+    last = continued(second, PROMPT, share(first, PROMPT))
+    assert last.token_ids == whole and last.num_cached_tokens == 56
+    close(first)
+    close(second)
+
+
+@pytest.mark.slow
+def test_two_devices_continue_what_one_has_computed(make, alone):
+    first, second = make("kv_producer"), make("kv_consumer", tensor_parallel_size=2)
+    last = continued(second, PROMPT, share(first, PROMPT))
+    assert last.token_ids == alone and last.num_cached_tokens == 56
+    close(first)
+    close(second)
