@@ -111,6 +111,8 @@ class Generate(Endpoint):
                 cache_salt=request.cache_salt,
                 grammar=grammar,
                 thinking=thinking,
+                shares_pages=request.shares_pages,
+                page_offer=request.page_offer,
             )
             for number, ids in enumerate(prompts)
         ]
@@ -119,6 +121,8 @@ class Generate(Endpoint):
             if request.echo
             else self.reply_spec(request, prompts, end)
         )
+        if request.shares_pages:
+            spec = replace(spec, page_offer=self._state.resolved.page_offer)
         return requests, spec, structure
 
     def new_reply(self, id: str, request: Any, spec: ReplySpec) -> Reply:

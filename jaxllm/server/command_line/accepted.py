@@ -81,7 +81,6 @@ ACCEPTED: dict[str, Accepted] = {
     "mm-processor-kwargs": refused(NO_MEDIA),
     # Memory and scheduler
     "calculate-kv-scales": refused_switch("scales are a token's and head's, or the checkpoint's"),
-    "kv-transfer-config": refused("prompts and tokens are computed in one place"),
     "disable-sliding-window": refused_switch("--hf-overrides '{\"sliding_window\": null}'"),
     "long-prefill-token-threshold": value("--max-stall-ms bounds chunks", "0"),
     "max-num-partial-prefills": Accepted(ANY, "--max-stall-ms bounds chunks"),

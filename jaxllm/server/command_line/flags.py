@@ -74,6 +74,8 @@ ENGINE_FLAGS: dict[str, dict[str, str]] = {
         "replay_endpoint, topic …): publish what the prefix cache holds over ZeroMQ",
         "enable_sleep_mode": "an engine that sleeps returns its GPU memory to the driver, for "
         "other processes",
+        "kv_transfer_config": "JSON object with vLLM's keys (kv_role, kv_ip, kv_port "
+        "…): exchange KV pages with engines that compute prompts or continue them",
         "enable_prefix_caching": "share the KV pages of equal beginnings of prompts",
     },
     "Scheduler": {

@@ -17,6 +17,7 @@ from jaxllm.sampling.options import OPTIONS, SamplingParams
 from jaxllm.sampling.values import EXACT_FLOAT, OptionError
 from jaxllm.server.errors import bad_request, describe, sanitize
 
+MAX_TRANSFER = 4096  # characters of kv_transfer_params
 # Options of the library that no client may set.
 NOT_ON_THE_WIRE = frozenset(
     {"guided_decoding", "structured_outputs", "logits_processors", "extra_args"}
@@ -34,7 +35,6 @@ IGNORED = frozenset(
 # Fields of features that are not supported yet, with the values that request nothing.
 NEUTRAL: dict[str, tuple[Any, ...]] = {
     "prompt_embeds": ([],),
-    "kv_transfer_params": (),
     "vllm_xargs": ({},),
     "extra_args": ({},),
     "logits_processors": ([],),
@@ -262,6 +262,25 @@ def read_sampling(
         field = names.get(error.param, error.param)
         text = re.sub(rf"\b{error.param}\b", field, str(error))
         raise bad_request(text, field) from None
+
+
+def read_transfer(body: dict[str, Any], stream: bool) -> tuple[bool, dict[str, Any] | None]:
+    """Of `kv_transfer_params`: whether other engines may fetch the prompt's pages, and the object
+    when it says where they are. Raises ApiError(400)."""
+    name = "kv_transfer_params"
+    given = read_optional(body, name, dict)
+    if given is None:
+        return False, None
+    check_json(name, given, MAX_TRANSFER)
+    shares, fetches = (
+        read_field({f"{name}.{flag}": given.get(flag)}, f"{name}.{flag}", bool, False)
+        for flag in ("do_remote_decode", "do_remote_prefill")
+    )
+    if shares and fetches:
+        raise bad_request(f"{name} asks for do_remote_decode or do_remote_prefill, not both", name)
+    if shares and stream:
+        raise bad_request(f"{name}.do_remote_decode is for answers that are not streamed", name)
+    return shares, given if fetches else None
 
 
 def read_stream(body: dict[str, Any]) -> tuple[bool, bool, bool]:

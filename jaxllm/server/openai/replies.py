@@ -55,6 +55,7 @@ class ReplySpec:
         prompt_logprobs: top entries of the field of that name; None leaves it out.
         role: role of a chat's answer.
         new_pipeline: makes the parser of one choice; None leaves text as it is.
+        page_offer: where other engines find the prompts' pages.
         hides_reasoning: log-probabilities of reasoning's tokens are left out, too.
     """
 
@@ -66,6 +67,7 @@ class ReplySpec:
     role: str = "assistant"
     new_pipeline: Callable[[], Pipeline] | None = None
     hides_reasoning: bool = False
+    page_offer: dict[str, Any] | None = None
 
 
 class Frame(msgspec.Struct, frozen=True, gc=False):
@@ -212,6 +214,7 @@ class Reply:
             **self._common,
             "choices": choices,
             "usage": self.usage(),
+            **({"kv_transfer_params": offer} if (offer := self._spec.page_offer) else {}),
         }
 
     def last_events(self) -> bytes:

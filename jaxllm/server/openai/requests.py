@@ -32,6 +32,7 @@ from jaxllm.server.openai.fields import (
     read_sampling,
     read_stream,
     read_structure,
+    read_transfer,
     refuse_unsupported,
 )
 from jaxllm.server.openai.limits import (
@@ -61,6 +62,7 @@ _SHARED = frozenset(
         "stream_options",
         "add_special_tokens",
         "cache_salt",
+        "kv_transfer_params",
     }
     | {"return_tokens_as_token_ids", "echo"}
 )
@@ -103,6 +105,8 @@ class Generation:
         echo: whether the reply repeats the prompt.
         prompt_logprobs: top entries of the reply's field of that name.
         tokens_as_ids: whether tokens are named by their ids.
+        shares_pages: whether other engines may fetch the prompt's pages.
+        page_offer: where such pages are.
     """
 
     model: str
@@ -115,6 +119,8 @@ class Generation:
     prompt_logprobs: int | None
     tokens_as_ids: bool
     cache_salt: str | None
+    shares_pages: bool = False
+    page_offer: dict[str, Any] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -258,6 +264,7 @@ def read_generation(
     stream, at_end, always = read_stream(body)
     params = read_sampling(body, rules.defaults, names, forced)
     check_sampling(params, stream, rules.resolved, names)
+    shares_pages, page_offer = read_transfer(body, stream)
     return {
         "model": model,
         "params": params,
@@ -269,6 +276,8 @@ def read_generation(
         "prompt_logprobs": params.prompt_logprobs,
         "tokens_as_ids": read_field(body, "return_tokens_as_token_ids", bool, False),
         "cache_salt": read_salt(body),
+        "shares_pages": shares_pages,
+        "page_offer": page_offer,
     }
 
 

@@ -101,6 +101,10 @@ SHARED: dict[str, Schema] = {
     },
     "guided_json_object": field(BOOL, "The older name of structured_outputs.json_object."),
     "guided_whitespace_pattern": field(STRING, "With guided_json alone."),
+    "kv_transfer_params": field(
+        form(do_remote_decode=field(BOOL), do_remote_prefill=field(BOOL)),
+        "Another server is to continue this prompt, or, as its answer said, has computed it.",
+    ),
     **refused(NEUTRAL),
     **ignored(IGNORED),
 }

@@ -55,6 +55,8 @@ CARD = form(
     max_model_len=INTEGER,
     permission=array(ANY),
 )
+ANSWER = ("id", "object", "created", "model", "system_fingerprint", "usage", "choices")
+OFFER = OBJECT | {"description": "What to send with the prompt to the server that continues it."}
 VECTOR = either(array(NUMBER), STRING)
 HEAD = {
     "id": STRING,
@@ -82,7 +84,9 @@ REPLIES: dict[str, Schema] = {
         prompt_tokens_details=form(cached_tokens=INTEGER),
         completion_tokens_details=form(reasoning_tokens=INTEGER),
     ),
-    "Completion": full(
+    "Completion": form(
+        ANSWER,
+        kv_transfer_params=OFFER,
         id=STRING,
         object=const("text_completion"),
         created=INTEGER,
@@ -99,7 +103,9 @@ REPLIES: dict[str, Schema] = {
             )
         ),
     ),
-    "ChatCompletion": full(
+    "ChatCompletion": form(
+        ANSWER,
+        kv_transfer_params=OFFER,
         id=STRING,
         object=const("chat.completion"),
         created=INTEGER,
