@@ -110,6 +110,7 @@ class FakeEngine:
             max_model_len=config.max_model_len or RESOLVED.max_model_len,
             scheduling_policy=config.scheduling_policy,
             max_num_queued_reqs=config.max_num_queued_reqs or 24,
+            page_offer=config.kv_transfer_config,
         )
         self.sleeper = self
         self._control, self._tokenizer = control, tokenizer
