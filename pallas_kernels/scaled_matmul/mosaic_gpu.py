@@ -20,7 +20,7 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 from pallas_kernels.mosaic_gpu import PRODUCER_REGISTERS, drain, launch, registers_of, take
 from pallas_kernels.mosaic_units import ROWS, Split, Unit
 from pallas_kernels.scaled_matmul import mosaic_rounding
-from pallas_kernels.scaled_matmul.plan import PROMOTED, K, Tuning, is_faster, tuning_of
+from pallas_kernels.scaled_matmul.plan import PROMOTED, SCALES, K, Tuning, is_faster, tuning_of
 from pallas_kernels.scaled_matmul.reference import multiplied
 from pallas_kernels.scaled_matmul.rounding import rounded_inputs
 
@@ -44,9 +44,10 @@ class _Spec(NamedTuple):
 
     @property
     def split(self) -> Split:
-        tuning, steps = self.tuning, self.I // K
+        # Copies of results are of 64 columns
+        tuning, steps, rows = self.tuning, self.I // K, -(-self.O // ROWS) * ROWS
         return Split(
-            self.T, self.O, self.dtype, steps, tuning.warpgroups, tuning.tokens, tuning.shares
+            self.T, rows, self.dtype, steps, tuning.warpgroups, tuning.tokens, tuning.shares
         )
 
     @property
@@ -178,7 +179,7 @@ def _scratch(spec: _Spec) -> dict[str, Any]:
         "free": plgpu.Barrier(num_arrivals=warpgroups, num_barriers=stages),
     }
     if spec.grouped:
-        ring["scales"] = plgpu.SMEM((stages, tokens), jnp.float32)
+        ring["scales"] = plgpu.SMEM((stages, max(tokens, SCALES)), jnp.float32)
     return ring | spec.split.staged
 
 
@@ -196,7 +197,8 @@ def _fill(spec: _Spec, given: tuple[Any, ...], unit: Unit, done: Array, sm: dict
         plgpu.copy_gmem_to_smem(w_ref.at[rows, columns], sm["w"].at[slot], full)
         plgpu.copy_gmem_to_smem(x_ref.at[tokens, columns], sm["x"].at[slot], full)
         if spec.grouped:
-            plgpu.copy_gmem_to_smem(scales_ref.at[step, tokens], sm["scales"].at[slot], full)
+            scales = sm["scales"].at[slot, pl.ds(0, spec.tuning.tokens)]
+            plgpu.copy_gmem_to_smem(scales_ref.at[step, tokens], scales, full)
 
 
 def _product(
@@ -204,7 +206,7 @@ def _product(
 ) -> Array:
     """One warpgroup's rows of the weight times the unit's tokens, scaled, `[ROWS, tokens]`."""
     # A warpgroup may lie beyond the last row
-    last = -(-spec.O // ROWS) * ROWS - ROWS
+    last = spec.split.O - ROWS
     rows = pl.ds(jnp.minimum(spec.split.row(unit, wg), last), ROWS)
     if spec.grouped:
         own = _Scales(scales.weight.at[rows], None)
@@ -234,7 +236,8 @@ def _promoted(
 
         part = pl.run_scoped(multiply, plgpu.ACC(shape, spec.sums)).astype(jnp.float32)
         if rows is not None:
-            part = _times(part, rows, _load(sm["scales"].at[slot], 0))
+            own_tokens = sm["scales"].at[slot, pl.ds(0, spec.tuning.tokens)]
+            part = _times(part, rows, _load(own_tokens, 0))
             plgpu.commit_smem()  # the next copy comes after this read
         plgpu.barrier_arrive(sm["free"].at[slot])
         return total + part

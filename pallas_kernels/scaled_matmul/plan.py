@@ -11,6 +11,7 @@ SHARED_BYTES = 220 * 1024
 K = GROUP  # columns of a slot of the ring: a row of the 128-byte swizzle
 TOKENS = (8, 16, 32, 64, 128, 256)  # widths of a product
 MOST_STAGES = 8
+SCALES = 32  # of tokens in a slot, at least: copies begin at multiples of 128 bytes
 PROMOTED = 128  # tokens up to which registers hold two sums
 FEW_ROWS = 64  # up to here cuBLASLt reads the weight at 2.2 to 2.4 TB/s of 4.3, measured
 
@@ -54,6 +55,6 @@ def tuning_of(T: int, O: int, I: int, grouped: bool) -> Tuning:  # noqa: E741
 
 def stages_of(tokens: int, warpgroups: int) -> int:
     """Slots that fit beside the staged result."""
-    slot = (tokens + warpgroups * ROWS) * K + 4 * tokens
+    slot = (tokens + warpgroups * ROWS) * K + 4 * max(tokens, SCALES)
     staged = 2 * min(tokens, STAGED) * ROWS * warpgroups
     return min(MOST_STAGES, (SHARED_BYTES - staged) // slot)

@@ -295,3 +295,14 @@ def test_rows_that_the_rounding_kernel_takes(rows: int, columns: int, taken: boo
     x = jax.ShapeDtypeStruct((rows, columns), jnp.bfloat16)
     assert mosaic_rounding.supports(x, jnp.dtype("float8_e4m3fn")) == taken  # type: ignore[arg-type]
     assert not mosaic_rounding.supports(x, jnp.dtype("int8"))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("tokens", plan.TOKENS)
+def test_copies_begin_where_the_copy_engine_can_write(tokens: int) -> None:
+    sizes = plan.tuning_of(tokens, 512, 1024, grouped=True)
+    spec = mosaic_gpu._Spec(
+        tokens, 512, 1024, jnp.bfloat16, jnp.float8_e4m3fn, True, sizes, interpret=None
+    )
+    scratch = mosaic_gpu._scratch(spec)
+    assert scratch["scales"].shape[1] * 4 % 128 == 0
+    assert scratch["scales"].shape[1] >= sizes.tokens
