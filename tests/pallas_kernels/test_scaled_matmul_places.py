@@ -186,15 +186,16 @@ def test_tokens_beyond_the_last_do_not_reach_others() -> None:
     ],
 )
 def test_the_kernel_lowers_for_cuda(rows: int, group: int, dtype: str) -> None:
+    O = 4608 if rows > 1 else 4616  # noqa: E741  # and widths that no tile divides
     x, w, s = (
         jax.ShapeDtypeStruct(shape, kind)
         for shape, kind in (
             ((rows, 3584), jnp.bfloat16),
-            ((4608, 3584), dtype),
-            ((4608, 3584 // group), jnp.float32),
+            ((O, 3584), dtype),
+            ((O, 3584 // group), jnp.float32),
         )
     )
-    sizes = plan.tuning_of(rows, 4608, 3584, group < 3584)
+    sizes = plan.tuning_of(rows, O, 3584, group < 3584)._replace(shares=1)
     run = jax.jit(lambda x, w, s: mosaic_gpu.scaled_matmul(x, w, s, group, "token", tuning=sizes))
     text = run.trace(x, w, s).lower(lowering_platforms=("cuda",)).as_text()
     rounds = rows <= 256 and group == 3584 and dtype != "int8"
