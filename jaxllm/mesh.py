@@ -18,7 +18,7 @@ AXES: Mapping[str, str | None] = {
     "kv_heads": "tensor",
     "mlp": "tensor",
     "vocab": "tensor",
-    "expert": None,  # of a mixture: all experts on every device
+    "expert": "tensor",  # of a mixture: every device has some of the experts, each of them whole
     "embed": None,
     "head_dim": None,
     "batch": "data",

@@ -16,6 +16,7 @@ from jax import Array, lax
 from jax.sharding import Mesh
 
 from pallas_kernels import add_norm
+from pallas_kernels.grouped_matmul import Groups, own_groups
 
 
 class Collective(Protocol):
@@ -43,6 +44,9 @@ class Collective(Protocol):
     def rows(self, table: Array, index: Array, count: int) -> Array:
         """Rows of a table of `count` rows, which lies whole on each device or is split by rows."""
 
+    def experts(self, groups: Groups, count: int) -> Groups:
+        """The rows of this device's share of `count` experts."""
+
 
 class Alone:
     """One device has everything: parts are whole."""
@@ -67,6 +71,9 @@ class Alone:
 
     def rows(self, table: Array, index: Array, count: int) -> Array:
         return table[index]
+
+    def experts(self, groups: Groups, count: int) -> Groups:
+        return groups
 
 
 @dataclass(frozen=True)
@@ -110,6 +117,10 @@ class AllReduce:
         found = table[jnp.clip(place, 0, held - 1)]
         mine = ((place >= 0) & (place < held)).reshape(-1, *(1,) * (found.ndim - 1))
         return self.sum(jnp.where(mine, found, jnp.zeros_like(found)))
+
+    def experts(self, groups: Groups, count: int) -> Groups:
+        share = count // self.size
+        return own_groups(groups, lax.axis_index(self.axis) * share, share)
 
 
 ALONE = Alone()

@@ -38,9 +38,10 @@ class RowKernels:
     def route(
         self, logit_TE: Array, correction_E: Array | None, rule: Rule
     ) -> tuple[grouped_matmul.Groups, Array]:
-        """The rows of each expert, and the weights of each token's choices."""
+        """The rows of each of this device's experts, and the weights of each token's choices."""
         backend = route.backend_for(self.row_backend, logit_TE, rule)
-        return _route(logit_TE, correction_E, rule=rule, backend=backend)
+        groups, weight_TK = _route(logit_TE, correction_E, rule=rule, backend=backend)
+        return self.collective.experts(groups, logit_TE.shape[1]), weight_TK
 
     def grouped_product(
         self,

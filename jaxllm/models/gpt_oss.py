@@ -109,8 +109,8 @@ def spec(hf: Config) -> ModelSpec:
 
 def build(spec: ModelSpec, shards: int, init: Init) -> Decoder:
     """The model with fresh parameters. Raises ConfigError."""
-    check_shards(spec, shards)
     hf, parts, sizes = spec.config, Parts(spec, shards, init), mixture(spec.config, *SIZES)
+    check_shards(sizes, shards)
     bias, width = flag(hf, "attention_bias"), spec.width
     routing = Routing(sizes.choices, score=unchanged, weigh=softmax, biased=True)
     gating = ClampedGate(number(hf, "swiglu_alpha"), number(hf, "swiglu_limit"))

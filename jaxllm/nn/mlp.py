@@ -11,6 +11,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jax import Array
 
+from jaxllm.config import ConfigError
 from jaxllm.nn.contexts.protocol import RowContext
 from jaxllm.nn.linear import Init, Linear
 from jaxllm.nn.rules import Rows
@@ -33,6 +34,15 @@ FUSED_ACTIVATION = jax.nn.silu  # which a kernel computes with the products of g
 type FeedForward = Callable[[Array, RowContext], Array]  # of tokens [T, D]
 
 
+def check_inner(inner: int, shards: int) -> None:
+    """Raises ConfigError where a feed-forward's inner width does not divide over the devices."""
+    if inner % shards:
+        raise ConfigError(
+            f"a feed-forward of width {inner} does not divide over {shards} tensor shards; "
+            "choose another tensor_parallel_size"
+        )
+
+
 class GatedMLP(nnx.Module):
     """down(activation(gate(x)) · up(x)).
 
@@ -42,6 +52,7 @@ class GatedMLP(nnx.Module):
     def __init__(
         self, init: Init, width: int, inner: int, shards: int, activation: str, bias: bool = False
     ):
+        check_inner(inner, shards)
         axes = ("shard", None, None, "embed")
         out, parts = (shards, 2, inner // shards), (Rows(1), Rows(1))
         self.gate_up = Linear(init, out, (width,), axes, bias, parts=parts)

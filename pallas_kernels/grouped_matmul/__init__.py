@@ -13,6 +13,7 @@ from pallas_kernels.grouped_matmul.groups import (
     combine,
     group,
     group_tokens,
+    own_groups,
     tile_for,
 )
 from pallas_kernels.grouped_matmul.reference import by_tile
@@ -27,6 +28,7 @@ __all__ = [
     "group",
     "group_tokens",
     "grouped_matmul",
+    "own_groups",
     "tile_for",
 ]
 

@@ -33,6 +33,7 @@ class Groups(NamedTuple):
         token_P: token of each row; 0 for a row that no token takes. None: every tile holds all
             tokens in their order.
         place_TK: row of each token and choice.
+        own_TK: which choices have a row here, of experts that several devices share; None: all.
     """
 
     expert_W: Array
@@ -40,6 +41,7 @@ class Groups(NamedTuple):
     used: Array
     token_P: Array | None
     place_TK: Array
+    own_TK: Array | None = None
 
     @property
     def shared(self) -> int | None:
@@ -189,7 +191,37 @@ def _ranks(expert_TK: Array, experts: int) -> tuple[Array, Array]:
     return rank_TK, until_TE[-1]
 
 
+def own_groups(groups: Groups, first: Array | int, count: int) -> Groups:
+    """The rows of `count` experts from `first` on, numbered from 0: their tiles move before all
+    others, in their order."""
+    (tiles,), tile = groups.expert_W.shape, groups.tile
+    number_W = jnp.arange(tiles, dtype=jnp.int32)
+    expert_W = groups.expert_W - first
+    own_W = (expert_W >= 0) & (expert_W < count) & (number_W < groups.used[-1])
+    before_W = jnp.sum(own_W & (number_W < number_W[:, None]), axis=1, dtype=jnp.int32)
+    total = jnp.sum(own_W, dtype=jnp.int32)
+    moved_W = jnp.where(own_W, before_W, total + number_W - before_W)
+
+    def ordered(x_W: Array) -> Array:
+        return jnp.zeros_like(x_W).at[moved_W].set(x_W, unique_indices=True)
+
+    old_TK = groups.place_TK // tile
+    token_P = groups.token_P
+    if token_P is not None:
+        token_P = ordered(token_P.reshape(tiles, tile)).reshape(-1)
+    return Groups(
+        expert_W=ordered(jnp.where(own_W, expert_W, 0)),
+        rows_W=ordered(jnp.where(own_W, groups.rows_W, 0)),
+        used=jnp.broadcast_to(total, groups.used.shape),
+        token_P=token_P,
+        place_TK=moved_W[old_TK] * tile + groups.place_TK % tile,
+        own_TK=own_W[old_TK],
+    )
+
+
 def combine(y_PD: Array, groups: Groups, weight_TK: Array) -> Array:
     """Each token's rows times its weights (float32), summed in float32; `[T, D]` in y's dtype."""
     y_TKD = y_PD[groups.place_TK].astype(jnp.float32)
+    if groups.own_TK is not None:  # rows that no token takes hold anything
+        y_TKD = jnp.where(groups.own_TK[:, :, None], y_TKD, 0.0)
     return jnp.sum(y_TKD * weight_TK[:, :, None], axis=1).astype(y_PD.dtype)

@@ -60,6 +60,7 @@ def test_what_cannot_work_is_one_error(
         outline(models.make_spec(hf | changes), 1, jnp.float32)
 
 
-def test_several_devices_are_refused_in_one_line() -> None:
-    with pytest.raises(ConfigError, match="set tensor_parallel_size to 1"):
-        outline(models.make_spec(LITE), 2, jnp.float32)
+def test_experts_that_do_not_divide_are_refused_in_one_line() -> None:
+    spec = models.make_spec(LITE | {"n_routed_experts": 7, "num_experts_per_tok": 2})
+    with pytest.raises(ConfigError, match="7 experts do not divide over 2 tensor shards"):
+        outline(spec, 2, jnp.float32)

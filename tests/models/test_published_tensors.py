@@ -10,7 +10,6 @@ import jax.numpy as jnp
 import pytest
 
 from jaxllm import models
-from jaxllm.config import ConfigError
 from jaxllm.models.config.build import ignored, outline, read_name, rules
 from jaxllm.nn.rules import Rule
 from tests.models.published import PUBLISHED
@@ -286,6 +285,8 @@ def test_no_tensor_is_both_needed_and_left_out(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["Qwen3-30B-A3B", "Kimi-K2", "gpt-oss-20b", "Hunyuan-A13B"])
-def test_experts_over_several_devices_are_refused(name: str) -> None:
-    with pytest.raises(ConfigError, match="set tensor_parallel_size to 1"):
-        outline(models.make_spec(PUBLISHED[name]).first_layers(1), 8, jnp.bfloat16)
+def test_published_mixtures_divide_over_eight_devices(name: str) -> None:
+    model = outline(models.make_spec(PUBLISHED[name]).first_layers(2), 8, jnp.bfloat16)
+    experts = model.layers[1].mlp.experts
+    assert experts.down.weight.get_metadata("axes")[0] == "expert"
+    assert experts.down.shape[0] % 8 == 0

@@ -33,7 +33,7 @@ MIXTURES = [name for name, hf in CASES.items() if any("experts" in key for key i
 
 @pytest.mark.parametrize(
     ("name", "shards"),
-    [(name, shards) for name in CASES for shards in (1, 4) if shards == 1 or name not in MIXTURES],
+    [(name, shards) for name in CASES for shards in (1, 4 if name not in MIXTURES else 2)],
 )
 def test_every_tensor_is_used_once_and_every_parameter_made_once(name: str, shards: int) -> None:
     hf = models.read_config(load_golden(name).directory)
@@ -55,9 +55,9 @@ def test_every_tensor_is_used_once_and_every_parameter_made_once(name: str, shar
 
 
 @pytest.mark.parametrize("name", MIXTURES)
-def test_a_mixture_of_experts_refuses_several_shards(name: str) -> None:
-    with pytest.raises(ConfigError, match="runs on one device; set tensor_parallel_size to 1"):
-        parameters(CASES[name], 2)
+def test_a_mixture_refuses_shards_that_cut_experts(name: str) -> None:
+    with pytest.raises(ConfigError, match="not divide"):
+        parameters(CASES[name], 64)
 
 
 @pytest.mark.parametrize("shards", [1, 2, 8])
@@ -80,7 +80,7 @@ def test_the_pieces_of_a_rule_fill_its_parameter_exactly(name: str, shards: int)
         ({"hidden_act": "xielu"}, "hidden_act 'xielu' is not supported \\(supported: gelu"),
         ({"hidden_act": ["silu"]}, "hidden_act \\['silu'\\]"),
         ({"rms_norm_eps": "small"}, "rms_norm_eps is 'small'"),
-        ({"intermediate_size": 50}, "intermediate_size 50 does not divide over 4 tensor shards"),
+        ({"intermediate_size": 50}, "width 50 does not divide over 4 tensor shards"),
         ({"vocab_size": None}, "vocab_size is None"),
         ({"max_window_layers": None}, "max_window_layers is None; it must be an integer"),
         ({"sliding_window": 0}, "sliding_window is 0; it must be a positive integer"),

@@ -148,7 +148,7 @@ def test_heads_are_laid_out_for_any_number_of_shards_that_divides() -> None:
     assert [spec.heads(shards).kv_stored for shards in (1, 2, 4, 8)] == [2, 2, 4, 8]
     with pytest.raises(ConfigError, match="do not divide over 3 tensor shards"):
         spec.heads(3)
-    with pytest.raises(ConfigError, match="intermediate_size 50 does not divide over 4"):
+    with pytest.raises(ConfigError, match="width 50 does not divide over 4"):
         outline(models.make_spec(BASE | {"intermediate_size": 50}), 4, jnp.float32)
 
 

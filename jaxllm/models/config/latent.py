@@ -11,7 +11,6 @@ from typing import Any
 from jaxllm.cache.layer import LatentKV
 from jaxllm.config import ConfigError
 from jaxllm.models.config.mixture import (
-    check_shards,
     mixture,
     mixture_names,
     mixture_spec,
@@ -78,7 +77,6 @@ def latent_decoder(
 ) -> Decoder:
     """The model with fresh parameters, dense in its first layers; `routing` are fields of
     `nn.routers.Routing`. Raises ConfigError."""
-    check_shards(spec, shards)
     hf, parts = spec.config, Parts(spec, shards, init)
     sizes, dense = mixture(hf, *SIZES), whole(hf, "first_k_dense_replace")
 

@@ -119,12 +119,12 @@ def mixture_names(
     }
 
 
-def check_shards(spec: ModelSpec, shards: int) -> None:
-    """Raises ConfigError for several shards."""
-    if shards > 1:
+def check_shards(sizes: Mixture, shards: int) -> None:
+    """Raises ConfigError where experts do not divide over the devices."""
+    if sizes.experts % shards:
         raise ConfigError(
-            f"{spec.model_type} is a mixture of experts, which runs on one device; "
-            "set tensor_parallel_size to 1"
+            f"{sizes.experts} experts do not divide over {shards} tensor shards; "
+            "choose a tensor_parallel_size that divides them"
         )
 
 
@@ -142,9 +142,9 @@ def routed(
     """A routed feed-forward; `routing` are fields of `nn.routers.Routing`, and `router_init` makes
     the router's weight where that has a type of its own.
 
-    Raises ConfigError for several shards.
+    Raises ConfigError where experts do not divide over the shards.
     """
-    check_shards(spec, shards)
+    check_shards(sizes, shards)
     return MixtureMLP(
         router(router_init or init, spec.width, sizes.experts, Routing(sizes.choices, **routing)),
         Experts.plain(init, sizes.experts, spec.width, sizes.inner, spec.activation),

@@ -29,7 +29,7 @@ from jaxllm.nn.embedding import Embedding, vocab_axis
 from jaxllm.nn.head_maps import HeadMap
 from jaxllm.nn.linear import Init, Linear
 from jaxllm.nn.logits import LogitsMap
-from jaxllm.nn.mlp import ACTIVATIONS, MLP, FeedForward, GatedMLP
+from jaxllm.nn.mlp import ACTIVATIONS, MLP, FeedForward, GatedMLP, check_inner
 from jaxllm.nn.norm import Norm, RMSNorm
 from jaxllm.nn.rope import DynamicRope, rotary_order
 
@@ -227,20 +227,12 @@ class Parts:
     def gated_mlp(self, bias: bool = False) -> GatedMLP:
         """A gated feed-forward."""
         width, activation = self.spec.width, self.spec.activation
-        return GatedMLP(self.init, width, self._inner(), self.shards, activation, bias)
+        return GatedMLP(self.init, width, self.spec.inner_width, self.shards, activation, bias)
 
     def mlp(self, bias: bool = True) -> MLP:
         """A feed-forward without a gate."""
-        return MLP(self.init, self.spec.width, self._inner(), self.spec.activation, bias)
-
-    def _inner(self) -> int:
-        inner = self.spec.inner_width
-        if inner % self.shards:
-            raise ConfigError(
-                f"intermediate_size {inner} does not divide over {self.shards} tensor shards; "
-                "choose another tensor_parallel_size"
-            )
-        return inner
+        check_inner(self.spec.inner_width, self.shards)
+        return MLP(self.init, self.spec.width, self.spec.inner_width, self.spec.activation, bias)
 
     def block(self, attention: nnx.Module, mlp: FeedForward, kind: type[Block] = Block) -> Block:
         """A block around these two with two norms, pre-norm unless `kind` is another."""

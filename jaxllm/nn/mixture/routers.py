@@ -49,17 +49,18 @@ class Router(nnx.Module):
     """
 
     def __init__(self, init: Init, width: int, experts: int, routing: Routing):
-        self.weight = init.normal((experts, width), ("expert", "embed"))
-        self.bias = init.full((experts,), ("expert",), 0.0) if routing.biased else None
+        self.weight = init.normal((experts, width), (None, "embed"))
+        self.bias = init.full((experts,), (None,), 0.0) if routing.biased else None
         self.correction = (
-            nnx.Param(jnp.zeros((experts,), jnp.float32), axes=("expert",))
+            nnx.Param(jnp.zeros((experts,), jnp.float32), axes=(None,))
             if routing.corrected
             else None
         )
         self.routing = routing.shortest()
 
     def __call__(self, x_TD: Array, context: RowContext) -> tuple[Groups, Array]:
-        """The rows of all experts, and weights (float32) of each token's choices, `[T, K]`."""
+        """The rows of this device's experts, and weights (float32) of each token's choices,
+        `[T, K]`."""
         correction = None if self.correction is None else self.correction[...]
         return context.route(self.logits(x_TD), correction, self.routing)
 

@@ -24,6 +24,10 @@ COMPILER = Path(sys.prefix) / "cuda-compiler"
 SPEC = Path(__file__).with_name("h200.txtpb")
 PAGE_SIZE, PAGES, PAGES_PER_REQUEST, SLOTS, TOKENS, MOVED = 64, 4096, 512, 256, 8192, 8
 POOLS = ("pool", "encode")  # forwards of models that pool
+COLLECTIVES = (
+    r" (all-reduce|all-gather|all-to-all|reduce-scatter|collective-permute|collective-broadcast)"
+    r"(?:-start)?\("
+)
 ITEM_BYTES = {"f32": 4, "s32": 4, "u32": 4, "bf16": 2, "u16": 2, "f8e4m3fn": 1, "pred": 1}
 
 
@@ -226,6 +230,7 @@ def _report(programs: Any, key: Any, donating: bool, devices: int) -> dict[str, 
         "not_aliased": sorted(donated - aliased(hlo)),
         "copies": copies(hlo, pages),
         "calls": Counter(re.findall(r'custom_call_target="([^"]+)"', hlo)),
+        "collectives": Counter(re.findall(COLLECTIVES, hlo)),
     }
 
 

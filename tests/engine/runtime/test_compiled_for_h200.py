@@ -39,6 +39,7 @@ FAST = [
     ("llama-3.1-8b", "sample", -1),
     ("qwen2.5-7b", "decode", -1),
 ]
+KERNELS = {"decode": 10, "extend": 8}  # launches of own kernels in two layers
 LIMITS = {"decode": 64 * MIB, "sample": MIB}
 
 
@@ -179,10 +180,38 @@ def test_what_runs_beside_forwards_compiles_and_keeps_its_buffers(
     ],
 )
 def test_programs_of_two_gpus_compile_and_keep_their_buffers(kind: str, compiler: Compiler) -> None:
-    # Draws of a sharded vocabulary are plain JAX, which holds copies of the logits
-    reports = compiler.reports(model="llama-3.1-8b", kind=kind, places=[-1], devices=2)
+    # Whole rows of logits are copied where a draw needs them
+    (report,) = compiler.reports(model="llama-3.1-8b", kind=kind, places=[-1], devices=2)
     roomy = ("extend", "sample", "prompt_logprobs")
-    check("llama-3.1-8b", reports, None if kind in roomy else 64 * MIB)
+    check("llama-3.1-8b", [report], None if kind in roomy else 64 * MIB)
+    if kind in FORWARDS:  # attention's and the feed-forward's in each of two layers
+        assert report["collectives"] == {"all-reduce": 4}
+        assert report["calls"]["mosaic_gpu_v2"] == KERNELS[kind]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", FORWARDS)
+@pytest.mark.parametrize(
+    ("model", "sums"),
+    [
+        ("qwen3-0.6b", 5),  # a table that is also the head is split, so its lookup is a sum
+        ("qwen3-30b-a3b", 4),
+        ("deepseek-v2-lite", 4),
+    ],
+)
+def test_forwards_over_two_gpus_sum_twice_a_layer(
+    model: str, sums: int, kind: str, compiler: Compiler
+) -> None:
+    (report,) = compiler.reports(model=model, kind=kind, places=[-1], devices=2)
+    check(model, [report], 512 * MIB)
+    assert report["collectives"] == {"all-reduce": sums}
+
+
+@pytest.mark.slow
+def test_a_greedy_token_is_one_swap_between_two_gpus(compiler: Compiler) -> None:
+    reports = compiler.reports(model="llama-3.1-8b", kind="sample", devices=2)
+    greedy = [report for report in reports if report["name"].endswith("-0")]
+    assert greedy and all(report["collectives"] == {"all-gather": 1} for report in greedy)
 
 
 def test_a_pool_that_is_not_donated_is_found(compiler: Compiler) -> None:
