@@ -18,6 +18,7 @@ from pallas_kernels.grouped_matmul import (
     combine,
     group_tokens,
     grouped_matmul,
+    own_groups,
     tile_for,
 )
 from pallas_kernels.grouped_matmul import group as grouping
@@ -219,3 +220,31 @@ def test_a_back_end_that_does_not_take_the_arrays_leaves_them_to_the_reference()
     assert next(iter(BACKENDS)) == "reference"
     assert backend_for("mosaic_gpu", x, w, groups, swiglu) == "reference"
     assert backend_for("none", x, w, groups, None) == "reference"
+
+
+@pytest.mark.parametrize("sizes", [(1, 8, 3), (9, 8, 4), (40, 16, 3)])
+def test_devices_that_share_the_experts_add_up_to_all_of_them(sizes: tuple[int, int, int]) -> None:
+    tokens, experts, chosen = sizes
+    expert = drawn(4, *sizes, 1.0)
+    whole, half = jax.jit(grouping, static_argnums=1)(expert, experts), experts // 2
+    value = np.arange(1.0, experts + 1)
+    weight = np.random.default_rng(0).random((tokens, chosen), np.float32)
+    total = np.zeros((tokens, 1))
+    for first in (0, half):
+        own = jax.jit(own_groups, static_argnums=2)(whole, first, half)
+        used = int(own.used[-1])
+        found = np.asarray(own.expert_W[:used])
+        mine = expert[(expert >= first) & (expert < first + half)]
+        assert sorted(set(found.tolist())) == np.unique(mine - first).tolist()
+        assert np.asarray(own.rows_W[:used]).all() and not np.asarray(own.rows_W[used:]).any()
+        if own.token_P is not None:
+            held = np.asarray(own.token_P)[np.asarray(own.place_TK)]
+            np.testing.assert_array_equal(
+                held, np.broadcast_to(np.arange(tokens)[:, None], held.shape)
+            )
+        # Rows of tiles that are not in use hold anything
+        y_P = np.where(np.arange(own.rows) < used * own.tile, 0.0, np.nan)
+        y_P[: used * own.tile] = value[first + found].repeat(own.tile)
+        total += combine(jnp.asarray(y_P[:, None], jnp.float32), own, weight)
+    wanted = (value[expert] * weight).sum(axis=1, keepdims=True)
+    np.testing.assert_allclose(total, wanted, rtol=1e-5)

@@ -281,7 +281,7 @@ def expected_workspace_bytes(
     """
     inner = spec.inner_width // shards
     width = 4 * spec.width + inner
-    if shards > 1 or ACTIVATIONS[spec.activation] is not FUSED_ACTIVATION:
+    if ACTIVATIONS[spec.activation] is not FUSED_ACTIVATION:
         width = max(width, 3 * spec.width + 2 * inner)
     return max(tokens * width * itemsize, scored * spec.vocab_size * 5)
 

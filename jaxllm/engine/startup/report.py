@@ -204,8 +204,7 @@ def _format_rows(setup: Setup) -> Rows:
     paths = jax.tree_util.tree_leaves_with_path(setup.abstract_weights)
     others = shard_bytes(leaf for path, leaf in paths if _is_plain(path))
     token = (setup.need.page_bytes + sum(setup.need.more_bytes)) / setup.need.page_size
-    wanted = setup.resolved.attention_backend if mesh.shape["tensor"] == 1 else "reference"
-    products = {backend(kind, wanted) for kind in counts}
+    products = {backend(kind, setup.resolved.attention_backend) for kind in counts}
     slow = " (plain JAX: may be slower than 16 bits)" if "reference" in products else ""
     return [
         *([] if spec.scheme is None else [("checkpoint", spec.scheme.title)]),

@@ -203,14 +203,14 @@ def test_forwards_over_two_gpus_sum_twice_a_layer(
     model: str, sums: int, kind: str, compiler: Compiler
 ) -> None:
     (report,) = compiler.reports(model=model, kind=kind, places=[-1], devices=2)
-    check(model, [report], 512 * MIB)
+    check(model, [report], 640 * MIB)
     assert report["collectives"] == {"all-reduce": sums}
 
 
 @pytest.mark.slow
 def test_a_greedy_token_is_one_swap_between_two_gpus(compiler: Compiler) -> None:
     reports = compiler.reports(model="llama-3.1-8b", kind="sample", devices=2)
-    greedy = [report for report in reports if report["name"].endswith("-0")]
+    greedy = [report for report in reports if report["name"].split("-")[2] == "0"]
     assert greedy and all(report["collectives"] == {"all-gather": 1} for report in greedy)
 
 

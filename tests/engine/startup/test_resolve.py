@@ -148,7 +148,7 @@ def test_packed_weights_count_as_they_are_unpacked(
 
 
 @pytest.mark.parametrize(
-    ("activation", "shards", "products"), [("silu", 1, 1), ("silu", 2, 2), ("gelu", 1, 2)]
+    ("activation", "shards", "products"), [("silu", 1, 1), ("silu", 2, 1), ("gelu", 2, 2)]
 )
 def test_both_products_of_a_feed_forward_are_expected_where_no_kernel_makes_one_of_them(
     activation: str, shards: int, products: int
