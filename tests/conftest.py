@@ -45,8 +45,14 @@ os.environ["XLA_FLAGS"] = " ".join(
 
 
 def pytest_addoption(parser: pytest.Parser, pluginmanager: pytest.PytestPluginManager) -> None:
-    """Accept the setting `timeout` where pytest-timeout is not installed: the GPU tests need pytest
-    and hypothesis only."""
+    """The length of soaks. The setting `timeout` is accepted where pytest-timeout is not installed:
+    the GPU tests need pytest and hypothesis only."""
+    parser.addoption(
+        "--soak-minutes",
+        type=float,
+        default=1.0,
+        help="of the soaks of a server; 30 before a release",
+    )
     if not pluginmanager.hasplugin("timeout"):
         parser.addini("timeout", "seconds a test may take; read by pytest-timeout")
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import signal
 import subprocess
 import sys
 import threading
 import urllib.request
+from typing import Any
 
 import openai
 
@@ -56,6 +58,18 @@ class Demo:
         return float(
             next(line for line in lines if line.startswith(f"{name}{{")).rpartition(" ")[2]
         )
+
+    def get(self, path: str) -> int:
+        """The status of a GET that is answered well."""
+        with urllib.request.urlopen(f"{self.url}{path}", timeout=60) as reply:
+            return reply.status
+
+    def ask(self, path: str, body: dict[str, Any]) -> Any:
+        """The JSON that a POST of JSON gets."""
+        with urllib.request.urlopen(
+            f"{self.url}{path}", json.dumps(body).encode(), timeout=60
+        ) as reply:
+            return json.load(reply)
 
     def stop(self) -> int:
         """SIGTERM; the exit status."""

@@ -21,6 +21,7 @@ import pytest
 
 from jaxllm.messages import TextDelta
 from tests.server.harness import Open, Running
+from tests.server.memory import resident
 from tests.server.real import Real, served
 
 COMPLETIONS = "/v1/completions"
@@ -238,12 +239,6 @@ def await_asleep(pid: int) -> None:
         now = sum(int(each[11]) + int(each[12]) for each in fields)
         quiet = quiet + 1 if now == used and all(each[0] == "S" for each in fields) else 0
         used = now
-
-
-def resident(pid: int) -> int:
-    """Bytes of memory that a process has."""
-    pages = Path(f"/proc/{pid}/statm").read_text().split()[1]
-    return int(pages) * os.sysconf("SC_PAGESIZE")
 
 
 @pytest.mark.slow

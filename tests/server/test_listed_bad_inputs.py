@@ -27,6 +27,7 @@ from tests.server.bad_inputs import (
 )
 from tests.server.demo_server import Demo
 from tests.server.harness import Open, post_head
+from tests.server.memory import resident, tree
 
 GROWTH = 256 << 20  # bytes that server and engine may grow by over all inputs
 CANARY = {"model": "demo", "prompt": "the quick brown fox", "max_tokens": 12, "temperature": 0}
@@ -95,12 +96,7 @@ class Guarded(Demo):
 
     def memory(self) -> int:
         """Bytes of the server and of its engine."""
-        tree = [self.process.pid]
-        for pid in tree:
-            children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
-            tree += map(int, children)
-        statuses = [Path(f"/proc/{pid}/status").read_text() for pid in tree]
-        return sum(1024 * int(re.search(r"VmRSS:\s+(\d+)", one)[1]) for one in statuses)  # type: ignore[index]
+        return sum(map(resident, tree(self.process.pid)))
 
     def assert_unharmed(self) -> None:
         """It is as it was."""

@@ -24,6 +24,7 @@ from uvicorn.server import ServerState
 
 from jaxllm.server.errors import ApiError, bad_request, overloaded, sanitize
 from jaxllm.server.transport.auth import send_error
+from jaxllm.server.transport.connection import Connection
 
 # Seconds from a connection's first byte, or its opening, to a whole request head
 HEADER_DEADLINE = 30.0
@@ -55,6 +56,7 @@ class HttpProtocol(H11Protocol):
 
     def __init__(self, *args: Any, **kwargs: Any):
         super().__init__(*args, **kwargs)
+        self.conn = Connection(h11.SERVER, MAX_UNPARSED)
         self._head_timer: asyncio.TimerHandle | None = None
         self._write_timer: asyncio.TimerHandle | None = None
         self._end_timer: asyncio.TimerHandle | None = None

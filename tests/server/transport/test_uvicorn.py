@@ -55,6 +55,8 @@ def test_uvicorn_calls_the_hooks_and_keeps_the_attributes_that_are_read() -> Non
         assert f"self.{name}" in cycle, f"request cycles have no {name} any more"
     assert {"SEND_BODY", "ERROR", "DONE", "IDLE", "SEND_RESPONSE"} <= set(vars(h11))
     assert hasattr(h11.Connection(h11.SERVER), "trailing_data")
+    for use in ("h11.Connection(", "self.conn.send(event=h11.Data(data=data))"):
+        assert use in source + cycle, f"uvicorn no longer has {use}"
 
 
 def test_the_server_gives_connections_the_state_that_counts_their_bytes() -> None:
