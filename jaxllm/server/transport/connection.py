@@ -10,7 +10,7 @@ class Connection(h11.Connection):
     """A server's. Most of what it sends are chunks in the midst of a stream, one a token: they are
     framed at once, since data within a body changes no state."""
 
-    def send(self, event: h11.Event) -> bytes | None:
+    def send(self, event: h11.Event) -> bytes | None:  # type: ignore[override]
         """h11's; the bytes to write."""
         if type(event) is h11.Data and type(self._writer) is ChunkedWriter:
             data = event.data
