@@ -135,6 +135,7 @@ def main() -> None:
     args.add_argument("--temperature", type=float, default=0.0)
     args.add_argument("--prefill", action="store_true", help="trace the prompts' steps instead")
     args.add_argument("--max-model-len", type=int)
+    args.add_argument("--quantization", help="what weights are rounded to, such as fp8")
     args.add_argument("--top", type=int, default=25, help="kernels to print")
     args.add_argument(
         "--profiler-dir", help="keep the trace here, for XProf, TensorBoard or Perfetto"
@@ -145,6 +146,7 @@ def main() -> None:
             "profiler_dir": a.profiler_dir or folder,
             "max_num_seqs": a.batch_size,
             "max_model_len": a.max_model_len,
+            "quantization": a.quantization,
         }
         llm = LLM(**engine_options(a.model) | options, enable_prefix_caching=False)
         first = submit(llm, a, "first")

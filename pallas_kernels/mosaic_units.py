@@ -175,7 +175,7 @@ class Split(NamedTuple):
         if self.whole == self.down:
             return results[0]
         *whole, shared = results
-        rest = jnp.sum(shared, axis=0).astype(self.dtype)[: self.T]
+        rest = jnp.sum(shared[:, : self.T], axis=0).astype(self.dtype)
         return jnp.concatenate([*(y[:, : self.whole * self.height] for y in whole), rest], axis=1)
 
 
