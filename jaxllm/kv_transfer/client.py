@@ -26,6 +26,7 @@ from jaxllm.kv_transfer.wire import (
 )
 
 MAX_IDLE = 8  # connections that are kept for later
+SILENT = 10.0  # seconds for which an address that did not answer in time is not asked again
 
 type Address = tuple[str, int]
 
@@ -57,6 +58,7 @@ class PageClient:
         self._shared = shared
         self._lock = threading.Lock()
         self._idle: list[tuple[Address, _Connection]] = []  # the oldest first
+        self._silent: dict[Address, float] = {}  # until when (time.monotonic)
 
     def fetch(
         self, address: Address, hashes: Sequence[bytes], seconds: float
@@ -76,6 +78,8 @@ class PageClient:
                 raise
             self._keep(address, connection)
         except OSError as error:
+            if isinstance(error, TimeoutError):
+                self._silent[address] = time.monotonic() + SILENT
             raise TransferError(error.strerror or str(error)) from None
 
     def close(self) -> None:
@@ -116,8 +120,11 @@ class PageClient:
                     raise
 
     def _connect(self, address: Address, until: float) -> _Connection:
-        left = until - time.monotonic()
-        if left <= 0:
+        now = time.monotonic()
+        if now < self._silent.get(address, now):
+            raise TransferError("the peer did not answer in time just now")
+        self._silent.pop(address, None)
+        if (left := until - now) <= 0:
             raise TransferError("time is up")
         peer = Peer(socket.create_connection(address, timeout=left), until)
         try:

@@ -53,6 +53,7 @@ class PageFetcher:
         self._layout, self._seconds = layout, seconds
         shapes = runner.shapes
         self._far = shardings(page_shapes(shapes.kv, far_memory(shapes.platform)))
+        self._aliases = shapes.platform == "cpu"
         self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="kv-fetch")
         self._fetches: list[_Fetch] = []
         self.on_arrived: Callable[[], None] = lambda: None
@@ -73,7 +74,9 @@ class PageFetcher:
 
     def start(self, choices: Sequence[Request], address: Address) -> bool:
         """Fetch what the first choice of a new request lacks; False where it lacks nothing."""
-        keys = self._scheduler.kv_manager.lacking(choices[0])
+        offload = self._scheduler.offload
+        assert offload is not None, "refused by Endpoint.open"
+        keys = self._scheduler.kv_manager.lacking(choices[0])[: offload.host.num_pages]
         if keys:
             until = time.monotonic() + self._seconds
             pages = self._threads.submit(self._fetch, address, keys, until)
@@ -104,9 +107,9 @@ class PageFetcher:
         pages: list[Page] = []
         try:
             for page in self._client.fetch(address, keys, until - time.monotonic()):
-                arrays = self._layout.split(page)
-                copies = jax.device_put(arrays, self._far, may_alias=False)
-                pages.append(jax.block_until_ready(copies))
+                # The client uses the memory again, and a CPU's arrays may lie in what they are of
+                arrays = self._layout.split(page.copy() if self._aliases else page)
+                pages.append(jax.block_until_ready(jax.device_put(arrays, self._far)))
         except (TransferError, jax.errors.JaxRuntimeError) as error:
             missing = len(keys) - len(pages)
             logger.warning("%d KV pages are computed, not fetched: %s", missing, error)
@@ -115,7 +118,7 @@ class PageFetcher:
     def _store(self, fetch: _Fetch) -> None:
         """Put fetched pages into host memory, pinned until their request runs."""
         offload, swapper = self._scheduler.offload, self._runner.swapper
-        assert offload is not None and swapper is not None, "refused by open_transfer"
+        assert offload is not None and swapper is not None, "refused by Endpoint.open"
         pages = fetch.pages.result()
         keys = fetch.keys[: len(pages)]
         if keys:

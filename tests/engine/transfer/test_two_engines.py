@@ -12,10 +12,12 @@ import pytest
 
 from jaxllm.config import ConfigError
 from jaxllm.engine.engine import Engine
+from jaxllm.kv_transfer import ring
 from jaxllm.kv_transfer.client import PageClient
 from jaxllm.messages import GenerateRequest, RequestError, TextDelta
 from jaxllm.sampling.options import SamplingParams
 from tests.engine.conftest import collect, tokens_of
+from tests.engine.fake_host import Optimist
 
 MakeEngine = Callable[..., Engine]
 PROMPT = [(7 * i) % 90 + 1 for i in range(61)]  # seven whole pages of 8, and 5 tokens
@@ -28,6 +30,14 @@ def key_file(tmp_path_factory: pytest.TempPathFactory) -> str:
     path = tmp_path_factory.mktemp("key") / "key"
     path.write_text("a key of two engines")
     return str(path)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def two_slots() -> Iterator[None]:
+    """Each page takes the memory of the one before the last."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ring, "SIZE", 1)
+        yield
 
 
 @pytest.fixture(scope="module")
@@ -275,5 +285,54 @@ def test_two_devices_continue_what_one_has_computed(make, alone):
     first, second = make("kv_producer"), make("kv_consumer", tensor_parallel_size=2)
     last = continued(second, PROMPT, share(first, PROMPT))
     assert last.token_ids == alone and last.num_cached_tokens == 56
+    close(first)
+    close(second)
+
+
+@pytest.mark.slow
+def test_pages_of_latents_go_the_same_way(make, make_engine, repo):
+    model = {"model": str(repo / "tests/goldens/deepseek-v2-lite"), "load_format": "dummy"}
+    whole = tokens_of(collect(make_engine(**model), [request(PROMPT)]), "r")
+    first, second = make("kv_producer", **model), make("kv_consumer", **model)
+    last = continued(second, PROMPT, share(first, PROMPT))
+    assert last.token_ids == whole and last.num_cached_tokens == 56
+    close(first)
+    close(second)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mode", ["recompute", "swap"])
+def test_whatever_is_evicted_aborted_or_preempted_tokens_and_accounts_are_right(
+    make, make_engine, mode
+):
+    random, tight = np.random.default_rng(5), {"num_gpu_blocks_override": 20}
+    # 16 KiB of a page's 8 tokens; so some pages are pushed out of host memory
+    swaps = {"preemption_mode": "swap", "swap_space": 0.0001} if mode == "swap" else {}
+    first = make("kv_producer", **tight)
+    second = make("kv_both", **tight, **swaps)
+    second.scheduler.estimator = Optimist()
+    stem = PROMPT[:40]
+    prompts = [[*stem[: 8 * (n % 6)], n + 1, *PROMPT[n : n + 30]] for n in range(24)]
+    alone_engine = make_engine(num_gpu_blocks_override=96)
+    wanted = [tokens_of(collect(alone_engine, [request(p)]), "r") for p in prompts]
+    for _ in range(3):
+        for prompt in prompts[::2]:
+            offer = share(first, prompt)
+        waiting = [int(n) for n in random.permutation(len(prompts))]
+        aborted: set[str] = set()
+        deltas: list[TextDelta] = []
+        while waiting or second.has_work:
+            while waiting and random.random() < 0.5:
+                n = waiting.pop()
+                second.add(replace(request(prompts[n], page_offer=offer), id=str(n)))
+                if random.random() < 0.1:
+                    second.abort(str(n))
+                    aborted.add(str(n))
+            deltas += second.step() if second.has_work else []
+            second.scheduler.check()
+        for n, tokens in enumerate(wanted):
+            if str(n) not in aborted:
+                assert tokens_of(deltas, str(n)) == tokens
+    assert second.stats().pages_loaded > 0 and second.stats().free_pages == 20
     close(first)
     close(second)
