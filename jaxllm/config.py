@@ -294,6 +294,7 @@ class Resolved:
         more_pages: pages of each cache group after the first, which has `num_pages`.
         pooling: what is made of a prompt; None when the model generates.
         page_offer: what clients carry to engines that continue prompts from here (kv_transfer).
+        all_reduce: how devices add up their parts of a layer, and `all_reduce_reason` why so.
     """
 
     model_dir: str
@@ -324,6 +325,8 @@ class Resolved:
     more_pages: tuple[int, ...] = ()
     pooling: Pooling | None = None
     page_offer: dict[str, Any] | None = None
+    all_reduce: str = "reference"
+    all_reduce_reason: str = "one device"
 
     @property
     def max_pages_per_request(self) -> int:

@@ -15,7 +15,9 @@ import jax.numpy as jnp
 from jax import Array, lax
 from jax.sharding import Mesh
 
-from pallas_kernels import add_norm
+from jaxllm.cache.peers import AXIS, BACKEND
+from pallas_kernels import add_norm, all_reduce
+from pallas_kernels.all_reduce import Group, Inbox, Layout
 from pallas_kernels.grouped_matmul import Groups, own_groups
 
 
@@ -78,57 +80,66 @@ class Alone:
 
 @dataclass(frozen=True)
 class AllReduce:
-    """Sums by XLA over a mesh axis.
+    """Sums over the devices of a group: by their inboxes where it has some and their kernel takes
+    the arrays, else by XLA."""
 
-    Attributes:
-        axis: its name.
-        size: devices on it.
-    """
-
-    axis: str
-    size: int
+    group: Group
 
     def add_norm(
         self, x_TD: Array, part_TD: Array, weight_D: Array, eps: float, wanted: str
     ) -> tuple[Array, Array]:
+        if part_TD.dtype == x_TD.dtype and self._is_taken(part_TD):
+            return _peers_add_norm(x_TD, part_TD, weight_D, eps, group=self.group, backend=BACKEND)
         backend = add_norm.backend_for(wanted, x_TD, weight_D)
-        return _sum_add_norm(x_TD, part_TD, weight_D, eps, axis=self.axis, backend=backend)
+        return _sum_add_norm(x_TD, part_TD, weight_D, eps, axis=self.group.axis, backend=backend)
 
     def sum(self, part: Array) -> Array:
-        return lax.psum(part, self.axis)
+        return _sum(
+            part, group=self.group, backend=BACKEND if self._is_taken(part) else "reference"
+        )
 
     def once(self, x: Array) -> Array:
-        return jnp.where(lax.axis_index(self.axis) == 0, x, jnp.zeros_like(x))
+        return jnp.where(lax.axis_index(self.group.axis) == 0, x, jnp.zeros_like(x))
 
     def own(self, x: Array, axis: int) -> Array:
-        share = x.shape[axis] // self.size
-        return lax.dynamic_slice_in_dim(x, lax.axis_index(self.axis) * share, share, axis)
+        share = x.shape[axis] // self.group.devices
+        return lax.dynamic_slice_in_dim(x, lax.axis_index(self.group.axis) * share, share, axis)
 
     def placed(self, x_TI: Array, count: int) -> Array:
         whole = jnp.zeros((x_TI.shape[0], count), x_TI.dtype)
-        first = lax.axis_index(self.axis) * x_TI.shape[1]
+        first = lax.axis_index(self.group.axis) * x_TI.shape[1]
         return lax.dynamic_update_slice_in_dim(whole, x_TI, first, axis=1)
 
     def rows(self, table: Array, index: Array, count: int) -> Array:
         held = table.shape[0]
         if held == count:
             return table[index]
-        place = index - lax.axis_index(self.axis) * held
+        place = index - lax.axis_index(self.group.axis) * held
         found = table[jnp.clip(place, 0, held - 1)]
         mine = ((place >= 0) & (place < held)).reshape(-1, *(1,) * (found.ndim - 1))
         return self.sum(jnp.where(mine, found, jnp.zeros_like(found)))
 
     def experts(self, groups: Groups, count: int) -> Groups:
-        share = count // self.size
-        return own_groups(groups, lax.axis_index(self.axis) * share, share)
+        share = count // self.group.devices
+        return own_groups(groups, lax.axis_index(self.group.axis) * share, share)
+
+    def _is_taken(self, part: Array) -> bool:
+        """Whether the kernel of inboxes takes this part."""
+        return part.ndim == 2 and all_reduce.backend_for(BACKEND, self.group, part) == BACKEND
 
 
 ALONE = Alone()
 
 
-def over(mesh: Mesh) -> Collective:
-    """The collective of a mesh's devices."""
-    return ALONE if mesh.size == 1 else AllReduce("tensor", mesh.shape["tensor"])
+def over(mesh: Mesh, layout: Layout | None = None, peers: tuple[Array, ...] = ()) -> Collective:
+    """The collective of a mesh's devices; `peers` are one device's part of `Inboxes.arrays`."""
+    return ALONE if mesh.size == 1 else AllReduce(group_of(mesh, layout, peers))
+
+
+def group_of(mesh: Mesh, layout: Layout | None = None, peers: tuple[Array, ...] = ()) -> Group:
+    """The devices that share the layers, with their inboxes if they have some."""
+    inbox = None if layout is None or not peers else Inbox(peers[0], peers[1], layout)
+    return Group(AXIS, mesh.shape[AXIS], inbox)
 
 
 def _summed(
@@ -140,4 +151,6 @@ def _summed(
 
 # Jitted, so that a kernel is lowered once, not for every layer.
 _add_norm = jax.jit(add_norm.add_norm, static_argnames=("eps", "backend"))
+_peers_add_norm = jax.jit(all_reduce.add_norm, static_argnames=("eps", "backend"))
+_sum = jax.jit(all_reduce.all_reduce, static_argnames=("backend",))
 _sum_add_norm = functools.partial(jax.jit, static_argnames=("eps", "axis", "backend"))(_summed)

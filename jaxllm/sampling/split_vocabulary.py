@@ -10,6 +10,7 @@ from jax import Array, lax
 
 from jaxllm.sampling import sample as whole
 from jaxllm.sampling.sample import BROKEN, DrawRows, Sampler
+from pallas_kernels.all_reduce import Group, largest
 
 
 @dataclass(frozen=True)
@@ -20,37 +21,34 @@ class SplitVocabulary:
     each device gets all logits of its share of the rows, or, where rows do not divide, of all.
 
     Attributes:
-        axis: the mesh axis.
-        size: devices on it.
+        group: the devices. With inboxes they swap through these.
     """
 
-    axis: str
-    size: int
+    group: Group
 
     def sample(self, logits_BW: Array, rows: DrawRows, sampler: Sampler, backend: str) -> Array:
         """int32 `token_B` on every device, of `logits_BW` of W = V / size tokens."""
         if sampler is Sampler.GREEDY:
             return self._best(logits_BW.astype(jnp.float32))
         count = logits_BW.shape[0]
-        if count % self.size:
-            logits_BV = lax.all_gather(logits_BW, self.axis, axis=1, tiled=True)
+        if count % self.group.devices:
+            logits_BV = lax.all_gather(logits_BW, self.group.axis, axis=1, tiled=True)
             return whole.sample(logits_BV, rows, sampler, backend)
-        own_RV = lax.all_to_all(logits_BW, self.axis, split_axis=0, concat_axis=1, tiled=True)
-        share = count // self.size
-        first = lax.axis_index(self.axis) * share
+        own_RV = lax.all_to_all(logits_BW, self.group.axis, split_axis=0, concat_axis=1, tiled=True)
+        share = count // self.group.devices
+        first = lax.axis_index(self.group.axis) * share
         own = jax.tree.map(lambda x: lax.dynamic_slice_in_dim(x, first, share), rows)
-        return lax.all_gather(whole.sample(own_RV, own, sampler, backend), self.axis, tiled=True)
+        return lax.all_gather(
+            whole.sample(own_RV, own, sampler, backend), self.group.axis, tiled=True
+        )
 
     def _best(self, logits_BW: Array) -> Array:
         """Of equal logits the first."""
-        first = lax.axis_index(self.axis) * logits_BW.shape[1]
+        first = lax.axis_index(self.group.axis) * logits_BW.shape[1]
         place_B = first + jnp.argmax(logits_BW, axis=-1).astype(jnp.int32)
         # XLA's maximum on the CPU loses NaN in long rows
         broken_B = jnp.isnan(logits_BW).any(axis=-1)
         value_B = jnp.where(broken_B, jnp.nan, logits_BW.max(axis=-1))
-        pair_B2 = jnp.stack([lax.bitcast_convert_type(value_B, jnp.int32), place_B], axis=1)
-        all_XB2 = lax.all_gather(pair_B2, self.axis)
-        value_XB = lax.bitcast_convert_type(all_XB2[:, :, 0], jnp.float32)
-        broken_B = jnp.isnan(value_XB).any(axis=0) | ~jnp.isfinite(value_XB.max(axis=0))
-        best_1B = jnp.argmax(value_XB, axis=0)[None]
-        return jnp.where(broken_B, BROKEN, jnp.take_along_axis(all_XB2[:, :, 1], best_1B, 0)[0])
+        backend = "reference" if self.group.inbox is None else "mosaic_gpu_peers"
+        value_B, place_B = largest(value_B, place_B, group=self.group, backend=backend)
+        return jnp.where(jnp.isfinite(value_B), place_B, BROKEN)

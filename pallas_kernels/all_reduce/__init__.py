@@ -47,7 +47,8 @@ def largest(value_B: Array, index_B: Array, *, group: Group, backend: str) -> tu
     pair_B2 = jnp.stack([lax.bitcast_convert_type(value_B, jnp.int32), index_B], axis=1)
     pair_XB2 = gather(pair_B2, group=group, backend=backend)
     value_XB = lax.bitcast_convert_type(pair_XB2[:, :, 0], jnp.float32)
-    top_B = jnp.max(value_XB, axis=0)  # NaN if one is
+    broken_B = jnp.isnan(value_XB).any(axis=0)  # XLA's maximum on the CPU may lose NaN
+    top_B = jnp.where(broken_B, jnp.nan, jnp.max(value_XB, axis=0))
     wins_XB = (value_XB == top_B) | jnp.isnan(value_XB)
     index_B = jnp.min(jnp.where(wins_XB, pair_XB2[:, :, 1], jnp.iinfo(jnp.int32).max), axis=0)
     return top_B, index_B

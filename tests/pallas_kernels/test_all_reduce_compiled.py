@@ -57,7 +57,7 @@ CASES = [
     ("all_reduce", 2, 3),
     ("all_reduce", 8, 2048),
 ]
-FAST = 2
+FAST = 1
 
 
 def programs(cases: list[tuple[str, int, int]]) -> list[Compiled]:

@@ -11,6 +11,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 from jaxllm.mesh import make_mesh, per_device
 from jaxllm.sampling.sample import BROKEN, DrawRows, Sampler, sample
 from jaxllm.sampling.split_vocabulary import SplitVocabulary
+from pallas_kernels.all_reduce import Group
 
 V = 64
 
@@ -30,7 +31,7 @@ def rows_of(count: int) -> DrawRows:
 def split(logits: jax.Array, rows: DrawRows, sampler: Sampler, devices: int) -> jax.Array:
     mesh = make_mesh(devices)
     own, whole = (NamedSharding(mesh, PartitionSpec(*axes)) for axes in ((None, "tensor"), ()))
-    draw = SplitVocabulary("tensor", devices).sample
+    draw = SplitVocabulary(Group("tensor", devices)).sample
 
     def run(logits: jax.Array, rows: DrawRows) -> jax.Array:
         return draw(logits, rows, sampler, "reference")

@@ -9,9 +9,10 @@ import jax
 from jax import Array
 
 from jaxllm.cache.kv import KVCache, zeros_of
+from jaxllm.cache.peers import AXIS, Inboxes
 from jaxllm.engine.runtime.lattice import Programs
 from jaxllm.engine.runtime.launch import HostBuffers, Launch, begin_read
-from jaxllm.engine.runtime.program import KV, DeviceArrays, Key, Resident
+from jaxllm.engine.runtime.program import KV, PEERS, DeviceArrays, Key, Resident
 from jaxllm.engine.runtime.programs import PROGRAMS
 from jaxllm.engine.runtime.shapes import PINNED
 
@@ -25,6 +26,8 @@ class Dispatcher:
         self.shapes, self.compiles = programs.shapes, programs.executables.compiles
         # Executable, arguments and results of each program that has run
         self._bound: dict[Key, tuple[jax.stages.Compiled, tuple[Any, ...], tuple[Any, ...]]] = {}
+        model = self.shapes.model
+        self._inboxes = None if model.peers is None else Inboxes(model.mesh, AXIS, model.peers)
         # The host then reads results in place
         self._results_pinned = self.shapes.host.memory_kind == PINNED
 
@@ -73,10 +76,25 @@ class Dispatcher:
         return found
 
     def reset(self) -> None:
-        """Slot state and pages anew after a step that failed: donated buffers may be gone, and
-        pages half written."""
+        """Slot state and pages anew after a step that failed: donated buffers may be gone, pages
+        half written, and inboxes half read."""
+        if self._inboxes is not None:
+            self._device.wait()  # what runs may yet store into a peer's inbox
+            self._inboxes.refill()
         self._device.delete()  # first: a device has no memory for two pools
         self._start_empty(zeros_of(self.shapes.kv))
+
+    def expect_peers(self) -> None:
+        """From now on devices wait for each other's parts. To be called once programs have run."""
+        if self._inboxes is not None:
+            self._device.wait()
+            self._inboxes.refill()
+            self._device.write(PEERS, self._inboxes.arrays)
+
+    def check_peers(self) -> None:
+        """Raise PeerTimeout if a device waited in vain in a step whose results were read."""
+        if self._inboxes is not None:
+            self._inboxes.check()
 
     def sleep(self, keep_weights: bool) -> None:
         """Free everything on the device. The weights go to host memory, or are dropped. Nothing may
@@ -100,6 +118,7 @@ class Dispatcher:
 
     def _start_empty(self, kv: KVCache) -> None:
         self._device = DeviceArrays(self.shapes, self.weights, kv)
+        self._device.write(PEERS, () if self._inboxes is None else self._inboxes.arrays)
         # Host buffers too: steps that will not be collected may still read the last ones
         self._buffers: dict[Key, HostBuffers] = {}
         rings: dict[tuple[str, int], HostBuffers] = {}

@@ -47,6 +47,7 @@ class Resident(NamedTuple):
 
 
 WEIGHTS, KV, STATE = Resident("weights"), Resident("kv"), Resident("state")
+PEERS = Resident("peers")
 COUNTS, LOGITS_PARAMS = Resident("counts"), Resident("logits_params")
 
 
@@ -86,11 +87,17 @@ class DeviceArrays:
             self._arrays["logits", rows] = value
 
     def delete(self) -> None:
-        """Free everything except the weights."""
+        """Free everything except the weights and the inboxes."""
         for (name, _), tree in self._arrays.items():
-            for array in jax.tree.leaves(tree) if name != WEIGHTS.name else ():
+            for array in jax.tree.leaves(tree) if name not in (WEIGHTS.name, PEERS.name) else ():
                 array.delete()
         self._arrays = {}
+
+    def wait(self) -> None:
+        """Until no program runs."""
+        for array in jax.tree.leaves(self._arrays):
+            if not array.is_deleted():
+                array.block_until_ready()
 
 
 @dataclass(frozen=True)

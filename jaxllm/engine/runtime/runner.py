@@ -189,10 +189,11 @@ class Runner(Dispatcher):
         return StepResult(forwarded, token, packed[0] if packed else None, failures)
 
     def collect(self, result: StepResult) -> Collected:
-        """Wait for a step's tokens."""
+        """Wait for a step's tokens. Raises PeerTimeout when a device was not heard."""
         plan, rows, scored = result.forwarded.plan, result.forwarded.rows, result.forwarded.scored
         places = slice(len(rows)) if isinstance(rows, range) else list(rows)
         tokens = read(result.token)[places].tolist()
+        self.check_peers()
         scores = scored.collect() if scored is not None else []
         logprobs = StepLogprobs(read(result.packed)[places]) if result.packed is not None else None
         return Collected(plan, tokens, logprobs, scores, result.failures)
@@ -250,6 +251,7 @@ class Runner(Dispatcher):
             key = Key("prompt_logprobs", (buckets.score, width))
             (packed,) = self.run(Launch(((key, block),)))
             read(packed)
+        self.expect_peers()
         accelerator = self.shapes.platform != "cpu"
         short = min(self.seconds.values()) < SHORT_STEP
         self.depth = MAX_DEPTH if accelerator and (deep or short) else 1

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
@@ -14,8 +14,9 @@ from jax import Array
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jax.typing import DTypeLike
 
-from jaxllm.cache.collective import Collective, over
+from jaxllm.cache.collective import Collective, group_of, over
 from jaxllm.cache.kv import KVCache
+from jaxllm.cache.peers import Layout, inbox_shapes
 from jaxllm.engine.runtime.packing import ChunkLayout
 from jaxllm.engine.runtime.state import ForwardOutput, SlotState
 from jaxllm.engine.scheduling.buckets import Buckets, ExtendShape
@@ -42,6 +43,8 @@ class Model:
         page_size: tokens of a KV page.
         processors: research code that `process_logits` runs.
         batch_invariant: attention splits no row, so a row's result does not depend on the others.
+        peers: of the inboxes by which devices add up; None where XLA does.
+        inboxes: a device's part of `Inboxes.arrays` inside a trace.
     """
 
     graphdef: nnx.GraphDef
@@ -51,11 +54,17 @@ class Model:
     page_size: int
     processors: tuple[Processor, ...] = ()
     batch_invariant: bool = False
+    peers: Layout | None = None
+    inboxes: tuple[Array, ...] = ()
 
     @functools.cached_property
     def collective(self) -> Collective:
         """The devices that share the layers."""
-        return over(self.mesh)
+        return over(self.mesh, self.peers, self.inboxes)
+
+    def with_peers(self, inboxes: tuple[Array, ...]) -> Model:
+        """The model in a program that was given these."""
+        return replace(self, inboxes=inboxes)
 
     def rebuild(self, weights: tuple[Array, ...]) -> nnx.Module:
         """The nnx module around these leaves, whole ones or one device's."""
@@ -132,12 +141,17 @@ class StepShapes:
         """The least compiled width that gives `needed` most likely tokens."""
         return next(width for width in self.widths if width >= needed)
 
-    @property
-    def draw(self) -> Draw:
-        """How a device samples from the logits that it has."""
+    @functools.cached_property
+    def peers(self) -> tuple[jax.ShapeDtypeStruct, ...]:
+        """`Inboxes.arrays`; () where XLA adds up."""
+        layout = self.model.peers
+        return () if layout is None else inbox_shapes(self.model.mesh, layout)
+
+    def draw(self, peers: tuple[Array, ...]) -> Draw:
+        """How a device samples from the logits that it has, with its part of `peers`."""
         if self.split_vocab.is_fully_replicated:
             return sample
-        return SplitVocabulary("tensor", self.model.mesh.shape["tensor"]).sample
+        return SplitVocabulary(group_of(self.model.mesh, self.model.peers, peers)).sample
 
     @functools.cached_property
     def draw_backend(self) -> str:

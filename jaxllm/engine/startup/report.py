@@ -18,6 +18,7 @@ from rich.console import Console
 from rich.table import Table
 
 from jaxllm import weights
+from jaxllm.config import Resolved
 from jaxllm.engine.runtime.compilation.compile_counter import CompileCounter
 from jaxllm.engine.runtime.lattice import Programs, Progress
 from jaxllm.engine.runtime.pooling_runner import PoolingRunner
@@ -156,12 +157,20 @@ def decided_rows(setup: Setup, largest_step: int | None) -> Rows:
         ("preemption", resolved.preemption_mode),
         ("host memory", _host_row(setup)),
         ("attention", f"{resolved.attention_backend} ({resolved.attention_reason})"),
+        *_sums_rows(resolved),
         (
             "limits of a step",
             f"{resolved.max_num_seqs} requests, {resolved.max_num_batched_tokens} tokens",
         ),
         ("queue", f"{resolved.max_num_queued_reqs} requests, {resolved.scheduling_policy}"),
     ]
+
+
+def _sums_rows(resolved: Resolved) -> Rows:
+    """How several devices add up."""
+    if resolved.tensor_parallel_size == 1:
+        return []
+    return [("sums over devices", f"{resolved.all_reduce} ({resolved.all_reduce_reason})")]
 
 
 def _memory_rows(setup: Setup, largest_step: int | None) -> Rows:

@@ -22,6 +22,7 @@ from jaxllm.cache.backends import (
 )
 from jaxllm.cache.kv import page_bytes
 from jaxllm.cache.layer import LatentKV
+from jaxllm.cache.peers import XLA, Layout, Sums, choose_sums, inbox_layout
 from jaxllm.config import KV_CACHE_DTYPES, ConfigError, EngineConfig, Resolved
 from jaxllm.engine.scheduling.buckets import Buckets
 from jaxllm.engine.scheduling.plan import Limits
@@ -81,6 +82,13 @@ class Setup:
         return replace(self.need, max_model_len=self.resolved.max_model_len)
 
     @property
+    def peers(self) -> Layout | None:
+        """Of the inboxes by which devices add up; None where XLA does."""
+        if self.resolved.all_reduce == XLA:
+            return None
+        return largest_inboxes(self.mesh, self.spec, self.buckets)
+
+    @property
     def layer_groups(self) -> tuple[int, ...]:
         """The cache group of each layer."""
         windows = self.resolved.windows
@@ -112,6 +120,8 @@ def resolve(
     rows, staged = step_tokens + slots, host.staged * (need.page_bytes + sum(need.more_bytes))
     leaves, itemsize = jax.tree.leaves(abstract), dtype.itemsize
     budget = measure_budget(config, spec, mesh, leaves, buckets, rows, itemsize, staged)
+    sums = _sums(config, mesh, spec, dtype, rows)
+    budget = replace(budget, resident=budget.resident + _inbox_bytes(sums, mesh, spec, buckets))
     hopper = backend.name == "mosaic_gpu" and not spec.formats
     expected = expected_workspace_bytes(spec, rows, buckets.score, itemsize, shards)
     memory = first_plan(config, budget, need, expected if hopper else None)
@@ -143,6 +153,7 @@ def resolve(
         more_pages=(),
         batch_invariant=config.batch_invariant,
         pooling=spec.pooling,
+        **sums._asdict(),
     )
     setup = Setup(resolved, spec, mesh, dtype, need, memory, buckets, graphdef, abstract)
     return with_plan(setup, config, memory)
@@ -164,6 +175,26 @@ def with_plan(setup: Setup, config: EngineConfig, memory: MemoryPlan) -> Setup:
         more_pages=setup.need.more_pages_for(length, memory.num_pages),
     )
     return replace(setup, spec=spec, resolved=resolved, memory=memory)
+
+
+def _sums(config: EngineConfig, mesh: Mesh, spec: ModelSpec, dtype: jnp.dtype, rows: int) -> Sums:
+    """How devices add up their parts of a step of so many rows."""
+    if mesh.size > 1 and config.enforce_eager:
+        return Sums(XLA, "programs that load late would keep others waiting")
+    if spec.pooling is not None:
+        return Sums(XLA, "a pooling model")
+    return choose_sums(mesh, rows, spec.width, dtype)
+
+
+def _inbox_bytes(sums: Sums, mesh: Mesh, spec: ModelSpec, buckets: Buckets) -> int:
+    """Bytes of a device's inbox; 0 where XLA adds up."""
+    return 0 if sums.all_reduce == XLA else largest_inboxes(mesh, spec, buckets).size
+
+
+def largest_inboxes(mesh: Mesh, spec: ModelSpec, buckets: Buckets) -> Layout:
+    """The inboxes for the largest step."""
+    rows = max([*buckets.decode, *(shape.tokens + shape.decodes for shape in buckets.extend)])
+    return inbox_layout(mesh, rows, spec.width, buckets.logits[-1])
 
 
 def _shapes(

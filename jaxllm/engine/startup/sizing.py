@@ -59,6 +59,7 @@ def make_programs(
         resolved.page_size,
         processors,
         resolved.batch_invariant,
+        setup.peers,
     )
     if executables is None:
         executables = Executables(options_of(setup), _exports(setup), device.platform)

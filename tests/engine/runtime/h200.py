@@ -51,7 +51,7 @@ class Compiler:
             if name != "XLA_FLAGS" and not name.startswith("JAX_")
         } | {
             "JAX_PLATFORMS": "cpu",
-            "JAX_NUM_CPU_DEVICES": "2",
+            "JAX_NUM_CPU_DEVICES": "8",
             "PYTHONPATH": os.pathsep.join([str(COMPILER), repo]),
         }
         self._process = subprocess.Popen(
@@ -114,6 +114,7 @@ def _lattice(
     devices: int,
     kind: str,
     quantization: str | None = None,
+    peers: bool = False,
 ) -> Any:
     """The lattice of a benchmark's shape with the limits that the engine takes on an H200; of an
     embedding model of that shape for a `kind` of its forwards, and "" for all others."""
@@ -145,6 +146,7 @@ def _lattice(
         platform="gpu",
         pooling=embeds if pools else None,
         quantization=quantization,
+        peers=peers,
     )
 
 
@@ -158,6 +160,7 @@ def reports_on(
     devices: int = 1,
     donating: bool = True,
     quantization: str | None = None,
+    peers: bool = False,
 ) -> list[dict[str, Any]]:
     """Compile the programs of a kind and say what came of each.
 
@@ -166,11 +169,12 @@ def reports_on(
         layers: Layers of the model; None for as many as it has.
         donating: False plants the failure that the tests are to find: no buffer is given away.
         quantization: What weights are rounded to.
+        peers: Devices add up through inboxes.
     """
     from jaxllm.engine.runtime.programs import PROGRAMS
 
     pools = kind if kind in POOLS else ""
-    programs = _lattice(model, layers, kv_dtype, devices, pools, quantization)
+    programs = _lattice(model, layers, kv_dtype, devices, pools, quantization, peers)
     keys = [key for key in programs.lattice if key.program == kind]
     keys.sort(key=lambda key: (PROGRAMS[kind].rows(key.sizes), programs.name(key)))
     return [
@@ -188,7 +192,8 @@ def _report(programs: Any, key: Any, donating: bool, devices: int) -> dict[str, 
     from jaxllm.engine.runtime.programs import PROGRAMS
 
     recipe, targets, begun = programs.recipe(key), _target(devices), time.perf_counter()
-    pages = {x.size * x.dtype.itemsize // devices for x in jax.tree.leaves(programs.shapes.kv)}
+    large = jax.tree.leaves((programs.shapes.kv, programs.shapes.peers[:1]))
+    pages = {x.size * x.dtype.itemsize // devices for x in large}
     donated, number = set(), 0
     for place, argument in enumerate(recipe.arguments):
         size = len(jax.tree.leaves(argument))

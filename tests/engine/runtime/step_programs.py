@@ -14,6 +14,7 @@ from jaxllm.cache.kv import KVCache
 from jaxllm.engine.runtime.lattice import Programs, weight_leaves
 from jaxllm.engine.runtime.shapes import Model, StepShapes, packed_carries
 from jaxllm.engine.scheduling.buckets import Buckets
+from jaxllm.engine.startup.resolve import largest_inboxes
 
 
 def lattice(
@@ -27,10 +28,12 @@ def lattice(
     kv_dtype: str = "bfloat16",
     pages_per_request: int = 16,
     quantization: str | None = None,
+    peers: bool = False,
     **more: Any,
 ) -> Programs:
     """Programs of a model in bfloat16 from its config.json, over one pool of `pages`, with weights
-    as `--quantization` rounds them; `more` are fields of `StepShapes`."""
+    as `--quantization` rounds them. With `peers`, devices add up through inboxes. `more` are fields
+    of `StepShapes`."""
     spec = replace(models.make_spec(config), pooling=more.get("pooling"))
     spec = replace(spec, formats=weights.weight_formats("", spec, quantization))
     spec = spec.with_heads_of(stored_dim(backend, spec.heads(1).dim))
@@ -40,9 +43,10 @@ def lattice(
     shape = len(spec.layers), pages, heads.kv_stored, page_size, heads.stored_dim
     pool = KVCache.abstract(*shape, jnp.dtype(kv_dtype), mesh, spec.pools)
     states = packed_carries(mesh, buckets.max_tokens, spec.carry_width, jnp.bfloat16)
+    inboxes = largest_inboxes(mesh, spec, buckets) if peers else None
     return Programs(
         StepShapes(
-            model=Model(graphdef, treedef, mesh, backend, page_size),
+            model=Model(graphdef, treedef, mesh, backend, page_size, peers=inboxes),
             weights=leaves,
             kv=pool,
             slots=buckets.decode[-1],

@@ -174,10 +174,7 @@ def test_what_runs_beside_forwards_compiles_and_keeps_its_buffers(
 
 @pytest.mark.parametrize(
     "kind",
-    [
-        pytest.param(kind, marks=[] if kind == "decode" else pytest.mark.slow)
-        for kind in (*FORWARDS, "sample", *OTHERS)
-    ],
+    [pytest.param(kind, marks=pytest.mark.slow) for kind in (*FORWARDS, "sample", *OTHERS)],
 )
 def test_programs_of_two_gpus_compile_and_keep_their_buffers(kind: str, compiler: Compiler) -> None:
     # Whole rows of logits are copied where a draw needs them
@@ -212,6 +209,29 @@ def test_a_greedy_token_is_one_swap_between_two_gpus(compiler: Compiler) -> None
     reports = compiler.reports(model="llama-3.1-8b", kind="sample", devices=2)
     greedy = [report for report in reports if report["name"].split("-")[2] == "0"]
     assert greedy and all(report["collectives"] == {"all-gather": 1} for report in greedy)
+
+
+@pytest.mark.parametrize(
+    ("kind", "place", "devices"),
+    [
+        pytest.param(*each, marks=[] if each == ("decode", -1, 2) else pytest.mark.slow)
+        for each in [
+            *itertools.product(FORWARDS, ENDS, (2, 8)),
+            ("sample", -2, 2),  # greedy draws of the most rows
+        ]
+    ],
+)
+def test_gpus_that_reach_each_other_need_no_collectives(
+    kind: str, place: int, devices: int, compiler: Compiler
+) -> None:
+    reports = compiler.reports(
+        model="llama-3.1-8b", kind=kind, places=[place], devices=devices, peers=True
+    )
+    check("llama-3.1-8b", reports, 64 * MIB if kind == "decode" else None)
+    for report in reports:
+        assert report["collectives"] == {}, report
+        # A kernel for each of two sums of two layers, or for the swap of the best tokens
+        assert report["calls"]["mosaic_gpu_v2"] >= (4 if kind in FORWARDS else 1), report
 
 
 def test_a_pool_that_is_not_donated_is_found(compiler: Compiler) -> None:

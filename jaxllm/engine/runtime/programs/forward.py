@@ -8,6 +8,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -15,7 +16,16 @@ from jax import Array
 
 from jaxllm.cache.kv import DROP_PAGE, KVCache, PagedContext, PagedInputs
 from jaxllm.engine.runtime.packing import ChunkLayout
-from jaxllm.engine.runtime.program import KV, STATE, WEIGHTS, Program, Resident, Variant, always
+from jaxllm.engine.runtime.program import (
+    KV,
+    PEERS,
+    STATE,
+    WEIGHTS,
+    Program,
+    Resident,
+    Variant,
+    always,
+)
 from jaxllm.engine.runtime.shapes import Model, StepShapes
 from jaxllm.engine.runtime.state import (
     PROGRESS,
@@ -234,24 +244,32 @@ def table_columns(index: Array, table: Array, kv: KVCache) -> list[Array]:
 def _build_decode(shapes: StepShapes, rows: int) -> Variant:
     output = Resident("forward_output", shapes.buckets.logit_rows(rows))
     takes, gives = (WEIGHTS, KV, STATE, output), (KV, output)
-    return _per_device(shapes, functools.partial(decode, shapes.model, rows), takes, gives)
+    return _per_device(shapes, decode, rows, takes, gives)
 
 
 def _build_extend(shapes: StepShapes, tokens: int, chunks: int, decodes: int) -> Variant:
     layout = shapes.chunk_layouts[ExtendShape(tokens, chunks, decodes)]
     output, hidden = Resident("forward_output", layout.logit_rows), Resident("hidden_states")
     takes = (WEIGHTS, KV, STATE, Resident("staged_chunks"), output, hidden)
-    function = functools.partial(extend, shapes.model, layout)
-    return _per_device(shapes, function, takes, (KV, STATE, output, hidden))
+    return _per_device(shapes, extend, layout, takes, (KV, STATE, output, hidden))
 
 
 def _per_device(
     shapes: StepShapes,
-    function: Callable,
+    forward: Callable,
+    size: int | ChunkLayout,
     takes: tuple[Resident, ...],
     gives: tuple[Resident, ...],
 ) -> Variant:
     """A forward on every device, over the device's own arrays."""
+    function: Callable = functools.partial(forward, shapes.model, size)
+    if shapes.peers:
+        takes = (*takes, PEERS)
+
+        @functools.wraps(forward)
+        def function(*arrays: Any) -> Any:
+            return forward(shapes.model.with_peers(arrays[-1]), size, *arrays[:-1])
+
     given, made = (tuple(at.shapes(shapes) for at in side) for side in (takes, gives))
     return Variant(shapes.per_device(function, given, made), takes, gives)
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 
 import jax.numpy as jnp
 from jax import Array
 
-from jaxllm.engine.runtime.program import STATE, Program, Resident, Variant, always
+from jaxllm.engine.runtime.program import PEERS, STATE, Program, Resident, Variant, always
 from jaxllm.engine.runtime.shapes import Draw, StepShapes
 from jaxllm.engine.runtime.state import (
     PROGRESS,
@@ -22,17 +23,18 @@ from jaxllm.sampling.sample import Sampler, draw_rows
 
 
 def sample(
-    draw: Draw,
+    draw_with: Callable[[tuple[Array, ...]], Draw],
     sampler: Sampler,
     backend: str,
     logits: Array,
     forward_output: ForwardOutput,
     progress: Array,
     params: Array,
+    peers: tuple[Array, ...],
 ) -> tuple[Array, Array]:
     """Sample every row of `logits` and advance the slots that emit: (progress, token of each row).
-    `progress` and `params` are those of the slot state. `draw` is `sampling.sample`, or the same
-    over a split vocabulary. A row that does not emit gets token -1 and changes no slot.
+    `progress` and `params` are those of the slot state. `draw_with` gives `sampling.sample`,
+    or the same over a split vocabulary. A row that does not emit gets token -1 and changes no slot.
 
     A step that gives n tokens a row would return them as [Q, n] with counts [Q].
     """
@@ -40,7 +42,7 @@ def sample(
     now = device_columns(progress[slots], PROGRESS)
     columns, position = device_columns(params[slots], SLOT_PARAMS), now["position"] + 1
     rows = draw_rows(columns, position, now["min_left"] > 0)
-    token = draw(logits, rows, sampler, backend)
+    token = draw_with(peers)(logits, rows, sampler, backend)
     stopped = jnp.any(token[:, None] == columns["stop_ids"], axis=1) | (token < 0)
     remaining = now["remaining"] - 1
     new = pack_progress(
@@ -72,7 +74,7 @@ def logprobs(
 def _build_sample(shapes: StepShapes, rows: int, sampler: int) -> Variant:
     progress = Resident("state", field="progress")
     logits, output = Resident("logits", rows), Resident("forward_output", rows)
-    takes = (logits, output, progress, Resident("state", field="params"))
+    takes = (logits, output, progress, Resident("state", field="params"), PEERS)
     function = functools.partial(sample, shapes.draw, Sampler(sampler), shapes.draw_backend)
     given = tuple(at.shapes(shapes) for at in takes)
     made = (progress.shapes(shapes), shapes.replicated)

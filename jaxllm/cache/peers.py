@@ -1,0 +1,59 @@
+"""The inboxes by which GPUs of one process add up a model's layers: the choice, and their owner."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import jax
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from pallas_kernels import all_reduce
+from pallas_kernels.all_reduce import Group, Inbox
+from pallas_kernels.all_reduce import Layout as Layout
+from pallas_kernels.all_reduce.choose import refusal
+from pallas_kernels.all_reduce.inboxes import Inboxes as Inboxes
+from pallas_kernels.all_reduce.inboxes import PeerTimeout as PeerTimeout
+from pallas_kernels.all_reduce.inboxes import shapes
+from pallas_kernels.all_reduce.plan import layout_for
+
+AXIS = "tensor"
+BACKEND = "mosaic_gpu_peers"
+XLA = "reference"
+PAIR = 8  # bytes of a row's best logit and its token
+
+
+class Sums(NamedTuple):
+    """How devices add up their parts.
+
+    Attributes:
+        all_reduce: a back end of `pallas_kernels.all_reduce`.
+        all_reduce_reason: of the choice.
+    """
+
+    all_reduce: str
+    all_reduce_reason: str
+
+
+def choose_sums(mesh: Mesh, rows: int, width: int, dtype: Any) -> Sums:
+    """Inboxes where the devices reach each other's memory, which is tried, and the kernel takes
+    sums of `[rows, width]`; else XLA's collectives."""
+    if mesh.size == 1:
+        return Sums(XLA, "one device")
+    part = jax.ShapeDtypeStruct((rows, width), dtype)
+    group = Group(AXIS, mesh.shape[AXIS], Inbox(None, None, inbox_layout(mesh, rows, width, rows)))
+    try:
+        all_reduce.ALL_REDUCE.check(BACKEND, group, part)
+    except ValueError as error:
+        return Sums(XLA, str(error))
+    refused = refusal(mesh, AXIS)
+    return Sums(BACKEND, "a trial was right") if refused is None else Sums(XLA, refused)
+
+
+def inbox_layout(mesh: Mesh, rows: int, width: int, logit_rows: int) -> Layout:
+    """Inboxes for sums of 16-bit `[rows, width]`, and greedy draws of `logit_rows`."""
+    return layout_for(mesh.shape[AXIS], rows, 2 * width, PAIR * logit_rows)
+
+
+def inbox_shapes(mesh: Mesh, layout: Layout) -> tuple[jax.ShapeDtypeStruct, ...]:
+    """`Inboxes.arrays` before there are any."""
+    return shapes(NamedSharding(mesh, PartitionSpec(AXIS)), layout)
