@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import jax.numpy as jnp
 import numpy as np
 
-from pallas_kernels.int4_matmul.packed import MIDDLE, Int4, values_of, words_of
+from pallas_kernels.int4_matmul.packed import MIDDLE, TABLES, Int4, values_of, words_of
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -20,7 +20,7 @@ class Case:
       outputs: rows of the weight.
       inputs: columns of x and of the weight.
       group: columns that share a scale.
-      form: "symmetric", "zeros" or "offsets".
+      form: "symmetric", "zeros", "offsets" or "fp4".
     """
 
     name: str
@@ -44,6 +44,7 @@ CASES = (
     ),
     Case(name="one group", tokens=3, outputs=64, inputs=512, group=512),
     Case(name="groups of 64, two bands", tokens=300, outputs=320, inputs=192, group=64),
+    Case(name="floats", tokens=5, outputs=128, inputs=320, group=32, form="fp4"),
     Case(name="a wide tile", tokens=130, outputs=256, inputs=640, group=128, form="symmetric"),
 )
 
@@ -74,6 +75,7 @@ def inputs(case: Case, seed: int = 0) -> tuple[np.ndarray, Plain]:
     scales = (rng.random(groups) + 0.5) / (5 * case.inputs**0.5)
     others: dict[str, Any] = {
         "symmetric": None,
+        "fp4": None,
         "zeros": rng.integers(0, 16, groups).astype(np.float32),
         "offsets": (-8 * scales * rng.random(groups)).astype(np.float32),
     }
@@ -91,7 +93,13 @@ def packed(case: Case, plain: Plain, dtype: Any) -> Int4:
 
     words = jnp.asarray(words_of(plain.numbers))
     return Int4(
-        words, values("scales"), values("zeros"), values("offsets"), case.outputs, case.group
+        words,
+        values("scales"),
+        values("zeros"),
+        values("offsets"),
+        case.outputs,
+        case.group,
+        case.form if case.form in TABLES else None,
     )
 
 
@@ -106,7 +114,9 @@ def expected(case: Case, x: np.ndarray, plain: Plain, dtype: Any) -> np.ndarray:
 
     scales, others = spread(plain.scales), plain.others
     numbers = plain.numbers.astype(np.float64)
-    if case.form == "offsets":
+    if case.form in TABLES:
+        weight = np.array(TABLES[case.form])[plain.numbers] * scales
+    elif case.form == "offsets":
         assert others is not None
         weight = numbers * scales + spread(others)
     else:

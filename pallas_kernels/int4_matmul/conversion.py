@@ -4,10 +4,37 @@ columns."""
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import NamedTuple
 
 # 16-bit float → its pair type, and a pair of numbers whose lowest bits count by ones
 _PAIRS = {"bfloat16": ("bf16x2", 0x43004300), "float16": ("f16x2", 0x64006400)}
 _MIDDLE = 0x00080008
+
+
+class _Floats(NamedTuple):
+    """How 4-bit floats become 16-bit ones: their bits are moved to the same places of a float,
+    which then is 2 ** -126 (float16: 2 ** -14) of the value.
+
+    Attributes:
+        sign, rest: how far bits are moved to the left.
+        signs, rests: masks of both numbers of a register.
+        factor: of scales, twice; with `EXCESS` left in the product.
+    """
+
+    sign: int
+    rest: int
+    signs: int
+    rests: int
+    factor: int
+
+
+_FLOATS = {
+    "bfloat16": _Floats(12, 6, 0x80008000, 0x01C001C0, 0x5F805F80),  # 2 ** 64
+    "float16": _Floats(12, 9, 0x80008000, 0x0E000E00, 0x74007400),  # 2 ** 14
+}
+# What products with 4-bit floats are still to be multiplied with: all of 2 ** 126 would make
+# infinities of scales from 4 on
+EXCESS = {"bfloat16": 2.0**62, "float16": 1.0}
 
 
 def conversion(columns: int, group: int, dtype: str, form: str) -> str:
@@ -21,7 +48,7 @@ def conversion(columns: int, group: int, dtype: str, form: str) -> str:
     Args:
         columns: Columns of the slot, a multiple of 64.
         group: Columns of a scale, at most `columns`.
-        form: "symmetric", "zeros" or "offsets".
+        form: "symmetric", "zeros", "offsets" or, for 4-bit floats, "fp4".
     """
     outputs = columns // 4
     return "\n".join(["{", *_lines(columns, group, dtype, form, outputs), "}"])
@@ -29,12 +56,14 @@ def conversion(columns: int, group: int, dtype: str, form: str) -> str:
 
 def _lines(columns: int, group: int, dtype: str, form: str, outputs: int) -> Iterator[str]:
     kind, magic = _PAIRS[dtype]
+    others, floats = form in ("zeros", "offsets"), _FLOATS[dtype] if form == "fp4" else None
     zero = magic if form == "offsets" else magic | _MIDDLE
-    yield ".reg .b32 lane, row, at, pair, bits, magic, from<3>, w<4>, s<2>, z<2>, o<2>;"
+    yield ".reg .b32 lane, row, at, pair, bits, sign, magic, from<3>, w<4>, s<2>, z<2>, o<2>;"
     # Results may take the registers of operands
-    yield from (f"mov.b32 from{i}, ${outputs + i};" for i in range(2 + (form != "symmetric")))
+    yield from (f"mov.b32 from{i}, ${outputs + i};" for i in range(2 + others))
     yield "mov.u32 lane, %tid.x;\nand.b32 lane, lane, 127;\nshr.u32 row, lane, 2;"
-    yield f"mov.b32 magic, {magic:#x};\nmov.b32 z0, {zero:#x};\nmov.b32 z1, z0;"
+    yield f"mov.b32 magic, {floats.factor if floats else magic:#x};"
+    yield f"mov.b32 z0, {zero:#x};\nmov.b32 z1, z0;"
     for step in range(columns // 16):
         if step % 4 == 0:  # the four words of a lane are neighbours
             yield "mad.lo.u32 at, lane, 16, from0;"
@@ -42,11 +71,16 @@ def _lines(columns: int, group: int, dtype: str, form: str, outputs: int) -> Ite
         if 16 * step % group == 0:
             place = 128 * (16 * step // group)
             yield from _two_rows("s", "from1", place)
-            if form != "symmetric":
+            if others:
                 yield from _two_rows(form[0], "from2", place)
             if form == "zeros":
                 yield from (f"add.rn.{kind} z{row}, z{row}, magic;" for row in range(2))
-        yield from _word(step, kind, form)
+            if floats:
+                yield from (f"mul.rn.{kind} s{row}, s{row}, magic;" for row in range(2))
+        if floats:
+            yield from _float_word(step, kind, floats)
+        else:
+            yield from _word(step, kind, form)
 
 
 def _two_rows(name: str, address: str, place: int) -> Iterator[str]:
@@ -66,3 +100,15 @@ def _word(step: int, kind: str, form: str) -> Iterator[str]:
             yield f"fma.rn.{kind} {out}, bits, s{row}, o{row};"
         else:
             yield f"mul.rn.{kind} {out}, bits, s{row};"
+
+
+def _float_word(step: int, kind: str, floats: _Floats) -> Iterator[str]:
+    """The four registers of a word of 4-bit floats: each with its bits in a float's places, times
+    its scale."""
+    for r in range(4):
+        for name, left in (("sign", floats.sign - 4 * r), ("bits", floats.rest - 4 * r)):
+            way = "shl" if left >= 0 else "shr"
+            yield f"{way}.{'b' if left >= 0 else 'u'}32 {name}, w{step % 4}, {abs(left)};"
+        yield f"and.b32 bits, bits, {floats.rests:#010x};"
+        yield f"lop3.b32 bits, sign, {floats.signs:#010x}, bits, 0xea;"  # (sign & mask) | bits
+        yield f"mul.rn.{kind} ${4 * step + r}, bits, s{r % 2};"

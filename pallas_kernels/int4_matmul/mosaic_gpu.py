@@ -20,8 +20,8 @@ from jax.experimental import pallas as pl
 from jax.experimental.mosaic import gpu as mgpu
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
-from pallas_kernels.int4_matmul.conversion import conversion
-from pallas_kernels.int4_matmul.packed import CHUNK, FORMS, ROWS, WORDS, Int4, dequantised
+from pallas_kernels.int4_matmul.conversion import EXCESS, conversion
+from pallas_kernels.int4_matmul.packed import CHUNK, FORMS, FP4, ROWS, WORDS, Int4, dequantised
 from pallas_kernels.int4_matmul.plan import Tuning, tuning_of
 from pallas_kernels.mosaic_gpu import (
     PRODUCER_REGISTERS,
@@ -67,6 +67,11 @@ class _Spec(NamedTuple):
         )
 
     @property
+    def excess(self) -> float:
+        """What sums are multiplied with."""
+        return EXCESS[jnp.dtype(self.dtype).name] if self.form == FP4 else 1.0
+
+    @property
     def groups(self) -> int:
         """Groups that a slot's columns touch."""
         return max(1, self.K // self.group)
@@ -85,8 +90,8 @@ def check(x: Any, w: Int4) -> None:
             "mosaic_gpu int4_matmul takes x and scales of one type, bfloat16 or float16, "
             f"got x {x.dtype}, scales {w.scales.dtype}"
         )
-    if w.form not in FORMS:
-        raise ValueError(f"mosaic_gpu int4_matmul takes integers, got {w.form}")
+    if w.form not in (*FORMS, FP4):
+        raise ValueError(f"mosaic_gpu int4_matmul takes integers and {FP4}, got {w.form}")
     if w.group not in (16, 32, 64) and w.group % OPERAND:
         raise ValueError(
             f"mosaic_gpu int4_matmul takes groups of 16, 32, 64 or a multiple of {OPERAND}, "
@@ -161,7 +166,7 @@ def _scratch(spec: _Spec, inputs: int) -> dict[str, Any]:
         "full": plgpu.Barrier(num_arrivals=inputs, num_barriers=stages),
         "free": plgpu.Barrier(num_arrivals=warpgroups, num_barriers=stages),
     }
-    if spec.form != "symmetric":
+    if spec.form in FORMS[1:]:
         scratch["others"] = plgpu.SMEM(values, dtype)
     scratch |= spec.split.staged
     if spec.interpret is not None:  # its tensor cores know operands in shared memory alone
@@ -202,7 +207,7 @@ def _product(spec: _Spec, unit: Unit, done: Array, wg: Array, sm: dict[str, Any]
                 plgpu.wgmma_wait(0)  # the next conversion writes the same registers
             plgpu.barrier_arrive(sm["free"].at[slot])
 
-        return acc[...]
+        return acc[...] if spec.excess == 1 else acc[...] * jnp.float32(spec.excess)
 
     return pl.run_scoped(multiply, plgpu.ACC((ROWS, spec.tuning.tokens), jnp.float32))
 
@@ -217,8 +222,9 @@ def _operand(spec: _Spec, slot: Array, wg: Array, first: int, sm: dict[str, Any]
         words, scales, *others = (ref[...][None] for ref in refs)
         zeros, offsets = (others[0] if spec.form == form else None for form in FORMS[1:])
         a = sm["a"].at[wg]
-        own = Int4(words, scales, zeros, offsets, rows=ROWS, group=group)
-        a[...] = dequantised(own, K, spec.dtype)
+        table = spec.form if spec.form == FP4 else None
+        own = Int4(words, scales, zeros, offsets, rows=ROWS, group=group, table=table)
+        a[...] = dequantised(own, K, spec.dtype) / jnp.asarray(spec.excess, spec.dtype)
         plgpu.commit_smem()
         return a
 

@@ -20,11 +20,12 @@ SLOT = 128  # columns that kernels read at once; words cover a multiple of it
 WORDS = (2, 256)  # a chunk's words, as the copy engine takes them
 FORMS = ("symmetric", "zeros", "offsets")
 MIDDLE = 8  # the zero point of weights that have none of their own
+FP4 = "fp4"
 _FP4 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 # What numbers of 0 to 15 stand for where they are no integers: floats of 2 exponent bits and 1 of
 # mantissa (OCP Microscaling Formats 1.0), and the quantiles of QLoRA, appendix E
 TABLES = {
-    "fp4": (*_FP4, *(-value for value in _FP4)),
+    FP4: (*_FP4, *(-value for value in _FP4)),
     "nf4": (
         -1.0,
         -0.6961928009986877,
@@ -130,7 +131,9 @@ def dequantised(w: Int4, columns: int, dtype: Any) -> Array:
     if w.table is None:
         numbers = numbers.astype(jnp.float32)
     else:
-        numbers = jnp.array(TABLES[w.table], jnp.float32)[numbers]
+        # By comparisons, which are one launch with what follows
+        each = (jnp.where(numbers == i, v, 0.0) for i, v in enumerate(TABLES[w.table]))
+        numbers = sum(each, jnp.float32(0))
 
     def spread(values: Array) -> Array:
         each = values_in(values).astype(jnp.float32)[: w.rows]

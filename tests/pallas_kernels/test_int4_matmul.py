@@ -24,9 +24,10 @@ from pallas_kernels.int4_matmul.cases import (
     inputs,
     packed,
 )
-from pallas_kernels.int4_matmul.conversion import conversion
+from pallas_kernels.int4_matmul.conversion import EXCESS, conversion
 from pallas_kernels.int4_matmul.packed import (
     FORMS,
+    FP4,
     dequantised,
     numbers_in,
     values_in,
@@ -122,7 +123,7 @@ def test_a_weight_takes_four_bits_and_its_scales() -> None:
 
 
 @pytest.mark.parametrize("dtype", ERROR)
-@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("form", [*FORMS, FP4])
 @pytest.mark.parametrize("group", [16, 32, 64, 128])
 def test_the_assembly_makes_the_operand_of_the_tensor_cores(
     group: int, form: str, dtype: str
@@ -134,7 +135,8 @@ def test_the_assembly_makes_the_operand_of_the_tensor_cores(
     got = registers.view(np.dtype(dtype)).reshape(4, 8, 4, 8, 2, 2, 2)
     # warp, g, c, step, further, half, odd → rows and columns
     rows = got.transpose(0, 5, 1, 3, 4, 2, 6).reshape(64, 128)
-    np.testing.assert_array_equal(rows, np.asarray(dequantised(w, 128, dtype)))
+    left = EXCESS[dtype] if form == FP4 else 1
+    np.testing.assert_array_equal(rows.astype(np.float32) * left, dequantised(w, 128, dtype))
 
 
 class Lanes:
@@ -188,6 +190,7 @@ class Lanes:
             "mov.u32": lambda: v[0],
             "and.b32": lambda: v[0] & v[1],
             "shr.u32": lambda: v[0] >> v[1],
+            "shl.b32": lambda: v[0] << v[1],
             "mad.lo.u32": lambda: v[0] * v[1] + v[2],
             "lop3.b32": lambda: (v[0] & v[1]) | v[2],  # 0xea
         }
