@@ -36,6 +36,8 @@ HERE = {
     "parsers": "what reading reasoning and tool calls costs: tokens a second and core, each format",
     "templates": "what rendering a chat costs, and what one that hangs costs others",
     "kv_accuracy": "what 8-bit pages cost the demo model: answers and perplexity",
+    "weight_accuracy": "what weights in few bits and 8-bit pages cost the demo model: held-out "
+    "conversations",
     "products": "an MLP's gated product: the kernel beside XLA",
     "fp8_products": "products with 8-bit weights: the kernel beside cuBLASLt and bfloat16",
     "int4_products": "products with 4-bit weights: the kernel beside bfloat16",

@@ -163,3 +163,20 @@ def table(results: Path = RESULTS) -> str:
         for c in costs(results)
     ]
     return "\n".join(lines)
+
+
+def accuracy(results: Path = RESULTS) -> str:
+    """What formats of weights and pages change, as a Markdown table."""
+    path = results / "weight-accuracy-demo-cpu.json"
+    lines = [
+        "| format | perplexity | change | of answers | their tokens that are likeliest |",
+        "|---|---|---|---|---|",
+    ]
+    for row in json.loads(path.read_text())["figures"] if path.exists() else ():
+        change = f"{row['perplexity_change']:+.2%}".replace("-", "−").replace("%", " %")
+        right = row["answer_tokens_right"]
+        lines.append(
+            f"| {row['format']} | {row['perplexity']:.1f} | {change} "
+            f"| {row['perplexity_of_answers']:.5f} | {'–' if right is None else f'{right:.2%}'} |"
+        )
+    return "\n".join(lines)

@@ -61,12 +61,20 @@ def modes() -> str:
     return table(RESULTS)
 
 
+def accuracy() -> str:
+    """What weights and pages in few bits change, as benchmarks/modes.py prints it."""
+    from benchmarks.modes import accuracy as text
+
+    return text(RESULTS)
+
+
 TABLES: dict[str, Callable[[], str]] = {
     "sampling-options": sampling_options,
     "families": families,
     "headline": headline,
     "benchmarks": benchmarks,
     "modes": modes,
+    "accuracy": accuracy,
 }
 
 

@@ -100,8 +100,11 @@ class PackQuantized:
                 continue  # 4-bit floats are bytes
             module, (rows, words) = name.removesuffix(f".{PACKED}"), found.shape
             groups = size(stored, f"{module}.{SCALE}", 1)
-            bits, group = self._grouping(words, groups)
-            columns = _columns(f"{module}.{SHAPE}", stored, words * WORD // bits, WORD // bits)
+            known = _columns(f"{module}.{SHAPE}", stored)
+            bits, group = self._grouping(words, groups, known)
+            columns = words * WORD // bits
+            if known is not None and -(-known * bits // WORD) == words:
+                columns = known
             count = -(-columns // group)
             shapes = {
                 PACKED: ((rows, words), I32),
@@ -117,22 +120,26 @@ class PackQuantized:
             )
             yield PackedMatrix(f"{module}.weight", (rows, columns), parts, bits, group)
 
-    def _grouping(self, words: int, groups: int) -> tuple[int, int]:
-        """Bits and columns of a group of a matrix with so many words a row and so many groups: of
-        the settings that give as many, else of the first."""
-        sizes = [(each.bits, each.group or words * WORD // each.bits) for each in self.groupings]
-        fit = [own for own in sizes if -(-words * WORD // own[0] // own[1]) == groups]
-        return (fit or sizes)[0]
+    def _grouping(self, words: int, groups: int, known: int | None) -> tuple[int, int]:
+        """Bits and columns of a group of a matrix with so many words a row and so many groups, and
+        so many columns if they are `known`: of the settings that give as many, else of the
+        first."""
+        sizes = []
+        for each in self.groupings:
+            columns = words * WORD // each.bits if known is None else known
+            group = each.group or columns
+            fits = -(-columns * each.bits // WORD) == words and -(-columns // group) == groups
+            sizes.append((not fits, each.bits, group))
+        _, bits, group = min(sizes, key=lambda own: own[0])
+        return bits, group
 
 
-def _columns(name: str, stored: Mapping[str, Header], most: int, each: int) -> int:
-    """The columns that the shape in a file says, where words of `each` numbers hold `most` of
-    them."""
+def _columns(name: str, stored: Mapping[str, Header]) -> int | None:
+    """The columns that the shape in a file says; None where it cannot be read."""
     found = stored.get(name)
     if found is None or found.shape != (2,) or not isinstance(stored, Stored):
-        return most
-    columns = int(stored.read(name)[1])
-    return columns if most - each < columns <= most else most
+        return None
+    return int(stored.read(name)[1])
 
 
 def read(groups: Mapping[str, Mapping[str, Any]]) -> PackQuantized:

@@ -141,13 +141,17 @@ def auto_round(made: Made, packing: str) -> Made:
 
 MADE = {
     "awq": awq((16, 24), 8),
+    "awq, a last group cut off": awq((16, 40), 16),
     "awq, one group": awq((24, 16)),
     "gptq": gptq((16, 24), 8),
     "gptq v2": gptq((16, 24), 8, form="gptq_v2"),
     "gptq, groups in no order": gptq((16, 32), 8, shuffled=True),
+    "gptq v2 of 8 bits, groups in no order": gptq((12, 24), 8, 8, "gptq_v2", shuffled=True),
     "gptq of 8 bits": gptq((12, 24), 8, 8),
     "gptq of 2 bits, one group": gptq((16, 32), -1, 2, index=False),
     "pack-quantized": pack_quantized((5, 24), 8),
+    "pack-quantized, words cut off": pack_quantized((5, 13), 8),
+    "pack-quantized, rows and words cut off": pack_quantized((9, 21), 16, symmetric=False),
     "pack-quantized with zero points": pack_quantized((5, 24), 8, symmetric=False),
     "pack-quantized of 8 bits, one group": pack_quantized((6, 20), None, 8),
     "pack-quantized, groups in no order": pack_quantized((8, 24), 8, shuffled=True),

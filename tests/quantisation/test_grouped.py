@@ -11,6 +11,7 @@ import pytest
 
 from jaxllm.config import ConfigError
 from jaxllm.quantisation import PackedTensor, read_scheme
+from jaxllm.quantisation.scheme import Stored
 from tests.quantisation.grouped_checkpoints import (
     MADE,
     Made,
@@ -30,7 +31,8 @@ class Header(NamedTuple):
 
 def tensors(made: Made) -> list[PackedTensor]:
     headers = {name: Header(TYPES[str(a.dtype)], a.shape) for name, a in made.stored.items()}
-    return list(read_scheme(made.settings["quant_method"], made.settings).tensors(headers))
+    stored = Stored(headers, made.stored.__getitem__)
+    return list(read_scheme(made.settings["quant_method"], made.settings).tensors(stored))
 
 
 @pytest.mark.parametrize("name", MADE)
@@ -79,6 +81,15 @@ def test_groups_of_modules_with_different_bits_are_told_apart() -> None:
         arrays = [stored[part.name] for part in found.parts]
         wanted = (four if found.name == "X.weight" else eight).weight
         np.testing.assert_array_equal(found.unpack(arrays, ((0, 8), (0, 32))), wanted)
+
+
+def test_rows_of_4_and_of_8_bits_are_told_apart_by_their_shapes() -> None:
+    four, eight = pack_quantized((8, 32)), pack_quantized((8, 20), None, 8)
+    settings = copy.deepcopy(four.settings)
+    settings["config_groups"]["group_1"] = eight.settings["config_groups"]["group_0"]
+    stored = four.stored | {name.replace("X", "Y"): value for name, value in eight.stored.items()}
+    found = {own.name: own for own in tensors(Made(settings, stored, four.weight))}
+    assert found["X.weight"].shape == (8, 32) and found["Y.weight"].shape == (8, 20)
 
 
 @pytest.mark.parametrize(
