@@ -21,11 +21,11 @@ from jaxllm.quantisation import ONLINE, WeightFormat
 from jaxllm.tokenizer import Tokenizer
 
 LENGTH = 1024  # tokens of a batch of conversations
-# 4-bit floats of checkpoints, which plain weights are rounded to here alone
+# Numbers of checkpoints, which plain weights are rounded to here alone, with scales of floats
 CHECKPOINTS = {
-    "mxfp4, nvfp4 (groups of 32)": WeightFormat("fp4", 32, rounded=True),
-    "nvfp4 (groups of 16)": WeightFormat("fp4", 16, rounded=True),
-    "bitsandbytes nf4": WeightFormat("nf4", 64, rounded=True),
+    "4-bit floats, groups of 32": WeightFormat("fp4", 32, rounded=True),
+    "4-bit floats, groups of 16": WeightFormat("fp4", 16, rounded=True),
+    "nf4, groups of 64": WeightFormat("nf4", 64, rounded=True),
 }
 FORMATS: Mapping[str, WeightFormat] = {**ONLINE, **CHECKPOINTS}
 
