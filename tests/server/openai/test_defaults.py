@@ -29,6 +29,25 @@ def test_without_them_openais_apply(server: Running) -> None:
     assert (params.temperature, params.top_p, params.top_k, params.n) == (1.0, 1.0, 0, 1)
 
 
+@pytest.mark.parametrize("chat", [False, True])
+def test_the_load_generator_of_vllm_hears_tokens_and_then_their_count(
+    server: Running, chat: bool
+) -> None:
+    """The bodies of `vllm bench serve`, and the events that it reads."""
+    content = [{"type": "text", "text": "abc"}]
+    asked = (
+        {"messages": [{"role": "user", "content": content}], "max_completion_tokens": 8}
+        if chat
+        else {"prompt": "abc", "repetition_penalty": 1.0, "max_tokens": 8, "logprobs": None}
+    )
+    options = {"stream": True, "stream_options": {"include_usage": True}, "ignore_eos": True}
+    path = "/v1/chat/completions" if chat else "/v1/completions"
+    *tokens, last = server.post(path, {"model": "fake"} | asked | options).events()
+    assert all(event["choices"] for event in tokens) and len(tokens) >= 8
+    assert (last["choices"], last["usage"]["completion_tokens"]) == ([], 8)
+    assert last["usage"]["prompt_tokens"] >= 3
+
+
 def test_messages_are_bounded_and_free_of_internals() -> None:
     text = sanitize(
         "<object at 0x7f3a2b1c> in /usr/lib/python3/x.py\x00 "
