@@ -6,6 +6,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -188,9 +189,19 @@ def use_compilation_cache(directory: str | None) -> None:
         raise ConfigError(
             f"--compilation-cache-dir {directory} cannot be used: {trouble}"
         ) from None
+    drop_empty(path)
     jax.config.update("jax_compilation_cache_dir", str(path))
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
     jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
+
+
+def drop_empty(folder: Path) -> None:
+    """Delete the programs that a full disk took nothing of: JAX can neither read nor replace them,
+    and would compile them at every start."""
+    for entry in folder.glob("*-cache"):
+        with suppress(OSError):  # a read-only one stays
+            if entry.stat().st_size == 0:
+                entry.unlink()
 
 
 def read_tokenizer(

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import jax
 import pytest
+from jax._src.lru_cache import LRUCache
 
 from jaxllm.config import ConfigError, EngineConfig
 from jaxllm.engine.runtime.compilation.executables import Executables
@@ -19,6 +20,7 @@ from jaxllm.engine.startup.report import Report
 from jaxllm.engine.startup.resolve import resolve
 from jaxllm.engine.startup.sizing import make_programs
 from jaxllm.engine.startup.start import (
+    drop_empty,
     read_tokenizer,
     use_compilation_cache,
 )
@@ -52,6 +54,16 @@ def test_who_has_no_home_keeps_nothing_and_an_unknown_one_is_told_of(
         ConfigError, match="~nobody/cache cannot be used: Could not determine home directory"
     ):
         use_compilation_cache("~nobody/cache")
+
+
+def test_programs_of_which_a_full_disk_took_nothing_are_kept_the_next_time(tmp_path: Path) -> None:
+    """JAX's cache leaves an entry that is there as it is."""
+    cache = LRUCache(str(tmp_path), max_size=-1)
+    (tmp_path / "a-cache").touch()
+    cache.put("b", b"a program")
+    drop_empty(tmp_path)
+    cache.put("a", b"another")
+    assert (cache.get("a"), cache.get("b")) == (b"another", b"a program")
 
 
 def test_a_server_reads_the_vocabulary_for_grammars_at_start_and_the_library_with_the_first(
