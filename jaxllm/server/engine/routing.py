@@ -6,15 +6,16 @@ The front end hears what enters and leaves each engine's prefix cache with the r
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
 
-from jaxllm.cache.events import AllBlocksCleared, BlockStored, KVEvent, shorts
+from jaxllm.cache.events import DEVICE, HOST, AllBlocksCleared, BlockStored, KVEvent, shorts
 from jaxllm.cache.prefix import PageHasher
 from jaxllm.messages import GenerateRequest, PoolingRequest
 
 MAX_PAGES = 2048  # of a prompt, that are looked up
+MEMORIES = {DEVICE: 1, HOST: 2}
 PAGES_AT_ONCE = 32  # hashed before it is known whether any is cached
 
 
@@ -53,29 +54,32 @@ class CachedPages:
     """The pages that an engine can find, by the hashes that its events tell."""
 
     def __init__(self) -> None:
-        self._in_memory: dict[str, set[int]] = {}
+        self._memories: dict[int, int] = {}  # of each page, as sums of MEMORIES
 
     def __len__(self) -> int:
-        return sum(map(len, self._in_memory.values()))
+        return len(self._memories)
 
-    def __contains__(self, key: int) -> bool:
-        return any(key in pages for pages in self._in_memory.values())
+    def count_known(self, keys: Iterable[int]) -> int:
+        """How many of the keys are known before the first that is not."""
+        return len(list(takewhile(self._memories.__contains__, keys)))
 
     def follow(self, events: Sequence[KVEvent]) -> None:
         """Do as the cache did."""
         for event in events:
             if isinstance(event, AllBlocksCleared):
-                self._in_memory.clear()
+                self._memories.clear()
                 continue
-            pages = self._in_memory.setdefault(event.medium, set())
-            if isinstance(event, BlockStored):
-                pages.update(event.block_hashes)
-            else:
-                pages.difference_update(event.block_hashes)
+            memory = MEMORIES[event.medium]
+            for key in event.block_hashes:
+                others = self._memories.pop(key, 0) & ~memory
+                if isinstance(event, BlockStored):
+                    self._memories[key] = others | memory
+                elif others:
+                    self._memories[key] = others
 
     def clear(self) -> None:
         """The engine is another one, or gone."""
-        self._in_memory.clear()
+        self._memories.clear()
 
 
 def cached_tokens(
@@ -96,7 +100,7 @@ def cached_tokens(
         told = shorts(keys[first:])
         for at, cache in enumerate(caches):
             if found[at] == first:
-                found[at] += len(list(takewhile(cache.__contains__, told)))
+                found[at] += cache.count_known(told)
         if max(found) < end:
             break
     return [pages * size for pages in found]
