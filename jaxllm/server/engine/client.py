@@ -35,6 +35,7 @@ from jaxllm.server.engine.wire import (
     Stop,
     ToEngine,
     ToServer,
+    UpdateWeights,
 )
 from jaxllm.server.errors import ApiError, bad_request, overloaded, sanitize, server_error
 
@@ -76,6 +77,7 @@ class EngineClient:
         self._send_scheduled = False  # `send_waiting` runs again in the loop's next turn
         self._choices_sent = 0
         self._commands: deque[asyncio.Future[str | None]] = deque()  # answers due, in order
+        self._weights: UpdateWeights | None = None  # that the engine has taken
         self._inspections: deque[asyncio.Future[EngineView]] = deque()  # likewise
         self.stats = EngineStats()
         self.last_message = time.monotonic()
@@ -207,6 +209,25 @@ class EngineClient:
         self._send(command)
         if problem := await answer:
             raise bad_request(sanitize(problem))
+        if isinstance(command, UpdateWeights):
+            self._weights = command
+
+    def _take_weights_again(self) -> None:
+        """Have an engine process that has just started take the weights that the one before had,
+        before any request reaches it; it ends when it cannot."""
+        if self._weights is None:
+            return
+        connection, directory = self._connection, self._weights.directory
+        answer: asyncio.Future[str | None] = asyncio.get_running_loop().create_future()
+
+        def heard(answer: asyncio.Future[str | None]) -> None:
+            problem = answer.exception() or answer.result()
+            if problem is not None and connection is not None:
+                connection.end(Died(f"cannot take the weights of {directory} again: {problem}"))
+
+        answer.add_done_callback(heard)
+        self._commands.append(answer)
+        self._send(self._weights)
 
     def inspect(self) -> asyncio.Future[EngineView]:
         """What the engine does now, in detail; it answers between two steps. The future, or this
@@ -260,6 +281,7 @@ class EngineClient:
                 if not inspection.done():
                     inspection.set_result(view)
             case Ready():
+                self._take_weights_again()
                 self._connection.ready.set_result(message)
             case Died():
                 self._connection.end(message)

@@ -27,6 +27,7 @@ from jaxllm.server.engine.wire import (
     StepFailed,
     ToEngine,
     ToServer,
+    UpdateWeights,
     encode,
 )
 from jaxllm.server.errors import ApiError
@@ -121,6 +122,27 @@ def test_a_command_on_the_wire_when_the_engine_dies_is_a_server_error() -> None:
         assert await engine.next() == Profile(False)
         await engine.say(Answered(None))
         await command
+        await engine.die()
+
+    asyncio.run(main())
+
+
+def test_a_restarted_engine_takes_the_weights_that_the_one_before_had() -> None:
+    async def main() -> None:
+        engine = Engine(client := EngineClient(EngineConfig(model="fake")))
+        await engine.start()
+        update = asyncio.ensure_future(client.run_command(UpdateWeights("/new")))
+        assert await engine.next() == UpdateWeights("/new")
+        await engine.say(Answered(None))
+        await update
+        await engine.die()
+        await engine.start()
+        EngineGroup([client]).submit([request("after")])
+        assert await engine.next() == UpdateWeights("/new")
+        assert isinstance(await engine.next(), Add)
+        await engine.say(Answered("no such directory"))
+        assert "cannot take the weights of /new again" in (await client.died).reason
+        assert (client.alive, client.in_flight) == (False, 0)
         await engine.die()
 
     asyncio.run(main())
