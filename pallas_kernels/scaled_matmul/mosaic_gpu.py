@@ -123,7 +123,9 @@ def scaled_matmul(
         scale = jnp.broadcast_to(scale, (T, scale.shape[1]))
         numbers, scale = (jnp.pad(part, ((0, room - T), (0, 0))) for part in (numbers, scale))
     if not own:
-        return multiplied((numbers, scale), w_OI, scale_OG, group, x_TI.dtype)
+        # Sums of 16 bits, where these have float32's range, are half of what XLA writes and reads
+        sums = jnp.bfloat16 if x_TI.dtype == jnp.bfloat16 else jnp.float32
+        return multiplied((numbers, scale), w_OI, scale_OG, group, x_TI.dtype, sums)
     weight = jnp.pad(scale_OG, ((0, -O % ROWS), (0, 0)))
     tokens = jnp.broadcast_to(scale.T, (G, room))
     scales = _Scales(weight, tokens) if G > 1 else _Scales(weight[:, 0], tokens[0])

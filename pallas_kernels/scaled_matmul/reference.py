@@ -24,16 +24,22 @@ def scaled_matmul(
 
 
 def multiplied(
-    rounded: tuple[Array, Array], w_OI: Array, scale_OG: Array, group: int, dtype: Any
+    rounded: tuple[Array, Array],
+    w_OI: Array,
+    scale_OG: Array,
+    group: int,
+    dtype: Any,
+    sums: Any = jnp.float32,
 ) -> Array:
-    """The product of `rounding.rounded_inputs`, in `dtype`.
+    """The product of `rounding.rounded_inputs`, in `dtype`; sums of floats are held as `sums`.
 
     With one scale a row, numbers are multiplied and sums scaled. With more, factors are scaled and
     rounded to `dtype` before, which is exact in float32 alone.
     """
     left, left_scale = rounded
     if scale_OG.shape[1] == 1:
-        return (_product(left, w_OI, dtype) * left_scale * scale_OG[:, 0]).astype(dtype)
+        product = _product(left, w_OI, dtype, sums).astype(jnp.float32)
+        return (product * left_scale * scale_OG[:, 0]).astype(dtype)
     x, w = (
         (numbers.astype(jnp.float32) * spread(scale, group, numbers.shape[1])).astype(dtype)
         for numbers, scale in ((left, left_scale), (w_OI, scale_OG))
@@ -41,8 +47,8 @@ def multiplied(
     return _product(x, w, dtype).astype(dtype)
 
 
-def _product(x_TI: Array, w_OI: Array, dtype: jnp.dtype) -> Array:
-    """Sums of exact products, in float32."""
+def _product(x_TI: Array, w_OI: Array, dtype: jnp.dtype, sums: Any = jnp.float32) -> Array:
+    """Sums of exact products, made in float32."""
     if x_TI.dtype == w_OI.dtype == jnp.int8:
         product = lax.dot_general(
             x_TI, w_OI, (((1,), (1,)), ((), ())), preferred_element_type=jnp.int32
@@ -54,5 +60,5 @@ def _product(x_TI: Array, w_OI: Array, dtype: jnp.dtype) -> Array:
         w_OI.astype(dtype),
         (((1,), (1,)), ((), ())),
         precision=lax.Precision.HIGHEST if dtype == jnp.float32 else None,
-        preferred_element_type=jnp.float32,
+        preferred_element_type=sums,
     )

@@ -110,6 +110,14 @@ def test_every_case_is_right_in_the_interpreter(case: Case) -> None:
     assert relative_error(got, expected(case, arrays(case))) < ERROR
 
 
+@places
+def test_many_rows_are_a_product_of_xlas_with_sums_of_16_bits(place: str) -> None:
+    case = Case(name="", tokens=100, outputs=64, columns=256)
+    assert not plan.is_faster(case.tokens, grouped=False)
+    got = launched(place, case, arrays(case))
+    assert relative_error(got, expected(case, arrays(case))) < 1.5 * ERROR
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize("case", KERNEL_CASES, ids=lambda case: case.name)
 def test_every_case_is_right_on_a_card(case: Case) -> None:
