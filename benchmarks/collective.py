@@ -93,8 +93,10 @@ class Bench:
 
     def _sum(self, way: Way, arrays: Any) -> Sum:
         if way.backend is None:
+            on_gpu = self.mesh.devices.flat[0].platform == "gpu"
+            wanted = "mosaic_gpu" if on_gpu else "reference"
             return lambda x, part, weight, eps: alone.add_norm(
-                x, part, weight, eps, backend=alone.backend_for("mosaic_gpu", x, weight)
+                x, part, weight, eps, backend=alone.backend_for(wanted, x, weight)
             )
         group = group_of(AXIS, self.inboxes.layout, *arrays)
         if way.backend == "reference":

@@ -138,6 +138,15 @@ def test_devices_that_do_not_suit_are_refused_with_the_reason() -> None:
     assert "other axes" in str(choose.refusal(mesh(2), "data"))
 
 
+@pytest.mark.gpu
+@pytest.mark.parametrize("devices", [2, 4, 8])
+def test_a_trial_on_cards_is_right(devices: int) -> None:
+    if len(jax.devices()) < devices:
+        pytest.skip(f"needs {devices} GPUs")
+    for _ in range(3):
+        assert choose.refusal(mesh(devices), "tensor") is None
+
+
 def test_a_trial_finds_a_wrong_sum_and_a_device_that_gave_up(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
