@@ -143,6 +143,9 @@ LEGAL: dict[str, Legal] = {
     "max_num_seqs": _whole(1, 2**20),
     "max_num_batched_tokens": _whole(1, 2**30),
     "tensor_parallel_size": _whole(1, 2**20),
+    "nnodes": _whole(1, 2**16),
+    "node_rank": _whole(0, 2**16 - 1),
+    "master_port": _whole(1, 65534),
     "max_logprobs": _whole(0, 2**20),
     "max_num_queued_reqs": _whole(1, 2**30),
     "block_size": (
@@ -197,6 +200,13 @@ class EngineConfig:
     max_num_seqs: int | None = None
     max_num_batched_tokens: int | None = None
     tensor_parallel_size: int = 1
+    # Hosts that run this engine together. The one of rank 0 listens at master_addr, at this port
+    # and the next
+    nnodes: int = 1
+    node_rank: int = 0
+    master_addr: str = "127.0.0.1"
+    master_port: int = 29501
+    group_key_file: str | None = None  # with what every host of the group has and nobody else
     max_logprobs: int = 20
     # One of LOGPROBS_MODES; "processed" is after temperature, filters and processors
     logprobs_mode: str = "raw_logprobs"
@@ -246,6 +256,7 @@ class EngineConfig:
                 "pool is; leave one of them out"
             )
         self._check_host()
+        self._check_group()
         for name in ("hf_overrides", "pooler_config", "kv_events_config", "kv_transfer_config"):
             if not isinstance(value := getattr(self, name), dict | None):
                 flag = name.replace("_", "-")
@@ -258,6 +269,33 @@ class EngineConfig:
         if not isinstance(self.model, str) or not self.model:
             raise ConfigError(
                 f"the model must be a directory, a hub id or 'demo', got {self.model!r:.80}"
+            )
+
+    def _check_group(self) -> None:
+        if self.node_rank >= self.nnodes:
+            raise ConfigError(
+                f"--node-rank {self.node_rank} is none of the {self.nnodes} of --nnodes; they are "
+                f"numbered 0 to {self.nnodes - 1}"
+            )
+        if self.tensor_parallel_size % self.nnodes:
+            raise ConfigError(
+                f"--tensor-parallel-size {self.tensor_parallel_size} does not divide over "
+                f"--nnodes {self.nnodes}; set it to a multiple of {self.nnodes}"
+            )
+        if self.nnodes > 1 and self.group_key_file is None:
+            raise ConfigError(
+                "several hosts need a key that all of them have: set --group-key-file to a file "
+                "with one (openssl rand -hex 32)"
+            )
+        if self.nnodes > 1 and self.weight_cache_dir is not None:
+            raise ConfigError(
+                "--weight-cache-dir keeps whole weights, and a host of several holds a part; "
+                "leave it out"
+            )
+        if self.nnodes > 1 and self.kv_transfer_config is not None:
+            raise ConfigError(
+                "--kv-transfer-config: an engine over several hosts exchanges no pages; leave it "
+                "out"
             )
 
     def _check_host(self) -> None:

@@ -26,7 +26,8 @@ AXES: Mapping[str, str | None] = {
 
 
 def make_mesh(tensor_parallel_size: int, devices: Sequence[jax.Device] | None = None) -> Mesh:
-    """A mesh ("data", "tensor") of shape (1, tensor_parallel_size) over the first `devices`.
+    """A mesh ("data", "tensor") of shape (1, tensor_parallel_size) over the first `devices`; of
+    several hosts over as many of each.
 
     `devices` are all that JAX finds by default. Raises ConfigError when there are too few.
     """
@@ -40,8 +41,34 @@ def make_mesh(tensor_parallel_size: int, devices: Sequence[jax.Device] | None = 
             f"but there are {len(devices)} ({platform}); "
             f"set tensor_parallel_size to at most {max(1, len(devices))}"
         )
-    grid = np.asarray(devices[:tensor_parallel_size], dtype=object).reshape(1, tensor_parallel_size)
+    chosen = _of_every_host(tensor_parallel_size, devices)
+    grid = np.asarray(chosen, dtype=object).reshape(1, tensor_parallel_size)
     return Mesh(grid, ("data", "tensor"), axis_types=(AxisType.Auto, AxisType.Auto))
+
+
+def _of_every_host(count: int, devices: Sequence[jax.Device]) -> list[jax.Device]:
+    """`count` of these devices, the first of each host and as many of each. Raises ConfigError
+    where that cannot be."""
+    hosts: dict[int, list[jax.Device]] = {}
+    for device in devices:
+        hosts.setdefault(device.process_index, []).append(device)
+    each, rest = divmod(count, len(hosts))
+    fewest = min(map(len, hosts.values()))
+    if rest or each > fewest:
+        raise ConfigError(
+            f"tensor_parallel_size {count} over {len(hosts)} hosts takes as many devices of each, "
+            f"and one has {fewest}; set it to a multiple of {len(hosts)}, at most "
+            f"{len(hosts) * fewest}"
+        )
+    return [device for host in sorted(hosts) for device in hosts[host][:each]]
+
+
+def place(value: np.ndarray, sharding: jax.sharding.Sharding) -> jax.Array:
+    """A host array, the same on every host, on the devices of `sharding`. Unlike
+    `jax.device_put`, it asks nothing of other hosts."""
+    if sharding.is_fully_addressable:
+        return jax.device_put(value, sharding)
+    return jax.make_array_from_callback(value.shape, sharding, value.__getitem__)
 
 
 def sharding(mesh: Mesh, axes: tuple[str | None, ...]) -> NamedSharding:

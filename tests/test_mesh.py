@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import jax
 import pytest
 from jax.sharding import PartitionSpec
 
 from jaxllm.config import ConfigError
-from jaxllm.mesh import AXES, make_mesh, sharding
+from jaxllm.mesh import AXES, _of_every_host, make_mesh, sharding
 
 
 def test_one_device_is_a_one_by_one_mesh() -> None:
@@ -31,6 +33,23 @@ def test_too_few_devices_is_an_error_that_says_how_many_there_are() -> None:
         make_mesh(4, jax.devices()[:2])
     with pytest.raises(ConfigError, match="at least 1"):
         make_mesh(0)
+
+
+@dataclass(frozen=True)
+class Device:
+    """Of one of several hosts."""
+
+    id: int
+    process_index: int
+    platform: str = "cpu"
+
+
+def test_a_mesh_over_hosts_takes_as_many_devices_of_each() -> None:
+    devices = [Device(id, id // 4) for id in range(8)]
+    assert [device.id for device in _of_every_host(4, devices)] == [0, 1, 4, 5]
+    for count, hosts in ((3, devices), (6, devices[1:4] + devices[4:6])):
+        with pytest.raises(ConfigError, match="over 2 hosts takes as many devices of each"):
+            _of_every_host(count, hosts)
 
 
 def test_logical_axes_follow_the_table() -> None:

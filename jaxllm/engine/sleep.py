@@ -9,6 +9,7 @@ import gc
 from collections.abc import Callable
 from pathlib import Path
 
+from jaxllm.engine.runtime.replay import Reload
 from jaxllm.engine.scheduling.scheduler import Scheduler
 from jaxllm.engine.startup.start import Started
 from jaxllm.messages import RequestError
@@ -61,7 +62,10 @@ class Sleep:
         """Take the memory again; nothing happens to an engine that is awake. Dropped weights are
         read again: raises ConfigError when they cannot be, and the engine sleeps on."""
         if self.level:
-            self._runner.wake(self._source.read() if self.level == 2 else None)
+            if self.level == 2:
+                self._read()
+            else:
+                self._runner.wake()
             self.level = 0
 
     def update_weights(self, directory: Path) -> None:
@@ -78,8 +82,12 @@ class Sleep:
             )
         self._source.check(directory)
         self.sleep(2)
-        self._runner.wake(self._source.read(directory))
+        self._read(directory)
         self.level = 0
+
+    def _read(self, directory: Path | None = None) -> None:
+        self._runner.tell(Reload(None if directory is None else str(directory)))
+        self._runner.wake(self._source.read(directory))
 
     def _refuse_busy(self) -> None:
         if self._busy():

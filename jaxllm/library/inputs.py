@@ -28,6 +28,8 @@ def engine_arguments(arguments: Mapping[str, Any]) -> dict[str, Any]:
             raise ConfigError(f"LLM has no argument {name!r}")
         else:
             check_neutral(name, value, f"{name}={value!r}")
+    if out.get("nnodes", 1) != 1:
+        raise ConfigError("LLM runs on one host; serve a model that several hosts run together")
     return out
 
 

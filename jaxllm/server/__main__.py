@@ -59,10 +59,16 @@ def run(models: list[Options], command: tuple[str, ...] | None = None) -> int:
     from jaxllm.chat_template import template_text
     from jaxllm.server.command_line.options import check_generation_config
     from jaxllm.server.engine.connection import ENGINE_COMMAND
+    from jaxllm.server.lifecycle.follow import follow
+    from jaxllm.server.lifecycle.launches import engine_launches
     from jaxllm.server.lifecycle.serve import find_model, serve
     from jaxllm.server.transport.sockets import bind
 
     options = models[0]
+    command = command or (*ENGINE_COMMAND, "--log-format", options.log_format)
+    if options.config.node_rank:
+        (own,) = engine_launches(options, find_model(options))
+        return follow(own.config, own.command(command))
     for each in models:
         check_generation_config(each.generation_config)
         if each.chat_template is not None:
@@ -74,7 +80,6 @@ def run(models: list[Options], command: tuple[str, ...] | None = None) -> int:
             logger.info("options: %s", each.given or "all defaults")
         for notice in dict.fromkeys(notice for each in models for notice in each.notices):
             logger.warning("%s", notice)
-        command = command or (*ENGINE_COMMAND, "--log-format", options.log_format)
         return asyncio.run(serve(found, sock, command))
 
 

@@ -83,6 +83,7 @@ def test_probes_ask_routes_that_answer(path: Path, fresh: Running) -> None:
         container[f"{kind}Probe"]["httpGet"]["path"]
         for document in yaml.safe_load_all(path.read_text())
         for container in containers(document)
+        if "ports" in container  # others serve nothing
         for kind in ("startup", "readiness", "liveness")
     ]
     assert sorted(set(probes)) == ["/health", "/ready"]
@@ -127,6 +128,32 @@ def test_whoever_stops_a_server_waits_longer_than_it_drains() -> None:
     compose = yaml.safe_load(COMPOSE.read_text())["services"]["jaxllm"]["stop_grace_period"]
     graces.append(int(compose.removesuffix("s")))
     assert min(graces) >= drain + 5, graces
+
+
+def test_the_hosts_of_a_leader_worker_set_are_one_group() -> None:
+    text = (ROOT / "kubernetes" / "leaderworkerset.yaml").read_text()
+    group = next(iter(yaml.safe_load_all(text)))["spec"]["leaderWorkerTemplate"]
+    assert group["restartPolicy"] == "RecreateGroupOnPodRestart"
+    templates = group["leaderTemplate"]["spec"], group["workerTemplate"]["spec"]
+    for rank, spec in enumerate(templates):
+        variables = {
+            "LWS_GROUP_SIZE": str(group["size"]),
+            "LWS_WORKER_INDEX": str(rank),
+            "LWS_LEADER_ADDRESS": "jaxllm-0.jaxllm.default",
+        }
+        (container,) = spec["containers"]
+        options = parse(container["args"], variables)
+        config = options.config
+        assert (config.nnodes, config.node_rank) == (group["size"], rank)
+        devices = container["resources"]["limits"]["nvidia.com/gpu"]
+        assert config.tensor_parallel_size == group["size"] * devices
+        folders = [mount["mountPath"] for mount in container["volumeMounts"]]
+        assert str(Path(config.group_key_file).parent) in folders
+        assert spec["terminationGracePeriodSeconds"] >= options.shutdown_timeout + 5
+    leader, worker = (spec["terminationGracePeriodSeconds"] for spec in templates)
+    assert worker > leader  # whose requests need it
+    first, second = (spec["containers"][0] for spec in templates)
+    assert all(first[name] == value for name, value in second.items())
 
 
 def test_files_that_compose_mounts_are_there() -> None:

@@ -3,6 +3,7 @@ launches."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -14,14 +15,22 @@ from jaxllm.engine.runtime.lattice import Programs
 from jaxllm.engine.runtime.launch import HostBuffers, Launch, begin_read
 from jaxllm.engine.runtime.program import KV, PEERS, DeviceArrays, Key, Resident
 from jaxllm.engine.runtime.programs import PROGRAMS
+from jaxllm.engine.runtime.replay import Asleep, Awake, Command, Reset
 from jaxllm.engine.runtime.shapes import PINNED
 
 
 class Dispatcher:
-    """Runs programs by key. A subclass says which, and calls `_start_empty` when it is made."""
+    """Runs programs by key. A subclass says which, and calls `_start_empty` when it is made.
+
+    Attributes:
+        tell: called with each command before it is carried out, so that other hosts do the same.
+    """
+
+    tell: Callable[[Command], None]
 
     def __init__(self, programs: Programs, weights: tuple[Array, ...], kv: KVCache):
         self.programs, self.weights = programs, weights
+        self.tell = lambda command: None
         self._places = [weight.sharding for weight in weights]
         self.shapes, self.compiles = programs.shapes, programs.executables.compiles
         # Executable, arguments and results of each program that has run
@@ -42,6 +51,7 @@ class Dispatcher:
 
     def run(self, launch: Launch) -> list[Array]:
         """Dispatch programs in order; returns their results, on their way to the host."""
+        self.tell(launch)
         results: list[Array] = []
         for key, buffer in launch.calls:
             if buffer is None:
@@ -78,6 +88,7 @@ class Dispatcher:
     def reset(self) -> None:
         """Slot state and pages anew after a step that failed: donated buffers may be gone, pages
         half written, and inboxes half read."""
+        self.tell(Reset())
         if self._inboxes is not None:
             self._device.wait()  # what runs may yet store into a peer's inbox
             self._inboxes.refill()
@@ -99,6 +110,7 @@ class Dispatcher:
     def sleep(self, keep_weights: bool) -> None:
         """Free everything on the device. The weights go to host memory, or are dropped. Nothing may
         be dispatched until `wake`."""
+        self.tell(Asleep(keep_weights))
         self._device.delete()
         kept = []
         for weight, place in zip(self.weights, self._places, strict=True):
@@ -111,6 +123,7 @@ class Dispatcher:
     def wake(self, weights: tuple[Array, ...] | None = None) -> None:
         """Be as after the start, with other `weights` or those that were kept."""
         if weights is None:
+            self.tell(Awake())
             weights = tuple(map(jax.device_put, self.weights, self._places))
             jax.block_until_ready(weights)
         self.weights = weights

@@ -6,7 +6,6 @@ import ctypes
 import math
 from typing import Any, NamedTuple
 
-import jax
 import msgspec
 import numpy as np
 from jax import Array
@@ -14,6 +13,7 @@ from jax.sharding import NamedSharding
 
 from jaxllm.engine.runtime.program import Key
 from jaxllm.engine.runtime.shapes import PINNED
+from jaxllm.mesh import place
 
 
 class Launch(NamedTuple):
@@ -55,7 +55,7 @@ class HostBuffers:
     def __init__(self, size: int, sharding: NamedSharding, slots: int):
         self._size, self._sharding, self._next = size, sharding, 0
         self._pinned = [
-            jax.device_put(np.zeros(size, np.int32), sharding)
+            place(np.zeros(size, np.int32), sharding)
             for _ in range(slots if _is_pinned(sharding) else 0)
         ]
         self._busy: list[Array | None] = [None] * slots
@@ -80,7 +80,7 @@ class HostBuffers:
         if not self._pinned:
             missing = self._size - buffer.size
             whole = np.pad(buffer, (0, missing)) if missing else buffer
-            return jax.device_put(whole, self._sharding)
+            return place(whole, self._sharding)
         leased, self._leased = self._leased, None
         views = self._next_views() if leased is None else self._views[self._next - 1]
         for view in views:

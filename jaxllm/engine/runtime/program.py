@@ -13,6 +13,7 @@ from jaxllm.cache.kv import KVCache, zeros_of
 from jaxllm.engine.runtime.compilation.executables import Recipe
 from jaxllm.engine.runtime.shapes import StepShapes
 from jaxllm.engine.runtime.state import SlotState
+from jaxllm.mesh import place
 
 type Sizes = tuple[int, ...]
 
@@ -62,7 +63,7 @@ class DeviceArrays:
     def __init__(self, shapes: StepShapes, weights: tuple[Array, ...], kv: KVCache):
         self._shapes = shapes
         zeros = SlotState.zeros(shapes.slots, shapes.table_width)
-        state = jax.tree.map(lambda x, s: jax.device_put(x, s.sharding), zeros, shapes.state)
+        state = jax.tree.map(lambda x, s: place(x, s.sharding), zeros, shapes.state)
         self._arrays: dict[tuple[str, int], Any] = {}
         for at, value in ((WEIGHTS, weights), (KV, kv), (STATE, state)):
             self.write(at, value)

@@ -134,6 +134,7 @@ class Runner(Dispatcher):
     def move(self, moves: Moves) -> None:
         """Run a plan's transfers between pool and host memory, before its forward."""
         assert self.swapper is not None, "an engine without host pages moves none"
+        self.tell(moves)
         self.kv = self.swapper.run(self.kv, moves)
 
     def take_out(self, pages: Sequence[int]) -> list[Page]:

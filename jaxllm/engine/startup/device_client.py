@@ -52,12 +52,13 @@ def may_use_cuda() -> bool:
 
 
 def give_back(devices: Iterable[jax.Device]) -> None:
-    """Return to the driver what the allocators of these GPUs hold free.
+    """Return to the driver what the allocators of this host's GPUs among these hold free.
 
     Frees are in the order of streams, so all work is waited for first. A driver that refuses
     leaves the memory with this process, with a warning.
     """
-    ordinals = [device.local_hardware_id for device in devices if device.platform == "gpu"]
+    gpus = [device for device in devices if device.platform == "gpu"]
+    ordinals = [gpu.local_hardware_id for gpu in gpus if gpu.process_index == jax.process_index()]
     if ordinals:
         driver = ctypes.CDLL("libcuda.so.1")
         for ordinal in ordinals:

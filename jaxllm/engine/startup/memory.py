@@ -244,7 +244,8 @@ def measure_budget(
 def usable_bytes(config: EngineConfig, devices: Iterable[Any]) -> int:
     """Bytes that this engine may use on each device, by the one that has least: free memory within
     the accelerator client's limit, or a share of the host's free memory."""
-    return min(_usable_bytes(config, device) for device in devices)
+    own = jax.process_index()  # of several hosts, each knows its own devices
+    return min(_usable_bytes(config, each) for each in devices if each.process_index == own)
 
 
 def _usable_bytes(config: EngineConfig, device: Any) -> int:

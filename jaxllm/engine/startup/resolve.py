@@ -3,8 +3,9 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +37,7 @@ from jaxllm.engine.startup.memory import (
     measure_budget,
 )
 from jaxllm.engine.startup.plan_memory import first_plan, may_shorten
+from jaxllm.hosts.group import ALONE, Hosts, difference
 from jaxllm.models import ModelSpec, Wish, read_spec
 from jaxllm.nn.heads import Heads
 from jaxllm.nn.rope import Alibi
@@ -59,6 +61,7 @@ class Setup:
         buckets: shapes to compile.
         graphdef: the model's modules, see `flax.nnx.split`.
         abstract_weights: shapes with shardings of its weights.
+        hosts: that decide together.
     """
 
     resolved: Resolved
@@ -70,6 +73,7 @@ class Setup:
     buckets: Buckets
     graphdef: Any
     abstract_weights: Any
+    hosts: Hosts = ALONE
 
     @property
     def heads(self) -> Heads:
@@ -98,12 +102,14 @@ class Setup:
 
 
 def resolve(
-    config: EngineConfig, model_dir: Path, mesh: Mesh, spec: ModelSpec | None = None
+    config: EngineConfig,
+    model_dir: Path,
+    mesh: Mesh,
+    spec: ModelSpec | None = None,
+    hosts: Hosts = ALONE,
 ) -> Setup:
-    """Decide everything. Raises ConfigError before any loading when it cannot work.
-
-    `spec` is the model's where it has been read already.
-    """
+    """Decide everything; `spec` is the model's where it has been read already. Raises ConfigError
+    before any loading when it cannot work."""
     shards, platform = mesh.shape["tensor"], mesh.devices.flat[0].platform
     spec = spec or read_spec(model_dir, Wish.of(config))
     spec, dtype, kv_dtype = _model(config, model_dir, spec, platform)
@@ -114,16 +120,19 @@ def resolve(
     heads, graphdef, abstract = spec.heads(shards), *weights.abstract(spec, mesh, dtype)
     limits = _limits(config, spec, platform)
     slots, step_tokens = limits.max_num_seqs, limits.max_num_batched_tokens
-    buckets = _buckets(config, spec)(slots, step_tokens, platform)
-    tile = tile_tokens(backend.name)
+    buckets, tile = _buckets(config, spec)(slots, step_tokens, platform), tile_tokens(backend.name)
     need, host = _cache(config, spec, heads, limits, page_size, kv_dtype, tile, platform)
     rows, staged = step_tokens + slots, host.staged * (need.page_bytes + sum(need.more_bytes))
     leaves, itemsize = jax.tree.leaves(abstract), dtype.itemsize
     budget = measure_budget(config, spec, mesh, leaves, buckets, rows, itemsize, staged)
     sums = _sums(config, mesh, spec, dtype, rows)
-    budget = replace(budget, resident=budget.resident + _inbox_bytes(sums, mesh, spec, buckets))
-    hopper = backend.name == "mosaic_gpu" and not spec.formats
+    budget = replace(
+        budget,
+        usable=min(hosts.agree(budget.usable)),
+        resident=budget.resident + _inbox_bytes(sums, mesh, spec, buckets),
+    )
     expected = expected_workspace_bytes(spec, rows, buckets.score, itemsize, shards)
+    hopper = backend.name == "mosaic_gpu" and not spec.formats
     memory = first_plan(config, budget, need, expected if hopper else None)
     resolved = Resolved(
         model_dir=str(model_dir),
@@ -155,7 +164,7 @@ def resolve(
         pooling=spec.pooling,
         **sums._asdict(),
     )
-    setup = Setup(resolved, spec, mesh, dtype, need, memory, buckets, graphdef, abstract)
+    setup = Setup(resolved, spec, mesh, dtype, need, memory, buckets, graphdef, abstract, hosts)
     return with_plan(setup, config, memory)
 
 
@@ -183,6 +192,8 @@ def _sums(config: EngineConfig, mesh: Mesh, spec: ModelSpec, dtype: jnp.dtype, r
         return Sums(XLA, "programs that load late would keep others waiting")
     if spec.pooling is not None:
         return Sums(XLA, "a pooling model")
+    if config.nnodes > 1:
+        return Sums(XLA, "devices of several hosts")
     return choose_sums(mesh, rows, spec.width, dtype)
 
 
@@ -349,3 +360,15 @@ def model_length(config: EngineConfig, spec: ModelSpec) -> int:
             "ask for at most that, or auto"
         )
     return asked
+
+
+def check_same(hosts: Hosts, resolved: Resolved) -> None:
+    """Raise ConfigError unless all hosts decided the same."""
+    decided = asdict(resolved) | {"model_dir": ""}
+    own, *others = hosts.agree({name: json.dumps(x, default=repr) for name, x in decided.items()})
+    for rank, other in enumerate(others, 1):
+        if (found := difference(own, other)) is not None:
+            raise ConfigError(
+                f"host {rank} decided otherwise: {found.replace(' here ', ' there ')}; "
+                "use machines of one kind"
+            )

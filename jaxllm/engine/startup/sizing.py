@@ -155,6 +155,7 @@ def fit_pool(
         workspace = _measure_workspace(setup, programs, config, progress)
         if exports := _exports_of(programs):
             exports.keep_figures({"workspace": workspace})
+    workspace = max(setup.hosts.agree(workspace))
     fitted = with_workspace(setup, config, workspace)
     if fitted.resolved == setup.resolved:
         return fitted, programs

@@ -27,7 +27,7 @@ from jaxllm.engine.startup.compile_workers import CompileWorkers, WorkerSpec, ea
 from jaxllm.engine.startup.device_client import give_back, may_use_cuda, reserve_as
 from jaxllm.engine.startup.pin_host_memory import pinning
 from jaxllm.engine.startup.report import Report, link_rows, table_rows
-from jaxllm.engine.startup.resolve import Setup, resolve
+from jaxllm.engine.startup.resolve import Setup, check_same, resolve
 from jaxllm.engine.startup.sizing import (
     abstract_pages,
     check_largest_step,
@@ -37,6 +37,7 @@ from jaxllm.engine.startup.sizing import (
     programs_folder,
 )
 from jaxllm.grammar.matcher import Matchers
+from jaxllm.hosts.group import ALONE, Hosts
 from jaxllm.locate import locate
 from jaxllm.mesh import make_mesh
 from jaxllm.models import ModelSpec, Wish, read_spec
@@ -105,9 +106,13 @@ def weight_cache(config: EngineConfig) -> Path | None:
 
 
 def start(
-    config: EngineConfig, report: Report, logits_processors: Sequence[Function] = ()
+    config: EngineConfig,
+    report: Report,
+    logits_processors: Sequence[Function] = (),
+    hosts: Hosts = ALONE,
 ) -> Started:
-    """Load, compile and warm up. Raises ConfigError before any loading when it cannot work."""
+    """Load, compile and warm up; `hosts` start the same engine. Raises ConfigError before any
+    loading when it cannot work."""
     config, model_dir, spec = read_model(config)
     use_compilation_cache(config.compilation_cache_dir)
     reserve_as(config)
@@ -117,7 +122,7 @@ def start(
         with ThreadPoolExecutor(1, thread_name_prefix="tokenizer") as pool:
             reading = pool.submit(read_tokenizer, config, model_dir, spec.vocab_size, eos_ids)
             mesh = make_mesh(config.tensor_parallel_size)
-            setup = resolve(config, model_dir, mesh, spec)
+            setup = resolve(config, model_dir, mesh, spec, hosts)
             tokenizer, matchers = reading.result()
         grammars = Grammars(matchers, setup.resolved.vocab_size, eos_ids)
         weights.check(model_dir, setup.spec, mesh, setup.dtype, config.load_format)
@@ -127,6 +132,7 @@ def start(
         # Before the runner, whose buffers in pinned memory would wait for it
         with pinning(setup, report) as pinned:
             setup, programs, leaves = _load_and_compile(workers, setup, config, report, processors)
+    check_same(hosts, setup.resolved)
     with report.phase("Allocating KV pages"):
         kv = zeros_of(abstract_pages(setup))  # zeros, because kernels may multiply what they mask
         jax.block_until_ready(kv)
@@ -251,11 +257,11 @@ def _load_and_compile(
 
     programs = make_programs(setup, processors=processors)
     # A known need fits the pool before anything is compiled
-    if known := known_workspace(programs) is not None:
+    if known := all(setup.hosts.agree(known_workspace(programs) is not None)):
         setup, programs = fit_pool(setup, programs, config)
     workers.configure(
         _worker_spec(setup, config)
-        if much_is_missing(programs) and not config.enforce_eager
+        if much_is_missing(programs) and not config.enforce_eager and config.nnodes == 1
         else WorkerSpec(0)
     )
     with ThreadPoolExecutor(1, thread_name_prefix="load") as pool:
@@ -287,7 +293,7 @@ def _early_workers(config: EngineConfig) -> int:
     """Workers to start before anything is known: some where there may be a GPU and no start has
     kept anything yet."""
     folder = programs_folder()
-    if config.enforce_eager or not may_use_cuda() or folder is None:
+    if config.enforce_eager or config.nnodes > 1 or not may_use_cuda() or folder is None:
         return 0
     try:
         return 0 if folder.is_dir() and any(folder.iterdir()) else early_count(os.cpu_count() or 1)

@@ -57,7 +57,7 @@ def refused_switch(instead: str, *aliases: str) -> Accepted:
 PRECOMPILED = "every shape is compiled at start (--enforce-eager compiles on first use)"
 NO_LORA = "adapters are not supported yet"
 NO_DRAFTS = "speculative decoding is not supported yet"
-ONE_HOST = "one host runs a model; --tensor-parallel-size splits it over its devices"
+SPLITS = "--tensor-parallel-size splits a model over devices, with --nnodes over several hosts"
 NO_ACCESS_LOG = "requests are logged with --access-log alone, and probes never"
 NO_MEDIA = "models take text alone"
 
@@ -96,15 +96,11 @@ ACCEPTED: dict[str, Accepted] = {
     "use-v2-block-manager": switch("there is one manager of pages"),
     "disable-cascade-attn": switch("attention has no such mode"),
     # Parallel
-    "enable-expert-parallel": Accepted(("false",), ONE_HOST, switch=True, aliases=("-ep",)),
-    "decode-context-parallel-size": value(ONE_HOST, "1"),
-    "nnodes": value(ONE_HOST, "1", aliases=("-n",)),
-    "node-rank": value(ONE_HOST, "0", aliases=("-r",)),
-    "master-addr": Accepted(ANY, ONE_HOST),
-    "master-port": Accepted(ANY, ONE_HOST),
-    "distributed-executor-backend": value(ONE_HOST, "mp", "uni"),
-    "worker-use-ray": refused_switch(ONE_HOST),
-    "engine-use-ray": refused_switch(ONE_HOST),
+    "enable-expert-parallel": Accepted(("false",), SPLITS, switch=True, aliases=("-ep",)),
+    "decode-context-parallel-size": value(SPLITS, "1"),
+    "distributed-executor-backend": value(SPLITS, "mp", "uni"),
+    "worker-use-ray": refused_switch(SPLITS),
+    "engine-use-ray": refused_switch(SPLITS),
     "max-parallel-loading-workers": Accepted(ANY, "tensors are read one after the other"),
     "disable-custom-all-reduce": switch("collectives are XLA's"),
     # Compiling

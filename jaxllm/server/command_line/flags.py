@@ -98,7 +98,16 @@ ENGINE_FLAGS: dict[str, dict[str, str]] = {
     "Profiling": {
         "profiler_dir": "directory of JAX's traces; opens POST /start_profile and /stop_profile",
     },
-    "Parallel": {"tensor_parallel_size": "devices over which every layer is split"},
+    "Parallel": {
+        "tensor_parallel_size": "devices over which every layer is split, of all hosts together",
+        "nnodes": "hosts that run the model together, each started with the same options; also "
+        "from LWS_GROUP_SIZE",
+        "node_rank": "number of this host; 0 serves HTTP, the others follow it; also from "
+        "LWS_WORKER_INDEX",
+        "master_addr": "address of the host with --node-rank 0; also from LWS_LEADER_ADDRESS",
+        "master_port": "port at which that host meets the others; it takes the next one, too",
+        "group_key_file": "file with a key of 16 bytes or more that every host has and nobody else",
+    },
 }
 ALIASES = {
     "gpu_memory_utilization": ("--device-memory-utilization",),
@@ -106,6 +115,8 @@ ALIASES = {
     "pipeline_parallel_size": ("-pp",),
     "quantization": ("-q",),
     "enforce_eager": ("--skip-precompile",),
+    "nnodes": ("-n",),
+    "node_rank": ("-r",),
 }
 ACCEPTED_TITLE = "Accepted for scripts written for other servers"
 OWN_FLAGS = {"disable_log_stats", "data_parallel_size"}  # NEUTRAL_ARGUMENTS that the server uses

@@ -25,6 +25,13 @@ VLLM_VARIABLES = {
     "VLLM_LOG_STATS_INTERVAL": "log_stats_interval",
     "VLLM_BATCH_INVARIANT": "batch_invariant",
 }
+# What Kubernetes' LeaderWorkerSet sets in the pods of a group
+LWS_VARIABLES = {
+    "LWS_GROUP_SIZE": "nnodes",
+    "LWS_WORKER_INDEX": "node_rank",
+    "LWS_LEADER_ADDRESS": "master_addr",
+}
+OTHER_VARIABLES = VLLM_VARIABLES | LWS_VARIABLES
 # Kubernetes sets these for a service that is named jaxllm
 OF_A_SERVICE = re.compile(r"JAXLLM_(SERVICE_(HOST|PORT)(_\w+)?|PORT(_\d+_\w+)?)")
 SECRETS = frozenset({"api_key", "admin_key", "hf_token", "ssl_keyfile_password"})
@@ -153,10 +160,10 @@ def _meant(word: str, known: list[str]) -> str:
 def _read_environment(
     actions: dict[str, argparse.Action], environ: Mapping[str, str]
 ) -> tuple[Layer, list[str]]:
-    """The options in JAXLLM_… and VLLM_VARIABLES. Empty variables say nothing."""
+    """The options in JAXLLM_… and OTHER_VARIABLES. Empty variables say nothing."""
     names = {PREFIX + flag[2:].replace("-", "_").upper(): flag for flag in actions}
     by_field = {action.dest: flag for flag, action in actions.items()}
-    known = {name: by_field[field] for name, field in VLLM_VARIABLES.items()} | names
+    known = {name: by_field[field] for name, field in OTHER_VARIABLES.items()} | names
     found: Layer = {}
     for name, flag in known.items():
         text = environ.get(name, "")

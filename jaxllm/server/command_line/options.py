@@ -93,6 +93,7 @@ def parse_models(argv: list[str], environ: Mapping[str, str], prog: str = PROGRA
     try:
         models = [_options(given, environ) for given in read_options(top, argv, environ)]
         _check_names(models)
+        _check_group(models)
         return models
     except (ConfigError, ApiError) as error:
         top.exit(2, f"{top.prog}: error: {error}\n")
@@ -107,6 +108,14 @@ def _check_names(models: list[Options]) -> None:
             f"two models would be served as {twice}; give each a served-model-name of its own "
             "under models in a --config file"
         )
+
+
+def _check_group(models: list[Options]) -> None:
+    """Raise ConfigError unless several hosts run one engine."""
+    if all(options.config.nnodes == 1 for options in models):
+        return
+    if len(models) > 1 or models[0].data_parallel_size > 1:
+        raise ConfigError("several hosts run one engine of one model; start a group for each")
 
 
 def _check_values(args: argparse.Namespace) -> None:
@@ -178,7 +187,8 @@ def _options(given: Given, environ: Mapping[str, str]) -> Options:
         port=args.port,
         uds=args.uds,
         shutdown_timeout=args.shutdown_timeout,
-        max_engine_restarts=args.max_engine_restarts,
+        # The others would wait for a process that has gone: whoever started the group starts it
+        max_engine_restarts=args.max_engine_restarts if config.nnodes == 1 else 0,
         data_parallel_size=args.data_parallel_size,
         visible_devices=args.visible_devices,
         inherited_devices=environ.get("CUDA_VISIBLE_DEVICES"),

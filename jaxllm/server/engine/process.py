@@ -59,6 +59,7 @@ from jaxllm.server.errors import sanitize
 if TYPE_CHECKING:  # tests have another
     from jaxllm.engine.engine import Engine
     from jaxllm.engine.pooling_engine import PoolingEngine
+    from jaxllm.engine.startup.report import Report
 
 logger = logging.getLogger("jaxllm.engine")
 
@@ -79,7 +80,8 @@ class GrammarReady:
 type Message = ToEngine | GrammarReady | None  # None: the other side has gone
 type PhaseFinished = Callable[[str, float], None]  # a phase of the start, and its seconds
 type AnyEngine = Engine | PoolingEngine
-type Factory = Callable[[EngineConfig, PhaseFinished], AnyEngine]
+# Makes the engine; on a host that follows another, None after all has been done
+type Factory = Callable[[EngineConfig, PhaseFinished], AnyEngine | None]
 
 
 class EngineProcess:
@@ -143,6 +145,9 @@ class EngineProcess:
             return None
         self._profiler = Profiler(first.config.profiler_dir)
         engine = self._factory(first.config, lambda name, s: self._send(Phase(name, s)))
+        if engine is None:
+            self._grace = ORPHAN_GRACE  # nothing is left to do but to end
+            return None
         # JAX's objects, a million or so, stay as long as the process: Python's collector would look
         # through them while streams wait.
         gc.collect()
@@ -314,9 +319,8 @@ class EngineProcess:
         return 1
 
 
-def load(config: EngineConfig, on_phase: PhaseFinished) -> AnyEngine:
+def load(config: EngineConfig, on_phase: PhaseFinished) -> AnyEngine | None:
     """The real engine; its progress goes to stderr and its phases to the HTTP process."""
-    from jaxllm.engine.load import load_engine
     from jaxllm.engine.startup.report import ConsoleReport
 
     class PhaseReport(ConsoleReport):
@@ -324,12 +328,11 @@ def load(config: EngineConfig, on_phase: PhaseFinished) -> AnyEngine:
             super().phase_finished(name, seconds)
             on_phase(name, seconds)
 
-    return load_engine(config, report=PhaseReport())
+    return lead_or_follow(config, PhaseReport())
 
 
-def load_in_lines(config: EngineConfig, on_phase: PhaseFinished) -> AnyEngine:
+def load_in_lines(config: EngineConfig, on_phase: PhaseFinished) -> AnyEngine | None:
     """`load` whose progress is log lines."""
-    from jaxllm.engine.load import load_engine
     from jaxllm.engine.startup.report import LogReport
 
     class PhaseReport(LogReport):
@@ -337,7 +340,18 @@ def load_in_lines(config: EngineConfig, on_phase: PhaseFinished) -> AnyEngine:
             super().phase_finished(name, seconds)
             on_phase(name, seconds)
 
-    return load_engine(config, report=PhaseReport())
+    return lead_or_follow(config, PhaseReport())
+
+
+def lead_or_follow(config: EngineConfig, report: Report) -> AnyEngine | None:
+    """The engine; on a host that follows another, None once that has stopped."""
+    from jaxllm.engine.follow import follow
+    from jaxllm.engine.load import load_engine
+
+    if config.node_rank == 0:
+        return load_engine(config, report)
+    follow(config, report)
+    return None
 
 
 def die_with_parent(wanted: bool) -> None:
@@ -362,7 +376,7 @@ def main(argv: list[str] | None = None, factory: Factory | None = None) -> int:
         # The HTTP process decides when this one ends, and lets requests finish before
         signal.signal(number, signal.SIG_IGN)
 
-    def load_engine(config: EngineConfig, on_phase: PhaseFinished) -> AnyEngine:
+    def load_engine(config: EngineConfig, on_phase: PhaseFinished) -> AnyEngine | None:
         """While it loads, a library may hold Python's lock, and `orphan` would not run."""
         die_with_parent(True)
         engine = make(config, on_phase)

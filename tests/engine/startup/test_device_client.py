@@ -83,7 +83,9 @@ class Driver:
 
 
 def gpus(count: int) -> list[SimpleNamespace]:
-    return [SimpleNamespace(platform="gpu", local_hardware_id=i) for i in range(count)]
+    return [
+        SimpleNamespace(platform="gpu", local_hardware_id=i, process_index=0) for i in range(count)
+    ]
 
 
 def test_every_gpu_is_waited_for_and_its_pool_trimmed(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -20,6 +20,7 @@ class Device:
     limit: int
     used: int = 0
     platform: str = "gpu"
+    process_index: int = 0
 
     def memory_stats(self) -> dict[str, int]:
         return {"bytes_limit": self.limit, "bytes_in_use": self.used}
@@ -30,6 +31,11 @@ def test_the_device_with_least_free_memory_counts() -> None:
     assert usable_bytes(EngineConfig(), devices) == 70 * GIB
     assert usable_bytes(EngineConfig(), devices[::-1]) == 70 * GIB
     assert usable_bytes(EngineConfig(), devices[:1]) == 100 * GIB
+
+
+def test_devices_of_other_hosts_are_theirs_to_measure() -> None:
+    devices = [Device(100 * GIB), Device(1, process_index=1)]
+    assert usable_bytes(EngineConfig(), devices) == 100 * GIB
 
 
 def test_devices_of_the_host_share_its_free_memory(monkeypatch: pytest.MonkeyPatch) -> None:

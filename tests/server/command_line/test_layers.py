@@ -40,6 +40,50 @@ def test_a_file_holds_options_under_their_long_names(config: pathlib.Path) -> No
     assert options.override_generation_config == {"temperature": 0.5}
 
 
+def test_a_leader_worker_set_numbers_its_hosts(tmp_path: pathlib.Path) -> None:
+    environ = {
+        "LWS_GROUP_SIZE": "2",
+        "LWS_WORKER_INDEX": "1",
+        "LWS_LEADER_ADDRESS": "jaxllm-0.jaxllm.default",
+    }
+    argv = ["-tp", "4", "--group-key-file", str(tmp_path / "key")]
+    config = parse(argv, environ).config
+    found = config.nnodes, config.node_rank, config.master_addr, config.master_port
+    assert found == (2, 1, "jaxllm-0.jaxllm.default", 29501)
+    alone = parse(["--nnodes", "1", "--node-rank", "0"], environ).config
+    assert (alone.nnodes, alone.node_rank) == (1, 0)
+    assert parse(argv, environ).max_engine_restarts == 0
+
+
+@pytest.mark.parametrize(
+    ("argv", "told"),
+    [
+        (["-n", "2"], "--tensor-parallel-size 1 does not divide over --nnodes 2"),
+        (["-n", "2", "-tp", "2"], "set --group-key-file to a file with one"),
+        (["-n", "2", "-r", "2", "-tp", "2"], "--node-rank 2 is none of the 2 of --nnodes"),
+        (["-r", "1"], "they are numbered 0 to 0"),
+        (["--master-port", "65535"], "from 1 to 65534"),
+        (
+            "-n 2 -tp 2 --group-key-file k --model a --model b".split(),
+            "several hosts run one engine of one model",
+        ),
+        (
+            "-n 2 -tp 2 -dp 2 --group-key-file k".split(),
+            "several hosts run one engine of one model; start a group for each",
+        ),
+        ("-n 2 -tp 2 --group-key-file k --weight-cache-dir w".split(), "holds a part"),
+        (
+            ["-n", "2", "-tp", "2", "--group-key-file", "k", "--kv-transfer-config", "{}"],
+            "no pages",
+        ),
+    ],
+)
+def test_hosts_that_make_no_group_are_refused(
+    argv: list[str], told: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert told in refusal(argv, {}, capsys)
+
+
 def test_the_command_line_goes_before_the_environment_and_that_before_the_file(
     config: pathlib.Path,
 ) -> None:

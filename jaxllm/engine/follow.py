@@ -1,0 +1,73 @@
+"""A host that follows: it starts the same engine as the controller, then does what that tells."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+from jaxllm.config import EngineConfig
+from jaxllm.engine.join import joined
+from jaxllm.engine.runtime.launch import Launch
+from jaxllm.engine.runtime.pooling_runner import PoolingRunner
+from jaxllm.engine.runtime.replay import replay
+from jaxllm.engine.runtime.runner import Runner
+from jaxllm.engine.scheduling.plan import Moves
+from jaxllm.engine.startup.report import Report
+from jaxllm.engine.startup.start import WeightSource, start
+from jaxllm.hosts.follower import Follower
+
+
+def follow(config: EngineConfig, report: Report | None = None) -> None:
+    """Follow the controller until it stops in order. Raises ConfigError when this host does not fit
+    the group or its start fails."""
+    with joined(config) as hosts:
+        assert isinstance(hosts, Follower), "the host of rank 0 leads"
+        own = replace(config, skip_tokenizer_init=True)  # texts are the controller's
+        parts = start(own, report or Report(), hosts=hosts)
+        devices = Devices(parts.runner, parts.weights, parts.give_back)
+        for command in hosts.commands():
+            replay(command, devices)
+
+
+class Devices:
+    """This host's devices, as a `Replayer`."""
+
+    def __init__(
+        self,
+        runner: Runner | PoolingRunner,
+        source: WeightSource,
+        give_back: Callable[[], None] = lambda: None,
+    ):
+        self._runner, self._source, self._give_back = runner, source, give_back
+
+    def run(self, launch: Launch) -> None:
+        """Dispatch programs; nobody reads their results here."""
+        self._runner.run(launch)
+
+    def move(self, moves: Moves) -> None:
+        """Move pages. Raises RuntimeError when some did not reach host memory: the controller
+        relies on every host's."""
+        assert isinstance(self._runner, Runner) and self._runner.swapper is not None
+        self._runner.move(moves)
+        if self._runner.swapper.lost():
+            raise RuntimeError("KV pages did not reach host memory; see the warning in its log")
+
+    def reset(self) -> None:
+        """As of `Dispatcher`."""
+        self._runner.reset()
+
+    def sleep(self, keep_weights: bool) -> None:
+        """As of `Sleep`."""
+        self._runner.sleep(keep_weights)
+        gc.collect()  # arrays in cycles hold memory too
+        self._give_back()
+
+    def wake(self) -> None:
+        """As of `Dispatcher`."""
+        self._runner.wake()
+
+    def reload(self, directory: str | None) -> None:
+        """Wake with the weights in a directory, or with the engine's own, read again."""
+        self._runner.wake(self._source.read(None if directory is None else Path(directory)))

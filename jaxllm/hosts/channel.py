@@ -1,0 +1,142 @@
+"""An authenticated connection between two hosts: frames of bounded length, each with a code that
+only who has the group's key can make. Nothing is encrypted."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import hmac
+import os
+import socket
+import struct
+import threading
+
+MAX_FRAME = 1 << 26  # bytes; the largest launch takes a few MiB
+MEET_SECONDS = 5.0  # for a peer to show that it has the key
+# A host without power ends no connection: after so many seconds it counts as gone
+SILENT_SECONDS = 10
+SEND_SECONDS = 60.0  # for a peer to take a frame
+_MAGIC = b"jaxllm-hosts-1\0\0"
+_NONCE, _CODE = 32, 16
+_HEAD = struct.Struct("<I")
+
+
+class ChannelError(Exception):
+    """A peer that has gone, has another key, or sends what nobody should."""
+
+
+class Channel:
+    """One end of a connection. One thread receives; any thread sends.
+
+    `leads` tells the controller's end from a follower's. Raises ChannelError unless the peer has
+    the same key within MEET_SECONDS.
+    """
+
+    def __init__(self, sock: socket.socket, key: bytes, leads: bool):
+        self._sock, self._sending = sock, threading.Lock()
+        self._session = b""
+        self._own, self._other = (b"leads", b"follows") if leads else (b"follows", b"leads")
+        self._sent = self._received = 0
+        _watch_silence(sock)
+        try:
+            sock.settimeout(MEET_SECONDS)
+            self._meet(key, leads)
+            # Of a send alone: who receives waits as long as it takes
+            seconds = struct.pack("ll", int(SEND_SECONDS), 0)
+            sock.settimeout(None)
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, seconds)
+        except OSError as error:
+            raise ChannelError(str(error) or type(error).__name__) from None
+
+    def send(self, data: bytes) -> None:
+        """One frame. Raises ChannelError when the peer has gone or takes nothing."""
+        if len(data) > MAX_FRAME:
+            raise ChannelError(f"a frame of {len(data)} bytes is over the limit of {MAX_FRAME}")
+        with self._sending:
+            code = self._code(self._own, self._sent, data)
+            self._sent += 1
+            try:
+                self._sock.sendall(_HEAD.pack(len(data)) + code + data)
+            except OSError as error:
+                raise ChannelError(str(error) or type(error).__name__) from None
+
+    def receive(self) -> bytes:
+        """The next frame. Raises ChannelError when there is none, or it is not the peer's."""
+        (size,) = _HEAD.unpack(self._exactly(_HEAD.size))
+        if size > MAX_FRAME:
+            raise ChannelError(f"a frame of {size} bytes is over the limit of {MAX_FRAME}")
+        code, data = self._exactly(_CODE), self._exactly(size)
+        if not hmac.compare_digest(code, self._code(self._other, self._received, data)):
+            raise ChannelError("a frame was changed on its way")
+        self._received += 1
+        return data
+
+    def last_as_process(self) -> None:
+        """Keep the connection open until this process has ended: who waits for the end of one then
+        waits for the end of the other."""
+        os.dup(self._sock.fileno())
+
+    def await_end(self, seconds: float) -> None:
+        """Send no more, and wait until the peer has closed its end, or so long."""
+        with contextlib.suppress(OSError):
+            self._sock.shutdown(socket.SHUT_WR)
+            self._sock.settimeout(seconds)
+            while self._sock.recv(1 << 16):
+                pass
+
+    def close(self) -> None:
+        """End the connection; a thread that receives gets ChannelError."""
+        with contextlib.suppress(OSError):  # the peer was first
+            self._sock.shutdown(socket.SHUT_RDWR)
+        self._sock.close()
+
+    def _meet(self, key: bytes, leads: bool) -> None:
+        """Both ends show that they have the key; the follower shows it first."""
+        mine = os.urandom(_NONCE)
+        self._sock.sendall(_MAGIC + mine)
+        greeting = self._exactly(len(_MAGIC) + _NONCE)
+        if not greeting.startswith(_MAGIC):
+            raise ChannelError("the other end does not speak this protocol")
+        theirs = greeting[len(_MAGIC) :]
+        nonces = mine + theirs if leads else theirs + mine
+        self._session = hashlib.blake2b(nonces, key=hashlib.sha256(key).digest()).digest()
+        if not leads:
+            self._sock.sendall(self._code(self._own, -1, b""))
+        shown = self._exactly(_CODE)
+        if not hmac.compare_digest(shown, self._code(self._other, -1, b"")):
+            raise ChannelError("the other end has another key")
+        if leads:
+            self._sock.sendall(self._code(self._own, -1, b""))
+
+    def _code(self, sender: bytes, number: int, data: bytes) -> bytes:
+        """What proves that `sender` wrote its frame of this number."""
+        found = hashlib.blake2b(key=self._session, digest_size=_CODE)
+        found.update(sender + struct.pack("<q", number))
+        found.update(data)
+        return found.digest()
+
+    def _exactly(self, size: int) -> bytes:
+        found = bytearray()
+        while len(found) < size:
+            try:
+                part = self._sock.recv(min(size - len(found), 1 << 20))
+            except OSError as error:
+                raise ChannelError(str(error) or type(error).__name__) from None
+            if not part:
+                raise ChannelError("the other end has closed the connection")
+            found += part
+        return bytes(found)
+
+
+def _watch_silence(sock: socket.socket) -> None:
+    """Have the system find out when the peer's machine has gone."""
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for name, value in (
+        ("TCP_KEEPIDLE", SILENT_SECONDS // 2),
+        ("TCP_KEEPINTVL", 1),
+        ("TCP_KEEPCNT", SILENT_SECONDS // 2),
+        ("TCP_USER_TIMEOUT", SILENT_SECONDS * 1000),
+    ):
+        if (option := getattr(socket, name, None)) is not None:  # not on every system
+            sock.setsockopt(socket.IPPROTO_TCP, option, value)

@@ -1,0 +1,111 @@
+"""The hosts that run one engine: a controller, which decides, and followers, which do the same on
+their devices."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import msgspec
+
+from jaxllm.config import ConfigError
+
+JOIN_SECONDS = 1800.0  # until every host is there; each may download the model before
+RETRY_SECONDS = 0.5  # between two tries to reach the network or the controller
+TELL_SECONDS = 30.0  # between two log lines about hosts that are missing
+MAX_REASON = 500  # characters of what another host gives as the reason of its end
+
+type Lost = Callable[[str], None]
+
+
+class GroupError(Exception):
+    """The group has lost a host."""
+
+
+@dataclass(frozen=True)
+class Place:
+    """A host's place in its group.
+
+    Attributes:
+        rank: 0 is the controller.
+        count: hosts.
+        host, port: where the controller listens.
+        key: what every host has and nobody else.
+    """
+
+    rank: int
+    count: int
+    host: str
+    port: int
+    key: bytes
+
+    @property
+    def where(self) -> str:
+        """The controller's address, for messages."""
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+
+class Hosts(Protocol):
+    """What an engine's start asks of the group."""
+
+    @property
+    def count(self) -> int:
+        """Hosts in the group."""
+
+    def agree(self, value: Any) -> list[Any]:
+        """The values of all hosts by rank, the same on each; plain data. Every host calls it as
+        often and in the same order. Raises GroupError."""
+
+
+class Alone:
+    """One host is no group."""
+
+    count = 1
+
+    def agree(self, value: Any) -> list[Any]:
+        """As of `Hosts`."""
+        return [value]
+
+
+ALONE = Alone()
+
+
+def pack(value: Any) -> bytes:
+    """Plain data to agree on."""
+    return msgspec.msgpack.encode(value)
+
+
+def unpack(values: list[bytes]) -> list[Any]:
+    """The values of all hosts."""
+    return [msgspec.msgpack.decode(value) for value in values]
+
+
+def difference(ours: dict[str, str], theirs: dict[str, str]) -> str | None:
+    """In what another host differs from the controller, or None."""
+    for name in sorted(ours.keys() | theirs.keys()):
+        own, other = ours.get(name, "nothing"), theirs.get(name, "nothing")
+        if own != other:
+            return f"{name} is {other:.80} here and {own:.80} on the controller"
+    return None
+
+
+def shown(reason: str) -> str:
+    """A reason of another host, on one line and not too long."""
+    text = " ".join(reason.split())
+    return "".join(each if each.isprintable() else "?" for each in text)[:MAX_REASON]
+
+
+def read_key(path: str) -> bytes:
+    """The key in a file. Raises ConfigError unless it has at least 16 bytes."""
+    try:
+        with open(path, "rb") as file:
+            key = file.read(4097).strip()
+    except OSError as error:
+        raise ConfigError(f"--group-key-file {path} cannot be read: {error.strerror}") from None
+    if not 16 <= len(key) <= 4096:
+        raise ConfigError(
+            f"--group-key-file {path} must have 16 to 4096 bytes, and has {len(key)}; "
+            "make one with openssl rand -hex 32"
+        )
+    return key

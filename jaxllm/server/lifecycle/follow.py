@@ -1,0 +1,75 @@
+"""A host without HTTP: its engine process does what the controller's engine does."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import signal
+import socket
+import subprocess
+from types import FrameType
+
+from jaxllm.config import ConfigError, EngineConfig
+from jaxllm.server.engine.connection import EngineDied, launch
+from jaxllm.server.engine.wire import Died, Frames, Phase, Start, ToServer, encode
+from jaxllm.server.lifecycle.signals import NUMBERS
+
+LOST = 75  # exit status of an engine process that has said why its group ends
+
+logger = logging.getLogger("jaxllm.server")
+
+
+def follow(config: EngineConfig, command: tuple[str, ...]) -> int:
+    """Run until the controller stops; returns the exit status. Raises ConfigError.
+
+    Whoever stops a group signals all hosts at once, and the controller's requests still need this
+    one. So a first signal is noted, once the engine loads; a second one ends the process.
+    """
+    try:
+        process, sock = launch(command)
+    except EngineDied as error:
+        raise ConfigError(str(error)) from None
+    patience = Patience(process)
+    for number in NUMBERS:
+        signal.signal(number, patience.signalled)
+    where = f"{config.master_addr}:{config.master_port}"
+    logger.info("host %d follows %s in engine process %d", config.node_rank, where, process.pid)
+    with sock:
+        died = patience.listen(sock, config)
+    status = process.wait()
+    if died is not None:
+        raise ConfigError(died.reason)
+    if status not in (0, LOST):
+        raise ConfigError(
+            f"the engine process of host {config.node_rank} ended with status {status}, as it does "
+            f"when the controller at {where} has gone; start the whole group again"
+        )
+    return 1 if status else 0
+
+
+class Patience:
+    """What a follower makes of signals while it waits for the end of its engine process."""
+
+    def __init__(self, process: subprocess.Popen[bytes]):
+        self._process, self._patient = process, False
+
+    def listen(self, sock: socket.socket, config: EngineConfig) -> Died | None:
+        """Have the engine process start; returns its last words, if there are any, at its end."""
+        frames = Frames[ToServer](ToServer)
+        with contextlib.suppress(ConnectionError):  # it has ended
+            sock.sendall(encode(Start(config)))
+            while data := sock.recv(1 << 16):
+                for message in frames.feed(data):
+                    if isinstance(message, Died):
+                        return message
+                    self._patient |= isinstance(message, Phase)
+        return None
+
+    def signalled(self, number: int, frame: FrameType | None) -> None:
+        """A signal's handler."""
+        if not self._patient:
+            self._process.kill()
+            os._exit(128 + number)
+        self._patient = False
+        logger.info("following until the controller stops; a second signal ends this host now")
