@@ -101,15 +101,13 @@ class Setup:
         )
 
 
+type Found = ModelSpec | None  # the model's, where it has been read already
+
+
 def resolve(
-    config: EngineConfig,
-    model_dir: Path,
-    mesh: Mesh,
-    spec: ModelSpec | None = None,
-    hosts: Hosts = ALONE,
+    config: EngineConfig, model_dir: Path, mesh: Mesh, spec: Found = None, hosts: Hosts = ALONE
 ) -> Setup:
-    """Decide everything; `spec` is the model's where it has been read already. Raises ConfigError
-    before any loading when it cannot work."""
+    """Decide everything. Raises ConfigError before any loading when it cannot work."""
     shards, platform = mesh.shape["tensor"], mesh.devices.flat[0].platform
     spec = spec or read_spec(model_dir, Wish.of(config))
     spec, dtype, kv_dtype = _model(config, model_dir, spec, platform)
@@ -126,11 +124,8 @@ def resolve(
     leaves, itemsize = jax.tree.leaves(abstract), dtype.itemsize
     budget = measure_budget(config, spec, mesh, leaves, buckets, rows, itemsize, staged)
     sums = _sums(config, mesh, spec, dtype, rows)
-    budget = replace(
-        budget,
-        usable=min(hosts.agree(budget.usable)),
-        resident=budget.resident + _inbox_bytes(sums, mesh, spec, buckets),
-    )
+    resident = budget.resident + _inbox_bytes(sums, mesh, spec, buckets)
+    budget = replace(budget, usable=min(hosts.agree(budget.usable)), resident=resident)
     expected = expected_workspace_bytes(spec, rows, buckets.score, itemsize, shards)
     hopper = backend.name == "mosaic_gpu" and not spec.formats
     memory = first_plan(config, budget, need, expected if hopper else None)
