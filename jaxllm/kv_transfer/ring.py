@@ -18,7 +18,8 @@ import numpy as np
 
 FOLDER = Path("/dev/shm")
 NAME = re.compile(r"jaxllm-kv-[0-9a-f]{32}")
-SIZE = 16 << 20  # bytes, so that a page is read from the processor's cache; at least two slots
+# Sixteen pages of 2 MiB: with half as many, one side waits for the other. At least two slots
+SIZE = 32 << 20  # bytes
 
 
 class Ring:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ipaddress
+import logging
 import socket
 from dataclasses import dataclass
 from typing import Any
@@ -24,6 +26,12 @@ from jaxllm.kv_transfer.shelf import Shelf
 from jaxllm.messages import GenerateRequest, RequestError
 
 FIELD = "kv_transfer_params"
+EXPOSED = (
+    "KV pages are sent from %s port %d to who has the key, unencrypted: let nobody listen on the "
+    "way (--kv-transfer-config)"
+)
+
+logger = logging.getLogger("jaxllm")
 
 
 @dataclass(frozen=True)
@@ -75,6 +83,8 @@ class PageTransfer:
         if endpoint.listener is not None:
             shelf = Shelf(pages_in(int(settings.kv_buffer_size), size), size)
             self._server = PageServer(endpoint.listener, self._key, shelf, fingerprint, size)
+            if not ipaddress.ip_address(settings.kv_ip).is_loopback:
+                logger.warning(EXPOSED, settings.kv_ip, self._server.port)
             self.exporter = PageExporter(runner, shelf, scheduler.page_size)
             self.offer = PageOffer(
                 engine_id=settings.engine_id,
