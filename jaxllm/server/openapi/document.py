@@ -148,7 +148,8 @@ def operation(method: str, path: str) -> dict[str, Any]:
     contents: dict[str, Schema] = {}
     if known.reply is not None:
         contents[JSON] = {"schema": ref(known.reply)}
-    contents |= {kind: {"schema": {"type": "string"}} for kind in known.streams}
+    # Without schemas: some read one as that of a stream's text, others as that of each event
+    contents |= {kind: {} for kind in known.streams}
     found: dict[str, Any] = {
         "summary": known.summary,
         "operationId": f"{method.lower()}{re.sub(r'[^0-9A-Za-z]+', '_', path).rstrip('_')}",
