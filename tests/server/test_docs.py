@@ -38,7 +38,8 @@ def test_the_page_names_only_flags_and_metrics_that_exist(
 ) -> None:
     text = (repo / "docs" / "server.md").read_text()
     flags = {flag for action in parser()._actions for flag in action.option_strings}
-    assert set(re.findall(r"--[a-z][a-z-]+", text)) <= flags | {"--help"}
+    of_convert = {"--as-served"}
+    assert set(re.findall(r"--[a-z][a-z-]+", text)) <= flags | {"--help"} | of_convert
     metrics = fresh.get("/metrics").body.decode()
     for name in re.findall(r"`((?:vllm|jaxllm):[a-z0-9_]+)`", text):
         assert name in metrics
