@@ -38,11 +38,8 @@ SIZING_LAYERS = 4  # enough for two cache groups in turn
 
 
 def options_of(setup: Setup) -> XlaOptions:
-    """XLA's options for this model on this device."""
-    return XlaOptions.of(
-        setup.mesh.devices.flat[0].device_kind,
-        setup.memory.budget.weights if setup.mesh.size == 1 else 0,
-    )
+    """XLA's options for this model on these devices."""
+    return XlaOptions.of(setup.mesh.devices.flat[0].device_kind, setup.memory.budget.weights)
 
 
 def make_programs(

@@ -21,7 +21,7 @@ class Entry:
         program: its name, "decode" say.
         low, high: rows of the variants.
         options: XLA's options.
-        weights: least bytes of weights on the one device. With large weights, other kernels of ours
+        weights: least bytes of weights on each device. With large weights, other kernels of ours
             run beside XLA's.
     """
 
@@ -40,8 +40,8 @@ class XlaOptions:
 
     @classmethod
     def of(cls, device_kind: str, weights: float = 0, folder: Path = TUNED) -> XlaOptions:
-        """The table of a device kind as JAX names it ("NVIDIA H200"). `weights` are bytes on the
-        one device; 0 for several devices."""
+        """The table of a device kind as JAX names it ("NVIDIA H200"). `weights` are bytes on each
+        device."""
         path = table_path(device_kind, folder)
         if not path.is_file():
             return cls()
