@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import jax
 from jax import Array
 
 from pallas_kernels.backends import Backends
+from pallas_kernels.grouped_matmul import Groups
 from pallas_kernels.int4_matmul.packed import Int4
 
 BACKENDS = Backends(__name__, "int4_matmul", ("reference", "mosaic_gpu"))
@@ -18,3 +20,16 @@ def int4_matmul(x_TI: Array, w: Int4, *, backend: str) -> Array:
     end does not support.
     """
     return BACKENDS[backend](x_TI, w)
+
+
+def takes_experts(x_PI: Array, w: Int4) -> bool:
+    """Whether `grouped_int4_matmul` takes these, of which w has an axis of experts first."""
+    one = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype), w)
+    return BACKENDS.supports("mosaic_gpu", x_PI, one)
+
+
+def grouped_int4_matmul(x_PI: Array, w: Int4, groups: Groups) -> Array:
+    """Each row times the weight of its expert on NVIDIA Hopper, see `mosaic_grouped`."""
+    from pallas_kernels.int4_matmul import mosaic_grouped
+
+    return mosaic_grouped.grouped_int4_matmul(x_PI, w, groups)

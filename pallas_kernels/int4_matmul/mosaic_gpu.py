@@ -36,7 +36,7 @@ from pallas_kernels.mosaic_units import Split, Unit
 OPERAND = 128  # columns that are converted at once
 
 
-class _Spec(NamedTuple):
+class Spec(NamedTuple):
     """Static parameters of a compiled kernel: shapes, type and sizes."""
 
     T: int
@@ -112,11 +112,11 @@ def int4_matmul(
     if (T > 8 and T % 8) or I % CHUNK:
         x_TI = jnp.pad(x_TI, ((0, -T % 8 if T > 8 else 0), (0, -I % CHUNK)))
     sizes = tuning or tuning_of(T, O, I, w.group)
-    spec = _Spec(x_TI.shape[0], O, x_TI.shape[1], w.group, x_TI.dtype, w.form, sizes, interpret)
+    spec = Spec(x_TI.shape[0], O, x_TI.shape[1], w.group, x_TI.dtype, w.form, sizes, interpret)
     return spec.split.joined(_multiply(spec, x_TI, w))[:T, : w.rows]
 
 
-def _multiply(spec: _Spec, x: Array, w: Int4) -> list[Array]:
+def _multiply(spec: Spec, x: Array, w: Int4) -> list[Array]:
     split, warpgroups = spec.split, spec.tuning.warpgroups
     arrays = [part for part in (x, w.words, w.scales, w.zeros, w.offsets) if part is not None]
 
@@ -127,7 +127,12 @@ def _multiply(spec: _Spec, x: Array, w: Int4) -> list[Array]:
         @pl.when(wg == warpgroups)
         def _producer() -> None:
             plgpu.set_max_registers(PRODUCER_REGISTERS, action="decrease")
-            done = split.each(block, lambda unit, done: _fill(spec, given, unit, done, sm))
+            done = split.each(
+                block,
+                lambda unit, done: fill(
+                    spec, given, (unit.block * warpgroups, unit.token), unit, done, sm
+                ),
+            )
             drain(sm["free"], done, spec.tuning.stages)
 
         @pl.when(wg < warpgroups)
@@ -136,7 +141,7 @@ def _multiply(spec: _Spec, x: Array, w: Int4) -> list[Array]:
             split.each(
                 block,
                 lambda unit, done: split.store(
-                    _product(spec, unit, done, wg, sm), unit, wg, sm, made, spec.interpret
+                    product(spec, unit, done, wg, sm), unit, wg, sm, made, spec.interpret
                 ),
             )
             plgpu.wait_smem_to_gmem(0)
@@ -147,7 +152,7 @@ def _multiply(spec: _Spec, x: Array, w: Int4) -> list[Array]:
         tuple(arrays),
         spec.interpret,
         out_type=split.results,
-        scratch_types=_scratch(spec, len(arrays)),
+        scratch_types=scratch(spec, len(arrays)),
         grid=(split.blocks,),
         grid_names=("block",),
         num_threads=warpgroups + 1,
@@ -155,7 +160,7 @@ def _multiply(spec: _Spec, x: Array, w: Int4) -> list[Array]:
     )
 
 
-def _scratch(spec: _Spec, inputs: int) -> dict[str, Any]:
+def scratch(spec: Spec, inputs: int) -> dict[str, Any]:
     """The ring and what is staged; the kernel has so many `inputs`."""
     (tokens, warpgroups, K, stages, _), dtype = spec.tuning, spec.dtype
     values = (stages, warpgroups, spec.groups, ROWS)
@@ -174,11 +179,19 @@ def _scratch(spec: _Spec, inputs: int) -> dict[str, Any]:
     return scratch
 
 
-def _fill(spec: _Spec, given: tuple[Any, ...], unit: Unit, done: Array, sm: dict[str, Any]) -> None:
-    """Fill the ring with one unit's words, scales, zero points or offsets, and rows of x."""
+def fill(
+    spec: Spec,
+    given: tuple[Any, ...],
+    place: tuple[Array, Array],
+    unit: Unit,
+    done: Array,
+    sm: dict[str, Any],
+) -> None:
+    """Fill the ring with one unit's words, scales, zero points or offsets, and rows of x; `place`
+    are the first block of 64 rows of the weight and the first row of x."""
     x_ref, words, *values = given
-    blocks = pl.ds(unit.block * spec.tuning.warpgroups, spec.tuning.warpgroups)
-    rows = pl.ds(unit.token, spec.tuning.tokens)
+    blocks = pl.ds(place[0], spec.tuning.warpgroups)
+    rows = pl.ds(place[1], spec.tuning.tokens)
 
     @pl.loop(0, unit.steps)
     def _(t):  # type: ignore[no-untyped-def]
@@ -193,7 +206,7 @@ def _fill(spec: _Spec, given: tuple[Any, ...], unit: Unit, done: Array, sm: dict
         plgpu.copy_gmem_to_smem(x_ref.at[rows, columns], sm["x"].at[slot], full)
 
 
-def _product(spec: _Spec, unit: Unit, done: Array, wg: Array, sm: dict[str, Any]) -> Array:
+def product(spec: Spec, unit: Unit, done: Array, wg: Array, sm: dict[str, Any]) -> Array:
     """One warpgroup's rows of the weight times the unit's tokens, `[ROWS, tokens]`."""
 
     def multiply(acc):  # type: ignore[no-untyped-def]
@@ -212,7 +225,7 @@ def _product(spec: _Spec, unit: Unit, done: Array, wg: Array, sm: dict[str, Any]
     return pl.run_scoped(multiply, plgpu.ACC((ROWS, spec.tuning.tokens), jnp.float32))
 
 
-def _operand(spec: _Spec, slot: Array, wg: Array, first: int, sm: dict[str, Any]) -> Any:
+def _operand(spec: Spec, slot: Array, wg: Array, first: int, sm: dict[str, Any]) -> Any:
     """A warpgroup's weights of a slot from column `first` on, `[ROWS, operand]` in registers."""
     K, group = spec.operand, min(spec.group, spec.operand)
     groups = pl.ds(first // spec.group, K // group)

@@ -221,7 +221,7 @@ def test_most_processors_stream_a_models_weights_at_decode(product: str, rows: i
     """Slots of the busiest processor against the mean; a share of the rest is counted alike."""
     O, I = MODEL_SHAPES[product]  # noqa: E741
     sizes = plan.tuning_of(rows, O, I, 128)
-    spec = mosaic_gpu._Spec(rows, O, I, 128, jnp.bfloat16, "zeros", sizes, None).split
+    spec = mosaic_gpu.Spec(rows, O, I, 128, jnp.bfloat16, "zeros", sizes, None).split
     busy = [0] * plan.PROCESSORS
     for unit in range(spec.units):
         beyond = max(0, unit - spec.whole) % sizes.shares

@@ -9,13 +9,19 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from flax import nnx
 from safetensors.numpy import load_file
 
 from jaxllm import models, weights
 from jaxllm.mesh import make_mesh
+from jaxllm.nn.contexts.dense import DenseContext
+from jaxllm.nn.weight import int4
 from jaxllm.nn.weight.experts import HeldExperts
 from jaxllm.nn.weight.protocol import Shape
+from jaxllm.nn.weight.schemes import rounded
 from jaxllm.quantisation import WeightFormat
+from pallas_kernels.grouped_matmul import Groups, by_tile, group
+from pallas_kernels.int4_matmul import Int4, int4_matmul
 from tests.goldens.golden import load_golden
 from tests.weights.packed import (
     FP8,
@@ -118,3 +124,34 @@ def test_random_experts_have_the_format_of_the_checkpoint(tmp_path: Path) -> Non
         [(leaf.shape, leaf.dtype) for leaf in jax.tree.leaves(each)] for each in (state, shapes)
     )
     assert found == expected
+
+
+def test_the_kernel_of_all_experts_gives_what_tiles_one_by_one_do(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """With the product of the kernel from plain JAX: bias, gate and rows are as they should be."""
+    rng, kind = np.random.default_rng(0), WeightFormat("fp4", 32, rounded=True)
+    held = HeldExperts(kind, Shape((4, 128), (64,), ("expert", None, "embed"), dtype=jnp.bfloat16))
+    plain = jnp.asarray(rng.normal(size=(4, 128, 64)), jnp.bfloat16)
+    for name, value in jax.vmap(lambda w: rounded(kind, w))(plain).items():
+        setattr(held.each, name, nnx.Param(value))
+    bias = jnp.asarray(rng.normal(size=(4, 128)), jnp.bfloat16)
+    x = jnp.asarray(rng.normal(size=(5, 64)), jnp.bfloat16)
+    expert = rng.permuted(np.tile(np.arange(4), (5, 1)), axis=1)[:, :2]
+    groups = group(jnp.asarray(expert), 4)
+    gating = lambda gate, up: jax.nn.silu(gate) * up
+    expected = held.grouped(x, groups, DenseContext(), bias, gating)
+
+    def kernel(x_PI: jax.Array, w: Int4, own: Groups) -> jax.Array:
+        def one(x_RI: jax.Array, e: jax.Array) -> jax.Array:
+            return int4_matmul(x_RI, jax.tree.map(lambda a: a[e], w), backend="reference")
+
+        return by_tile(one, x_PI, own, None, None)
+
+    monkeypatch.setattr(int4, "_grouped", kernel)
+    monkeypatch.setattr(DenseContext, "row_backend", "mosaic_gpu", raising=False)
+    found = held.grouped(x, groups, DenseContext(), bias, gating)
+    rows = np.asarray(groups.place_TK).reshape(-1)
+    wanted, got = (np.asarray(y, np.float32)[rows] for y in (expected, found))
+    np.testing.assert_allclose(got, wanted, atol=0.1, rtol=0.02)
+    assert np.abs(wanted).max() > 1

@@ -33,6 +33,7 @@ logger = logging.getLogger("jaxllm.engine")
 
 LEAST_EXACT = "float8_e5m2"  # of the types of pages
 EXPERTS = "one tile of tokens after the other: slower than 16 bits"
+GROUPED = {"int4", "fp4"}  # numbers that a kernel takes of all experts at once
 type Rows = list[tuple[str, str]]
 
 
@@ -214,7 +215,9 @@ def _format_rows(setup: Setup) -> Rows:
     saved = shard_bytes(jax.tree.leaves(plain)) - setup.memory.budget.weights
     paths = jax.tree_util.tree_leaves_with_path(setup.abstract_weights)
     others = shard_bytes(leaf for path, leaf in paths if _is_plain(path))
-    experts = any("each" in _keys(path) for path, _ in paths)
+    grouped = setup.resolved.attention_backend == "mosaic_gpu"
+    grouped &= {kind.numbers for kind in counts} <= GROUPED
+    experts = not grouped and any("each" in _keys(path) for path, _ in paths)
     token = (setup.need.page_bytes + sum(setup.need.more_bytes)) / setup.need.page_size
     products = {backend(kind, setup.resolved.attention_backend) for kind in counts}
     slow = " (plain JAX: may be slower than 16 bits)" if "reference" in products else ""

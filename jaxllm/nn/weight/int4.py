@@ -15,8 +15,9 @@ from jaxllm.nn.rules import Rounded, Rule
 from jaxllm.nn.weight.protocol import Fill, Shape
 from jaxllm.quantisation import WeightFormat
 from jaxllm.quantisation.int4_rows import columns_of, groups_of, row_bytes
-from jaxllm.quantisation.weight_format import INT4, OFFSETS, SYMMETRIC
+from jaxllm.quantisation.weight_format import INT4, NF4, OFFSETS, SYMMETRIC
 from pallas_kernels import int4_matmul as op
+from pallas_kernels.grouped_matmul import Groups
 from pallas_kernels.int4_matmul.packed import CHUNK, ROWS, SLOT, WORDS, values_of, words_of
 from pallas_kernels.int4_matmul.rounding import nearest, rounded
 
@@ -50,24 +51,35 @@ class Int4(nnx.Module):
         self._parts = blocks, chunks
 
     def product(self, x: Array, dims: int, context: RowContext) -> Array:
-        values, kind, shape = self.values[...], self.kind, self.shape
+        values, shape = self.values[...], self.shape
         # A device has all rows or its share of them, and all columns or its share
         blocks, chunks = (a // b for a, b in zip(self._parts, values.shape[:2], strict=True))
         rows, columns = math.prod(shape.out) // blocks, shape.columns // chunks
         x_TI = shape.flat(x, columns, context.collective)
-        others = None if self.others is None else self.others[...]
-        weight = op.Int4(
-            values,
-            self.scales[...],
-            others if kind.form != OFFSETS else None,
-            others if kind.form == OFFSETS else None,
-            rows=rows,
-            group=_group(kind, columns),
-            table=_table(kind),
-        )
+        weight = self._weight(rows, columns)
         wanted = context.row_backend
         backend = wanted if op.BACKENDS.supports(wanted, x_TI, weight) else "reference"
         return shape.shaped(_int4_matmul(x_TI, weight, backend=backend), context.collective)
+
+    def grouped(self, x_PI: Array, groups: Groups, context: RowContext) -> Array | None:
+        own, parts = self.shape, self.values[...].shape[1:3]
+        if context.row_backend != "mosaic_gpu" or parts != self._parts:  # or rows are shared out
+            return None
+        weight = self._weight(math.prod(own.out), own.columns)
+        return _grouped(x_PI, weight, groups) if op.takes_experts(x_PI, weight) else None
+
+    def _weight(self, rows: int, columns: int) -> op.Int4:
+        others, offsets = self.others, self.kind.form == OFFSETS
+        held = None if others is None else others[...]
+        return op.Int4(
+            self.values[...],
+            self.scales[...],
+            None if offsets else held,
+            held if offsets else None,
+            rows=rows,
+            group=_group(self.kind, columns),
+            table=_table(self.kind),
+        )
 
     def gated(self, x_TD: Array, context: RowContext) -> Array | None:
         return None
@@ -80,7 +92,7 @@ class Int4(nnx.Module):
 
     @staticmethod
     def backend(kind: WeightFormat, wanted: str) -> str:
-        return wanted if wanted in op.BACKENDS else "reference"
+        return wanted if wanted in op.BACKENDS and kind.numbers != NF4 else "reference"
 
     @staticmethod
     def rounded(kind: WeightFormat, plain: Array) -> dict[str, Array]:
@@ -127,4 +139,5 @@ def _parts(kind: WeightFormat, rows: Array, columns: int) -> tuple[Array, Array,
 
 
 # Jitted, so that a kernel is lowered once, not for every layer
+_grouped = jax.jit(op.grouped_int4_matmul)
 _int4_matmul = jax.jit(op.int4_matmul, static_argnames=("backend",))

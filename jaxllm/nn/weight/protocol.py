@@ -133,6 +133,10 @@ class Held(Weight, Protocol):
 
     def __init__(self, kind: WeightFormat, shape: Shape): ...
 
+    def grouped(self, x_PI: Array, groups: Groups, context: RowContext) -> Array | None:
+        """Each row times the weight of its expert, where an axis of experts comes before the others
+        of all parameters; None where no kernel computes that."""
+
     @staticmethod
     def backend(kind: WeightFormat, wanted: str) -> str:
         """The back end of products where `RowContext.row_backend` is the `wanted` one."""

@@ -14,6 +14,7 @@ from jaxllm.nn.rules import Rounded, Rule
 from jaxllm.nn.weight.protocol import Fill, Shape
 from jaxllm.quantisation import WeightFormat
 from pallas_kernels import scaled_matmul as op
+from pallas_kernels.grouped_matmul import Groups
 
 LARGEST_INPUT = 16.0
 DTYPES = {"fp8": jnp.float8_e4m3fn, "int8": jnp.int8}
@@ -62,6 +63,9 @@ class Scaled(nnx.Module):
             backend=backend,
         )
         return self.shape.shaped(y_TO, context.collective)
+
+    def grouped(self, x_PI: Array, groups: Groups, context: RowContext) -> Array | None:
+        return None
 
     def gated(self, x_TD: Array, context: RowContext) -> Array | None:
         return None

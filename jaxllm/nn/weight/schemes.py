@@ -8,7 +8,7 @@ from types import MappingProxyType
 from jax import Array
 
 from jaxllm.nn.weight.int4 import Int4
-from jaxllm.nn.weight.protocol import Held, Shape, Weight
+from jaxllm.nn.weight.protocol import Held, Shape
 from jaxllm.nn.weight.scaled import Scaled
 from jaxllm.quantisation import WeightFormat
 
@@ -17,7 +17,7 @@ SCHEMES: Mapping[str, type[Held]] = MappingProxyType(
 )
 
 
-def held(kind: WeightFormat, shape: Shape) -> Weight:
+def held(kind: WeightFormat, shape: Shape) -> Held:
     """An empty weight of this format."""
     return SCHEMES[kind.numbers](kind, shape)
 

@@ -1,0 +1,53 @@
+"""Products with the 4-bit weights of experts: the kernel in the interpreter and on a card."""
+
+from __future__ import annotations
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from pallas_kernels.grouped_matmul import by_tile, group
+from pallas_kernels.grouped_matmul.cases import choices
+from pallas_kernels.int4_matmul import Int4, int4_matmul
+from pallas_kernels.int4_matmul.cases import Case, inputs, packed
+from pallas_kernels.int4_matmul.mosaic_grouped import grouped_int4_matmul
+from tests.pallas_kernels.places import jitted, launch_options, places, relative_error
+
+EXPERTS, CHOICES = 6, 2
+
+
+def experts(case: Case, dtype: str) -> Int4:
+    made = [packed(case, inputs(case, seed)[1], dtype) for seed in range(EXPERTS)]
+    return jax.tree.map(lambda *leaves: jnp.stack(leaves), *made)
+
+
+@pytest.mark.slow
+@places
+@pytest.mark.parametrize(
+    ("tokens", "outputs", "inner", "group_size", "form"),
+    [
+        (3, 192, 160, 32, "fp4"),
+        (1, 64, 128, 128, "zeros"),
+        (40, 128, 192, 64, "symmetric"),
+        (200, 100, 200, 16, "offsets"),
+    ],
+)
+def test_rows_meet_the_weight_of_their_expert(
+    place: str, tokens: int, outputs: int, inner: int, group_size: int, form: str
+) -> None:
+    case = Case(name="", tokens=tokens, outputs=outputs, inputs=inner, group=group_size, form=form)
+    w, x = experts(case, "bfloat16"), jnp.asarray(inputs(case)[0], jnp.bfloat16)
+    expert = choices(tokens, EXPERTS, CHOICES, 1.0, np.random.default_rng(0))
+    groups = group(jnp.asarray(expert), EXPERTS)
+    got = np.asarray(jitted(grouped_int4_matmul)(x, w, groups, **launch_options(place)))
+
+    def product(x_RI: jax.Array, e: jax.Array) -> jax.Array:
+        return int4_matmul(x_RI, jax.tree.map(lambda leaf: leaf[e], w), backend="reference")
+
+    wanted = functools.partial(by_tile, product, groups=groups, bias_EO=None, gating=None)(x)
+    rows = np.asarray(groups.place_TK).reshape(-1)  # others are arbitrary
+    assert got.shape == wanted.shape
+    assert relative_error(got[rows], np.asarray(wanted)[rows]) < 5e-3
