@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
+from jaxllm.cache.collective import ALONE
 from jaxllm.nn.contexts.dense import heads
 from pallas_kernels.add_norm import reference
 from pallas_kernels.rope_write import HeadRows
@@ -24,6 +25,7 @@ class CacheContext:
     K, H]` for each layer."""
 
     prompt_length_T = None  # only dynamic RoPE scaling needs it
+    collective = ALONE
     add_norm = staticmethod(reference.add_norm)
     gated_product = staticmethod(lambda x_TD, weight_X2FD: None)  # XLA's
 

@@ -47,7 +47,7 @@ MORE = [  # what makes one that cannot be served of them
     (MODELOPT, {"kv_cache_quant_algo": "NVFP4"}),
     (MODELOPT, {"kv_cache_quant_algo": []}),
     (COMPRESSED, {"kv_cache_scheme": None, "kv_cache_quant_algo": "INT8"}),
-    (MODELOPT, {"kv_cache_scheme": SCHEME, "quant_algo": "NVFP4"}),
+    (MODELOPT, {"kv_cache_scheme": SCHEME, "quant_algo": "MIXED_PRECISION"}),
     (MODELOPT, {"kv_cache_scheme": SCHEME | {"num_bits": 4}}),
     (OWN, {"quant_method": "gptq"}),
     (MODELOPT, {"quant_algo": "INT4_AWQ"}),

@@ -79,7 +79,9 @@ function operation(method, path, told) {
   for (const [status, reply] of Object.entries(told.responses)) {
     content.push(element('h3', status === 'default' ? 'Error' : `Reply ${status}`));
     for (const [type, { schema }] of Object.entries(reply.content ?? {})) {
-      content.push(element('p', `${type}: `, ...words(schema)));
+      // A stream of events has no schema
+      const shown = schema ? [`${type}: `, ...words(schema)] : [type];
+      content.push(element('p', ...shown));
     }
   }
   const summary = element('span', told.summary);
