@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import json
 import pathlib
 import re
@@ -77,6 +78,7 @@ def name_of(path: pathlib.Path) -> str:
     return path.relative_to(REPO).as_posix()
 
 
+@functools.cache
 def tree_of(path: pathlib.Path) -> ast.Module:
     return ast.parse(path.read_text(), str(path))
 

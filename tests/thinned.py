@@ -13,7 +13,8 @@ ONE_IN: Mapping[str, int] = {
     "benchmarks/test_correctness.py::test_the_reference_passes_each_kernels_check": 4,
     "cache/test_transfer.py::test_pages_come_back_as_they_went_and_the_others_stay": 3,
     "engine/runtime/test_compiled_for_h200.py::"
-    "test_a_forward_or_a_draw_compiles_and_writes_pages_in_place": 2,
+    "test_a_forward_or_a_draw_compiles_and_writes_pages_in_place": 4,
+    "engine/runtime/test_compiled_for_h200.py::test_a_pool_that_is_not_donated_is_found": 2,
     "engine/runtime/test_compiled_for_h200.py::"
     "test_what_runs_beside_forwards_compiles_and_keeps_its_buffers": 3,
     "engine/runtime/test_logits_processing.py::"
@@ -26,21 +27,26 @@ ONE_IN: Mapping[str, int] = {
     "engine/scheduling/test_windows.py::"
     "test_choices_and_beams_are_those_of_an_engine_that_keeps_all_pages": 2,
     "engine/test_enter.py::test_whichever_call_of_entering_fails_nothing_is_left_of_the_request": 2,
-    "engine/test_invariants.py::test_a_request_gets_the_same_however_it_is_run": 3,
+    "engine/test_invariants.py::test_a_request_gets_the_same_however_it_is_run": 4,
     "engine/test_pooling_engine.py::test_vectors_are_those_of_the_reference_together_and_alone": 3,
+    "engine/test_sleep.py::test_an_engine_that_wakes_answers_as_before_and_compiles_nothing": 2,
     "engine/test_soak.py::test_hundreds_of_requests_leave_nothing_behind": 3,
     "models/test_dense_families.py::test_norms_of_heads_are_those_of_the_true_width": 3,
     "models/test_goldens.py::test_sharding_a_checkpoint_changes_nothing": 4,
     "models/test_published_sizes.py::"
     "test_a_published_model_has_the_parameters_that_it_is_known_for": 3,
-    "models/test_rules.py::test_every_tensor_is_used_once_and_every_parameter_made_once": 2,
+    "models/test_published_tensors.py::test_no_tensor_is_both_needed_and_left_out": 3,
+    "models/test_rules.py::test_every_tensor_is_used_once_and_every_parameter_made_once": 4,
+    "models/test_spec.py::test_a_spec_describes_the_model_that_is_built": 3,
     "nn/mixture/test_experts.py::test_a_mixture_is_the_weighted_sum_of_a_tokens_experts": 3,
     "nn/mixture/test_gating.py::test_experts_are_what_each_of_them_computes": 2,
     "nn/test_attention.py::test_attention_is_its_definition": 4,
     "nn/test_latent.py::test_latent_attention_is_its_definition": 2,
+    "nn/test_shapes.py::test_names_promise_the_axes_that_arrays_have": 3,
     "pallas_kernels/test_add_norm.py::"
     "test_the_interpreted_kernel_equals_float64_up_to_one_rounding": 2,
     "pallas_kernels/test_add_norm.py::test_the_reference_equals_float64_up_to_one_rounding": 3,
+    "pallas_kernels/test_array_names.py::test_attention_over_pages": 2,
     "pallas_kernels/test_attention_laws.py::"
     "test_8_bit_pages_mean_their_numbers_times_their_scales": 2,
     "pallas_kernels/test_behind_windows.py::"
@@ -51,15 +57,19 @@ ONE_IN: Mapping[str, int] = {
     "pallas_kernels/test_first_page.py::test_writes": 2,
     "pallas_kernels/test_given_scales.py::test_the_interpreted_write_for_hopper_does_so_too": 2,
     "pallas_kernels/test_given_scales.py::test_the_reference_writes_by_the_given_scales": 2,
+    "pallas_kernels/test_grouped_matmul.py::test_a_routed_feed_forward_equals_float64": 2,
+    "pallas_kernels/test_int4_matmul.py::test_the_reference_equals_float64": 2,
     "pallas_kernels/test_latent_decode.py::test_the_reference_gives_what_the_definition_says": 2,
+    "pallas_kernels/test_latent_extend.py::test_chunks_attend_as_if_latents_were_expanded": 2,
     "pallas_kernels/test_mosaic_extend.py::test_a_plan_without_splits_cuts_no_unit": 4,
     "pallas_kernels/test_mosaic_extend.py::test_every_tile_of_every_token_is_worked_on_once": 4,
-    "pallas_kernels/test_mosaic_extend.py::test_the_interpreted_kernel_equals_the_reference": 2,
+    "pallas_kernels/test_mosaic_extend.py::test_the_interpreted_kernel_equals_the_reference": 3,
     "pallas_kernels/test_mosaic_extend_narrow.py::test_the_kernel_lowers_for_cuda": 2,
     "pallas_kernels/test_mosaic_extend_narrow.py::"
     "test_widened_tiles_are_what_8_bits_stand_for_and_zeros_where_nothing_is_seen": 3,
     "pallas_kernels/test_mosaic_gated_matmul.py::"
     "test_the_interpreted_kernel_equals_the_product_in_float64": 3,
+    "pallas_kernels/test_mosaic_gated_matmul.py::test_the_kernel_lowers_for_cuda": 2,
     "pallas_kernels/test_mosaic_tpu.py::"
     "test_the_interpreted_kernel_gives_what_the_definition_says": 2,
     "pallas_kernels/test_paged_decode.py::test_the_reference_gives_what_the_definition_says": 4,
@@ -78,14 +88,25 @@ ONE_IN: Mapping[str, int] = {
     "pallas_kernels/test_xla_attention.py::test_every_shared_case_passes": 4,
     "sampling/test_logprobs.py::test_the_largest_are_those_of_a_stable_sort": 3,
     "sampling/test_process_distribution.py::test_draws_follow_the_exact_distribution": 3,
+    "sampling/test_split_vocabulary.py::test_tokens_are_those_of_one_device": 3,
+    "server/openai/test_streams.py::test_no_character_of_a_text_ends_a_line_of_a_stream": 3,
     "server/page/test_accessibility.py::test_names_contrast_sizes_and_width": 4,
     "server/parsing/test_laws.py::test_time_is_linear_in_the_length_of_the_output": 4,
     "server/test_demo_calls.py::"
     "test_the_model_calls_in_parallel_by_itself_and_answers_from_the_results": 6,
+    "server/test_lifecycle.py::"
+    "test_a_fault_of_config_json_is_named_before_the_tokenizer_is_read": 3,
     "server/test_lifecycle.py::test_a_tokenizer_that_cannot_serve_ends_the_start_in_one_line": 2,
+    "server/test_lifecycle.py::test_what_cannot_work_is_said_in_one_line_before_any_loading": 2,
+    "server/test_operations.py::test_probes_ask_routes_that_answer": 2,
     "server/test_stuck_start.py::"
     "test_a_signal_ends_a_start_that_is_stuck_in_the_tokenizers_library": 2,
+    "weights/test_held.py::test_8_bit_floats_compute_what_their_values_do": 2,
+    "weights/test_held_int4.py::test_numbers_of_4_bits_compute_what_their_values_do": 2,
+    "weights/test_kept.py::test_an_entry_that_is_not_whole_is_made_anew": 2,
     "weights/test_load.py::test_abstract_describes_exactly_what_is_loaded": 2,
+    "weights/test_packed.py::test_8_bit_blocks_give_the_parameters_of_their_values": 3,
+    "weights/test_rounding.py::test_rounded_weights_compute_what_their_values_do": 2,
 }
 
 
