@@ -46,6 +46,7 @@ def test_a_chat_streams_thinking_and_answers(url: str) -> None:
     assert second.endswith("\033[0m7")
 
 
+@pytest.mark.slow
 def test_an_agent_calls_the_calculator_and_answers(url: str) -> None:
     call, answer = run("agent.py", url, "What is 4839 * 273?").splitlines()
     assert call.startswith("calculator(") and call.endswith("= 1321047")
