@@ -6,19 +6,18 @@ from __future__ import annotations
 import gc
 import os
 import pathlib
-import sys
 from collections.abc import Iterator
 
 import hypothesis
 import pytest
 
+from tests.memory_maps import release
 from tests.thinned import thin
 
 # A first call compiles, and machines are busy
 hypothesis.settings.register_profile("no clock", deadline=None)
 hypothesis.settings.load_profile("no clock")
 
-MANY_MAPS = 20_000
 # Tracing makes objects that live: Python's own first threshold looks at them again and again
 GARBAGE = (10_000, 10, 10)
 QUICK_ROOMS = ("sampling", "server", "grammar", "weights")
@@ -77,13 +76,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(autouse=True, scope="module")
 def few_memory_maps() -> Iterator[None]:
-    """Executables of XLA's CPU compiler take memory maps, of which a process may have 65,530: those
-    nobody holds are let go."""
+    """A process has room for the executables of the next module."""
     yield
-    maps = pathlib.Path("/proc/self/maps")
-    if "jax" in sys.modules and maps.is_file() and len(maps.read_bytes().splitlines()) > MANY_MAPS:
-        sys.modules["jax"].clear_caches()
-        gc.collect()
+    release()
 
 
 @pytest.fixture(scope="session")

@@ -3,6 +3,7 @@ prompts together and alone."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from jaxllm.sampling.options import SamplingParams
 from tests.engine.few_shapes import few_shapes
 from tests.goldens.cases import NEW_TOKENS, PROMPT_LENGTHS
 from tests.goldens.golden import Continuation, golden_names, load_golden
+from tests.memory_maps import release
 
 BOUND = 2e-4
 GREEDY = SamplingParams(
@@ -25,6 +27,13 @@ GREEDY = SamplingParams(
 )
 # The others take the same paths; windows have tests of their own
 FAST = ("qwen3-dynamic",)
+
+
+@pytest.fixture(autouse=True)
+def few_memory_maps() -> Iterator[None]:
+    """Engines of all goldens have more executables than a process may map."""
+    yield
+    release()
 
 
 def engine(directory: Path, **overrides: Any) -> Engine:
