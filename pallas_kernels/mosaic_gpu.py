@@ -60,11 +60,11 @@ def registers_of(consumers: int, producers: int = 1) -> int:
     return min(232, (held - producers * PRODUCER_REGISTERS) // consumers // 8 * 8)
 
 
-def row_layout(width: int) -> Any:
+def row_layout(width: int, dtype: Any = jnp.bfloat16) -> Any:
     """How a warpgroup holds a row: neighbouring threads read neighbouring words, of 16 bytes if the
-    width, a multiple of `THREADS`, allows."""
+    width, a multiple of `THREADS`, allows. Types of one size have one layout."""
     # Not WG_STRIDED, whose accesses guarantee the alignment of one element only.
-    word = math.gcd(width // THREADS, 8)
+    word = math.gcd(width // THREADS, 16 // jnp.dtype(dtype).itemsize)
     tiling = plgpu.Tiling(((THREADS * word,), (32 * word,), (word,)))
     return plgpu.Layout.TILED(tiling, warp_dims=(-3,), lane_dims=(-2,), vector_dim=-1)
 

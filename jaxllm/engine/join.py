@@ -18,7 +18,7 @@ import jax
 from jaxllm.config import ConfigError, EngineConfig
 from jaxllm.hosts.controller import Controller, listen
 from jaxllm.hosts.follower import Follower
-from jaxllm.hosts.group import ALONE, Alone, GroupError, Place, read_key
+from jaxllm.hosts.group import ALONE, LOST_STATUS, Alone, GroupError, Place, read_key
 from jaxllm.locate import locate
 
 # Fields of EngineConfig that each host has for itself
@@ -31,7 +31,6 @@ OWN = frozenset(
 )
 # Files whose names and sizes tell checkpoints apart; of those that are read at start the contents
 WEIGHTS, READ = (".safetensors", ".gguf"), (".json",)
-LOST = 75  # exit status of an engine process whose group has lost a host
 CONNECT_SECONDS = 300  # for JAX's own connections
 
 logger = logging.getLogger("jaxllm.engine")
@@ -97,7 +96,7 @@ def _join_devices(place: Place) -> None:
 def end_process(reason: str) -> None:
     """The end of a group that has lost a host: its devices wait for one that never comes."""
     logger.error("%s; the whole group ends and must be started again", reason)
-    os._exit(LOST)
+    os._exit(LOST_STATUS)
 
 
 def facts_of(config: EngineConfig, model_dir: Path) -> dict[str, str]:

@@ -14,6 +14,7 @@ from jaxllm.config import ConfigError
 JOIN_SECONDS = 1800.0  # until every host is there; each may download the model before
 RETRY_SECONDS = 0.5  # between two tries to reach the network or the controller
 TELL_SECONDS = 30.0  # between two log lines about hosts that are missing
+LOST_STATUS = 75  # exit status of an engine process that has said why its group ends
 MAX_REASON = 500  # characters of what another host gives as the reason of its end
 
 type Lost = Callable[[str], None]

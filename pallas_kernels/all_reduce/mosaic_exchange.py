@@ -15,7 +15,6 @@ from jax import Array
 from jax.experimental.mosaic import gpu as mgpu
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
-from pallas_kernels.all_reduce.group import LANES
 from pallas_kernels.all_reduce.protocol import Region, opening, putting, taking
 
 REF, SCALAR = plgpu.RefType(), plgpu.Layout.WG_SPLAT(())
@@ -35,13 +34,6 @@ class Row(NamedTuple):
     table: Any
     number: Array
     place: Array
-
-
-def row_layout(width: int, dtype: Any) -> Any:
-    """How the threads hold a row: neighbours have neighbouring 16 bytes, if the width allows."""
-    word = math.gcd(width // LANES, 16 // jnp.dtype(dtype).itemsize)
-    tiling = plgpu.Tiling(((LANES * word,), (32 * word,), (word,)))
-    return plgpu.Layout.TILED(tiling, warp_dims=(-3,), lane_dims=(-2,), vector_dim=-1)
 
 
 def open_place(inbox: Any, number: Array, counters: int, record: int) -> Array:

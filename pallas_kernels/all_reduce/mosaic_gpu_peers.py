@@ -16,10 +16,10 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from pallas_kernels.all_reduce.group import LANES, Group, Inbox
-from pallas_kernels.all_reduce.mosaic_exchange import Row, open_place, put, row_layout, take
+from pallas_kernels.all_reduce.mosaic_exchange import Row, open_place, put, take
 from pallas_kernels.all_reduce.plan import GATHER_ROW, MOST_DEVICES, is_one_shot
 from pallas_kernels.all_reduce.protocol import Region
-from pallas_kernels.mosaic_gpu import launch, store
+from pallas_kernels.mosaic_gpu import launch, row_layout, store
 
 MAX_WIDTH = 64 * LANES  # elements of a row in registers
 WORDS_AT_ONCE = 64  # registers of a thread that polling fills

@@ -19,7 +19,17 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from pallas_kernels.latent_decode.mosaic_flash import BLOCK, LSE, Spec, fold, keep, merge, start
 from pallas_kernels.mosaic_flash import ROWS, merged, zero_from
-from pallas_kernels.mosaic_gpu import TILED, PageTable, await_flag, drain, launch, raise_flag, take
+from pallas_kernels.mosaic_gpu import (
+    PRODUCER_REGISTERS,
+    TILED,
+    PageTable,
+    await_flag,
+    drain,
+    launch,
+    raise_flag,
+    registers_of,
+    take,
+)
 from pallas_kernels.paged_decode.plan import ROW_FIELDS, SPLIT_FIELDS, DecodePlan
 
 STAGES = 2  # slots of the ring
@@ -62,7 +72,7 @@ def _launch(spec: Spec, splits: int, phase: str, given: tuple[Array, ...]) -> tu
 
         @pl.when(lax.axis_index("wg") == 2)
         def _() -> None:
-            plgpu.set_max_registers(40, action="decrease")
+            plgpu.set_max_registers(PRODUCER_REGISTERS, action="decrease")
             table = PageTable(table_ref, page_ref[0])
             _produce(block, q_ref, pages_ref, table)
 
@@ -70,7 +80,7 @@ def _launch(spec: Spec, splits: int, phase: str, given: tuple[Array, ...]) -> tu
 
             @pl.when(lax.axis_index("wg") == side)
             def _(side: int = side) -> None:
-                plgpu.set_max_registers(232, action="increase")
+                plgpu.set_max_registers(registers_of(2), action="increase")
                 _consume(block, side, outputs, parts)
                 if side == 0:
                     _zero_dead_rows(block, splits, lengths_ref, o_ref)

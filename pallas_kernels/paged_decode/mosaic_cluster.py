@@ -20,6 +20,7 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from pallas_kernels.mosaic_flash import ROWS, Carry
 from pallas_kernels.mosaic_gpu import (
+    PRODUCER_REGISTERS,
     TILED,
     PageTable,
     await_flag,
@@ -27,6 +28,7 @@ from pallas_kernels.mosaic_gpu import (
     flags_buffer,
     launch,
     raise_flag,
+    registers_of,
     take,
 )
 from pallas_kernels.paged_decode.mosaic_flash import TILE, Spec, start
@@ -100,7 +102,7 @@ def _launch(spec: Spec, splits: int, given: tuple[Array, ...]) -> tuple[Array, .
 
         @pl.when(wg == 1)
         def _producer() -> None:
-            plgpu.set_max_registers(40, action="decrease")
+            plgpu.set_max_registers(PRODUCER_REGISTERS, action="decrease")
             table = PageTable(table_ref, page_ref[0])
 
             def row(r, fields, mine, tiles, busy, live):  # type: ignore[no-untyped-def]
@@ -128,7 +130,7 @@ def _launch(spec: Spec, splits: int, given: tuple[Array, ...]) -> tuple[Array, .
 
         @pl.when(wg == 0)
         def _consumer() -> None:
-            plgpu.set_max_registers(232, action="increase")
+            plgpu.set_max_registers(registers_of(1), action="increase")
             sinks_G = [sinks_ref[0][h * G + i] for i in range(G)] if sinks_ref else None
 
             def row(r, fields, mine, tiles, busy, live):  # type: ignore[no-untyped-def]

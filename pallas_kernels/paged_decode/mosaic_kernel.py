@@ -13,7 +13,17 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from pallas_kernels.mosaic_flash import ROWS, Carry, merged
-from pallas_kernels.mosaic_gpu import TILED, PageTable, await_flag, drain, launch, raise_flag, take
+from pallas_kernels.mosaic_gpu import (
+    PRODUCER_REGISTERS,
+    TILED,
+    PageTable,
+    await_flag,
+    drain,
+    launch,
+    raise_flag,
+    registers_of,
+    take,
+)
 from pallas_kernels.paged_decode import mosaic_narrow as narrow
 from pallas_kernels.paged_decode.mosaic_flash import TILE, Spec, start
 from pallas_kernels.paged_decode.mosaic_ring import (
@@ -94,13 +104,13 @@ def _launch(
 
         @pl.when(wg == 1)
         def _producer() -> None:
-            plgpu.set_max_registers(40, action="decrease")
+            plgpu.set_max_registers(PRODUCER_REGISTERS, action="decrease")
             table_ref, page_ref, _ = fixed
             _produce(block, q_ref, pool_refs, PageTable(table_ref, page_ref[0]), found)
 
         @pl.when(wg == 0)
         def _consumer() -> None:
-            plgpu.set_max_registers(232, action="increase")
+            plgpu.set_max_registers(registers_of(spec.tuning.consumers), action="increase")
             sinks = [more[0][spec.first_head(h) + i] for i in range(spec.G)] if more else None
 
             def store(r: Array, begin: Array | int) -> None:

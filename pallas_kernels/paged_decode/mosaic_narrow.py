@@ -22,7 +22,7 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from pallas_kernels.lanes import Machine, byte_tiled, plain, run
 from pallas_kernels.mosaic_flash import ROWS, Carry
-from pallas_kernels.mosaic_gpu import TILED
+from pallas_kernels.mosaic_gpu import TILED, registers_of
 from pallas_kernels.paged_decode import mosaic_lanes as lanes
 from pallas_kernels.paged_decode.mosaic_flash import (
     TILE,
@@ -101,7 +101,7 @@ def second_consumer(
 ) -> None:
     """All that the second consumer of a block does: its part of every row of `mosaic_kernel`'s
     `each_row`, for KV head `h`; `low` is the first tile of its ring."""
-    plgpu.set_max_registers(232, action="increase")
+    plgpu.set_max_registers(registers_of(spec.tuning.consumers), action="increase")
 
     def row(r: Array, fields: tuple[Array, ...], n: Array) -> None:
         _, _, length, zero, begin, end = fields

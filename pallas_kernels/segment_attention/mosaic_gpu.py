@@ -20,7 +20,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from pallas_kernels.mosaic_flash import ROWS, AttentionSpec, finish, fold, product, start
-from pallas_kernels.mosaic_gpu import TILED, drain, launch, take
+from pallas_kernels.mosaic_gpu import PRODUCER_REGISTERS, TILED, drain, launch, registers_of, take
 from pallas_kernels.segment_attention.plan import SIZE, SegmentPlan
 from pallas_kernels.segment_attention.plan import plan as plan
 from pallas_kernels.segment_attention.segments import Segments
@@ -29,7 +29,8 @@ BLOCKS = 132  # at most, one a processor
 GROUPS = SIZE // ROWS  # compute warpgroups
 QUERIES = 2  # slots of queries
 STAGES = {64: 4, 128: 2}  # slots of keys and of values, by the width of a head
-REGISTERS = 40, 232  # of a thread of the producer, and of a compute warpgroup
+# Of a thread of the producer, and of a compute warpgroup
+REGISTERS = PRODUCER_REGISTERS, registers_of(GROUPS)
 
 
 @dataclass(frozen=True, kw_only=True)

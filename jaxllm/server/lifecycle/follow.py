@@ -11,11 +11,10 @@ import subprocess
 from types import FrameType
 
 from jaxllm.config import ConfigError, EngineConfig
+from jaxllm.hosts.group import LOST_STATUS
 from jaxllm.server.engine.connection import EngineDied, launch
 from jaxllm.server.engine.wire import Died, Frames, Phase, Start, ToServer, encode
 from jaxllm.server.lifecycle.signals import NUMBERS
-
-LOST = 75  # exit status of an engine process that has said why its group ends
 
 logger = logging.getLogger("jaxllm.server")
 
@@ -40,7 +39,7 @@ def follow(config: EngineConfig, command: tuple[str, ...]) -> int:
     status = process.wait()
     if died is not None:
         raise ConfigError(died.reason)
-    if status not in (0, LOST):
+    if status not in (0, LOST_STATUS):
         raise ConfigError(
             f"the engine process of host {config.node_rank} ended with status {status}, as it does "
             f"when the controller at {where} has gone; start the whole group again"
