@@ -10,8 +10,9 @@ from dataclasses import replace
 from pathlib import Path
 
 import jax
+import jax.numpy as jnp
 import pytest
-from jax._src.lru_cache import LRUCache
+from jax.experimental.compilation_cache import compilation_cache
 
 from jaxllm.config import ConfigError, EngineConfig
 from jaxllm.engine.runtime.compilation.executables import Executables
@@ -56,14 +57,40 @@ def test_who_has_no_home_keeps_nothing_and_an_unknown_one_is_told_of(
         use_compilation_cache("~nobody/cache")
 
 
-def test_programs_of_which_a_full_disk_took_nothing_are_kept_the_next_time(tmp_path: Path) -> None:
+@pytest.fixture
+def kept(tmp_path: Path) -> Iterator[Path]:
+    """A directory in which JAX keeps all programs that it compiles."""
+    wanted = {
+        "jax_compilation_cache_dir": str(tmp_path),
+        "jax_persistent_cache_min_compile_time_secs": 0,
+        "jax_persistent_cache_min_entry_size_bytes": -1,
+    }
+    before = {name: getattr(jax.config, name) for name in wanted}
+    for values in (wanted, before):
+        compilation_cache.reset_cache()
+        for name, value in values.items():
+            jax.config.update(name, value)
+        if values is wanted:
+            yield tmp_path
+
+
+def test_programs_of_which_a_full_disk_took_nothing_are_kept_the_next_time(kept: Path) -> None:
     """JAX's cache leaves an entry that is there as it is."""
-    cache = LRUCache(str(tmp_path), max_size=-1)
-    (tmp_path / "a-cache").touch()
-    cache.put("b", b"a program")
-    drop_empty(tmp_path)
-    cache.put("a", b"another")
-    assert (cache.get("a"), cache.get("b")) == (b"another", b"a program")
+
+    def programs() -> dict[str, bytes]:
+        for factor in (3, 5):
+            x = jax.ShapeDtypeStruct((factor,), jnp.float32)
+            jax.jit(lambda x: 2 * x).lower(x).compile()
+        return {entry.name: entry.read_bytes() for entry in kept.glob("*-cache")}
+
+    before = programs()
+    lost, other = sorted(before)
+    (kept / lost).write_bytes(b"")
+    drop_empty(kept)
+    assert {entry.name for entry in kept.glob("*-cache")} == {other}
+    after = programs()
+    assert after.keys() == before.keys()
+    assert after[lost] and after[other] == before[other]
 
 
 def test_a_server_reads_the_vocabulary_for_grammars_at_start_and_the_library_with_the_first(
