@@ -249,6 +249,7 @@ SHAPES: dict[str, dict[str, Any]] = {
         "num_key_value_heads": 2,
     },
 }
+SHAPES["qwen3-embedding-0.6b"] = SHAPES["qwen3-0.6b"] | {"vocab_size": 151669}
 ALWAYS = {"hidden_act": "silu", "torch_dtype": "bfloat16"}  # unless a shape says otherwise
 
 
