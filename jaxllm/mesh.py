@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -11,14 +12,16 @@ from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from jaxllm.config import ConfigError
 
+# The devices of a layer: all that is no expert is split over both axes as over one
+LAYER = ("tensor", "expert")
 # Logical axes of weights; one that maps to None is whole on every device
-AXES: Mapping[str, str | None] = {
-    "shard": "tensor",  # leading axis of fused weights that are stored shard by shard
-    "heads": "tensor",
-    "kv_heads": "tensor",
-    "mlp": "tensor",
-    "vocab": "tensor",
-    "expert": "tensor",  # of a mixture: every device has some of the experts, each of them whole
+AXES: Mapping[str, str | tuple[str, ...] | None] = {
+    "shard": LAYER,  # leading axis of fused weights that are stored shard by shard
+    "heads": LAYER,
+    "kv_heads": LAYER,
+    "mlp": LAYER,
+    "vocab": LAYER,
+    "expert": LAYER,  # of a mixture: every device has some of the experts, each of them whole
     "embed": None,
     "head_dim": None,
     "batch": "data",
@@ -26,8 +29,8 @@ AXES: Mapping[str, str | None] = {
 
 
 def make_mesh(tensor_parallel_size: int, devices: Sequence[jax.Device] | None = None) -> Mesh:
-    """A mesh ("data", "tensor") of shape (1, tensor_parallel_size) over the first `devices`; of
-    several hosts over as many of each.
+    """A mesh ("data", "tensor", "expert") of shape (1, tensor_parallel_size, 1) over the first
+    `devices`; of several hosts over as many of each.
 
     `devices` are all that JAX finds by default. Raises ConfigError when there are too few.
     """
@@ -42,8 +45,13 @@ def make_mesh(tensor_parallel_size: int, devices: Sequence[jax.Device] | None = 
             f"set tensor_parallel_size to at most {max(1, len(devices))}"
         )
     chosen = _of_every_host(tensor_parallel_size, devices)
-    grid = np.asarray(chosen, dtype=object).reshape(1, tensor_parallel_size)
-    return Mesh(grid, ("data", "tensor"), axis_types=(AxisType.Auto, AxisType.Auto))
+    grid = np.asarray(chosen, dtype=object).reshape(1, tensor_parallel_size, 1)
+    return Mesh(grid, ("data", *LAYER), axis_types=(AxisType.Auto,) * 3)
+
+
+def layer_devices(mesh: Mesh) -> int:
+    """Devices over which a layer is split."""
+    return math.prod(mesh.shape[axis] for axis in LAYER)
 
 
 def _of_every_host(count: int, devices: Sequence[jax.Device]) -> list[jax.Device]:
@@ -84,7 +92,7 @@ def sharding(mesh: Mesh, axes: tuple[str | None, ...]) -> NamedSharding:
 
 def is_split(axis: str | None) -> bool:
     """Whether an axis of this name is split over the devices of a layer."""
-    return axis is not None and AXES[axis] == "tensor"
+    return axis is not None and AXES[axis] == LAYER
 
 
 def per_device(function: Callable, mesh: Mesh, takes: Any, gives: Any) -> Callable:

@@ -9,17 +9,17 @@ import pytest
 from jax.sharding import PartitionSpec
 
 from jaxllm.config import ConfigError
-from jaxllm.mesh import AXES, _of_every_host, make_mesh, sharding
+from jaxllm.mesh import AXES, LAYER, _of_every_host, make_mesh, sharding
 
 
-def test_one_device_is_a_one_by_one_mesh() -> None:
+def test_one_device_is_a_mesh_of_ones() -> None:
     mesh = make_mesh(1)
-    assert dict(mesh.shape) == {"data": 1, "tensor": 1}
+    assert dict(mesh.shape) == {"data": 1, "tensor": 1, "expert": 1}
 
 
 def test_a_mesh_takes_the_first_devices() -> None:
     mesh = make_mesh(4)
-    assert dict(mesh.shape) == {"data": 1, "tensor": 4}
+    assert dict(mesh.shape) == {"data": 1, "tensor": 4, "expert": 1}
     assert list(mesh.devices.flat) == jax.devices()[:4]
 
 
@@ -54,9 +54,9 @@ def test_a_mesh_over_hosts_takes_as_many_devices_of_each() -> None:
 
 def test_logical_axes_follow_the_table() -> None:
     mesh = make_mesh(2)
-    assert sharding(mesh, ("embed", "heads", None)).spec == PartitionSpec(None, "tensor")
+    assert sharding(mesh, ("embed", "heads", None)).spec == PartitionSpec(None, LAYER)
     assert sharding(mesh, ("embed",)).spec == PartitionSpec()
-    assert set(AXES.values()) <= {None, *mesh.axis_names}
+    assert set(AXES.values()) <= {None, LAYER, *mesh.axis_names}
 
 
 def test_an_axis_outside_the_table_is_refused() -> None:

@@ -15,9 +15,10 @@ import jax.numpy as jnp
 from jax import Array, lax
 from jax.sharding import Mesh
 
-from jaxllm.cache.peers import AXIS, BACKEND
+from jaxllm.cache.peers import BACKEND
+from jaxllm.mesh import LAYER, layer_devices
 from pallas_kernels import add_norm, all_reduce
-from pallas_kernels.all_reduce import Group, Inbox, Layout
+from pallas_kernels.all_reduce import Axes, Group, Inbox, Layout
 from pallas_kernels.grouped_matmul import Groups, own_groups
 
 
@@ -139,11 +140,11 @@ def over(mesh: Mesh, layout: Layout | None = None, peers: tuple[Array, ...] = ()
 def group_of(mesh: Mesh, layout: Layout | None = None, peers: tuple[Array, ...] = ()) -> Group:
     """The devices that share the layers, with their inboxes if they have some."""
     inbox = None if layout is None or not peers else Inbox(peers[0], peers[1], layout)
-    return Group(AXIS, mesh.shape[AXIS], inbox)
+    return Group(LAYER, layer_devices(mesh), inbox)
 
 
 def _summed(
-    x_TD: Array, part_TD: Array, weight_D: Array, eps: float, *, axis: str, backend: str
+    x_TD: Array, part_TD: Array, weight_D: Array, eps: float, *, axis: Axes, backend: str
 ) -> tuple[Array, Array]:
     delta_TD = lax.psum(part_TD, axis)
     return add_norm.add_norm(x_TD, delta_TD, weight_D, eps, backend=backend)

@@ -20,6 +20,7 @@ from jaxllm.cache.collective import ALONE, Collective
 from jaxllm.cache.row_kernels import RowKernels
 from jaxllm.cache.step import PagedInputs as PagedInputs
 from jaxllm.cache.step import Plans, StaticOptions
+from jaxllm.mesh import LAYER, layer_devices
 from pallas_kernels import paged_decode, paged_extend, rope_write
 from pallas_kernels.backends import close_plan, open_plan
 from pallas_kernels.latent_decode import LatentRows
@@ -27,7 +28,7 @@ from pallas_kernels.quantised import SCALE_DTYPE, is_quantised
 from pallas_kernels.rope_write import HeadRows
 
 # [L·P, K, C, H]: every device holds all pages of its own heads
-PAGES = PartitionSpec(None, "tensor", None, None)
+PAGES = PartitionSpec(None, LAYER, None, None)
 # Writes to this page are dropped: it lies beyond every pool, whatever layer's first page is added
 DROP_PAGE = 2**30
 
@@ -69,8 +70,8 @@ class KVCache:
     """The pools of all cache groups. Donated to and returned by every step.
 
     A group's P pages of each of its L layers lie in one array, one layer after another, since each
-    array costs the host some microseconds a step. Heads are split over "tensor". Page numbers are a
-    group's own.
+    array costs the host some microseconds a step. Heads are split over the devices of a layer. Page
+    numbers are a group's own.
 
     Attributes:
         k, v: Per group, keys and values `[L·P, K, C, H]`. Latent entries are keys without values.
@@ -139,9 +140,9 @@ class KVCache:
         pools: int = 2,
     ) -> KVCache:
         """The pool of one group as ShapeDtypeStructs with shardings, without values where `pools`
-        is 1. Raises ValueError unless `kv_heads` is a multiple of the "tensor" axis (repeat heads
+        is 1. Raises ValueError unless `kv_heads` is a multiple of these devices (repeat heads
         first)."""
-        shards = mesh.shape["tensor"]
+        shards = layer_devices(mesh)
         if kv_heads % shards:
             raise ValueError(
                 f"{kv_heads} KV heads cannot be split over {shards} devices; repeat them to a"

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 import jax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from jaxllm.mesh import LAYER, layer_devices
 from pallas_kernels import all_reduce
 from pallas_kernels.all_reduce import Group, Inbox
 from pallas_kernels.all_reduce import Layout as Layout
@@ -16,7 +17,6 @@ from pallas_kernels.all_reduce.inboxes import PeerTimeout as PeerTimeout
 from pallas_kernels.all_reduce.inboxes import shapes
 from pallas_kernels.all_reduce.plan import layout_for
 
-AXIS = "tensor"
 BACKEND = "mosaic_gpu_peers"
 XLA = "reference"
 PAIR = 8  # bytes of a row's best logit and its token
@@ -40,20 +40,21 @@ def choose_sums(mesh: Mesh, rows: int, width: int, dtype: Any) -> Sums:
     if mesh.size == 1:
         return Sums(XLA, "one device")
     part = jax.ShapeDtypeStruct((rows, width), dtype)
-    group = Group(AXIS, mesh.shape[AXIS], Inbox(None, None, inbox_layout(mesh, rows, width, rows)))
+    inbox = Inbox(None, None, inbox_layout(mesh, rows, width, rows))
+    group = Group(LAYER, layer_devices(mesh), inbox)
     try:
         all_reduce.ALL_REDUCE.check(BACKEND, group, part)
     except ValueError as error:
         return Sums(XLA, str(error))
-    refused = refusal(mesh, AXIS)
+    refused = refusal(mesh, LAYER)
     return Sums(BACKEND, "a trial was right") if refused is None else Sums(XLA, refused)
 
 
 def inbox_layout(mesh: Mesh, rows: int, width: int, logit_rows: int) -> Layout:
     """Inboxes for sums of 16-bit `[rows, width]`, and greedy draws of `logit_rows`."""
-    return layout_for(mesh.shape[AXIS], rows, 2 * width, PAIR * logit_rows)
+    return layout_for(layer_devices(mesh), rows, 2 * width, PAIR * logit_rows)
 
 
 def inbox_shapes(mesh: Mesh, layout: Layout) -> tuple[jax.ShapeDtypeStruct, ...]:
     """`Inboxes.arrays` before there are any."""
-    return shapes(NamedSharding(mesh, PartitionSpec(AXIS)), layout)
+    return shapes(NamedSharding(mesh, PartitionSpec(LAYER)), layout)

@@ -18,7 +18,7 @@ from jax.sharding import Mesh
 from jax.typing import DTypeLike
 
 from jaxllm.config import DTYPES, LOAD_FORMATS, ConfigError
-from jaxllm.mesh import sharding
+from jaxllm.mesh import layer_devices, sharding
 from jaxllm.models import ModelSpec
 from jaxllm.models.config.build import (
     folders,
@@ -217,7 +217,7 @@ class _Outline:
 
 
 def _outline(spec: ModelSpec, mesh: Mesh, dtype: DTypeLike) -> _Outline:
-    model = outline(spec, mesh.shape["tensor"], dtype)
+    model = outline(spec, layer_devices(mesh), dtype)
     graphdef, state = nnx.split(model)
     parameters, _ = jax.tree_util.tree_flatten_with_path(
         state, is_leaf=lambda x: isinstance(x, nnx.Variable)

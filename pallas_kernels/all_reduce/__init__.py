@@ -6,6 +6,7 @@ from __future__ import annotations
 import jax.numpy as jnp
 from jax import Array, lax
 
+from pallas_kernels.all_reduce.group import Axes as Axes
 from pallas_kernels.all_reduce.group import Group as Group
 from pallas_kernels.all_reduce.group import Inbox as Inbox
 from pallas_kernels.all_reduce.group import Layout as Layout

@@ -15,6 +15,7 @@ from jax.sharding import PartitionSpec as P
 
 from pallas_kernels.all_reduce import add_norm
 from pallas_kernels.all_reduce.cases import Case, expected, inputs
+from pallas_kernels.all_reduce.group import Axes, size_of
 from pallas_kernels.all_reduce.inboxes import Inboxes, PeerTimeout, group_of
 from pallas_kernels.all_reduce.plan import MOST_DEVICES, is_one_shot, layout_for
 
@@ -24,10 +25,10 @@ TOLERANCE = 0.04  # of a sum of bfloat16 near one
 WIDTH = 1024
 
 
-def refusal(mesh: Mesh, axis: str) -> str | None:
+def refusal(mesh: Mesh, axis: Axes) -> str | None:
     """The reason why `mosaic_gpu_peers` cannot serve this axis; None after a trial went well."""
     devices = [*mesh.devices.flat]
-    if mesh.shape[axis] != len(devices):
+    if size_of(mesh, axis) != len(devices):
         return f"the mesh has other axes than {axis!r}"
     return unsuited(devices) or no_access(devices) or failed_trial(mesh, axis)
 
@@ -60,9 +61,9 @@ def no_access(devices: Sequence[Any], driver: Any = None) -> str | None:
     return None
 
 
-def failed_trial(mesh: Mesh, axis: str) -> str | None:
+def failed_trial(mesh: Mesh, axis: Axes) -> str | None:
     """Sums of few and of many rows against float64, each several times."""
-    devices = mesh.shape[axis]
+    devices = size_of(mesh, axis)
     most = next(n for n in (3, 64, 1024) if n == 1024 or not is_one_shot(devices, n * 2 * WIDTH))
     layout = layout_for(devices, most, 2 * WIDTH)
     inboxes = Inboxes(mesh, axis, layout)
@@ -92,7 +93,7 @@ def failed_trial(mesh: Mesh, axis: str) -> str | None:
     return None
 
 
-def _sums(mesh: Mesh, axis: str, inboxes: Inboxes, eps: float) -> Any:
+def _sums(mesh: Mesh, axis: Axes, inboxes: Inboxes, eps: float) -> Any:
     def run(x: Any, part: Any, weight: Any, *arrays: Any) -> Any:
         group = group_of(axis, inboxes.layout, *arrays)
         return add_norm(x, part[0], weight, eps, group=group, backend="mosaic_gpu_peers")

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 
 import jax
 from jax import Array
+from jax.sharding import Mesh
 
 LANES = 128  # threads of a block
 WORD = 4  # bytes
 STATIC = {"static": True}
+
+type Axes = str | tuple[str, ...]  # of a mesh, which are taken as one
 
 
 @dataclass(frozen=True)
@@ -88,14 +92,19 @@ class Inbox:
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class Group:
-    """The devices along a mesh axis, seen by one of them inside a `shard_map`.
+    """The devices along axes of a mesh, seen by one of them inside a `shard_map`.
 
     Attributes:
-        axis: name of the mesh axis.
+        axis: the name, or names, of these.
         devices: X, how many there are.
         inbox: None where the back ends that need one are not in use.
     """
 
-    axis: str = field(metadata=STATIC)
+    axis: Axes = field(metadata=STATIC)
     devices: int = field(metadata=STATIC)
     inbox: Inbox | None = None
+
+
+def size_of(mesh: Mesh, axis: Axes) -> int:
+    """Devices along the axes."""
+    return math.prod(mesh.shape[name] for name in ((axis,) if isinstance(axis, str) else axis))

@@ -10,7 +10,7 @@ import numpy as np
 from jax import Array
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from pallas_kernels.all_reduce.group import WORD, Group, Inbox, Layout
+from pallas_kernels.all_reduce.group import WORD, Axes, Group, Inbox, Layout
 from pallas_kernels.all_reduce.protocol import ERROR, INBOXES, NEVER, POLLS, RANK, TABLE
 
 PATIENCE = 1 << 20  # polls; about a second on an H200
@@ -22,20 +22,20 @@ class PeerTimeout(RuntimeError):
 
 
 class Inboxes:
-    """Inboxes along a mesh axis, which programs take as `arrays` and never donate.
+    """Inboxes along axes of a mesh, which programs take as `arrays` and never donate.
 
     Kernels that are loaded, or recorded in a graph, while a peer waits for them can stop both. So
     programs first run between `expect_nobody` and `refill`, when nobody waits.
 
     Attributes:
         layout: of each inbox.
-        arrays: inboxes and tables of all devices, int32, split over the axis.
+        arrays: inboxes and tables of all devices, int32, split over the axes.
     """
 
-    def __init__(self, mesh: Mesh, axis: str, layout: Layout):
+    def __init__(self, mesh: Mesh, axis: Axes, layout: Layout):
         split = NamedSharding(mesh, PartitionSpec(axis))
         shape = (layout.devices * layout.size // WORD,)
-        self.layout, self._axis = layout, axis
+        self.layout = layout
         words = jax.jit(lambda: jnp.full(shape, NEVER, jnp.int32), out_shardings=split)()
         # The host reads them where kernels write them
         host = split.with_memory_kind("pinned_host")
@@ -74,7 +74,7 @@ class Inboxes:
         given_up = [rank for rank, view in enumerate(self._views) if view[0]]
         if given_up:
             raise PeerTimeout(
-                f"of the {self.layout.devices} devices along {self._axis!r}, "
+                f"of the {self.layout.devices} devices that add up, "
                 f"{', '.join(map(str, given_up))} waited in vain for another one; the step failed: "
                 "look for a device that hangs or was lost"
             )
@@ -87,8 +87,8 @@ class Inboxes:
             view[0] = 0
 
 
-def group_of(axis: str, layout: Layout, words: Array, table: Array) -> Group:
-    """The group inside a `shard_map` over the axis, from a device's part of `Inboxes.arrays`."""
+def group_of(axis: Axes, layout: Layout, words: Array, table: Array) -> Group:
+    """The group inside a `shard_map` over the axes, from a device's part of `Inboxes.arrays`."""
     return Group(axis, layout.devices, Inbox(words, table, layout))
 
 

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.sharding import NamedSharding, PartitionSpec
 
 from jaxllm.cache import kv as kv_module
 from jaxllm.cache.collective import over
@@ -22,19 +22,15 @@ from jaxllm.cache.kv import (
     page_bytes,
     zeros_of,
 )
-from jaxllm.mesh import per_device
+from jaxllm.mesh import LAYER, make_mesh, per_device
 from pallas_kernels import paged_decode, paged_extend
 from pallas_kernels.layout import dense_attention
 from pallas_kernels.rope_write import HeadRows
 from tests.by_layer import by_layer
 
 LAYERS, P, K, N, C, H = 2, 24, 8, 16, 16, 32
-HEADS = PartitionSpec(None, "tensor", None)  # [T, heads, H]
+HEADS = PartitionSpec(None, LAYER, None)  # [T, heads, H]
 OPTIONS = {"scale": 0.2, "window": None, "softcap": None}
-
-
-def mesh_of(shards):
-    return Mesh(np.array(jax.devices()[:shards]).reshape(1, shards), ("data", "tensor"))
 
 
 def tokens(total, seed=0):
@@ -53,7 +49,7 @@ def rows_of(q, k, v):
 def sharded(mesh, kv, function):
     """`function(kv, inputs, q, k, v, *of_heads)`, which gives heads and pages, on every device."""
     heads, whole = (NamedSharding(mesh, spec) for spec in (HEADS, PartitionSpec()))
-    of_heads = NamedSharding(mesh, PartitionSpec("tensor"))
+    of_heads = NamedSharding(mesh, PartitionSpec(LAYER))
     pages = jax.tree.map(lambda x: x.sharding, kv)
 
     def run(kv, inputs, q, k, v, *sinks):
@@ -148,7 +144,7 @@ def sequence_through_steps(mesh):
 
 
 def test_a_page_counts_keys_and_values_of_every_layer():
-    mesh = mesh_of(1)
+    mesh = make_mesh(1)
     made = zeros_of(KVCache.abstract(3, 5, 4, 16, 32, jnp.bfloat16, mesh))
     assert page_bytes(3, 4, 16, 32, jnp.bfloat16) * 5 == sum(
         x.nbytes for x in jax.tree.leaves(made)
@@ -157,7 +153,7 @@ def test_a_page_counts_keys_and_values_of_every_layer():
 
 @pytest.mark.parametrize("shards", [1, 4, 8])
 def test_every_device_holds_all_pages_of_its_own_heads(shards):
-    mesh = mesh_of(shards)
+    mesh = make_mesh(shards)
     kv, like = empty(mesh), KVCache.abstract(LAYERS, P, K, C, H, jnp.float32, mesh)
     for made, wanted in zip(jax.tree.leaves(kv), jax.tree.leaves(like), strict=True):
         assert (made.shape, made.dtype, made.sharding) == (
@@ -174,11 +170,11 @@ def test_heads_that_do_not_divide_are_refused_with_the_remedy():
         ValueError,
         match=r"2 KV heads cannot be split over 4 devices; repeat them to a multiple of 4",
     ):
-        KVCache.abstract(LAYERS, P, 2, C, H, jnp.float32, mesh_of(4))
+        KVCache.abstract(LAYERS, P, 2, C, H, jnp.float32, make_mesh(4))
 
 
 def test_prefill_in_chunks_then_decode_equals_dense_attention():
-    (first, o1), (second, o2), (third, o3), (fourth, o4) = sequence_through_steps(mesh_of(1))
+    (first, o1), (second, o2), (third, o3), (fourth, o4) = sequence_through_steps(make_mesh(1))
     # Where every row's tokens went, in order: decode rows are tokens 0 to 2 of a step, chunk tokens
     # start at 3
     rows = [
@@ -200,7 +196,7 @@ def test_prefill_in_chunks_then_decode_equals_dense_attention():
 
 
 def test_decode_rows_and_chunks_together_equal_each_alone_to_the_last_bit():
-    mesh, run = mesh_of(1), jax.jit(functools.partial(step, mesh_of(1)))
+    mesh, run = make_mesh(1), jax.jit(functools.partial(step, make_mesh(1)))
     filled = jax.tree.map(lambda x: jax.random.normal(jax.random.key(1), x.shape), empty(mesh))
     q, k, v = tokens(2 + 21)
     both, _ = run(filled, batch(((0, 34), (1, 8)), ((2, 0, 21, 0),), TABLE), q, k, v)
@@ -210,7 +206,7 @@ def test_decode_rows_and_chunks_together_equal_each_alone_to_the_last_bit():
 
 
 def test_a_row_that_is_not_alive_writes_nothing_and_reads_zeros():
-    mesh = mesh_of(1)
+    mesh = make_mesh(1)
     arrays = tokens(2)
     o, kv = compiled_step(mesh, empty(mesh), batch(((0, 5), (1, 0)), (), TABLE), arrays)(
         empty(mesh), batch(((0, 5), (1, 0)), (), TABLE), *arrays
@@ -223,7 +219,7 @@ def test_a_row_that_is_not_alive_writes_nothing_and_reads_zeros():
 
 @pytest.mark.parametrize("shards", [1, 2])
 def test_sinks_follow_their_heads_to_decode_rows_and_chunks(shards):
-    mesh, sinks = mesh_of(shards), np.linspace(-2, 4, N, dtype=np.float32)
+    mesh, sinks = make_mesh(shards), np.linspace(-2, 4, N, dtype=np.float32)
     how = {**OPTIONS, "window": 12}
 
     def own(kv, inputs, q, k, v, sinks):
@@ -240,17 +236,17 @@ def test_sinks_follow_their_heads_to_decode_rows_and_chunks(shards):
 
 
 def test_sharding_over_heads_changes_no_bit():
-    alone = sequence_through_steps(mesh_of(1))
+    alone = sequence_through_steps(make_mesh(1))
     for shards in (2, 8):
         for (_, one), (_, split) in zip(
-            alone, sequence_through_steps(mesh_of(shards)), strict=True
+            alone, sequence_through_steps(make_mesh(shards)), strict=True
         ):
             np.testing.assert_array_equal(split, one)
 
 
 @pytest.mark.parametrize("shards", [1, 2])
 def test_a_donated_pool_is_updated_in_place_and_never_copied(shards):
-    mesh, pages = mesh_of(shards), 4096
+    mesh, pages = make_mesh(shards), 4096
     kv = KVCache.abstract(LAYERS, pages, K, C, H, jnp.float32, mesh)
     pool = pages * K * C * H * 4 // shards
     compiled = compiled_step(
@@ -262,7 +258,7 @@ def test_a_donated_pool_is_updated_in_place_and_never_copied(shards):
 
 
 def test_the_heads_need_no_communication():
-    mesh = mesh_of(4)
+    mesh = make_mesh(4)
     inputs = batch(((0, 34), (1, 8)), ((2, 0, 21, 0),), TABLE)
     heads = NamedSharding(mesh, HEADS)
     arrays = [jax.device_put(x, heads) for x in tokens(23)]
@@ -273,7 +269,7 @@ def test_the_heads_need_no_communication():
 
 
 def test_layers_share_one_trace_of_the_kernels(monkeypatch):
-    mesh, traces = mesh_of(1), []
+    mesh, traces = make_mesh(1), []
     write = kv_module.rope_write.rope_write
     counted = lambda *args, **how: traces.append(1) or write(*args, **how)
     monkeypatch.setattr(kv_module.rope_write, "rope_write", counted)
@@ -285,7 +281,7 @@ def test_layers_share_one_trace_of_the_kernels(monkeypatch):
 
 
 def test_a_step_plans_once_for_all_layers_of_a_window(monkeypatch):
-    mesh, planned, given = mesh_of(1), [], []
+    mesh, planned, given = make_mesh(1), [], []
 
     def plan_decode(lengths_B, **sizes):
         planned.append(sizes)
@@ -324,7 +320,7 @@ def test_a_step_plans_once_for_all_layers_of_a_window(monkeypatch):
 def test_layers_pass_on_the_buffers_of_their_plans_flags():
     """A kernel writes the flags of its plan: each layer gets what the layer before it left, so that
     nothing is copied between them."""
-    kv = KVCache.abstract(3, P, 2, 64, 64, jnp.bfloat16, mesh_of(1))
+    kv = KVCache.abstract(3, P, 2, 64, 64, jnp.bfloat16, make_mesh(1))
     inputs = batch(((0, 34), (1, 8)), ((2, 0, 21, 0),), TABLE)
     shape = functools.partial(jax.ShapeDtypeStruct, dtype=jnp.float32)
     qkv = jax.ShapeDtypeStruct((23, 1, 8, 64), jnp.bfloat16)
@@ -364,13 +360,13 @@ def test_layers_pass_on_the_buffers_of_their_plans_flags():
 
 
 def test_an_unknown_back_end_is_refused():
-    context = PagedContext(empty(mesh_of(1)), [batch(((0, 5),), (), TABLE)], "cuda")
+    context = PagedContext(empty(make_mesh(1)), [batch(((0, 5),), (), TABLE)], "cuda")
     with pytest.raises(KeyError, match="no back end 'cuda'"):
         context.attend(0, rows_of(*tokens(1)), **OPTIONS)
 
 
 def test_the_cache_is_a_pytree_of_two_arrays_for_all_layers():
-    kv = empty(mesh_of(1))
+    kv = empty(make_mesh(1))
     assert len(jax.tree.leaves(kv)) == 2
     assert [x.sharding.spec for x in (*kv.k, *kv.v)] == [PAGES] * 2
     assert [kv.first_page(layer) for layer in range(LAYERS)] == [

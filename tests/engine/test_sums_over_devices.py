@@ -60,7 +60,7 @@ def test_sums_go_through_inboxes_and_a_device_that_is_not_heard_fails_the_step(
     assert inboxes is not None and {words for _, words in used} == {inboxes.layout.size // 4}
     before = inboxes._addresses
     inboxes._views[1][0] = 1  # as a kernel does whose peer stays silent
-    with pytest.raises(PeerTimeout, match="of the 2 devices along 'tensor', 1 waited in vain"):
+    with pytest.raises(PeerTimeout, match="of the 2 devices that add up, 1 waited in vain"):
         run(engine, PROMPTS, GREEDY)
     assert not engine.has_work
     assert run(engine, PROMPTS, GREEDY) == wanted

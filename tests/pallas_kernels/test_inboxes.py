@@ -53,7 +53,7 @@ def test_an_error_word_is_seen_and_gone_after_a_refill_in_place() -> None:
     # As a kernel would do
     ctypes.c_int32.from_address(pointer(rows[1], ERROR)).value = 1
     ctypes.c_int32.from_address(pointer(rows[1], INBOXES)).value = 1
-    with pytest.raises(PeerTimeout, match="of the 2 devices along 'tensor', 1 waited in vain"):
+    with pytest.raises(PeerTimeout, match="of the 2 devices that add up, 1 waited in vain"):
         inboxes.check()
     inboxes.refill()
     inboxes.check()

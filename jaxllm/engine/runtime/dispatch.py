@@ -10,13 +10,14 @@ import jax
 from jax import Array
 
 from jaxllm.cache.kv import KVCache, zeros_of
-from jaxllm.cache.peers import AXIS, Inboxes
+from jaxllm.cache.peers import Inboxes
 from jaxllm.engine.runtime.lattice import Programs
 from jaxllm.engine.runtime.launch import HostBuffers, Launch, begin_read
 from jaxllm.engine.runtime.program import KV, PEERS, DeviceArrays, Key, Resident
 from jaxllm.engine.runtime.programs import PROGRAMS
 from jaxllm.engine.runtime.replay import Asleep, Awake, Command, Reset
 from jaxllm.engine.runtime.shapes import PINNED
+from jaxllm.mesh import LAYER
 
 
 class Dispatcher:
@@ -36,7 +37,7 @@ class Dispatcher:
         # Executable, arguments and results of each program that has run
         self._bound: dict[Key, tuple[jax.stages.Compiled, tuple[Any, ...], tuple[Any, ...]]] = {}
         model = self.shapes.model
-        self._inboxes = None if model.peers is None else Inboxes(model.mesh, AXIS, model.peers)
+        self._inboxes = None if model.peers is None else Inboxes(model.mesh, LAYER, model.peers)
         # The host then reads results in place
         self._results_pinned = self.shapes.host.memory_kind == PINNED
 

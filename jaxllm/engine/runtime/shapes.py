@@ -21,7 +21,7 @@ from jaxllm.engine.runtime.packing import ChunkLayout
 from jaxllm.engine.runtime.state import ForwardOutput, SlotState
 from jaxllm.engine.scheduling.buckets import Buckets, ExtendShape
 from jaxllm.logprobs import widths
-from jaxllm.mesh import per_device
+from jaxllm.mesh import LAYER, layer_devices, per_device
 from jaxllm.pooling import Pooling
 from jaxllm.sampling.process import LogitsParams
 from jaxllm.sampling.processor_arguments import Processor
@@ -121,10 +121,10 @@ class StepShapes:
 
     @functools.cached_property
     def split_vocab(self) -> NamedSharding:
-        """Of arrays [rows, V]: by vocabulary over the "tensor" axis, where it divides."""
-        split = self.vocab_size % self.model.mesh.shape["tensor"] == 0
+        """Of arrays [rows, V]: by vocabulary over the devices, where it divides."""
+        split = self.vocab_size % layer_devices(self.model.mesh) == 0
         return NamedSharding(
-            self.model.mesh, PartitionSpec(None, "tensor") if split else PartitionSpec()
+            self.model.mesh, PartitionSpec(None, LAYER) if split else PartitionSpec()
         )
 
     @property
@@ -232,5 +232,5 @@ class StepShapes:
 def packed_carries(mesh: Mesh, tokens: int, width: int, dtype: DTypeLike) -> jax.ShapeDtypeStruct:
     """What `extend` leaves of so many tokens: every device its own part of `Carry.packed`, below
     each other."""
-    place = NamedSharding(mesh, PartitionSpec("tensor"))
-    return jax.ShapeDtypeStruct((mesh.shape["tensor"] * tokens, width), dtype, sharding=place)
+    place = NamedSharding(mesh, PartitionSpec(LAYER))
+    return jax.ShapeDtypeStruct((layer_devices(mesh) * tokens, width), dtype, sharding=place)

@@ -21,6 +21,7 @@ from jaxllm.cache.pool import CacheGroup
 from jaxllm.config import EngineConfig
 from jaxllm.engine.scheduling.buckets import Buckets
 from jaxllm.engine.startup.host_memory import available_bytes
+from jaxllm.mesh import layer_devices
 from jaxllm.models import ModelSpec
 from jaxllm.nn.mlp import ACTIVATIONS, FUSED_ACTIVATION
 from jaxllm.sampling.process import logits_params_bytes
@@ -226,7 +227,7 @@ def measure_budget(
         itemsize: bytes of an activation's element.
         staged: bytes of pages on their way to or from the host.
     """
-    devices, shards = mesh.devices.flat, mesh.shape["tensor"]
+    devices, shards = mesh.devices.flat, layer_devices(mesh)
     shared, slots = devices[0].platform == "cpu", buckets.decode[-1]
     resident = resident_bytes(buckets.logits, slots, spec.vocab_size, shards)
     return MemoryBudget(

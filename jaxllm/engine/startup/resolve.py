@@ -38,6 +38,7 @@ from jaxllm.engine.startup.memory import (
 )
 from jaxllm.engine.startup.plan_memory import first_plan, may_shorten
 from jaxllm.hosts.group import ALONE, Hosts, difference
+from jaxllm.mesh import layer_devices
 from jaxllm.models import ModelSpec, Wish, read_spec
 from jaxllm.nn.heads import Heads
 from jaxllm.nn.rope import Alibi
@@ -78,7 +79,7 @@ class Setup:
     @property
     def heads(self) -> Heads:
         """The attention heads over this mesh."""
-        return self.spec.heads(self.mesh.shape["tensor"])
+        return self.spec.heads(layer_devices(self.mesh))
 
     @property
     def longest(self) -> KVRequirements:
@@ -108,7 +109,7 @@ def resolve(
     config: EngineConfig, model_dir: Path, mesh: Mesh, spec: Found = None, hosts: Hosts = ALONE
 ) -> Setup:
     """Decide everything. Raises ConfigError before any loading when it cannot work."""
-    shards, platform = mesh.shape["tensor"], mesh.devices.flat[0].platform
+    shards, platform = layer_devices(mesh), mesh.devices.flat[0].platform
     spec = spec or read_spec(model_dir, Wish.of(config))
     spec, dtype, kv_dtype = _model(config, model_dir, spec, platform)
     heads, page_size = spec.heads(shards), config.block_size or (16 if platform == "cpu" else 64)

@@ -15,6 +15,7 @@ from jaxllm.engine.runtime.lattice import Programs, weight_leaves
 from jaxllm.engine.runtime.shapes import Model, StepShapes, packed_carries
 from jaxllm.engine.scheduling.buckets import Buckets
 from jaxllm.engine.startup.resolve import largest_inboxes
+from jaxllm.mesh import layer_devices
 
 
 def lattice(
@@ -37,7 +38,7 @@ def lattice(
     spec = replace(models.make_spec(config), pooling=more.get("pooling"))
     spec = replace(spec, formats=weights.weight_formats("", spec, quantization))
     spec = spec.with_heads_of(stored_dim(backend, spec.heads(1).dim))
-    heads = spec.heads(mesh.shape["tensor"])
+    heads = spec.heads(layer_devices(mesh))
     graphdef, state = weights.abstract(spec, mesh, jnp.bfloat16)
     leaves, treedef = weight_leaves(state)
     shape = len(spec.layers), pages, heads.kv_stored, page_size, heads.stored_dim
