@@ -65,26 +65,78 @@ def give_back(devices: Iterable[jax.Device]) -> None:
             _trim(driver, ordinal)
 
 
+def limit_bytes(device: Any, fraction: float) -> int:
+    """Bytes of this accelerator that this process may take, or 0 where its client does not say.
+
+    The usual allocator knows its limit. One that gives back has none: there it is this share of
+    the card.
+    """
+    limit = (device.memory_stats() or {}).get("bytes_limit")
+    if limit or device.platform != "gpu":
+        return int(limit or 0)
+    return int(card_bytes(device)[1] * fraction)
+
+
+def unused_bytes(device: Any, fraction: float) -> int:
+    """What is left of `limit_bytes`, or less: where the card itself has less free."""
+    stats = device.memory_stats() or {}
+    left = limit_bytes(device, fraction) - int(stats.get("bytes_in_use", 0))
+    if stats.get("bytes_limit") or device.platform != "gpu":
+        return left  # the allocator has taken it from the card already
+    return min(left, card_bytes(device)[0])
+
+
+def card_bytes(device: Any) -> tuple[int, int]:
+    """Free and all memory of a GPU of this host. Raises RuntimeError when the driver refuses."""
+    free, total = ctypes.c_size_t(), ctypes.c_size_t()
+    failed = _call(
+        ctypes.CDLL("libcuda.so.1"),
+        device.local_hardware_id,
+        [("cuMemGetInfo_v2", ctypes.byref(free), ctypes.byref(total))],
+    )
+    if failed:
+        raise RuntimeError(f"CUDA does not tell the memory of GPU {device.local_hardware_id}: {failed}")
+    return free.value, total.value
+
+
 def _trim(driver: ctypes.CDLL, ordinal: int) -> None:
-    """Through CUDA's driver API; XLA's cuda_async allocator takes from the default pool."""
-    device, context, pool = ctypes.c_int(), ctypes.c_void_p(), ctypes.c_void_p()
-    calls: list[tuple[Any, ...]] = [
+    """XLA's cuda_async allocator takes from the device's default pool."""
+    device, pool = ctypes.c_int(), ctypes.c_void_p()
+    failed = _call(
+        driver,
+        ordinal,
+        [
+            ("cuCtxSynchronize",),
+            ("cuDeviceGet", ctypes.byref(device), ordinal),
+            ("cuDeviceGetDefaultMemPool", ctypes.byref(pool), device),
+            ("cuMemPoolTrimTo", pool, ctypes.c_size_t(0)),
+        ],
+    )
+    if failed:
+        logger.warning("memory of GPU %d stays with this process: %s", ordinal, failed)
+
+
+def _call(driver: ctypes.CDLL, ordinal: int, calls: list[tuple[Any, ...]]) -> str | None:
+    """Call CUDA's driver API in the context that JAX's client made; returns what failed."""
+    device, context = ctypes.c_int(), ctypes.c_void_p()
+    enter: list[tuple[Any, ...]] = [
+        ("cuInit", 0),
         ("cuDeviceGet", ctypes.byref(device), ordinal),
         ("cuDevicePrimaryCtxRetain", ctypes.byref(context), device),
         ("cuCtxPushCurrent_v2", context),
-        ("cuCtxSynchronize",),
-        ("cuDeviceGetDefaultMemPool", ctypes.byref(pool), device),
-        ("cuMemPoolTrimTo", pool, ctypes.c_size_t(0)),
+    ]
+    leave: list[tuple[Any, ...]] = [
         ("cuCtxPopCurrent_v2", ctypes.byref(context)),
         ("cuDevicePrimaryCtxRelease_v2", device),
     ]
+    if failed := _first_failure(driver, enter):
+        return failed
+    failed = _first_failure(driver, calls)
+    return _first_failure(driver, leave) or failed
+
+
+def _first_failure(driver: ctypes.CDLL, calls: list[tuple[Any, ...]]) -> str | None:
     for name, *arguments in calls:
-        code = getattr(driver, name)(*arguments)
-        if code:
-            logger.warning(
-                "memory of GPU %d stays with this process: %s returned error %d of CUDA",
-                ordinal,
-                name,
-                code,
-            )
-            return
+        if code := getattr(driver, name)(*arguments):
+            return f"{name} returned error {code} of CUDA"
+    return None

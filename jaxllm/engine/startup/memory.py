@@ -20,6 +20,7 @@ from jax.sharding import Mesh
 from jaxllm.cache.pool import CacheGroup
 from jaxllm.config import EngineConfig
 from jaxllm.engine.scheduling.buckets import Buckets
+from jaxllm.engine.startup.device_client import limit_bytes, unused_bytes
 from jaxllm.engine.startup.host_memory import available_bytes
 from jaxllm.mesh import layer_devices
 from jaxllm.models import ModelSpec
@@ -250,10 +251,10 @@ def usable_bytes(config: EngineConfig, devices: Iterable[Any]) -> int:
 
 
 def _usable_bytes(config: EngineConfig, device: Any) -> int:
-    stats = device.memory_stats() if device.platform != "cpu" else None
-    if stats and "bytes_limit" in stats:
-        return int(stats["bytes_limit"]) - int(stats.get("bytes_in_use", 0))
-    return int(available_bytes() * config.gpu_memory_utilization)
+    share = config.gpu_memory_utilization
+    if device.platform != "cpu" and limit_bytes(device, share):
+        return unused_bytes(device, share)
+    return int(available_bytes() * share)
 
 
 def shard_bytes(leaves: Iterable[jax.ShapeDtypeStruct]) -> int:

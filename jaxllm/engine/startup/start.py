@@ -24,7 +24,12 @@ from jaxllm.engine.runtime.pooling_runner import PoolingRunner
 from jaxllm.engine.runtime.runner import Runner
 from jaxllm.engine.runtime.state import MAX_STOP_IDS
 from jaxllm.engine.startup.compile_workers import CompileWorkers, WorkerSpec, early_count
-from jaxllm.engine.startup.device_client import give_back, may_use_cuda, reserve_as
+from jaxllm.engine.startup.device_client import (
+    give_back,
+    limit_bytes,
+    may_use_cuda,
+    reserve_as,
+)
 from jaxllm.engine.startup.pin_host_memory import pinning
 from jaxllm.engine.startup.report import Report, link_rows, table_rows
 from jaxllm.engine.startup.resolve import Setup, check_same, resolve
@@ -304,8 +309,7 @@ def _early_workers(config: EngineConfig) -> int:
 def _worker_spec(setup: Setup, config: EngineConfig) -> WorkerSpec:
     """Workers for a first start, within the device memory that this engine leaves to others."""
     device = setup.mesh.devices.flat[0]
-    limit = ((device.memory_stats() or {}) if device.platform == "gpu" else {}).get(
-        "bytes_limit", 0
-    )
-    spare = int(limit / config.gpu_memory_utilization) - limit
+    share = config.gpu_memory_utilization
+    limit = limit_bytes(device, share) if device.platform == "gpu" else 0
+    spare = int(limit / share) - limit
     return WorkerSpec.within(os.cpu_count() or 1, device.platform, setup.mesh.size, spare)
