@@ -95,7 +95,8 @@ def card_bytes(device: Any) -> tuple[int, int]:
         [("cuMemGetInfo_v2", ctypes.byref(free), ctypes.byref(total))],
     )
     if failed:
-        raise RuntimeError(f"CUDA does not tell the memory of GPU {device.local_hardware_id}: {failed}")
+        ordinal = device.local_hardware_id
+        raise RuntimeError(f"CUDA does not tell the memory of GPU {ordinal}: {failed}")
     return free.value, total.value
 
 
