@@ -55,14 +55,46 @@ def add_norm(
             f"x {x_TD.dtype}{list(x_TD.shape)}, delta {delta_TD.dtype}{list(delta_TD.shape)}, "
             f"weight {list(weight_D.shape)}"
         )
-    layout = row_layout(D)
+    return _launch(x_TD, (delta_TD,), weight_D, eps, interpret)
+
+
+def add_rows_norm(
+    x_TD: Array,
+    y_PD: Array,
+    place_TK: Array,
+    weight_TK: Array,
+    weight_D: Array,
+    eps: float,
+    *,
+    interpret: Any = None,
+) -> tuple[Array, Array]:
+    """`add_norm` of what `grouped_matmul.combine` makes of these rows."""
+    check(x_TD, weight_D)
+    return _launch(x_TD, (y_PD, place_TK, weight_TK), weight_D, eps, interpret)
+
+
+def _launch(
+    x_TD: Array, delta: tuple[Array, ...], weight_D: Array, eps: float, interpret: Any
+) -> tuple[Array, Array]:
+    """The kernel; `delta` is an array, or rows with the places and weights of each token's."""
+    (T, D), layout = x_TD.shape, row_layout(x_TD.shape[1])
 
     def load(ref: Any) -> Array:
         return plgpu.load(ref, layout=layout, optimized=False)
 
-    def add_norm_kernel(x_ref, delta_ref, weight_ref, sum_ref, out_ref):  # type: ignore[no-untyped-def]
+    def delta_of(t: Array, y_ref: Any, place_ref: Any = None, share_ref: Any = None) -> Array:
+        if place_ref is None:
+            return load(y_ref.at[t])
+        choices = range(place_ref.shape[1])
+        rows = [load(y_ref.at[place_ref[t, k]]).astype(jnp.float32) for k in choices]
+        total = sum(row * share_ref[t, k] for row, k in zip(rows, choices, strict=True))
+        return total.astype(y_ref.dtype)
+
+    def add_norm_kernel(x_ref, *refs):  # type: ignore[no-untyped-def]
+        *delta_refs, weight_ref, sum_ref, out_ref = refs
         t = lax.axis_index("row")
-        x, delta, weight = load(x_ref.at[t]), load(delta_ref.at[t]), load(weight_ref)
+        x, weight = load(x_ref.at[t]), load(weight_ref)
+        delta = delta_of(t, *delta_refs)
         total = (x.astype(jnp.float32) + delta.astype(jnp.float32)).astype(x.dtype)
         store(sum_ref.at[t], total)
         wide = total.astype(jnp.float32)
@@ -71,7 +103,7 @@ def add_norm(
 
     found = launch(
         add_norm_kernel,
-        (x_TD, delta_TD, weight_D),
+        (x_TD, *delta, weight_D),
         interpret,
         out_type=(jax.ShapeDtypeStruct((T, D), x_TD.dtype),) * 2,
         grid=(T,),

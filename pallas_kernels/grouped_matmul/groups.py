@@ -34,6 +34,7 @@ class Groups(NamedTuple):
             tokens in their order.
         place_TK: row of each token and choice.
         own_TK: which choices have a row here, of experts that several devices share; None: all.
+        zero_W: zeros for a kernel that counts a tile's blocks, where they cost no launch.
     """
 
     expert_W: Array
@@ -42,6 +43,7 @@ class Groups(NamedTuple):
     token_P: Array | None
     place_TK: Array
     own_TK: Array | None = None
+    zero_W: Array | None = None
 
     @property
     def shared(self) -> int | None:
@@ -216,6 +218,7 @@ def own_groups(groups: Groups, first: Array | int, count: int) -> Groups:
         token_P=token_P,
         place_TK=moved_W[old_TK] * tile + groups.place_TK % tile,
         own_TK=own_W[old_TK],
+        zero_W=groups.zero_W,
     )
 
 

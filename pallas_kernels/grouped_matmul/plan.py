@@ -27,14 +27,14 @@ class Tuning(NamedTuple):
     columns: int = K
 
 
-def tuning_of(tile: int, columns: int = K) -> Tuning:
+def tuning_of(tile: int, columns: int = K, warpgroups: int | None = None) -> Tuning:
     """The sizes for tiles of so many tokens, with slots of so many columns.
 
     Few tokens are bound by the weights' bytes: one warpgroup, small units that divide well over
     the processors, and a deep ring. Full tiles are bound by the tensor cores, where two
     warpgroups share each token tile that is read from the L2 cache.
     """
-    groups = 2 if tile == LARGEST_TILE else 1
+    groups = warpgroups or (2 if tile == LARGEST_TILE else 1)
     staged = groups * tile * ROWS * 2
     slot = (groups * 2 * ROWS + tile) * columns * 2
     most = MOST_STAGES * K // columns
