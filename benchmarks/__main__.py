@@ -42,6 +42,7 @@ HERE = {
     "fp8_products": "products with 8-bit weights: the kernel beside cuBLASLt and bfloat16",
     "int4_products": "products with 4-bit weights: the kernel beside bfloat16",
     "mixtures": "a mixture's routed feed-forward: its grouped products, and the whole",
+    "mixture_layers": "a mixture's half of a layer, norm to norm, and variants of it",
     "collective": "a sum over GPUs with residual sum and norm: plain stores, NCCL, XLA's own",
     "routing": "what stands around the products of a mixture's experts: routing, gather, sum",
     "segments": "attention of encoders: microseconds and TFLOP/s of a step, by length of inputs",

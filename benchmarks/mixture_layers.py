@@ -11,9 +11,9 @@ router, routing, products and the sum of each token's experts, layer after layer
 - rows: the norm that follows adds up each token's experts.
 
 `skew` is the exponent of the Zipf law by which experts are preferred: a bias of the router.
-`experts_hit` is the mean over layers, `tb_per_s` counts their weights, once. `launches` are those of
-a layer in the compiled program; `error` is the largest difference from "now", in units of its
-largest value.
+`tiles` in use are the mean over layers: as many as experts that were hit, unless some need two.
+`tb_per_s` counts the weights of each once. `launches` are those of a layer in the compiled program;
+`error` is the largest difference from "now", in units of its largest value.
 """
 
 from __future__ import annotations
