@@ -73,6 +73,11 @@ class Spec(NamedTuple):
         return self.half * (2 if self.gating is None else 1)
 
     @property
+    def apart(self) -> int:
+        """Rows of the weight from the first of one part to that of the other."""
+        return self.half if self.gating is None else self.F
+
+    @property
     def steps(self) -> int:
         """Slots of the ring that a unit fills."""
         return self.I // self.tuning.columns
@@ -106,10 +111,16 @@ def check(x: Any, w: Any, groups: Groups, gating: Any) -> None:
             "mosaic_gpu grouped_matmul takes bfloat16 or float16 throughout, "
             f"got x {x.dtype}, w {w.dtype}"
         )
+    check_units(w, groups, gating, K)
+
+
+def check_units(w: Any, groups: Groups, gating: Any, columns: int) -> None:
+    """Raise ValueError unless the sizes of w `[E, O, I]` fit tiles with so many columns, and Mosaic
+    has the gating's functions."""
     outputs = ROWS if gating is None else 2 * ROWS
-    if w.shape[1] % outputs or w.shape[2] % K or 0 in w.shape:
+    if w.shape[1] % outputs or w.shape[2] % columns or 0 in w.shape:
         raise ValueError(
-            f"mosaic_gpu grouped_matmul takes O a multiple of {outputs} and I of {K}, "
+            f"mosaic_gpu grouped_matmul takes O a multiple of {outputs} and I of {columns}, "
             f"got w {w.shape}"
         )
     if gating is not None and "erf" in str(jax.make_jaxpr(gating)(0.0, 0.0)):
@@ -169,27 +180,19 @@ def _multiply(spec: Spec, *arrays: Array) -> Array:
         rows_ref, (x_ref, w_ref, *bias_ref, y_ref) = rest[0], rest[spec.rows is None :]
         block, wg = lax.axis_index("block"), lax.axis_index("wg")
 
-        def each_unit(run):  # type: ignore[no-untyped-def]
-            """Call `run(unit, steps done before)` for each own unit; returns the steps done."""
-            units = used_ref[used_ref.shape[0] - 1] * spec.across
-
-            def body(i, done):  # type: ignore[no-untyped-def]
-                run(unit_at(spec, block + i * blocks, expert_ref, rows_ref), done)
-                return done + spec.steps
-
-            count = lax.div(units - block + (blocks - 1), jnp.int32(blocks))
-            return lax.fori_loop(0, jnp.maximum(count, 0), body, jnp.int32(0))
+        def own_units(run: Callable[[Unit, Array], None]) -> Array:
+            return each_unit(spec, (expert_ref, used_ref, rows_ref), (block, blocks), run)
 
         @pl.when(wg == warpgroups)
         def _producer() -> None:
             plgpu.set_max_registers(PRODUCER_REGISTERS, action="decrease")
-            done = each_unit(lambda unit, done: _fill(spec, x_ref, w_ref, unit, done, sm))
+            done = own_units(lambda unit, done: _fill(spec, x_ref, w_ref, unit, done, sm))
             drain(sm["free"], done, stages)
 
         @pl.when(wg < warpgroups)
         def _consumer() -> None:
             plgpu.set_max_registers(registers_of(warpgroups), action="increase")
-            each_unit(lambda unit, done: consume(spec, unit, done, wg, sm, (*bias_ref, y_ref)))
+            own_units(lambda unit, done: consume(spec, unit, done, wg, sm, (*bias_ref, y_ref)))
             plgpu.wait_smem_to_gmem(0)
 
     kernel.__name__ = f"grouped_matmul_{spec.tile}x{spec.O}x{spec.I}"  # for profiles
@@ -218,6 +221,28 @@ def scratch_of(spec: Spec) -> dict[str, Any]:
     }
 
 
+def each_unit(
+    spec: Spec,
+    plan: tuple[Any, Any, Any],
+    place: tuple[Array, int],
+    run: Callable[[Unit, Array], None],
+) -> Array:
+    """Call `run(unit, steps done before)` for each unit of a thread block; returns the steps done.
+
+    `plan` are the tiles' experts, the number of those in use and their rows; `place` is the number
+    of the thread block, and how many there are.
+    """
+    (expert_ref, used_ref, rows_ref), (block, blocks) = plan, place
+    units = used_ref[used_ref.shape[0] - 1] * spec.across
+
+    def body(i: Array, done: Array) -> Array:
+        run(unit_at(spec, block + i * blocks, expert_ref, rows_ref), done)
+        return done + spec.steps
+
+    count = lax.div(units - block + (blocks - 1), jnp.int32(blocks))
+    return lax.fori_loop(0, jnp.maximum(count, 0), body, jnp.int32(0))
+
+
 def unit_at(spec: Spec, place: Array, expert_ref: Any, rows_ref: Any) -> Unit:
     """The unit of this number; units of a tile are neighbours."""
     tile = lax.div(place, jnp.int32(spec.across))
@@ -227,7 +252,7 @@ def unit_at(spec: Spec, place: Array, expert_ref: Any, rows_ref: Any) -> Unit:
     return Unit(tile, expert_ref[tile], row, rows, column)
 
 
-def _at_width(spec: Spec, rows: Array | int, run: Callable[[int], None]) -> None:
+def at_width(spec: Spec, rows: Array | int, run: Callable[[int], None]) -> None:
     """Call `run` with the least width of a product that holds so many rows."""
     widths, below = widths_of(spec.tile), 0
     if isinstance(rows, int):
@@ -252,9 +277,8 @@ def copy_weight(
     spec: Spec, w_ref: Any, unit: Unit, t: Array, slot: Array, sm: dict[str, Any]
 ) -> None:
     """Copy step t of a unit's rows of the weight into a slot."""
-    apart = spec.half if spec.gating is None else spec.F
     for part in range(2):
-        rows = pl.ds(pl.multiple_of(unit.column + part * apart, 8), spec.half)
+        rows = pl.ds(pl.multiple_of(unit.column + part * spec.apart, 8), spec.half)
         plgpu.copy_gmem_to_smem(
             w_ref.at[unit.expert, rows, _columns(spec, t)],
             sm["w"].at[slot, pl.ds(part * spec.half, spec.half)],
@@ -273,7 +297,7 @@ def copy_tokens(
         x = x_ref.at[pl.ds(row, width), _columns(spec, t)]
         plgpu.copy_gmem_to_smem(x, sm["x"].at[slot, pl.ds(0, width)], sm["full"].at[slot])
 
-    _at_width(spec, unit.rows, copy)
+    at_width(spec, unit.rows, copy)
 
 
 def _columns(spec: Spec, t: Array) -> Any:
@@ -285,24 +309,29 @@ def consume(
     spec: Spec, unit: Unit, done: Array, wg: Array, sm: dict[str, Any], refs: tuple[Any, ...]
 ) -> None:
     """Compute and write one warpgroup's share of a unit; `refs` are the bias, if any, and y."""
-    *bias_ref, y_ref = refs
-    apart = spec.half if spec.gating is None else spec.F
 
     def product(width: int) -> None:
-        both = list(_product(spec, width, done, wg, sm))
-        column = pl.multiple_of(unit.column + wg * ROWS, ROWS)
-        for ref in bias_ref:
-            own = ref.at[unit.expert]
-            both = [_plus(own, y, column + part * apart) for part, y in enumerate(both)]
-        first, second = both
-        store = lambda y, column: _store(spec, y, unit.row, column, sm["y"].at[wg], y_ref)
-        if spec.gating is not None:
-            store(spec.gating(first, second), column)
-        else:
-            store(first, column)
-            store(second, pl.multiple_of(column + spec.half, ROWS))
+        finish(spec, unit, list(_product(spec, width, done, wg, sm)), wg, sm, refs)
 
-    _at_width(spec, unit.rows, product)
+    at_width(spec, unit.rows, product)
+
+
+def finish(
+    spec: Spec, unit: Unit, both: list[Array], wg: Array, sm: dict[str, Any], refs: tuple[Any, ...]
+) -> None:
+    """Write both parts of a warpgroup's products, with their bias, gated; see `consume`."""
+    *bias_ref, y_ref = refs
+    column = pl.multiple_of(unit.column + wg * ROWS, ROWS)
+    for ref in bias_ref:
+        own = ref.at[unit.expert]
+        both = [_plus(own, y, column + part * spec.apart) for part, y in enumerate(both)]
+    first, second = both
+    store = lambda y, column: _store(spec, y, unit.row, column, sm["y"].at[wg], y_ref)
+    if spec.gating is not None:
+        store(spec.gating(first, second), column)
+    else:
+        store(first, column)
+        store(second, pl.multiple_of(column + spec.half, ROWS))
 
 
 def _product(

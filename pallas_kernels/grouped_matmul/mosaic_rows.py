@@ -21,7 +21,7 @@ def spread(x_TD: Array, groups: Groups, interpret: Any) -> Array:
 
     def kernel(x_ref, place_ref, y_ref):  # type: ignore[no-untyped-def]
         t = lax.axis_index("token")
-        row = plgpu.load(x_ref.at[t], layout=row_layout(D), optimized=False)
+        row = plgpu.load(x_ref.at[t], layout=row_layout(D, x_TD.dtype), optimized=False)
         for k in range(K):
             store(y_ref.at[place_ref[t, k]], row)
 

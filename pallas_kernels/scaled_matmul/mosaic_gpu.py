@@ -62,7 +62,7 @@ class _Spec(NamedTuple):
         return self.grouped or (small and self.numbers != jnp.int8)
 
 
-class _Scales(NamedTuple):
+class Scales(NamedTuple):
     """Float32 scales: of the weight `[O]` or `[O, G]`, of tokens `[T]`, or in the ring."""
 
     weight: Any
@@ -128,16 +128,16 @@ def scaled_matmul(
         return multiplied((numbers, scale), w_OI, scale_OG, group, x_TI.dtype, sums)
     weight = jnp.pad(scale_OG, ((0, -O % ROWS), (0, 0)))
     tokens = jnp.broadcast_to(scale.T, (G, room))
-    scales = _Scales(weight, tokens) if G > 1 else _Scales(weight[:, 0], tokens[0])
+    scales = Scales(weight, tokens) if G > 1 else Scales(weight[:, 0], tokens[0])
     return spec.split.joined(_multiply(spec, numbers, w_OI, scales))[:T, :O]
 
 
-def _multiply(spec: _Spec, x: Array, w: Array, scales: _Scales) -> list[Array]:
+def _multiply(spec: _Spec, x: Array, w: Array, scales: Scales) -> list[Array]:
     split, tuning = spec.split, spec.tuning
 
     def kernel(x_ref, w_ref, rows_ref, tokens_ref, *made, **sm):  # type: ignore[no-untyped-def]
         block, wg = lax.axis_index("block"), lax.axis_index("wg")
-        scales = _Scales(rows_ref, tokens_ref)
+        scales = Scales(rows_ref, tokens_ref)
 
         @pl.when(wg == tuning.warpgroups)
         def _producer() -> None:
@@ -204,14 +204,14 @@ def _fill(spec: _Spec, given: tuple[Any, ...], unit: Unit, done: Array, sm: dict
 
 
 def _product(
-    spec: _Spec, unit: Unit, done: Array, wg: Array, scales: _Scales, sm: dict[str, Any]
+    spec: _Spec, unit: Unit, done: Array, wg: Array, scales: Scales, sm: dict[str, Any]
 ) -> Array:
     """One warpgroup's rows of the weight times the unit's tokens, scaled, `[ROWS, tokens]`."""
     # A warpgroup may lie beyond the last row
     last = spec.split.O - ROWS
     rows = pl.ds(jnp.minimum(spec.split.row(unit, wg), last), ROWS)
     if spec.grouped:
-        own = _Scales(scales.weight.at[rows], None)
+        own = Scales(scales.weight.at[rows], None)
         return _promoted(spec, unit, done, wg, own, sm)
     y = (
         _promoted(spec, unit, done, wg, None, sm)
@@ -222,14 +222,14 @@ def _product(
 
 
 def _promoted(
-    spec: _Spec, unit: Unit, done: Array, wg: Array, own: _Scales | None, sm: dict[str, Any]
+    spec: _Spec, unit: Unit, done: Array, wg: Array, own: Scales | None, sm: dict[str, Any]
 ) -> Array:
     """Sums of slots, scaled where columns have scales of their own, added up in float32."""
     shape = (ROWS, spec.tuning.tokens)
 
     def step(t: Array, total: Array) -> Array:
         slot = lax.rem(done + t, jnp.int32(spec.tuning.stages))
-        rows = None if own is None else _load(own.weight.at[:, unit.first + t], 1)
+        rows = None if own is None else load(own.weight.at[:, unit.first + t], 1)
         plgpu.barrier_wait(sm["full"].at[slot])
 
         def multiply(acc: Any) -> Array:
@@ -239,7 +239,7 @@ def _promoted(
         part = pl.run_scoped(multiply, plgpu.ACC(shape, spec.sums)).astype(jnp.float32)
         if rows is not None:
             own_tokens = sm["scales"].at[slot, pl.ds(0, spec.tuning.tokens)]
-            part = _times(part, rows, _load(own_tokens, 0))
+            part = times(part, rows, load(own_tokens, 0))
             plgpu.commit_smem()  # the next copy comes after this read
         plgpu.barrier_arrive(sm["free"].at[slot])
         return total + part
@@ -276,16 +276,16 @@ def _operands(slot: Array, wg: Array, sm: dict[str, Any]) -> tuple[Any, Any]:
     return sm["w"].at[slot, pl.ds(wg * ROWS, ROWS)], sm["x"].at[slot].T
 
 
-def _load(ref: Any, axis: int) -> Array:
+def load(ref: Any, axis: int) -> Array:
     """A vector along the rows (1) or the tokens (0) of a product."""
     return plgpu.load(ref, layout=WGMMA.reduce(axis), optimized=False)
 
 
 def _scaled(y: Array, rows: Any, tokens: Any) -> Array:
-    return _times(y, _load(rows, 1), _load(tokens, 0))
+    return times(y, load(rows, 1), load(tokens, 0))
 
 
-def _times(y: Array, rows: Array, tokens: Array) -> Array:
+def times(y: Array, rows: Array, tokens: Array) -> Array:
     """y times the scales of its rows and of its tokens."""
     across, down = (
         lax.broadcast_in_dim(each, y.shape, [axis]) for axis, each in enumerate((rows, tokens))

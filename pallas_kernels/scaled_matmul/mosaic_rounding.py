@@ -12,6 +12,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax import Array, lax
+from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from pallas_kernels.mosaic_gpu import THREADS, launch, row_layout, store
@@ -23,37 +24,63 @@ MAX_COLUMNS = 224 * THREADS
 
 
 def supports(x_TI: Array, dtype: Any) -> bool:
+    """Whether the kernel takes these rows and is faster than XLA."""
+    return takes(x_TI, dtype) and x_TI.shape[0] <= MAX_ROWS
+
+
+def takes(x_TI: Array, dtype: Any) -> bool:
     """Whether the kernel takes these rows."""
     return (
         x_TI.dtype in (jnp.bfloat16, jnp.float16)
         and dtype == NUMBERS
-        and 1 <= x_TI.shape[0] <= MAX_ROWS
+        and x_TI.shape[0] >= 1
         and x_TI.shape[1] % THREADS == 0
         and x_TI.shape[1] <= MAX_COLUMNS
     )
 
 
-def rounded_rows(x_TI: Array, room: int | None = None, *, interpret: Any = None) -> Any:
+def rounded_rows(
+    x_TI: Array,
+    room: int | None = None,
+    *,
+    places_TK: Array | None = None,
+    taken: tuple[Array, int] | None = None,
+    interpret: Any = None,
+) -> Any:
     """Numbers `[T, I]` of NUMBERS and float32 scales `[T]`, see `scaled_matmul.rounding`.
 
-    `x_TI` is one that `supports` allows. Both results have `room` rows if that is given; what
-    follows the last token in them is anything. `interpret` is a `plgpu.InterpretGPUParams` for
-    machines without a GPU.
+    `x_TI` is one that `takes` allows. Both results have `room` rows if that is given; what follows
+    the last token in them is anything. With `places_TK` row t of x becomes these rows. `taken` are
+    the rows of each tile that matter, and the height of tiles. `interpret` is a
+    `plgpu.InterpretGPUParams` for machines without a GPU.
     """
     T, I = x_TI.shape  # noqa: E741
+    plan = places_TK if places_TK is not None else taken[0] if taken is not None else None
+    choices = 1 if places_TK is None else places_TK.shape[1]
 
-    def rounded_rows_kernel(x_ref, numbers_ref, scale_ref):  # type: ignore[no-untyped-def]
+    def rounded_rows_kernel(x_ref, *refs):  # type: ignore[no-untyped-def]
+        *plan_ref, numbers_ref, scale_ref = refs
         t = lax.axis_index("row")
+        if taken is None:
+            return rounded_row(t, x_ref, plan_ref, numbers_ref, scale_ref)
+        tile = jnp.int32(taken[1])
+        own = lax.rem(t, tile) < plan_ref[0][lax.div(t, tile)]
+        return pl.when(own)(lambda: rounded_row(t, x_ref, (), numbers_ref, scale_ref))
+
+    def rounded_row(t, x_ref, place_ref, numbers_ref, scale_ref):  # type: ignore[no-untyped-def]
         x = plgpu.load(x_ref.at[t], layout=row_layout(I), optimized=False).astype(jnp.float32)
         most = jnp.max(jnp.maximum(x, -x))
         scale = jnp.where(most == 0, 1.0, most * (1 / largest(NUMBERS)))
         limit = largest(NUMBERS)
-        store(numbers_ref.at[t], jnp.maximum(jnp.minimum(x * (1 / scale), limit), -limit))
-        scale_ref.at[t][...] = scale
+        numbers = jnp.maximum(jnp.minimum(x * (1 / scale), limit), -limit)
+        for k in range(choices):
+            row = place_ref[0][t, k] if place_ref else t
+            store(numbers_ref.at[row], numbers)
+            scale_ref.at[row][...] = scale
 
     return launch(
         rounded_rows_kernel,
-        (x_TI,),
+        (x_TI,) if plan is None else (x_TI, plan),
         interpret,
         out_type=(
             jax.ShapeDtypeStruct((room or T, I), NUMBERS),

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from pallas_kernels.grouped_matmul.groups import LARGEST_TILE
+from pallas_kernels.grouped_matmul.plan import Tuning as ExpertTuning
 from pallas_kernels.mosaic_units import ROWS, STAGED, shares_of
 from pallas_kernels.scaled_matmul import GROUP
 
@@ -13,6 +15,8 @@ TOKENS = (8, 16, 32, 64, 128, 256)  # widths of a product
 MOST_STAGES = 8
 SCALES = 32  # of tokens in a slot, at least: copies begin at multiples of 128 bytes
 PROMOTED = 128  # tokens up to which registers hold two sums
+MOST_EXPERT_TOKENS = 64
+MOST_EXPERT_STAGES = 12  # 200 KiB of weights under way on each processor
 FEW_ROWS = 64  # up to here cuBLASLt reads the weight at 2.2 to 2.4 TB/s of 4.3, measured
 
 
@@ -58,3 +62,18 @@ def stages_of(tokens: int, warpgroups: int) -> int:
     slot = (tokens + warpgroups * ROWS) * K + 4 * max(tokens, SCALES)
     staged = 2 * min(tokens, STAGED) * ROWS * warpgroups
     return min(MOST_STAGES, (SHARED_BYTES - staged) // slot)
+
+
+def expert_tile(tile: int, promoted: bool) -> int:
+    """Tokens of a unit of experts' products in tiles of so many: registers hold four sums of 64."""
+    return min(tile, MOST_EXPERT_TOKENS) if promoted else tile
+
+
+def expert_tuning(tokens: int, tile: int, grouped: bool) -> ExpertTuning:
+    """Sizes for units of so many tokens in such tiles. Full tiles are bound by what the L2 cache
+    gives, so two warpgroups share the tokens; others by the weights' bytes, which small units
+    divide best."""
+    warpgroups = 2 if tile == LARGEST_TILE else 1
+    slot = (tokens + 2 * warpgroups * ROWS) * K + grouped * 4 * max(tokens, SCALES)
+    staged = 2 * warpgroups * tokens * ROWS
+    return ExpertTuning(warpgroups, min(MOST_EXPERT_STAGES, (SHARED_BYTES - staged) // slot), K)
