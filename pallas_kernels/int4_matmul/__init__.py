@@ -6,7 +6,7 @@ import jax
 from jax import Array
 
 from pallas_kernels.backends import Backends
-from pallas_kernels.grouped_matmul import Groups
+from pallas_kernels.grouped_matmul import Gating, Groups
 from pallas_kernels.int4_matmul.packed import Int4
 
 BACKENDS = Backends(__name__, "int4_matmul", ("reference", "mosaic_gpu"))
@@ -28,8 +28,14 @@ def takes_experts(x_PI: Array, w: Int4) -> bool:
     return BACKENDS.supports("mosaic_gpu", x_PI, one)
 
 
-def grouped_int4_matmul(x_PI: Array, w: Int4, groups: Groups) -> Array:
-    """Each row times the weight of its expert on NVIDIA Hopper, see `mosaic_grouped`."""
+def grouped_int4_matmul(
+    x_PI: Array,
+    w: Int4,
+    groups: Groups,
+    bias_EO: Array | None = None,
+    gating: Gating | None = None,
+) -> Array:
+    """Each row times the weight of its expert on NVIDIA Hopper, see `grouped_matmul`."""
     from pallas_kernels.int4_matmul import mosaic_grouped
 
-    return mosaic_grouped.grouped_int4_matmul(x_PI, w, groups)
+    return mosaic_grouped.grouped_int4_matmul(x_PI, w, groups, bias_EO, gating)

@@ -12,7 +12,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from pallas_kernels.grouped_matmul.groups import Groups
-from pallas_kernels.grouped_matmul.mosaic_gpu import tile_rows
+from pallas_kernels.grouped_matmul.mosaic_gpu import Gating, tile_rows
 from pallas_kernels.int4_matmul import mosaic_gpu as one
 from pallas_kernels.int4_matmul.packed import CHUNK, ROWS, Int4
 from pallas_kernels.int4_matmul.plan import tuning_with
@@ -20,10 +20,18 @@ from pallas_kernels.mosaic_gpu import PRODUCER_REGISTERS, drain, launch, registe
 from pallas_kernels.mosaic_units import PROCESSORS, Unit
 
 
-def grouped_int4_matmul(x_PI: Array, w: Int4, groups: Groups, *, interpret: Any = None) -> Array:
-    """Each row of `groups`' tiles times the weight of its expert, `y_PO` in x's type; `x_PI` are
-    these rows or the tokens. All arrays of w have an axis of experts first. Rows that no token
-    takes hold arbitrary values. Raises what `mosaic_gpu.check` raises of one expert's weight.
+def grouped_int4_matmul(
+    x_PI: Array,
+    w: Int4,
+    groups: Groups,
+    bias_EO: Array | None = None,
+    gating: Gating | None = None,
+    *,
+    interpret: Any = None,
+) -> Array:
+    """Each row of `groups`' tiles times the weight of its expert, see
+    `pallas_kernels.grouped_matmul`. All arrays of w have an axis of experts first. Raises what
+    `mosaic_gpu.check` raises of one expert's weight.
 
     `interpret` is a `plgpu.InterpretGPUParams` for machines without a GPU.
     """
@@ -47,7 +55,16 @@ def grouped_int4_matmul(x_PI: Array, w: Int4, groups: Groups, *, interpret: Any 
     )
     shared = x.shape[0] < groups.rows
     (found,) = _multiply(spec, blocks, shared, (groups.expert_W, groups.used), x, w)
-    return found[:, : w.rows]
+    return _finished(found[:, : w.rows], groups, bias_EO, gating)
+
+
+def _finished(y_PO: Array, groups: Groups, bias_EO: Array | None, gating: Gating | None) -> Array:
+    """Products with the bias of their experts, and gated."""
+    y_WRO = y_PO.astype(jnp.float32).reshape(len(groups.expert_W), groups.tile, -1)
+    if bias_EO is not None:
+        y_WRO += bias_EO[groups.expert_W][:, None].astype(jnp.float32)
+    y = y_WRO if gating is None else gating(*jnp.split(y_WRO, 2, axis=-1))
+    return y.astype(y_PO.dtype).reshape(len(y_PO), -1)
 
 
 def _multiply(

@@ -2,12 +2,26 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from functools import partial
+
+import jax
 from jax import Array
 
 from pallas_kernels.backends import Backends
+from pallas_kernels.grouped_matmul import Gating, Groups
 from pallas_kernels.scaled_matmul.rounding import INPUTS, largest, rounded
 
-__all__ = ["BACKENDS", "GROUP", "INPUTS", "backend_for", "largest", "rounded", "scaled_matmul"]
+__all__ = [
+    "BACKENDS",
+    "GROUP",
+    "INPUTS",
+    "ScaledExperts",
+    "backend_for",
+    "largest",
+    "rounded",
+    "scaled_matmul",
+]
 
 GROUP = 128  # columns that share a scale, where not all of a row do: what kernels take
 BACKENDS = Backends(__name__, "scaled_matmul", ("reference", "mosaic_gpu"))
@@ -39,3 +53,52 @@ def backend_for(
     """`wanted` if that back end supports these arrays, else the reference."""
     supported = BACKENDS.supports(wanted, x_TI, w_OI, scale_OG, group, inputs)
     return wanted if supported else "reference"
+
+
+@partial(
+    jax.tree_util.register_dataclass,
+    data_fields=("values", "scale", "input_scale"),
+    meta_fields=("group", "inputs"),
+)
+@dataclass(frozen=True)
+class ScaledExperts:
+    """The weights of all experts, see `scaled_matmul`.
+
+    Attributes:
+      values: `[E, O, I]`.
+      scale: `[E, O, G]`.
+      group: columns that share a scale.
+      inputs: how x is rounded.
+      input_scale: float32 `[E]`, of inputs that are "given".
+    """
+
+    values: Array
+    scale: Array
+    group: int
+    inputs: str
+    input_scale: Array | None = None
+
+
+def takes_experts(x_PI: Array, w: ScaledExperts, groups: Groups, gating: Gating | None) -> bool:
+    """Whether `grouped_scaled_matmul` takes these."""
+    from pallas_kernels.scaled_matmul import mosaic_grouped
+
+    try:
+        mosaic_grouped.check(x_PI, w, groups, gating)
+    except ValueError:
+        return False
+    return True
+
+
+def grouped_scaled_matmul(
+    x_PI: Array,
+    w: ScaledExperts,
+    groups: Groups,
+    bias_EO: Array | None = None,
+    gating: Gating | None = None,
+) -> Array:
+    """Each row times the weight of its expert on NVIDIA Hopper, see `grouped_matmul`. Raises
+    ValueError for what `takes_experts` does not."""
+    from pallas_kernels.scaled_matmul import mosaic_grouped
+
+    return mosaic_grouped.grouped_scaled_matmul(x_PI, w, groups, bias_EO, gating)

@@ -32,6 +32,7 @@ from pallas_kernels.grouped_matmul.plan import PROCESSORS
 from pallas_kernels.mosaic_gpu import PRODUCER_REGISTERS, drain, launch, registers_of, take
 from pallas_kernels.mosaic_gpu import TILED as TILED_Y
 from pallas_kernels.mosaic_units import ROWS
+from pallas_kernels.scaled_matmul import ScaledExperts
 from pallas_kernels.scaled_matmul import mosaic_gpu as one
 from pallas_kernels.scaled_matmul.expert_rows import Rows, expert_rows
 from pallas_kernels.scaled_matmul.plan import SCALES, K, expert_tile, expert_tuning
@@ -56,18 +57,7 @@ class _Spec(NamedTuple):
         return self.grouped or (small and self.numbers != jnp.int8)
 
 
-class Scaled(NamedTuple):
-    """The weights of all experts: numbers `[E, O, I]`, float32 scales `[E, O, G]` of `group`
-    columns, and how inputs are rounded, with the scales `[E]` of "given" ones."""
-
-    values: Array
-    scale: Array
-    group: int
-    inputs: str
-    given: Array | None = None
-
-
-def check(x: Any, w: Scaled, groups: Groups, gating: Any) -> None:
+def check(x: Any, w: ScaledExperts, groups: Groups, gating: Any) -> None:
     """Raise ValueError unless one expert's product is one that `mosaic_gpu.check` allows, and units
     are such that `grouped_matmul` takes them."""
     own, scale = (jax.ShapeDtypeStruct(a.shape[1:], a.dtype) for a in (w.values, w.scale))
@@ -77,11 +67,11 @@ def check(x: Any, w: Scaled, groups: Groups, gating: Any) -> None:
 
 def grouped_scaled_matmul(
     x_PI: Array,
-    w: Scaled,
+    w: ScaledExperts,
     groups: Groups,
-    *,
     bias_EO: Array | None = None,
     gating: Gating | None = None,
+    *,
     interpret: Any = None,
 ) -> Array:
     """Each row of `groups`' tiles times the weight of its expert, see
@@ -91,7 +81,7 @@ def grouped_scaled_matmul(
     """
     check(x_PI, w, groups, gating)
     grouped = w.scale.shape[2] > 1
-    rows = expert_rows(x_PI, w.values.dtype, groups, w.inputs, w.given, w.group, interpret)
+    rows = expert_rows(x_PI, w.values.dtype, groups, w.inputs, w.input_scale, w.group, interpret)
     tile = expert_tile(groups.tile, grouped)
     expert_W, used, rows_W = _cut(groups, groups.tile // tile)
     (tiles,), (_, O, I) = expert_W.shape, w.values.shape  # noqa: E741
@@ -137,7 +127,8 @@ def _multiply(
 ) -> Array:
     units, tuning = spec.units, spec.units.tuning
     blocks = min(PROCESSORS, units.tiles * units.across)
-    scales = rows.scales if spec.grouped else rows.scales[0]
+    groups, room = weight[1].shape[-1], rows.scales.shape[1]
+    scales = jnp.broadcast_to(rows.scales, (groups, room)) if spec.grouped else rows.scales[0]
     given = (*plan, rows.numbers, *weight, scales, *(() if bias_EO is None else (bias_EO,)))
 
     def kernel(expert_ref, used_ref, *rest, **sm):  # type: ignore[no-untyped-def]
@@ -305,9 +296,7 @@ def _summed(
     return [y.astype(jnp.float32) for y in both]
 
 
-def _wgmma(
-    spec: _Spec, width: int, slot: Array, wg: Array, parts: Any, sm: dict[str, Any]
-) -> None:
+def _wgmma(spec: _Spec, width: int, slot: Array, wg: Array, parts: Any, sm: dict[str, Any]) -> None:
     """Add a slot's products to both sums."""
     x = sm["x"].at[slot, pl.ds(0, width)].T
     for part, acc in enumerate(parts):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
@@ -13,8 +13,8 @@ import pytest
 
 from pallas_kernels.grouped_matmul import Groups, group
 from pallas_kernels.grouped_matmul.cases import choices
-from pallas_kernels.scaled_matmul import mosaic_grouped, rounded
-from pallas_kernels.scaled_matmul.mosaic_grouped import Scaled, grouped_scaled_matmul
+from pallas_kernels.scaled_matmul import ScaledExperts, mosaic_grouped, rounded
+from pallas_kernels.scaled_matmul.mosaic_grouped import grouped_scaled_matmul
 from pallas_kernels.scaled_matmul.rounding import rounded_inputs, spread
 from tests.pallas_kernels.places import launch_options, places, relative_error, slow_places
 
@@ -41,21 +41,21 @@ def swiglu(gate: Any, up: Any) -> Any:
     return jax.nn.silu(gate) * up
 
 
-def weights(case: Case) -> Scaled:
+def weights(case: Case) -> ScaledExperts:
     rng = np.random.default_rng(1)
     plain = rng.standard_normal((EXPERTS, case.outputs, case.columns)) / case.columns**0.5
     dtype = jnp.int8 if case.integers else jnp.float8_e4m3fn
     size = case.group or case.columns
     values, scale = rounded(jnp.asarray(plain, jnp.float32), dtype, size)
     given = jnp.linspace(0.005, 0.02, EXPERTS) if case.inputs == "given" else None
-    return Scaled(values, scale, size, case.inputs, given)
+    return ScaledExperts(values, scale, size, case.inputs, given)
 
 
-def expected(case: Case, x: Any, w: Scaled, bias: Any, expert: Any) -> np.ndarray:
+def expected(case: Case, x: Any, w: ScaledExperts, bias: Any, expert: Any) -> np.ndarray:
     """Each row's product in float64, of inputs rounded as the definition says."""
     found = []
     for row, e in zip(x, expert, strict=True):
-        given = None if w.given is None else w.given[e]
+        given = None if w.input_scale is None else w.input_scale[e]
         numbers, scale = rounded_inputs(row[None], w.values.dtype, w.group, w.inputs, given)
         exact = np.float64(numbers) * np.float64(spread(scale, w.group, case.columns))
         weight = np.float64(w.values[e]) * np.float64(spread(w.scale[e], w.group, case.columns))
@@ -73,8 +73,8 @@ def kernel(place: str, gated: bool) -> Any:
     gating = swiglu if gated else None
 
     def call(x: Any, values: Any, scale: Any, given: Any, groups: Groups, bias: Any, form: Any):  # type: ignore[no-untyped-def]
-        w = Scaled(values, scale, *form, given)
-        return grouped_scaled_matmul(x, w, groups, bias_EO=bias, gating=gating, **options)
+        w = ScaledExperts(values, scale, *form, given)
+        return grouped_scaled_matmul(x, w, groups, bias, gating, **options)
 
     return jax.jit(call, static_argnames="form")
 
@@ -94,7 +94,7 @@ def check(place: str, case: Case) -> None:
         x = jnp.full((groups.rows, case.columns), jnp.nan, jnp.bfloat16)
         x = x.at[taken.reshape(-1)].set(row_x)
     got = kernel(place, case.gated)(
-        x, w.values, w.scale, w.given, groups, bias, form=(w.group, w.inputs)
+        x, w.values, w.scale, w.input_scale, groups, bias, form=(w.group, w.inputs)
     )
     wanted = expected(case, row_x, w, bias, chosen.reshape(-1))
     assert relative_error(np.asarray(got)[taken.reshape(-1)], wanted) < ERROR
@@ -146,9 +146,9 @@ def test_what_it_does_not_take_is_refused() -> None:
     x, w = jnp.zeros((3, 128), jnp.bfloat16), weights(case)
     mosaic_grouped.check(x, w, groups, swiglu)
     with pytest.raises(ValueError, match="rounded"):
-        mosaic_grouped.check(x, w._replace(inputs="plain"), groups, None)
+        mosaic_grouped.check(x, replace(w, inputs="plain"), groups, None)
     with pytest.raises(ValueError, match="O a multiple of 128"):
-        mosaic_grouped.check(x, w._replace(values=w.values[:, :64]), groups, swiglu)
+        mosaic_grouped.check(x, replace(w, values=w.values[:, :64]), groups, swiglu)
+    narrow = replace(w, scale=jnp.ones((EXPERTS, 128, 2)), group=64)
     with pytest.raises(ValueError, match="groups of 128"):
-        narrow = w._replace(scale=jnp.ones((EXPERTS, 128, 2)), group=64)
         mosaic_grouped.check(x, narrow, groups, None)

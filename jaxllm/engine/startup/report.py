@@ -26,14 +26,13 @@ from jaxllm.engine.runtime.runner import Runner
 from jaxllm.engine.scheduling.chunk_planner import seconds_per_token
 from jaxllm.engine.startup.memory import shard_bytes
 from jaxllm.engine.startup.resolve import Setup
-from jaxllm.nn.weight.schemes import backend
+from jaxllm.nn.weight.schemes import backend, groups
 from jaxllm.units import GIB, amount
 
 logger = logging.getLogger("jaxllm.engine")
 
 LEAST_EXACT = "float8_e5m2"  # of the types of pages
 EXPERTS = "one tile of tokens after the other: slower than 16 bits"
-GROUPED = {"int4", "fp4"}  # numbers that a kernel takes of all experts at once
 type Rows = list[tuple[str, str]]
 
 
@@ -216,7 +215,7 @@ def _format_rows(setup: Setup) -> Rows:
     paths = jax.tree_util.tree_leaves_with_path(setup.abstract_weights)
     others = shard_bytes(leaf for path, leaf in paths if _is_plain(path))
     grouped = setup.resolved.attention_backend == "mosaic_gpu"
-    grouped &= {kind.numbers for kind in counts} <= GROUPED
+    grouped &= all(groups(kind) for kind in counts)
     experts = not grouped and any("each" in _keys(path) for path, _ in paths)
     token = (setup.need.page_bytes + sum(setup.need.more_bytes)) / setup.need.page_size
     products = {backend(kind, setup.resolved.attention_backend) for kind in counts}

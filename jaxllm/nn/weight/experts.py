@@ -42,9 +42,9 @@ class HeldExperts(nnx.Module):
         bias_EO: Array | None,
         gating: Gating | None,
     ) -> Array:
-        y_PO = self.each.grouped(x_PI, groups, context)
+        y_PO = self.each.grouped(x_PI, groups, context, bias_EO, gating)
         if y_PO is not None:
-            return _finished(y_PO, groups, bias_EO, gating)
+            return y_PO
         graphdef, state = nnx.split(self.each)
 
         def product(x_RI: Array, expert: Array) -> Array:
@@ -60,12 +60,3 @@ class HeldExperts(nnx.Module):
                 made = rule.rounded._replace(shape=shape, experts=True)
                 rule = replace(rule, rounded=made)
             yield rule
-
-
-def _finished(y_PO: Array, groups: Groups, bias_EO: Array | None, gating: Gating | None) -> Array:
-    """Products with the bias of their experts, and gated."""
-    y_WRO = y_PO.astype(jnp.float32).reshape(len(groups.expert_W), groups.tile, -1)
-    if bias_EO is not None:
-        y_WRO += bias_EO[groups.expert_W][:, None].astype(jnp.float32)
-    y = y_WRO if gating is None else gating(*jnp.split(y_WRO, 2, axis=-1))
-    return y.astype(y_PO.dtype).reshape(len(y_PO), -1)

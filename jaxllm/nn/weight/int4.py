@@ -17,7 +17,7 @@ from jaxllm.quantisation import WeightFormat
 from jaxllm.quantisation.int4_rows import columns_of, groups_of, row_bytes
 from jaxllm.quantisation.weight_format import INT4, NF4, OFFSETS, SYMMETRIC
 from pallas_kernels import int4_matmul as op
-from pallas_kernels.grouped_matmul import Groups
+from pallas_kernels.grouped_matmul import Gating, Groups
 from pallas_kernels.int4_matmul.packed import CHUNK, ROWS, SLOT, WORDS, values_of, words_of
 from pallas_kernels.int4_matmul.rounding import nearest, rounded
 
@@ -61,12 +61,25 @@ class Int4(nnx.Module):
         backend = wanted if op.BACKENDS.supports(wanted, x_TI, weight) else "reference"
         return shape.shaped(_int4_matmul(x_TI, weight, backend=backend), context.collective)
 
-    def grouped(self, x_PI: Array, groups: Groups, context: RowContext) -> Array | None:
+    def grouped(
+        self,
+        x_PI: Array,
+        groups: Groups,
+        context: RowContext,
+        bias_EO: Array | None,
+        gating: Gating | None,
+    ) -> Array | None:
         own, parts = self.shape, self.values[...].shape[1:3]
         if context.row_backend != "mosaic_gpu" or parts != self._parts:  # or rows are shared out
             return None
         weight = self._weight(math.prod(own.out), own.columns)
-        return _grouped(x_PI, weight, groups) if op.takes_experts(x_PI, weight) else None
+        if not op.takes_experts(x_PI, weight):
+            return None
+        return _grouped(x_PI, weight, groups, bias_EO, gating=gating)
+
+    @staticmethod
+    def groups(kind: WeightFormat) -> bool:
+        return kind.numbers != NF4
 
     def _weight(self, rows: int, columns: int) -> op.Int4:
         others, offsets = self.others, self.kind.form == OFFSETS
@@ -92,7 +105,7 @@ class Int4(nnx.Module):
 
     @staticmethod
     def backend(kind: WeightFormat, wanted: str) -> str:
-        return wanted if wanted in op.BACKENDS and kind.numbers != NF4 else "reference"
+        return wanted if wanted in op.BACKENDS and Int4.groups(kind) else "reference"
 
     @staticmethod
     def rounded(kind: WeightFormat, plain: Array) -> dict[str, Array]:
@@ -139,5 +152,5 @@ def _parts(kind: WeightFormat, rows: Array, columns: int) -> tuple[Array, Array,
 
 
 # Jitted, so that a kernel is lowered once, not for every layer
-_grouped = jax.jit(op.grouped_int4_matmul)
+_grouped = jax.jit(op.grouped_int4_matmul, static_argnames="gating")
 _int4_matmul = jax.jit(op.int4_matmul, static_argnames=("backend",))

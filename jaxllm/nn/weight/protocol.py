@@ -133,9 +133,20 @@ class Held(Weight, Protocol):
 
     def __init__(self, kind: WeightFormat, shape: Shape): ...
 
-    def grouped(self, x_PI: Array, groups: Groups, context: RowContext) -> Array | None:
-        """Each row times the weight of its expert, where an axis of experts comes before the others
-        of all parameters; None where no kernel computes that."""
+    def grouped(
+        self,
+        x_PI: Array,
+        groups: Groups,
+        context: RowContext,
+        bias_EO: Array | None,
+        gating: Gating | None,
+    ) -> Array | None:
+        """`ExpertWeight.grouped`, where an axis of experts comes before the others of all
+        parameters; None where no kernel computes that."""
+
+    @staticmethod
+    def groups(kind: WeightFormat) -> bool:
+        """Whether a kernel of Hopper's computes products with all experts at once."""
 
     @staticmethod
     def backend(kind: WeightFormat, wanted: str) -> str:

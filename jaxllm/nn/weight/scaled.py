@@ -14,7 +14,7 @@ from jaxllm.nn.rules import Rounded, Rule
 from jaxllm.nn.weight.protocol import Fill, Shape
 from jaxllm.quantisation import WeightFormat
 from pallas_kernels import scaled_matmul as op
-from pallas_kernels.grouped_matmul import Groups
+from pallas_kernels.grouped_matmul import Gating, Groups
 
 LARGEST_INPUT = 16.0
 DTYPES = {"fp8": jnp.float8_e4m3fn, "int8": jnp.int8}
@@ -64,8 +64,27 @@ class Scaled(nnx.Module):
         )
         return self.shape.shaped(y_TO, context.collective)
 
-    def grouped(self, x_PI: Array, groups: Groups, context: RowContext) -> Array | None:
-        return None
+    def grouped(
+        self,
+        x_PI: Array,
+        groups: Groups,
+        context: RowContext,
+        bias_EO: Array | None,
+        gating: Gating | None,
+    ) -> Array | None:
+        if context.row_backend != "mosaic_gpu":
+            return None
+        given = None if self.input_scale is None else jnp.max(self.input_scale[...], axis=(1, 2))
+        weight = op.ScaledExperts(
+            self.values[...], self.scale[...], self.group, self.kind.inputs, given
+        )
+        if not op.takes_experts(x_PI, weight, groups, gating):
+            return None
+        return _grouped(x_PI, weight, groups, bias_EO, gating=gating)
+
+    @staticmethod
+    def groups(kind: WeightFormat) -> bool:
+        return kind.inputs != "plain" and kind.group in (None, op.GROUP)
 
     def gated(self, x_TD: Array, context: RowContext) -> Array | None:
         return None
@@ -83,8 +102,7 @@ class Scaled(nnx.Module):
 
     @staticmethod
     def backend(kind: WeightFormat, wanted: str) -> str:
-        taken = kind.inputs != "plain" and kind.group in (None, op.GROUP)
-        return wanted if taken and wanted in op.BACKENDS else "reference"
+        return wanted if Scaled.groups(kind) and wanted in op.BACKENDS else "reference"
 
     @staticmethod
     def rounded(kind: WeightFormat, plain: Array) -> dict[str, Array]:
@@ -97,4 +115,5 @@ class Scaled(nnx.Module):
 
 
 # Jitted, so that a kernel is lowered once, not for every layer
+_grouped = jax.jit(op.grouped_scaled_matmul, static_argnames="gating")
 _scaled_matmul = jax.jit(op.scaled_matmul, static_argnames=("group", "inputs", "backend"))
