@@ -3,6 +3,7 @@ with the grouping of tokens and the sum of their experts.
 
     python -m benchmarks.mixtures --shape Qwen3-30B-A3B --tokens 1 16 64 256 2048 --skew 0 1.2
     python -m benchmarks.mixtures --shape Qwen3-30B-A3B --tokens 1 16 64 --skew 0 --parts wholes
+    python -m benchmarks.mixtures --shape Qwen3-30B-A3B --numbers fp8 --parts products
 
 Wholes are two launches for the products, or one (`mosaic_fused`), each with slots of 64, 128 and
 256 columns; "whole" is what a model runs. Results are written row by row.
@@ -30,6 +31,9 @@ from jax import Array
 from benchmarks.record import finish, parser
 from benchmarks.steps import TURNS, timed
 from pallas_kernels.grouped_matmul import (
+    Gating,
+    Groups,
+    by_tile,
     combine,
     group,
     grouped_matmul,
@@ -38,6 +42,13 @@ from pallas_kernels.grouped_matmul import (
 )
 from pallas_kernels.grouped_matmul.cases import MODEL_SHAPES, ModelShape, choices
 from pallas_kernels.grouped_matmul.plan import tuning_of
+from pallas_kernels.scaled_matmul import (
+    GROUP,
+    ScaledExperts,
+    grouped_scaled_matmul,
+    rounded,
+    scaled_matmul,
+)
 
 LAYERS = 3  # of weights of their own; one layer of Qwen3-30B-A3B is 1.2 GB
 CHECKED = 32  # tokens that are compared
@@ -45,7 +56,10 @@ OPTIONS = {"xla_gpu_enable_triton_gemm": False, "xla_gpu_autotune_level": 0}
 BACKEND = "mosaic_gpu"
 COLUMNS = (64, 128, 256)  # of a slot, in the variants of the whole
 
-type Layer = tuple[Array, Array]  # gate and up [E, 2F, D], down [E, D, F]
+NUMBERS = {"bf16": None, "fp8": "token", "fp8 blocks": "group"}  # how inputs of weights are rounded
+
+type Maps = Array | ScaledExperts  # of all experts
+type Layer = tuple[Maps, Maps]  # gate and up [E, 2F, D], down [E, D, F]
 
 
 def swiglu(gate: Array, up: Array) -> Array:
@@ -53,14 +67,30 @@ def swiglu(gate: Array, up: Array) -> Array:
     return jax.nn.silu(gate) * up
 
 
+def product(
+    x: Array, w: Maps, groups: Groups, gating: Gating | None = None, backend: str | None = None
+) -> Array:
+    """Each row times the weight of its expert."""
+    own = backend or BACKEND
+    if not isinstance(w, ScaledExperts):
+        return grouped_matmul(x, w, groups, gating=gating, backend=own)
+    if own == "mosaic_gpu":
+        return grouped_scaled_matmul(x, w, groups, gating=gating)
+
+    def one(x: Array, e: Array) -> Array:
+        form = {"group": w.group, "inputs": w.inputs}
+        return scaled_matmul(x, w.values[e], w.scale[e], **form, backend=own)
+
+    return by_tile(one, x, groups, None, gating)
+
+
 def feed_forward(
     x: Array, layer: Layer, expert: Array, weight: Array, backend: str | None = None
 ) -> Array:
     """The routed feed-forward of one layer."""
-    experts, own = layer[0].shape[0], backend or BACKEND
-    groups = group(expert, experts)
-    hidden = grouped_matmul(x, layer[0], groups, gating=swiglu, backend=own)
-    return combine(grouped_matmul(hidden, layer[1], groups, backend=own), groups, weight)
+    groups = group(expert, len(jax.tree.leaves(layer)[0]))
+    hidden = product(x, layer[0], groups, swiglu, backend)
+    return combine(product(hidden, layer[1], groups, None, backend), groups, weight)
 
 
 def variant(
@@ -73,9 +103,9 @@ def variant(
         weights = mosaic_fused.Weights(*layer)
         y = mosaic_fused.feed_forward(x, weights, groups, swiglu, tuning=tuning)
     else:
-        product = functools.partial(mosaic_gpu.grouped_matmul, groups=groups, tuning=tuning)
-        hidden = product(x, layer[0], bias_EO=None, gating=swiglu)
-        y = product(hidden, layer[1], bias_EO=None, gating=None)
+        own = functools.partial(mosaic_gpu.grouped_matmul, groups=groups, tuning=tuning)
+        hidden = own(x, layer[0], bias_EO=None, gating=swiglu)
+        y = own(hidden, layer[1], bias_EO=None, gating=None)
     return combine(y, groups, weight)
 
 
@@ -97,21 +127,19 @@ def products(shape: ModelShape, expert: Array) -> dict[str, Callable[..., Array]
     groups = jax.jit(group, static_argnums=1)(expert, shape.experts)
     hidden = jnp.ones((groups.rows, shape.inner), jnp.bfloat16)
     return {
-        "gate_up": lambda x, layer, weight: grouped_matmul(
-            x, layer[0], groups, gating=swiglu, backend=BACKEND
-        ),
-        "down": lambda x, layer, weight: grouped_matmul(hidden, layer[1], groups, backend=BACKEND),
+        "gate_up": lambda x, layer, weight: product(x, layer[0], groups, swiglu),
+        "down": lambda x, layer, weight: product(hidden, layer[1], groups),
     }
 
 
 PARTS: dict[str, Callable[[ModelShape, Array], dict[str, Callable[..., Array]]]] = {
     "whole": lambda shape, expert: {"whole": wholes(expert)["whole"]},
     "wholes": lambda shape, expert: wholes(expert),
-    "all": lambda shape, expert: products(shape, expert) | wholes(expert),
+    "products": lambda shape, expert: products(shape, expert) | {"whole": wholes(expert)["whole"]},
 }
 
 
-def made(shape: ModelShape) -> list[Layer]:
+def made(shape: ModelShape, numbers: str = "bf16") -> list[Layer]:
     """Random weights of some layers."""
     up, down = (2 * shape.inner, shape.width), (shape.width, shape.inner)
 
@@ -121,9 +149,18 @@ def made(shape: ModelShape) -> list[Layer]:
             jax.random.normal(each, (shape.experts, *size), jnp.bfloat16) / size[1] ** 0.5
             for each, size in zip(jax.random.split(key), (up, down), strict=True)
         )
-        return first, second
+        return held(first, numbers), held(second, numbers)
 
     return [layer(jax.random.key(i)) for i in range(LAYERS)]
+
+
+def held(w: Array, numbers: str) -> Maps:
+    """A weight `[E, O, I]` in this form."""
+    inputs = NUMBERS[numbers]
+    if inputs is None:
+        return w
+    size = w.shape[2] if inputs == "token" else GROUP
+    return ScaledExperts(*rounded(w, jnp.float8_e4m3fn, size), size, inputs)
 
 
 def rows_of(
@@ -132,10 +169,11 @@ def rows_of(
     tokens: Sequence[int],
     skews: Sequence[float],
     seconds: float,
-    parts: str = "all",
+    parts: str = "products",
+    numbers: str = "bf16",
 ) -> Iterator[dict[str, Any]]:
     """Microseconds, TB/s and TFLOP/s of every part, at every number of tokens and skew."""
-    layers = made(shape)
+    layers = made(shape, numbers)
     for T, skew in itertools.product(tokens, skews):
         rng = np.random.default_rng(T)
         expert = jnp.asarray(choices(T, shape.experts, shape.choices, skew, rng))
@@ -149,20 +187,22 @@ def rows_of(
             run = every.lower(x, layers, weight).compile(compiler_options=OPTIONS)
             once = lambda run=run, x=x, weight=weight: run(x, layers, weight)
             us = 1e6 * statistics.median(timed(once, seconds) for _ in range(TURNS)) / LAYERS
-            row = {"model": model, "tokens": T, "skew": skew, "part": part, "experts_hit": hit}
-            row |= speed(shape, T, hit, part, us)
+            row = {"model": model, "numbers": numbers, "tokens": T, "skew": skew, "part": part}
+            row |= {"experts_hit": hit} | speed(shape, T, hit, part, us, numbers)
             if part.startswith("whole"):
                 row["error"] = error(once()[0], x, layers[0], expert, weight)
             print(row, flush=True)
             yield row
 
 
-def speed(shape: ModelShape, tokens: int, hit: int, part: str, us: float) -> dict[str, float]:
+def speed(
+    shape: ModelShape, tokens: int, hit: int, part: str, us: float, form: str = "bf16"
+) -> dict[str, float]:
     """Time and rates of a part: gate and up are two thirds of the weights, down is one."""
     numbers = shape.width * shape.inner * {"gate_up": 2, "down": 1}.get(part, 3)
     return {
         "us": round(us, 1),
-        "tb_per_s": round(2 * hit * numbers / us / 1e6, 3),
+        "tb_per_s": round((2 if form == "bf16" else 1) * hit * numbers / us / 1e6, 3),
         "tflop_per_s": round(2 * tokens * shape.choices * numbers / us / 1e6, 1),
     }
 
@@ -183,12 +223,16 @@ def main() -> None:
     args.add_argument("--shape", nargs="+", choices=MODEL_SHAPES, default=list(MODEL_SHAPES))
     args.add_argument("--tokens", type=int, nargs="+", default=[1, 16, 64, 256, 512, 2048, 8192])
     args.add_argument("--skew", type=float, nargs="+", default=[0.0, 1.2])
+    args.add_argument("--numbers", nargs="+", choices=NUMBERS, default=["bf16"])
     args.add_argument("--seconds", type=float, default=0.05, help="of a turn")
-    args.add_argument("--parts", choices=PARTS, default="all")
+    args.add_argument("--parts", choices=PARTS, default="products")
     a = args.parse_args()
+    if a.parts == "wholes" and a.numbers != ["bf16"]:
+        args.error("--parts wholes compares forms of 16-bit products: leave --numbers out")
     rows = []
-    for model in a.shape:
-        for row in rows_of(model, MODEL_SHAPES[model], a.tokens, a.skew, a.seconds, a.parts):
+    for model, numbers in itertools.product(a.shape, a.numbers):
+        own = (a.tokens, a.skew, a.seconds, a.parts, numbers)
+        for row in rows_of(model, MODEL_SHAPES[model], *own):
             rows.append(row)
             finish("mixtures", a, rows)
 

@@ -32,3 +32,10 @@ def test_rates_count_each_expert_that_was_hit_once() -> None:
     found = mixtures.speed(SMALL, 40, 3, "whole", 1.0)
     assert found["tb_per_s"] == round(2 * 3 * 3 * 64 * 32 / 1e6, 3)
     assert found["tflop_per_s"] == round(2 * 40 * 2 * 3 * 64 * 32 / 1e6, 1)
+
+
+def test_weights_of_8_bits_are_timed_and_count_half_the_bytes() -> None:
+    (row,) = mixtures.rows_of("small", SMALL, [3], [0.0], 0.001, "whole", "fp8")
+    assert row["numbers"] == "fp8" and row["error"] < 0.02
+    half, whole = (mixtures.speed(SMALL, 3, 3, "whole", 1e-3, own) for own in ("fp8", "bf16"))
+    assert 2 * half["tb_per_s"] == whole["tb_per_s"]

@@ -14,9 +14,13 @@ from pallas_kernels.grouped_matmul.cases import choices
 from pallas_kernels.int4_matmul import Int4, int4_matmul
 from pallas_kernels.int4_matmul.cases import Case, inputs, packed
 from pallas_kernels.int4_matmul.mosaic_grouped import grouped_int4_matmul
-from tests.pallas_kernels.places import jitted, launch_options, places, relative_error
+from tests.pallas_kernels.places import launch_options, places, relative_error
 
 EXPERTS, CHOICES = 6, 2
+
+
+def swiglu(gate: jax.Array, up: jax.Array) -> jax.Array:
+    return jax.nn.silu(gate) * up
 
 
 def experts(case: Case, dtype: str) -> Int4:
@@ -42,12 +46,14 @@ def test_rows_meet_the_weight_of_their_expert(
     w, x = experts(case, "bfloat16"), jnp.asarray(inputs(case)[0], jnp.bfloat16)
     expert = choices(tokens, EXPERTS, CHOICES, 1.0, np.random.default_rng(0))
     groups = group(jnp.asarray(expert), EXPERTS)
-    got = np.asarray(jitted(grouped_int4_matmul)(x, w, groups, **launch_options(place)))
+    bias = jnp.asarray(np.random.default_rng(1).normal(size=(EXPERTS, outputs)), jnp.bfloat16)
+    call = functools.partial(grouped_int4_matmul, gating=swiglu, **launch_options(place))
+    got = np.asarray(jax.jit(call)(x, w, groups, bias))
 
     def product(x_RI: jax.Array, e: jax.Array) -> jax.Array:
         return int4_matmul(x_RI, jax.tree.map(lambda leaf: leaf[e], w), backend="reference")
 
-    wanted = functools.partial(by_tile, product, groups=groups, bias_EO=None, gating=None)(x)
+    wanted = functools.partial(by_tile, product, groups=groups, bias_EO=bias, gating=swiglu)(x)
     rows = np.asarray(groups.place_TK).reshape(-1)  # others are arbitrary
     assert got.shape == wanted.shape
     assert relative_error(got[rows], np.asarray(wanted)[rows]) < 5e-3

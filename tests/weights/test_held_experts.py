@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from types import ModuleType
+from typing import Any
+from unittest.mock import Mock
 
 import jax
 import jax.numpy as jnp
@@ -15,13 +18,14 @@ from safetensors.numpy import load_file
 from jaxllm import models, weights
 from jaxllm.mesh import make_mesh
 from jaxllm.nn.contexts.dense import DenseContext
-from jaxllm.nn.weight import int4
+from jaxllm.nn.weight import int4, scaled
 from jaxllm.nn.weight.experts import HeldExperts
 from jaxllm.nn.weight.protocol import Shape
 from jaxllm.nn.weight.schemes import rounded
 from jaxllm.quantisation import WeightFormat
 from pallas_kernels.grouped_matmul import Groups, by_tile, group
 from pallas_kernels.int4_matmul import Int4, int4_matmul
+from pallas_kernels.scaled_matmul import ScaledExperts, scaled_matmul
 from tests.goldens.golden import load_golden
 from tests.weights.packed import (
     FP8,
@@ -126,31 +130,50 @@ def test_random_experts_have_the_format_of_the_checkpoint(tmp_path: Path) -> Non
     assert found == expected
 
 
+def one_int4(x: jax.Array, w: Int4) -> jax.Array:
+    return int4_matmul(x, w, backend="reference")
+
+
+def one_scaled(x: jax.Array, w: ScaledExperts) -> jax.Array:
+    form: Any = {"group": w.group, "inputs": w.inputs, "input_scale": w.input_scale}
+    return scaled_matmul(x, w.values, w.scale, **form, backend="reference")
+
+
+@pytest.mark.parametrize(
+    ("kind", "scheme", "one"),
+    [
+        (WeightFormat("fp4", 32, rounded=True), int4, one_int4),
+        (WeightFormat("fp8", inputs="token", rounded=True), scaled, one_scaled),
+        (WeightFormat("int8", inputs="given", rounded=True), scaled, one_scaled),
+    ],
+    ids=("fp4", "fp8", "int8"),
+)
 def test_the_kernel_of_all_experts_gives_what_tiles_one_by_one_do(
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: pytest.MonkeyPatch, kind: WeightFormat, scheme: ModuleType, one: Any
 ) -> None:
     """With the product of the kernel from plain JAX: bias, gate and rows are as they should be."""
-    rng, kind = np.random.default_rng(0), WeightFormat("fp4", 32, rounded=True)
-    held = HeldExperts(kind, Shape((4, 128), (64,), ("expert", None, "embed"), dtype=jnp.bfloat16))
-    plain = jnp.asarray(rng.normal(size=(4, 128, 64)), jnp.bfloat16)
+    rng, shape = np.random.default_rng(0), (4, 128, 128)
+    held = HeldExperts(kind, Shape((4, 128), (128,), ("expert", None, "embed"), dtype=jnp.bfloat16))
+    plain = jnp.asarray(rng.normal(size=shape), jnp.bfloat16)
     for name, value in jax.vmap(lambda w: rounded(kind, w))(plain).items():
-        setattr(held.each, name, nnx.Param(value))
+        if getattr(held.each, name, None) is not None:
+            setattr(held.each, name, nnx.Param(value))
     bias = jnp.asarray(rng.normal(size=(4, 128)), jnp.bfloat16)
-    x = jnp.asarray(rng.normal(size=(5, 64)), jnp.bfloat16)
+    x = jnp.asarray(rng.normal(size=(5, 128)), jnp.bfloat16)
     expert = rng.permuted(np.tile(np.arange(4), (5, 1)), axis=1)[:, :2]
     groups = group(jnp.asarray(expert), 4)
     gating = lambda gate, up: jax.nn.silu(gate) * up
     expected = held.grouped(x, groups, DenseContext(), bias, gating)
 
-    def kernel(x_PI: jax.Array, w: Int4, own: Groups) -> jax.Array:
-        def one(x_RI: jax.Array, e: jax.Array) -> jax.Array:
-            return int4_matmul(x_RI, jax.tree.map(lambda a: a[e], w), backend="reference")
+    def kernel(x_PI: jax.Array, w: Any, own: Groups, bias_EO: jax.Array, gating: Any) -> jax.Array:
+        each = lambda x_RI, e: one(x_RI, jax.tree.map(lambda a: a[e], w))
+        return by_tile(each, x_PI, own, bias_EO, gating)
 
-        return by_tile(one, x_PI, own, None, None)
-
-    monkeypatch.setattr(int4, "_grouped", kernel)
+    calls = Mock(side_effect=kernel)
+    monkeypatch.setattr(scheme, "_grouped", calls)
     monkeypatch.setattr(DenseContext, "row_backend", "mosaic_gpu", raising=False)
     found = held.grouped(x, groups, DenseContext(), bias, gating)
+    calls.assert_called_once()
     rows = np.asarray(groups.place_TK).reshape(-1)
     wanted, got = (np.asarray(y, np.float32)[rows] for y in (expected, found))
     np.testing.assert_allclose(got, wanted, atol=0.1, rtol=0.02)
