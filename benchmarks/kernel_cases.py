@@ -14,7 +14,8 @@ from pallas_kernels.quantised import SCALE_DTYPE, quantise
 
 TABLE_WIDTH = 130
 POOL_PAGES = 8320
-DECODE_HEADS = ((4, 7), (8, 4))
+# KV heads and query heads of each: Qwen2.5 7B and Llama 3.1 8B; Llama 3.2 1B and gpt-oss
+DECODE_HEADS = {128: ((4, 7), (8, 4)), 64: ((8, 4), (8, 8))}
 DECODE_LOADS = ((1, 2048), (16, 2048), (64, 2048), (256, 1024), (64, 8192), (16, 8192))
 
 
@@ -199,8 +200,8 @@ def check_extend(check: Check, **options: Any) -> dict[str, Any]:
     )
 
 
-def decode_tunings(itemsize: int = 2) -> list[Any]:
-    """Candidates of the decode sweep at head_dim 128, for pages of so many bytes a number."""
+def decode_tunings(itemsize: int, head_dim: int) -> list[Any]:
+    """Candidates of the decode sweep, for pages of so many bytes a number."""
     from pallas_kernels.paged_decode.mosaic_gpu import Tuning
 
     if itemsize == 1:
@@ -208,6 +209,12 @@ def decode_tunings(itemsize: int = 2) -> list[Any]:
             Tuning(stages=n, consumers=2) for n in (4, 8)
         ]
         return two + [Tuning(stages=n) for n in (6, 4, 5, 7)]
+    if head_dim == 64:  # a tile is half as large, so twice as many are on their way, or two blocks
+        deep = [Tuning(stages=6, blocks=n) for n in (132, 264)]
+        return deep + [
+            Tuning(stages=stages, blocks=blocks, cluster=1, swapped=True)
+            for stages, blocks in ((6, 132), (6, 264), (8, 132), (4, 264))
+        ]
     return [Tuning(), Tuning(min_tiles=1), Tuning(min_tiles=4), Tuning(stages=2), Tuning(stages=4)]
 
 

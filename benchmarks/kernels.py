@@ -5,6 +5,7 @@ then TB/s or TFLOP/s.
     python -m benchmarks.kernels time decode extend --out results.json
     python -m benchmarks.kernels sweep decode --out results.json
     python -m benchmarks.kernels time decode --kv-dtype float8_e4m3fn
+    python -m benchmarks.kernels sweep decode --head-dim 64
 
 Calls are chained (one call's output is the next one's query) inside one jit, and each reads its own
 pages of a pool larger than L2.
@@ -116,9 +117,8 @@ def time_decode(
     def chain(
         q: Array, k: Array, v: Array, tables: list[Array], lengths: Array, more: dict[str, Array]
     ) -> Array:
-        plan = mosaic_gpu.plan(
-            lengths, kv_heads=K, head_dim=H, itemsize=k.dtype.itemsize, tuning=tuning
-        )
+        sizes = {"heads": K * shape.group, "kv_heads": K, "head_dim": H}
+        plan = mosaic_gpu.plan(lengths, **sizes, itemsize=k.dtype.itemsize, tuning=tuning)
         for i in range(CALLS):
             q, plan = one(q, k, v, tables[i % len(tables)], lengths, plan, more)
         return q
@@ -197,9 +197,9 @@ def time_extend(
     }
 
 
-def pool_of(K: int, kv_dtype: str | None) -> tuple[Array, ...]:
+def pool_of(K: int, head_dim: int, kv_dtype: str | None) -> tuple[Array, ...]:
     """Random pages of keys and values, and their scales if they have 8 bits."""
-    shape = (cases.POOL_PAGES, K, 64, 128)
+    shape = (cases.POOL_PAGES, K, 64, head_dim)
     keys = jax.random.split(jax.random.key(0), 2)
     if kv_dtype is None:
         return tuple(jax.random.normal(key, shape, jnp.bfloat16) for key in keys)
@@ -207,23 +207,27 @@ def pool_of(K: int, kv_dtype: str | None) -> tuple[Array, ...]:
     return made(keys[0]), made(keys[1]), jnp.full((shape[0], K, 2, shape[2]), 0.5, SCALE_DTYPE)
 
 
-def run_decode(mode: str, kv_dtype: str | None, report: Callable[[dict[str, Any]], None]) -> None:
+def run_decode(options: argparse.Namespace, report: Callable[[dict[str, Any]], None]) -> None:
     """`check` compares ragged batches; `time` times the tuned sizes; `sweep` times every
     candidate."""
+    mode, kv_dtype, head_dim = options.mode, options.kv_dtype, options.head_dim
     if mode == "check":
         for case in (case for case in cases.DECODE_CHECKS if case.kv_dtype == kv_dtype):
             report({"op": "decode", "case": str(case), **cases.check_decode(case)})
         return
-    for K, group in cases.DECODE_HEADS:
-        pool = pool_of(K, kv_dtype)
+    for K, group in cases.DECODE_HEADS[head_dim]:
+        pool = pool_of(K, head_dim, kv_dtype)
         for B, context in cases.DECODE_LOADS:
             item = cases.DecodeShape(B, context, group)
             for tuning in (
-                cases.decode_tunings(pool[0].dtype.itemsize) if mode == "sweep" else [None]
+                cases.decode_tunings(pool[0].dtype.itemsize, head_dim)
+                if mode == "sweep"
+                else [None]
             ):
                 row = {
                     "op": "decode",
                     "kv_dtype": pool[0].dtype.name,
+                    "head_dim": head_dim,
                     "K": K,
                     "group": group,
                     "B": B,
@@ -233,8 +237,9 @@ def run_decode(mode: str, kv_dtype: str | None, report: Callable[[dict[str, Any]
                 report(row | guarded(lambda: time_decode(item, tuning, pool, mode == "profile")))  # noqa: B023
 
 
-def run_extend(mode: str, kv_dtype: str | None, report: Callable[[dict[str, Any]], None]) -> None:
-    """As `run_decode`, for prompt chunks."""
+def run_extend(options: argparse.Namespace, report: Callable[[dict[str, Any]], None]) -> None:
+    """As `run_decode`, for prompt chunks, always of head dimension 128."""
+    mode, kv_dtype = options.mode, options.kv_dtype
     if mode == "check":
         for case in (case for case in cases.EXTEND_CHECKS if case.kv_dtype == kv_dtype):
             report({"op": "extend", "case": str(case), **cases.check_extend(case)})
@@ -270,6 +275,7 @@ def main() -> None:
     parser.add_argument(
         "--kv-dtype", choices=(cases.E4M3, cases.E5M2), help="of the pages; by default bfloat16"
     )
+    parser.add_argument("--head-dim", type=int, choices=tuple(cases.DECODE_HEADS), default=128)
     parser.add_argument("--out", default="", help="also write all rows to this JSON file")
     options = parser.parse_args()
     rows: list[dict[str, Any]] = []
@@ -287,7 +293,7 @@ def main() -> None:
                 json.dump({**facts, "rows": rows}, file, indent=1)
 
     for op in options.ops:
-        {"decode": run_decode, "extend": run_extend}[op](options.mode, options.kv_dtype, report)
+        {"decode": run_decode, "extend": run_extend}[op](options, report)
 
 
 if __name__ == "__main__":
