@@ -6,6 +6,7 @@ from typing import Any
 
 import jax.numpy as jnp
 import pytest
+from jax import Array
 
 from benchmarks import kernel_cases, kernels
 from pallas_kernels.paged_decode import mosaic_gpu as decode
@@ -36,7 +37,7 @@ def test_what_is_timed_can_be_traced(head_dim: int, monkeypatch: pytest.MonkeyPa
         kernels.time_extend(kernel_cases.ExtendShape(1, 128, 0, 8, 4), None, None, profile=False)
 
 
-def trace(fn: Any, *args: Any) -> int:
+def trace(fn: Any, q: Array, args: tuple[Any, ...], *calls: int, **repeats: int) -> int:
     """A second a call, of a function that is traced alone."""
-    fn.trace(*args)
+    fn.trace(q, *args)
     return 1
