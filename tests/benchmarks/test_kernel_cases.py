@@ -27,9 +27,7 @@ def test_a_sweep_tries_the_sizes_in_use_first_and_none_twice():
 
 @pytest.mark.parametrize("head_dim", sorted(kernel_cases.DECODE_HEADS))
 def test_what_is_timed_can_be_traced(head_dim: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(
-        kernels, "seconds_a_call", lambda fn, q, args, *_, **__: trace(fn, q, *args)
-    )
+    monkeypatch.setattr(kernels, "seconds_a_call", trace)
     pool = (jnp.zeros((8, 8, 64, head_dim), jnp.bfloat16),) * 2
     tuning = kernel_cases.decode_tunings(2, head_dim)[-1]
     kernels.time_decode(kernel_cases.DecodeShape(2, 100, 4), tuning, pool, profile=False)
