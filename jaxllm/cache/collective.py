@@ -6,7 +6,6 @@ inputs are split, its product is this device's part of a sum.
 
 from __future__ import annotations
 
-import functools
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -20,6 +19,7 @@ from jaxllm.mesh import LAYER, layer_devices
 from pallas_kernels import add_norm, all_reduce
 from pallas_kernels.all_reduce import Axes, Group, Inbox, Layout
 from pallas_kernels.grouped_matmul import Groups, own_groups
+from pallas_kernels.scaled_matmul import Inputs, Rounding
 
 
 class Collective(Protocol):
@@ -27,10 +27,16 @@ class Collective(Protocol):
     same bits afterwards."""
 
     def add_norm(
-        self, x_TD: Array, part_TD: Array, weight_D: Array, eps: float, wanted: str
-    ) -> tuple[Array, Array]:
-        """`x` plus the sum of all parts, and its norm. `wanted` is a back end of
-        `pallas_kernels`."""
+        self,
+        x_TD: Array,
+        part_TD: Array,
+        weight_D: Array,
+        eps: float,
+        wanted: str,
+        rounding: Rounding | None = None,
+    ) -> tuple[Array, Inputs]:
+        """`x` plus the sum of all parts, and its norm, rounded if that is asked for. `wanted` is a
+        back end of `pallas_kernels`."""
 
     def sum(self, part: Array) -> Array:
         """The sum of all parts."""
@@ -55,10 +61,16 @@ class Alone:
     """One device has everything: parts are whole."""
 
     def add_norm(
-        self, x_TD: Array, part_TD: Array, weight_D: Array, eps: float, wanted: str
-    ) -> tuple[Array, Array]:
+        self,
+        x_TD: Array,
+        part_TD: Array,
+        weight_D: Array,
+        eps: float,
+        wanted: str,
+        rounding: Rounding | None = None,
+    ) -> tuple[Array, Inputs]:
         backend = add_norm.backend_for(wanted, x_TD, weight_D)
-        return _add_norm(x_TD, part_TD, weight_D, eps, backend=backend)
+        return _add_norm(x_TD, part_TD, weight_D, eps, rounding=rounding, backend=backend)
 
     def sum(self, part: Array) -> Array:
         return part
@@ -87,12 +99,20 @@ class AllReduce:
     group: Group
 
     def add_norm(
-        self, x_TD: Array, part_TD: Array, weight_D: Array, eps: float, wanted: str
-    ) -> tuple[Array, Array]:
+        self,
+        x_TD: Array,
+        part_TD: Array,
+        weight_D: Array,
+        eps: float,
+        wanted: str,
+        rounding: Rounding | None = None,
+    ) -> tuple[Array, Inputs]:
         if part_TD.dtype == x_TD.dtype and self._is_taken(part_TD):
-            return _peers_add_norm(x_TD, part_TD, weight_D, eps, group=self.group, backend=BACKEND)
-        backend = add_norm.backend_for(wanted, x_TD, weight_D)
-        return _sum_add_norm(x_TD, part_TD, weight_D, eps, axis=self.group.axis, backend=backend)
+            return _peers_add_norm(
+                x_TD, part_TD, weight_D, eps, rounding=rounding, group=self.group, backend=BACKEND
+            )
+        how = {"axis": self.group.axis, "backend": add_norm.backend_for(wanted, x_TD, weight_D)}
+        return _sum_add_norm(x_TD, part_TD, weight_D, eps, rounding=rounding, **how)
 
     def sum(self, part: Array) -> Array:
         return _sum(
@@ -144,14 +164,21 @@ def group_of(mesh: Mesh, layout: Layout | None = None, peers: tuple[Array, ...] 
 
 
 def _summed(
-    x_TD: Array, part_TD: Array, weight_D: Array, eps: float, *, axis: Axes, backend: str
-) -> tuple[Array, Array]:
+    x_TD: Array,
+    part_TD: Array,
+    weight_D: Array,
+    eps: float,
+    *,
+    rounding: Rounding | None,
+    axis: Axes,
+    backend: str,
+) -> tuple[Array, Inputs]:
     delta_TD = lax.psum(part_TD, axis)
-    return add_norm.add_norm(x_TD, delta_TD, weight_D, eps, backend=backend)
+    return add_norm.add_norm(x_TD, delta_TD, weight_D, eps, rounding=rounding, backend=backend)
 
 
 # Jitted, so that a kernel is lowered once, not for every layer.
-_add_norm = jax.jit(add_norm.add_norm, static_argnames=("eps", "backend"))
-_peers_add_norm = jax.jit(all_reduce.add_norm, static_argnames=("eps", "backend"))
+_add_norm = jax.jit(add_norm.add_norm, static_argnames=("eps", "rounding", "backend"))
+_peers_add_norm = jax.jit(all_reduce.add_norm, static_argnames=("eps", "rounding", "backend"))
 _sum = jax.jit(all_reduce.all_reduce, static_argnames=("backend",))
-_sum_add_norm = functools.partial(jax.jit, static_argnames=("eps", "axis", "backend"))(_summed)
+_sum_add_norm = jax.jit(_summed, static_argnames=("eps", "rounding", "axis", "backend"))

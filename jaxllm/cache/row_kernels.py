@@ -8,6 +8,7 @@ from jax import Array
 from jaxllm.cache.collective import ALONE, Collective
 from pallas_kernels import gated_matmul, grouped_matmul, route
 from pallas_kernels.route import Rule
+from pallas_kernels.scaled_matmul import Inputs, Rounding
 
 
 class RowKernels:
@@ -24,10 +25,15 @@ class RowKernels:
         return self if self.collective is ALONE else RowKernels(self.row_backend)
 
     def add_norm(
-        self, x_TD: Array, part_TD: Array, weight_D: Array, eps: float
-    ) -> tuple[Array, Array]:
-        """`x` plus the sum of all devices' parts, and its norm."""
-        return self.collective.add_norm(x_TD, part_TD, weight_D, eps, self.row_backend)
+        self,
+        x_TD: Array,
+        part_TD: Array,
+        weight_D: Array,
+        eps: float,
+        rounding: Rounding | None = None,
+    ) -> tuple[Array, Inputs]:
+        """`x` plus the sum of all devices' parts, and its norm, rounded if that is asked for."""
+        return self.collective.add_norm(x_TD, part_TD, weight_D, eps, self.row_backend, rounding)
 
     def gated_product(self, x_TD: Array, weight_X2FD: Array) -> Array | None:
         """An MLP's gated product, or None where no kernel of the back end is faster than XLA."""

@@ -21,6 +21,7 @@ from jaxllm.nn.rope import Rotation
 from jaxllm.nn.rules import Piece, Rows, Rule
 from pallas_kernels.quantised import SCALE_DTYPE
 from pallas_kernels.rope_write import HeadRows
+from pallas_kernels.scaled_matmul import Inputs
 
 
 class Sinks(Stored):
@@ -108,8 +109,13 @@ class Attention(nnx.Module):
             nnx.Param(jnp.ones((self.heads.kv_stored, 2), SCALE_DTYPE), axes=("kv_heads", None))
         )
 
+    @property
+    def reader(self) -> Linear:
+        """See `linear.reader_of`."""
+        return self.qkv
+
     def __call__(
-        self, layer: int, x_TD: Array, rotation: Rotation, context: AttentionContext
+        self, layer: int, x_TD: Inputs, rotation: Rotation, context: AttentionContext
     ) -> Array:
         o_TNH = context.attend(
             layer,
@@ -121,7 +127,7 @@ class Attention(nnx.Module):
         )
         return self.out(o_TNH, context)
 
-    def _rows(self, x_TD: Array, rotation: Rotation, context: RowContext) -> HeadRows:
+    def _rows(self, x_TD: Inputs, rotation: Rotation, context: RowContext) -> HeadRows:
         """Heads in the model's order: shard x holds query heads from x·N/X on, and their KV
         heads."""
         bias = None if self.qkv.bias is None else self.qkv.bias[...]

@@ -11,9 +11,11 @@ from jax import Array
 
 from jaxllm.cache.collective import Collective
 from jaxllm.nn.contexts.protocol import AttentionContext, RowContext
+from jaxllm.nn.linear import Linear, reader_of
 from jaxllm.nn.mlp import FeedForward
 from jaxllm.nn.norm import Norm
 from jaxllm.nn.rope import Rotation
+from pallas_kernels.scaled_matmul import Inputs
 
 
 class Carry(NamedTuple):
@@ -32,12 +34,16 @@ class Carry(NamedTuple):
     beside_TE: Array | None = None
     delta_TD: Array | None = None
 
-    def normed(self, norm: Norm, context: RowContext) -> tuple[Array, Array]:
-        """The residual stream with everything added, and its norm."""
+    def normed(
+        self, norm: Norm, context: RowContext, reader: Linear | None = None
+    ) -> tuple[Array, Inputs]:
+        """The residual stream with everything added, and its norm, plain or as its `reader` may
+        have it."""
+        rounding = None if reader is None else reader.rounding(len(self.x_TD), context)
         if self.part_TD is not None:
-            return norm.add(self.x_TD, self.part_TD, context)
+            return norm.add(self.x_TD, self.part_TD, context, rounding)
         if self.delta_TD is not None:
-            return norm.add(self.x_TD, self.delta_TD, context.alone)
+            return norm.add(self.x_TD, self.delta_TD, context.alone, rounding)
         return self.x_TD, norm(self.x_TD)
 
     def settled(self, collective: Collective) -> Array:
@@ -85,13 +91,13 @@ class Block(nnx.Module):
         self, layer: int, carry: Carry, rotation: Rotation, context: AttentionContext
     ) -> Carry:
         """The carry after attention; `carry` is that of the block before."""
-        x_TD, normed_TD = carry.normed(self.attention_norm, context)
+        x_TD, normed_TD = carry.normed(self.attention_norm, context, reader_of(self.attention))
         return Carry(x_TD, self.attention(layer, normed_TD, rotation, context))
 
     def feed_forward(self, carry: Carry, context: RowContext) -> Carry:
         """The carry after the feed-forward, which sees each token by itself."""
         assert self.mlp_norm is not None
-        x_TD, normed_TD = carry.normed(self.mlp_norm, context)
+        x_TD, normed_TD = carry.normed(self.mlp_norm, context, reader_of(self.mlp))
         return Carry(x_TD, self.mlp(normed_TD, context))
 
 

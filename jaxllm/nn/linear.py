@@ -17,6 +17,7 @@ from jaxllm.nn.weight.parameters import Axes, Init
 from jaxllm.nn.weight.protocol import Shape, Weight
 from jaxllm.nn.weight.schemes import held
 from jaxllm.quantisation import WeightFormat
+from pallas_kernels.scaled_matmul import Inputs, Rounding
 
 
 class Linear(nnx.Module):
@@ -52,15 +53,20 @@ class Linear(nnx.Module):
         shape = Shape(self.out, self.inp, self.axes, self.order, shards, tensors, self.dtype)
         self.weight = held(kind, shape)
 
-    def product(self, x: Array, context: RowContext) -> Array:
+    def rounding(self, tokens: int, context: RowContext) -> Rounding | None:
+        """What the map takes in place of so many plain tokens, from a norm that can make it; None:
+        nothing else."""
+        return self.weight.rounding(tokens, context)
+
+    def product(self, x: Inputs, context: RowContext) -> Array:
         """x · weight, for callers that add the bias later."""
         return self.weight.product(x, len(self.inp), context)
 
-    def gated(self, x: Array, context: RowContext) -> Array | None:
+    def gated(self, x: Inputs, context: RowContext) -> Array | None:
         """silu(gate(x)) · up(x) in one pass; None where two products are faster, or need a bias."""
         return None if self.bias is not None else self.weight.gated(x, context)
 
-    def __call__(self, x: Array, context: RowContext) -> Array:
+    def __call__(self, x: Inputs, context: RowContext) -> Array:
         """The map; where its inputs are split, this device's part of a sum."""
         y = self.product(x, context)
         if self.bias is None:
@@ -117,6 +123,12 @@ class Linear(nnx.Module):
         own = [size // groups for size in sizes]
         start = sum(own[:index])
         return Part((groups, sum(own), *columns), 1, start, start + own[index])
+
+
+def reader_of(part: object) -> Linear | None:
+    """The one map that reads the input of an attention or a feed-forward, and nothing else does;
+    None where there is no such map."""
+    return getattr(part, "reader", None)
 
 
 @dataclass(frozen=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -15,6 +16,7 @@ from jaxllm.config import ConfigError
 from jaxllm.nn.contexts.protocol import RowContext
 from jaxllm.nn.linear import Init, Linear
 from jaxllm.nn.rules import Rows
+from pallas_kernels.scaled_matmul import Inputs
 
 ACTIVATIONS: Mapping[str, Callable[[Array], Array]] = MappingProxyType(
     {
@@ -31,7 +33,7 @@ ACTIVATIONS: Mapping[str, Callable[[Array], Array]] = MappingProxyType(
     }
 )
 FUSED_ACTIVATION = jax.nn.silu  # which a kernel computes with the products of gate and up
-type FeedForward = Callable[[Array, RowContext], Array]  # of tokens [T, D]
+type FeedForward = Callable[[Any, RowContext], Array]  # of tokens [T, D], or what its reader takes
 
 
 def check_inner(inner: int, shards: int) -> None:
@@ -59,7 +61,12 @@ class GatedMLP(nnx.Module):
         self.down = Linear(init, (width,), (inner,), ("embed", "mlp"), bias)
         self.activation = ACTIVATIONS[activation]
 
-    def __call__(self, x_TD: Array, context: RowContext) -> Array:
+    @property
+    def reader(self) -> Linear:
+        """See `linear.reader_of`."""
+        return self.gate_up
+
+    def __call__(self, x_TD: Inputs, context: RowContext) -> Array:
         fused = self.activation is FUSED_ACTIVATION
         gated = self.gate_up.gated(x_TD, context) if fused else None
         if gated is None:
@@ -78,5 +85,10 @@ class MLP(nnx.Module):
         self.down = Linear(init, (width,), (inner,), ("embed", "mlp"), bias)
         self.activation = ACTIVATIONS[activation]
 
-    def __call__(self, x_TD: Array, context: RowContext) -> Array:
+    @property
+    def reader(self) -> Linear:
+        """See `linear.reader_of`."""
+        return self.up
+
+    def __call__(self, x_TD: Inputs, context: RowContext) -> Array:
         return self.down(self.activation(self.up(x_TD, context)), context)

@@ -14,6 +14,7 @@ from jaxllm.nn.contexts.protocol import RowContext
 from jaxllm.nn.linear import Init, Stored
 from jaxllm.nn.rules import Ordered, Piece, Plus, Rule
 from pallas_kernels.add_norm import rms_norm
+from pallas_kernels.scaled_matmul import Inputs, Rounding
 
 
 class Norm(Protocol):
@@ -23,8 +24,15 @@ class Norm(Protocol):
 
     def __call__(self, x: Array) -> Array: ...
 
-    def add(self, x_TD: Array, part_TD: Array, context: RowContext) -> tuple[Array, Array]:
-        """`x` plus the sum of all devices' parts, rounded, and its norm."""
+    def add(
+        self,
+        x_TD: Array,
+        part_TD: Array,
+        context: RowContext,
+        rounding: Rounding | None = None,
+    ) -> tuple[Array, Inputs]:
+        """`x` plus the sum of all devices' parts, rounded, and its norm, plain or as `rounding`
+        has it."""
 
 
 class NoNorm(nnx.Module):
@@ -35,7 +43,13 @@ class NoNorm(nnx.Module):
     def __call__(self, x: Array) -> Array:
         return x
 
-    def add(self, x_TD: Array, part_TD: Array, context: RowContext) -> tuple[Array, Array]:
+    def add(
+        self,
+        x_TD: Array,
+        part_TD: Array,
+        context: RowContext,
+        rounding: Rounding | None = None,
+    ) -> tuple[Array, Inputs]:
         x_TD = x_TD + context.collective.sum(part_TD)
         return x_TD, x_TD
 
@@ -62,8 +76,14 @@ class RMSNorm(Stored):
     def __call__(self, x: Array) -> Array:
         return rms_norm(x, self.weight[...], self.eps)
 
-    def add(self, x_TD: Array, part_TD: Array, context: RowContext) -> tuple[Array, Array]:
-        return context.add_norm(x_TD, part_TD, self.weight[...], self.eps)
+    def add(
+        self,
+        x_TD: Array,
+        part_TD: Array,
+        context: RowContext,
+        rounding: Rounding | None = None,
+    ) -> tuple[Array, Inputs]:
+        return context.add_norm(x_TD, part_TD, self.weight[...], self.eps, rounding)
 
     def rules(self, name: str) -> Iterator[Rule]:
         (rule,) = super().rules(name)
@@ -107,7 +127,13 @@ class LayerNorm(Stored):
         y = y if self.bias is None else y + self.bias[...].astype(jnp.float32)
         return y.astype(x.dtype)
 
-    def add(self, x_TD: Array, part_TD: Array, context: RowContext) -> tuple[Array, Array]:
+    def add(
+        self,
+        x_TD: Array,
+        part_TD: Array,
+        context: RowContext,
+        rounding: Rounding | None = None,
+    ) -> tuple[Array, Inputs]:
         x_TD = x_TD + context.collective.sum(part_TD)
         return x_TD, self(x_TD)
 
@@ -127,7 +153,13 @@ class BareLayerNorm(nnx.Module):
     def __call__(self, x: Array) -> Array:
         return _standard(x, self.eps).astype(x.dtype)
 
-    def add(self, x_TD: Array, part_TD: Array, context: RowContext) -> tuple[Array, Array]:
+    def add(
+        self,
+        x_TD: Array,
+        part_TD: Array,
+        context: RowContext,
+        rounding: Rounding | None = None,
+    ) -> tuple[Array, Inputs]:
         x_TD = x_TD + context.collective.sum(part_TD)
         return x_TD, self(x_TD)
 

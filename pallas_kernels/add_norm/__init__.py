@@ -7,19 +7,27 @@ from jax import Array
 
 from pallas_kernels.add_norm.reference import rms_norm as rms_norm
 from pallas_kernels.backends import Backends
+from pallas_kernels.scaled_matmul import Inputs, Rounding
 
 BACKENDS = Backends(__name__, "add_norm", ("reference", "mosaic_gpu"))
 
 
 def add_norm(
-    x_TD: Array, delta_TD: Array, weight_D: Array, eps: float, *, backend: str
-) -> tuple[Array, Array]:
+    x_TD: Array,
+    delta_TD: Array,
+    weight_D: Array,
+    eps: float,
+    *,
+    rounding: Rounding | None = None,
+    backend: str,
+) -> tuple[Array, Inputs]:
     """`(x + delta, rms_norm(x + delta) * weight)`, both `[T, D]` in x's dtype.
 
     The sum is rounded once; the norm is computed in float32 from the rounded sum and rounded once.
+    With a `rounding`, the norm is then rounded to that, as a product that reads it would do.
     Raises `UnknownBackend` for a name not in `BACKENDS`.
     """
-    return BACKENDS[backend](x_TD, delta_TD, weight_D, eps)
+    return BACKENDS[backend](x_TD, delta_TD, weight_D, eps, rounding)
 
 
 def backend_for(wanted: str, x_TD: Array, weight_D: Array) -> str:

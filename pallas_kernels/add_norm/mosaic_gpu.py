@@ -6,6 +6,7 @@ The sum's store starts before the threads synchronise to add up the squares.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -14,6 +15,7 @@ from jax import Array, lax
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from pallas_kernels.mosaic_gpu import THREADS, launch, row_layout, store
+from pallas_kernels.scaled_matmul import Inputs, RoundedRows, Rounding, mosaic_rounding
 
 MAX_ROWS = 256  # with more rows memory is the limit, and XLA's fusion is as fast
 MAX_WIDTH = 128 * THREADS  # elements of a row in registers
@@ -40,8 +42,14 @@ def check(x_TD: Array, weight_D: Array) -> None:
 
 
 def add_norm(
-    x_TD: Array, delta_TD: Array, weight_D: Array, eps: float, *, interpret: Any = None
-) -> tuple[Array, Array]:
+    x_TD: Array,
+    delta_TD: Array,
+    weight_D: Array,
+    eps: float,
+    rounding: Rounding | None = None,
+    *,
+    interpret: Any = None,
+) -> tuple[Array, Inputs]:
     """See `pallas_kernels.add_norm`. bfloat16 or float16, weights also float32; 1 to 256 rows; D a
     multiple of 128 up to 16384. Raises ValueError otherwise.
 
@@ -55,7 +63,7 @@ def add_norm(
             f"x {x_TD.dtype}{list(x_TD.shape)}, delta {delta_TD.dtype}{list(delta_TD.shape)}, "
             f"weight {list(weight_D.shape)}"
         )
-    return _launch(x_TD, (delta_TD,), weight_D, eps, interpret)
+    return _launch(x_TD, (delta_TD,), weight_D, eps, rounding, interpret)
 
 
 def add_rows_norm(
@@ -67,15 +75,20 @@ def add_rows_norm(
     eps: float,
     *,
     interpret: Any = None,
-) -> tuple[Array, Array]:
+) -> tuple[Array, Inputs]:
     """`add_norm` of what `grouped_matmul.combine` makes of these rows."""
     check(x_TD, weight_D)
-    return _launch(x_TD, (y_PD, place_TK, weight_TK), weight_D, eps, interpret)
+    return _launch(x_TD, (y_PD, place_TK, weight_TK), weight_D, eps, None, interpret)
 
 
 def _launch(
-    x_TD: Array, delta: tuple[Array, ...], weight_D: Array, eps: float, interpret: Any
-) -> tuple[Array, Array]:
+    x_TD: Array,
+    delta: tuple[Array, ...],
+    weight_D: Array,
+    eps: float,
+    rounding: Rounding | None,
+    interpret: Any,
+) -> tuple[Array, Inputs]:
     """The kernel; `delta` is an array, or rows with the places and weights of each token's."""
     (T, D), layout = x_TD.shape, row_layout(x_TD.shape[1])
 
@@ -91,24 +104,52 @@ def _launch(
         return total.astype(y_ref.dtype)
 
     def add_norm_kernel(x_ref, *refs):  # type: ignore[no-untyped-def]
-        *delta_refs, weight_ref, sum_ref, out_ref = refs
+        count = len(delta)
+        delta_refs, (weight_ref, sum_ref, *norm_refs) = refs[:count], refs[count:]
         t = lax.axis_index("row")
         x, weight = load(x_ref.at[t]), load(weight_ref)
-        delta = delta_of(t, *delta_refs)
-        total = (x.astype(jnp.float32) + delta.astype(jnp.float32)).astype(x.dtype)
+        added = delta_of(t, *delta_refs)
+        total = (x.astype(jnp.float32) + added.astype(jnp.float32)).astype(x.dtype)
         store(sum_ref.at[t], total)
-        wide = total.astype(jnp.float32)
-        scale = lax.rsqrt(jnp.sum(wide * wide) * (1 / D) + eps)
-        store(out_ref.at[t], (wide * scale * weight.astype(jnp.float32)).astype(x.dtype))
+        store_norm(total, weight.astype(jnp.float32), eps, t, norm_refs)
 
-    found = launch(
+    total, *norm = launch(
         add_norm_kernel,
         (x_TD, *delta, weight_D),
         interpret,
-        out_type=(jax.ShapeDtypeStruct((T, D), x_TD.dtype),) * 2,
+        out_type=(jax.ShapeDtypeStruct((T, D), x_TD.dtype), *norm_results(x_TD, rounding)),
         grid=(T,),
         grid_names=("row",),
         # No thread reads what another one stores; the reduction has barriers of its own.
         compiler={"unsafe_no_auto_barriers": True},
     )
-    return tuple(found)
+    return total, norm_of(x_TD, norm)
+
+
+def norm_results(x_TD: Array, rounding: Rounding | None) -> tuple[jax.ShapeDtypeStruct, ...]:
+    """What `store_norm` fills. Raises ValueError for numbers that it cannot round to."""
+    T, D = x_TD.shape
+    if rounding is None:
+        return (jax.ShapeDtypeStruct((T, D), x_TD.dtype),)
+    if jnp.dtype(rounding.dtype) != mosaic_rounding.NUMBERS:
+        raise ValueError(f"mosaic_gpu add_norm rounds to float8_e4m3fn, not {rounding.dtype}")
+    return mosaic_rounding.results(D, rounding.rows)
+
+
+def norm_of(x_TD: Array, results: list[Array]) -> Inputs:
+    """The norm that `store_norm` left in `results`."""
+    if len(results) == 1:
+        return results[0]
+    numbers, scale = results
+    return RoundedRows(numbers, scale, x_TD.shape[0], x_TD.dtype)
+
+
+def store_norm(total: Array, weight: Array, eps: float, t: Array, refs: Sequence[Any]) -> None:
+    """Norm row t, which the warpgroup holds in registers, and round it if `refs` say so."""
+    wide = total.astype(jnp.float32)
+    scale = lax.rsqrt(jnp.sum(wide * wide) * (1 / len(total)) + eps)
+    norm = (wide * scale * weight).astype(total.dtype)
+    if len(refs) == 1:
+        store(refs[0].at[t], norm)
+    else:
+        mosaic_rounding.store_rounded(norm, [t], *refs)

@@ -5,11 +5,16 @@ from __future__ import annotations
 import jax.numpy as jnp
 from jax import Array, lax
 
+from pallas_kernels.scaled_matmul import Inputs, Rounding
 
-def add_norm(x_TD: Array, delta_TD: Array, weight_D: Array, eps: float) -> tuple[Array, Array]:
+
+def add_norm(
+    x_TD: Array, delta_TD: Array, weight_D: Array, eps: float, rounding: Rounding | None = None
+) -> tuple[Array, Inputs]:
     """See `pallas_kernels.add_norm`."""
     sum_TD = x_TD + delta_TD
-    return sum_TD, rms_norm(sum_TD, weight_D, eps)
+    norm_TD = rms_norm(sum_TD, weight_D, eps)
+    return sum_TD, norm_TD if rounding is None else rounding.of(norm_TD)
 
 
 def rms_norm(x: Array, weight: Array, eps: float) -> Array:

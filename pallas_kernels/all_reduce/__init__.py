@@ -11,6 +11,7 @@ from pallas_kernels.all_reduce.group import Group as Group
 from pallas_kernels.all_reduce.group import Inbox as Inbox
 from pallas_kernels.all_reduce.group import Layout as Layout
 from pallas_kernels.backends import Backends
+from pallas_kernels.scaled_matmul import Inputs, Rounding
 
 NAMES = ("reference", "mosaic_gpu_peers")
 ADD_NORM = Backends(__name__, "add_norm", NAMES)
@@ -19,14 +20,22 @@ GATHER = Backends(__name__, "gather", NAMES)
 
 
 def add_norm(
-    x_TD: Array, part_TD: Array, weight_D: Array, eps: float, *, group: Group, backend: str
-) -> tuple[Array, Array]:
+    x_TD: Array,
+    part_TD: Array,
+    weight_D: Array,
+    eps: float,
+    *,
+    rounding: Rounding | None = None,
+    group: Group,
+    backend: str,
+) -> tuple[Array, Inputs]:
     """`(x + sum over devices of part, its RMS norm * weight)`, both `[T, D]` in x's dtype.
 
+    With a `rounding` the norm is rounded, as of `pallas_kernels.add_norm`.
     `x` and `weight` are equal on all devices, and so are the bits of the results. Raises
     `UnknownBackend` for a name not in `ADD_NORM`.
     """
-    return ADD_NORM[backend](x_TD, part_TD, weight_D, eps, group)
+    return ADD_NORM[backend](x_TD, part_TD, weight_D, eps, group, rounding)
 
 
 def all_reduce(part_TD: Array, *, group: Group, backend: str) -> Array:

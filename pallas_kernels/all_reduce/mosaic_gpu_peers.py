@@ -15,11 +15,13 @@ from jax import Array, lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
+from pallas_kernels.add_norm.mosaic_gpu import norm_of, norm_results, store_norm
 from pallas_kernels.all_reduce.group import LANES, Group, Inbox
 from pallas_kernels.all_reduce.mosaic_exchange import Row, open_place, put, take
 from pallas_kernels.all_reduce.plan import GATHER_ROW, MOST_DEVICES, is_one_shot
 from pallas_kernels.all_reduce.protocol import Region
 from pallas_kernels.mosaic_gpu import launch, row_layout, store
+from pallas_kernels.scaled_matmul import Inputs, Rounding
 
 MAX_WIDTH = 64 * LANES  # elements of a row in registers
 WORDS_AT_ONCE = 64  # registers of a thread that polling fills
@@ -53,8 +55,13 @@ def check(group: Group, part_TD: Array) -> None:
 
 
 def add_norm(
-    x_TD: Array, part_TD: Array, weight_D: Array, eps: float, group: Group
-) -> tuple[Array, Array]:
+    x_TD: Array,
+    part_TD: Array,
+    weight_D: Array,
+    eps: float,
+    group: Group,
+    rounding: Rounding | None = None,
+) -> tuple[Array, Inputs]:
     """See `pallas_kernels.all_reduce`: bfloat16 or float16, weights also float32. Raises ValueError
     for what the kernel does not take."""
     check(group, part_TD)
@@ -66,19 +73,18 @@ def add_norm(
     D = part_TD.shape[1]
     layout = row_layout(D, part_TD.dtype)
 
-    def add_norm_kernel(x_ref, part_ref, weight_ref, words_ref, table_ref, sum_ref, out_ref):  # type: ignore[no-untyped-def]
+    def add_norm_kernel(x_ref, part_ref, weight_ref, words_ref, table_ref, sum_ref, *norm_refs):  # type: ignore[no-untyped-def]
         t = lax.axis_index("row")
         weight = _load(weight_ref, layout).astype(jnp.float32)
         refs = part_ref.at[t], words_ref, table_ref, x_ref.at[t]
         total = _sum(group, part_TD.shape[0], layout, refs)
         store(sum_ref.at[t], total)
-        wide = total.astype(jnp.float32)
-        scale = lax.rsqrt(jnp.sum(wide * wide) * (1 / D) + eps)
-        store(out_ref.at[t], (wide * scale * weight).astype(part_TD.dtype))
+        store_norm(total, weight, eps, t, norm_refs)
 
     shape = jax.ShapeDtypeStruct(part_TD.shape, part_TD.dtype)
-    total, norm = _launch(add_norm_kernel, (x_TD, part_TD, weight_D), group, (shape, shape))
-    return total, norm
+    shapes = (shape, *norm_results(x_TD, rounding))
+    total, *norm = _launch(add_norm_kernel, (x_TD, part_TD, weight_D), group, shapes)
+    return total, norm_of(x_TD, norm)
 
 
 def all_reduce(part_TD: Array, group: Group) -> Array:

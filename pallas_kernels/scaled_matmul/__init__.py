@@ -7,28 +7,41 @@ from functools import partial
 
 import jax
 from jax import Array
+from jax.typing import DTypeLike
 
 from pallas_kernels.backends import Backends
 from pallas_kernels.grouped_matmul import Gating, Groups
-from pallas_kernels.scaled_matmul.rounding import INPUTS, largest, rounded
+from pallas_kernels.scaled_matmul.plan import K, room_of
+from pallas_kernels.scaled_matmul.rounding import (
+    INPUTS,
+    Inputs,
+    RoundedRows,
+    Rounding,
+    largest,
+    rounded,
+)
 
 __all__ = [
     "BACKENDS",
     "GROUP",
     "INPUTS",
+    "Inputs",
+    "RoundedRows",
+    "Rounding",
     "ScaledExperts",
     "backend_for",
     "largest",
     "rounded",
+    "rounding_for",
     "scaled_matmul",
 ]
 
-GROUP = 128  # columns that share a scale, where not all of a row do: what kernels take
+GROUP = K  # columns that share a scale, where not all of a row do: what kernels take
 BACKENDS = Backends(__name__, "scaled_matmul", ("reference", "mosaic_gpu"))
 
 
 def scaled_matmul(
-    x_TI: Array,
+    x_TI: Inputs,
     w_OI: Array,
     scale_OG: Array,
     *,
@@ -41,18 +54,25 @@ def scaled_matmul(
 
     `w_OI` is float8_e4m3fn or int8. Column i of row o has the scale `scale_OG[o, i // group]`,
     float32; the last group may be cut off. `inputs` says how x is rounded to the weight's type
-    before, one of `INPUTS`; "given" needs `input_scale`, a float32 scalar. Raises `UnknownBackend`
-    for a name not in `BACKENDS`, and ValueError for what the back end does not support.
+    before, one of `INPUTS`; "given" needs `input_scale`, a float32 scalar. x may be rounded
+    already, see `rounding_for`. Raises `UnknownBackend` for a name not in `BACKENDS`, and
+    ValueError for what the back end does not support.
     """
     return BACKENDS[backend](x_TI, w_OI, scale_OG, group, inputs, input_scale)
 
 
 def backend_for(
-    wanted: str, x_TI: Array, w_OI: Array, scale_OG: Array, group: int, inputs: str
+    wanted: str, x_TI: Inputs, w_OI: Array, scale_OG: Array, group: int, inputs: str
 ) -> str:
     """`wanted` if that back end supports these arrays, else the reference."""
     supported = BACKENDS.supports(wanted, x_TI, w_OI, scale_OG, group, inputs)
     return wanted if supported else "reference"
+
+
+def rounding_for(wanted: str, tokens: int, dtype: DTypeLike) -> Rounding:
+    """What `scaled_matmul` takes in place of so many tokens, with a weight of this type and one
+    scale a row, where `inputs` is "token"."""
+    return Rounding(dtype, room_of(tokens) if wanted == "mosaic_gpu" else tokens)
 
 
 @partial(

@@ -40,10 +40,10 @@ def expert_rows(
     places = None if whole or groups.shared else groups.place_TK
     if inputs == "token" and mosaic_rounding.takes(x, dtype):
         taken = (groups.rows_W, groups.tile) if whole else None
-        numbers, scale = mosaic_rounding.rounded_rows(
+        made = mosaic_rounding.rounded_rows(
             x, room, places_TK=places, taken=taken, interpret=interpret
         )
-        return Rows(numbers, scale[None])
+        return Rows(made.numbers, made.scale[None])
     numbers, scale = rounded_inputs(x, dtype, group, inputs)
     if places is None:
         missing = ((0, room - x.shape[0]), (0, 0))

@@ -22,7 +22,7 @@ from pallas_kernels.mosaic_units import ROWS, Split, Unit
 from pallas_kernels.scaled_matmul import mosaic_rounding
 from pallas_kernels.scaled_matmul.plan import PROMOTED, SCALES, K, Tuning, is_faster, tuning_of
 from pallas_kernels.scaled_matmul.reference import multiplied
-from pallas_kernels.scaled_matmul.rounding import rounded_inputs
+from pallas_kernels.scaled_matmul.rounding import Inputs, RoundedRows, rounded_inputs
 
 NUMBERS = (jnp.float8_e4m3fn, jnp.int8)
 # How the tensor cores read an operand of 8-bit numbers in shared memory
@@ -90,7 +90,7 @@ def check(x: Any, w: Any, scale: Any, group: int, inputs: str) -> None:
 
 
 def scaled_matmul(
-    x_TI: Array,
+    x_TI: Inputs,
     w_OI: Array,
     scale_OG: Array,
     group: int,
@@ -106,26 +106,26 @@ def scaled_matmul(
     `plgpu.InterpretGPUParams` for machines without a GPU.
     """
     check(x_TI, w_OI, scale_OG, group, inputs)
-    (T, I), (O, G) = x_TI.shape, scale_OG.shape  # noqa: E741
-    one_kernel = G == 1 and inputs in ("token", "group")
-    one_kernel = one_kernel and mosaic_rounding.supports(x_TI, w_OI.dtype)
+    (T, I), (O, G), dtype = x_TI.shape, scale_OG.shape, x_TI.dtype  # noqa: E741
     sizes = tuning or tuning_of(T, O, I, G > 1)
     own = tuning is not None or is_faster(T, G > 1)
     # Rows beyond x are not written, but copies have tiles of eight full rows
     rows = T if T <= 8 else T + -T % 8
-    spec = _Spec(rows, O, I, x_TI.dtype, w_OI.dtype.type, G > 1, sizes, interpret)
+    spec = _Spec(rows, O, I, dtype, w_OI.dtype.type, G > 1, sizes, interpret)
     room = spec.split.bands * sizes.tokens if own else T
-    if one_kernel:
-        numbers, scale = mosaic_rounding.rounded_rows(x_TI, room, interpret=interpret)
-        scale = scale[:, None]
+    if G == 1 and inputs in ("token", "group") and mosaic_rounding.supports(x_TI, w_OI.dtype):
+        x_TI = mosaic_rounding.rounded_rows(x_TI, room, interpret=interpret)
+    if isinstance(x_TI, RoundedRows):
+        held = x_TI.sized(room)
+        numbers, scale = held.numbers, held.scale[:, None]
     else:
         numbers, scale = rounded_inputs(x_TI, w_OI.dtype, group, inputs, input_scale)
         scale = jnp.broadcast_to(scale, (T, scale.shape[1]))
         numbers, scale = (jnp.pad(part, ((0, room - T), (0, 0))) for part in (numbers, scale))
     if not own:
         # Sums of 16 bits, where these have float32's range, are half of what XLA writes and reads
-        sums = jnp.bfloat16 if x_TI.dtype == jnp.bfloat16 else jnp.float32
-        return multiplied((numbers, scale), w_OI, scale_OG, group, x_TI.dtype, sums)
+        sums = jnp.bfloat16 if dtype == jnp.bfloat16 else jnp.float32
+        return multiplied((numbers, scale), w_OI, scale_OG, group, dtype, sums)
     weight = jnp.pad(scale_OG, ((0, -O % ROWS), (0, 0)))
     tokens = jnp.broadcast_to(scale.T, (G, room))
     scales = Scales(weight, tokens) if G > 1 else Scales(weight[:, 0], tokens[0])

@@ -7,6 +7,7 @@ which Mosaic's reductions exchange what warps hold is the block's, and the other
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -16,22 +17,23 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from pallas_kernels.mosaic_gpu import THREADS, launch, row_layout, store
-from pallas_kernels.scaled_matmul.rounding import largest
+from pallas_kernels.scaled_matmul.rounding import Inputs, RoundedRows, largest
 
 NUMBERS = jnp.float8_e4m3fn
 MAX_ROWS = 256  # with more rows memory is the limit
 MAX_COLUMNS = 224 * THREADS
 
 
-def supports(x_TI: Array, dtype: Any) -> bool:
+def supports(x_TI: Inputs, dtype: Any) -> bool:
     """Whether the kernel takes these rows and is faster than XLA."""
     return takes(x_TI, dtype) and x_TI.shape[0] <= MAX_ROWS
 
 
-def takes(x_TI: Array, dtype: Any) -> bool:
+def takes(x_TI: Inputs, dtype: Any) -> bool:
     """Whether the kernel takes these rows."""
     return (
-        x_TI.dtype in (jnp.bfloat16, jnp.float16)
+        not isinstance(x_TI, RoundedRows)
+        and x_TI.dtype in (jnp.bfloat16, jnp.float16)
         and dtype == NUMBERS
         and x_TI.shape[0] >= 1
         and x_TI.shape[1] % THREADS == 0
@@ -46,11 +48,10 @@ def rounded_rows(
     places_TK: Array | None = None,
     taken: tuple[Array, int] | None = None,
     interpret: Any = None,
-) -> Any:
-    """Numbers `[T, I]` of NUMBERS and float32 scales `[T]`, see `scaled_matmul.rounding`.
+) -> RoundedRows:
+    """Rows of NUMBERS, see `scaled_matmul.rounding`, in arrays of `room` rows, by default T.
 
-    `x_TI` is one that `takes` allows. Both results have `room` rows if that is given; what follows
-    the last token in them is anything. With `places_TK` row t of x becomes these rows. `taken` are
+    `x_TI` is one that `takes` allows. With `places_TK` row t of x becomes these rows. `taken` are
     the rows of each tile that matter, and the height of tiles. `interpret` is a
     `plgpu.InterpretGPUParams` for machines without a GPU.
     """
@@ -68,24 +69,35 @@ def rounded_rows(
         return pl.when(own)(lambda: rounded_row(t, x_ref, (), numbers_ref, scale_ref))
 
     def rounded_row(t, x_ref, place_ref, numbers_ref, scale_ref):  # type: ignore[no-untyped-def]
-        x = plgpu.load(x_ref.at[t], layout=row_layout(I), optimized=False).astype(jnp.float32)
-        most = jnp.max(jnp.maximum(x, -x))
-        scale = jnp.where(most == 0, 1.0, most * (1 / largest(NUMBERS)))
-        limit = largest(NUMBERS)
-        numbers = jnp.maximum(jnp.minimum(x * (1 / scale), limit), -limit)
-        for k in range(choices):
-            row = place_ref[0][t, k] if place_ref else t
-            store(numbers_ref.at[row], numbers)
-            scale_ref.at[row][...] = scale
+        x = plgpu.load(x_ref.at[t], layout=row_layout(I), optimized=False)
+        rows = [place_ref[0][t, k] if place_ref else t for k in range(choices)]
+        store_rounded(x, rows, numbers_ref, scale_ref)
 
-    return launch(
+    numbers, scale = launch(
         rounded_rows_kernel,
         (x_TI,) if plan is None else (x_TI, plan),
         interpret,
-        out_type=(
-            jax.ShapeDtypeStruct((room or T, I), NUMBERS),
-            jax.ShapeDtypeStruct((room or T,), jnp.float32),
-        ),
+        out_type=results(I, room or T),
         grid=(T,),
         grid_names=("row",),
     )
+    return RoundedRows(numbers, scale, T, x_TI.dtype)
+
+
+def results(width: int, rows: int) -> tuple[jax.ShapeDtypeStruct, ...]:
+    """What `store_rounded` fills: numbers and scales of so many rows."""
+    return (
+        jax.ShapeDtypeStruct((rows, width), NUMBERS),
+        jax.ShapeDtypeStruct((rows,), jnp.float32),
+    )
+
+
+def store_rounded(x: Array, rows: Sequence[Array], numbers_ref: Any, scale_ref: Any) -> None:
+    """Round a row, which the warpgroup holds in registers in `row_layout`, into these rows."""
+    x = x.astype(jnp.float32)
+    most, limit = jnp.max(jnp.maximum(x, -x)), largest(NUMBERS)
+    scale = jnp.where(most == 0, 1.0, most * (1 / limit))
+    numbers = jnp.maximum(jnp.minimum(x * (1 / scale), limit), -limit)
+    for row in rows:
+        store(numbers_ref.at[row], numbers)
+        scale_ref.at[row][...] = scale

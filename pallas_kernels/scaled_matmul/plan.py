@@ -7,10 +7,9 @@ from typing import NamedTuple
 from pallas_kernels.grouped_matmul.groups import LARGEST_TILE
 from pallas_kernels.grouped_matmul.plan import Tuning as ExpertTuning
 from pallas_kernels.mosaic_units import ROWS, STAGED, shares_of
-from pallas_kernels.scaled_matmul import GROUP
 
 SHARED_BYTES = 220 * 1024
-K = GROUP  # columns of a slot of the ring: a row of the 128-byte swizzle
+K = 128  # columns of a slot of the ring: a row of the 128-byte swizzle
 TOKENS = (8, 16, 32, 64, 128, 256)  # widths of a product
 MOST_STAGES = 8
 SCALES = 32  # of tokens in a slot, at least: copies begin at multiples of 128 bytes
@@ -27,6 +26,13 @@ def is_faster(rows: int, grouped: bool) -> bool:
     many rows. With groups of columns XLA multiplies in 16 bits.
     """
     return grouped or rows <= FEW_ROWS
+
+
+def room_of(tokens: int) -> int:
+    """Rows that a product of so many tokens reads, where rows of the weight have one scale."""
+    if not is_faster(tokens, grouped=False):
+        return tokens
+    return next(width for width in TOKENS if width >= tokens)
 
 
 class Tuning(NamedTuple):

@@ -7,11 +7,11 @@ from typing import Any
 import jax.numpy as jnp
 from jax import Array, lax
 
-from pallas_kernels.scaled_matmul.rounding import rounded_inputs, spread
+from pallas_kernels.scaled_matmul.rounding import Inputs, rounded_inputs, spread
 
 
 def scaled_matmul(
-    x_TI: Array,
+    x_TI: Inputs,
     w_OI: Array,
     scale_OG: Array,
     group: int,

@@ -7,6 +7,10 @@ products with the float32 nearest to 1/448 or 1/127 and to 1/scale, as compilers
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import jax
 import jax.numpy as jnp
 from jax import Array
 from jax.typing import DTypeLike
@@ -14,6 +18,64 @@ from jax.typing import DTypeLike
 # How a product rounds its inputs: not at all; with a scale for each token; for each token and group
 # of columns; with a scale that was given for all tokens
 INPUTS = ("plain", "token", "group", "given")
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class RoundedRows:
+    """Rows `[T, I]` of tokens as a product multiplies them: numbers times scales.
+
+    Attributes:
+        numbers: `[R, I]`; the first T rows are those of tokens, the others are anything.
+        scale: `[R]`, float32.
+        tokens: T.
+        dtype: of the rows before, and so of products with them.
+    """
+
+    numbers: Array
+    scale: Array
+    tokens: int = field(metadata={"static": True})
+    dtype: Any = field(metadata={"static": True})
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        return self.tokens, self.numbers.shape[1]
+
+    @property
+    def ndim(self) -> int:
+        return 2
+
+    def sized(self, rows: int) -> RoundedRows:
+        """With R = `rows`."""
+        held = len(self.scale)
+        if rows == held:
+            return self
+        numbers, scale = (
+            part[:rows] if rows < held else jnp.pad(part, [(0, rows - held), *[(0, 0)] * more])
+            for part, more in ((self.numbers, 1), (self.scale, 0))
+        )
+        return RoundedRows(numbers, scale, self.tokens, self.dtype)
+
+
+type Inputs = Array | RoundedRows
+
+
+class Rounding(NamedTuple):
+    """What a product takes in place of plain rows, from whoever can make it in passing.
+
+    Attributes:
+        dtype: of numbers, with a scale for each token.
+        rows: R of the `RoundedRows`.
+    """
+
+    dtype: Any
+    rows: int
+
+    def of(self, x_TI: Array) -> RoundedRows:
+        """Plain rows, rounded."""
+        numbers, scale = rounded(x_TI, self.dtype, x_TI.shape[1])
+        made = RoundedRows(numbers, scale[:, 0], x_TI.shape[0], x_TI.dtype)
+        return made.sized(self.rows)
 
 
 def largest(dtype: DTypeLike) -> float:
@@ -36,12 +98,15 @@ def rounded(x: Array, dtype: DTypeLike, group: int) -> tuple[Array, Array]:
 
 
 def rounded_inputs(
-    x_TI: Array, dtype: DTypeLike, group: int, inputs: str, input_scale: Array | None = None
+    x_TI: Inputs, dtype: DTypeLike, group: int, inputs: str, input_scale: Array | None = None
 ) -> tuple[Array, Array]:
     """x as a product takes it, numbers `[T, I]`, and their scales: `[T, G]`, `[T, 1]` or `[1, 1]`.
 
     `inputs` is one of INPUTS; "given" needs `input_scale`, a float32 scalar.
     """
+    if isinstance(x_TI, RoundedRows):
+        own = x_TI.sized(x_TI.tokens)
+        return own.numbers, own.scale[:, None]
     if inputs == "plain":
         return x_TI, jnp.ones((1, 1), jnp.float32)
     if inputs == "given":

@@ -18,7 +18,10 @@ import pytest
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
 INTERPRETER, CARD = "interpreter", "card"
-STATIC = ("eps", "filters", "interpret", "no_split", "scale", "softcap", "tuning", "window")
+STATIC = (
+    *("eps", "filters", "interpret", "no_split", "rounding", "scale", "softcap", "tuning"),
+    "window",
+)
 card = pytest.param(CARD, marks=pytest.mark.gpu)
 places = pytest.mark.parametrize("place", [INTERPRETER, card])
 slow_places = pytest.mark.parametrize(

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from pallas_kernels.add_norm import add_norm, mosaic_gpu, rms_norm
 from pallas_kernels.add_norm.cases import CASES, Case, expected, inputs
+from pallas_kernels.scaled_matmul import Rounding, mosaic_rounding
 from tests.pallas_kernels.places import (
     CARD,
     jitted,
@@ -99,6 +100,30 @@ def test_a_row_gives_the_same_bits_in_any_batch_and_again(place: str) -> None:
             np.testing.assert_array_equal(one, two)
     for one, two in zip(launched(place, (x[2:3], delta[2:3], weight)), together, strict=True):
         np.testing.assert_array_equal(one[0], two[2])
+
+
+@places
+@pytest.mark.parametrize("dtype", ULP)
+def test_a_rounded_norm_has_the_bits_of_the_norm_rounded_by_itself(place: str, dtype: str) -> None:
+    case = Case(name="", rows=pick(place, 3, 256), width=pick(place, 384, 3584), growth=1)
+    x, delta, weight = arguments(case, dtype, seed=9)
+    given = x.at[1].set(0), delta.at[1].set(0), weight
+    rounding = Rounding(jnp.float8_e4m3fn, case.rows + 5)
+    options = launch_options(place)
+    total, plain = jitted(mosaic_gpu.add_norm)(*given, eps=1e-6, **options)
+    wanted = jitted(mosaic_rounding.rounded_rows)(plain, **options)
+    found_total, found = jitted(mosaic_gpu.add_norm)(*given, eps=1e-6, rounding=rounding, **options)
+    assert found.shape == plain.shape and found.dtype == dtype
+    assert found.numbers.shape == (case.rows + 5, case.width) and found.scale.shape == (
+        case.rows + 5,
+    )
+    held = found.sized(case.rows)
+    for one, two in (
+        (found_total, total),
+        (held.numbers, wanted.numbers),
+        (held.scale, wanted.scale),
+    ):
+        np.testing.assert_array_equal(np.asarray(one, np.float32), np.asarray(two, np.float32))
 
 
 @places

@@ -16,6 +16,7 @@ from jax.sharding import PartitionSpec as P
 from pallas_kernels.all_reduce import Group, add_norm, all_reduce, backend_for, largest
 from pallas_kernels.all_reduce.cases import CASES, Case, expected, inputs
 from pallas_kernels.backends import UnknownBackend
+from pallas_kernels.scaled_matmul import Rounding
 
 
 def over(devices: int, function: Any, *specs: P) -> Any:
@@ -54,6 +55,26 @@ def test_sum_and_norm_are_float64s_and_equal_on_all_devices(
         values = np.asarray(got, np.float64)
         assert (values == values[:1]).all()
         np.testing.assert_allclose(values[0], right, rtol=error, atol=error)
+
+
+def test_a_rounded_norm_is_the_norm_of_the_sum_rounded() -> None:
+    case = CASES[0]
+    given = [jnp.asarray(a, jnp.float32) for a in inputs(case)]
+    rounding = Rounding(jnp.float8_e4m3fn, len(given[0]) + 1)
+    specs = P(), P("tensor"), P()
+
+    def run(**options: Any) -> Any:
+        return over(
+            case.devices,
+            lambda x, part, weight, **how: add_norm(x, part[0], weight, case.eps, **options, **how),
+            *specs,
+        )(*given)
+
+    (_, plain), (_, found) = run(), run(rounding=rounding)
+    for device in range(case.devices):
+        wanted = rounding.of(plain[device])
+        np.testing.assert_array_equal(found.numbers[device], wanted.numbers)
+        np.testing.assert_allclose(found.scale[device], wanted.scale, rtol=1e-6)
 
 
 @pytest.mark.parametrize("devices", [1, 2, 4, 8])

@@ -11,6 +11,7 @@ from pallas_kernels.grouped_matmul import Gating, Groups, grouped_matmul
 from pallas_kernels.latent_decode import LatentRows, absorbed, projected
 from pallas_kernels.rope_write import HeadRows, rotated
 from pallas_kernels.route import Rule, route
+from pallas_kernels.scaled_matmul import Inputs, Rounding
 
 
 def heads(rows: HeadRows) -> tuple[Array, Array, Array]:
@@ -101,10 +102,15 @@ class DenseContext:
         return out.reshape(*q_TNH.shape[:2], -1)
 
     def add_norm(
-        self, x_TD: Array, part_TD: Array, weight_D: Array, eps: float
-    ) -> tuple[Array, Array]:
-        """`x + part`, and its norm."""
-        return self.collective.add_norm(x_TD, part_TD, weight_D, eps, self.row_backend)
+        self,
+        x_TD: Array,
+        part_TD: Array,
+        weight_D: Array,
+        eps: float,
+        rounding: Rounding | None = None,
+    ) -> tuple[Array, Inputs]:
+        """`x + part`, and its norm, rounded if that is asked for."""
+        return self.collective.add_norm(x_TD, part_TD, weight_D, eps, self.row_backend, rounding)
 
     def gated_product(self, x_TD: Array, weight_X2FD: Array) -> Array | None:
         """None: XLA computes and differentiates the products."""

@@ -11,6 +11,7 @@ from pallas_kernels.grouped_matmul import Gating, Groups
 from pallas_kernels.latent_decode import LatentRows
 from pallas_kernels.rope_write import HeadRows
 from pallas_kernels.route import Rule
+from pallas_kernels.scaled_matmul import Inputs, Rounding
 
 
 class RowContext(Protocol):
@@ -32,9 +33,15 @@ class RowContext(Protocol):
         """The same for what is no part of a sum over devices."""
 
     def add_norm(
-        self, x_TD: Array, part_TD: Array, weight_D: Array, eps: float
-    ) -> tuple[Array, Array]:
-        """`x` plus the sum of all devices' parts, and its root-mean-square norm times the weight.
+        self,
+        x_TD: Array,
+        part_TD: Array,
+        weight_D: Array,
+        eps: float,
+        rounding: Rounding | None = None,
+    ) -> tuple[Array, Inputs]:
+        """`x` plus the sum of all devices' parts, and its root-mean-square norm times the weight;
+        that is rounded, if a `rounding` is asked for.
 
         See `pallas_kernels.add_norm`.
         """

@@ -12,15 +12,21 @@ from jaxllm.nn.rules import Rule
 from jaxllm.nn.weight.parameters import contract
 from jaxllm.nn.weight.protocol import Fill
 from pallas_kernels.grouped_matmul import Gating, Groups
+from pallas_kernels.scaled_matmul import Inputs
 
 
 class Dense(nnx.Param):
     """A weight that is one array; see `weight.protocol.Weight`."""
 
-    def product(self, x: Array, dims: int, context: RowContext) -> Array:
+    def rounding(self, tokens: int, context: RowContext) -> None:
+        return None
+
+    def product(self, x: Inputs, dims: int, context: RowContext) -> Array:
+        assert isinstance(x, Array)  # no rounding is asked for
         return contract(x, self[...], dims)
 
-    def gated(self, x_TD: Array, context: RowContext) -> Array | None:
+    def gated(self, x_TD: Inputs, context: RowContext) -> Array | None:
+        assert isinstance(x_TD, Array)
         return context.gated_product(x_TD, self[...])
 
     def grouped(

@@ -20,6 +20,7 @@ from pallas_kernels import int4_matmul as op
 from pallas_kernels.grouped_matmul import Gating, Groups
 from pallas_kernels.int4_matmul.packed import CHUNK, ROWS, SLOT, WORDS, values_of, words_of
 from pallas_kernels.int4_matmul.rounding import nearest, rounded
+from pallas_kernels.scaled_matmul import Inputs
 
 
 class Int4(nnx.Module):
@@ -50,7 +51,11 @@ class Int4(nnx.Module):
         self.kind, self.shape = kind, shape
         self._parts = blocks, chunks
 
-    def product(self, x: Array, dims: int, context: RowContext) -> Array:
+    def rounding(self, tokens: int, context: RowContext) -> None:
+        return None
+
+    def product(self, x: Inputs, dims: int, context: RowContext) -> Array:
+        assert isinstance(x, Array)  # no rounding is asked for
         values, shape = self.values[...], self.shape
         # A device has all rows or its share of them, and all columns or its share
         blocks, chunks = (a // b for a, b in zip(self._parts, values.shape[:2], strict=True))
@@ -94,7 +99,7 @@ class Int4(nnx.Module):
             table=_table(self.kind),
         )
 
-    def gated(self, x_TD: Array, context: RowContext) -> Array | None:
+    def gated(self, x_TD: Inputs, context: RowContext) -> Array | None:
         return None
 
     def rules(self, path: str, fill: Fill) -> Iterator[Rule]:

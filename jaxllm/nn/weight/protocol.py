@@ -19,6 +19,7 @@ from jaxllm.nn.rules import Piece, Rule
 from jaxllm.nn.weight.parameters import Axes
 from jaxllm.quantisation import WeightFormat
 from pallas_kernels.grouped_matmul import Gating, Groups
+from pallas_kernels.scaled_matmul import Inputs, Rounding
 
 
 class Fill(Protocol):
@@ -40,10 +41,13 @@ class Weight(Protocol):
     several.
     """
 
-    def product(self, x: Array, dims: int, context: RowContext) -> Array:
+    def rounding(self, tokens: int, context: RowContext) -> Rounding | None:
+        """What `product` takes in place of so many plain tokens; None: nothing else."""
+
+    def product(self, x: Inputs, dims: int, context: RowContext) -> Array:
         """`[T, *inp]` → `[T, *out]`: the last `dims` axes are contracted."""
 
-    def gated(self, x_TD: Array, context: RowContext) -> Array | None:
+    def gated(self, x_TD: Inputs, context: RowContext) -> Array | None:
         """silu(gate(x)) · up(x) `[T, X·F]` of a weight `[X, 2, F, D]` in one pass; None where two
         products are faster."""
 

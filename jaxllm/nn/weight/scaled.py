@@ -46,10 +46,18 @@ class Scaled(nnx.Module):
         ones = jnp.ones((shape.tensors, 1), jnp.float32)
         self.input_scale = nnx.Param(ones, axes=(None, None)) if kind.inputs == "given" else None
 
-    def product(self, x: Array, dims: int, context: RowContext) -> Array:
+    def rounding(self, tokens: int, context: RowContext) -> op.Rounding | None:
+        kind, grouped = self.kind, self.scale.shape[-1] > 1
+        if kind.numbers != "fp8" or kind.inputs != "token" or grouped or self.shape.order:
+            return None
+        return op.rounding_for(context.row_backend, tokens, DTYPES[kind.numbers])
+
+    def product(self, x: op.Inputs, dims: int, context: RowContext) -> Array:
         values, scale, inputs = self.values[...], self.scale[...], self.kind.inputs
         w_OI, scale_OG = (each.reshape(-1, each.shape[-1]) for each in (values, scale))
-        x_TI = self.shape.flat(x, w_OI.shape[1], context.collective)
+        x_TI = x
+        if isinstance(x, Array):
+            x_TI = self.shape.flat(x, w_OI.shape[1], context.collective)
         group = self.group if scale_OG.shape[1] > 1 else min(self.group, w_OI.shape[1])
         backend = op.backend_for(context.row_backend, x_TI, w_OI, scale_OG, group, inputs)
         given = None if self.input_scale is None else jnp.max(self.input_scale[...])
@@ -86,7 +94,7 @@ class Scaled(nnx.Module):
     def groups(kind: WeightFormat) -> bool:
         return kind.inputs != "plain" and kind.group in (None, op.GROUP)
 
-    def gated(self, x_TD: Array, context: RowContext) -> Array | None:
+    def gated(self, x_TD: op.Inputs, context: RowContext) -> Array | None:
         return None
 
     def rules(self, path: str, fill: Fill) -> Iterator[Rule]:

@@ -1,0 +1,79 @@
+"""A norm rounds its result where the one map that reads it wants that."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+from jaxllm.nn import blocks
+from jaxllm.nn.contexts.dense import DenseContext
+from jaxllm.nn.linear import Init
+from jaxllm.nn.mlp import MLP, GatedMLP
+from jaxllm.nn.norm import LayerNorm, RMSNorm
+from jaxllm.nn.weight.schemes import rounded
+from jaxllm.quantisation import WeightFormat
+from pallas_kernels.scaled_matmul import Inputs, RoundedRows
+
+WIDTH, TOKENS = 32, 5
+FP8 = WeightFormat("fp8", inputs="token", rounded=True)
+INT8 = WeightFormat("int8", inputs="token", rounded=True)
+
+
+def fed(mlp: MLP | GatedMLP, kind: WeightFormat) -> MLP | GatedMLP:
+    """The feed-forward with its first weight in few bits."""
+    plain = mlp.reader.weight.get_value()
+    mlp.reader.hold(kind, 1, 1)
+    for name, value in rounded(kind, plain).items():
+        parameter = getattr(mlp.reader.weight, name)
+        if parameter is not None:
+            parameter[...] = value
+    return mlp
+
+
+def through(
+    mlp: MLP | GatedMLP, norm: RMSNorm | LayerNorm, monkeypatch: pytest.MonkeyPatch
+) -> tuple[jax.Array, Inputs]:
+    """What the block adds, and what the map read."""
+    seen: list[Inputs] = []
+    weight = type(mlp.reader.weight)
+    product = weight.product
+
+    def spied(self: object, x: Inputs, *rest: object) -> jax.Array:
+        seen.append(x)
+        return product(self, x, *rest)
+
+    block = blocks.Block(attention_norm=norm, attention=nnx.Module(), mlp_norm=norm, mlp=mlp)
+    x, part = jax.random.normal(jax.random.key(0), (2, TOKENS, WIDTH), jnp.float32)
+    with monkeypatch.context() as patch:
+        patch.setattr(weight, "product", spied)
+        found = block.feed_forward(blocks.Carry(x, part), DenseContext())
+    assert found.part_TD is not None
+    return found.part_TD, seen[0]
+
+
+@pytest.mark.parametrize("kind", [MLP, GatedMLP])
+def test_a_rounded_norm_gives_the_bits_of_a_plain_one(
+    kind: type, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    init, shards = Init(nnx.Rngs(0), jnp.float32), (1,) if kind is GatedMLP else ()
+    mlp, norm = fed(kind(init, WIDTH, 48, *shards, "silu"), FP8), RMSNorm(init, WIDTH, 1e-6)
+    found, read = through(mlp, norm, monkeypatch)
+    assert isinstance(read, RoundedRows) and read.numbers.dtype == jnp.float8_e4m3fn
+    monkeypatch.setattr(blocks, "reader_of", lambda part: None)
+    wanted, read = through(mlp, norm, monkeypatch)
+    assert isinstance(read, jax.Array)
+    np.testing.assert_array_equal(found, wanted)
+
+
+@pytest.mark.parametrize(
+    ("kind", "norm"), [(INT8, RMSNorm), (FP8, LayerNorm)], ids=["integers", "layer norm"]
+)
+def test_other_maps_and_norms_stay_plain(
+    kind: WeightFormat, norm: type, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    init = Init(nnx.Rngs(0), jnp.float32)
+    mlp = fed(MLP(init, WIDTH, 48, "silu"), kind)
+    assert isinstance(through(mlp, norm(init, WIDTH, 1e-6), monkeypatch)[1], jax.Array)
