@@ -37,6 +37,8 @@ NAMES = {
     "layers.{}.mlp.up": ("gpt_neox.layers.{}.mlp.dense_h_to_4h",),
     "layers.{}.mlp.down": ("gpt_neox.layers.{}.mlp.dense_4h_to_h",),
 }
+# As transformers names it since version 5
+OTHER_NAMES = ({**NAMES, "head": ("lm_head",)},)
 TOKEN_HEAD = "classifier"
 IGNORED = tuple(f"gpt_neox.layers.{{}}.attention.{name}" for name in ("bias", "masked_bias"))
 

@@ -13,7 +13,6 @@ from jaxllm.config import ConfigError
 from jaxllm.models import ModelSpec
 from jaxllm.models.config.build import expert_maps, linear_maps, outline
 from jaxllm.nn.linear import Tensors
-from jaxllm.nn.mixture.experts import Tensors as ExpertTensors
 from jaxllm.nn.pooling import PoolingModel
 from jaxllm.nn.rules import Layout
 from jaxllm.quantisation import ONLINE, Scheme, WeightFormat
@@ -92,9 +91,9 @@ def _maps(spec: ModelSpec, rounded: bool = False) -> Iterator[_Pieces]:
     for _, linear, names in linear_maps(spec, body):
         if math.prod(linear.out) >= LEAST_ROWS and (rounded or linear.layout is not Layout.IN_OUT):
             yield {piece.name: piece.source for piece in Tensors(linear, names)("weight")}
-    for _, maps, forms in expert_maps(spec, body):
+    for _, _, forms in expert_maps(spec, body):
         for form in forms:
-            yield {piece.name: piece.source for piece in ExpertTensors(maps, form)("weight")}
+            yield {piece.name: piece.source for piece in form("weight")}
 
 
 def _shared(

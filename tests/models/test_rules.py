@@ -141,3 +141,11 @@ def test_ernies_correction_is_one_row_under_either_name() -> None:
         (f"model.layers.1.mlp.{name}", (1, 6)),
         (f"model.layers.1.mlp.gate.{name}", (1, 6)),
     ]
+
+
+def test_the_head_of_gpt_neox_has_two_names() -> None:
+    spec = models.make_spec(CASES["gpt_neox-parallel"])
+    rule = next(
+        rule for rule in rules(spec, outline(spec, 1, jnp.float32)) if "head" in rule.parameter
+    )
+    assert [piece.name for (piece,) in rule.forms] == ["embed_out.weight", "lm_head.weight"]

@@ -90,6 +90,13 @@ def test_gemma_3_caps_no_scores_whatever_its_configuration_says() -> None:
     assert outline(models.make_spec(hf), 1, "float32").layers[0].attention.softcap is None
 
 
+def test_gemma_3_caps_logits_where_it_does_not_also_see() -> None:
+    alone = PUBLISHED["Gemma-3-1B"] | {"num_hidden_layers": 1, "final_logit_softcapping": 4.0}
+    inside = {"model_type": "gemma3", "text_config": alone}
+    assert outline(models.make_spec(alone), 1, "float32").logits_maps
+    assert not outline(models.make_spec(inside), 1, "float32").logits_maps
+
+
 @pytest.mark.parametrize("tensor", SEEING)
 def test_a_model_without_a_wrapper_reads_every_name_as_it_is(tensor: str) -> None:
     common = read_name(models.make_spec(PUBLISHED["Llama-3.1-8B"]), [tensor])

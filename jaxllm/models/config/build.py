@@ -15,7 +15,7 @@ from jaxllm.models.config.read import family
 from jaxllm.models.config.spec import ModelSpec
 from jaxllm.nn.decoder import Decoder
 from jaxllm.nn.linear import Init, Linear
-from jaxllm.nn.mixture.experts import ExpertMaps
+from jaxllm.nn.mixture.experts import ExpertMaps, Tensors
 from jaxllm.nn.pooling import PoolingModel
 from jaxllm.nn.rules import Piece, Rule
 
@@ -50,7 +50,7 @@ def build(spec: ModelSpec, shards: int, rngs: nnx.Rngs, dtype: DTypeLike) -> Mod
             if kind := spec.formats.get(names[0]):
                 module.hold(kind, shards, len(names))
         for _, maps, forms in expert_maps(spec, model):
-            first = [form[0].removesuffix(".weight") for form in forms]
+            first = [form.names[0].removesuffix(".weight") for form in forms]
             if kind := next((spec.formats[n] for n in first if n in spec.formats), None):
                 maps.hold(kind, shards)
     return model if spec.pooling is None else PoolingModel(init, model, spec.pooling)
@@ -64,10 +64,8 @@ def linear_maps(spec: ModelSpec, model: Decoder) -> Iterator[tuple[str, Linear, 
             yield path, module, own
 
 
-def expert_maps(
-    spec: ModelSpec, model: Decoder
-) -> Iterator[tuple[str, ExpertMaps, list[tuple[str, ...]]]]:
-    """The maps of all experts: path, maps, names of their tensors in each form."""
+def expert_maps(spec: ModelSpec, model: Decoder) -> Iterator[tuple[str, ExpertMaps, list[Tensors]]]:
+    """The maps of all experts: path, maps, their tensors in each form."""
     for path, module, own in model.named(family(spec.model_type).NAMES):
         if isinstance(module, ExpertMaps):
             yield path, module, module.forms(*own)

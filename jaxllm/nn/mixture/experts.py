@@ -59,8 +59,8 @@ class ExpertMaps(nnx.Module):
         shape = Shape(tuple(out), (inp,), self.axes, (), shards, parts, self.dtype)
         self.weight = HeldExperts(kind, shape)
 
-    def forms(self, *names: str) -> list[tuple[str, ...]]:
-        """The names of the tensors of each form in which checkpoints may hold the weights.
+    def forms(self, *names: str) -> list[Tensors]:
+        """The tensors of each form in which checkpoints may hold the weights.
 
         `names` are full names of checkpoint tensors: with {} for an expert's number those of the
         parts in their order, without it that of all experts' fused maps. Both forms may be given;
@@ -70,11 +70,12 @@ class ExpertMaps(nnx.Module):
             [name for name in names if ("{}" in name) == numbered] for numbered in (True, False)
         )
         each = [name.format(expert) for name in single for expert in range(self.shape[0])]
-        return [*([tuple(each)] if each else []), *((name,) for name in fused)]
+        several = [Tensors(self, tuple(each), fused=False)] if each else []
+        return [*several, *(Tensors(self, (name,), fused=True) for name in fused)]
 
     def rules(self, *names: str) -> Iterator[Rule]:
         """The checkpoint tensors of `names`, see `forms`."""
-        every = (self.weight.rules("weight", Tensors(self, form)) for form in self.forms(*names))
+        every = (self.weight.rules("weight", form) for form in self.forms(*names))
         for first, *others in zip(*every, strict=True):
             yield replace(first, others=tuple(rule.pieces for rule in others))
 
@@ -94,14 +95,15 @@ class ExpertMaps(nnx.Module):
 @dataclass(frozen=True)
 class Tensors:
     """The checkpoint tensors of a map of all experts in one of its forms, see
-    `weight.protocol.Fill`."""
+    `weight.protocol.Fill`: `fused`, one for all experts, else one for each part of each."""
 
     maps: ExpertMaps
     names: tuple[str, ...]
+    fused: bool
 
     def __call__(self, leaf: str, columns: int | None = None) -> tuple[Piece, ...]:
         experts, out, inp = self.maps.shape
-        if len(self.names) == 1:
+        if self.fused:
             return self.maps.pieces(self.names[0], leaf, columns)
         own, inp = out // self.maps.parts, inp if columns is None else columns
         return tuple(

@@ -110,3 +110,12 @@ def test_random_experts_differ_and_do_not_depend_on_their_number() -> None:
     halves = many.reshape(6, INNER, WIDTH)
     assert len({half.tobytes() for half in halves}) == 6
     assert 0.5 < many.std() * WIDTH**0.5 < 1.5
+
+
+def test_the_only_expert_of_a_mixture_may_have_a_tensor_of_its_own() -> None:
+    only = ExpertMaps(init(), (1, WIDTH, INNER), ("expert", "embed", None))
+    (rule,) = only.rules("m.experts.{}.down.weight", "m.experts.down")
+    assert [[(piece.name, piece.source) for piece in form] for form in rule.forms] == [
+        [("m.experts.0.down.weight", (WIDTH, INNER))],
+        [("m.experts.down", (1, WIDTH, INNER))],
+    ]
