@@ -142,9 +142,10 @@ class Grouping:
 
     def group_of(self, columns: int, groups: int) -> int:
         """Columns of a group, where so many are stored."""
-        if self.mixed and groups:
+        own = self.group or columns
+        if self.mixed and groups and -(-columns // own) != groups:
             return -(-columns // groups)
-        return self.group or columns
+        return own
 
 
 def read_grouping(

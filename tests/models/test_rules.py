@@ -13,7 +13,7 @@ from safetensors import safe_open
 
 from jaxllm import models
 from jaxllm.config import ConfigError
-from jaxllm.models.config.build import outline, read_name, rules, unused_prefixes
+from jaxllm.models.config.build import ignored, outline, read_name, rules, unused_prefixes
 from tests.goldens.cases import CASES
 from tests.goldens.golden import load_golden
 
@@ -149,3 +149,9 @@ def test_the_head_of_gpt_neox_has_two_names() -> None:
         rule for rule in rules(spec, outline(spec, 1, jnp.float32)) if "head" in rule.parameter
     )
     assert [piece.name for (piece,) in rule.forms] == ["embed_out.weight", "lm_head.weight"]
+    tied = models.make_spec(CASES["gpt_neox-parallel"] | {"tie_word_embeddings": True})
+    embed = "gpt_neox.embed_in.weight"
+    assert {each: ignored(tied)[f"{each}.weight"] for each in ("embed_out", "lm_head")} == {
+        "embed_out": embed,
+        "lm_head": embed,
+    }

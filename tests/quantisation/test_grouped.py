@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import re
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -58,6 +59,15 @@ def test_a_zero_point_of_gptq_wraps_around_its_bits() -> None:
     made.stored["X.qweight"][:] = 0x11111111
     own = found.unpack([stored[part.name] for part in found.parts], ((0, 8), (0, 8)))
     np.testing.assert_array_equal(own, np.repeat(stored["X.scales"].T.astype(np.float32), 8, 1))
+
+
+def test_a_last_group_that_is_cut_off_keeps_its_size_where_modules_differ() -> None:
+    made = gptq((8, 24), 16)
+    made.settings["dynamic"] = {"-:.*down_proj": {}}
+    (found,) = tensors(made)
+    arrays = [made.stored[part.name] for part in found.parts[:3]]
+    plain = replace(found, parts=found.parts[:3]).unpack(arrays, ((0, 8), (0, 24)))
+    np.testing.assert_array_equal(plain, made.weight)
 
 
 @pytest.mark.parametrize(("method", "key"), [("gptq", "dynamic"), ("auto-round", "extra_config")])

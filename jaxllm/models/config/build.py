@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Container, Iterator
+from collections.abc import Callable, Container, Iterator, Mapping
 from dataclasses import replace
 from itertools import count
 
@@ -84,9 +84,9 @@ def rules(spec: ModelSpec, model: Model) -> list[Rule]:
         for layer, cache in enumerate(spec.layers)
         if cache.scales
     )
-    own = family(spec.model_type)
-    table = list(model.rules(own.NAMES))
-    for names in getattr(own, "OTHER_NAMES", ()):
+    first, *others = _forms(spec)
+    table = list(model.rules(first))
+    for names in others:
         forms = zip(table, model.rules(names), strict=True)
         table = [replace(rule, others=(*rule.others, other.pieces)) for rule, other in forms]
     return [
@@ -137,12 +137,16 @@ def folders(spec: ModelSpec) -> list[str]:
 
 def held_layers(spec: ModelSpec, tensors: Container[str]) -> int:
     """The number of layers that a checkpoint with these tensors holds."""
-    own = family(spec.model_type)
-    forms = (own.NAMES, *getattr(own, "OTHER_NAMES", ()))
-    given = (name for form in forms for several in form.values() for name in several)
+    given = (name for form in _forms(spec) for several in form.values() for name in several)
     names = [f"{name}.weight" for name in given if name.count("{}") == 1]
     # Layers may differ, so one of the names is enough
     return next(i for i in count() if not any(name.format(i) in tensors for name in names))
+
+
+def _forms(spec: ModelSpec) -> tuple[Mapping[str, tuple[str, ...]], ...]:
+    """The family's names in each of their forms."""
+    own = family(spec.model_type)
+    return (own.NAMES, *getattr(own, "OTHER_NAMES", ()))
 
 
 def ignored(spec: ModelSpec) -> dict[str, str | None]:
@@ -164,8 +168,9 @@ def ignored(spec: ModelSpec) -> dict[str, str | None]:
         for name in (*unused, "score"):
             found |= {f"{name}.{leaf}": None for leaf in ("weight", "bias")}
     if spec.tied and (spec.pooling is None or spec.pooling.token_logits):
-        (head,), (embed,) = (family(spec.model_type).NAMES[name] for name in ("head", "embed"))
-        found[f"{head}.weight"] = f"{embed}.weight"
+        for names in _forms(spec):
+            (head,), (embed,) = names["head"], names["embed"]
+            found[f"{head}.weight"] = f"{embed}.weight"
     return found
 
 
