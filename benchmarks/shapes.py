@@ -24,6 +24,36 @@ QWEN = {
     "eos_token_id": 151645,
     "max_position_embeddings": 32768,
 }
+# Attention, router, token table and head are plain numbers of 16 bits
+GPT_OSS = {
+    "model_type": "gpt_oss",
+    "architectures": ["GptOssForCausalLM"],
+    "rms_norm_eps": 1e-5,
+    "rope_theta": 150000,
+    "rope_scaling": {
+        "rope_type": "yarn",
+        "factor": 32.0,
+        "beta_fast": 32.0,
+        "beta_slow": 1.0,
+        "truncate": False,
+        "original_max_position_embeddings": 4096,
+    },
+    "eos_token_id": 200002,
+    "pad_token_id": 199999,
+    "max_position_embeddings": 131072,
+    "sliding_window": 128,
+    "swiglu_limit": 7.0,
+    "attention_bias": True,
+    "hidden_size": 2880,
+    "intermediate_size": 2880,
+    "num_experts_per_tok": 4,
+    "vocab_size": 201088,
+    "num_attention_heads": 64,
+    "num_key_value_heads": 8,
+    "head_dim": 64,
+    "tie_word_embeddings": False,
+    "quantization_config": {"quant_method": "mxfp4"},
+}
 SHAPES: dict[str, dict[str, Any]] = {
     "qwen2.5-7b": {
         "model_type": "qwen2",
@@ -129,6 +159,8 @@ SHAPES: dict[str, dict[str, Any]] = {
         "num_key_value_heads": 16,
         "tie_word_embeddings": False,
     },
+    "gpt-oss-20b": {**GPT_OSS, "num_local_experts": 32, "num_hidden_layers": 24},
+    "gpt-oss-120b": {**GPT_OSS, "num_local_experts": 128, "num_hidden_layers": 36},
     "gemma2-9b": {
         "model_type": "gemma2",
         "architectures": ["Gemma2ForCausalLM"],

@@ -36,7 +36,7 @@ def lattice(
     as `--quantization` rounds them. With `peers`, devices add up through inboxes. `more` are fields
     of `StepShapes`."""
     spec = replace(models.make_spec(config), pooling=more.get("pooling"))
-    spec = replace(spec, formats=weights.weight_formats("", spec, quantization))
+    spec = replace(spec, formats=weights.weight_formats("", spec, quantization, "dummy"))
     spec = spec.with_heads_of(stored_dim(backend, spec.heads(1).dim))
     heads = spec.heads(layer_devices(mesh))
     graphdef, state = weights.abstract(spec, mesh, jnp.bfloat16)
