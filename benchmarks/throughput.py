@@ -3,6 +3,7 @@ length."""
 
 from __future__ import annotations
 
+import json
 import random
 import time
 
@@ -21,8 +22,12 @@ def main() -> None:
     args.add_argument("--temperature", type=float, default=0.0)
     args.add_argument("--max-num-seqs", type=int)
     args.add_argument("--repeat", type=int, default=2)
+    args.add_argument(
+        "--options", type=json.loads, default={}, help="JSON object of further arguments of LLM"
+    )
     a = args.parse_args()
-    llm = LLM(**engine_options(a.model), enable_prefix_caching=False, max_num_seqs=a.max_num_seqs)
+    own = {"enable_prefix_caching": False, "max_num_seqs": a.max_num_seqs}
+    llm = LLM(**engine_options(a.model) | own | a.options)
     rng = random.Random(a.seed)
     vocab = llm.engine.resolved.vocab_size
     prompts = [

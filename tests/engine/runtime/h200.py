@@ -235,6 +235,7 @@ def _report(programs: Any, key: Any, donating: bool, devices: int) -> dict[str, 
         "not_aliased": sorted(donated - aliased(hlo)),
         "copies": copies(hlo, pages),
         "calls": Counter(re.findall(r'custom_call_target="([^"]+)"', hlo)),
+        "kernels": Counter(re.findall(r'op_name="[^"]*?(\w+)/mpmd_map', hlo)),
         "collectives": Counter(re.findall(COLLECTIVES, hlo)),
     }
 

@@ -164,6 +164,26 @@ def test_products_of_few_rows_in_8_bits_are_the_kernels(wish: str, compiler: Com
     assert not any("cublas" in call for call in report["calls"])
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", FORWARDS)
+@pytest.mark.parametrize(
+    ("model", "wish", "kernel"),
+    [
+        ("qwen3-30b-a3b", "fp8", "grouped_scaled_"),
+        ("qwen3-30b-a3b", "int8", "grouped_scaled_"),
+        ("gpt-oss-20b", None, "grouped_int4_"),
+        ("gpt-oss-120b", None, "grouped_int4_"),
+    ],
+)
+def test_products_of_experts_in_few_bits_are_one_kernel_each(
+    model: str, wish: str | None, kernel: str, kind: str, compiler: Compiler
+) -> None:
+    reports = compiler.reports(model=model, kind=kind, places=[-1], quantization=wish)
+    check(model, reports)
+    calls = reports[0]["kernels"]
+    assert sum(calls[name] for name in calls if name.startswith(kernel)) == 4, calls  # two layers
+
+
 @pytest.mark.parametrize("kind", OTHERS)
 def test_what_runs_beside_forwards_compiles_and_keeps_its_buffers(
     kind: str, compiler: Compiler
