@@ -123,7 +123,7 @@ def check_units(w: Any, groups: Groups, gating: Any, columns: int) -> None:
             f"mosaic_gpu grouped_matmul takes O a multiple of {outputs} and I of {columns}, "
             f"got w {w.shape}"
         )
-    if gating is not None and "erf" in str(jax.make_jaxpr(gating)(0.0, 0.0)):
+    if gating is not None and not computes(gating):
         raise ValueError("mosaic_gpu grouped_matmul takes gatings without erf; approximate gelu")
     tile = groups.tile
     if not SMALLEST_TILE <= tile <= LARGEST_TILE or tile & (tile - 1):
@@ -131,6 +131,11 @@ def check_units(w: Any, groups: Groups, gating: Any, columns: int) -> None:
             f"mosaic_gpu grouped_matmul takes tiles of {SMALLEST_TILE} to {LARGEST_TILE} rows, "
             f"a power of two, got {tile}"
         )
+
+
+def computes(gating: Gating) -> bool:
+    """Whether Mosaic has the gating's functions."""
+    return "erf" not in str(jax.make_jaxpr(gating)(0.0, 0.0))
 
 
 def grouped_matmul(
@@ -324,7 +329,7 @@ def finish(
     column = pl.multiple_of(unit.column + wg * ROWS, ROWS)
     for ref in bias_ref:
         own = ref.at[unit.expert]
-        both = [_plus(own, y, column + part * spec.apart) for part, y in enumerate(both)]
+        both = [plus(own, y, column + part * spec.apart) for part, y in enumerate(both)]
     first, second = both
     store = lambda y, column: _store(spec, y, unit.row, column, sm["y"].at[wg], y_ref)
     if spec.gating is not None:
@@ -363,7 +368,7 @@ def _product(
     return both
 
 
-def _plus(bias: Any, y: Array, row: Array) -> Array:
+def plus(bias: Any, y: Array, row: Array) -> Array:
     """`y` plus the bias of its rows, which begin at `row` of the weight. Rows beyond the weight are
     never stored; their bias is that of the last ones, as plain loads must stay within the array."""
     last = bias.shape[0] - ROWS

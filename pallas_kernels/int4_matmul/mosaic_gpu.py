@@ -37,7 +37,8 @@ OPERAND = 128  # columns that are converted at once
 
 
 class Spec(NamedTuple):
-    """Static parameters of a compiled kernel: shapes, type and sizes."""
+    """Static parameters of a compiled kernel: shapes, type and sizes. Of several `parts`, the rows
+    of the weight for the same columns of y lie apart, and O are the rows of one."""
 
     T: int
     O: int  # noqa: E741
@@ -47,6 +48,7 @@ class Spec(NamedTuple):
     form: str
     tuning: Tuning
     interpret: Any
+    parts: int = 1
 
     @property
     def K(self) -> int:
@@ -60,10 +62,9 @@ class Spec(NamedTuple):
 
     @property
     def split(self) -> Split:
-        steps = -(-self.I // self.K)
-        tuning = self.tuning
+        steps, warpgroups = -(-self.I // self.K), self.tuning.warpgroups // self.parts
         return Split(
-            self.T, self.O, self.dtype, steps, tuning.warpgroups, tuning.tokens, tuning.shares
+            self.T, self.O, self.dtype, steps, warpgroups, self.tuning.tokens, self.tuning.shares
         )
 
     @property
@@ -130,7 +131,7 @@ def _multiply(spec: Spec, x: Array, w: Int4) -> list[Array]:
             done = split.each(
                 block,
                 lambda unit, done: fill(
-                    spec, given, (unit.block * warpgroups, unit.token), unit, done, sm
+                    spec, given, ((unit.block * warpgroups,), unit.token), unit, done, sm
                 ),
             )
             drain(sm["free"], done, spec.tuning.stages)
@@ -168,7 +169,7 @@ def scratch(spec: Spec, inputs: int) -> dict[str, Any]:
         "x": plgpu.SMEM((stages, tokens, K), dtype, transforms=TILED),
         "w": plgpu.SMEM((stages, warpgroups, K // CHUNK, *WORDS), jnp.int32),
         "scales": plgpu.SMEM(values, dtype),
-        "full": plgpu.Barrier(num_arrivals=inputs, num_barriers=stages),
+        "full": plgpu.Barrier(num_arrivals=1 + spec.parts * (inputs - 1), num_barriers=stages),
         "free": plgpu.Barrier(num_arrivals=warpgroups, num_barriers=stages),
     }
     if spec.form in FORMS[1:]:
@@ -182,26 +183,27 @@ def scratch(spec: Spec, inputs: int) -> dict[str, Any]:
 def fill(
     spec: Spec,
     given: tuple[Any, ...],
-    place: tuple[Array, Array],
+    place: tuple[tuple[Array, ...], Array],
     unit: Unit,
     done: Array,
     sm: dict[str, Any],
 ) -> None:
     """Fill the ring with one unit's words, scales, zero points or offsets, and rows of x; `place`
-    are the first block of 64 rows of the weight and the first row of x."""
-    x_ref, words, *values = given
-    blocks = pl.ds(place[0], spec.tuning.warpgroups)
-    rows = pl.ds(place[1], spec.tuning.tokens)
+    are the first block of 64 rows of each part of the weight and the first row of x."""
+    (x_ref, words, *values), (firsts, row) = given, place
+    held, rows = spec.tuning.warpgroups // spec.parts, pl.ds(row, spec.tuning.tokens)
 
     @pl.loop(0, unit.steps)
     def _(t):  # type: ignore[no-untyped-def]
         slot, step = take(sm["free"], done + t, spec.tuning.stages), unit.first + t
         full = sm["full"].at[slot]
         chunks = pl.ds(step * (spec.K // CHUNK), spec.K // CHUNK)
-        plgpu.copy_gmem_to_smem(words.at[blocks, chunks], sm["w"].at[slot], full)
         groups = pl.ds(lax.div(step * spec.K, jnp.int32(spec.group)), spec.groups)
-        for name, part in zip(("scales", "others"), values, strict=False):
-            plgpu.copy_gmem_to_smem(part.at[blocks, groups], sm[name].at[slot], full)
+        for part, first in enumerate(firsts):
+            blocks, own = pl.ds(first, held), pl.ds(part * held, held)
+            plgpu.copy_gmem_to_smem(words.at[blocks, chunks], sm["w"].at[slot, own], full)
+            for name, ref in zip(("scales", "others"), values, strict=False):
+                plgpu.copy_gmem_to_smem(ref.at[blocks, groups], sm[name].at[slot, own], full)
         columns = pl.ds(pl.multiple_of(step * spec.K, spec.K), spec.K)
         plgpu.copy_gmem_to_smem(x_ref.at[rows, columns], sm["x"].at[slot], full)
 

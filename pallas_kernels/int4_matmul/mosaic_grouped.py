@@ -1,9 +1,14 @@
 """Products of tokens with the 4-bit weights of the experts that they chose, for NVIDIA Hopper: the
-kernel of one weight, whose units are tiles of tokens times rows of the tile's expert."""
+kernel of one weight, whose units are tiles of tokens times rows of the tile's expert.
+
+Of gate and up, half of the warpgroups multiply the one and half the other; the latter hand their
+sums over in shared memory.
+"""
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -12,12 +17,29 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from pallas_kernels.grouped_matmul.groups import Groups
-from pallas_kernels.grouped_matmul.mosaic_gpu import Gating, tile_rows
+from pallas_kernels.grouped_matmul.mosaic_gpu import Gating, computes, plus, tile_rows
 from pallas_kernels.int4_matmul import mosaic_gpu as one
 from pallas_kernels.int4_matmul.packed import CHUNK, ROWS, Int4
-from pallas_kernels.int4_matmul.plan import tuning_with
-from pallas_kernels.mosaic_gpu import PRODUCER_REGISTERS, drain, launch, registers_of
+from pallas_kernels.int4_matmul.plan import tuning_with, with_room
+from pallas_kernels.mosaic_gpu import PRODUCER_REGISTERS, drain, launch, registers_of, store
 from pallas_kernels.mosaic_units import PROCESSORS, Unit
+
+APART = 8  # numbers between rows of sums in shared memory, whose threads then use all banks
+
+
+class _Spec(NamedTuple):
+    """Static parameters of a compiled kernel: those of one weight, the blocks of 64 rows of an
+    expert and of its gate, and whether all tiles have the first rows of x."""
+
+    one: one.Spec
+    blocks: int
+    shared: bool
+    gating: Gating | None
+
+    @property
+    def pairs(self) -> int:
+        """Warpgroups of a part of the weight."""
+        return self.one.tuning.warpgroups // self.one.parts
 
 
 def grouped_int4_matmul(
@@ -39,27 +61,26 @@ def grouped_int4_matmul(
     x = tile_rows(x_PI, groups, interpret)
     if (x.shape[0] > 8 and x.shape[0] % 8) or x.shape[1] % CHUNK:
         x = jnp.pad(x, ((0, -x.shape[0] % 8 if x.shape[0] > 8 else 0), (0, -x.shape[1] % CHUNK)))
-    blocks, tile = w.words.shape[1], groups.tile
-    sizes = tuning_with(
-        groups.rows, blocks * ROWS, x.shape[1], w.group, tile, 4 if tile <= 64 else 2
-    )
-    spec = one.Spec(
-        groups.rows,
-        blocks * ROWS,
-        x.shape[1],
-        w.group,
-        x.dtype,
-        w.form,
-        sizes._replace(shares=1),
-        interpret,
-    )
-    shared = x.shape[0] < groups.rows
-    (found,) = _multiply(spec, blocks, shared, (groups.expert_W, groups.used), x, w)
-    return _finished(found[:, : w.rows], groups, bias_EO, gating)
+    if w.rows % (ROWS if gating is None else 2 * ROWS) or (gating and not computes(gating)):
+        spec = _spec(x, w, groups, None, interpret)
+        (found,) = _multiply(spec, groups, x, w, None)
+        return _finished(found[:, : w.rows], groups, bias_EO, gating)
+    (found,) = _multiply(_spec(x, w, groups, gating, interpret), groups, x, w, bias_EO)
+    return found
+
+
+def _spec(x: Array, w: Int4, groups: Groups, gating: Gating | None, interpret: Any) -> _Spec:
+    blocks, tile, parts = w.words.shape[1], groups.tile, 1 if gating is None else 2
+    rows, warpgroups = blocks // parts * ROWS, 4 if tile <= 64 else 2
+    sizes = tuning_with(groups.rows, rows, x.shape[1], w.group, tile, warpgroups)
+    kept = 0 if gating is None else warpgroups // 2 * ROWS * (tile + APART) * 4
+    sizes = with_room(sizes, w.group, kept)._replace(shares=1)
+    own = one.Spec(groups.rows, rows, x.shape[1], w.group, x.dtype, w.form, sizes, interpret, parts)
+    return _Spec(own, blocks, x.shape[0] < groups.rows, gating)
 
 
 def _finished(y_PO: Array, groups: Groups, bias_EO: Array | None, gating: Gating | None) -> Array:
-    """Products with the bias of their experts, and gated."""
+    """Products with the bias of their experts, and gated, where the kernel cannot do that."""
     y_WRO = y_PO.astype(jnp.float32).reshape(len(groups.expert_W), groups.tile, -1)
     if bias_EO is not None:
         y_WRO += bias_EO[groups.expert_W][:, None].astype(jnp.float32)
@@ -67,65 +88,126 @@ def _finished(y_PO: Array, groups: Groups, bias_EO: Array | None, gating: Gating
     return y.astype(y_PO.dtype).reshape(len(y_PO), -1)
 
 
-def _multiply(
-    spec: one.Spec, apart: int, shared: bool, plan: tuple[Array, Array], x: Array, w: Int4
-) -> list[Array]:
-    """`apart` are the blocks of 64 rows of an expert; `shared`: every tile has the first rows of
-    x; `plan` has the tiles' experts, and the number of those in use."""
-    split, warpgroups = spec.split, spec.tuning.warpgroups
+def _multiply(spec: _Spec, groups: Groups, x: Array, w: Int4, bias_EO: Array | None) -> list[Array]:
+    split, warpgroups = spec.one.split, spec.one.tuning.warpgroups
     held = [part for part in (w.words, w.scales, w.zeros, w.offsets) if part is not None]
     arrays = [x, *(part.reshape(-1, *part.shape[2:]) for part in held)]
+    biases = [] if bias_EO is None else [bias_EO]
     blocks = min(PROCESSORS, split.bands * split.down)
 
     def kernel(expert_ref, used_ref, *refs, **sm):  # type: ignore[no-untyped-def]
-        given, made = refs[: len(arrays)], refs[len(arrays) :]
+        given, (*bias_ref, made) = refs[: len(arrays)], refs[len(arrays) :]
         block, wg = lax.axis_index("block"), lax.axis_index("wg")
 
-        def each(run):  # type: ignore[no-untyped-def]
-            """Call `run(unit, expert's first block, steps done before)` for each own unit."""
-            units = used_ref[used_ref.shape[0] - 1] * split.down
-
-            def body(i, done):  # type: ignore[no-untyped-def]
-                index = block + i * blocks
-                tile = lax.div(index, jnp.int32(split.down))
-                token = pl.multiple_of(tile * spec.tuning.tokens, 8)
-                place, zero = lax.rem(index, jnp.int32(split.down)), jnp.int32(0)
-                unit = Unit(place, token, zero, zero, jnp.int32(split.steps))
-                run(unit, expert_ref[tile] * apart, done)
-                return done + split.steps
-
-            count = lax.div(units - block + (blocks - 1), jnp.int32(blocks))
-            return lax.fori_loop(0, jnp.maximum(count, 0), body, jnp.int32(0))
-
-        def fill(unit, first, done):  # type: ignore[no-untyped-def]
-            # Not a constant: the compiler would reject a slice that ends beyond the array
-            row = pl.multiple_of(unit.token * 0, 8) if shared else unit.token
-            one.fill(spec, given, (first + unit.block * warpgroups, row), unit, done, sm)
+        def each(run: Callable[[Unit, Array, Array], None]) -> Array:
+            return _each(spec, (expert_ref, used_ref), (block, blocks), run)
 
         @pl.when(wg == warpgroups)
         def _producer() -> None:
             plgpu.set_max_registers(PRODUCER_REGISTERS, action="decrease")
-            drain(sm["free"], each(fill), spec.tuning.stages)
+            done = each(lambda unit, expert, done: _fill(spec, given, unit, expert, done, sm))
+            drain(sm["free"], done, spec.one.tuning.stages)
 
         @pl.when(wg < warpgroups)
         def _consumer() -> None:
             plgpu.set_max_registers(registers_of(warpgroups), action="increase")
-            each(
-                lambda unit, first, done: split.store(
-                    one.product(spec, unit, done, wg, sm), unit, wg, sm, made, spec.interpret
+
+            def consume(unit: Unit, expert: Array, done: Array) -> None:
+                y = one.product(spec.one, unit, done, wg, sm)
+                row = split.row(unit, lax.rem(wg, jnp.int32(spec.pairs)))
+                row += lax.div(wg, jnp.int32(spec.pairs)) * spec.one.O
+                for ref in bias_ref:
+                    y = plus(ref.at[expert], y, row)
+                if spec.gating is None:
+                    split.store(y, unit, wg, sm, (made,), spec.one.interpret)
+                else:
+                    _gated(spec, y, unit, done, wg, sm, made)
+
+            done = each(consume)
+            if spec.gating is not None:  # barriers end in the phase they began in
+                pl.when(jnp.logical_and(wg >= spec.pairs, done > 0))(
+                    lambda: plgpu.barrier_wait(sm["taken"].at[wg - spec.pairs])
                 )
-            )
             plgpu.wait_smem_to_gmem(0)
 
-    kernel.__name__ = f"grouped_int4_{spec.tuning.tokens}x{spec.O}x{spec.I}"  # for profiles
+    own = spec.one
+    kernel.__name__ = (
+        f"grouped_int4_{own.tuning.tokens}x{own.parts * own.O}x{own.I}"  # for profiles
+    )
     return launch(
         kernel,
-        (*plan, *arrays),
-        spec.interpret,
+        (groups.expert_W, groups.used, *arrays, *biases),
+        own.interpret,
         out_type=split.results,
-        scratch_types=one.scratch(spec, len(arrays)),
+        scratch_types=one.scratch(own, len(arrays)) | _exchange(spec),
         grid=(blocks,),
         grid_names=("block",),
         num_threads=warpgroups + 1,
         thread_name="wg",
     )
+
+
+def _exchange(spec: _Spec) -> dict[str, Any]:
+    """Where up's sums are handed over."""
+    if spec.gating is None:
+        return {}
+    barrier = plgpu.Barrier(num_arrivals=1, num_barriers=spec.pairs)
+    shape = (spec.pairs, ROWS, spec.one.tuning.tokens + APART)
+    return {"up": plgpu.SMEM(shape, jnp.float32), "sent": barrier, "taken": barrier}
+
+
+def _each(
+    spec: _Spec,
+    plan: tuple[Any, Any],
+    place: tuple[Array, int],
+    run: Callable[[Unit, Array, Array], None],
+) -> Array:
+    """Call `run(unit, expert, steps done before)` for each unit of a thread block; returns the
+    steps done. `place` is the number of the thread block, and how many there are."""
+    (expert_ref, used_ref), (block, blocks), split = plan, place, spec.one.split
+    units = used_ref[used_ref.shape[0] - 1] * split.down
+
+    def body(i: Array, done: Array) -> Array:
+        index = block + i * blocks
+        tile = lax.div(index, jnp.int32(split.down))
+        token = pl.multiple_of(tile * spec.one.tuning.tokens, 8)
+        row, zero = lax.rem(index, jnp.int32(split.down)), jnp.int32(0)
+        run(Unit(row, token, zero, zero, jnp.int32(split.steps)), expert_ref[tile], done)
+        return done + split.steps
+
+    count = lax.div(units - block + (blocks - 1), jnp.int32(blocks))
+    return lax.fori_loop(0, jnp.maximum(count, 0), body, jnp.int32(0))
+
+
+def _fill(
+    spec: _Spec, given: tuple[Any, ...], unit: Unit, expert: Array, done: Array, sm: dict[str, Any]
+) -> None:
+    """Fill the ring with one unit."""
+    first = expert * spec.blocks + unit.block * spec.pairs
+    firsts = tuple(first + part * spec.one.O // ROWS for part in range(spec.one.parts))
+    # Not a constant: the compiler would reject a slice that ends beyond the array
+    row = pl.multiple_of(unit.token * 0, 8) if spec.shared else unit.token
+    one.fill(spec.one, given, (firsts, row), unit, done, sm)
+
+
+def _gated(
+    spec: _Spec, y: Array, unit: Unit, done: Array, wg: Array, sm: dict[str, Any], made: Any
+) -> None:
+    """Hand over the sums of up, or take them and write what the gate makes of them."""
+    pairs, tokens, gating = spec.pairs, pl.ds(0, spec.one.tuning.tokens), spec.gating
+    assert gating is not None
+
+    @pl.when(wg >= pairs)
+    def _give() -> None:
+        pair = wg - pairs
+        pl.when(done > 0)(lambda: plgpu.barrier_wait(sm["taken"].at[pair]))
+        store(sm["up"].at[pair, :, tokens], y)
+        plgpu.barrier_arrive(sm["sent"].at[pair])
+
+    @pl.when(wg < pairs)
+    def _take() -> None:
+        plgpu.barrier_wait(sm["sent"].at[wg])
+        up = plgpu.load(sm["up"].at[wg, :, tokens], layout=plgpu.Layout.WGMMA, optimized=False)
+        plgpu.barrier_arrive(sm["taken"].at[wg])
+        split = spec.one.split
+        split.store(gating(y, up), unit, wg, sm, (made,), spec.one.interpret)

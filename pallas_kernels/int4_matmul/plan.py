@@ -54,8 +54,15 @@ def tuning_with(
     return Tuning(tokens, warpgroups, columns, stages, shares)
 
 
-def stages_of(tokens: int, warpgroups: int, columns: int, group: int) -> int:
-    """Slots that fit beside the staged result."""
+def with_room(sizes: Tuning, group: int, kept: int) -> Tuning:
+    """The same sizes where a kernel keeps so many bytes of shared memory for itself."""
+    tokens, warpgroups, columns, _, shares = sizes
+    stages = stages_of(tokens, warpgroups, columns, group, kept)
+    return Tuning(tokens, warpgroups, columns, stages, shares)
+
+
+def stages_of(tokens: int, warpgroups: int, columns: int, group: int, kept: int = 0) -> int:
+    """Slots that fit beside the staged result and what else is kept."""
     row = columns // 2 + 4 * max(1, columns // group)  # numbers, a scale and a zero point
     slot = 2 * tokens * columns + warpgroups * ROWS * row
-    return min(12, (SHARED_BYTES - 2 * min(tokens, STAGED) * ROWS * warpgroups) // slot)
+    return min(12, (SHARED_BYTES - kept - 2 * min(tokens, STAGED) * ROWS * warpgroups) // slot)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -33,27 +34,31 @@ def experts(case: Case, dtype: str) -> Int4:
 @pytest.mark.parametrize(
     ("tokens", "outputs", "inner", "group_size", "form"),
     [
+        (3, 384, 160, 32, "fp4"),
         (3, 192, 160, 32, "fp4"),
         (1, 64, 128, 128, "zeros"),
         (40, 128, 192, 64, "symmetric"),
+        (40, 384, 64, 64, "zeros"),
+        (200, 256, 200, 16, "offsets"),
         (200, 100, 200, 16, "offsets"),
     ],
 )
+@pytest.mark.parametrize("gating", [swiglu, None], ids=("gated", "plain"))
 def test_rows_meet_the_weight_of_their_expert(
-    place: str, tokens: int, outputs: int, inner: int, group_size: int, form: str
+    place: str, tokens: int, outputs: int, inner: int, group_size: int, form: str, gating: Any
 ) -> None:
     case = Case(name="", tokens=tokens, outputs=outputs, inputs=inner, group=group_size, form=form)
     w, x = experts(case, "bfloat16"), jnp.asarray(inputs(case)[0], jnp.bfloat16)
     expert = choices(tokens, EXPERTS, CHOICES, 1.0, np.random.default_rng(0))
     groups = group(jnp.asarray(expert), EXPERTS)
     bias = jnp.asarray(np.random.default_rng(1).normal(size=(EXPERTS, outputs)), jnp.bfloat16)
-    call = functools.partial(grouped_int4_matmul, gating=swiglu, **launch_options(place))
+    call = functools.partial(grouped_int4_matmul, gating=gating, **launch_options(place))
     got = np.asarray(jax.jit(call)(x, w, groups, bias))
 
     def product(x_RI: jax.Array, e: jax.Array) -> jax.Array:
         return int4_matmul(x_RI, jax.tree.map(lambda leaf: leaf[e], w), backend="reference")
 
-    wanted = functools.partial(by_tile, product, groups=groups, bias_EO=bias, gating=swiglu)(x)
+    wanted = functools.partial(by_tile, product, groups=groups, bias_EO=bias, gating=gating)(x)
     rows = np.asarray(groups.place_TK).reshape(-1)  # others are arbitrary
     assert got.shape == wanted.shape
     assert relative_error(got[rows], np.asarray(wanted)[rows]) < 5e-3
