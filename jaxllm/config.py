@@ -143,6 +143,7 @@ LEGAL: dict[str, Legal] = {
     "max_num_seqs": _whole(1, 2**20),
     "max_num_batched_tokens": _whole(1, 2**30),
     "tensor_parallel_size": _whole(1, 2**20),
+    "expert_parallel_size": _whole(1, 2**20),
     "nnodes": _whole(1, 2**16),
     "node_rank": _whole(0, 2**16 - 1),
     "master_port": _whole(1, 65534),
@@ -200,6 +201,9 @@ class EngineConfig:
     max_num_seqs: int | None = None
     max_num_batched_tokens: int | None = None
     tensor_parallel_size: int = 1
+    # Groups of these devices that have experts of their own; enable_expert_parallel: each is one
+    expert_parallel_size: int | None = None
+    enable_expert_parallel: bool = False
     # Hosts that run this engine together. The one of rank 0 listens at master_addr, at this port
     # and the next
     nnodes: int = 1
@@ -254,6 +258,11 @@ class EngineConfig:
             raise ConfigError(
                 "--num-gpu-blocks-override and --kv-cache-memory-bytes both say how large the KV "
                 "pool is; leave one of them out"
+            )
+        if self.enable_expert_parallel and self.expert_parallel_size is not None:
+            raise ConfigError(
+                "--enable-expert-parallel makes every device a group, and --expert-parallel-size "
+                "says how many there are; leave one of them out"
             )
         self._check_host()
         self._check_group()
@@ -332,6 +341,7 @@ class Resolved:
         more_pages: pages of each cache group after the first, which has `num_pages`.
         pooling: what is made of a prompt; None when the model generates.
         page_offer: what clients carry to engines that continue prompts from here (kv_transfer).
+        expert_parallel_size: groups of devices that have experts of their own.
         all_reduce: how devices add up their parts of a layer, and `all_reduce_reason` why so.
     """
 
@@ -365,6 +375,7 @@ class Resolved:
     page_offer: dict[str, Any] | None = None
     all_reduce: str = "reference"
     all_reduce_reason: str = "one device"
+    expert_parallel_size: int = 1
 
     @property
     def max_pages_per_request(self) -> int:

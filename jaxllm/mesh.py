@@ -21,7 +21,8 @@ AXES: Mapping[str, str | tuple[str, ...] | None] = {
     "kv_heads": LAYER,
     "mlp": LAYER,
     "vocab": LAYER,
-    "expert": LAYER,  # of a mixture: every device has some of the experts, each of them whole
+    "expert": "expert",  # of a mixture: every group of devices has some of the experts
+    "expert_mlp": "tensor",  # the devices of such a group have a share of the width of each
     "embed": None,
     "head_dim": None,
     "batch": "data",
@@ -47,6 +48,12 @@ def make_mesh(tensor_parallel_size: int, devices: Sequence[jax.Device] | None = 
     chosen = _of_every_host(tensor_parallel_size, devices)
     grid = np.asarray(chosen, dtype=object).reshape(1, tensor_parallel_size, 1)
     return Mesh(grid, ("data", *LAYER), axis_types=(AxisType.Auto,) * 3)
+
+
+def over_experts(mesh: Mesh, groups: int) -> Mesh:
+    """The same devices, in so many groups that have experts of their own. `groups` divides them."""
+    grid = mesh.devices.reshape(mesh.shape["data"], -1, groups)
+    return Mesh(grid, mesh.axis_names, axis_types=mesh.axis_types)
 
 
 def layer_devices(mesh: Mesh) -> int:
@@ -92,7 +99,7 @@ def sharding(mesh: Mesh, axes: tuple[str | None, ...]) -> NamedSharding:
 
 def is_split(axis: str | None) -> bool:
     """Whether an axis of this name is split over the devices of a layer."""
-    return axis is not None and AXES[axis] == LAYER
+    return axis is not None and AXES[axis] in (LAYER, *LAYER)
 
 
 def per_device(function: Callable, mesh: Mesh, takes: Any, gives: Any) -> Callable:

@@ -21,6 +21,8 @@ from pallas_kernels.all_reduce import Axes, Group, Inbox, Layout
 from pallas_kernels.grouped_matmul import Groups, own_groups
 from pallas_kernels.scaled_matmul import Inputs, Rounding
 
+WIDTH, EXPERT = LAYER
+
 
 class Collective(Protocol):
     """The devices of one forward. All of them call the same methods in the same order, and hold the
@@ -56,6 +58,10 @@ class Collective(Protocol):
     def experts(self, groups: Groups, count: int) -> Groups:
         """The rows of this device's share of `count` experts."""
 
+    @property
+    def of_expert(self) -> Collective:
+        """The devices that share each of this device's experts."""
+
 
 class Alone:
     """One device has everything: parts are whole."""
@@ -90,13 +96,22 @@ class Alone:
     def experts(self, groups: Groups, count: int) -> Groups:
         return groups
 
+    @property
+    def of_expert(self) -> Collective:
+        return self
+
 
 @dataclass(frozen=True)
 class AllReduce:
     """Sums over the devices of a group: by their inboxes where it has some and their kernel takes
-    the arrays, else by XLA."""
+    the arrays, else by XLA.
+
+    Attributes:
+        expert_groups: parts of the group that have experts of their own.
+    """
 
     group: Group
+    expert_groups: int = 1
 
     def add_norm(
         self,
@@ -141,8 +156,15 @@ class AllReduce:
         return self.sum(jnp.where(mine, found, jnp.zeros_like(found)))
 
     def experts(self, groups: Groups, count: int) -> Groups:
-        share = count // self.group.devices
-        return own_groups(groups, lax.axis_index(self.group.axis) * share, share)
+        if self.expert_groups == 1:
+            return groups
+        share = -(-count // self.expert_groups)  # the last may have fewer
+        return own_groups(groups, lax.axis_index(EXPERT) * share, share)
+
+    @property
+    def of_expert(self) -> Collective:
+        devices = self.group.devices // self.expert_groups
+        return ALONE if devices == 1 else AllReduce(Group(WIDTH, devices))
 
     def _is_taken(self, part: Array) -> bool:
         """Whether the kernel of inboxes takes this part."""
@@ -154,7 +176,9 @@ ALONE = Alone()
 
 def over(mesh: Mesh, layout: Layout | None = None, peers: tuple[Array, ...] = ()) -> Collective:
     """The collective of a mesh's devices; `peers` are one device's part of `Inboxes.arrays`."""
-    return ALONE if mesh.size == 1 else AllReduce(group_of(mesh, layout, peers))
+    if mesh.size == 1:
+        return ALONE
+    return AllReduce(group_of(mesh, layout, peers), mesh.shape[EXPERT])
 
 
 def group_of(mesh: Mesh, layout: Layout | None = None, peers: tuple[Array, ...] = ()) -> Group:

@@ -24,6 +24,11 @@ class RowKernels:
         """The same kernels for what is no part of a sum."""
         return self if self.collective is ALONE else RowKernels(self.row_backend)
 
+    @property
+    def of_expert(self) -> RowKernels:
+        """The same kernels over the devices that share an expert."""
+        return RowKernels(self.row_backend, self.collective.of_expert)
+
     def add_norm(
         self,
         x_TD: Array,

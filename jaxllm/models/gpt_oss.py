@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from jaxllm.models.config.mixture import check_shards, mixture, mixture_spec
+from jaxllm.models.config.mixture import expert_split, mixture, mixture_spec
 from jaxllm.models.config.read import Config, flag, number, positive
 from jaxllm.models.config.spec import ModelSpec
 from jaxllm.models.config.transformer import (
@@ -24,7 +24,7 @@ from jaxllm.models.config.transformer import (
 from jaxllm.nn.blocks import Block
 from jaxllm.nn.decoder import Decoder
 from jaxllm.nn.linear import Init
-from jaxllm.nn.mixture.experts import ExpertMaps, Experts, MixtureMLP
+from jaxllm.nn.mixture.experts import DOWN, UP, ExpertMaps, Experts, MixtureMLP
 from jaxllm.nn.mixture.routers import Router, Routing, softmax, unchanged
 from jaxllm.nn.rules import Ordered, Piece, Rule, Step, Transposed
 
@@ -92,9 +92,10 @@ class TurnedMaps(ExpertMaps):
         return (replace(piece, source=(experts, inp, out), steps=(Transposed(), *steps)),)
 
     def _alternating(self, view: tuple[int, ...]) -> Ordered:
-        """The outputs of the parts one after the other, of an array seen as `view`."""
-        order = (i for part in range(self.parts) for i in range(part, view[1], self.parts))
-        return Ordered(view, 1, tuple(order))
+        """The outputs in the order of `blocks`, of an array seen as `view`."""
+        part = view[1] // self.parts
+        rows = (row for block in self.blocks for row in block)
+        return Ordered(view, 1, tuple(row % part * self.parts + row // part for row in rows))
 
 
 def spec(hf: Config) -> ModelSpec:
@@ -110,15 +111,14 @@ def spec(hf: Config) -> ModelSpec:
 def build(spec: ModelSpec, shards: int, init: Init) -> Decoder:
     """The model with fresh parameters. Raises ConfigError."""
     hf, parts, sizes = spec.config, Parts(spec, shards, init), mixture(spec.config, *SIZES)
-    check_shards(sizes, shards)
-    bias, width = flag(hf, "attention_bias"), spec.width
+    bias, width, split = flag(hf, "attention_bias"), spec.width, expert_split(spec, shards)
     routing = Routing(sizes.choices, score=unchanged, weigh=softmax, biased=True)
     gating = ClampedGate(number(hf, "swiglu_alpha"), number(hf, "swiglu_limit"))
-    up, down = ("expert", None, "embed"), ("expert", "embed", None)
 
     def mlp() -> MixtureMLP:
-        gate_up = TurnedMaps(init, (sizes.experts, 2 * sizes.inner, width), up, 2, bias=True)
-        out = TurnedMaps(init, (sizes.experts, width, sizes.inner), down, bias=True)
+        experts, inner = sizes.experts, sizes.inner
+        gate_up = TurnedMaps(init, (experts, 2 * inner, width), UP, 2, bias=True, split=split)
+        out = TurnedMaps(init, (experts, width, inner), DOWN, bias=True, split=split)
         router = Router(init, width, sizes.experts, routing)
         return MixtureMLP(router, Experts(gate_up, out, gating))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 import zlib
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -78,4 +79,5 @@ def _draw(
             parts.append(drawn.reshape(-1, *drawn.shape[2:]))
         else:
             parts.append(draw(names[first]))
-    return (parts[0] if len(parts) == 1 else jnp.concatenate(parts, axis=1)).reshape(shape)
+    drawn = parts[0] if len(parts) == 1 else jnp.concatenate(parts, axis=1)
+    return jnp.pad(drawn.reshape(-1), (0, math.prod(shape) - drawn.size)).reshape(shape)

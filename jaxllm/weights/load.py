@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import jax
@@ -217,6 +217,7 @@ class _Outline:
 
 
 def _outline(spec: ModelSpec, mesh: Mesh, dtype: DTypeLike) -> _Outline:
+    spec = replace(spec, expert_groups=mesh.shape["expert"])
     model = outline(spec, layer_devices(mesh), dtype)
     graphdef, state = nnx.split(model)
     parameters, _ = jax.tree_util.tree_flatten_with_path(
@@ -276,25 +277,27 @@ def place(rule: Rule, like: jax.ShapeDtypeStruct, view: View) -> jax.Array:
 def read_block(rule: Rule, like: jax.ShapeDtypeStruct, index: Index, view: View) -> np.ndarray:
     """parameter[index], cast while it is copied.
 
-    Slices have step 1; parameters of several pieces, or of a repeated one, are cut along their
-    first axis alone.
+    Slices have step 1. Rows behind all pieces are zero.
     """
     bounds = [part.indices(size)[:2] for part, size in zip(index, like.shape, strict=True)]
     out = np.empty([stop - start for start, stop in bounds], like.dtype)
+    (whole, *others), cuts = rule.pieces, tuple(slice(*bound) for bound in bounds)
+    if not others and whole.view == like.shape:
+        _copy(out, whole.arranged(view(whole.name))[cuts], rule.parameter)
+        return out
+    (begin, end), (left, right) = bounds[:2]
     for piece in rule.pieces:
-        if len(rule.pieces) == piece.repeat == 1:
-            source = piece.arranged(view(piece.name))
-            _copy(out, source[tuple(slice(*bound) for bound in bounds)], rule.parameter)
-            continue
-        target = out[:, piece.start : piece.start + piece.view[1]]
-        begin, end = bounds[0]
         rows = range(max(begin, piece.row), min(end, piece.row + piece.rows))
-        if not rows:
+        first, last = max(left, piece.start), min(right, piece.start + piece.view[1])
+        if not rows or first >= last:
             continue
         source = piece.arranged(view(piece.name))
+        own = (slice(first - piece.start, last - piece.start), *cuts[2:])
         for row in rows:
-            own = source[(row - piece.row) // piece.repeat]
-            _copy(target[row - begin], own, rule.parameter)
+            found = source[(row - piece.row) // piece.repeat][own]
+            _copy(out[row - begin, first - left : last - left], found, rule.parameter)
+    filled = max(piece.row + piece.rows for piece in rule.pieces)
+    out[max(0, filled - begin) :] = 0
     return out
 
 

@@ -15,6 +15,7 @@ from jaxllm.engine.engine import Engine
 from jaxllm.engine.load import load_engine
 from jaxllm.logprobs import prompt_entries, unpacked
 from jaxllm.messages import GenerateRequest, TextDelta
+from jaxllm.models import read_spec
 from jaxllm.sampling.options import SamplingParams
 from tests.engine.few_shapes import few_shapes
 from tests.goldens.cases import NEW_TOKENS, PROMPT_LENGTHS
@@ -103,6 +104,36 @@ def test_an_engine_over_devices_equals_transformers_or_says_what_does_not_divide
         if "divide" not in str(error) or "\n" in str(error):
             raise
         pytest.skip(str(error))
+    check(core, golden.continuations)
+
+
+MIXTURES = [name for name in golden_names() if read_spec(load_golden(name).directory).mixture]
+CHEAP = (("qwen2-moe-fused-normalised", (2, 1)), ("gpt-oss-fused", (1, 2)))
+
+
+@pytest.mark.parametrize(
+    ("name", "groups", "shards"),
+    [
+        pytest.param(name, *split, marks=[] if (name, split) in CHEAP else pytest.mark.slow)
+        for name in MIXTURES
+        for split in ((2, 1), (1, 2), (2, 2), (4, 1))
+    ],
+)
+def test_experts_may_be_split_over_devices_whole_and_by_their_width(
+    name: str, groups: int, shards: int
+) -> None:
+    golden = load_golden(name)
+    try:
+        core = engine(
+            golden.directory,
+            tensor_parallel_size=groups * shards,
+            expert_parallel_size=groups,
+        )
+    except ConfigError as error:
+        if "divide" not in str(error) or "\n" in str(error):
+            raise
+        pytest.skip(str(error))
+    assert core.runner.programs.shapes.model.mesh.shape["expert"] == groups
     check(core, golden.continuations)
 
 

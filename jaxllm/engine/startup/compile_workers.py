@@ -42,7 +42,7 @@ from jaxllm.engine.scheduling.buckets import Buckets
 from jaxllm.engine.startup.memory import KVRequirements, MemoryBudget, MemoryPlan
 from jaxllm.engine.startup.resolve import Setup
 from jaxllm.engine.startup.sizing import make_programs, options_of
-from jaxllm.mesh import make_mesh
+from jaxllm.mesh import make_mesh, over_experts
 from jaxllm.models import make_spec
 
 type _Queue = deque[tuple[str, Future[None]]]
@@ -217,6 +217,7 @@ def rebuild(task: dict[str, Any]) -> Programs:
     spec = make_spec(**task["model"])
     resolved = Resolved(**task["resolved"] | {"pooling": spec.pooling})
     mesh, dtype = make_mesh(resolved.tensor_parallel_size), jnp.dtype(resolved.dtype)
+    mesh = over_experts(mesh, resolved.expert_parallel_size)
     graphdef, abstract = weights.abstract(spec, mesh, dtype)
     memory = MemoryPlan(MemoryBudget(**task["memory"].pop("budget")), **task["memory"])
     setup = Setup(

@@ -19,8 +19,8 @@ def keep_weights(config: EngineConfig) -> Path:
     reserve_as(config)
     mesh = make_mesh(config.tensor_parallel_size)
     setup = resolve(config, model_dir, mesh, spec)
-    weights.check(model_dir, setup.spec, mesh, setup.dtype, config.load_format)
-    entry = weights.kept_entry(model_dir, setup.spec, mesh, setup.dtype, weight_cache(config))
+    weights.check(model_dir, setup.spec, setup.mesh, setup.dtype, config.load_format)
+    entry = weights.kept_entry(model_dir, setup.spec, setup.mesh, setup.dtype, weight_cache(config))
     if entry is None:
         raise ConfigError(
             "weights of 16 bits are served as they are; name a --quantization or a checkpoint "

@@ -160,6 +160,7 @@ def decided_rows(setup: Setup, largest_step: int | None) -> Rows:
         ("host memory", _host_row(setup)),
         ("attention", f"{resolved.attention_backend} ({resolved.attention_reason})"),
         *_sums_rows(resolved),
+        *_expert_rows(setup),
         (
             "limits of a step",
             f"{resolved.max_num_seqs} requests, {resolved.max_num_batched_tokens} tokens",
@@ -173,6 +174,17 @@ def _sums_rows(resolved: Resolved) -> Rows:
     if resolved.tensor_parallel_size == 1:
         return []
     return [("sums over devices", f"{resolved.all_reduce} ({resolved.all_reduce_reason})")]
+
+
+def _expert_rows(setup: Setup) -> Rows:
+    """How experts lie on several devices."""
+    sizes, devices = setup.spec.mixture, setup.mesh.size
+    if sizes is None or devices == 1:
+        return []
+    groups = setup.resolved.expert_parallel_size
+    share, shards = -(-sizes.experts // groups), devices // groups
+    width = f"{sizes.inner // shards} of {sizes.inner} columns of each" if shards > 1 else "whole"
+    return [("experts of a device", f"{share} of {sizes.experts}, {width}")]
 
 
 def _memory_rows(setup: Setup, largest_step: int | None) -> Rows:

@@ -27,6 +27,7 @@ from jaxllm.cache.peers import XLA, Layout, Sums, choose_sums, inbox_layout
 from jaxllm.config import KV_CACHE_DTYPES, ConfigError, EngineConfig, Resolved
 from jaxllm.engine.scheduling.buckets import Buckets
 from jaxllm.engine.scheduling.plan import Limits
+from jaxllm.engine.startup.experts import over_groups
 from jaxllm.engine.startup.host_memory import HostPlan, HostRoom, plan_host
 from jaxllm.engine.startup.memory import (
     KVRequirements,
@@ -55,7 +56,7 @@ class Setup:
     Attributes:
         resolved: the decisions that the running engine reads.
         spec: the model, with the checkpoint's scales where pages have 8 bits.
-        mesh: the devices.
+        mesh: the devices, in groups that have experts of their own.
         dtype: of weights and activations.
         need: what the pools must serve, for the longest sequence that was asked for.
         memory: the pool and where its size comes from.
@@ -112,6 +113,7 @@ def resolve(
     shards, platform = layer_devices(mesh), mesh.devices.flat[0].platform
     spec = spec or read_spec(model_dir, Wish.of(config))
     spec, dtype, kv_dtype = _model(config, model_dir, spec, platform)
+    mesh = over_groups(config, spec, mesh)
     heads, page_size = spec.heads(shards), config.block_size or (16 if platform == "cpu" else 64)
     shapes = _shapes(spec, heads, dtype, page_size, kv_dtype)
     backend = choose_backend(mesh.devices.flat[0], shapes, config.attention_backend)
@@ -143,6 +145,7 @@ def resolve(
         max_num_queued_reqs=config.max_num_queued_reqs or max(256, 8 * slots),
         vocab_size=spec.vocab_size,
         tensor_parallel_size=shards,
+        expert_parallel_size=mesh.shape["expert"],
         max_logprobs=min(config.max_logprobs, spec.vocab_size),
         logprobs_mode=config.logprobs_mode,
         enable_prefix_caching=config.enable_prefix_caching,

@@ -130,7 +130,7 @@ def start(
             setup = resolve(config, model_dir, mesh, spec, hosts)
             tokenizer, matchers = reading.result()
         grammars = Grammars(matchers, setup.resolved.vocab_size, eos_ids)
-        weights.check(model_dir, setup.spec, mesh, setup.dtype, config.load_format)
+        weights.check(model_dir, setup.spec, setup.mesh, setup.dtype, config.load_format)
         if logits_processors and setup.spec.pooling is not None:
             raise ConfigError("logits_processors are for models that generate; leave them out")
         processors = read_processors(logits_processors, setup.resolved.vocab_size)
@@ -158,7 +158,7 @@ def start(
         + pinned.rows
         + link_rows(setup, runner),
     )
-    sleepers = mesh.devices.flat if config.enable_sleep_mode else ()
+    sleepers = setup.mesh.devices.flat if config.enable_sleep_mode else ()
     return Started(
         setup.resolved,
         runner,

@@ -52,7 +52,7 @@ def build(spec: ModelSpec, shards: int, rngs: nnx.Rngs, dtype: DTypeLike) -> Mod
         for _, maps, forms in expert_maps(spec, model):
             first = [form.names[0].removesuffix(".weight") for form in forms]
             if kind := next((spec.formats[n] for n in first if n in spec.formats), None):
-                maps.hold(kind, shards)
+                maps.hold(kind)
     return model if spec.pooling is None else PoolingModel(init, model, spec.pooling)
 
 

@@ -3,33 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from jaxllm.config import ConfigError
 from jaxllm.models.config.read import Config, positive, whole
-from jaxllm.models.config.spec import ModelSpec
+from jaxllm.models.config.spec import Mixture, ModelSpec
 from jaxllm.nn.linear import Init
-from jaxllm.nn.mixture.experts import Experts, MixtureMLP
+from jaxllm.nn.mixture.experts import Experts, MixtureMLP, Split
 from jaxllm.nn.mixture.routers import GroupLimit, Router, Routing
 from jaxllm.nn.mlp import FeedForward
 
 FUSED = ("gate_up_proj", "down_proj")  # of all experts, as newer checkpoints may hold them
-
-
-@dataclass(frozen=True)
-class Mixture:
-    """Sizes of a routed feed-forward.
-
-    Attributes:
-        experts: number of experts.
-        choices: experts that compute a token.
-        inner: width of an expert.
-    """
-
-    experts: int
-    choices: int
-    inner: int
 
 
 def mixture(hf: Config, experts: str, inner: str, choices: str = "num_experts_per_tok") -> Mixture:
@@ -47,7 +32,7 @@ def mixture_spec(spec: ModelSpec, sizes: Mixture) -> ModelSpec:
     """The spec of a dense model, with such mixtures. A token's rows are copied for each expert that
     it chooses."""
     copies = sizes.choices * (sizes.inner + spec.width)
-    return replace(spec, inner_width=max(spec.inner_width, copies))
+    return replace(spec, inner_width=max(spec.inner_width, copies), mixture=sizes)
 
 
 def sparse_layers(hf: Config) -> frozenset[int]:
@@ -119,13 +104,16 @@ def mixture_names(
     }
 
 
-def check_shards(sizes: Mixture, shards: int) -> None:
-    """Raises ConfigError where experts do not divide over the devices."""
-    if sizes.experts % shards:
+def expert_split(spec: ModelSpec, shards: int) -> Split:
+    """How experts lie on so many devices. Raises ConfigError where their width does not divide."""
+    assert spec.mixture is not None
+    split = Split(spec.expert_groups, shards // spec.expert_groups)
+    if spec.mixture.inner % split.shards:
         raise ConfigError(
-            f"{sizes.experts} experts do not divide over {shards} tensor shards; "
-            "choose a tensor_parallel_size that divides them"
+            f"experts of width {spec.mixture.inner} do not divide over {split.shards} devices; "
+            "choose a larger expert_parallel_size"
         )
+    return split
 
 
 def routed(
@@ -144,9 +132,9 @@ def routed(
 
     Raises ConfigError where experts do not divide over the shards.
     """
-    check_shards(sizes, shards)
+    split, activation = expert_split(spec, shards), spec.activation
     return MixtureMLP(
         router(router_init or init, spec.width, sizes.experts, Routing(sizes.choices, **routing)),
-        Experts.plain(init, sizes.experts, spec.width, sizes.inner, spec.activation),
+        Experts.plain(init, sizes.experts, spec.width, sizes.inner, activation, split),
         shared,
     )

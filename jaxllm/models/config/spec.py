@@ -22,6 +22,21 @@ from jaxllm.quantisation import Scheme, WeightFormat
 
 
 @dataclass(frozen=True)
+class Mixture:
+    """Sizes of a routed feed-forward.
+
+    Attributes:
+        experts: number of experts.
+        choices: experts that compute a token.
+        inner: width of an expert.
+    """
+
+    experts: int
+    choices: int
+    inner: int
+
+
+@dataclass(frozen=True)
 class ModelSpec:
     """A model before anything of it is built, whatever the number of devices.
 
@@ -51,6 +66,8 @@ class ModelSpec:
         scheme: how the checkpoint packs weights in fewer bits; None when they are plain numbers.
         formats: what weights of linear maps and of experts are held in, by the names of all their
             tensors without ".weight"; those of others are plain numbers.
+        mixture: sizes of the layers that are mixtures of experts; None where none is.
+        expert_groups: of the devices, each with experts of its own.
     """
 
     model_type: str
@@ -76,6 +93,8 @@ class ModelSpec:
     head_width: int | None = None
     scheme: Scheme | None = None
     formats: Mapping[str, WeightFormat] = field(default_factory=dict)
+    mixture: Mixture | None = None
+    expert_groups: int = 1
 
     @property
     def windows(self) -> tuple[int | None, ...]:

@@ -55,6 +55,10 @@ class DenseContext:
     def alone(self) -> DenseContext:
         return self
 
+    @property
+    def of_expert(self) -> DenseContext:
+        return self
+
     def attend(
         self,
         layer: int,

@@ -32,6 +32,10 @@ class RowContext(Protocol):
     def alone(self) -> RowContext:
         """The same for what is no part of a sum over devices."""
 
+    @property
+    def of_expert(self) -> RowContext:
+        """The same over the devices that share an expert."""
+
     def add_norm(
         self,
         x_TD: Array,

@@ -10,11 +10,12 @@ import jax
 from flax import nnx
 from jax import Array
 
+from jaxllm.mesh import is_split
 from jaxllm.nn.contexts.protocol import RowContext
 from jaxllm.nn.linear import Linear
 from jaxllm.nn.mixture.routers import Router
 from jaxllm.nn.mlp import ACTIVATIONS, FeedForward
-from jaxllm.nn.rules import Piece, Rule
+from jaxllm.nn.rules import Ordered, Part, Piece, Rule
 from jaxllm.nn.weight.dense import Dense
 from jaxllm.nn.weight.experts import HeldExperts
 from jaxllm.nn.weight.parameters import Axes, Init
@@ -33,10 +34,36 @@ class Gated:
         return self.activation(gate) * up
 
 
+@dataclass(frozen=True)
+class Split:
+    """How experts lie on devices.
+
+    Attributes:
+        groups: of devices, each with experts of its own.
+        shards: devices of a group, each with a share of the width of each expert.
+    """
+
+    groups: int = 1
+    shards: int = 1
+
+    def held(self, experts: int) -> int:
+        """Experts with those that nobody chooses, which make groups even."""
+        return -(-experts // self.groups) * self.groups
+
+
+UP: Axes = ("expert", "expert_mlp", "embed")
+DOWN: Axes = ("expert", "embed", "expert_mlp")
+
+
 class ExpertMaps(nnx.Module):
     """One linear map of every expert; `parts` maps of the checkpoint lie below each other in it.
 
-    `weight` is `[E, out, inp]`, `bias` `[E, out]`.
+    `weight` is `[E, out, inp]`, `bias` `[E, out]`; E are the experts that `split` holds. Of several
+    parts each shard has its own rows: those of the first part, then those of the next.
+
+    Args:
+        shape: of the checkpoint's experts.
+        axes: `UP` or `DOWN`.
     """
 
     def __init__(
@@ -46,18 +73,28 @@ class ExpertMaps(nnx.Module):
         axes: Axes,
         parts: int = 1,
         bias: bool = False,
+        split: Split = Split(),
     ):
-        self.weight: ExpertWeight = init.normal(shape, axes, Dense)
+        self.held = (split.held(shape[0]), *shape[1:])
+        self.weight: ExpertWeight = init.normal(self.held, axes, Dense)
         self.axes, self.shape, self.dtype = axes, shape, init.dtype
-        self.bias = init.full(shape[:2], axes[:2], 0.0) if bias else None
-        self.parts = parts
+        self.bias = init.full(self.held[:2], axes[:2], 0.0) if bias else None
+        self.parts, self.split = parts, split
 
-    def hold(self, kind: WeightFormat, shards: int) -> None:
-        """Have empty weights of this format, over `shards` tensor shards, in place of plain
-        numbers."""
-        (*out, inp), parts = self.shape, self.parts
+    def hold(self, kind: WeightFormat) -> None:
+        """Have empty weights of this format in place of plain numbers."""
+        (*out, inp), parts, shards = self.held, self.parts, self.split.shards
         shape = Shape(tuple(out), (inp,), self.axes, (), shards, parts, self.dtype)
         self.weight = HeldExperts(kind, shape)
+
+    @property
+    def blocks(self) -> Iterator[range]:
+        """The rows of the parts, one after the other, in the order in which the map has them."""
+        part = self.shape[1] // self.parts
+        own = part // self.split.shards if self.parts > 1 else part
+        for first in range(0, part, own):
+            for start in range(first, self.shape[1], part):
+                yield range(start, start + own)
 
     def forms(self, *names: str) -> list[Tensors]:
         """The tensors of each form in which checkpoints may hold the weights.
@@ -82,14 +119,20 @@ class ExpertMaps(nnx.Module):
     def product(
         self, x_PI: Array, groups: Groups, context: RowContext, gating: Gating | None = None
     ) -> Array:
-        """Each row of `groups` by its own expert."""
+        """Each row of `groups` by its own expert; where its inputs are split, this device's part of
+        a sum."""
         bias = None if self.bias is None else self.bias[...]
+        if bias is not None and is_split(self.axes[2]):
+            bias = context.collective.of_expert.once(bias)
         return self.weight.grouped(x_PI, groups, context, bias, gating)
 
     def pieces(self, name: str, leaf: str, columns: int | None) -> tuple[Piece, ...]:
         """Those of the tensor `name` with all experts; of `columns`, where these are given."""
         view = (*self.shape[:2], self.shape[2] if columns is None else columns)
-        return (Piece(leaf_of(name, leaf), view, view),)
+        blocks = [*self.blocks]
+        order = tuple(row for block in blocks for row in block) if len(blocks) > self.parts else ()
+        steps = (Ordered(view, 1, order),) if order else ()
+        return (Piece(leaf_of(name, leaf), view, view, steps=steps),)
 
 
 @dataclass(frozen=True)
@@ -105,16 +148,18 @@ class Tensors:
         experts, out, inp = self.maps.shape
         if self.fused:
             return self.maps.pieces(self.names[0], leaf, columns)
-        own, inp = out // self.maps.parts, inp if columns is None else columns
+        part, inp = out // self.maps.parts, inp if columns is None else columns
         return tuple(
             Piece(
-                leaf_of(name, leaf),
-                (own, inp),
-                (1, own, inp),
-                start=index // experts * own,
-                row=index % experts,
+                leaf_of(self.names[block.start // part * experts + expert], leaf),
+                (part, inp),
+                (1, len(block), inp),
+                start=index * len(block),
+                row=expert,
+                steps=_rows(block, part, inp),
             )
-            for index, name in enumerate(self.names)
+            for index, block in enumerate(self.maps.blocks)
+            for expert in range(experts)
         )
 
     def each(self, leaf: str) -> tuple[Piece, ...]:
@@ -123,6 +168,12 @@ class Tensors:
             Piece(leaf_of(name, leaf), (1, 1), (1, 1, 1), index // experts, row=index % experts)
             for index, name in enumerate(self.names)
         )
+
+
+def _rows(block: range, part: int, inp: int) -> tuple[Part, ...]:
+    """Takes the rows of a block from the tensor of its part."""
+    start = block.start % part
+    return () if len(block) == part else (Part((part, inp), 0, start, start + len(block)),)
 
 
 def leaf_of(name: str, leaf: str) -> str:
@@ -139,12 +190,19 @@ class Experts(nnx.Module):
         self.gating = gating
 
     @classmethod
-    def plain(cls, init: Init, experts: int, width: int, inner: int, activation: str) -> Self:
+    def plain(
+        cls,
+        init: Init,
+        experts: int,
+        width: int,
+        inner: int,
+        activation: str,
+        split: Split = Split(),
+    ) -> Self:
         """Experts without biases, gated by an activation."""
-        axes = ("expert", None, "embed")
         return cls(
-            ExpertMaps(init, (experts, 2 * inner, width), axes, parts=2),
-            ExpertMaps(init, (experts, width, inner), ("expert", "embed", None)),
+            ExpertMaps(init, (experts, 2 * inner, width), UP, parts=2, split=split),
+            ExpertMaps(init, (experts, width, inner), DOWN, split=split),
             Gated(ACTIVATIONS[activation]),
         )
 

@@ -49,7 +49,7 @@ class HeldExperts(nnx.Module):
 
         def product(x_RI: Array, expert: Array) -> Array:
             one = nnx.merge(graphdef, jax.tree.map(lambda leaf: leaf[expert], state))
-            return one.product(x_RI, 1, context)
+            return one.product(x_RI, 1, context.of_expert)
 
         return by_tile(product, x_PI, groups, bias_EO, gating)
 

@@ -96,7 +96,6 @@ ACCEPTED: dict[str, Accepted] = {
     "use-v2-block-manager": switch("there is one manager of pages"),
     "disable-cascade-attn": switch("attention has no such mode"),
     # Parallel
-    "enable-expert-parallel": Accepted(("false",), SPLITS, switch=True, aliases=("-ep",)),
     "decode-context-parallel-size": value(SPLITS, "1"),
     "distributed-executor-backend": value(SPLITS, "mp", "uni"),
     "worker-use-ray": refused_switch(SPLITS),

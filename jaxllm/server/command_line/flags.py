@@ -100,6 +100,9 @@ ENGINE_FLAGS: dict[str, dict[str, str]] = {
     },
     "Parallel": {
         "tensor_parallel_size": "devices over which every layer is split, of all hosts together",
+        "expert_parallel_size": "groups of these devices that have experts of their own; within a "
+        "group each has a share of every expert (default: as few as kernels take)",
+        "enable_expert_parallel": "every device is such a group: experts are whole",
         "nnodes": "hosts that run the model together, each started with the same options; also "
         "from LWS_GROUP_SIZE",
         "node_rank": "number of this host; 0 serves HTTP, the others follow it; also from "
@@ -112,6 +115,8 @@ ENGINE_FLAGS: dict[str, dict[str, str]] = {
 ALIASES = {
     "gpu_memory_utilization": ("--device-memory-utilization",),
     "tensor_parallel_size": ("-tp",),
+    "enable_expert_parallel": ("-ep",),
+    "expert_parallel_size": ("--ep-size",),
     "pipeline_parallel_size": ("-pp",),
     "quantization": ("-q",),
     "enforce_eager": ("--skip-precompile",),

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from jaxllm.mesh import make_mesh, sharding
+from jaxllm.mesh import make_mesh, over_experts, sharding
 from jaxllm.nn.contexts.dense import DenseContext
 from jaxllm.nn.linear import Init
-from jaxllm.nn.mixture.experts import ExpertMaps, Experts, MixtureMLP, SharedExpert
+from jaxllm.nn.mixture.experts import UP, ExpertMaps, Experts, MixtureMLP, SharedExpert, Split
 from jaxllm.nn.mixture.routers import Router, Routing
 from jaxllm.nn.mlp import ACTIVATIONS, GatedMLP
 from jaxllm.nn.rules import Rule
@@ -21,14 +21,15 @@ from jaxllm.weights.load import read_block
 TOKENS, EXPERTS, CHOICES, WIDTH, INNER = 21, 5, 2, 6, 4
 SINGLE = ("m.experts.{}.gate.weight", "m.experts.{}.up.weight")
 FUSED = "m.experts.gate_up"
+WHOLE = Split()
 
 
 def init() -> Init:
     return Init(nnx.Rngs(3), jnp.float32)
 
 
-def maps(parts: int = 2) -> ExpertMaps:
-    return ExpertMaps(init(), (EXPERTS, 2 * INNER, WIDTH), ("expert", None, "embed"), parts)
+def maps(parts: int = 2, split: Split = WHOLE) -> ExpertMaps:
+    return ExpertMaps(init(), (EXPERTS, 2 * INNER, WIDTH), UP, parts, split=split)
 
 
 @pytest.mark.parametrize("shared", [None, "plain", "gated"])
@@ -61,9 +62,10 @@ def test_a_mixture_is_the_weighted_sum_of_a_tokens_experts(
     np.testing.assert_allclose(module(x, context), expected, rtol=1e-4, atol=1e-5)
 
 
-def test_each_device_has_some_of_the_experts_whole() -> None:
-    axes = maps().weight.get_metadata("axes")
-    assert sharding(make_mesh(2), axes).shard_shape((8, 6, 4)) == (4, 6, 4)
+def test_a_group_of_devices_has_experts_of_its_own_and_each_device_a_share_of_their_width() -> None:
+    axes, mesh = maps().weight.get_metadata("axes"), make_mesh(4)
+    for groups, own in ((1, (8, 2, 4)), (2, (4, 4, 4)), (4, (2, 8, 4))):
+        assert sharding(over_experts(mesh, groups), axes).shard_shape((8, 8, 4)) == own
 
 
 def test_checkpoints_may_hold_one_tensor_for_each_expert_or_one_for_all() -> None:
@@ -86,6 +88,27 @@ def test_checkpoints_may_hold_one_tensor_for_each_expert_or_one_for_all() -> Non
     np.testing.assert_array_equal(got, whole[1:3])
 
 
+@pytest.mark.parametrize("tensors", ["single", "fused"])
+def test_devices_read_their_own_experts_and_rows_and_zeros_for_experts_that_nobody_has(
+    tensors: str,
+) -> None:
+    numbers = np.arange(EXPERTS * 2 * INNER * WIDTH, dtype=np.float32) + 1
+    whole = numbers.reshape(EXPERTS, 2, INNER, WIDTH)
+    given = {FUSED: whole.reshape(EXPERTS, 2 * INNER, WIDTH)}
+    if tensors == "single":
+        given = {
+            name.format(e): whole[e, part] for part, name in enumerate(SINGLE) for e in range(5)
+        }
+    (rule,) = maps(split=Split(groups=2, shards=2)).rules(*SINGLE, FUSED)
+    like, held = jax.ShapeDtypeStruct((6, 2 * INNER, WIDTH), jnp.float32), rule.for_tensors(given)
+    for group, shard in np.ndindex(2, 2):
+        index = slice(3 * group, 3 * group + 3), slice(INNER * shard, INNER * shard + INNER)
+        found = read_block(held, like, (*index, slice(0, WIDTH)), given.__getitem__)
+        own = whole[index[0], :, 2 * shard : 2 * shard + 2].reshape(-1, INNER, WIDTH)
+        np.testing.assert_array_equal(found[: len(own)], own)
+        assert not found[len(own) :].any() and len(own) == (2 if group else 3)
+
+
 def test_the_first_form_is_asked_for_where_a_checkpoint_holds_none() -> None:
     (rule,) = maps().rules(*SINGLE, FUSED)
     assert rule.for_tensors(()).pieces == rule.pieces
@@ -100,7 +123,7 @@ def test_a_fused_map_alone_needs_no_names_of_experts() -> None:
 def test_random_experts_differ_and_do_not_depend_on_their_number() -> None:
     def drawn(experts: int) -> np.ndarray:
         shape = (experts, 2 * INNER, WIDTH)
-        module = ExpertMaps(init(), shape, ("expert", None, "embed"), 2)
+        module = ExpertMaps(init(), shape, UP, 2)
         device = jax.sharding.SingleDeviceSharding(jax.devices()[0])
         like = jax.ShapeDtypeStruct(shape, jnp.float32, sharding=device)
         return np.asarray(next(dummy(list(module.rules(*SINGLE)), [like], 7)))

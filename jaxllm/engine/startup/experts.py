@@ -1,0 +1,54 @@
+"""How the experts of a mixture lie on the devices of an engine."""
+
+from __future__ import annotations
+
+from jax.sharding import Mesh
+
+from jaxllm.config import ConfigError, EngineConfig
+from jaxllm.mesh import layer_devices, over_experts
+from jaxllm.models import ModelSpec
+
+UNIT = 64  # columns of an expert that a product's kernel takes at once
+
+
+def over_groups(config: EngineConfig, spec: ModelSpec, mesh: Mesh) -> Mesh:
+    """The mesh with as many groups of devices with experts of their own as were asked for.
+
+    Without a wish every device has a share of the width of each expert, so that all read as many
+    bytes whatever tokens choose; there are groups where kernels would not take so narrow a share.
+    Raises ConfigError.
+    """
+    devices = layer_devices(mesh)
+    asked = devices if config.enable_expert_parallel else config.expert_parallel_size
+    if asked is not None:
+        _check(asked, spec, devices)
+    return over_experts(mesh, _usual(spec, devices) if asked is None else asked)
+
+
+def _check(asked: int, spec: ModelSpec, devices: int) -> None:
+    if spec.mixture is None:
+        raise ConfigError(
+            "--enable-expert-parallel and --expert-parallel-size are for mixtures of experts, and "
+            f"this {spec.model_type} model has none; leave them out"
+        )
+    if devices % asked:
+        raise ConfigError(
+            f"--expert-parallel-size {asked} does not divide --tensor-parallel-size {devices}; "
+            "choose one that does"
+        )
+    if asked > spec.mixture.experts:
+        raise ConfigError(
+            f"{spec.mixture.experts} experts do not divide into {asked} groups; set "
+            f"--expert-parallel-size to at most {spec.mixture.experts}"
+        )
+
+
+def _usual(spec: ModelSpec, devices: int) -> int:
+    """Groups without a wish."""
+    if spec.mixture is None:
+        return 1
+    sizes = [n for n in range(1, min(devices, spec.mixture.experts) + 1) if devices % n == 0]
+    if spec.formats:  # whose kernels take whole experts
+        return sizes[-1]
+    even = (n for n in sizes if spec.mixture.inner % (devices // n * UNIT) == 0)
+    return next(even, sizes[-1])
