@@ -27,7 +27,6 @@ from jaxllm.cache.peers import XLA, Layout, Sums, choose_sums, inbox_layout
 from jaxllm.config import KV_CACHE_DTYPES, ConfigError, EngineConfig, Resolved
 from jaxllm.engine.scheduling.buckets import Buckets
 from jaxllm.engine.scheduling.plan import Limits
-from jaxllm.engine.startup.experts import over_groups
 from jaxllm.engine.startup.host_memory import HostPlan, HostRoom, plan_host
 from jaxllm.engine.startup.memory import (
     KVRequirements,
@@ -39,8 +38,9 @@ from jaxllm.engine.startup.memory import (
 )
 from jaxllm.engine.startup.plan_memory import first_plan, may_shorten
 from jaxllm.hosts.group import ALONE, Hosts, difference
-from jaxllm.mesh import layer_devices
+from jaxllm.mesh import layer_devices, over_experts
 from jaxllm.models import ModelSpec, Wish, read_spec
+from jaxllm.models.config.expert_groups import expert_groups
 from jaxllm.nn.heads import Heads
 from jaxllm.nn.rope import Alibi
 
@@ -113,7 +113,7 @@ def resolve(
     shards, platform = layer_devices(mesh), mesh.devices.flat[0].platform
     spec = spec or read_spec(model_dir, Wish.of(config))
     spec, dtype, kv_dtype = _model(config, model_dir, spec, platform)
-    mesh = over_groups(config, spec, mesh)
+    mesh = over_experts(mesh, expert_groups(config, spec))
     heads, page_size = spec.heads(shards), config.block_size or (16 if platform == "cpu" else 64)
     shapes = _shapes(spec, heads, dtype, page_size, kv_dtype)
     backend = choose_backend(mesh.devices.flat[0], shapes, config.attention_backend)

@@ -2,30 +2,23 @@
 
 from __future__ import annotations
 
-from jax.sharding import Mesh
-
 from jaxllm.config import ConfigError, EngineConfig
-from jaxllm.mesh import layer_devices, over_experts
-from jaxllm.models import ModelSpec
+from jaxllm.models.config.spec import ModelSpec
 
 UNIT = 64  # columns of an expert that a product's kernel takes at once
 
 
-def over_groups(config: EngineConfig, spec: ModelSpec, mesh: Mesh) -> Mesh:
-    """The mesh with as many groups of devices with experts of their own as were asked for.
+def expert_groups(config: EngineConfig, spec: ModelSpec) -> int:
+    """Groups of the engine's devices that have experts of their own.
 
     Without a wish every device has a share of the width of each expert, so that all read as many
     bytes whatever tokens choose; there are groups where kernels would not take so narrow a share.
     Raises ConfigError.
     """
-    devices = layer_devices(mesh)
+    devices = config.tensor_parallel_size
     asked = devices if config.enable_expert_parallel else config.expert_parallel_size
-    if asked is not None:
-        _check(asked, spec, devices)
-    return over_experts(mesh, _usual(spec, devices) if asked is None else asked)
-
-
-def _check(asked: int, spec: ModelSpec, devices: int) -> None:
+    if asked is None:
+        return _usual(spec, devices)
     if spec.mixture is None:
         raise ConfigError(
             "--enable-expert-parallel and --expert-parallel-size are for mixtures of experts, and "
@@ -41,10 +34,10 @@ def _check(asked: int, spec: ModelSpec, devices: int) -> None:
             f"{spec.mixture.experts} experts do not divide into {asked} groups; set "
             f"--expert-parallel-size to at most {spec.mixture.experts}"
         )
+    return asked
 
 
 def _usual(spec: ModelSpec, devices: int) -> int:
-    """Groups without a wish."""
     if spec.mixture is None:
         return 1
     sizes = [n for n in range(1, min(devices, spec.mixture.experts) + 1) if devices % n == 0]
