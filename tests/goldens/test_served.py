@@ -15,10 +15,9 @@ from jaxllm.engine.engine import Engine
 from jaxllm.engine.load import load_engine
 from jaxllm.logprobs import prompt_entries, unpacked
 from jaxllm.messages import GenerateRequest, TextDelta
-from jaxllm.models import read_spec
 from jaxllm.sampling.options import SamplingParams
 from tests.engine.few_shapes import few_shapes
-from tests.goldens.cases import NEW_TOKENS, PROMPT_LENGTHS
+from tests.goldens.cases import CASES, NEW_TOKENS, PROMPT_LENGTHS
 from tests.goldens.golden import Continuation, golden_names, load_golden
 from tests.memory_maps import release
 
@@ -107,7 +106,7 @@ def test_an_engine_over_devices_equals_transformers_or_says_what_does_not_divide
     check(core, golden.continuations)
 
 
-MIXTURES = [name for name in golden_names() if read_spec(load_golden(name).directory).mixture]
+MIXTURES = [name for name in golden_names() if any("experts" in key for key in CASES[name])]
 
 
 @pytest.mark.slow

@@ -38,7 +38,7 @@ def mixture(split: Split) -> MixtureMLP:
 @pytest.mark.parametrize(
     ("groups", "shards"),
     [
-        pytest.param(*split, marks=pytest.mark.slow if split == (4, 1) else [])
+        pytest.param(*split, marks=pytest.mark.slow if split in ((2, 1), (4, 1)) else [])
         for split in ((2, 1), (1, 2), (2, 2), (4, 1))
     ],
 )
