@@ -20,6 +20,7 @@ from jax.experimental.mosaic import gpu as mgpu
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from pallas_kernels.mosaic_gpu import TILED, store
+from pallas_kernels.parts import Parts, Product
 
 PROCESSORS = 132
 ROWS = 64  # of a warpgroup
@@ -169,6 +170,13 @@ class Split(NamedTuple):
             plgpu.commit_smem()
             tokens = pl.ds(pl.multiple_of(unit.token + first, 8), some)
             plgpu.copy_smem_to_gmem(staged, y_ref.at[tokens, pl.ds(row, ROWS)])
+
+    def parts(self, results: list[Array], T: int, O: int) -> Product:  # noqa: E741
+        """The product `[T, O]` of the `results`, which are left apart where all columns are shared
+        out."""
+        if self.whole:
+            return self.joined(results)[:T, :O]
+        return Parts(results[0], (), (T, O), self.dtype)
 
     def joined(self, results: list[Array]) -> Array:
         """The product `[T, O]` of the `results`, and rows of zeros that fill a block up."""

@@ -19,6 +19,7 @@ from jaxllm.mesh import LAYER, layer_devices
 from pallas_kernels import add_norm, all_reduce
 from pallas_kernels.all_reduce import Axes, Group, Inbox, Layout
 from pallas_kernels.grouped_matmul import Groups, own_groups
+from pallas_kernels.parts import Product, whole
 from pallas_kernels.scaled_matmul import Inputs, Rounding
 
 WIDTH, EXPERT = LAYER
@@ -31,7 +32,7 @@ class Collective(Protocol):
     def add_norm(
         self,
         x_TD: Array,
-        part_TD: Array,
+        part_TD: Product,
         weight_D: Array,
         eps: float,
         wanted: str,
@@ -40,7 +41,7 @@ class Collective(Protocol):
         """`x` plus the sum of all parts, and its norm, rounded if that is asked for. `wanted` is a
         back end of `pallas_kernels`."""
 
-    def sum(self, part: Array) -> Array:
+    def sum(self, part: Product) -> Array:
         """The sum of all parts."""
 
     def once(self, x: Array) -> Array:
@@ -69,7 +70,7 @@ class Alone:
     def add_norm(
         self,
         x_TD: Array,
-        part_TD: Array,
+        part_TD: Product,
         weight_D: Array,
         eps: float,
         wanted: str,
@@ -78,8 +79,8 @@ class Alone:
         backend = add_norm.backend_for(wanted, x_TD, weight_D)
         return _add_norm(x_TD, part_TD, weight_D, eps, rounding=rounding, backend=backend)
 
-    def sum(self, part: Array) -> Array:
-        return part
+    def sum(self, part: Product) -> Array:
+        return whole(part)
 
     def once(self, x: Array) -> Array:
         return x
@@ -116,12 +117,13 @@ class AllReduce:
     def add_norm(
         self,
         x_TD: Array,
-        part_TD: Array,
+        part_TD: Product,
         weight_D: Array,
         eps: float,
         wanted: str,
         rounding: Rounding | None = None,
     ) -> tuple[Array, Inputs]:
+        part_TD = whole(part_TD)
         if part_TD.dtype == x_TD.dtype and self._is_taken(part_TD):
             return _peers_add_norm(
                 x_TD, part_TD, weight_D, eps, rounding=rounding, group=self.group, backend=BACKEND
@@ -129,7 +131,8 @@ class AllReduce:
         how = {"axis": self.group.axis, "backend": add_norm.backend_for(wanted, x_TD, weight_D)}
         return _sum_add_norm(x_TD, part_TD, weight_D, eps, rounding=rounding, **how)
 
-    def sum(self, part: Array) -> Array:
+    def sum(self, part: Product) -> Array:
+        part = whole(part)
         return _sum(
             part, group=self.group, backend=BACKEND if self._is_taken(part) else "reference"
         )

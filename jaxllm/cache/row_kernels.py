@@ -7,6 +7,7 @@ from jax import Array
 
 from jaxllm.cache.collective import ALONE, Collective
 from pallas_kernels import gated_matmul, grouped_matmul, route
+from pallas_kernels.parts import Product
 from pallas_kernels.route import Rule
 from pallas_kernels.scaled_matmul import Inputs, Rounding
 
@@ -32,7 +33,7 @@ class RowKernels:
     def add_norm(
         self,
         x_TD: Array,
-        part_TD: Array,
+        part_TD: Product,
         weight_D: Array,
         eps: float,
         rounding: Rounding | None = None,

@@ -10,7 +10,6 @@ from dataclasses import dataclass
 
 import jax.numpy as jnp
 from flax import nnx
-from jax import Array
 
 from jaxllm.nn.contexts.protocol import AttentionContext, RowContext
 from jaxllm.nn.head_maps import HeadMap
@@ -19,6 +18,7 @@ from jaxllm.nn.linear import Init, Linear, Stored
 from jaxllm.nn.norm import RMSNorm
 from jaxllm.nn.rope import Rotation
 from jaxllm.nn.rules import Piece, Rows, Rule
+from pallas_kernels.parts import Product
 from pallas_kernels.quantised import SCALE_DTYPE
 from pallas_kernels.rope_write import HeadRows
 from pallas_kernels.scaled_matmul import Inputs
@@ -116,7 +116,7 @@ class Attention(nnx.Module):
 
     def __call__(
         self, layer: int, x_TD: Inputs, rotation: Rotation, context: AttentionContext
-    ) -> Array:
+    ) -> Product:
         o_TNH = context.attend(
             layer,
             self._rows(x_TD, rotation, context),
@@ -125,7 +125,7 @@ class Attention(nnx.Module):
             softcap=self.softcap,
             sinks=None if self.sinks is None else self.sinks.weight[...],
         )
-        return self.out(o_TNH, context)
+        return self.out.part(o_TNH, context)
 
     def _rows(self, x_TD: Inputs, rotation: Rotation, context: RowContext) -> HeadRows:
         """Heads in the model's order: shard x holds query heads from x·N/X on, and their KV

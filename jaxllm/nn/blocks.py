@@ -15,6 +15,7 @@ from jaxllm.nn.linear import Linear, reader_of
 from jaxllm.nn.mlp import FeedForward
 from jaxllm.nn.norm import Norm
 from jaxllm.nn.rope import Rotation
+from pallas_kernels.parts import Product, whole
 from pallas_kernels.scaled_matmul import Inputs
 
 
@@ -30,7 +31,7 @@ class Carry(NamedTuple):
     """
 
     x_TD: Array
-    part_TD: Array | None = None
+    part_TD: Product | None = None
     beside_TE: Array | None = None
     delta_TD: Array | None = None
 
@@ -53,7 +54,8 @@ class Carry(NamedTuple):
 
     def rows(self, row_R: Array) -> Carry:
         """These rows alone."""
-        return jax.tree.map(lambda leaf: leaf[row_R], self)
+        part_TD = None if self.part_TD is None else whole(self.part_TD)
+        return jax.tree.map(lambda leaf: leaf[row_R], self._replace(part_TD=part_TD))
 
     def packed(self, collective: Collective) -> Array:
         """This device's part of one array [T, `ModelSpec.carry_width`], see `Decoder.unpacked`.
@@ -62,7 +64,7 @@ class Carry(NamedTuple):
         """
         whole_TD = self.x_TD if self.delta_TD is None else self.x_TD + self.delta_TD
         packed_TD = collective.once(whole_TD)
-        packed_TD = packed_TD if self.part_TD is None else packed_TD + self.part_TD
+        packed_TD = packed_TD if self.part_TD is None else packed_TD + whole(self.part_TD)
         if self.beside_TE is None:
             return packed_TD
         return jnp.concatenate([packed_TD, collective.once(self.beside_TE)], axis=1)
@@ -128,8 +130,9 @@ class ScaledBlock(Block):
 
     def _scaled(self, carry: Carry) -> Carry:
         assert carry.part_TD is not None
-        scaled_TD = carry.part_TD.astype(jnp.float32) * self.factor  # rounded once
-        return carry._replace(part_TD=scaled_TD.astype(carry.part_TD.dtype))
+        part_TD = whole(carry.part_TD)
+        scaled_TD = part_TD.astype(jnp.float32) * self.factor  # rounded once
+        return carry._replace(part_TD=scaled_TD.astype(part_TD.dtype))
 
 
 class SandwichBlock(Block):
@@ -212,4 +215,6 @@ class ParallelBlock(Block):
 
     def feed_forward(self, carry: Carry, context: RowContext) -> Carry:
         part_TD = self.mlp(carry.beside_TE, context)
-        return Carry(carry.x_TD, part_TD if carry.part_TD is None else carry.part_TD + part_TD)
+        if carry.part_TD is not None:
+            part_TD = whole(carry.part_TD) + whole(part_TD)
+        return Carry(carry.x_TD, part_TD)

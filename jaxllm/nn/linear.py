@@ -17,6 +17,7 @@ from jaxllm.nn.weight.parameters import Axes, Init
 from jaxllm.nn.weight.protocol import Shape, Weight
 from jaxllm.nn.weight.schemes import held
 from jaxllm.quantisation import WeightFormat
+from pallas_kernels.parts import Product
 from pallas_kernels.scaled_matmul import Inputs, Rounding
 
 
@@ -73,6 +74,12 @@ class Linear(nnx.Module):
             return y
         parts = any(map(is_split, self.axes[len(self.out) :]))
         return y + (context.collective.once(self.bias[...]) if parts else self.bias[...])
+
+    def part(self, x: Inputs, context: RowContext) -> Product:
+        """The map for a norm that adds it to something, and so adds up what is in parts."""
+        if self.bias is not None:
+            return self(x, context)
+        return self.weight.part(x, len(self.inp), context)
 
     def rules(self, *names: str) -> Iterator[Rule]:
         """The checkpoint tensors `{name}.weight` and `{name}.bias` fill the map: one name for each

@@ -16,6 +16,7 @@ from jaxllm.config import ConfigError
 from jaxllm.nn.contexts.protocol import RowContext
 from jaxllm.nn.linear import Init, Linear
 from jaxllm.nn.rules import Rows
+from pallas_kernels.parts import Product
 from pallas_kernels.scaled_matmul import Inputs
 
 ACTIVATIONS: Mapping[str, Callable[[Array], Array]] = MappingProxyType(
@@ -33,7 +34,7 @@ ACTIVATIONS: Mapping[str, Callable[[Array], Array]] = MappingProxyType(
     }
 )
 FUSED_ACTIVATION = jax.nn.silu  # which a kernel computes with the products of gate and up
-type FeedForward = Callable[[Any, RowContext], Array]  # of tokens [T, D], or what its reader takes
+type FeedForward = Callable[[Any, RowContext], Product]  # of tokens, or what its reader takes
 
 
 def check_inner(inner: int, shards: int) -> None:
@@ -66,7 +67,7 @@ class GatedMLP(nnx.Module):
         """See `linear.reader_of`."""
         return self.gate_up
 
-    def __call__(self, x_TD: Inputs, context: RowContext) -> Array:
+    def __call__(self, x_TD: Inputs, context: RowContext) -> Product:
         fused = self.activation is FUSED_ACTIVATION
         gated = self.gate_up.gated(x_TD, context) if fused else None
         if gated is None:
@@ -74,7 +75,7 @@ class GatedMLP(nnx.Module):
             gated = (self.activation(gate_up[:, :, 0]) * gate_up[:, :, 1]).reshape(
                 x_TD.shape[0], -1
             )
-        return self.down(gated, context)
+        return self.down.part(gated, context)
 
 
 class MLP(nnx.Module):
@@ -90,5 +91,5 @@ class MLP(nnx.Module):
         """See `linear.reader_of`."""
         return self.up
 
-    def __call__(self, x_TD: Inputs, context: RowContext) -> Array:
-        return self.down(self.activation(self.up(x_TD, context)), context)
+    def __call__(self, x_TD: Inputs, context: RowContext) -> Product:
+        return self.down.part(self.activation(self.up(x_TD, context)), context)

@@ -14,6 +14,7 @@ from jaxllm.nn.contexts.protocol import RowContext
 from jaxllm.nn.linear import Init, Stored
 from jaxllm.nn.rules import Ordered, Piece, Plus, Rule
 from pallas_kernels.add_norm import rms_norm
+from pallas_kernels.parts import Product
 from pallas_kernels.scaled_matmul import Inputs, Rounding
 
 
@@ -27,7 +28,7 @@ class Norm(Protocol):
     def add(
         self,
         x_TD: Array,
-        part_TD: Array,
+        part_TD: Product,
         context: RowContext,
         rounding: Rounding | None = None,
     ) -> tuple[Array, Inputs]:
@@ -46,7 +47,7 @@ class NoNorm(nnx.Module):
     def add(
         self,
         x_TD: Array,
-        part_TD: Array,
+        part_TD: Product,
         context: RowContext,
         rounding: Rounding | None = None,
     ) -> tuple[Array, Inputs]:
@@ -79,7 +80,7 @@ class RMSNorm(Stored):
     def add(
         self,
         x_TD: Array,
-        part_TD: Array,
+        part_TD: Product,
         context: RowContext,
         rounding: Rounding | None = None,
     ) -> tuple[Array, Inputs]:
@@ -130,7 +131,7 @@ class LayerNorm(Stored):
     def add(
         self,
         x_TD: Array,
-        part_TD: Array,
+        part_TD: Product,
         context: RowContext,
         rounding: Rounding | None = None,
     ) -> tuple[Array, Inputs]:
@@ -156,7 +157,7 @@ class BareLayerNorm(nnx.Module):
     def add(
         self,
         x_TD: Array,
-        part_TD: Array,
+        part_TD: Product,
         context: RowContext,
         rounding: Rounding | None = None,
     ) -> tuple[Array, Inputs]:

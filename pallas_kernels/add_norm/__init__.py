@@ -7,6 +7,7 @@ from jax import Array
 
 from pallas_kernels.add_norm.reference import rms_norm as rms_norm
 from pallas_kernels.backends import Backends
+from pallas_kernels.parts import Product
 from pallas_kernels.scaled_matmul import Inputs, Rounding
 
 BACKENDS = Backends(__name__, "add_norm", ("reference", "mosaic_gpu"))
@@ -14,14 +15,15 @@ BACKENDS = Backends(__name__, "add_norm", ("reference", "mosaic_gpu"))
 
 def add_norm(
     x_TD: Array,
-    delta_TD: Array,
+    delta_TD: Product,
     weight_D: Array,
     eps: float,
     *,
     rounding: Rounding | None = None,
     backend: str,
 ) -> tuple[Array, Inputs]:
-    """`(x + delta, rms_norm(x + delta) * weight)`, both `[T, D]` in x's dtype.
+    """`(x + delta, rms_norm(x + delta) * weight)`, both `[T, D]` in x's dtype. Parts of `delta`
+    are added up before.
 
     The sum is rounded once; the norm is computed in float32 from the rounded sum and rounded once.
     With a `rounding`, the norm is then rounded to that, as a product that reads it would do.

@@ -6,19 +6,24 @@ The sum's store starts before the threads synchronise to add up the squares.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax import Array, lax
+from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from pallas_kernels.mosaic_gpu import THREADS, launch, row_layout, store
+from pallas_kernels.parts import Parts, Product
 from pallas_kernels.scaled_matmul import Inputs, RoundedRows, Rounding, mosaic_rounding
 
 MAX_ROWS = 256  # with more rows memory is the limit, and XLA's fusion is as fast
 MAX_WIDTH = 128 * THREADS  # elements of a row in registers
+
+type Load = Callable[[Any], Array]
 
 
 def check(x_TD: Array, weight_D: Array) -> None:
@@ -43,7 +48,7 @@ def check(x_TD: Array, weight_D: Array) -> None:
 
 def add_norm(
     x_TD: Array,
-    delta_TD: Array,
+    delta_TD: Product,
     weight_D: Array,
     eps: float,
     rounding: Rounding | None = None,
@@ -63,7 +68,10 @@ def add_norm(
             f"x {x_TD.dtype}{list(x_TD.shape)}, delta {delta_TD.dtype}{list(delta_TD.shape)}, "
             f"weight {list(weight_D.shape)}"
         )
-    return _launch(x_TD, (delta_TD,), weight_D, eps, rounding, interpret)
+    apart = isinstance(delta_TD, Parts)
+    given = (delta_TD.sums, *delta_TD.scales) if apart else (delta_TD,)
+    delta = Delta(given, _added if apart else _row)
+    return _launch(x_TD, delta, weight_D, eps, rounding, interpret)
 
 
 def add_rows_norm(
@@ -78,44 +86,66 @@ def add_rows_norm(
 ) -> tuple[Array, Inputs]:
     """`add_norm` of what `grouped_matmul.combine` makes of these rows."""
     check(x_TD, weight_D)
-    return _launch(x_TD, (y_PD, place_TK, weight_TK), weight_D, eps, None, interpret)
+    delta = Delta((y_PD, place_TK, weight_TK), _combined)
+    return _launch(x_TD, delta, weight_D, eps, None, interpret)
+
+
+class Delta(NamedTuple):
+    """What is added to x: arrays, and how a kernel makes row t of refs to them; `load` loads a row.
+    What it makes is yet to be rounded to x's type."""
+
+    arrays: tuple[Array, ...]
+    row: Callable[..., Array]
+
+
+def _row(t: Array, load: Load, delta_ref: Any) -> Array:
+    return load(delta_ref.at[t])
+
+
+def _added(t: Array, load: Load, sums_ref: Any, *scale_refs: Any) -> Array:
+    """Of a `Parts`."""
+    shares = range(sums_ref.shape[0])
+    rows = [load(sums_ref.at[share, t]).astype(jnp.float32) for share in shares]
+    total = functools.reduce(jnp.add, rows)
+    if scale_refs:
+        of_rows, of_columns = scale_refs
+        total = total * of_rows[t] * load(of_columns)
+    return total
+
+
+def _combined(t: Array, load: Load, y_ref: Any, place_ref: Any, share_ref: Any) -> Array:
+    """Rows at places, with the weights of each token's."""
+    choices = range(place_ref.shape[1])
+    rows = [load(y_ref.at[place_ref[t, k]]).astype(jnp.float32) for k in choices]
+    return sum(row * share_ref[t, k] for row, k in zip(rows, choices, strict=True))
 
 
 def _launch(
     x_TD: Array,
-    delta: tuple[Array, ...],
+    delta: Delta,
     weight_D: Array,
     eps: float,
     rounding: Rounding | None,
     interpret: Any,
 ) -> tuple[Array, Inputs]:
-    """The kernel; `delta` is an array, or rows with the places and weights of each token's."""
     (T, D), layout = x_TD.shape, row_layout(x_TD.shape[1])
 
     def load(ref: Any) -> Array:
-        return plgpu.load(ref, layout=layout, optimized=False)
-
-    def delta_of(t: Array, y_ref: Any, place_ref: Any = None, share_ref: Any = None) -> Array:
-        if place_ref is None:
-            return load(y_ref.at[t])
-        choices = range(place_ref.shape[1])
-        rows = [load(y_ref.at[place_ref[t, k]]).astype(jnp.float32) for k in choices]
-        total = sum(row * share_ref[t, k] for row, k in zip(rows, choices, strict=True))
-        return total.astype(y_ref.dtype)
+        return plgpu.load(ref.at[pl.ds(0, D)], layout=layout, optimized=False)
 
     def add_norm_kernel(x_ref, *refs):  # type: ignore[no-untyped-def]
-        count = len(delta)
+        count = len(delta.arrays)
         delta_refs, (weight_ref, sum_ref, *norm_refs) = refs[:count], refs[count:]
         t = lax.axis_index("row")
         x, weight = load(x_ref.at[t]), load(weight_ref)
-        added = delta_of(t, *delta_refs)
+        added = delta.row(t, load, *delta_refs).astype(x.dtype)
         total = (x.astype(jnp.float32) + added.astype(jnp.float32)).astype(x.dtype)
         store(sum_ref.at[t], total)
         store_norm(total, weight.astype(jnp.float32), eps, t, norm_refs)
 
     total, *norm = launch(
         add_norm_kernel,
-        (x_TD, *delta, weight_D),
+        (x_TD, *delta.arrays, weight_D),
         interpret,
         out_type=(jax.ShapeDtypeStruct((T, D), x_TD.dtype), *norm_results(x_TD, rounding)),
         grid=(T,),

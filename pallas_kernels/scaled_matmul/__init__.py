@@ -11,6 +11,7 @@ from jax.typing import DTypeLike
 
 from pallas_kernels.backends import Backends
 from pallas_kernels.grouped_matmul import Gating, Groups
+from pallas_kernels.parts import Product
 from pallas_kernels.scaled_matmul.plan import K, room_of
 from pallas_kernels.scaled_matmul.rounding import (
     INPUTS,
@@ -34,10 +35,13 @@ __all__ = [
     "rounded",
     "rounding_for",
     "scaled_matmul",
+    "scaled_parts",
 ]
 
 GROUP = K  # columns that share a scale, where not all of a row do: what kernels take
-BACKENDS = Backends(__name__, "scaled_matmul", ("reference", "mosaic_gpu"))
+NAMES = ("reference", "mosaic_gpu")
+BACKENDS = Backends(__name__, "scaled_matmul", NAMES)
+PARTS = Backends(__name__, "scaled_parts", NAMES)
 
 
 def scaled_matmul(
@@ -59,6 +63,20 @@ def scaled_matmul(
     ValueError for what the back end does not support.
     """
     return BACKENDS[backend](x_TI, w_OI, scale_OG, group, inputs, input_scale)
+
+
+def scaled_parts(
+    x_TI: Inputs,
+    w_OI: Array,
+    scale_OG: Array,
+    *,
+    group: int,
+    inputs: str,
+    input_scale: Array | None = None,
+    backend: str,
+) -> Product:
+    """`scaled_matmul`, in parts where the back end has some, for a reader that adds them up."""
+    return PARTS[backend](x_TI, w_OI, scale_OG, group, inputs, input_scale)
 
 
 def backend_for(

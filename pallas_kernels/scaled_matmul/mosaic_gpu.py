@@ -19,9 +19,10 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from pallas_kernels.mosaic_gpu import PRODUCER_REGISTERS, drain, launch, registers_of, take
 from pallas_kernels.mosaic_units import ROWS, Split, Unit
+from pallas_kernels.parts import Parts, Product, whole
 from pallas_kernels.scaled_matmul import mosaic_rounding
 from pallas_kernels.scaled_matmul.plan import PROMOTED, SCALES, K, Tuning, is_faster, tuning_of
-from pallas_kernels.scaled_matmul.reference import multiplied
+from pallas_kernels.scaled_matmul.reference import product_of
 from pallas_kernels.scaled_matmul.rounding import Inputs, RoundedRows, rounded_inputs
 
 NUMBERS = (jnp.float8_e4m3fn, jnp.int8)
@@ -100,6 +101,25 @@ def scaled_matmul(
     tuning: Tuning | None = None,
     interpret: Any = None,
 ) -> Array:
+    """See `pallas_kernels.scaled_matmul`, and `scaled_parts`."""
+    return whole(
+        scaled_parts(
+            x_TI, w_OI, scale_OG, group, inputs, input_scale, tuning=tuning, interpret=interpret
+        )
+    )
+
+
+def scaled_parts(
+    x_TI: Inputs,
+    w_OI: Array,
+    scale_OG: Array,
+    group: int,
+    inputs: str,
+    input_scale: Array | None = None,
+    *,
+    tuning: Tuning | None = None,
+    interpret: Any = None,
+) -> Product:
     """See `pallas_kernels.scaled_matmul`. Raises what `check` raises.
 
     Without a `tuning` the product is XLA's where `plan.is_faster` says so. `interpret` is a
@@ -116,20 +136,21 @@ def scaled_matmul(
     if G == 1 and inputs in ("token", "group") and mosaic_rounding.supports(x_TI, w_OI.dtype):
         x_TI = mosaic_rounding.rounded_rows(x_TI, room, interpret=interpret)
     if isinstance(x_TI, RoundedRows):
-        held = x_TI.sized(room)
-        numbers, scale = held.numbers, held.scale[:, None]
+        own_rows = x_TI.sized(room)
+        numbers, scale = own_rows.numbers, own_rows.scale[:, None]
     else:
         numbers, scale = rounded_inputs(x_TI, w_OI.dtype, group, inputs, input_scale)
         scale = jnp.broadcast_to(scale, (T, scale.shape[1]))
         numbers, scale = (jnp.pad(part, ((0, room - T), (0, 0))) for part in (numbers, scale))
     if not own:
         # Sums of 16 bits, where these have float32's range, are half of what XLA writes and reads
-        sums = jnp.bfloat16 if dtype == jnp.bfloat16 else jnp.float32
-        return multiplied((numbers, scale), w_OI, scale_OG, group, dtype, sums)
+        held = jnp.bfloat16 if dtype == jnp.bfloat16 else jnp.float32
+        sums = product_of(numbers, w_OI, dtype, held)[None]
+        return Parts(sums, (scale[:, 0], scale_OG[:, 0]), (T, O), dtype)
     weight = jnp.pad(scale_OG, ((0, -O % ROWS), (0, 0)))
     tokens = jnp.broadcast_to(scale.T, (G, room))
     scales = Scales(weight, tokens) if G > 1 else Scales(weight[:, 0], tokens[0])
-    return spec.split.joined(_multiply(spec, numbers, w_OI, scales))[:T, :O]
+    return spec.split.parts(_multiply(spec, numbers, w_OI, scales), T, O)
 
 
 def _multiply(spec: _Spec, x: Array, w: Array, scales: Scales) -> list[Array]:

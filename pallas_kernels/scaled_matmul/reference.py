@@ -23,32 +23,30 @@ def scaled_matmul(
     return multiplied(rounded, w_OI, scale_OG, group, x_TI.dtype)
 
 
+scaled_parts = scaled_matmul  # XLA joins its program with that of what follows
+
+
 def multiplied(
-    rounded: tuple[Array, Array],
-    w_OI: Array,
-    scale_OG: Array,
-    group: int,
-    dtype: Any,
-    sums: Any = jnp.float32,
+    rounded: tuple[Array, Array], w_OI: Array, scale_OG: Array, group: int, dtype: Any
 ) -> Array:
-    """The product of `rounding.rounded_inputs`, in `dtype`; sums of floats are held as `sums`.
+    """The product of `rounding.rounded_inputs`, in `dtype`.
 
     With one scale a row, numbers are multiplied and sums scaled. With more, factors are scaled and
     rounded to `dtype` before, which is exact in float32 alone.
     """
     left, left_scale = rounded
     if scale_OG.shape[1] == 1:
-        product = _product(left, w_OI, dtype, sums).astype(jnp.float32)
+        product = product_of(left, w_OI, dtype)
         return (product * left_scale * scale_OG[:, 0]).astype(dtype)
     x, w = (
         (numbers.astype(jnp.float32) * spread(scale, group, numbers.shape[1])).astype(dtype)
         for numbers, scale in ((left, left_scale), (w_OI, scale_OG))
     )
-    return _product(x, w, dtype).astype(dtype)
+    return product_of(x, w, dtype).astype(dtype)
 
 
-def _product(x_TI: Array, w_OI: Array, dtype: jnp.dtype, sums: Any = jnp.float32) -> Array:
-    """Sums of exact products, made in float32."""
+def product_of(x_TI: Array, w_OI: Array, dtype: jnp.dtype, sums: Any = jnp.float32) -> Array:
+    """Sums of exact products, made in float32; those of floats are held as `sums`."""
     if x_TI.dtype == w_OI.dtype == jnp.int8:
         product = lax.dot_general(
             x_TI, w_OI, (((1,), (1,)), ((), ())), preferred_element_type=jnp.int32

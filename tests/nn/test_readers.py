@@ -1,4 +1,5 @@
-"""A norm rounds its result where the one map that reads it wants that."""
+"""A norm rounds its result where the one map that reads it wants that, and adds up products that
+are in parts."""
 
 from __future__ import annotations
 
@@ -8,6 +9,7 @@ import numpy as np
 import pytest
 from flax import nnx
 
+from jaxllm.cache.collective import ALONE
 from jaxllm.nn import blocks
 from jaxllm.nn.contexts.dense import DenseContext
 from jaxllm.nn.linear import Init
@@ -15,6 +17,7 @@ from jaxllm.nn.mlp import MLP, GatedMLP
 from jaxllm.nn.norm import LayerNorm, RMSNorm
 from jaxllm.nn.weight.schemes import rounded
 from jaxllm.quantisation import WeightFormat
+from pallas_kernels.parts import Parts, Product, whole
 from pallas_kernels.scaled_matmul import Inputs, RoundedRows
 
 WIDTH, TOKENS = 32, 5
@@ -35,7 +38,7 @@ def fed(mlp: MLP | GatedMLP, kind: WeightFormat) -> MLP | GatedMLP:
 
 def through(
     mlp: MLP | GatedMLP, norm: RMSNorm | LayerNorm, monkeypatch: pytest.MonkeyPatch
-) -> tuple[jax.Array, Inputs]:
+) -> tuple[Product, Inputs]:
     """What the block adds, and what the map read."""
     seen: list[Inputs] = []
     weight = type(mlp.reader.weight)
@@ -77,3 +80,31 @@ def test_other_maps_and_norms_stay_plain(
     init = Init(nnx.Rngs(0), jnp.float32)
     mlp = fed(MLP(init, WIDTH, 48, "silu"), kind)
     assert isinstance(through(mlp, norm(init, WIDTH, 1e-6), monkeypatch)[1], jax.Array)
+
+
+class Halves(nnx.Module):
+    """A feed-forward that leaves x · 2 in two parts."""
+
+    def __call__(self, x_TD: jax.Array, context: DenseContext) -> Parts:
+        return Parts(jnp.stack([x_TD, x_TD]), (), x_TD.shape, x_TD.dtype)
+
+
+@pytest.mark.parametrize("kind", ["Block", "ScaledBlock", "SandwichBlock", "PostNormBlock"])
+def test_every_block_takes_a_product_in_parts(kind: str) -> None:
+    init, context = Init(nnx.Rngs(0), jnp.float32), DenseContext()
+    norms = {"attention_norm": RMSNorm(init, WIDTH, 1e-6), "mlp_norm": RMSNorm(init, WIDTH, 1e-6)}
+    if kind == "SandwichBlock":
+        norms |= {name.replace("_", "_out_"): norm for name, norm in norms.items()}
+    factor = {"factor": 0.5} if kind == "ScaledBlock" else {}
+    x_TD, rows_R = jax.random.normal(jax.random.key(0), (TOKENS, WIDTH)), jnp.array([3, 0])
+
+    def found(mlp: object) -> jax.Array:
+        block = getattr(blocks, kind)(attention=nnx.Module(), mlp=mlp, **norms, **factor)
+        carry = block.feed_forward(blocks.Carry(x_TD), context)
+        packed, (total, norm) = carry.packed(ALONE), carry.normed(norms["mlp_norm"], context)
+        return jnp.concatenate([packed, total, norm, carry.rows(rows_R).settled(ALONE)])
+
+    halves = Halves()
+    np.testing.assert_allclose(
+        found(halves), found(lambda x, context: whole(halves(x, context))), rtol=1e-6
+    )

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from pallas_kernels.add_norm import add_norm, mosaic_gpu, rms_norm
 from pallas_kernels.add_norm.cases import CASES, Case, expected, inputs
+from pallas_kernels.parts import Parts
 from pallas_kernels.scaled_matmul import Rounding, mosaic_rounding
 from tests.pallas_kernels.places import (
     CARD,
@@ -124,6 +125,33 @@ def test_a_rounded_norm_has_the_bits_of_the_norm_rounded_by_itself(place: str, d
         (held.scale, wanted.scale),
     ):
         np.testing.assert_array_equal(np.asarray(one, np.float32), np.asarray(two, np.float32))
+
+
+@places
+@pytest.mark.parametrize("scaled", [False, True], ids=["shares", "scales"])
+def test_parts_are_added_to_the_bits_of_their_sum(place: str, scaled: bool) -> None:
+    case = Case(name="", rows=pick(place, 2, 200), width=pick(place, 384, 3584))
+    x, delta, weight = arguments(case, "bfloat16", seed=10)
+    rng, shares = np.random.default_rng(0), 1 if scaled else 3
+    # Rows and columns that no product has follow it
+    shape = shares, case.rows + 6, case.width + (0 if scaled else 128)
+    sums = jnp.asarray(rng.standard_normal(shape), jnp.bfloat16 if scaled else jnp.float32)
+    of_rows, of_columns = (
+        jnp.asarray(rng.uniform(0.1, 2, size), jnp.float32) for size in (shape[1], case.width)
+    )
+    scales = (of_rows, of_columns) if scaled else ()
+    parts = Parts(sums, scales, delta.shape, delta.dtype)
+    whole = np.zeros((case.rows, case.width), np.float32)
+    for share in np.asarray(sums, np.float32):
+        whole += share[: case.rows, : case.width]
+    if scaled:
+        whole = whole * np.asarray(of_rows)[: case.rows, None] * np.asarray(of_columns)
+    whole = jnp.asarray(whole).astype(jnp.bfloat16)
+    np.testing.assert_array_equal(np.asarray(parts.whole), np.asarray(whole))
+    for one, two in zip(
+        launched(place, (x, parts, weight)), launched(place, (x, whole, weight)), strict=True
+    ):
+        np.testing.assert_array_equal(one, two)
 
 
 @places

@@ -9,6 +9,7 @@ from jax import Array, lax
 from jaxllm.cache.collective import ALONE, Collective
 from pallas_kernels.grouped_matmul import Gating, Groups, grouped_matmul
 from pallas_kernels.latent_decode import LatentRows, absorbed, projected
+from pallas_kernels.parts import Product
 from pallas_kernels.rope_write import HeadRows, rotated
 from pallas_kernels.route import Rule, route
 from pallas_kernels.scaled_matmul import Inputs, Rounding
@@ -108,7 +109,7 @@ class DenseContext:
     def add_norm(
         self,
         x_TD: Array,
-        part_TD: Array,
+        part_TD: Product,
         weight_D: Array,
         eps: float,
         rounding: Rounding | None = None,

@@ -9,6 +9,7 @@ from jax import Array
 from jaxllm.cache.collective import Collective
 from pallas_kernels.grouped_matmul import Gating, Groups
 from pallas_kernels.latent_decode import LatentRows
+from pallas_kernels.parts import Product
 from pallas_kernels.rope_write import HeadRows
 from pallas_kernels.route import Rule
 from pallas_kernels.scaled_matmul import Inputs, Rounding
@@ -39,7 +40,7 @@ class RowContext(Protocol):
     def add_norm(
         self,
         x_TD: Array,
-        part_TD: Array,
+        part_TD: Product,
         weight_D: Array,
         eps: float,
         rounding: Rounding | None = None,

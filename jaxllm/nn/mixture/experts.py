@@ -22,6 +22,7 @@ from jaxllm.nn.weight.parameters import Axes, Init
 from jaxllm.nn.weight.protocol import ExpertWeight, Shape
 from jaxllm.quantisation import WeightFormat
 from pallas_kernels.grouped_matmul import Gating, Groups, combine
+from pallas_kernels.parts import whole
 
 
 @dataclass(frozen=True)
@@ -221,7 +222,7 @@ class SharedExpert(nnx.Module):
         self.gate = Linear(init, (1,), (width,), (None, "embed"))
 
     def __call__(self, x_TD: Array, context: RowContext) -> Array:
-        return jax.nn.sigmoid(self.gate(x_TD, context)) * self.mlp(x_TD, context)
+        return jax.nn.sigmoid(self.gate(x_TD, context)) * whole(self.mlp(x_TD, context))
 
 
 class MixtureMLP(nnx.Module):
@@ -234,4 +235,4 @@ class MixtureMLP(nnx.Module):
 
     def __call__(self, x_TD: Array, context: RowContext) -> Array:
         routed_TD = self.experts(x_TD, *self.router(x_TD, context), context)
-        return routed_TD if self.shared is None else routed_TD + self.shared(x_TD, context)
+        return routed_TD if self.shared is None else routed_TD + whole(self.shared(x_TD, context))

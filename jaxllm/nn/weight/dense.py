@@ -25,6 +25,9 @@ class Dense(nnx.Param):
         assert isinstance(x, Array)  # no rounding is asked for
         return contract(x, self[...], dims)
 
+    def part(self, x: Inputs, dims: int, context: RowContext) -> Array:
+        return self.product(x, dims, context)
+
     def gated(self, x_TD: Inputs, context: RowContext) -> Array | None:
         assert isinstance(x_TD, Array)
         return context.gated_product(x_TD, self[...])

@@ -99,6 +99,9 @@ class Int4(nnx.Module):
             table=_table(self.kind),
         )
 
+    def part(self, x: Inputs, dims: int, context: RowContext) -> Array:
+        return self.product(x, dims, context)
+
     def gated(self, x_TD: Inputs, context: RowContext) -> Array | None:
         return None
 

@@ -19,6 +19,7 @@ from jaxllm.nn.rules import Piece, Rule
 from jaxllm.nn.weight.parameters import Axes
 from jaxllm.quantisation import WeightFormat
 from pallas_kernels.grouped_matmul import Gating, Groups
+from pallas_kernels.parts import Product
 from pallas_kernels.scaled_matmul import Inputs, Rounding
 
 
@@ -46,6 +47,9 @@ class Weight(Protocol):
 
     def product(self, x: Inputs, dims: int, context: RowContext) -> Array:
         """`[T, *inp]` → `[T, *out]`: the last `dims` axes are contracted."""
+
+    def part(self, x: Inputs, dims: int, context: RowContext) -> Product:
+        """The same, in parts where that saves a launch; for a norm that adds it to something."""
 
     def gated(self, x_TD: Inputs, context: RowContext) -> Array | None:
         """silu(gate(x)) · up(x) `[T, X·F]` of a weight `[X, 2, F, D]` in one pass; None where two

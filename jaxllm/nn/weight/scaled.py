@@ -15,6 +15,7 @@ from jaxllm.nn.weight.protocol import Fill, Shape
 from jaxllm.quantisation import WeightFormat
 from pallas_kernels import scaled_matmul as op
 from pallas_kernels.grouped_matmul import Gating, Groups
+from pallas_kernels.parts import Product, whole
 
 LARGEST_INPUT = 16.0
 DTYPES = {"fp8": jnp.float8_e4m3fn, "int8": jnp.int8}
@@ -53,6 +54,13 @@ class Scaled(nnx.Module):
         return op.rounding_for(context.row_backend, tokens, DTYPES[kind.numbers])
 
     def product(self, x: op.Inputs, dims: int, context: RowContext) -> Array:
+        return self.shape.shaped(whole(self._parts(x, context)), context.collective)
+
+    def part(self, x: op.Inputs, dims: int, context: RowContext) -> Product:
+        plain = len(self.shape.out) == 1 and self.shape.out_axis is None
+        return self._parts(x, context) if plain else self.product(x, dims, context)
+
+    def _parts(self, x: op.Inputs, context: RowContext) -> Product:
         values, scale, inputs = self.values[...], self.scale[...], self.kind.inputs
         w_OI, scale_OG = (each.reshape(-1, each.shape[-1]) for each in (values, scale))
         x_TI = x
@@ -61,7 +69,7 @@ class Scaled(nnx.Module):
         group = self.group if scale_OG.shape[1] > 1 else min(self.group, w_OI.shape[1])
         backend = op.backend_for(context.row_backend, x_TI, w_OI, scale_OG, group, inputs)
         given = None if self.input_scale is None else jnp.max(self.input_scale[...])
-        y_TO = _scaled_matmul(
+        return _scaled_parts(
             x_TI,
             w_OI,
             scale_OG,
@@ -70,7 +78,6 @@ class Scaled(nnx.Module):
             input_scale=given,
             backend=backend,
         )
-        return self.shape.shaped(y_TO, context.collective)
 
     def grouped(
         self,
@@ -124,4 +131,4 @@ class Scaled(nnx.Module):
 
 # Jitted, so that a kernel is lowered once, not for every layer
 _grouped = jax.jit(op.grouped_scaled_matmul, static_argnames="gating")
-_scaled_matmul = jax.jit(op.scaled_matmul, static_argnames=("group", "inputs", "backend"))
+_scaled_parts = jax.jit(op.scaled_parts, static_argnames=("group", "inputs", "backend"))
