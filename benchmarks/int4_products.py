@@ -1,30 +1,59 @@
-"""Products with 4-bit weights on an NVIDIA GPU, beside those with bfloat16: microseconds a call.
+"""Products with 4-bit weights on an NVIDIA GPU, by tokens and path, beside those with bfloat16:
+microseconds of a call, for a layer of Qwen2.5-7B.
 
-python -m benchmarks.int4_products
+python -m benchmarks.int4_products --tokens 1 256 8192 --seconds 60
 """
 
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import os
 import time
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
+from pallas_kernels.gated_matmul import backend_for as gated_backend
+from pallas_kernels.gated_matmul import gated_matmul
 from pallas_kernels.int4_matmul import Int4
 from pallas_kernels.int4_matmul.cases import MODEL_SHAPES
+from pallas_kernels.int4_matmul.mosaic_dense import dense
 from pallas_kernels.int4_matmul.mosaic_gpu import int4_matmul
 from pallas_kernels.int4_matmul.packed import CHUNK, ROWS, WORDS, dequantised
-from pallas_kernels.int4_matmul.plan import Tuning, tuning_of, tuning_with
+from pallas_kernels.int4_matmul.plan import (
+    FEW_TOKENS,
+    Tuning,
+    tuning_of,
+    tuning_with,
+    with_columns,
+)
 
 GROUP = 128
 COLD_BYTES = 150 << 20  # of weights that are used before one is used again
+TOKENS = (1, 16, 256, 512, 2048, 4096, 8192)
+COMPARED = 64  # tokens whose products are compared with float32's
+MANY = 2048  # tokens from which the whole weight is tried
+TILES = ((128, 3), (128, 2), (256, 2), (64, 4), (64, 3))
+# As the engine's programs are compiled; tuning would disturb what is timed beside it
+OPTIONS = {"xla_gpu_autotune_level": 0, "xla_gpu_enable_triton_gemm": False}
+
+type Op = Callable[[Any, Any], Any]
+
+
+class Way(NamedTuple):
+    """A way to compute a product: its name, what is multiplied, and whether gate and up of it are
+    activated."""
+
+    name: str
+    op: Op
+    plain: bool = False
+    activated: bool = False
 
 
 def weight(O: int, I: int, seed: int) -> Int4:  # noqa: E741
@@ -44,74 +73,119 @@ def weight(O: int, I: int, seed: int) -> Int4:  # noqa: E741
     )
 
 
-def compiled(op: Any, x: Any, weights: list[Any]) -> Any:
-    return jax.jit(lambda x, ws: [op(x, w) for w in ws]).lower(x, weights).compile()
-
-
-def microseconds(run: Any, x: Any, weights: list[Any]) -> float:
-    jax.block_until_ready(run(x, weights))
-    jax.block_until_ready(run(x, weights))
-    calls, begun = 0, time.perf_counter()
-    while time.perf_counter() - begun < 0.05:
-        for _ in range(5):
-            made = run(x, weights)
-        jax.block_until_ready(made)
-        calls += 5
-    return (time.perf_counter() - begun) / calls / len(weights) * 1e6
-
-
-def dense(x: Any, w: Any) -> Any:
+def product(x: Any, w: Any) -> Any:
     return jax.lax.dot_general(x, w, (((1,), (1,)), ((), ())))
 
 
-def tunings(T: int, O: int, I: int) -> list[Tuning]:  # noqa: E741
+def activation(y: Any) -> Any:
+    gate, up = jnp.split(y, 2, axis=1)
+    return jax.nn.silu(gate) * up
+
+
+def gated(x: Any, w: Any) -> Any:
+    """As the engine computes gate and up."""
+    backend = gated_backend("mosaic_gpu", x, w)
+    return activation(product(x, w)) if backend is None else gated_matmul(x, w, backend=backend)
+
+
+def tunings(T: int, O: int, I: int) -> Iterator[Tuning]:  # noqa: E741
+    """The kernel's own sizes, and others."""
     own = tuning_of(T, O, I, GROUP)
-    if T >= 256:
-        others = [tuning_with(T, O, I, GROUP, 128, 2)]
-    else:
-        others = [
-            tuning_with(T, O, I, GROUP, own.tokens, 2),
-            own._replace(shares=max(1, own.shares // 2)),
-        ]
-    return [own, *(t for t in others if t != own)]
+    yield own
+    others = (
+        [with_columns(T, O, I, GROUP, own.tokens, own.warpgroups, c) for c in (128, 256)]
+        if T <= FEW_TOKENS
+        else [tuning_with(T, O, I, GROUP, *tile) for tile in TILES if T < MANY or tile[0] >= 128]
+    )
+    yield from (sizes for sizes in others if sizes != own)
+
+
+def paths(name: str, T: int) -> Iterator[Way]:
+    """The ways to compute a product of T tokens."""
+    O, I = MODEL_SHAPES[name]  # noqa: E741
+    own, pair = tuning_of(T, O, I, GROUP), name == "gate_up" and T > FEW_TOKENS
+    yield Way("bf16", product, plain=True)
+    for sizes in tunings(T, O, I):
+        yield Way(f"kernel {tuple(sizes)}", functools.partial(int4_matmul, tuning=sizes))
+    if T >= MANY:
+        yield Way("whole weight", lambda x, w: product(x, dense(w, x)))
+    if pair:
+        yield Way("bf16", gated, plain=True, activated=True)
+        yield Way(
+            f"kernel {tuple(own)}",
+            lambda x, w: activation(int4_matmul(x, w, tuning=own)),
+            activated=True,
+        )
+    if pair and T >= MANY:
+        yield Way("whole weight", lambda x, w: gated(x, dense(w, x)), activated=True)
+
+
+def compiled(op: Op, x: Any, weights: list[Any]) -> Any:
+    own = jax.jit(op)
+    run = jax.jit(lambda x, ws: [own(x, w) for w in ws])
+    return run.lower(x, weights).compile(compiler_options=OPTIONS)
+
+
+def microseconds(run: Any, x: Any, weights: list[Any]) -> float:
+    for _ in range(2):
+        jax.block_until_ready(run(x, weights))
+    calls, begun = 0, time.perf_counter()
+    while time.perf_counter() - begun < 0.03:
+        for _ in range(4):
+            made = run(x, weights)
+        jax.block_until_ready(made)
+        calls += 4
+    return (time.perf_counter() - begun) / calls / len(weights) * 1e6
+
+
+def measured(path: Way, run: Any, x: Any, weights: list[Any], exact: Any) -> dict[str, Any]:
+    """The time of a call, and the error of the first tokens beside float32."""
+    got = run(x, weights)[0][:COMPARED].astype(jnp.float32)
+    want = (activation(exact) if path.activated else exact)[: len(got)]
+    error = float(jnp.linalg.norm(got - want) / jnp.linalg.norm(want))
+    return {"error": round(error, 5), "us": round(microseconds(run, x, weights), 2)}
+
+
+def rows_of(name: str, tokens: list[int], pool: ThreadPoolExecutor, end: float) -> Iterator[Any]:
+    """Compile all paths of a product, then time one after the other until `end`."""
+    O, I = MODEL_SHAPES[name]  # noqa: E741
+    make = jax.jit(functools.partial(weight, O, I))
+    weights = [make(seed) for seed in range(max(2, -(-COLD_BYTES // (O * I // 2))))]
+    plain = jax.jit(functools.partial(dequantised, columns=I, dtype=jnp.bfloat16))
+    full = [plain(w) for w in weights[:3]]
+    x = jax.random.normal(jax.random.key(0), (max(tokens), I), jnp.bfloat16)
+    exact = jnp.matmul(x[:COMPARED].astype(jnp.float32), full[0].T, precision="highest")
+    todo = []
+    for T in tokens:
+        for path in paths(name, T):
+            given = x[:T], full if path.plain else weights if T < MANY else weights[:2]
+            todo.append((T, path, given, pool.submit(compiled, path.op, *given)))
+    for T, path, given, job in todo:
+        row = {"product": name, "tokens": T, "path": path.name, "activated": path.activated}
+        if time.monotonic() > end:
+            job.cancel()
+            continue
+        try:
+            yield row | measured(path, job.result(), *given, exact)
+        except Exception as error:
+            yield row | {"failed": str(error)[:300]}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.int4_products", description=__doc__)
-    parser.add_argument("--seconds", type=float, default=600.0, help="stop after so many")
-    end = time.monotonic() + parser.parse_args().seconds
-    rows: list[dict[str, Any]] = []
+    parser.add_argument("--tokens", type=int, nargs="+", default=list(TOKENS))
+    parser.add_argument("--products", nargs="+", choices=MODEL_SHAPES, default=[*MODEL_SHAPES])
+    parser.add_argument("--seconds", type=float, default=600, help="after which it ends")
+    parser.add_argument("--output-json", help="file of the results")
+    args = parser.parse_args()
+    end, rows = time.monotonic() + args.seconds, []
     with ThreadPoolExecutor(12) as pool:
-        for name, (O, I) in MODEL_SHAPES.items():  # noqa: E741
-            count = max(2, -(-COLD_BYTES // (O * I // 2)))
-            weights = [weight(O, I, seed) for seed in range(count)]
-            full = [
-                jax.jit(partial(dequantised, columns=I, dtype=jnp.bfloat16))(w) for w in weights[:3]
-            ]
-            jobs = []
-            for T in (1, 16, 64, 256, 2048):
-                x = jax.random.normal(jax.random.key(T), (T, I), jnp.bfloat16)
-                few = weights if T < 2048 else weights[:2]
-                jobs.append((T, "bf16", x, full, pool.submit(compiled, dense, x, full)))
-                for tuning in tunings(T, O, I):
-                    op = jax.jit(partial(int4_matmul, tuning=tuning))
-                    jobs.append((T, tuning, x, few, pool.submit(compiled, op, x, few)))
-            for T, what, x, used, job in jobs:
-                if time.monotonic() > end:
-                    break
-                row: dict[str, Any] = {"product": name, "tokens": T, "what": str(what)}
-                try:
-                    run = job.result()
-                    if what != "bf16":
-                        got = run(x, used)[0].astype(jnp.float32)
-                        want = dense(x.astype(jnp.float32), full[0].astype(jnp.float32))
-                        row["error"] = float(jnp.abs(got - want).max() / jnp.abs(want).max())
-                    row["us"] = round(microseconds(run, x, used), 2)
-                except Exception as error:
-                    row["failed"] = str(error)[:300]
+        for name in args.products:
+            for row in rows_of(name, args.tokens, pool, end):
                 rows.append(row)
                 print(json.dumps(row), flush=True)
-    Path(os.environ.get("OUT", "."), "int4_products.json").write_text(json.dumps(rows, indent=1))
+    path = args.output_json or Path(os.environ.get("OUT", "."), "int4_products.json")
+    Path(path).write_text(json.dumps(rows, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -7,6 +7,7 @@ from jax import Array
 
 from pallas_kernels.backends import Backends
 from pallas_kernels.grouped_matmul import Gating, Groups
+from pallas_kernels.int4_matmul import plan
 from pallas_kernels.int4_matmul.packed import Int4
 
 BACKENDS = Backends(__name__, "int4_matmul", ("reference", "mosaic_gpu"))
@@ -20,6 +21,22 @@ def int4_matmul(x_TI: Array, w: Int4, *, backend: str) -> Array:
     end does not support.
     """
     return BACKENDS[backend](x_TI, w)
+
+
+def is_dense(backend: str, x_TI: Array, w: Int4) -> bool:
+    """Whether the back end multiplies with the whole weight in x's type, which `dense` makes."""
+    return (
+        backend == "mosaic_gpu"
+        and plan.is_dense(x_TI.shape[0])
+        and BACKENDS.supports(backend, x_TI, w)
+    )
+
+
+def dense(x_TI: Array, w: Int4) -> Array:
+    """The weight `[O, I]` in x's type for products with x on NVIDIA Hopper."""
+    from pallas_kernels.int4_matmul import mosaic_dense
+
+    return mosaic_dense.dense(w, x_TI)
 
 
 def takes_experts(x_PI: Array, w: Int4) -> bool:

@@ -22,7 +22,7 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from pallas_kernels.int4_matmul.conversion import EXCESS, conversion
 from pallas_kernels.int4_matmul.packed import CHUNK, FORMS, FP4, ROWS, WORDS, Int4, dequantised
-from pallas_kernels.int4_matmul.plan import Tuning, tuning_of
+from pallas_kernels.int4_matmul.plan import FEW_TOKENS, Tuning, is_dense, tuning_of
 from pallas_kernels.mosaic_gpu import (
     PRODUCER_REGISTERS,
     TILED,
@@ -58,7 +58,14 @@ class Spec(NamedTuple):
     @property
     def operand(self) -> int:
         """Columns that are converted at once."""
-        return min(self.K, OPERAND)
+        many = self.tuning.tokens > FEW_TOKENS
+        return max(CHUNK, min(self.K // (1 + many), OPERAND))
+
+    @property
+    def running(self) -> int:
+        """Products that may run while the next operand is made. That takes registers of its own,
+        which it has where the parts of a slot take turns."""
+        return int(self.operand < self.K)
 
     @property
     def split(self) -> Split:
@@ -105,10 +112,16 @@ def int4_matmul(
 ) -> Array:
     """See `pallas_kernels.int4_matmul`. Raises what `check` raises.
 
+    Without a `tuning` the product is XLA's, of the whole weight, where `plan.is_dense` says so.
     `interpret` is a `plgpu.InterpretGPUParams` for machines without a GPU.
     """
     check(x_TI, w)
     (T, I), O = x_TI.shape, w.words.shape[0] * ROWS  # noqa: E741
+    if tuning is None and is_dense(T):
+        from pallas_kernels.int4_matmul.mosaic_dense import dense
+
+        weight = dense(w, x_TI, interpret=interpret)
+        return lax.dot_general(x_TI, weight, (((1,), (1,)), ((), ())))
     # What lies beyond x reads as zeros, but copies have tiles of 8 full rows and 64 columns
     if (T > 8 and T % 8) or I % CHUNK:
         x_TI = jnp.pad(x_TI, ((0, -T % 8 if T > 8 else 0), (0, -I % CHUNK)))
@@ -210,24 +223,34 @@ def fill(
 
 def product(spec: Spec, unit: Unit, done: Array, wg: Array, sm: dict[str, Any]) -> Array:
     """One warpgroup's rows of the weight times the unit's tokens, `[ROWS, tokens]`."""
+    stages, running = jnp.int32(spec.tuning.stages), spec.running
+
+    def release(t: Array) -> None:
+        plgpu.barrier_arrive(sm["free"].at[lax.rem(done + t, stages)])
 
     def multiply(acc):  # type: ignore[no-untyped-def]
         @pl.loop(0, unit.steps)
         def _(t):  # type: ignore[no-untyped-def]
-            slot = lax.rem(done + t, jnp.int32(spec.tuning.stages))
+            slot = lax.rem(done + t, stages)
             plgpu.barrier_wait(sm["full"].at[slot])
             for first in range(0, spec.K, spec.operand):
                 x = sm["x"].at[slot, :, pl.ds(first, spec.operand)]
-                plgpu.wgmma(acc, _operand(spec, slot, wg, first, sm), x.T)
-                plgpu.wgmma_wait(0)  # the next conversion writes the same registers
-            plgpu.barrier_arrive(sm["free"].at[slot])
+                plgpu.wgmma(acc, operand(spec, slot, wg, first, sm), x.T)
+                plgpu.wgmma_wait(running)
+                if running and first == 0:
+                    pl.when(t > 0)(lambda: release(t - 1))
+            if not running:
+                release(t)
 
         return acc[...] if spec.excess == 1 else acc[...] * jnp.float32(spec.excess)
 
-    return pl.run_scoped(multiply, plgpu.ACC((ROWS, spec.tuning.tokens), jnp.float32))
+    y = pl.run_scoped(multiply, plgpu.ACC((ROWS, spec.tuning.tokens), jnp.float32))
+    if running:
+        release(unit.steps - 1)
+    return y
 
 
-def _operand(spec: Spec, slot: Array, wg: Array, first: int, sm: dict[str, Any]) -> Any:
+def operand(spec: Spec, slot: Array, wg: Array, first: int, sm: dict[str, Any]) -> Any:
     """A warpgroup's weights of a slot from column `first` on, `[ROWS, operand]` in registers."""
     K, group = spec.operand, min(spec.group, spec.operand)
     groups = pl.ds(first // spec.group, K // group)

@@ -4,12 +4,25 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from pallas_kernels.mosaic_units import PROCESSORS, ROWS, STAGED, shares_of
+from pallas_kernels.mosaic_units import PROCESSORS, ROWS, STAGED, shares_of, time_of
 
 SHARED_BYTES = 220 * 1024
 LARGE_STEPS = 8  # wide slots of a processor; with fewer, the last ones leave others idle
 COLUMNS = (64, 128, 256)  # of a slot of the ring
 TOKENS = (8, 16, 32, 64, 128, 256)  # widths of a product
+FEW_TOKENS = 64  # up to here memory is what bounds, and one tile holds all tokens
+# Tokens and warpgroups of the tiles that share out more, the ones that hide more first
+TILES = ((128, 3), (128, 2))
+DENSE_ROWS = 4096  # from here on the whole weight is converted once, not once for each tile
+
+
+def is_dense(rows: int) -> bool:
+    """Whether a product with so many rows is XLA's, of the whole weight in x's type.
+
+    To write that takes as long whatever the rows, 4 ms for all of 7B. The kernel converts for each
+    tile of tokens, and what cuBLAS and `gated_matmul` do beside the product is not in it.
+    """
+    return rows >= DENSE_ROWS
 
 
 class Tuning(NamedTuple):
@@ -32,8 +45,14 @@ class Tuning(NamedTuple):
 
 def tuning_of(T: int, O: int, I: int, group: int) -> Tuning:  # noqa: E741
     """Sizes for x `[T, I]` and a weight `[O, I]` in groups of columns."""
-    tokens = next((width for width in TOKENS if width >= T), TOKENS[-1])
-    return tuning_with(T, O, I, group, tokens, 4 if tokens <= 64 else 2)
+    width = next((width for width in TOKENS if width >= T), TOKENS[-1])
+    tiles = ((width, 4),) if width <= FEW_TOKENS else TILES
+
+    def time(sizes: Tuning) -> float:
+        step = sizes.tokens * sizes.warpgroups * sizes.columns
+        return step * time_of(*_counts(T, O, I, sizes), sizes.shares)
+
+    return min((tuning_with(T, O, I, group, *tile) for tile in tiles), key=time)
 
 
 def tuning_with(
@@ -45,13 +64,32 @@ def tuning_with(
     warpgroups: int,
 ) -> Tuning:
     """The same with a given tile. A slot's columns are whole groups, or a part of one."""
-    blocks, bands = -(-O // (warpgroups * ROWS)), -(-T // tokens)
-    wide = tokens <= 32 and blocks * I >= LARGE_STEPS * PROCESSORS * 256
+    wide = tokens <= 32 and -(-O // (warpgroups * ROWS)) * I >= LARGE_STEPS * PROCESSORS * 256
     most = 256 if wide else 128 if tokens <= 128 else 64
     columns = max(c for c in COLUMNS if c <= most and (c % group == 0 or group % c == 0))
-    stages, tile = stages_of(tokens, warpgroups, columns, group), tokens * warpgroups
-    shares = shares_of(blocks, bands, -(-I // columns), tile * 128 // columns)
-    return Tuning(tokens, warpgroups, columns, stages, shares)
+    return with_columns(T, O, I, group, tokens, warpgroups, columns)
+
+
+def with_columns(
+    T: int,
+    O: int,  # noqa: E741
+    I: int,  # noqa: E741
+    group: int,
+    tokens: int,
+    warpgroups: int,
+    columns: int,
+) -> Tuning:
+    """The same with given slots: as many as fit, and the best shares."""
+    stages = stages_of(tokens, warpgroups, columns, group)
+    sizes = Tuning(tokens, warpgroups, columns, stages, 1)
+    return sizes._replace(shares=shares_of(*_counts(T, O, I, sizes)))
+
+
+def _counts(T: int, O: int, I: int, sizes: Tuning) -> tuple[int, int, int, int]:  # noqa: E741
+    """What `time_of` counts: blocks of rows, tiles of tokens, slots, and the size of a tile."""
+    blocks, bands = -(-O // (sizes.warpgroups * ROWS)), -(-T // sizes.tokens)
+    tile = sizes.tokens * sizes.warpgroups * 128 // sizes.columns
+    return blocks, bands, -(-I // sizes.columns), tile
 
 
 def with_room(sizes: Tuning, group: int, kept: int) -> Tuning:

@@ -56,15 +56,26 @@ class Int4(nnx.Module):
 
     def product(self, x: Inputs, dims: int, context: RowContext) -> Array:
         assert isinstance(x, Array)  # no rounding is asked for
+        x_TI, weight = self._factors(x, context)
+        wanted = context.row_backend
+        backend = wanted if op.BACKENDS.supports(wanted, x_TI, weight) else "reference"
+        return self.shape.shaped(_int4_matmul(x_TI, weight, backend=backend), context.collective)
+
+    def gated(self, x_TD: Inputs, context: RowContext) -> Array | None:
+        assert isinstance(x_TD, Array)
+        x_TI, weight = self._factors(x_TD, context)
+        one_shard = weight.rows * self.shape.shards == math.prod(self.shape.out)
+        if not one_shard or not op.is_dense(context.row_backend, x_TI, weight):
+            return None
+        plain = _dense(x_TI, weight)
+        return context.gated_product(x_TI, plain.reshape(1, 2, -1, plain.shape[1]))
+
+    def _factors(self, x: Array, context: RowContext) -> tuple[Array, op.Int4]:
         values, shape = self.values[...], self.shape
         # A device has all rows or its share of them, and all columns or its share
         blocks, chunks = (a // b for a, b in zip(self._parts, values.shape[:2], strict=True))
         rows, columns = math.prod(shape.out) // blocks, shape.columns // chunks
-        x_TI = shape.flat(x, columns, context.collective)
-        weight = self._weight(rows, columns)
-        wanted = context.row_backend
-        backend = wanted if op.BACKENDS.supports(wanted, x_TI, weight) else "reference"
-        return shape.shaped(_int4_matmul(x_TI, weight, backend=backend), context.collective)
+        return shape.flat(x, columns, context.collective), self._weight(rows, columns)
 
     def grouped(
         self,
@@ -101,9 +112,6 @@ class Int4(nnx.Module):
 
     def part(self, x: Inputs, dims: int, context: RowContext) -> Array:
         return self.product(x, dims, context)
-
-    def gated(self, x_TD: Inputs, context: RowContext) -> Array | None:
-        return None
 
     def rules(self, path: str, fill: Fill) -> Iterator[Rule]:
         kind, columns = self.kind, self.shape.columns
@@ -161,4 +169,5 @@ def _parts(kind: WeightFormat, rows: Array, columns: int) -> tuple[Array, Array,
 
 # Jitted, so that a kernel is lowered once, not for every layer
 _grouped = jax.jit(op.grouped_int4_matmul, static_argnames="gating")
+_dense = jax.jit(op.dense)
 _int4_matmul = jax.jit(op.int4_matmul, static_argnames=("backend",))

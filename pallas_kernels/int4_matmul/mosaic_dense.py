@@ -1,0 +1,131 @@
+"""A 4-bit weight in a 16-bit type for NVIDIA Hopper, at the speed of the memory that it is written
+to: products with very many tokens then are those of any weight.
+
+Each warpgroup converts tiles of 64 rows x 128 columns by itself, with a ring of copies in and two
+tiles on their way out.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import Array, lax
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import mosaic_gpu as plgpu
+
+from pallas_kernels.int4_matmul import mosaic_gpu as one
+from pallas_kernels.int4_matmul.packed import CHUNK, FORMS, ROWS, SLOT, WORDS, Int4
+from pallas_kernels.int4_matmul.plan import Tuning
+from pallas_kernels.mosaic_gpu import TILED, launch
+from pallas_kernels.mosaic_units import PROCESSORS
+
+WARPGROUPS = 4
+SLOTS = 4  # of a warpgroup's ring
+BUFFERS = 2  # tiles that are written
+
+
+def dense(w: Int4, x_TI: Array, *, most: int = PROCESSORS, interpret: Any = None) -> Array:
+    """The weight `[O, I]` in the type of its scales, rounded once, for a product with x.
+
+    It is made once x is there, so that memory holds few at a time; by `most` thread blocks.
+    `interpret` is a `plgpu.InterpretGPUParams` for machines without a GPU.
+    """
+    O, I = w.words.shape[0] * ROWS, w.words.shape[1] * CHUNK  # noqa: E741
+    sizes = Tuning(8, WARPGROUPS, SLOT, SLOTS, 1)
+    spec = one.Spec(8, O, I, w.group, w.scales.dtype, w.form, sizes, interpret)
+    arrays = [part for part in (w.words, w.scales, w.zeros, w.offsets) if part is not None]
+    across = I // SLOT
+    tiles = w.words.shape[0] * across
+    blocks = min(most, -(-tiles // WARPGROUPS))
+
+    def kernel(_x_ref, *refs, **sm):  # type: ignore[no-untyped-def]
+        given, made = refs[:-1], refs[-1]
+        wg = lax.axis_index("wg")
+        begun, stride = lax.axis_index("block") * WARPGROUPS + wg, blocks * WARPGROUPS
+        count = lax.div(tiles - 1 - begun + stride, jnp.int32(stride))
+
+        def place(i: Array) -> tuple[Array, Array]:
+            """The block of rows and of columns of a warpgroup's tile."""
+            tile = begun + i * stride
+            return lax.div(tile, jnp.int32(across)), lax.rem(tile, jnp.int32(across))
+
+        def fetch(i: Array) -> None:
+            pl.when(i < count)(lambda: _fetch(spec, given, place(i), lax.rem(i, slots), wg, sm))
+
+        slots = jnp.int32(SLOTS)
+        for i in range(SLOTS):
+            fetch(jnp.int32(i))
+
+        @pl.loop(0, count)
+        def _(i):  # type: ignore[no-untyped-def]
+            slot = lax.rem(i, slots)
+            plgpu.barrier_wait(sm["full"].at[wg * SLOTS + slot])
+            plgpu.wait_smem_to_gmem(BUFFERS - 1, wait_read_only=True)
+            staged = sm["y"].at[wg, lax.rem(i, jnp.int32(BUFFERS))]
+            _convert(spec, slot, wg, staged, sm)
+            plgpu.commit_smem()  # all threads have read the slot, too
+            row, column = place(i)
+            rows, columns = pl.ds(row * ROWS, ROWS), pl.ds(column * SLOT, SLOT)
+            plgpu.copy_smem_to_gmem(staged, made.at[rows, columns])
+            fetch(i + SLOTS)
+
+        plgpu.wait_smem_to_gmem(0)
+
+    kernel.__name__ = f"int4_dense_{O}x{I}"  # for profiles
+    whole = launch(
+        kernel,
+        (x_TI, *arrays),
+        interpret,
+        out_type=jax.ShapeDtypeStruct((O, I), spec.dtype),
+        scratch_types=_scratch(spec, len(arrays)),
+        grid=(blocks,),
+        grid_names=("block",),
+        num_threads=WARPGROUPS,
+        thread_name="wg",
+    )
+    return whole[: w.rows, : x_TI.shape[1]]
+
+
+def _scratch(spec: one.Spec, inputs: int) -> dict[str, Any]:
+    """As the product has it, with a ring for each warpgroup and without tokens."""
+    values = (SLOTS, WARPGROUPS, spec.groups, ROWS)
+    scratch = {
+        "w": plgpu.SMEM((SLOTS, WARPGROUPS, SLOT // CHUNK, *WORDS), jnp.int32),
+        "scales": plgpu.SMEM(values, spec.dtype),
+        "y": plgpu.SMEM((WARPGROUPS, BUFFERS, ROWS, SLOT), spec.dtype, transforms=TILED),
+        "full": plgpu.Barrier(num_arrivals=inputs, num_barriers=WARPGROUPS * SLOTS),
+    }
+    if spec.form in FORMS[1:]:
+        scratch["others"] = plgpu.SMEM(values, spec.dtype)
+    if spec.interpret is not None:
+        scratch["a"] = plgpu.SMEM((WARPGROUPS, ROWS, spec.operand), spec.dtype, transforms=TILED)
+    return scratch
+
+
+def _fetch(
+    spec: one.Spec,
+    given: tuple[Any, ...],
+    place: tuple[Array, Array],
+    slot: Array,
+    wg: Array,
+    sm: dict[str, Any],
+) -> None:
+    """Copy a tile's words, scales, zero points or offsets."""
+    (row, column), (words, *values) = place, given
+    full, chunks = sm["full"].at[wg * SLOTS + slot], SLOT // CHUNK
+    ready = sm["w"].at[slot, wg]
+    plgpu.copy_gmem_to_smem(words.at[row, pl.ds(column * chunks, chunks)], ready, full)
+    groups = pl.ds(lax.div(column * SLOT, jnp.int32(spec.group)), spec.groups)
+    for name, part in zip(("scales", "others"), values, strict=False):
+        plgpu.copy_gmem_to_smem(part.at[row, groups], sm[name].at[slot, wg], full)
+
+
+def _convert(spec: one.Spec, slot: Array, wg: Array, staged: Any, sm: dict[str, Any]) -> None:
+    for first in range(0, SLOT, spec.operand):
+        weights = one.operand(spec, slot, wg, first, sm)
+        weights = weights[...] if spec.interpret is not None else weights
+        if spec.excess != 1:
+            weights = weights * jnp.asarray(spec.excess, spec.dtype)
+        staged[:, pl.ds(first, spec.operand)] = weights
