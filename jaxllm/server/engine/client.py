@@ -30,12 +30,14 @@ from jaxllm.server.engine.wire import (
     Pool,
     Ready,
     Rejected,
+    Sleep,
     Start,
     StepFailed,
     Stop,
     ToEngine,
     ToServer,
     UpdateWeights,
+    WakeUp,
 )
 from jaxllm.server.errors import ApiError, bad_request, overloaded, sanitize, server_error
 
@@ -78,6 +80,7 @@ class EngineClient:
         self._choices_sent = 0
         self._commands: deque[asyncio.Future[str | None]] = deque()  # answers due, in order
         self._weights: UpdateWeights | None = None  # that the engine has taken
+        self._sleep: Sleep | None = None  # that it was put to, until it wakes
         self._inspections: deque[asyncio.Future[EngineView]] = deque()  # likewise
         self.stats = EngineStats()
         self.last_message = time.monotonic()
@@ -209,25 +212,34 @@ class EngineClient:
         self._send(command)
         if problem := await answer:
             raise bad_request(sanitize(problem))
-        if isinstance(command, UpdateWeights):
-            self._weights = command
+        match command:
+            case UpdateWeights():
+                self._weights, self._sleep = command, None  # other weights wake it
+            case Sleep():
+                self._sleep = command
+            case WakeUp():
+                self._sleep = None
 
-    def _take_weights_again(self) -> None:
+    def _become_as_before(self) -> None:
         """Have an engine process that has just started take the weights that the one before had,
-        before any request reaches it; it ends when it cannot."""
-        if self._weights is None:
-            return
-        connection, directory = self._connection, self._weights.directory
+        and sleep if that slept, before any request reaches it; it ends when it cannot."""
+        if self._weights is not None:
+            self._repeat(self._weights, f"take the weights of {self._weights.directory} again")
+        if self._sleep is not None:
+            self._repeat(self._sleep, "sleep again")
+
+    def _repeat(self, command: Command, aim: str) -> None:
+        connection = self._connection
         answer: asyncio.Future[str | None] = asyncio.get_running_loop().create_future()
 
         def heard(answer: asyncio.Future[str | None]) -> None:
             problem = answer.exception() or answer.result()
             if problem is not None and connection is not None:
-                connection.end(Died(f"cannot take the weights of {directory} again: {problem}"))
+                connection.end(Died(f"cannot {aim}: {problem}"))
 
         answer.add_done_callback(heard)
         self._commands.append(answer)
-        self._send(self._weights)
+        self._send(command)
 
     def inspect(self) -> asyncio.Future[EngineView]:
         """What the engine does now, in detail; it answers between two steps. The future, or this
@@ -281,7 +293,7 @@ class EngineClient:
                 if not inspection.done():
                     inspection.set_result(view)
             case Ready():
-                self._take_weights_again()
+                self._become_as_before()
                 self._connection.ready.set_result(message)
             case Died():
                 self._connection.end(message)

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from jaxllm.config import ConfigError, EngineConfig
 from jaxllm.kv_events.settings import KVEventSettings
+from jaxllm.kv_transfer.settings import KVTransferSettings
 from jaxllm.server.command_line.options import Options
 
 DEVICES = "CUDA_VISIBLE_DEVICES"
@@ -57,6 +58,12 @@ def devices_of_engines(visible: str | None, engines: int, each: int) -> list[str
 def of_engine(config: EngineConfig, number: int) -> EngineConfig:
     """The configuration of one of several engines: traces go into a directory of its own, and KV
     events to addresses of its own. Raises ConfigError."""
+    transfer = KVTransferSettings.read(config.kv_transfer_config)
+    if transfer is not None and transfer.sends:
+        raise ConfigError(
+            f"--kv-transfer-config: engines of --data-parallel-size fetch pages and send none, and "
+            f"kv_role is {transfer.kv_role}; set it to kv_consumer, or start a server for each"
+        )
     traces, events = config.profiler_dir, KVEventSettings.read(config.kv_events_config)
     return dataclasses.replace(
         config,

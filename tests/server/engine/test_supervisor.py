@@ -19,15 +19,18 @@ from jaxllm.server.engine.wire import (
     Abort,
     Add,
     Answered,
+    Command,
     Frames,
     Inspect,
     Outputs,
     Profile,
     Ready,
+    Sleep,
     StepFailed,
     ToEngine,
     ToServer,
     UpdateWeights,
+    WakeUp,
     encode,
 )
 from jaxllm.server.errors import ApiError
@@ -143,6 +146,31 @@ def test_a_restarted_engine_takes_the_weights_that_the_one_before_had() -> None:
         await engine.say(Answered("no such directory"))
         assert "cannot take the weights of /new again" in (await client.died).reason
         assert (client.alive, client.in_flight) == (False, 0)
+        await engine.die()
+
+    asyncio.run(main())
+
+
+def test_a_restarted_engine_sleeps_as_the_one_before_did_until_it_was_woken() -> None:
+    async def main() -> None:
+        engine = Engine(client := EngineClient(EngineConfig(model="fake")))
+
+        async def told(command: Command) -> None:
+            done = asyncio.ensure_future(client.run_command(command))
+            assert await engine.next() == command
+            await engine.say(Answered(None))
+            await done
+
+        await engine.start()
+        await told(Sleep(2))
+        await engine.die()
+        await engine.start()
+        assert await engine.next() == Sleep(2)
+        await engine.say(Answered(None))
+        await told(WakeUp())
+        await engine.die()
+        await engine.start()
+        await told(Profile(True))  # nothing comes before it
         await engine.die()
 
     asyncio.run(main())
