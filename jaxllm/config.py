@@ -39,7 +39,6 @@ NEUTRAL_ARGUMENTS: dict[str, tuple[Any, ...]] = {
     "trust_remote_code": (None, False, True),
     "tokenizer_mode": (None, "auto"),
     "enable_chunked_prefill": (None, True),
-    "pipeline_parallel_size": (None, 1),
     "data_parallel_size": (None, 1),
     "disable_log_stats": (None, False, True),
     "cpu_offload_gb": (None, 0),
@@ -144,6 +143,7 @@ LEGAL: dict[str, Legal] = {
     "max_num_batched_tokens": _whole(1, 2**30),
     "tensor_parallel_size": _whole(1, 2**20),
     "expert_parallel_size": _whole(1, 2**20),
+    "pipeline_parallel_size": _whole(1, 2**10),
     "nnodes": _whole(1, 2**16),
     "node_rank": _whole(0, 2**16 - 1),
     "master_port": _whole(1, 65534),
@@ -204,6 +204,8 @@ class EngineConfig:
     # Groups of these devices that have experts of their own; enable_expert_parallel: each is one
     expert_parallel_size: int | None = None
     enable_expert_parallel: bool = False
+    # Stages of layers, each on tensor_parallel_size devices of its own
+    pipeline_parallel_size: int = 1
     # Hosts that run this engine together. The one of rank 0 listens at master_addr, at this port
     # and the next
     nnodes: int = 1
@@ -376,6 +378,12 @@ class Resolved:
     all_reduce: str = "reference"
     all_reduce_reason: str = "one device"
     expert_parallel_size: int = 1
+    pipeline_parallel_size: int = 1
+
+    @property
+    def step_seqs(self) -> int:
+        """Requests of a step: of several stages each works on those of a group of its own."""
+        return -(-self.max_num_seqs // self.pipeline_parallel_size)
 
     @property
     def max_pages_per_request(self) -> int:

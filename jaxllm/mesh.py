@@ -1,9 +1,11 @@
-"""The device mesh, and the one table from logical axes of arrays to mesh axes."""
+"""The device mesh, the one table from logical axes of arrays to mesh axes, and stages: which layers
+of a model each group of devices has."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import jax
@@ -54,6 +56,24 @@ def over_experts(mesh: Mesh, groups: int) -> Mesh:
     """The same devices, in so many groups that have experts of their own. `groups` divides them."""
     grid = mesh.devices.reshape(mesh.shape["data"], -1, groups)
     return Mesh(grid, mesh.axis_names, axis_types=mesh.axis_types)
+
+
+def make_stage_meshes(
+    tensor_parallel_size: int, stages: int, devices: Sequence[jax.Device] | None = None
+) -> list[Mesh]:
+    """A mesh of `make_mesh` for each stage of a pipeline, over the next devices each. Raises
+    ConfigError when there are too few."""
+    devices = jax.devices() if devices is None else list(devices)
+    size = tensor_parallel_size
+    if stages > 1 and stages * size > len(devices):
+        raise ConfigError(
+            f"{stages} stages of {size} devices need {stages * size} devices, but there are "
+            f"{len(devices)} ({devices[0].platform}); lower --pipeline-parallel-size or "
+            "--tensor-parallel-size"
+        )
+    if stages == 1:
+        return [make_mesh(size, devices)]
+    return [make_mesh(size, devices[at * size :][:size]) for at in range(stages)]
 
 
 def layer_devices(mesh: Mesh) -> int:
@@ -120,3 +140,39 @@ def per_device(function: Callable, mesh: Mesh, takes: Any, gives: Any) -> Callab
 def _spec(array: Any) -> PartitionSpec:
     where = array if isinstance(array, NamedSharding) else array.sharding
     return where.spec
+
+
+@dataclass(frozen=True)
+class Stage:
+    """Stage `index` of `count`, in the order in which tokens pass them.
+
+    The first embeds tokens, the last has the final norm and the output head.
+    """
+
+    index: int = 0
+    count: int = 1
+
+    @property
+    def is_first(self) -> bool:
+        """Whether it embeds tokens."""
+        return self.index == 0
+
+    @property
+    def is_last(self) -> bool:
+        """Whether it makes logits and draws."""
+        return self.index == self.count - 1
+
+    def layers(self, total: int) -> range:
+        """Its layers of `total`. The earlier stages have one more where they do not divide, since
+        the last one has the head."""
+        each, rest = divmod(total, self.count)
+        start = self.index * each + min(self.index, rest)
+        return range(start, start + each + (self.index < rest))
+
+
+WHOLE = Stage()
+
+
+def stages(count: int) -> tuple[Stage, ...]:
+    """All stages of a pipeline of so many."""
+    return tuple(Stage(index, count) for index in range(count))

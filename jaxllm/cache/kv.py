@@ -96,8 +96,10 @@ class KVCache:
 
     @property
     def num_pages(self) -> tuple[int, ...]:
-        """P of each group."""
-        return tuple(leaf.shape[0] // self.groups.count(i) for i, leaf in enumerate(self.k))
+        """P of each group; 0 of one that no layer here belongs to."""
+        return tuple(
+            leaf.shape[0] // max(1, self.groups.count(group)) for group, leaf in enumerate(self.k)
+        )
 
     def first_page(self, layer: int) -> int:
         """The row of a layer's first page in the arrays of its group."""

@@ -176,8 +176,8 @@ class Engine:
                 self._pending.append(self._output.finish_choice(choice, [], "", "abort", None))
 
     def step(self) -> list[TextDelta]:
-        """Launch the next step, then collect and commit the oldest in flight, if more than the
-        runner's depth are. Without `async_scheduling`, that is the one just launched.
+        """Launch the next step, then collect and commit the oldest in flight, if more of its group
+        are than the runner's depth. Without `async_scheduling`, that is the one just launched.
 
         Whatever it raises, every request is gone afterwards and the engine is empty and usable.
         """
@@ -238,17 +238,20 @@ class Engine:
             deltas += self._launch(plan)
         depth = self.runner.depth if self.resolved.async_scheduling else 0
         margin = None
-        if self._in_flight and (plan.empty or len(self._in_flight) > depth):
+        while self._in_flight and (
+            plan.empty or sum(step.group == plan.group for step in self._in_flight) > depth
+        ):
             launched = time.perf_counter()
             step = self._collect()
             margin = time.perf_counter() - launched
             deltas += self._commit(step)
+            if plan.empty:
+                break
         if margin is None or depth != 1 or not self._in_flight:
             self._arrival_wait.device_idle()
         else:
-            self._arrival_wait.step_launched(
-                added_by_chunks(self.runner.seconds, self.runner.shapes.buckets, plan), margin
-            )
+            added = added_by_chunks(self.runner.seconds, self.runner.shapes.buckets, plan)
+            self._arrival_wait.step_launched(added, margin)
         return deliverable(self._best_of, deltas)
 
     def _plan(self) -> Plan:
@@ -350,9 +353,8 @@ class Engine:
 
     def _constrain(self, plan: Plan, before: Sequence[Collected]) -> list[TextDelta]:
         """Commit the steps before a draw, then set the masks of the requests that draw."""
-        deltas: list[TextDelta] = []
-        for step in before:  # texts are made while the masks are computed
-            deltas += self._commit(step)
+        # Texts are made while the masks are computed
+        deltas = [delta for step in before for delta in self._commit(step)]
         jumped = {request for request in self._grammars.wait_masks() if self._jump(request, deltas)}
         restricted = [
             request

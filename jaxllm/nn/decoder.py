@@ -9,6 +9,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jax import Array
 
+from jaxllm.mesh import Stage
 from jaxllm.nn.blocks import Block, Carry
 from jaxllm.nn.contexts.protocol import AttentionContext, RowContext
 from jaxllm.nn.embedding import Embedding
@@ -24,7 +25,8 @@ class Decoder(nnx.Module):
     """Embedding, blocks, final norm, output head (None when tied to the embedding).
 
     `ropes` has the rotary embedding of each layer; layers with equal ones share its angles.
-    `logits_maps` are applied to the logits in their order.
+    `logits_maps` are applied to the logits in their order. A stage of a pipeline has some of the
+    layers, and None where another stage has the rest (`keep_stage`).
     """
 
     def __init__(
@@ -37,9 +39,9 @@ class Decoder(nnx.Module):
         ropes: tuple[Rope, ...],
         logits_maps: tuple[LogitsMap, ...] = (),
     ):
-        self.embed = embed
+        self.embed: Embedding | None = embed
         self.layers = nnx.List(layers)
-        self.norm = norm
+        self.norm: Norm | None = norm
         self.head = head
         self.ropes = ropes
         self.logits_maps = logits_maps
@@ -52,15 +54,22 @@ class Decoder(nnx.Module):
         return self.after_attention(self.through_attention(token_T, position_T, context), context)
 
     def through_attention(
-        self, token_T: Array, position_T: Array, context: AttentionContext
+        self,
+        token_T: Array,
+        position_T: Array,
+        context: AttentionContext,
+        handed_TD: Array | None = None,
     ) -> Carry:
-        """The carry after the last attention.
+        """The carry after the last attention. A stage that is not the first takes what the one
+        before has `handed` on, in place of tokens.
 
         Up to here tokens see each other. `after_attention` then needs only the rows whose hidden
         states are wanted: one of a prompt.
         """
-        x_TD = self.embed(token_T, position_T, context)
-        return self.through_layers(Carry(x_TD), position_T, context)
+        if handed_TD is None:
+            assert self.embed is not None
+            handed_TD = self.embed(token_T, position_T, context)
+        return self.through_layers(Carry(handed_TD), position_T, context)
 
     def through_layers(self, carry: Carry, position_T: Array, context: AttentionContext) -> Carry:
         """The same of embedded tokens."""
@@ -73,15 +82,30 @@ class Decoder(nnx.Module):
             carry = block.attend(index, carry, rotations[rope], context)
         return carry
 
+    def handed(self, carry: Carry, context: RowContext) -> Array:
+        """The residual stream behind the last layer, [T, D], for the stage that follows."""
+        return self.layers[-1].feed_forward(carry, context).settled(context.collective)
+
     def after_attention(self, carry: Carry, context: RowContext) -> Array:
         """Hidden states after the final norm, [R, D], of any rows of `through_attention`."""
+        assert self.norm is not None
         return self.layers[-1].feed_forward(carry, context).normed(self.norm, context)[1]
 
     def unpacked(self, packed_RE: Array) -> Carry:
         """The carry of which `Carry.packed` made these rows, summed over devices."""
-        width = self.embed.weight.shape[1]
+        width = self._head()[0].shape[1]
         beside_RE = packed_RE[:, width:] if packed_RE.shape[1] > width else None
         return Carry(packed_RE[:, :width], None, beside_RE)
+
+    def keep_stage(self, stage: Stage) -> None:
+        """Drop what other stages have. The table of a tied model is with the first and the last."""
+        own = stage.layers(len(self.layers))
+        self.layers = nnx.List(self.layers[layer] for layer in own)
+        self.ropes = tuple(self.ropes[layer] for layer in own)
+        if not stage.is_first and not (stage.is_last and self.head is None):
+            self.embed = None
+        if not stage.is_last:
+            self.norm = self.head = None
 
     def rules(self, names: Mapping[str, tuple[str, ...]]) -> Iterator[Rule]:
         """The checkpoint tensors that fill each module with a weight.
@@ -114,16 +138,17 @@ class Decoder(nnx.Module):
 
     def token_logits(self, hidden_RD: Array, tokens: tuple[int, ...], context: RowContext) -> Array:
         """The logits of some tokens alone."""
+        assert self.embed is not None
         (weight_VD, bias_V), vocab = self._head(), self.embed.vocab
         row, rows = jnp.array(tokens), context.collective.rows
         bias_N = None if bias_V is None else rows(bias_V, row, vocab)
         return self._logits(hidden_RD, rows(weight_VD, row, vocab), bias_N)
 
     def _head(self) -> tuple[Array, Array | None]:
-        parameter = self.embed.weight if self.head is None else self.head.weight
-        assert isinstance(parameter, nnx.Param)  # the head stays plain
+        table = self.embed if self.head is None else self.head
+        assert table is not None and isinstance(table.weight, nnx.Param)  # the head stays plain
         bias = None if self.head is None else self.head.bias
-        return parameter[...], None if bias is None else bias[...]
+        return table.weight[...], None if bias is None else bias[...]
 
     def _logits(self, hidden_RD: Array, weight_VD: Array, bias_V: Array | None) -> Array:
         logits_RV = contract(hidden_RD, weight_VD, 1, jnp.float32)

@@ -53,6 +53,7 @@ class ReplicaRoutes:
                 "served_model_name": settings.served[0],
                 "served_model_names": settings.served,
                 "tp_size": resolved.tensor_parallel_size,
+                "pp_size": resolved.pipeline_parallel_size,
                 "dp_size": len(self._state.client.clients),
                 "max_model_len": resolved.max_model_len,
                 "max_num_seqs": resolved.max_num_seqs,

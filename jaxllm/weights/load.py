@@ -18,12 +18,13 @@ from jax.sharding import Mesh
 from jax.typing import DTypeLike
 
 from jaxllm.config import DTYPES, LOAD_FORMATS, ConfigError
-from jaxllm.mesh import layer_devices, sharding
+from jaxllm.mesh import WHOLE, Stage, layer_devices, sharding
 from jaxllm.models import ModelSpec
 from jaxllm.models.config.build import (
     folders,
     held_layers,
     ignored,
+    keep_stage,
     outline,
     read_name,
     rules,
@@ -62,12 +63,15 @@ def resolve_dtype(requested: str, stored: str | None, platform: str) -> jnp.dtyp
     return jnp.dtype(name)
 
 
-def abstract(spec: ModelSpec, mesh: Mesh, dtype: DTypeLike) -> tuple[nnx.GraphDef, nnx.State]:
-    """The model as (graphdef, state) whose leaves are ShapeDtypeStructs with shardings.
+def abstract(
+    spec: ModelSpec, mesh: Mesh, dtype: DTypeLike, stage: Stage = WHOLE
+) -> tuple[nnx.GraphDef, nnx.State]:
+    """The model, or one stage of it, as (graphdef, state) whose leaves are ShapeDtypeStructs with
+    shardings.
 
     That is enough to compile.
     """
-    found = _outline(spec, mesh, dtype)
+    found = _outline(spec, mesh, dtype, stage)
     return found.graphdef, found.state
 
 
@@ -134,8 +138,9 @@ def load(
     seed: int = 0,
     progress: Progress | None = None,
     cache: Path | None = None,
+    stage: Stage = WHOLE,
 ) -> tuple[nnx.GraphDef, nnx.State]:
-    """The model as (graphdef, state) with arrays on the mesh.
+    """The model, or one stage of it, as (graphdef, state) with arrays on the mesh.
 
     `progress(done_bytes, total_bytes)` is called after each parameter. "dummy" reads no file and
     draws random weights from `seed`. Packed and rounded weights are read from the `cache` where
@@ -143,7 +148,7 @@ def load(
     truncated or wrongly shaped tensor.
     """
     reads = _reads_files(load_format)
-    graph = _outline(spec if reads else spec.rounding(), mesh, dtype)
+    graph = _outline(spec if reads else spec.rounding(), mesh, dtype, stage)
     likes, rounding = graph.likes, Rounding(graph.likes, dtype)
     placed: dict[str, jax.Array] = {}
     total = sum(like.size * like.dtype.itemsize for like in likes.values())
@@ -164,7 +169,8 @@ def load(
         entry = _entry(cache, spec, checkpoint, table, likes)
         if entry is not None and entry.found(likes, take):
             return graph.filled(placed)
-        _check(checkpoint, table, spec)
+        if stage == WHOLE:  # the rules of a stage know only their own tensors
+            _check(checkpoint, table, spec)
         filled = _place_all(table, rounding, checkpoint)
     for arrays in filled:
         take(arrays)
@@ -216,9 +222,12 @@ class _Outline:
         return self.graphdef, jax.tree.unflatten(jax.tree.structure(self.state), leaves)
 
 
-def _outline(spec: ModelSpec, mesh: Mesh, dtype: DTypeLike) -> _Outline:
+def _outline(spec: ModelSpec, mesh: Mesh, dtype: DTypeLike, stage: Stage = WHOLE) -> _Outline:
     spec = replace(spec, expert_groups=mesh.shape["expert"])
     model = outline(spec, layer_devices(mesh), dtype)
+    table = rules(spec, model)
+    if stage != WHOLE:
+        table = keep_stage(model, table, stage)
     graphdef, state = nnx.split(model)
     parameters, _ = jax.tree_util.tree_flatten_with_path(
         state, is_leaf=lambda x: isinstance(x, nnx.Variable)
@@ -230,7 +239,6 @@ def _outline(spec: ModelSpec, mesh: Mesh, dtype: DTypeLike) -> _Outline:
         likes[".".join(str(getattr(key, "key", key)) for key in path)] = jax.ShapeDtypeStruct(
             shape.shape, shape.dtype, sharding=where
         )
-    table = rules(spec, model)
     made = [name for rule in table for name in filled_by(rule, likes)]
     if sorted(made) != sorted(likes):
         differing = sorted(set(made) ^ set(likes))[:5]

@@ -50,6 +50,12 @@ class Setup:
     batch_invariant: bool = False
     estimator: type[AdmissionEstimator] = AdmissionEstimator
     delay: int = 1  # steps between launch and commit; 0 is the engine without overlap
+    groups: int = 1  # of slots, which run in turn
+
+    @property
+    def step_seqs(self) -> int:
+        """Requests of a step."""
+        return -(-self.max_num_seqs // self.groups)
 
 
 class Loop(LoopChecks):
@@ -62,13 +68,14 @@ class Loop(LoopChecks):
     def __init__(self, setup: Setup):
         self.setup = setup
         build = Buckets.batch_invariant if setup.batch_invariant else Buckets.build
-        self.buckets = build(setup.max_num_seqs, setup.max_num_batched_tokens, setup.platform)
+        self.buckets = build(setup.step_seqs, setup.max_num_batched_tokens, setup.platform)
         self.pools = [self._pool(window) for window in setup.windows]
         self.pool, self.prefix = self.pools[0], self.pools[0].index
         limits = Limits(
             max_num_seqs=setup.max_num_seqs,
             max_num_batched_tokens=setup.max_num_batched_tokens,
             max_model_len=setup.max_model_len,
+            groups=setup.groups,
         )
         self.scheduler = Scheduler(limits, self.pools, self.buckets, POLICIES[setup.policy])
         self.scheduler.estimator = setup.estimator()
@@ -168,7 +175,7 @@ class Loop(LoopChecks):
         tokens = len(prompt) + rules.max_tokens - 1
         most = max_pages(self.pools, len(prompt), tokens, rules.width)
         fits = all(pages <= pool.num_pages for pages, pool in zip(most, self.pools, strict=True))
-        if rules.width > self.setup.max_num_seqs or not fits:
+        if rules.width > self.setup.step_seqs or not fits:
             return None
         root = self.add(prompt, rules.max_tokens, priority=priority)
         if root is None:
@@ -210,10 +217,14 @@ class Loop(LoopChecks):
                     ),
                 )
             )
-        while len(self.in_flight) > (self.setup.delay if not plan.empty else 0):
+        while self.in_flight and (plan.empty or self._steps_of(plan.group) > self.setup.delay):
             self.commit(*self.in_flight.popleft())
         self.steps += 1
         return plan
+
+    def _steps_of(self, group: int) -> int:
+        """In flight."""
+        return sum(plan.group == group for plan, _ in self.in_flight)
 
     def _readable(self) -> set[tuple[int, int, bytes]]:
         """Pages in use that hold a registered prefix, with their kind and its hash: nobody may

@@ -53,6 +53,8 @@ class LoopChecks:
             "a newer request overtook a waiting one"
         )
         rows = [*plan.decodes, *(c.request for c in plan.chunks)]
+        assert all(r.slot % setup.groups == plan.group for r in rows), "groups run together"
+        assert len(rows) <= setup.step_seqs
         assert len(set(rows)) == len(rows) and set(rows) <= set(running)
         self._check_shape(plan)
         if setup.batch_invariant:
@@ -83,7 +85,8 @@ class LoopChecks:
                     "more than a page is wasted"
                 )
                 # Where a beam may wait for its turn
-                whole = pool.group.window is None and not setup.batch_invariant
+                turns = setup.batch_invariant or setup.groups > 1
+                whole = pool.group.window is None and not turns
                 assert len(table.pages) * setup.page_size >= (needed if whole else request.computed)
                 assert len(table.resident) <= pool.max_resident(needed), (
                     "pages are held that nobody sees"
@@ -97,6 +100,7 @@ class LoopChecks:
             ) == setup.max_num_batched_tokens
             ended = oldest.num_scheduled_outputs == oldest.max_tokens
             full = full or (setup.batch_invariant and rows)  # it is not its turn
+            full = full or oldest.slot % setup.groups != plan.group
             assert oldest in rows or oldest.pages_in_transit or full or ended, (
                 "the oldest request stands still"
             )
@@ -146,6 +150,7 @@ class LoopChecks:
             and not request.output
             and self.setup.policy == "fcfs"
             and not self.setup.host_pages
+            and self.setup.groups == 1  # another group may have shorter prompts
         ):
             assert not self.first_tokens or self.first_tokens[-1] < int(request.id), (
                 "a newer request got its first token first"

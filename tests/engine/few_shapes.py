@@ -23,6 +23,7 @@ from jaxllm.engine.runtime.compilation.executables import Executables, Recipe
 from jaxllm.engine.runtime.compilation.xla_options import XlaOptions
 from jaxllm.engine.scheduling.buckets import Buckets
 from jaxllm.engine.startup import sizing
+from jaxllm.mesh import WHOLE, Stage
 from jaxllm.models import ModelSpec
 from jaxllm.weights import dummy
 
@@ -64,10 +65,10 @@ def _few(max_num_seqs: int, max_num_batched_tokens: int, platform: str) -> Bucke
     )
 
 
-def _outline(spec: ModelSpec, mesh: Mesh, dtype: DTypeLike) -> Any:
-    key = repr(spec), json.dumps(spec.config, sort_keys=True), mesh, str(dtype)
+def _outline(spec: ModelSpec, mesh: Mesh, dtype: DTypeLike, stage: Stage = WHOLE) -> Any:
+    key = repr(spec), json.dumps(spec.config, sort_keys=True), mesh, str(dtype), stage
     if key not in _outlines:
-        _outlines[key] = _made_outline(spec, mesh, dtype)
+        _outlines[key] = _made_outline(spec, mesh, dtype, stage)
     return _outlines[key]
 
 

@@ -61,10 +61,16 @@ HOW: dict[str, dict[str, Any]] = {
     "2 shards": {"tensor_parallel_size": 2},
     "4 shards": {"tensor_parallel_size": 4},
     "8 shards": {"tensor_parallel_size": 8},
+    "2 stages": {"pipeline_parallel_size": 2, "max_num_batched_tokens": 16},
+    "2 stages preempted": {"pipeline_parallel_size": 2, "num_gpu_blocks_override": 16},
+    "2 stages of 2 shards": {"pipeline_parallel_size": 2, "tensor_parallel_size": 2},
 }
 SHAPED = ("batched", "synchronous", "chunked")  # in these a request meets every shape
 SLOW = ("other page size", "4 shards", "8 shards")
-WAYS = [pytest.param(how, marks=pytest.mark.slow if how in SLOW else []) for how in HOW]
+WAYS = [
+    pytest.param(how, marks=pytest.mark.slow if how in SLOW or "stages" in how else [])
+    for how in HOW
+]
 # Others are seeded, too
 SHOWN = [pytest.param(mode, marks=pytest.mark.slow if mode == "seeded" else []) for mode in MODES]
 
@@ -180,7 +186,7 @@ def test_a_request_gets_the_same_however_it_is_run(
     engine = engine_for(how)
     before = engine.stats().preemptions
     assert_same(engine, mode, alone)
-    assert (engine.stats().preemptions > before) == (how == "preempted")
+    assert (engine.stats().preemptions > before) == ("preempted" in how)
 
 
 @pytest.fixture(scope="module")

@@ -137,6 +137,13 @@ def test_an_engine_over_eight_devices_equals_transformers(name: str) -> None:
     check(engine(golden.directory, tensor_parallel_size=8), golden.continuations)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("name", golden_names())
+def test_an_engine_in_stages_equals_transformers(name: str) -> None:
+    golden = load_golden(name)
+    check(engine(golden.directory, pipeline_parallel_size=2), golden.continuations)
+
+
 def test_keys_that_hold_positions_are_not_kept_in_8_bits() -> None:
     with pytest.raises(ConfigError, match="keys hold positions"):
         engine(load_golden("falcon-alibi").directory, kv_cache_dtype="fp8")

@@ -184,10 +184,11 @@ def validate_search(
         return
     num_stops = len({*(params.stop_token_ids or ()), *(() if params.ignore_eos else eos_ids)})
     name = "n" if params.best_of is None else "best_of"
-    if width > resolved.max_num_seqs:
+    if width > resolved.step_seqs:
         raise RequestError(
             f"a search with {width} beams needs as many slots, "
-            f"but --max-num-seqs is {resolved.max_num_seqs}; ask for fewer beams or raise it",
+            f"but --max-num-seqs is {resolved.max_num_seqs}{_divided(resolved)}; "
+            "ask for fewer beams or raise it",
             name,
         )
     if width + num_stops > resolved.max_logprobs:
@@ -208,6 +209,11 @@ def validate_search(
             "max_tokens",
             "kv_pool_too_small",
         )
+
+
+def _divided(resolved: Resolved) -> str:
+    stages = resolved.pipeline_parallel_size
+    return "" if stages == 1 else f" over {stages} stages"
 
 
 def max_pages(pools: Sequence[PagePool], prompt: int, tokens: int, width: int) -> list[int]:

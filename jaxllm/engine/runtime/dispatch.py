@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
+import numpy as np
 from jax import Array
 
 from jaxllm.cache.kv import KVCache, zeros_of
@@ -55,18 +56,21 @@ class Dispatcher:
         self.tell(launch)
         results: list[Array] = []
         for key, buffer in launch.calls:
-            if buffer is None:
-                found = self.call(key)
-            else:
-                buffers = self._buffers[key]
-                found = self.call(key, buffers.send(buffer))
-                if PROGRAMS[key.program].acknowledges:
-                    buffers.until(found.pop())
-            results += found
+            results += self.dispatch(key, buffer)
         if not self._results_pinned:
             for result in results:
                 begin_read(result)
         return results
+
+    def dispatch(self, key: Key, buffer: np.ndarray | None) -> list[Array]:
+        """Dispatch one program of a launch; returns its results."""
+        if buffer is None:
+            return self.call(key)
+        buffers = self._buffers[key]
+        found = self.call(key, buffers.send(buffer))
+        if PROGRAMS[key.program].acknowledges:
+            buffers.until(found.pop())
+        return found
 
     def call(self, key: Key, *inputs: Any) -> list[Any]:
         """Dispatch one program. `inputs` are its arguments that do not stay on the device; returns

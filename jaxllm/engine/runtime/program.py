@@ -118,9 +118,10 @@ class Variant:
 
     @property
     def buffer_size(self) -> int:
-        """Elements of the int32 buffer that the caller hands over; 0 if there is none."""
-        sizes = (x.shape[0] for x in self.takes if isinstance(x, jax.ShapeDtypeStruct))
-        return next(sizes, 0)
+        """Elements of the int32 buffer that the caller hands over; 0 if there is none. Matrices
+        that it hands over are on the device already."""
+        given = (x for x in self.takes if isinstance(x, jax.ShapeDtypeStruct))
+        return next((x.shape[0] for x in given if x.ndim == 1), 0)
 
     @property
     def uses_pages(self) -> bool:
@@ -159,7 +160,7 @@ class Program:
         buffers: host buffers that may wait for the device at once.
         acknowledges: the last result is there when the host buffer was read; then `buffers` bounds
             memory. Otherwise `buffers` is what the steps in flight can use.
-        runs: whether the model of these shapes needs it; most programs generate.
+        runs: whether the model of these shapes needs it; most programs generate, in the last stage.
     """
 
     name: str
@@ -170,14 +171,24 @@ class Program:
     has_products: bool = False
     may_need_most: Callable[[StepShapes], bool] = lambda shapes: False
     rows: Callable[[Sizes], int] = lambda sizes: sizes[0] if sizes else 0
-    buffers: Callable[[StepShapes], int] = lambda shapes: MAX_DEPTH + 2
+    buffers: Callable[[StepShapes], int] = lambda shapes: in_flight(shapes) + 2
     acknowledges: bool = False
-    runs: Callable[[StepShapes], bool] = lambda shapes: shapes.pooling is None
+    runs: Callable[[StepShapes], bool] = lambda shapes: generates(shapes) and shapes.stage.is_last
 
 
 def always(shapes: StepShapes) -> bool:
     """For flags of `Program` that no shape changes."""
     return True
+
+
+def generates(shapes: StepShapes) -> bool:
+    """Of programs that every stage of a generating model needs."""
+    return shapes.pooling is None
+
+
+def in_flight(shapes: StepShapes) -> int:
+    """Steps in flight at most: one for each stage, where there are several."""
+    return max(MAX_DEPTH, shapes.stage.count)
 
 
 def shardings(tree: Any) -> Any:

@@ -75,6 +75,11 @@ class StepResult(NamedTuple):
     packed: Array | None
     failures: dict[int, str]
 
+    @property
+    def group(self) -> int:
+        """Of the slots that run."""
+        return self.forwarded.plan.group
+
 
 class Collected(NamedTuple):
     """A finished step on the host.

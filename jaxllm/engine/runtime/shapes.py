@@ -21,7 +21,7 @@ from jaxllm.engine.runtime.packing import ChunkLayout
 from jaxllm.engine.runtime.state import ForwardOutput, SlotState
 from jaxllm.engine.scheduling.buckets import Buckets, ExtendShape
 from jaxllm.logprobs import widths
-from jaxllm.mesh import LAYER, layer_devices, per_device
+from jaxllm.mesh import LAYER, WHOLE, Stage, layer_devices, per_device
 from jaxllm.pooling import Pooling
 from jaxllm.sampling.process import LogitsParams
 from jaxllm.sampling.processor_arguments import Processor
@@ -90,6 +90,8 @@ class StepShapes:
         moved_pages: pages that one program moves to or from host memory; 0 without host memory.
         platform: target of the programs, "gpu" say; the mesh may be of other devices.
         pooling: how the model pools; None when it generates.
+        stage: which layers of the model these devices have.
+        hidden_width: D.
     """
 
     model: Model
@@ -105,6 +107,8 @@ class StepShapes:
     moved_pages: int = 0
     platform: str = "cpu"
     pooling: Pooling | None = None
+    stage: Stage = WHOLE
+    hidden_width: int = 0
 
     @functools.cached_property
     def replicated(self) -> NamedSharding:
@@ -215,6 +219,14 @@ class StepShapes:
         """[S+1, V]: how often each slot's output has each token."""
         shape = self.slots + 1, self.vocab_size
         return jax.ShapeDtypeStruct(shape, jnp.uint16, sharding=self.split_vocab)
+
+    def handed(self, tokens: int) -> jax.ShapeDtypeStruct:
+        """Hidden states of so many tokens, as a stage hands them on: [T, D]."""
+        return self.array((tokens, self.hidden_width), self.hidden_states.dtype)
+
+    def drawn(self, rows: int) -> jax.ShapeDtypeStruct:
+        """Tokens of a step with so many rows of logits, as the last stage tells them to others."""
+        return self.array((2, rows), jnp.int32)
 
     def array(self, shape: tuple[int, ...], dtype: Any) -> jax.ShapeDtypeStruct:
         """An array that is whole on every device."""

@@ -17,11 +17,13 @@ class Limits:
         max_num_seqs: Slots.
         max_num_batched_tokens: Tokens of a step, decodes included.
         max_model_len: Tokens of a sequence.
+        groups: Groups of slots that steps take in turn: one for each stage of a pipeline.
     """
 
     max_num_seqs: int
     max_num_batched_tokens: int
     max_model_len: int
+    groups: int = 1
 
     def __post_init__(self) -> None:
         for name in self.__slots__:
@@ -97,6 +99,7 @@ class Plan:
         copies: Pages to copy before anything is computed, in this order.
         table_writes: Pages that the decodes were given, at most one per decode and cache group.
         moves: Transfers between pool and host memory, before the copies.
+        group: Of the slots that run.
     """
 
     decodes: tuple[Request, ...]
@@ -106,6 +109,7 @@ class Plan:
     copies: tuple[PageCopy, ...] = ()
     table_writes: tuple[TableWrite, ...] = ()
     moves: Moves | None = None
+    group: int = 0
 
     @functools.cached_property
     def emitters(self) -> list[Request | None]:

@@ -51,11 +51,11 @@ class Scheduler:
         self.chunk_planner = ChunkPlanner(limits, buckets, self.kv_manager, queues)
         self._swaps = False
         self._batch_invariant = False
-        self._had_chunks = False  # the last plan, when batch-invariant
+        self._had_chunks = [False] * limits.groups  # each one's last plan, when batch-invariant
         self.estimator = AdmissionEstimator()
         # Was not admitted by the estimator; not tried again until requests release pages
         self._refused: Request | None = None
-        self._slots = Slots(limits.max_num_seqs)
+        self._slots = Slots(limits.max_num_seqs, limits.groups)
         # Running requests take a page every page_size steps: without a few free ones a new prompt
         # would be preempted at once
         self._watermarks = [max(1, pool.num_pages // 100) for pool in pools]
@@ -202,7 +202,7 @@ class Scheduler:
             for request in queue.pop_all():
                 request.status = Status.FINISHED
         self._refused = None
-        self._slots = Slots(self.limits.max_num_seqs)
+        self._slots = Slots(self.limits.max_num_seqs, self.limits.groups)
         self.kv_manager.release_all()
 
     def commit_tokens(self, request: Request, new_tokens: int) -> None:
@@ -230,13 +230,20 @@ class Scheduler:
         return max(0, request.capacity - request.computed)
 
     def plan(self) -> Plan:
-        """The next step, which may be empty. Advances the requests as if it had run."""
+        """The next step, which may be empty. Advances the requests as if it had run. Of several
+        groups it is the turn of the next one that has something to run."""
+        for _ in range(self.limits.groups):
+            plan = self._plan(self._slots.next_turn())
+            if not plan.empty or plan.preempted:
+                break
+        return plan
+
+    def _plan(self, group: int) -> Plan:
         offload = self.offload
         if offload is not None:
             offload.put_fetched()
-        decode, prefill = (
-            (self._had_chunks, not self._had_chunks) if self._batch_invariant else (True, True)
-        )
+        had = self._had_chunks[group]
+        decode, prefill = (had, not had) if self._batch_invariant else (True, True)
         decodes, positions, chunks, preempted = self._select(decode, prefill)
         # Pages in transit delay no other request
         if self._batch_invariant and not (decodes or chunks or preempted):
@@ -244,9 +251,7 @@ class Scheduler:
         moves = None
         if offload is not None:
             offload.fetch_pending()
-            if (
-                not decodes and not chunks
-            ):  # nothing runs beside the fetches: do not wait for a step
+            if not (decodes or chunks):  # nothing runs beside the fetches: do not wait for a step
                 offload.put_fetched()
                 arrived = [
                     r
@@ -255,11 +260,9 @@ class Scheduler:
                 ]
                 chunks = self.chunk_planner.plan(arrived, 0, None)
             moves = offload.flush()
-        self._had_chunks = bool(chunks)
-        copies, writes = self.kv_manager.pop_page_changes()
-        return Plan(
-            tuple(decodes), tuple(positions), chunks, tuple(preempted), copies, writes, moves
-        )
+        self._had_chunks[group] = bool(chunks)
+        step = tuple(decodes), tuple(positions), chunks, tuple(preempted)
+        return Plan(*step, *self.kv_manager.pop_page_changes(), moves, group)
 
     def check(self) -> None:
         """Raise `PoolError` if pages or slots are leaked or shared wrongly. For tests and for an
@@ -279,7 +282,7 @@ class Scheduler:
         prefilling: list[Request] = []
         preempted: list[Request] = []
         running = Status.RUNNING
-        for request in list(self._running):
+        for request in self._slots.of_turn(self._running):
             # Preempted by an earlier one just now, or waiting for its pages
             if request.status is not running or request.pages_in_transit:
                 continue
@@ -311,7 +314,7 @@ class Scheduler:
             request = self._slots.next_to_admit(self._swapped or self._waiting)
             if (
                 request is None
-                or not self._slots.available(request)
+                or not self._slots.available(request, self.waiting)
                 or not self._admit(request, chunks[-1] if chunks else None)
             ):
                 return

@@ -1,5 +1,5 @@
-"""Slots of the device: which are free, which a beam search holds as one, and which request may take
-one next. Imports no jax."""
+"""Slots of the device: which are free, which a beam search holds as one, which request may take one
+next, and which run together. Imports no jax."""
 
 from __future__ import annotations
 
@@ -10,16 +10,29 @@ from jaxllm.engine.scheduling.request import PromptSharing, Request, Status
 
 
 class Slots:
-    """Assigns `count` slots.
+    """Assigns `count` slots, of which every so-manieth is of one of `groups` groups.
 
     A beam search takes all of its slots when its first beam is admitted and gives them back when
     its last beam leaves. So two searches never each hold slots that the other one waits for.
+
+    Attributes:
+        turn: the group whose slots run and are assigned now.
     """
 
-    def __init__(self, count: int):
-        self.count = count
+    def __init__(self, count: int, groups: int = 1):
+        self.count, self._groups, self.turn = count, groups, groups - 1
         self.searches: list[PromptSharing] = []  # that hold slots
-        self._free = list(range(count - 1, -1, -1))  # the last is assigned next
+        # Of each group; the last is assigned next
+        self._free = [list(range(count))[group::groups][::-1] for group in range(groups)]
+
+    def next_turn(self) -> int:
+        """The turn of the group after."""
+        self.turn = (self.turn + 1) % self._groups
+        return self.turn
+
+    def of_turn(self, running: Iterable[Request]) -> list[Request]:
+        """Those of the running requests whose turn it is."""
+        return [r for r in running if self._groups == 1 or r.slot % self._groups == self.turn]
 
     def next_to_admit(self, waiting: RequestQueue) -> Request | None:
         """The waiting request to admit next; None when it must not start yet.
@@ -38,20 +51,24 @@ class Slots:
         ready = (beam for beam in first.siblings if _waits(beam) and beam.tokens_known)
         return min(ready, key=by_order, default=None)
 
-    def available(self, request: Request) -> bool:
-        """Whether there is a slot for the request."""
-        search = request.sharing
-        if search is None or not search.slots:
-            return bool(self._free)
-        return bool(search.spare) if search.active else len(self._free) >= search.slots
+    def available(self, request: Request, waiting: int) -> bool:
+        """Whether there is a slot for the request, one of `waiting`, in the group whose turn it is.
+        A group gets no more than its share of all requests while others could run some."""
+        search, free = request.sharing, self._free[self.turn]
+        if search is not None and search.active and search.slots:
+            return bool(search.spare) and search.spare[-1] % self._groups == self.turn
+        needed = search.slots if search is not None and search.slots else 1
+        held = self.count - sum(map(len, self._free))
+        own = len(range(self.turn, self.count, self._groups)) - len(free)
+        return len(free) >= needed and own * self._groups < held + waiting
 
     def assign(self, request: Request) -> int:
         """Take a slot for the request."""
-        search = request.sharing
+        search, free = request.sharing, self._free[self.turn]
         if search is None or not search.slots:
-            return self._free.pop()
+            return free.pop()
         if not search.active:
-            search.spare = [self._free.pop() for _ in range(search.slots)]
+            search.spare = [free.pop() for _ in range(search.slots)]
             self.searches.append(search)
         search.active += 1
         return search.spare.pop()
@@ -60,12 +77,12 @@ class Slots:
         """Take back the request's slot."""
         search = request.sharing
         if search is None or not search.slots:
-            self._free.append(request.slot)
+            self._free[request.slot % self._groups].append(request.slot)
             return
         search.spare.append(request.slot)
         search.active -= 1
         if not search.active:
-            self._free += search.spare
+            self._free[request.slot % self._groups] += search.spare
             search.spare = []
             self.searches.remove(search)
 
@@ -81,7 +98,8 @@ class Slots:
                 f" {len(searches)} do"
             )
         spare = [slot for search in searches.values() for slot in search.spare]
-        slots = sorted(self._free + spare + [request.slot for request in running])
+        taken = spare + [request.slot for request in running]
+        slots = sorted(sum(self._free, taken))
         if slots != list(range(self.count)):
             raise RuntimeError(f"slots are leaked or used twice: {slots}")
 

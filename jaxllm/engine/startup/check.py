@@ -9,7 +9,7 @@ from jaxllm.engine.startup.report import Rows, decided_rows
 from jaxllm.engine.startup.resolve import resolve
 from jaxllm.engine.startup.sizing import with_workspace
 from jaxllm.engine.startup.start import read_model
-from jaxllm.mesh import make_mesh
+from jaxllm.mesh import make_stage_meshes
 
 
 def check_fit(config: EngineConfig) -> Rows:
@@ -17,7 +17,7 @@ def check_fit(config: EngineConfig) -> Rows:
     Raises ConfigError when it cannot work."""
     config, model_dir, spec = read_model(config)
     reserve_as(config)
-    mesh = make_mesh(config.tensor_parallel_size)
+    mesh = make_stage_meshes(config.tensor_parallel_size, config.pipeline_parallel_size)[-1]
     setup = resolve(config, model_dir, mesh, spec)
     weights.check(model_dir, setup.spec, setup.mesh, setup.dtype, config.load_format)
     if not setup.memory.budget.shared:  # where steps are compiled, an estimate refuses nothing

@@ -61,6 +61,7 @@ def make_scheduler(
         max_num_seqs=resolved.max_num_seqs,
         max_num_batched_tokens=resolved.max_num_batched_tokens,
         max_model_len=resolved.max_model_len,
+        groups=resolved.pipeline_parallel_size,
     )
     scheduler = kind(limits, pools, runner.shapes.buckets, POLICIES[resolved.scheduling_policy])
     if prefix is not None and resolved.host_pages:

@@ -22,7 +22,7 @@ from jaxllm.config import EngineConfig
 from jaxllm.engine.scheduling.buckets import Buckets
 from jaxllm.engine.startup.device_client import limit_bytes, unused_bytes
 from jaxllm.engine.startup.host_memory import available_bytes
-from jaxllm.mesh import layer_devices
+from jaxllm.mesh import layer_devices, make_stage_meshes
 from jaxllm.models import ModelSpec
 from jaxllm.nn.mlp import ACTIVATIONS, FUSED_ACTIVATION
 from jaxllm.sampling.process import logits_params_bytes
@@ -229,10 +229,11 @@ def measure_budget(
         staged: bytes of pages on their way to or from the host.
     """
     devices, shards = mesh.devices.flat, layer_devices(mesh)
-    shared, slots = devices[0].platform == "cpu", buckets.decode[-1]
+    shared = devices[0].platform == "cpu"
+    slots = buckets.decode[-1] * config.pipeline_parallel_size
     resident = resident_bytes(buckets.logits, slots, spec.vocab_size, shards)
     return MemoryBudget(
-        usable=usable_bytes(config, devices),
+        usable=min(usable_bytes(config, own) for own in [devices, *_of_other_stages(config)]),
         weights=shard_bytes(weights),
         workspace=workspace_bytes(spec, step_tokens, buckets.logits[-1], itemsize, shards),
         shared=shared,
@@ -241,6 +242,13 @@ def measure_budget(
         staged=staged,
         packing=None if spec.scheme is None or spec.formats else spec.scheme.title,
     )
+
+
+def _of_other_stages(config: EngineConfig) -> list[list[Any]]:
+    """The devices of the stages that are not the last."""
+    size, count = config.tensor_parallel_size, config.pipeline_parallel_size
+    meshes = make_stage_meshes(size, count)[:-1] if count > 1 else []
+    return [[*mesh.devices.flat] for mesh in meshes]
 
 
 def usable_bytes(config: EngineConfig, devices: Iterable[Any]) -> int:

@@ -26,6 +26,7 @@ from jaxllm.engine.runtime.runner import Runner
 from jaxllm.engine.scheduling.chunk_planner import seconds_per_token
 from jaxllm.engine.startup.memory import shard_bytes
 from jaxllm.engine.startup.resolve import Setup
+from jaxllm.mesh import stages
 from jaxllm.nn.weight.schemes import backend, groups
 from jaxllm.units import GIB, amount
 
@@ -140,7 +141,8 @@ def table_rows(setup: Setup, programs: Programs, compiles: CompileCounter, repor
 def decided_rows(setup: Setup, largest_step: int | None) -> Rows:
     """Decisions; the largest step needs these bytes, None while it is not compiled."""
     resolved = setup.resolved
-    device, devices = setup.mesh.devices.flat[0], setup.mesh.size
+    device = setup.mesh.devices.flat[0]
+    devices = setup.mesh.size * resolved.pipeline_parallel_size
     at_once = resolved.num_pages / setup.longest.pages_per_request
     return [
         ("model", f"{resolved.model_dir} ({resolved.model_type})"),
@@ -149,6 +151,7 @@ def decided_rows(setup: Setup, largest_step: int | None) -> Rows:
             f"{devices} × {device.device_kind} ({device.platform}), "
             f"tensor parallel {resolved.tensor_parallel_size}",
         ),
+        *_stage_rows(setup),
         ("dtype", resolved.dtype),
         *_memory_rows(setup, largest_step),
         *_format_rows(setup),
@@ -167,6 +170,16 @@ def decided_rows(setup: Setup, largest_step: int | None) -> Rows:
         ),
         ("queue", f"{resolved.max_num_queued_reqs} requests, {resolved.scheduling_policy}"),
     ]
+
+
+def _stage_rows(setup: Setup) -> Rows:
+    """Which layers are where, if they are divided."""
+    if setup.stage.count == 1:
+        return []
+    own = [stage.layers(len(setup.spec.layers)) for stage in stages(setup.stage.count)]
+    layers = "; ".join(f"layers {some.start} to {some.stop - 1}" for some in own)
+    turns = f"{setup.stage.count} groups of {setup.resolved.step_seqs} requests in turn"
+    return [("stages", f"{layers} on {setup.mesh.size} devices each; {turns}")]
 
 
 def _sums_rows(resolved: Resolved) -> Rows:

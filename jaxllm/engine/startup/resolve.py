@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -35,10 +34,12 @@ from jaxllm.engine.startup.memory import (
     expected_workspace_bytes,
     group_windows,
     measure_budget,
+    shard_bytes,
 )
+from jaxllm.engine.startup.pipeline.divide import divide
 from jaxllm.engine.startup.plan_memory import first_plan, may_shorten
 from jaxllm.hosts.group import ALONE, Hosts, difference
-from jaxllm.mesh import layer_devices, over_experts
+from jaxllm.mesh import WHOLE, Stage, layer_devices, over_experts, stages
 from jaxllm.models import ModelSpec, Wish, read_spec
 from jaxllm.models.config.expert_groups import expert_groups
 from jaxllm.nn.heads import Heads
@@ -64,6 +65,7 @@ class Setup:
         graphdef: the model's modules, see `flax.nnx.split`.
         abstract_weights: shapes with shardings of its weights.
         hosts: that decide together.
+        stage: which layers these devices have. All stages decide the same.
     """
 
     resolved: Resolved
@@ -76,6 +78,7 @@ class Setup:
     graphdef: Any
     abstract_weights: Any
     hosts: Hosts = ALONE
+    stage: Stage = WHOLE
 
     @property
     def heads(self) -> Heads:
@@ -96,11 +99,10 @@ class Setup:
 
     @property
     def layer_groups(self) -> tuple[int, ...]:
-        """The cache group of each layer."""
-        windows = self.resolved.windows
-        return tuple(
-            windows.index(window) if window in windows else 0 for window in self.spec.windows
-        )
+        """The cache group of each layer of the stage."""
+        windows, layers = self.resolved.windows, self.stage.layers(len(self.spec.layers))
+        own = (self.spec.windows[layer] for layer in layers)
+        return tuple(windows.index(window) if window in windows else 0 for window in own)
 
 
 type Found = ModelSpec | None  # the model's, where it has been read already
@@ -109,24 +111,25 @@ type Found = ModelSpec | None  # the model's, where it has been read already
 def resolve(
     config: EngineConfig, model_dir: Path, mesh: Mesh, spec: Found = None, hosts: Hosts = ALONE
 ) -> Setup:
-    """Decide everything. Raises ConfigError before any loading when it cannot work."""
+    """Decide everything, for the last stage. Raises ConfigError when it cannot work."""
     shards, platform = layer_devices(mesh), mesh.devices.flat[0].platform
     spec = spec or read_spec(model_dir, Wish.of(config))
     spec, dtype, kv_dtype = _model(config, model_dir, spec, platform)
-    mesh = over_experts(mesh, expert_groups(config, spec))
+    mesh, pipeline = over_experts(mesh, expert_groups(config, spec)), divide(config, spec)
     heads, page_size = spec.heads(shards), config.block_size or (16 if platform == "cpu" else 64)
     shapes = _shapes(spec, heads, dtype, page_size, kv_dtype)
     backend = choose_backend(mesh.devices.flat[0], shapes, config.attention_backend)
     spec = spec.with_heads_of(backend.head_dim)
-    heads, graphdef, abstract = spec.heads(shards), *weights.abstract(spec, mesh, dtype)
+    abstracts = [weights.abstract(spec, mesh, dtype, stage) for stage in pipeline]
+    heads = spec.heads(shards)
     limits = _limits(config, spec, platform)
     slots, step_tokens = limits.max_num_seqs, limits.max_num_batched_tokens
-    buckets, tile = _buckets(config, spec)(slots, step_tokens, platform), tile_tokens(backend.name)
+    buckets, tile = _buckets(config, spec, limits, platform), tile_tokens(backend.name)
     need, host = _cache(config, spec, heads, limits, page_size, kv_dtype, tile, platform)
     rows, staged = step_tokens + slots, host.staged * (need.page_bytes + sum(need.more_bytes))
-    leaves, itemsize = jax.tree.leaves(abstract), dtype.itemsize
+    leaves = max((jax.tree.leaves(state) for _, state in abstracts), key=shard_bytes)
+    itemsize, sums = dtype.itemsize, _sums(config, mesh, spec, dtype, rows)
     budget = measure_budget(config, spec, mesh, leaves, buckets, rows, itemsize, staged)
-    sums = _sums(config, mesh, spec, dtype, rows)
     resident = budget.resident + _inbox_bytes(sums, mesh, spec, buckets)
     budget = replace(budget, usable=min(hosts.agree(budget.usable)), resident=resident)
     expected = expected_workspace_bytes(spec, rows, buckets.score, itemsize, shards)
@@ -161,10 +164,11 @@ def resolve(
         more_pages=(),
         batch_invariant=config.batch_invariant,
         pooling=spec.pooling,
+        pipeline_parallel_size=len(pipeline),
         **sums._asdict(),
     )
-    setup = Setup(resolved, spec, mesh, dtype, need, memory, buckets, graphdef, abstract, hosts)
-    return with_plan(setup, config, memory)
+    decided = resolved, spec, mesh, dtype, need, memory, buckets, *abstracts[-1]
+    return with_plan(Setup(*decided, hosts, pipeline[-1]), config, memory)
 
 
 def with_plan(setup: Setup, config: EngineConfig, memory: MemoryPlan) -> Setup:
@@ -172,7 +176,7 @@ def with_plan(setup: Setup, config: EngineConfig, memory: MemoryPlan) -> Setup:
     length = memory.max_model_len
     spec = setup.spec.serving(length)
     if spec.ropes != setup.spec.ropes:
-        graphdef, abstract = weights.abstract(spec, setup.mesh, setup.dtype)
+        graphdef, abstract = weights.abstract(spec, setup.mesh, setup.dtype, setup.stage)
         setup = replace(setup, graphdef=graphdef, abstract_weights=abstract)
     resolved = replace(
         setup.resolved,
@@ -193,6 +197,8 @@ def _sums(config: EngineConfig, mesh: Mesh, spec: ModelSpec, dtype: jnp.dtype, r
         return Sums(XLA, "a pooling model")
     if config.nnodes > 1:
         return Sums(XLA, "devices of several hosts")
+    if mesh.size > 1 and config.pipeline_parallel_size > 1:
+        return Sums(XLA, "devices of a stage")
     return choose_sums(mesh, rows, spec.width, dtype)
 
 
@@ -218,11 +224,12 @@ def _shapes(
     return LatentShapes(*sizes, layer.rank) if isinstance(layer, LatentKV) else Shapes(*sizes)
 
 
-def _buckets(config: EngineConfig, spec: ModelSpec) -> Callable[[int, int, str], Buckets]:
-    """What makes the shapes to compile of slots, tokens of a step and the platform."""
-    if config.batch_invariant:
-        return Buckets.batch_invariant
-    return Buckets.build if spec.pooling is None else Buckets.pooling
+def _buckets(config: EngineConfig, spec: ModelSpec, limits: Limits, platform: str) -> Buckets:
+    """The shapes to compile."""
+    build = Buckets.build if spec.pooling is None else Buckets.pooling
+    build = Buckets.batch_invariant if config.batch_invariant else build
+    step_seqs = -(-limits.max_num_seqs // config.pipeline_parallel_size)
+    return build(step_seqs, limits.max_num_batched_tokens, platform)
 
 
 def _shares_prefixes(config: EngineConfig, spec: ModelSpec, length: int) -> bool:
@@ -280,8 +287,9 @@ def _cache(
         if shards > 1:
             raise ConfigError("encoders run on one device; leave out --tensor-parallel-size")
     windows = [None if host.pages else effective_window(window, length) for window in spec.windows]
-    groups = group_windows(windows)
-    first, *more = (windows.count(window) * page for window in groups)
+    groups, pipeline = group_windows(windows), stages(config.pipeline_parallel_size)
+    own = [[windows[layer] for layer in stage.layers(len(windows))] for stage in pipeline]
+    first, *more = (max(some.count(window) for some in own) * page for window in groups)
     need = KVRequirements(
         page_bytes=first,
         page_size=page_size,

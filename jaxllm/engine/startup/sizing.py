@@ -22,6 +22,7 @@ from jaxllm.engine.runtime.shapes import Model, StepShapes, packed_carries
 from jaxllm.engine.startup.memory import MemoryBudget, states_shape
 from jaxllm.engine.startup.plan_memory import is_measured, plan_memory
 from jaxllm.engine.startup.resolve import Setup, with_plan
+from jaxllm.mesh import WHOLE
 from jaxllm.sampling.processor_arguments import Processor
 from jaxllm.units import GIB
 
@@ -76,6 +77,8 @@ def make_programs(
         moved_pages=resolved.moved_pages,
         platform=executables.platform,
         pooling=resolved.pooling,
+        stage=setup.stage,
+        hidden_width=setup.spec.width,
     )
     return Programs(shapes, executables)
 
@@ -125,6 +128,7 @@ def _exports(setup: Setup) -> Exports | None:
         "engine": resolved,
         "length": setup.need.max_model_len,
         "buckets": setup.buckets.to_dict(),
+        "stage": setup.stage.index,
         "devices": [
             device.platform,
             device.device_kind,
@@ -214,10 +218,11 @@ def _measure_workspace(
 
 
 def shallow(setup: Setup, layers: int = SIZING_LAYERS) -> Setup:
-    """The same model cut off after a few layers, with the pools of their cache groups."""
+    """The same model cut off after a few layers, in one stage, with the pools of their cache
+    groups."""
     spec = setup.spec.first_layers(layers)
     graphdef, abstract = weights.abstract(spec, setup.mesh, setup.dtype)
-    few = replace(setup, spec=spec, graphdef=graphdef, abstract_weights=abstract)
+    few = replace(setup, spec=spec, graphdef=graphdef, abstract_weights=abstract, stage=WHOLE)
     groups = sorted(set(few.layer_groups))
     pages = setup.resolved.num_pages, *setup.resolved.more_pages
     first, *more = (pages[group] for group in groups)

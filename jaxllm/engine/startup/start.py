@@ -20,6 +20,7 @@ from jaxllm.config import ConfigError, EngineConfig, Resolved
 from jaxllm.engine.constraints.grammars import Grammars
 from jaxllm.engine.runtime.compilation.exports import is_private
 from jaxllm.engine.runtime.lattice import Programs, weight_leaves
+from jaxllm.engine.runtime.pipeline import PipelineRunner
 from jaxllm.engine.runtime.pooling_runner import PoolingRunner
 from jaxllm.engine.runtime.runner import Runner
 from jaxllm.engine.runtime.state import MAX_STOP_IDS
@@ -31,6 +32,7 @@ from jaxllm.engine.startup.device_client import (
     reserve_as,
 )
 from jaxllm.engine.startup.pin_host_memory import pinning
+from jaxllm.engine.startup.pipeline.stages import start_stages
 from jaxllm.engine.startup.report import Report, link_rows, table_rows
 from jaxllm.engine.startup.resolve import Setup, check_same, resolve
 from jaxllm.engine.startup.sizing import (
@@ -44,7 +46,7 @@ from jaxllm.engine.startup.sizing import (
 from jaxllm.grammar.matcher import Matchers
 from jaxllm.hosts.group import ALONE, Hosts
 from jaxllm.locate import locate
-from jaxllm.mesh import make_mesh
+from jaxllm.mesh import make_stage_meshes
 from jaxllm.models import ModelSpec, Wish, read_spec
 from jaxllm.sampling.options import MAX_STOP_TOKEN_IDS
 from jaxllm.sampling.processor_arguments import Function, Processor
@@ -94,6 +96,7 @@ class WeightSource:
             seed=self._config.seed,
             progress=progress,
             cache=weight_cache(self._config),
+            stage=self._setup.stage,
         )
         leaves, _ = weight_leaves(state)
         jax.block_until_ready(leaves)
@@ -126,8 +129,8 @@ def start(
         # JAX takes seconds to find GPUs, mostly without Python's lock
         with ThreadPoolExecutor(1, thread_name_prefix="tokenizer") as pool:
             reading = pool.submit(read_tokenizer, config, model_dir, spec.vocab_size, eos_ids)
-            mesh = make_mesh(config.tensor_parallel_size)
-            setup = resolve(config, model_dir, mesh, spec, hosts)
+            meshes = make_stage_meshes(config.tensor_parallel_size, config.pipeline_parallel_size)
+            setup = resolve(config, model_dir, meshes[-1], spec, hosts)
             tokenizer, matchers = reading.result()
         grammars = Grammars(matchers, setup.resolved.vocab_size, eos_ids)
         weights.check(model_dir, setup.spec, setup.mesh, setup.dtype, config.load_format)
@@ -141,11 +144,14 @@ def start(
     with report.phase("Allocating KV pages"):
         kv = zeros_of(abstract_pages(setup))  # zeros, because kernels may multiply what they mask
         jax.block_until_ready(kv)
-    runner = (
-        Runner(programs, leaves, kv, eos_ids)
-        if setup.spec.pooling is None
-        else PoolingRunner(programs, leaves, kv)
-    )
+    runner: Runner | PoolingRunner
+    if setup.spec.pooling is not None:
+        runner = PoolingRunner(programs, leaves, kv)
+    elif len(meshes) > 1:
+        before = start_stages(setup, meshes[:-1], config, report, programs.executables.compiles)
+        runner = PipelineRunner(before, programs, leaves, kv, eos_ids)
+    else:
+        runner = Runner(programs, leaves, kv, eos_ids)
     if not config.enforce_eager:
         with report.phase("Warming up"):
             # A second step in flight gains 0.5 % even where steps are long, but new requests wait
@@ -266,7 +272,7 @@ def _load_and_compile(
         setup, programs = fit_pool(setup, programs, config)
     workers.configure(
         _worker_spec(setup, config)
-        if much_is_missing(programs) and not config.enforce_eager and config.nnodes == 1
+        if much_is_missing(programs) and not config.enforce_eager and _is_alone(config)
         else WorkerSpec(0)
     )
     with ThreadPoolExecutor(1, thread_name_prefix="load") as pool:
@@ -298,12 +304,17 @@ def _early_workers(config: EngineConfig) -> int:
     """Workers to start before anything is known: some where there may be a GPU and no start has
     kept anything yet."""
     folder = programs_folder()
-    if config.enforce_eager or config.nnodes > 1 or not may_use_cuda() or folder is None:
+    if config.enforce_eager or not _is_alone(config) or not may_use_cuda() or folder is None:
         return 0
     try:
         return 0 if folder.is_dir() and any(folder.iterdir()) else early_count(os.cpu_count() or 1)
     except OSError:  # another user's: nothing will be kept
         return 0
+
+
+def _is_alone(config: EngineConfig) -> bool:
+    """Whether one mesh runs the engine, which is what workers compile for."""
+    return config.nnodes == config.pipeline_parallel_size == 1
 
 
 def _worker_spec(setup: Setup, config: EngineConfig) -> WorkerSpec:

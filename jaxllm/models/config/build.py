@@ -11,6 +11,7 @@ from flax import nnx
 from jax.typing import DTypeLike
 
 from jaxllm.cache.layer import ScaleTensors
+from jaxllm.mesh import Stage
 from jaxllm.models.config.read import family
 from jaxllm.models.config.spec import ModelSpec
 from jaxllm.nn.decoder import Decoder
@@ -93,6 +94,23 @@ def rules(spec: ModelSpec, model: Model) -> list[Rule]:
         *table,
         *(replace(rule, parameter=f"{path}{rule.parameter}") for rule in scales),
     ]
+
+
+def keep_stage(model: Model, table: list[Rule], stage: Stage) -> list[Rule]:
+    """Drop the modules that other stages of a pipeline have; returns the rules of those that stay,
+    whose layers are numbered anew."""
+    assert isinstance(model, Decoder), "models that pool run in one stage"
+    own, found = stage.layers(len(model.layers)), []
+    model.keep_stage(stage)
+    for rule in table:
+        module, _, rest = rule.parameter.partition(".")
+        if module != "layers":
+            found += [] if getattr(model, module) is None else [rule]
+            continue
+        number, _, leaf = rest.partition(".")
+        if int(number) in own:
+            found.append(replace(rule, parameter=f"layers.{int(number) - own.start}.{leaf}"))
+    return found
 
 
 def read_name(spec: ModelSpec, tensors: Container[str]) -> Callable[[str], str | None]:

@@ -25,6 +25,7 @@ ALIKE = (
     "kv_dtype",
     "page_size",
     "tensor_parallel_size",
+    "pipeline_parallel_size",
     "attention_backend",
 )
 SHARES = ("kv_usage", "host_usage")  # of statistics; the fullest engine's is that of all

@@ -38,7 +38,8 @@ def engine_launches(options: Options, model_dir: Path) -> list[Launch]:
     visible = options.visible_devices or options.inherited_devices
     if visible == "":  # no GPU is to be seen
         return [Launch(each, None) for each in configs]
-    devices = devices_of_engines(visible, count, config.tensor_parallel_size)
+    size = config.tensor_parallel_size * config.pipeline_parallel_size
+    devices = devices_of_engines(visible, count, size)
     return [Launch(*pair) for pair in zip(configs, devices, strict=True)]
 
 

@@ -63,7 +63,6 @@ def test_no_flag_is_both_ours_and_anothers() -> None:
         (["--no-enable-lora"], "--no-enable-lora has no effect"),
         (["--distributed-executor-backend", "mp"], "--nnodes over several hosts"),
         (["--trust-remote-code"], "code from a repository is never run"),
-        (["-pp", "1"], "--pipeline-parallel-size changes nothing"),
     ],
 )
 def test_a_flag_without_effect_is_told_in_the_log(argv: list[str], says: str) -> None:

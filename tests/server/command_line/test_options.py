@@ -133,7 +133,6 @@ def test_what_is_no_human_integer(text: str) -> None:
     "argv",
     [
         ["--no-enable-chunked-prefill"], ["--tokenizer-mode", "slow"],
-        ["--pipeline-parallel-size", "2"],
     ],
     ids=str,
 )  # fmt: skip

@@ -1,6 +1,8 @@
 """Forwards: one token for each running request, and prompt chunks with decode rows beside them.
 
 Each runs on every device, over the device's own heads, inner widths and share of the vocabulary.
+Where the layers are divided into stages, each stage has forwards of its own: all but the first take
+the hidden states that the stage before has handed on, and all but the last hand theirs on.
 """
 
 from __future__ import annotations
@@ -25,6 +27,7 @@ from jaxllm.engine.runtime.program import (
     Resident,
     Variant,
     always,
+    generates,
 )
 from jaxllm.engine.runtime.shapes import Model, StepShapes
 from jaxllm.engine.runtime.state import (
@@ -45,9 +48,38 @@ def decode(
     kv: KVCache,
     state: SlotState,
     reused: ForwardOutput,
+    *handed: Array,
 ) -> tuple[KVCache, ForwardOutput]:
     """One token for each of B = `rows` rows. `reused` gives the buffers, and the logits of the rows
     beyond them."""
+    given, context = _decode_context(model, rows, kv, state)
+    module = model.rebuild(weights)
+    carry = module.through_attention(given.token, given.position, context, *handed)
+    hidden = module.after_attention(carry, context)
+    spare = reused.logits.shape[0] - rows
+    slots = jnp.pad(given.slots, (0, spare), constant_values=state.rows.shape[0])
+    logits = jax.lax.dynamic_update_slice(reused.logits, module.logits(hidden), (0, 0))
+    return context.kv, ForwardOutput(logits, slots, jnp.pad(given.alive, (0, spare)))
+
+
+def hand_decode(
+    model: Model,
+    rows: int,
+    weights: tuple[Array, ...],
+    kv: KVCache,
+    state: SlotState,
+    *handed: Array,
+) -> tuple[KVCache, Array]:
+    """`decode` of a stage that is not the last: what it hands on, [B, D]."""
+    given, context = _decode_context(model, rows, kv, state)
+    module = model.rebuild(weights)
+    carry = module.through_attention(given.token, given.position, context, *handed)
+    return context.kv, module.handed(carry, context)
+
+
+def _decode_context(
+    model: Model, rows: int, kv: KVCache, state: SlotState
+) -> tuple[DecodeRows, PagedContext]:
     given = DecodeRows.read(state, rows, kv, model.page_size)
     empty = jnp.zeros((0,), jnp.int32)
     inputs = [
@@ -63,15 +95,9 @@ def decode(
         )
         for table, page in zip(given.tables, given.pages, strict=True)
     ]
-    context = PagedContext(
+    return given, PagedContext(
         kv, inputs, model.backend, model.collective, given.prompt_length, model.batch_invariant
     )
-    module = model.rebuild(weights)
-    hidden = module(given.token, given.position, context)
-    spare = reused.logits.shape[0] - rows
-    slots = jnp.pad(given.slots, (0, spare), constant_values=state.rows.shape[0])
-    logits = jax.lax.dynamic_update_slice(reused.logits, module.logits(hidden), (0, 0))
-    return context.kv, ForwardOutput(logits, slots, jnp.pad(given.alive, (0, spare)))
 
 
 def extend(
@@ -83,6 +109,7 @@ def extend(
     staged: Array,
     reused: ForwardOutput,
     hidden_states: Array,
+    *handed: Array,
 ) -> tuple[KVCache, SlotState, ForwardOutput, Array]:
     """Decode rows and the chunks of `staged` in one forward; `reused` gives its buffers.
 
@@ -91,19 +118,9 @@ def extend(
     """
     shape, batch = layout.shape, layout.arrays.unpack(staged)
     state = _admit(state, batch)
-    given = DecodeRows.read(state, shape.decodes, kv, model.page_size)
-    context = PagedContext(
-        kv,
-        _paged_inputs(given, batch, kv, model.page_size),
-        model.backend,
-        model.collective,
-        _prompt_lengths(given, batch, shape),
-        model.batch_invariant,
-    )
+    given, context = _extend_context(model, shape, kv, state, batch)
     module = model.rebuild(weights)
-    token = jnp.concatenate([given.token, batch["token"]])
-    position = jnp.concatenate([given.position, batch["position"]])
-    carry = module.through_attention(token, position, context)
+    carry = module.through_attention(*_extend_tokens(given, batch), context, *handed)
     last = shape.decodes + jnp.maximum(batch["start"] + batch["length"] - 1, 0)
     spare = layout.logit_rows - shape.decodes - shape.chunks
     trash = jnp.full((spare,), state.rows.shape[0], jnp.int32)
@@ -118,6 +135,44 @@ def extend(
     )
     output = ForwardOutput(module.logits(hidden), slots, emit)
     return context.kv, state, output, hidden_states
+
+
+def hand_extend(
+    model: Model,
+    layout: ChunkLayout,
+    weights: tuple[Array, ...],
+    kv: KVCache,
+    state: SlotState,
+    staged: Array,
+    *handed: Array,
+) -> tuple[KVCache, SlotState, Array]:
+    """`extend` of a stage that is not the last: what it hands on of every token, [B + T, D]."""
+    batch = layout.arrays.unpack(staged)
+    state = _admit(state, batch)
+    given, context = _extend_context(model, layout.shape, kv, state, batch)
+    module = model.rebuild(weights)
+    carry = module.through_attention(*_extend_tokens(given, batch), context, *handed)
+    return context.kv, state, module.handed(carry, context)
+
+
+def _extend_context(
+    model: Model, shape: ExtendShape, kv: KVCache, state: SlotState, batch: dict[str, Array]
+) -> tuple[DecodeRows, PagedContext]:
+    given = DecodeRows.read(state, shape.decodes, kv, model.page_size)
+    return given, PagedContext(
+        kv,
+        _paged_inputs(given, batch, kv, model.page_size),
+        model.backend,
+        model.collective,
+        _prompt_lengths(given, batch, shape),
+        model.batch_invariant,
+    )
+
+
+def _extend_tokens(given: DecodeRows, batch: dict[str, Array]) -> tuple[Array, Array]:
+    """Tokens and positions of the decode rows, then of the chunks."""
+    token = jnp.concatenate([given.token, batch["token"]])
+    return token, jnp.concatenate([given.position, batch["position"]])
 
 
 def _paged_inputs(
@@ -242,24 +297,37 @@ def table_columns(index: Array, table: Array, kv: KVCache) -> list[Array]:
 
 
 def _build_decode(shapes: StepShapes, rows: int) -> Variant:
+    if not shapes.stage.is_last:
+        takes = (WEIGHTS, KV, STATE, *_handed(shapes, rows))
+        return _per_device(shapes, hand_decode, rows, takes, (KV, shapes.replicated))
     output = Resident("forward_output", shapes.buckets.logit_rows(rows))
-    takes, gives = (WEIGHTS, KV, STATE, output), (KV, output)
-    return _per_device(shapes, decode, rows, takes, gives)
+    takes = (WEIGHTS, KV, STATE, output, *_handed(shapes, rows))
+    return _per_device(shapes, decode, rows, takes, (KV, output))
 
 
 def _build_extend(shapes: StepShapes, tokens: int, chunks: int, decodes: int) -> Variant:
     layout = shapes.chunk_layouts[ExtendShape(tokens, chunks, decodes)]
+    takes = (WEIGHTS, KV, STATE, Resident("staged_chunks"))
+    handed = _handed(shapes, tokens + decodes)
+    if not shapes.stage.is_last:
+        gives = (KV, STATE, shapes.replicated)
+        return _per_device(shapes, hand_extend, layout, (*takes, *handed), gives)
     output, hidden = Resident("forward_output", layout.logit_rows), Resident("hidden_states")
-    takes = (WEIGHTS, KV, STATE, Resident("staged_chunks"), output, hidden)
+    takes = (*takes, output, hidden, *handed)
     return _per_device(shapes, extend, layout, takes, (KV, STATE, output, hidden))
+
+
+def _handed(shapes: StepShapes, tokens: int) -> tuple[jax.ShapeDtypeStruct, ...]:
+    """What a forward of so many tokens takes of the stage before, if there is one."""
+    return () if shapes.stage.is_first else (shapes.handed(tokens),)
 
 
 def _per_device(
     shapes: StepShapes,
     forward: Callable,
     size: int | ChunkLayout,
-    takes: tuple[Resident, ...],
-    gives: tuple[Resident, ...],
+    takes: tuple[Any, ...],
+    gives: tuple[Any, ...],
 ) -> Variant:
     """A forward on every device, over the device's own arrays."""
     function: Callable = functools.partial(forward, shapes.model, size)
@@ -270,7 +338,10 @@ def _per_device(
         def function(*arrays: Any) -> Any:
             return forward(shapes.model.with_peers(arrays[-1]), size, *arrays[:-1])
 
-    given, made = (tuple(at.shapes(shapes) for at in side) for side in (takes, gives))
+    given, made = (
+        tuple(at.shapes(shapes) if isinstance(at, Resident) else at for at in side)
+        for side in (takes, gives)
+    )
     return Variant(shapes.per_device(function, given, made), takes, gives)
 
 
@@ -287,6 +358,7 @@ DECODE = Program(
     rank=2,
     is_kept=always,
     has_products=True,
+    runs=generates,
 )
 EXTEND = Program(
     "extend",
@@ -296,4 +368,5 @@ EXTEND = Program(
     is_kept=always,
     has_products=True,
     rows=lambda sizes: sizes[0] + sizes[2],
+    runs=generates,
 )

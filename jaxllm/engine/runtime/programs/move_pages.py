@@ -12,7 +12,16 @@ from jax.sharding import NamedSharding
 
 from jaxllm.cache.kv import DROP_PAGE, KVCache
 from jaxllm.cache.transfer import Page, page_shapes, put, take
-from jaxllm.engine.runtime.program import KV, MAX_DEPTH, Key, Program, Sizes, Variant, shardings
+from jaxllm.engine.runtime.program import (
+    KV,
+    Key,
+    Program,
+    Sizes,
+    Variant,
+    generates,
+    in_flight,
+    shardings,
+)
 from jaxllm.engine.runtime.shapes import StepShapes
 
 # Layers whose pages are copied together: all of a large model's would need more memory than a
@@ -68,7 +77,7 @@ def _build_copy(shapes: StepShapes, pairs: int) -> Variant:
 
 def _copy_buffers(shapes: StepShapes) -> int:
     """A step copies at most one page a slot."""
-    return -(-shapes.slots // shapes.buckets.copies[-1]) * (MAX_DEPTH + 2)
+    return -(-shapes.slots // shapes.buckets.copies[-1]) * (in_flight(shapes) + 2)
 
 
 def save_pages(
@@ -110,6 +119,7 @@ COPY_PAGES = Program(
     sizes=lambda shapes: [(pairs,) for pairs in shapes.buckets.copies],
     build=_build_copy,
     buffers=_copy_buffers,
+    runs=generates,
 )
 SAVE_PAGES = Program("save_pages", _sizes, _build_save)
 LOAD_PAGES = Program("load_pages", _sizes, _build_load)

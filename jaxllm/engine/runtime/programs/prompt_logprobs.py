@@ -14,13 +14,13 @@ from jax.sharding import NamedSharding
 from jaxllm.cache.row_kernels import RowKernels
 from jaxllm.engine.runtime.launch import read
 from jaxllm.engine.runtime.program import (
-    MAX_DEPTH,
     WEIGHTS,
     Key,
     Program,
     Resident,
     Variant,
     always,
+    in_flight,
 )
 from jaxllm.engine.runtime.shapes import Model, StepShapes
 from jaxllm.engine.scheduling.plan import Span
@@ -113,7 +113,7 @@ def _build(shapes: StepShapes, rows: int, width: int) -> Variant:
 
 def _buffers(shapes: StepShapes) -> int:
     """A step scores at most all its tokens."""
-    return -(-shapes.buckets.max_tokens // shapes.buckets.score) * (MAX_DEPTH + 2)
+    return -(-shapes.buckets.max_tokens // shapes.buckets.score) * (in_flight(shapes) + 2)
 
 
 PROGRAM = Program(

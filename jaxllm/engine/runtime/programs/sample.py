@@ -4,11 +4,21 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
+from typing import Any
 
 import jax.numpy as jnp
 from jax import Array
+from jax.sharding import NamedSharding
 
-from jaxllm.engine.runtime.program import PEERS, STATE, Program, Resident, Variant, always
+from jaxllm.engine.runtime.program import (
+    PEERS,
+    STATE,
+    Program,
+    Resident,
+    Variant,
+    always,
+    generates,
+)
 from jaxllm.engine.runtime.shapes import Draw, StepShapes
 from jaxllm.engine.runtime.state import (
     PROGRESS,
@@ -40,20 +50,49 @@ def sample(
     """
     slots, emit = forward_output.slots, forward_output.emit
     now = device_columns(progress[slots], PROGRESS)
-    columns, position = device_columns(params[slots], SLOT_PARAMS), now["position"] + 1
-    rows = draw_rows(columns, position, now["min_left"] > 0)
+    columns = device_columns(params[slots], SLOT_PARAMS)
+    rows = draw_rows(columns, now["position"] + 1, now["min_left"] > 0)
     token = draw_with(peers)(logits, rows, sampler, backend)
+    target = jnp.where(emit, slots, progress.shape[0])
+    return _advanced(progress, target, now, columns, token), jnp.where(emit, token, -1)
+
+
+def telling(
+    draw: Callable, logits: Array, forward_output: ForwardOutput, progress: Array, *rest: Any
+) -> tuple[Array, Array, Array]:
+    """`sample`, for the last of several stages; also what `advance` needs in the others, [2, Q]:
+    token and slot of each row. A row that does not emit has a slot that does not exist."""
+    new, token = draw(logits, forward_output, progress, *rest)
+    slot = jnp.where(forward_output.emit, forward_output.slots, progress.shape[0])
+    return new, token, jnp.stack([token, slot])
+
+
+def advance(progress: Array, params: Array, drawn: Array) -> Array:
+    """The progress of a stage's slots with the tokens that the last stage has drawn."""
+    token, target = drawn
+    now = device_columns(progress[target], PROGRESS)
+    columns = device_columns(params[target], SLOT_PARAMS)
+    return _advanced(progress, target, now, columns, token)
+
+
+def _advanced(
+    progress: Array,
+    target: Array,
+    now: dict[str, Array],
+    columns: dict[str, Array],
+    token: Array,
+) -> Array:
+    """The progress with a token for each of these slots, whose rows are `now`."""
     stopped = jnp.any(token[:, None] == columns["stop_ids"], axis=1) | (token < 0)
     remaining = now["remaining"] - 1
     new = pack_progress(
         token=token,
-        position=position,
+        position=now["position"] + 1,
         alive=~stopped & (remaining > 0),
         remaining=remaining,
         min_left=now["min_left"] - 1,
     )
-    target = jnp.where(emit, slots, progress.shape[0])
-    return progress.at[target].set(new, mode="drop"), jnp.where(emit, token, -1)
+    return progress.at[target].set(new, mode="drop")
 
 
 def logprobs(
@@ -75,10 +114,22 @@ def _build_sample(shapes: StepShapes, rows: int, sampler: int) -> Variant:
     progress = Resident("state", field="progress")
     logits, output = Resident("logits", rows), Resident("forward_output", rows)
     takes = (logits, output, progress, Resident("state", field="params"), PEERS)
-    function = functools.partial(sample, shapes.draw, Sampler(sampler), shapes.draw_backend)
+    function: Callable = functools.partial(
+        sample, shapes.draw, Sampler(sampler), shapes.draw_backend
+    )
+    told: tuple[NamedSharding, ...] = ()
+    if not shapes.stage.is_first:
+        function, told = functools.partial(telling, function), (shapes.replicated,)
     given = tuple(at.shapes(shapes) for at in takes)
-    made = (progress.shapes(shapes), shapes.replicated)
-    return Variant(shapes.per_device(function, given, made), takes, gives=(progress, shapes.host))
+    made = (progress.shapes(shapes), shapes.replicated, *told)
+    gives = (progress, shapes.host, *told)
+    return Variant(shapes.per_device(function, given, made), takes, gives)
+
+
+def _build_advance(shapes: StepShapes, rows: int) -> Variant:
+    progress = Resident("state", field="progress")
+    takes = (progress, Resident("state", field="params"), shapes.drawn(rows))
+    return Variant(advance, takes, gives=(progress,))
 
 
 def _build_logprobs(shapes: StepShapes, rows: int, width: int) -> Variant:
@@ -104,6 +155,12 @@ SAMPLE = Program(
     is_kept=always,
     # A draw kernel needs no memory, and lowers for seconds
     may_need_most=lambda shapes: shapes.draw_backend == "reference",
+)
+ADVANCE = Program(
+    "advance",
+    sizes=lambda shapes: [(rows,) for rows in sorted(shapes.buckets.logits, reverse=True)],
+    build=_build_advance,
+    runs=lambda shapes: generates(shapes) and not shapes.stage.is_last,
 )
 LOGPROBS = Program(
     "logprobs",

@@ -10,7 +10,7 @@ from jax import Array
 from jax.sharding import NamedSharding
 
 from jaxllm.engine.runtime.packing import Layout, Shapes
-from jaxllm.engine.runtime.program import Program, Resident, Variant
+from jaxllm.engine.runtime.program import Program, Resident, Variant, generates
 from jaxllm.engine.runtime.shapes import StepShapes
 from jaxllm.engine.scheduling.plan import Plan
 
@@ -67,4 +67,4 @@ def _build(shapes: StepShapes, with_chunks: int) -> Variant:
     )
 
 
-PROGRAM = Program("update_slots", sizes=lambda shapes: [(1,), (0,)], build=_build)
+PROGRAM = Program("update_slots", sizes=lambda shapes: [(1,), (0,)], build=_build, runs=generates)

@@ -1,0 +1,38 @@
+"""Whether the layers of a model can be divided into stages, and what does not go with that."""
+
+from __future__ import annotations
+
+from jaxllm.config import ConfigError, EngineConfig
+from jaxllm.mesh import Stage, stages
+from jaxllm.models import ModelSpec
+
+
+def divide(config: EngineConfig, spec: ModelSpec) -> tuple[Stage, ...]:
+    """The stages of an engine, mostly one. Raises ConfigError."""
+    count, layers = config.pipeline_parallel_size, len(spec.layers)
+    if count == 1:
+        return stages(1)
+    refused = {
+        "--nnodes": config.nnodes > 1,
+        "--enable-sleep-mode": config.enable_sleep_mode,
+        "--kv-transfer-config": config.kv_transfer_config is not None,
+        "--kv-offloading-size": bool(config.kv_offloading_size),
+        "--preemption-mode swap": config.preemption_mode == "swap",
+        "--weight-cache-dir": config.weight_cache_dir is not None,
+        "a pooling model": spec.pooling is not None,
+    }
+    if found := [what for what, given in refused.items() if given]:
+        raise ConfigError(
+            f"{found[0]} does not go with --pipeline-parallel-size yet; leave out one of them"
+        )
+    if count > layers:
+        raise ConfigError(
+            f"--pipeline-parallel-size {count} is more than the {layers} layers of the model; "
+            f"set it to at most {layers}"
+        )
+    if config.max_num_seqs is not None and config.max_num_seqs < count:
+        raise ConfigError(
+            f"--max-num-seqs {config.max_num_seqs} leaves stages without requests; set it to at "
+            f"least --pipeline-parallel-size ({count})"
+        )
+    return stages(count)

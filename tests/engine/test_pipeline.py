@@ -1,0 +1,205 @@
+"""An engine whose layers are divided into stages: its answers, and how the stages share time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any, NamedTuple
+
+import jax
+import pytest
+
+from jaxllm.cache.pool import PagePool
+from jaxllm.config import ConfigError, EngineConfig
+from jaxllm.engine.constraints.grammars import Grammars
+from jaxllm.engine.engine import Engine
+from jaxllm.engine.runtime.compilation.compile_counter import CompileCounter
+from jaxllm.engine.runtime.pipeline import PipelineRunner
+from jaxllm.engine.runtime.runner import Collected, Forwarded, Runner, StepResult
+from jaxllm.engine.scheduling.buckets import Buckets
+from jaxllm.engine.scheduling.plan import Limits, Plan
+from jaxllm.engine.scheduling.scheduler import Scheduler
+from jaxllm.engine.startup.check import check_fit
+from jaxllm.engine.startup.start import Started
+from jaxllm.messages import GenerateRequest
+from jaxllm.sampling.options import SamplingParams
+from tests.engine.conftest import collect, outcomes, run, tokens_of
+from tests.engine.test_invariants import ASKING, PROMPTS, SEEDED
+from tests.server.fake import RESOLVED
+
+STAGE = 0.020  # seconds that a stage takes for a step
+ASKED = [SamplingParams(**SEEDED | options) for options in ASKING]
+type MakeEngine = Callable[..., Engine]
+
+
+def test_two_stages_give_the_tokens_of_one(make_engine: MakeEngine) -> None:
+    one, two = make_engine(), make_engine(pipeline_parallel_size=2)
+    assert isinstance(two.runner, PipelineRunner)
+    for found, expected in zip(
+        outcomes(two, PROMPTS, ASKED), outcomes(one, PROMPTS, ASKED), strict=True
+    ):
+        found.assert_like(expected)
+    two.scheduler.check()
+    assert two.stats().free_pages == two.stats().num_pages
+
+
+@pytest.mark.slow
+def test_stages_keep_their_weights_and_pages_on_devices_of_their_own(
+    make_engine: MakeEngine,
+) -> None:
+    engine = make_engine(pipeline_parallel_size=2, tensor_parallel_size=2)
+    run(engine, PROMPTS, ASKED[3])
+    assert isinstance(engine.runner, PipelineRunner)
+    found = []
+    for stage in (*engine.runner._before, engine.runner):
+        arrays = jax.tree.leaves((stage.weights, stage.kv))
+        found.append({device.id for array in arrays for device in array.devices()})
+        assert stage.kv.k[0].shape[0] == engine.resolved.num_pages, "one layer's pages"
+    assert found == [{0, 1}, {2, 3}]
+    names = [
+        {key.program for key in stage.programs.lattice}
+        for stage in (*engine.runner._before, engine.runner)
+    ]
+    assert names[0] == {"decode", "extend", "update_slots", "copy_pages", "advance"}
+    assert "advance" not in names[1] and {"decode", "sample", "logprobs"} <= names[1]
+
+
+@pytest.mark.slow
+def test_no_program_is_compiled_for_a_request_once_stages_are_warm(make_engine: MakeEngine) -> None:
+    engine = make_engine(pipeline_parallel_size=2, enforce_eager=False)
+    for params in (ASKED[1], SamplingParams(temperature=0, max_tokens=9, prompt_logprobs=2)):
+        run(engine, PROMPTS, params)
+    assert engine.runner.compiles.since_start == 0
+
+
+@pytest.mark.slow
+def test_an_engine_in_stages_works_after_a_step_that_failed(
+    make_engine: MakeEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = make_engine(pipeline_parallel_size=2)
+    wanted = run(engine, PROMPTS, ASKED[0])
+
+    def fail(result: StepResult) -> Collected:
+        raise RuntimeError("as the test wants")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(engine.runner, "collect", fail)
+        with pytest.raises(RuntimeError, match="as the test wants"):
+            run(engine, PROMPTS, ASKED[0])
+    assert run(engine, PROMPTS, ASKED[0]) == wanted
+
+
+@pytest.mark.slow
+def test_beams_of_a_search_run_in_one_group(make_engine: MakeEngine) -> None:
+    params = SamplingParams(n=3, use_beam_search=True, temperature=0, max_tokens=8, ignore_eos=True)
+    wishes: dict[str, Any] = {"max_num_seqs": 6, "max_logprobs": 20}
+    found = []
+    for stages in (1, 2):
+        engine = make_engine(pipeline_parallel_size=stages, **wishes)
+        deltas = collect(
+            engine,
+            [
+                GenerateRequest(id=str(i), prompt_token_ids=prompt, params=params)
+                for i, prompt in enumerate(PROMPTS[1:4])
+            ],
+        )
+        found.append([tokens_of(deltas, str(i), beam) for i in range(3) for beam in range(3)])
+        engine.scheduler.check()
+    assert found[0] == found[1]
+
+
+REFUSED: list[tuple[dict[str, Any], str]] = [
+    ({"pipeline_parallel_size": 3}, "is more than the 2 layers of the model; set it to at most 2"),
+    ({"tensor_parallel_size": 8}, "2 stages of 8 devices need 16 devices, but there are 8"),
+    ({"max_num_seqs": 1}, "--max-num-seqs 1 leaves stages without requests"),
+    ({"enable_sleep_mode": True}, "--enable-sleep-mode does not go with"),
+    ({"kv_offloading_size": 1}, "--kv-offloading-size does not go with"),
+    ({"preemption_mode": "swap"}, "--preemption-mode swap does not go with"),
+    ({"weight_cache_dir": "/kept"}, "--weight-cache-dir does not go with"),
+    ({"runner": "pooling"}, "a pooling model does not go with"),
+]
+
+
+@pytest.mark.parametrize(("wishes", "says"), REFUSED, ids=range(len(REFUSED)))
+def test_what_does_not_go_with_stages_is_refused_in_one_line(
+    tiny_dir: str, wishes: dict[str, Any], says: str
+) -> None:
+    common = {"model": tiny_dir, "load_format": "dummy", "pipeline_parallel_size": 2}
+    with pytest.raises(ConfigError, match=says) as caught:
+        check_fit(EngineConfig(**common | wishes))
+    assert "\n" not in str(caught.value)
+
+
+def test_an_engine_in_stages_says_so_in_its_decisions(tiny_dir: str) -> None:
+    config = EngineConfig(model=tiny_dir, load_format="dummy", pipeline_parallel_size=2)
+    rows = dict(check_fit(config))
+    assert rows["stages"] == (
+        "layers 0 to 0; layers 1 to 1 on 1 devices each; 2 groups of 8 requests in turn"
+    )
+    assert rows["device"].startswith("2 × ")
+
+
+class Timed(NamedTuple):
+    """A step of the device without arithmetic; `group` as of `StepResult`."""
+
+    plan: Plan
+    ends: float
+
+    @property
+    def group(self) -> int:
+        return self.plan.group
+
+
+class TimedStages(Runner):
+    """Stages that take `STAGE` seconds a step of a clock of their own, and run what they were given
+    in order. The step of a group takes the token of its step before."""
+
+    def __init__(self, stages: int):
+        self.clock, self.free, self.told = 0.0, [0.0] * stages, dict[int, float]()
+        self.shapes: Any = SimpleNamespace(
+            buckets=Buckets.build(4, 64, "cpu"), model=SimpleNamespace(processors=())
+        )
+        self.eos_ids, self.depth, self.seconds, self.swapper = [], 1, {}, None
+        self.compiles = CompileCounter()
+        self.steps = 0
+
+    def forward(self, plan: Plan) -> Forwarded:
+        needs = frozenset[int]()
+        return Forwarded(plan, range(len(plan.emitters)), len(plan.emitters), needs, None)
+
+    def draw(self, forwarded: Forwarded) -> Any:
+        plan = forwarded.plan
+        ends = max(self.clock, self.told.get(plan.group, 0.0))
+        for stage, free in enumerate(self.free):
+            ends = self.free[stage] = max(free, ends) + STAGE
+        self.told[plan.group] = ends
+        self.steps += 1
+        return Timed(plan, ends)
+
+    def collect(self, result: Any) -> Collected:
+        self.clock = max(self.clock, result.ends)
+        return Collected(result.plan, [5] * len(result.plan.emitters), None, [], {})
+
+
+def tokens_a_second(overlaps: bool) -> float:
+    """Of four requests in two groups, by the stages' clock."""
+    runner, tokens = TimedStages(stages=2), 50
+    limits = Limits(max_num_seqs=4, max_num_batched_tokens=64, max_model_len=256, groups=2)
+    scheduler = Scheduler(limits, [PagePool(64, 16, None)], runner.shapes.buckets)
+    resolved = replace(RESOLVED, async_scheduling=overlaps)
+    source: Any = None  # no weights are read
+    parts = Started(resolved, runner, None, Grammars(None, 320, []), source, lambda: None)
+    params = SamplingParams(temperature=0, max_tokens=tokens, ignore_eos=True)
+    deltas = collect(
+        Engine(parts, scheduler, seed=0),
+        [GenerateRequest(id=str(i), prompt_token_ids=[i], params=params) for i in range(4)],
+    )
+    assert all(len(tokens_of(deltas, str(i))) == tokens for i in range(4))
+    return 4 * tokens / runner.clock
+
+
+def test_stages_work_at_once_on_groups_in_turn() -> None:
+    one_by_one, at_once = tokens_a_second(overlaps=False), tokens_a_second(overlaps=True)
+    assert one_by_one == pytest.approx(2 / (2 * STAGE), rel=0.05), "a step takes both stages"
+    assert at_once >= 1.6 * one_by_one
