@@ -119,9 +119,8 @@ def resolve(
     heads, page_size = spec.heads(shards), config.block_size or (16 if platform == "cpu" else 64)
     shapes = _shapes(spec, heads, dtype, page_size, kv_dtype)
     backend = choose_backend(mesh.devices.flat[0], shapes, config.attention_backend)
-    spec = spec.with_heads_of(backend.head_dim)
+    heads = (spec := spec.with_heads_of(backend.head_dim)).heads(shards)
     abstracts = [weights.abstract(spec, mesh, dtype, stage) for stage in pipeline]
-    heads = spec.heads(shards)
     limits = _limits(config, spec, platform)
     slots, step_tokens = limits.max_num_seqs, limits.max_num_batched_tokens
     buckets, tile = _buckets(config, spec, limits, platform), tile_tokens(backend.name)
