@@ -7,8 +7,7 @@ router, routing, products and the sum of each token's experts, layer after layer
 
 - one launch: both products in one launch (`mosaic_fused`).
 - columns N: slots of so many columns. warpgroups 2: so many warpgroups that multiply.
-- ahead N: the launch that routes brings N MiB of the experts' weights into the L2 cache.
-- rows: the norm that follows adds up each token's experts.
+- added before: a launch of its own adds up each token's experts, in place of the norm that follows.
 
 `skew` is the exponent of the Zipf law by which experts are preferred: a bias of the router.
 `tiles` in use are the mean over layers: as many as experts that were hit, unless some need two.
@@ -36,9 +35,10 @@ from benchmarks.record import finish, parser
 from benchmarks.routing import launches
 from benchmarks.steps import TURNS, timed
 from pallas_kernels.add_norm import mosaic_gpu as norms
-from pallas_kernels.grouped_matmul import Groups, combine, mosaic_fused, mosaic_gpu
+from pallas_kernels.grouped_matmul import Groups, mosaic_fused, mosaic_gpu, rows_for
 from pallas_kernels.grouped_matmul.cases import MODEL_SHAPES, ModelShape
 from pallas_kernels.grouped_matmul.plan import Tuning, tuning_of
+from pallas_kernels.parts import WeightedRows, whole
 from pallas_kernels.route import Rule
 from pallas_kernels.route import mosaic_gpu as routes
 
@@ -53,23 +53,17 @@ class Variant(NamedTuple):
     one_launch: bool = False
     columns: int = 64
     warpgroups: int | None = None
-    ahead: int = 0  # MiB
-    rows: bool = False
+    added_before: bool = False
 
 
 VARIANTS = {
     "now": Variant(),
-    "rows": Variant(rows=True),
-    "ahead 12": Variant(ahead=12),
-    "ahead 24": Variant(ahead=24),
-    "ahead 36": Variant(ahead=36),
+    "added before": Variant(added_before=True),
     "columns 128": Variant(columns=128),
     "columns 256": Variant(columns=256),
     "warpgroups 2": Variant(warpgroups=2),
     "one launch": Variant(one_launch=True),
     "one launch, columns 128": Variant(one_launch=True, columns=128),
-    "rows, ahead 24": Variant(rows=True, ahead=24),
-    "one launch, rows, ahead 24": Variant(one_launch=True, rows=True, ahead=24),
 }
 
 
@@ -81,14 +75,6 @@ class Layer(NamedTuple):
     bias_E: Array
     gate_up_EOD: Array
     down_EDF: Array
-
-
-class Part(NamedTuple):
-    """What the norm that follows adds: each token's rows of experts, with their weights."""
-
-    y_PD: Array
-    groups: Groups
-    weight_TK: Array
 
 
 def made(shape: ModelShape, skew: float) -> list[Layer]:
@@ -116,29 +102,27 @@ def tuning_for(tile: int, variant: Variant) -> Tuning:
     return tuning_of(tile, variant.columns, variant.warpgroups)
 
 
-def normed(x_TD: Array, part: Part | None, layer: Layer, variant: Variant) -> tuple[Array, Array]:
-    """The residual stream with a part added, and its norm."""
-    if part is None:
-        return norms.add_norm(x_TD, jnp.zeros_like(x_TD), layer.norm_D, EPS)
-    if variant.rows:
-        places = part.groups.place_TK, part.weight_TK
-        return norms.add_rows_norm(x_TD, part.y_PD, *places, layer.norm_D, EPS)
-    return norms.add_norm(x_TD, combine(*part), layer.norm_D, EPS)
+def normed(
+    x_TD: Array, rows: WeightedRows | None, layer: Layer, variant: Variant
+) -> tuple[Array, Array]:
+    """The residual stream with rows added, and its norm."""
+    delta_TD = jnp.zeros_like(x_TD) if rows is None else rows
+    if variant.added_before:
+        delta_TD = whole(delta_TD)
+    return norms.add_norm(x_TD, delta_TD, layer.norm_D, EPS)
 
 
 def half(
-    x_TD: Array, part: Part | None, layer: Layer, rule: Rule, variant: Variant
-) -> tuple[Array, Part]:
-    """One layer's half: the residual stream, and what is to be added to it."""
-    x_TD, normed_TD = normed(x_TD, part, layer, variant)
+    x_TD: Array, rows: WeightedRows | None, layer: Layer, rule: Rule, variant: Variant
+) -> tuple[Array, WeightedRows, Array]:
+    """One layer's half: the residual stream, what is to be added to it, and the tiles in use."""
+    x_TD, normed_TD = normed(x_TD, rows, layer, variant)
     logit_TE = lax.dot_general(
         normed_TD, layer.router_ED, (((1,), (1,)), ((), ())), preferred_element_type=jnp.float32
     )
-    ahead = layer.gate_up_EOD if variant.ahead else None
-    groups, weight_TK = routes.route(
-        logit_TE + layer.bias_E, None, rule, ahead, fetched=variant.ahead * 2**20
-    )
-    return x_TD, Part(experts(normed_TD, layer, groups, variant), groups, weight_TK)
+    groups, weight_TK = routes.route(logit_TE + layer.bias_E, None, rule)
+    y_PD = experts(normed_TD, layer, groups, variant)
+    return x_TD, rows_for(y_PD, groups, weight_TK), groups.used[-1]
 
 
 def experts(x_TD: Array, layer: Layer, groups: Groups, variant: Variant) -> Array:
@@ -156,12 +140,11 @@ def experts(x_TD: Array, layer: Layer, groups: Groups, variant: Variant) -> Arra
 
 def chained(x_TD: Array, layers: list[Layer], rule: Rule, variant: Variant) -> tuple[Array, Array]:
     """Tokens after `LAYERS` layers, and how many tiles were in use in each."""
-    part, used = None, []
+    rows, tiles = None, []
     for layer in itertools.islice(itertools.cycle(layers), LAYERS):
-        x_TD, part = half(x_TD, part, layer, rule, variant)
-        used.append(part.groups.used[-1])
-    assert part is not None
-    return normed(x_TD, part, layers[0], variant)[1], jnp.stack(used)
+        x_TD, rows, used = half(x_TD, rows, layer, rule, variant)
+        tiles.append(used)
+    return normed(x_TD, rows, layers[0], variant)[1], jnp.stack(tiles)
 
 
 def compiled(x_TD: Array, layers: list[Layer], rule: Rule, names: list[str]) -> dict[str, Any]:

@@ -146,30 +146,6 @@ def await_flag(flag: Any, count: Array, lower: bool = True) -> None:
     wait(flag, count)
 
 
-def fetch_ahead(ref: Any, share: Array, size: int) -> None:
-    """Ask for a share of an array's bytes, `size` of them (a multiple of 2048), to be brought into
-    the L2 cache. Nothing waits for them. Threads of the warpgroup ask for neighbouring parts."""
-
-    @plgpu.inline_mgpu(arg_types=(plgpu.RefType(), plgpu.Layout.WG_SPLAT(())))
-    def ask(_: Any, ref: Any, share: Any) -> None:
-        mgpu.utils.inline_ptx(
-            f"""{{
-            .reg .b32 lane, part;
-            .reg .b64 from;
-            mov.u32 lane, %tid.x;
-            and.b32 lane, lane, {THREADS - 1};
-            mad.lo.u32 part, $1, {THREADS}, lane;
-            mad.wide.u32 from, part, {size // THREADS}, $0;
-            cp.async.bulk.prefetch.L2.global [from], {size // THREADS};
-            }}""",
-            mgpu.utils.memref_ptr(ref),
-            share.registers.item(),
-            has_side_effects=True,
-        )
-
-    ask(ref, share)
-
-
 def first_page_of(first_page: Array | None) -> Array:
     """The option `first_page` as int32 `[1]`; None is page 0."""
     return jnp.zeros((1,), jnp.int32) if first_page is None else first_page.astype(jnp.int32)

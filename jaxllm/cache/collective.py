@@ -76,7 +76,9 @@ class Alone:
         wanted: str,
         rounding: Rounding | None = None,
     ) -> tuple[Array, Inputs]:
-        backend = add_norm.backend_for(wanted, x_TD, weight_D)
+        if add_norm.backend_for(wanted, x_TD, weight_D, part_TD) == "reference":
+            part_TD = whole(part_TD)
+        backend = add_norm.backend_for(wanted, x_TD, weight_D, part_TD)
         return _add_norm(x_TD, part_TD, weight_D, eps, rounding=rounding, backend=backend)
 
     def sum(self, part: Product) -> Array:

@@ -1,6 +1,7 @@
 """Sum and norm for NVIDIA Hopper in Pallas Mosaic GPU: one small launch, a warpgroup a row.
 
-A warpgroup keeps its row in registers. A thread issues all its loads at once, the weight included.
+A warpgroup keeps its row in registers. A thread issues all its loads at once, those of rows that
+are yet to be added up included.
 The sum's store starts before the threads synchronise to add up the squares.
 """
 
@@ -17,16 +18,17 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from pallas_kernels.mosaic_gpu import THREADS, launch, row_layout, store
-from pallas_kernels.parts import Parts, Product
+from pallas_kernels.parts import Parts, Product, WeightedRows
 from pallas_kernels.scaled_matmul import Inputs, RoundedRows, Rounding, mosaic_rounding
 
 MAX_ROWS = 256  # with more rows memory is the limit, and XLA's fusion is as fast
 MAX_WIDTH = 128 * THREADS  # elements of a row in registers
+MAX_ADDED = 256 * THREADS  # elements of the rows of a token, half of the registers
 
 type Load = Callable[[Any], Array]
 
 
-def check(x_TD: Array, weight_D: Array) -> None:
+def check(x_TD: Array, weight_D: Array, delta_TD: Product | None = None) -> None:
     """Raise ValueError for shapes and types that the kernel does not support."""
     rows, width = x_TD.shape
     if x_TD.dtype not in (jnp.bfloat16, jnp.float16) or weight_D.dtype not in (
@@ -44,6 +46,18 @@ def check(x_TD: Array, weight_D: Array) -> None:
         )
     if not 1 <= rows <= MAX_ROWS:
         raise ValueError(f"mosaic_gpu add_norm takes 1 to {MAX_ROWS} rows, got {rows}")
+    if isinstance(delta_TD, WeightedRows):
+        _check_rows(delta_TD)
+
+
+def _check_rows(delta_TD: WeightedRows) -> None:
+    """Raise ValueError for rows that the kernel does not add up."""
+    choices, width = delta_TD.place_TK.shape[1], delta_TD.shape[1]
+    if choices * width > MAX_ADDED or delta_TD.own_TK is not None:
+        raise ValueError(
+            f"mosaic_gpu add_norm adds up rows of at most {MAX_ADDED} numbers for each token, all "
+            f"of which count, got {choices} rows of {width}; add them up before"
+        )
 
 
 def add_norm(
@@ -60,7 +74,7 @@ def add_norm(
 
     `interpret` is a `plgpu.InterpretGPUParams` for machines without a GPU.
     """
-    check(x_TD, weight_D)
+    check(x_TD, weight_D, delta_TD)
     T, D = x_TD.shape
     if delta_TD.shape != (T, D) or delta_TD.dtype != x_TD.dtype or weight_D.shape != (D,):
         raise ValueError(
@@ -68,56 +82,47 @@ def add_norm(
             f"x {x_TD.dtype}{list(x_TD.shape)}, delta {delta_TD.dtype}{list(delta_TD.shape)}, "
             f"weight {list(weight_D.shape)}"
         )
-    apart = isinstance(delta_TD, Parts)
-    given = (delta_TD.sums, *delta_TD.scales) if apart else (delta_TD,)
-    delta = Delta(given, _added if apart else _row)
-    return _launch(x_TD, delta, weight_D, eps, rounding, interpret)
-
-
-def add_rows_norm(
-    x_TD: Array,
-    y_PD: Array,
-    place_TK: Array,
-    weight_TK: Array,
-    weight_D: Array,
-    eps: float,
-    *,
-    interpret: Any = None,
-) -> tuple[Array, Inputs]:
-    """`add_norm` of what `grouped_matmul.combine` makes of these rows."""
-    check(x_TD, weight_D)
-    delta = Delta((y_PD, place_TK, weight_TK), _combined)
-    return _launch(x_TD, delta, weight_D, eps, None, interpret)
+    return _launch(x_TD, Delta.of(delta_TD), weight_D, eps, rounding, interpret)
 
 
 class Delta(NamedTuple):
-    """What is added to x: arrays, and how a kernel makes row t of refs to them; `load` loads a row.
-    What it makes is yet to be rounded to x's type."""
+    """What is added to x: arrays, and what a kernel makes of row t of refs to them; `load` loads a
+    row. All that it makes is added to x in float32, in that order."""
 
     arrays: tuple[Array, ...]
-    row: Callable[..., Array]
+    terms: Callable[..., list[Array]]
+
+    @classmethod
+    def of(cls, delta_TD: Product) -> Delta:
+        if isinstance(delta_TD, Parts):
+            rounded = functools.partial(_added, delta_TD.dtype)
+            return cls((delta_TD.sums, *delta_TD.scales), rounded)
+        if isinstance(delta_TD, WeightedRows):
+            return cls(delta_TD[:3], _weighted)
+        return cls((delta_TD,), _row)
 
 
-def _row(t: Array, load: Load, delta_ref: Any) -> Array:
-    return load(delta_ref.at[t])
+def _row(t: Array, load: Load, delta_ref: Any) -> list[Array]:
+    return [load(delta_ref.at[t])]
 
 
-def _added(t: Array, load: Load, sums_ref: Any, *scale_refs: Any) -> Array:
-    """Of a `Parts`."""
+def _added(dtype: Any, t: Array, load: Load, sums_ref: Any, *scale_refs: Any) -> list[Array]:
+    """Of a `Parts`, whose sum is rounded."""
     shares = range(sums_ref.shape[0])
     rows = [load(sums_ref.at[share, t]).astype(jnp.float32) for share in shares]
     total = functools.reduce(jnp.add, rows)
     if scale_refs:
         of_rows, of_columns = scale_refs
         total = total * of_rows[t] * load(of_columns)
-    return total
+    return [total.astype(dtype)]
 
 
-def _combined(t: Array, load: Load, y_ref: Any, place_ref: Any, share_ref: Any) -> Array:
-    """Rows at places, with the weights of each token's."""
+def _weighted(t: Array, load: Load, y_ref: Any, place_ref: Any, weight_ref: Any) -> list[Array]:
+    """Of `WeightedRows`: all rows are loaded before the first is used."""
     choices = range(place_ref.shape[1])
-    rows = [load(y_ref.at[place_ref[t, k]]).astype(jnp.float32) for k in choices]
-    return sum(row * share_ref[t, k] for row, k in zip(rows, choices, strict=True))
+    weights = [weight_ref[t, k] for k in choices]
+    rows = [load(y_ref.at[place_ref[t, k]]) for k in choices]
+    return [row.astype(jnp.float32) * own for row, own in zip(rows, weights, strict=True)]
 
 
 def _launch(
@@ -138,8 +143,8 @@ def _launch(
         delta_refs, (weight_ref, sum_ref, *norm_refs) = refs[:count], refs[count:]
         t = lax.axis_index("row")
         x, weight = load(x_ref.at[t]), load(weight_ref)
-        added = delta.row(t, load, *delta_refs).astype(x.dtype)
-        total = (x.astype(jnp.float32) + added.astype(jnp.float32)).astype(x.dtype)
+        terms = (term.astype(jnp.float32) for term in delta.terms(t, load, *delta_refs))
+        total = sum(terms, x.astype(jnp.float32)).astype(x.dtype)
         store(sum_ref.at[t], total)
         store_norm(total, weight.astype(jnp.float32), eps, t, norm_refs)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import jax.numpy as jnp
 from jax import Array, lax
 
-from pallas_kernels.parts import Product, whole
+from pallas_kernels.parts import Product, WeightedRows, whole
 from pallas_kernels.scaled_matmul import Inputs, Rounding
 
 
@@ -13,7 +13,10 @@ def add_norm(
     x_TD: Array, delta_TD: Product, weight_D: Array, eps: float, rounding: Rounding | None = None
 ) -> tuple[Array, Inputs]:
     """See `pallas_kernels.add_norm`."""
-    sum_TD = x_TD + whole(delta_TD)
+    if isinstance(delta_TD, WeightedRows):
+        sum_TD = (x_TD.astype(jnp.float32) + delta_TD.total).astype(x_TD.dtype)
+    else:
+        sum_TD = x_TD + whole(delta_TD)
     norm_TD = rms_norm(sum_TD, weight_D, eps)
     return sum_TD, norm_TD if rounding is None else rounding.of(norm_TD)
 

@@ -14,6 +14,7 @@ from pallas_kernels.grouped_matmul.groups import (
     group,
     group_tokens,
     own_groups,
+    rows_for,
     tile_for,
 )
 from pallas_kernels.grouped_matmul.reference import by_tile
@@ -29,6 +30,7 @@ __all__ = [
     "group_tokens",
     "grouped_matmul",
     "own_groups",
+    "rows_for",
     "tile_for",
 ]
 

@@ -16,6 +16,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
 
+from pallas_kernels.parts import WeightedRows
+
 SMALLEST_TILE, LARGEST_TILE = 8, 128  # rows
 MOST_SHARED = 16  # tokens of a tile that all experts share
 WORD = 32  # bits
@@ -34,7 +36,6 @@ class Groups(NamedTuple):
             tokens in their order.
         place_TK: row of each token and choice.
         own_TK: which choices have a row here, of experts that several devices share; None: all.
-        zero_W: zeros for a kernel that counts a tile's blocks, where they cost no launch.
     """
 
     expert_W: Array
@@ -43,7 +44,6 @@ class Groups(NamedTuple):
     token_P: Array | None
     place_TK: Array
     own_TK: Array | None = None
-    zero_W: Array | None = None
 
     @property
     def shared(self) -> int | None:
@@ -218,13 +218,14 @@ def own_groups(groups: Groups, first: Array | int, count: int) -> Groups:
         token_P=token_P,
         place_TK=moved_W[old_TK] * tile + groups.place_TK % tile,
         own_TK=own_W[old_TK],
-        zero_W=groups.zero_W,
     )
 
 
 def combine(y_PD: Array, groups: Groups, weight_TK: Array) -> Array:
     """Each token's rows times its weights (float32), summed in float32; `[T, D]` in y's dtype."""
-    y_TKD = y_PD[groups.place_TK].astype(jnp.float32)
-    if groups.own_TK is not None:  # rows that no token takes hold anything
-        y_TKD = jnp.where(groups.own_TK[:, :, None], y_TKD, 0.0)
-    return jnp.sum(y_TKD * weight_TK[:, :, None], axis=1).astype(y_PD.dtype)
+    return rows_for(y_PD, groups, weight_TK).whole
+
+
+def rows_for(y_PD: Array, groups: Groups, weight_TK: Array) -> WeightedRows:
+    """What `combine` adds up, for an op that does so itself."""
+    return WeightedRows(y_PD, groups.place_TK, weight_TK, groups.own_TK)

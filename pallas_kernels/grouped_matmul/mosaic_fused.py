@@ -85,7 +85,7 @@ def feed_forward(
     biased = tuple(bias is not None for bias in weights[2:])
     arrays = [groups.expert_W, groups.used, *(() if groups.shared else (groups.rows_W,))]
     arrays += [padded(x_PI), *(array for array in weights if array is not None)]
-    flags_W = jnp.zeros((tiles,), jnp.int32) if groups.zero_W is None else groups.zero_W
+    flags_W = jnp.zeros((tiles,), jnp.int32)
     if interpret is None:
         return _launch(pair, biased, "both", (jax.new_ref(flags_W), *arrays))[1]
     hidden_PF, _ = _launch(pair, biased, "first", (flags_W, *arrays))

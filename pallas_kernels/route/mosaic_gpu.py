@@ -7,7 +7,7 @@ would take longer than a launch costs. Those of long prompts are grouped by XLA.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -25,7 +25,7 @@ from pallas_kernels.grouped_matmul.groups import (
     tiles_of,
 )
 from pallas_kernels.lanes import LANES, Machine, run, sync
-from pallas_kernels.mosaic_gpu import fetch_ahead, launch, store
+from pallas_kernels.mosaic_gpu import launch, store
 from pallas_kernels.route import mosaic_lanes as lanes
 from pallas_kernels.route.mosaic_lanes import Spec, Weighing
 from pallas_kernels.route.rules import Rule, normalised, softmax, unchanged
@@ -33,7 +33,6 @@ from pallas_kernels.route.rules import Rule, normalised, softmax, unchanged
 MOST_EXPERTS, MOST_CHOICES = 256, 16
 MOST_TOGETHER, MOST_GROUPED = 64, 256  # tokens of one launch, and of a block that groups
 MOST_WARPGROUPS = 4
-FETCHERS, FETCHED = 128, 24 * 2**20  # blocks that bring so many bytes into the L2 cache
 WEIGHINGS = {
     (softmax, unchanged): Weighing(sigmoid=False, normalised=False),
     (softmax, normalised): Weighing(sigmoid=False, normalised=True),
@@ -63,13 +62,7 @@ def check(logit_TE: Array, rule: Rule) -> None:
 
 
 def route(
-    logit_TE: Array,
-    correction_E: Array | None,
-    rule: Rule,
-    ahead: Array | None = None,
-    *,
-    fetched: int = FETCHED,
-    interpret: Any = None,
+    logit_TE: Array, correction_E: Array | None, rule: Rule, *, interpret: Any = None
 ) -> tuple[Groups, Array]:
     """See `pallas_kernels.route`. Raises what `check` raises.
 
@@ -79,52 +72,21 @@ def route(
     T, E = logit_TE.shape
     spec = spec_of(T, E, rule, interpret)
     given = (logit_TE,) if correction_E is None else (logit_TE, correction_E)
-    aside = _Aside.of(ahead, fetched, spec)
     if T == 1:
         expert_K, weight_K = _choose(spec, given)
         return share_tokens(expert_K[None], E), weight_K[None]
     if T > MOST_GROUPED:
-        register_TK2 = _choose_apart(spec, given, aside).reshape(-1, lanes.WARP, 2)[:T, : spec.K]
+        register_TK2 = _choose_apart(spec, given).reshape(-1, lanes.WARP, 2)[:T, : spec.K]
         weight_TK = lax.bitcast_convert_type(register_TK2[:, :, 1], jnp.float32)
         return group(register_TK2[:, :, 0], E), weight_TK
     if T > MOST_TOGETHER:
-        made = _group_apart(spec, _choose_apart(spec, given, aside))
+        made = _group_apart(spec, _choose_apart(spec, given))
     else:
-        made = _choose_and_group(spec, given, aside)
-    expert_W, rows_W, used, place, zero_W, *token_P, weight = made
+        made = _choose_and_group(spec, given)
+    expert_W, rows_W, used, place, *token_P, weight = made
     place_TK, weight_TK = (x.reshape(T, spec.K) for x in (place, weight))
     token = token_P[0] if token_P else None
-    return Groups(expert_W, rows_W, used, token, place_TK, zero_W=zero_W), weight_TK
-
-
-class _Aside(NamedTuple):
-    """What blocks beside those that route do: bring bytes that the next launch reads into the L2
-    cache. `arrays` has the array, or nothing."""
-
-    arrays: tuple[Array, ...]
-    share: int
-
-    @classmethod
-    def of(cls, ahead: Array | None, fetched: int, spec: Spec) -> _Aside:
-        """Nothing unless most experts are chosen, as none is known yet."""
-        if ahead is None or spec.T * spec.K < spec.E or spec.interpret is not None:
-            return cls((), 0)
-        size = min(fetched, ahead.size * ahead.dtype.itemsize)
-        return cls((ahead,), size // FETCHERS // 2048 * 2048)
-
-    @property
-    def blocks(self) -> int:
-        return FETCHERS if self.arrays else 0
-
-    def beside(self, blocks: int, refs: tuple[Any, ...], run: Callable[[], None]) -> None:
-        """Call `run` in the first `blocks` blocks."""
-        if not self.arrays:
-            return run()
-        block, wg = lax.axis_index("block"), lax.axis_index("wg")
-        pl.when(block < blocks)(run)
-        return pl.when(jnp.logical_and(block >= blocks, wg == 0))(
-            lambda: fetch_ahead(refs[0], block - blocks, self.share)
-        )
+    return Groups(expert_W, rows_W, used, token, place_TK), weight_TK
 
 
 def spec_of(T: int, E: int, rule: Rule, interpret: Any = None) -> Spec:
@@ -153,20 +115,16 @@ def _choose(spec: Spec, given: tuple[Array, ...]) -> tuple[Array, ...]:
     return _launch(spec, choose_experts, given, [_integers(spec.K), _weights(spec)])  # type: ignore[no-any-return]
 
 
-def _choose_apart(spec: Spec, given: tuple[Array, ...], aside: _Aside) -> Array:
+def _choose_apart(spec: Spec, given: tuple[Array, ...]) -> Array:
     """Experts and weights of all tokens as `choose` leaves them, four a block."""
 
     def choose_experts(*refs: Any) -> None:
-        scores, chosen = refs[: len(given)], refs[-1]
+        *scores, chosen = refs
         four = lax.axis_index("block")
-        aside.beside(
-            spec.fours,
-            refs[len(given) :],
-            lambda: store(chosen.at[four], _chosen(spec, scores, four)),
-        )
+        store(chosen.at[four], _chosen(spec, tuple(scores), four))
 
-    shape, blocks = _integers(spec.fours, LANES, 2), spec.fours + aside.blocks
-    return _launch(spec, choose_experts, (*given, *aside.arrays), shape, blocks=blocks)  # type: ignore[no-any-return]
+    shape = _integers(spec.fours, LANES, 2)
+    return _launch(spec, choose_experts, given, shape, blocks=spec.fours)  # type: ignore[no-any-return]
 
 
 def _group_apart(spec: Spec, chosen: Array) -> tuple[Array, ...]:
@@ -179,17 +137,12 @@ def _group_apart(spec: Spec, chosen: Array) -> tuple[Array, ...]:
     return _launch(spec, group_tokens, (chosen,), _groups(spec), _bits(spec))  # type: ignore[no-any-return]
 
 
-def _choose_and_group(spec: Spec, given: tuple[Array, ...], aside: _Aside) -> tuple[Array, ...]:
+def _choose_and_group(spec: Spec, given: tuple[Array, ...]) -> tuple[Array, ...]:
     """What `_groups` says, of logits."""
     warpgroups = min(spec.fours, MOST_WARPGROUPS)
 
-    inputs = (*given, *aside.arrays)
-
-    def route_tokens(*refs: Any, **scratch: Any) -> None:
-        aside.beside(1, refs[len(given) :], lambda: route_own(*refs, **scratch))
-
-    def route_own(*refs: Any, chosen: Any, bits: Any, begin: Any, done: Any) -> None:
-        scores, made = refs[: len(given)], refs[len(inputs) :]
+    def route_tokens(*refs: Any, chosen: Any, bits: Any, begin: Any, done: Any) -> None:
+        scores, made = refs[: len(given)], refs[len(given) :]
         wg = lax.axis_index("wg")
         pl.when(wg == 0)(lambda: _do(spec, lanes.clear, bits, *made[4:-1]))
 
@@ -207,30 +160,24 @@ def _choose_and_group(spec: Spec, given: tuple[Array, ...], aside: _Aside) -> tu
         "done": plgpu.Barrier(num_arrivals=warpgroups),
     }
     return _launch(  # type: ignore[no-any-return]
-        spec,
-        route_tokens,
-        inputs,
-        _groups(spec),
-        scratch,
-        blocks=1 + aside.blocks,
-        warpgroups=warpgroups,
+        spec, route_tokens, given, _groups(spec), scratch, warpgroups=warpgroups
     )
 
 
 def _count(spec: Spec, chosen: Any, bits: Any, begin: Any, made: tuple[Any, ...]) -> None:
     """Groups the tokens, whose bits are cleared, by what they chose."""
-    expert_W, rows_W, used, rows, _, *token_P, weights = made
+    expert_W, rows_W, used, rows, *token_P, weights = made
     _do(spec, lanes.mark, chosen, bits)
     _do(spec, lanes.lay_out, bits, begin, expert_W, rows_W, used)
     _do(spec, lanes.place, chosen, bits, begin, rows, weights, *token_P)
 
 
 def _groups(spec: Spec) -> list[jax.ShapeDtypeStruct]:
-    """Expert and rows of each tile, their number, the row of each choice, a zero a tile, where
-    tiles differ the token of each row, and the weights of all choices."""
+    """Expert and rows of each tile, their number, the row of each choice, where tiles differ the
+    token of each row, and the weights of all choices."""
     tiles, choices = _integers(spec.tiles), _integers(spec.T * spec.K)
     rows = [] if spec.shared else [_integers(spec.rows)]
-    return [tiles, tiles, _integers(1), choices, tiles, *rows, _weights(spec)]
+    return [tiles, tiles, _integers(1), choices, *rows, _weights(spec)]
 
 
 def _integers(*shape: int) -> jax.ShapeDtypeStruct:

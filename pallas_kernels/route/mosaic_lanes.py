@@ -143,10 +143,9 @@ def _sum(m: Machine, x: Any) -> Any:
     return x
 
 
-def clear(m: Machine, spec: Spec, bits: Any, zero_W: Any, *token_P: Any) -> None:
+def clear(m: Machine, spec: Spec, bits: Any, *token_P: Any) -> None:
     """No token has chosen yet, and no row is taken."""
-    sizes = (spec.E * spec.words, spec.tiles, spec.rows)
-    for words, size in zip((bits, zero_W, *token_P), sizes, strict=False):
+    for words, size in ((bits, spec.E * spec.words), *((t, spec.rows) for t in token_P)):
         for at, there in _every(m, size):
             m.put_word(words, at, 0, there)
 

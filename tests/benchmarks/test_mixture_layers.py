@@ -22,5 +22,5 @@ def test_a_variant_can_be_lowered_for_a_card(name: str, monkeypatch: pytest.Monk
     x = jax.ShapeDtypeStruct((20, SMALL.width), jnp.bfloat16)
     run = jax.jit(lambda x, layers: mixture_layers.chained(x, layers, Rule(2), variant))
     text = run.trace(x, layers).lower(lowering_platforms=("cuda",)).as_text()
-    # Norm, route, copy, two products or one launch, and the last norm
+    # Norm, route, copy, two products or one launch, and the last norm, which adds up rows
     assert text.count("@mosaic_gpu_v2(") == (5 if variant.one_launch else 6)

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from pallas_kernels.add_norm import add_norm, mosaic_gpu, rms_norm
 from pallas_kernels.add_norm.cases import CASES, Case, expected, inputs
-from pallas_kernels.parts import Parts
+from pallas_kernels.parts import Parts, WeightedRows
 from pallas_kernels.scaled_matmul import Rounding, mosaic_rounding
 from tests.pallas_kernels.places import (
     CARD,
@@ -161,6 +161,24 @@ def test_inputs_are_left_as_they_were(place: str) -> None:
     launched(place, given)
     for x, wanted in zip(given, before, strict=True):
         np.testing.assert_array_equal(np.asarray(x), wanted)
+
+
+@places
+@pytest.mark.parametrize("dtype", ULP)
+def test_rows_are_added_up_with_their_weights_and_rounded_once(place: str, dtype: str) -> None:
+    tokens, choices, width = pick(place, (2, 3, 256), (256, 8, 2048))
+    rng = np.random.default_rng(9)
+    place_TK = rng.permutation(tokens * choices + 5)[: tokens * choices].reshape(tokens, choices)
+    y_PD = np.full((tokens * choices + 5, width), np.nan)  # where no token reads
+    y_PD[place_TK] = rng.standard_normal((tokens, choices, width))
+    weight_TK = jnp.asarray(rng.uniform(0.1, 1, place_TK.shape), jnp.float32)
+    rows = WeightedRows(jnp.asarray(y_PD, dtype), jnp.asarray(place_TK, jnp.int32), weight_TK)
+    x, _, weight = arguments(Case(name="", rows=tokens, width=width), dtype)
+    total, norm = (np.float64(y) for y in launched(place, (x, rows, weight)))
+    delta = np.einsum("tkd,tk->td", np.float64(rows.y_PD)[place_TK], np.float64(weight_TK))
+    np.testing.assert_allclose(total, np.float64(x) + delta, rtol=ULP[dtype], atol=1e-5)
+    rms = np.sqrt((total**2).mean(axis=1, keepdims=True) + 1e-6)
+    np.testing.assert_allclose(norm, total / rms * np.float64(weight), rtol=ULP[dtype], atol=1e-6)
 
 
 @widths

@@ -37,8 +37,6 @@ def check(case: Case, groups: Groups, weight: Any) -> None:
     assert (groups.token_P is None) == (wanted.token_P is None)
     if wanted.token_P is not None:
         np.testing.assert_array_equal(groups.token_P, wanted.token_P)
-    if groups.zero_W is not None:
-        assert not np.any(groups.zero_W)
     np.testing.assert_allclose(weight, wanted_weight, rtol=WEIGHTS)
 
 
@@ -118,8 +116,7 @@ def assembled(case: Case) -> tuple[Groups, np.ndarray]:
     expert_W, rows_W, used = stale(spec.tiles), stale(spec.tiles), stale(1)
     place_TK = stale(spec.T, spec.K)
     token_P = [] if spec.shared else [stale(spec.rows)]
-    zero_W = stale(spec.tiles)
-    do(lanes.clear, bits, zero_W, *token_P, near=1)
+    do(lanes.clear, bits, *token_P, near=1)
     for four in range(fours):
         registers = Assembly(scores, range(len(scores))).run(
             lambda m, given: lanes.choose(
@@ -136,7 +133,7 @@ def assembled(case: Case) -> tuple[Groups, np.ndarray]:
     do(lanes.lay_out, bits, begin, expert_W, rows_W, used, near=2)
     do(lanes.place, chosen, bits, begin, place_TK, weight, *token_P, near=3)
     given = (expert_W, rows_W, used, token_P[0] if token_P else None, place_TK)
-    return Groups(*given, zero_W=zero_W), weight
+    return Groups(*given), weight
 
 
 @pytest.mark.parametrize(

@@ -21,8 +21,8 @@ from jaxllm.nn.weight.experts import HeldExperts
 from jaxllm.nn.weight.parameters import Axes, Init
 from jaxllm.nn.weight.protocol import ExpertWeight, Shape
 from jaxllm.quantisation import WeightFormat
-from pallas_kernels.grouped_matmul import Gating, Groups, combine
-from pallas_kernels.parts import whole
+from pallas_kernels.grouped_matmul import Gating, Groups, rows_for
+from pallas_kernels.parts import Product, WeightedRows, whole
 
 
 @dataclass(frozen=True)
@@ -207,11 +207,13 @@ class Experts(nnx.Module):
             Gated(ACTIVATIONS[activation]),
         )
 
-    def __call__(self, x_TD: Array, groups: Groups, weight_TK: Array, context: RowContext) -> Array:
-        """Each token's experts, added up with their weights, `[T, D]`."""
+    def __call__(
+        self, x_TD: Array, groups: Groups, weight_TK: Array, context: RowContext
+    ) -> WeightedRows:
+        """The rows of each token's experts, yet to be added up."""
         hidden_PF = self.gate_up.product(x_TD, groups, context, self.gating)
         out_PD = self.down.product(hidden_PF, groups, context)
-        return combine(out_PD, groups, weight_TK)
+        return rows_for(out_PD, groups, weight_TK)
 
 
 class SharedExpert(nnx.Module):
@@ -233,6 +235,6 @@ class MixtureMLP(nnx.Module):
         self.experts = experts
         self.shared = shared
 
-    def __call__(self, x_TD: Array, context: RowContext) -> Array:
-        routed_TD = self.experts(x_TD, *self.router(x_TD, context), context)
-        return routed_TD if self.shared is None else routed_TD + whole(self.shared(x_TD, context))
+    def __call__(self, x_TD: Array, context: RowContext) -> Product:
+        routed = self.experts(x_TD, *self.router(x_TD, context), context)
+        return routed if self.shared is None else routed.whole + whole(self.shared(x_TD, context))

@@ -9,7 +9,7 @@ import pytest
 from flax import nnx
 from jax.sharding import NamedSharding, PartitionSpec
 
-from jaxllm.cache.collective import over
+from jaxllm.cache.collective import ALONE, over
 from jaxllm.cache.row_kernels import RowKernels
 from jaxllm.mesh import make_mesh, over_experts, per_device, sharding
 from jaxllm.nn.contexts.dense import DenseContext
@@ -44,7 +44,7 @@ def mixture(split: Split) -> MixtureMLP:
 )
 def test_parts_of_devices_add_up_to_the_mixture(groups: int, shards: int) -> None:
     x = jax.random.normal(jax.random.key(0), (TOKENS, WIDTH)) * 3
-    wanted = mixture(Split())(x, DenseContext())
+    wanted = ALONE.sum(mixture(Split())(x, DenseContext()))
     mesh = over_experts(make_mesh(groups * shards), groups)
     graphdef, state = nnx.split(mixture(Split(groups, shards)))
     places = jax.tree.map(
