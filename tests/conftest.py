@@ -52,6 +52,12 @@ def pytest_addoption(parser: pytest.Parser, pluginmanager: pytest.PytestPluginMa
         default=1.0,
         help="of the soaks of a server; 30 before a release",
     )
+    parser.addoption(
+        "--soak-rate",
+        type=float,
+        default=float("inf"),
+        help="requests a second of the soaks, at most",
+    )
     if not pluginmanager.hasplugin("timeout"):
         parser.addini("timeout", "seconds a test may take; read by pytest-timeout")
 

@@ -51,13 +51,19 @@ class Demo:
             for line in stderr:
                 self.log += line
 
+    def scrape(self) -> list[str]:
+        """The lines of /metrics."""
+        with urllib.request.urlopen(f"{self.url}/metrics", timeout=20) as reply:
+            return reply.read().decode().splitlines()
+
     def metric(self, name: str) -> float:
         """The value of a metric without labels of its own."""
-        with urllib.request.urlopen(f"{self.url}/metrics", timeout=20) as reply:
-            lines = reply.read().decode().splitlines()
-        return float(
-            next(line for line in lines if line.startswith(f"{name}{{")).rpartition(" ")[2]
-        )
+        found = next(line for line in self.scrape() if line.startswith(f"{name}{{"))
+        return float(found.rpartition(" ")[2])
+
+    def series(self) -> set[str]:
+        """The series of metrics: names with their labels."""
+        return {line.rpartition(" ")[0] for line in self.scrape() if not line.startswith("#")}
 
     def get(self, path: str) -> int:
         """The status of a GET that is answered well."""

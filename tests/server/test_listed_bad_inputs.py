@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import http.client
 import json
-import re
 import socket
 import urllib.request
 from collections.abc import Iterator
@@ -74,25 +73,13 @@ class Guarded(Demo):
         assert status == 200, body
         return json.loads(body)["choices"]
 
-    def scrape(self) -> str:
-        """/metrics."""
+    def scrape(self) -> list[str]:
+        """The lines of /metrics."""
         request = urllib.request.Request(
             f"{self.url}/metrics", headers={"authorization": f"Bearer {KEY}"}
         )
         with urllib.request.urlopen(request, timeout=20) as reply:
-            return reply.read().decode()
-
-    def metric(self, name: str) -> float:
-        """The value of a metric without labels of its own."""
-        found = re.search(rf"^{re.escape(name)}\{{[^}}]*\}} (\S+)$", self.scrape(), re.MULTILINE)
-        assert found is not None, name
-        return float(found[1])
-
-    def series(self) -> list[str]:
-        """The names and labels of all samples."""
-        return sorted(
-            line.rpartition(" ")[0] for line in self.scrape().splitlines() if line[0] != "#"
-        )
+            return reply.read().decode().splitlines()
 
     def memory(self) -> int:
         """Bytes of the server and of its engine."""

@@ -8,7 +8,7 @@ import json
 import random
 import statistics
 import time
-from typing import Any
+from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
 import pytest
@@ -18,7 +18,7 @@ from tests.server.memory import files, resident, tree
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(0)]
 
-CLIENTS, LOOKS = 12, 40
+CLIENTS, LOOKS, QUARTER = 12, 40, 10
 GROWTH = 1.05  # of the memory of the last quarter of looks, to that of the second
 CANARY = {"prompt": "the quick brown fox", "max_tokens": 12, "temperature": 0}
 WORDS = "the quick brown fox jumps over lazy dog what is 27 + 58 sort these numbers 7 2 9".split()
@@ -80,12 +80,13 @@ async def one(port: int, draw: random.Random) -> None:
         writer.transport.abort()
 
 
-async def crowd(port: int, until: float, seed: int) -> int:
-    """CLIENTS clients, until a time; how many requests they sent."""
+async def crowd(port: int, until: float, rate: float, seed: int) -> int:
+    """CLIENTS clients, until a time, at so many requests a second; how many requests they sent."""
 
     async def client(number: int) -> int:
         draw, sent = random.Random(f"{seed} {number}"), 0
         while time.monotonic() < until:
+            await asyncio.sleep(draw.expovariate(rate / CLIENTS))
             await one(port, draw)
             sent += 1
         return sent
@@ -93,40 +94,57 @@ async def crowd(port: int, until: float, seed: int) -> int:
     return sum(await asyncio.gather(*(client(number) for number in range(CLIENTS))))
 
 
-def idle(demo: Demo) -> tuple[list[int], int, Any]:
-    """Once nothing runs: the memory of each process, their open files, and the canary's answer."""
+class Look(NamedTuple):
+    """At a server in which nothing runs."""
+
+    sizes: list[int]  # resident bytes of each process
+    files: int  # that they have open, together
+    series: set[str]  # of metrics, with their labels
+    canary: Any  # its choices
+
+
+def idle(demo: Demo) -> Look:
+    """A look, once nothing runs; no page is held then."""
     while demo.metric("vllm:num_requests_running") or demo.metric("vllm:num_requests_waiting"):
         pass  # each look is a round trip
     choices = demo.ask("/v1/completions", CANARY)["choices"]
     assert demo.metric("vllm:kv_cache_usage_perc") == 0
     processes = tree(demo.process.pid)
-    return [resident(each) for each in processes], sum(map(files, processes)), choices
+    return Look(
+        [resident(each) for each in processes], sum(map(files, processes)), demo.series(), choices
+    )
 
 
 def test_a_server_under_load_stays_as_it_is(request: pytest.FixtureRequest) -> None:
     seconds = 60 * request.config.getoption("--soak-minutes")
+    rate = request.config.getoption("--soak-rate")
     demo = Demo("--kv-offloading-size", "0.01")
     try:
         port, seen, sent = urlsplit(demo.url).port or 0, [], 0
-        for look in range(LOOKS):
-            sent += asyncio.run(crowd(port, time.monotonic() + seconds / LOOKS, look))
-            seen.append(idle(demo))
-            print(
-                f"{sent} requests, {[size >> 20 for size in seen[-1][0]]} MiB, {seen[-1][1]} files"
-            )
-        assert len({json.dumps(choices) for _, _, choices in seen}) == 1, "the canary"
-        assert len({len(sizes) for sizes, _, _ in seen[LOOKS // 4 :]}) == 1, "processes"
-        quarter = LOOKS // 4
-        for sizes in zip(*(sizes for sizes, _, _ in seen[quarter:]), strict=True):
-            early, late = statistics.median(sizes[:quarter]), statistics.median(sizes[-quarter:])
+        for number in range(LOOKS):
+            sent += asyncio.run(crowd(port, time.monotonic() + seconds / LOOKS, rate, number))
+            seen.append(look := idle(demo))
+            sizes = [size >> 20 for size in look.sizes]
+            print(f"{sent} requests, {sizes} MiB, {look.files} files, {len(look.series)} series")
+        settled = seen[QUARTER:]
+        assert len({json.dumps(look.canary) for look in seen}) == 1, "the canary"
+        assert len({len(look.sizes) for look in settled}) == 1, "processes"
+        for sizes in zip(*(look.sizes for look in settled), strict=True):
+            early, late = statistics.median(sizes[:QUARTER]), statistics.median(sizes[-QUARTER:])
             assert late <= GROWTH * early, sizes
-        assert seen[-1][1] <= seen[quarter][1] + CLIENTS, [count for _, count, _ in seen]
-        assert demo.metric("jaxllm:compiles_after_warmup_total") == 0
-        assert demo.metric("jaxllm:engine_step_failures_total") == 0
-        assert demo.metric("jaxllm:self_check_failures_total") == 0
-        assert demo.metric("jaxllm:engine_restarts_total") == 0
-        assert demo.get("/health") == 200
+        assert seen[-1].files <= settled[0].files + CLIENTS, [look.files for look in seen]
+        assert not seen[-1].series - settled[0].series, "series of metrics"
+        assert_well(demo)
         assert demo.stop() == 0
         assert "Traceback" not in demo.log
     finally:
         demo.close()
+
+
+def assert_well(demo: Demo) -> None:
+    """It is healthy, and nothing happened that should not."""
+    assert demo.metric("jaxllm:compiles_after_warmup_total") == 0
+    assert demo.metric("jaxllm:engine_step_failures_total") == 0
+    assert demo.metric("jaxllm:self_check_failures_total") == 0
+    assert demo.metric("jaxllm:engine_restarts_total") == 0
+    assert demo.get("/health") == 200
