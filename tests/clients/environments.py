@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import pytest
 
 SCRIPTS = pathlib.Path(__file__).with_name("scripts")
-INSTALL_SECONDS = 600
+INSTALL_SECONDS = 1200
 
 
 @dataclass(frozen=True)

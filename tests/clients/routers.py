@@ -22,6 +22,7 @@ import pytest
 from tests.clients.environments import run
 
 START_SECONDS = 120
+SESSION = "x-session"  # the header by which a router keeps a client with one replica
 STACK = (
     "git+https://github.com/vllm-project/production-stack@a6c01db05f65f556235413ba8dbcfb0c01132fff"
 )
@@ -89,11 +90,15 @@ def production_stack(
     venv: pathlib.Path, policy: str, port: str, replicas: list[Replica]
 ) -> list[str]:
     """https://github.com/vllm-project/production-stack"""
+    asked = ["--session-key", SESSION] if policy == "session" else []
+    if policy == "prefixaware":  # it goes by texts, in pieces of 128 letters
+        asked = ["--prefix-min-match-length", "1"]
     return [
         *(str(venv / "bin" / "python"), "-m", "vllm_router.app", "--service-discovery", "static"),
         *("--host", "127.0.0.1", "--port", port, "--routing-logic", policy),
         *("--static-backends", ",".join(replica.url for replica in replicas)),
         *("--static-models", ",".join("demo" for _ in replicas)),
+        *("--max-instance-failover-reroute-attempts", "1", *asked),
     ]
 
 
@@ -128,7 +133,12 @@ ROUTERS = [
         ("round_robin", "cache_aware", "kv_aware"),
     ),
     Router("smg", "smg==1.13.0", smg, ("round_robin", "cache_aware")),
-    Router("production-stack", f"vllm-router @ {STACK}", production_stack, ("roundrobin",)),
+    Router(
+        "production-stack",
+        f"vllm-router @ {STACK}",
+        production_stack,
+        ("roundrobin", "session", "prefixaware"),
+    ),
     Router("litellm", "litellm[proxy]==1.106.2", litellm, ("simple-shuffle",)),
 ]
 

@@ -1,5 +1,6 @@
 """Programs that measure servers run against this one as they are installed: a harness of
-evaluations, a load generator, and one that tries whatever the OpenAPI document allows and forbids.
+evaluations, two load generators, and one that tries whatever the OpenAPI document allows and
+forbids.
 """
 
 from __future__ import annotations
@@ -16,10 +17,11 @@ import pytest
 from tests.clients.environments import need, pip_install, run
 from tests.server.demo_server import Demo
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 
 LM_EVAL = ("lm-eval[api]==0.4.13", "transformers==5.23.0")
 AIPERF = ("aiperf==0.13.0",)
+GUIDELLM = ("guidellm==0.8.1",)  # with torch: minutes to install
 SCHEMATHESIS = ("schemathesis==4.32.5",)
 
 UNTIL = ["\n", ".", "Q:", "A:", "!", "?"]  # more than OpenAI's four
@@ -150,6 +152,41 @@ def test_aiperf_finishes_every_request(
     assert results["request_count"]["avg"] == REQUESTS
     assert results["output_sequence_length"]["avg"] == TOKENS
     assert not results["error_summary"]
+
+
+@pytest.fixture(scope="module")
+def guidellm(tmp_path_factory: pytest.TempPathFactory, demo: Demo) -> pathlib.Path:
+    """Its program."""
+    return pip_install(tmp_path_factory.mktemp("guidellm"), *GUIDELLM) / "guidellm"
+
+
+@pytest.mark.parametrize("kind", ["chat/completions", "completions", "responses"])
+def test_guidellm_finishes_every_request(
+    kind: str, guidellm: pathlib.Path, demo: Demo, repo: pathlib.Path, tmp_path: pathlib.Path
+) -> None:
+    backend = {"target": demo.url, "model": "demo", "request_format": f"/v1/{kind}"}
+    asked = {
+        "backend": {"kind": "openai_http"} | backend,
+        "profile": {"kind": "concurrent", "streams": 4},
+        "data": {"kind": "synthetic_text", "prompt_tokens": 40, "output_tokens": TOKENS},
+        "constraint": {"kind": "max_requests", "count": REQUESTS},
+        "tokenizer": {"kind": "huggingface_auto", "model": repo / "jaxllm" / "demo"},
+        "output": {"kind": "json", "path": "results.json"},
+    }
+    options = [
+        word
+        for name, fields in asked.items()
+        for word in (f"--{name}", ",".join(f"{key}={value}" for key, value in fields.items()))
+    ]
+    done = run(
+        [str(guidellm), "run", *options, "--disable-console"], cwd=tmp_path, HF_HUB_OFFLINE="1"
+    )
+    assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-4000:]
+    (made,) = json.loads((tmp_path / "results.json").read_text())["benchmarks"]
+    assert made["metrics"]["request_totals"]["successful"] == REQUESTS
+    assert not made["requests"]["errored"]
+    tokens = made["metrics"]["output_token_count"]["successful"]
+    assert tokens["min"] == tokens["max"] == TOKENS
 
 
 def test_schemathesis_finds_no_answer_that_the_document_lacks(

@@ -16,7 +16,15 @@ import openai
 import pytest
 
 from tests.clients.environments import need
-from tests.clients.routers import ROUTERS, Gateway, Replica, Router, free_port, started
+from tests.clients.routers import (
+    ROUTERS,
+    SESSION,
+    Gateway,
+    Replica,
+    Router,
+    free_port,
+    started,
+)
 from tests.server.demo_server import Demo
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1500)]
@@ -27,8 +35,9 @@ USERS, TURNS = 6, 4
 STEP, ROWS, LENGTH = 0.02, 8, 60  # of the paced engine: seconds, rows and tokens of an answer
 
 EACH = [(router, policy) for router in ROUTERS for policy in router.policies]
-BY_PREFIX = [(router, policy) for router, policy in EACH if policy.endswith("_aware")]
-IN_TURN = [(router, policy) for router, policy in EACH if policy == "round_robin"]
+BY_PREFIX = [(router, policy) for router, policy in EACH if policy.endswith("aware")]
+BY_SESSION = [(router, policy) for router, policy in EACH if policy == "session"]
+IN_TURN = [(router, policy) for router, policy in EACH if policy in ("round_robin", "roundrobin")]
 
 
 def named(value: Any) -> str:
@@ -131,8 +140,26 @@ def test_answers_are_those_of_a_replica(
     after = finished(demos)
     served = [new - old for new, old in zip(after, before, strict=True)]
     assert sum(served) > 0
-    if not policy.endswith("_aware"):
+    if not policy.endswith("aware"):
         assert all(served), "each replica has its share"
+
+
+@pytest.mark.parametrize(("router", "policy"), BY_SESSION, ids=named)
+def test_a_session_stays_with_its_replica(
+    router: Router, policy: str, demos: list[Demo], venvs: pathlib.Path
+) -> None:
+    chat = [{"role": "user", "content": QUESTIONS[0]}]
+    places = []
+    with started(router, policy, replicas(demos), venvs) as gateway:
+        for user in range(8):
+            before = finished(demos)
+            with client_of(gateway) as client:
+                for _ in range(3):
+                    ask(client.with_options(default_headers={SESSION: f"user {user}"}), chat)
+            served = [new > old for new, old in zip(finished(demos), before, strict=True)]
+            assert served.count(True) == 1, "one replica has all of a session"
+            places.append(served.index(True))
+    assert set(places) == {0, 1}, "and each replica has some"
 
 
 def conversations(client: openai.OpenAI, seed: str) -> None:
