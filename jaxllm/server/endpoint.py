@@ -88,7 +88,8 @@ def has_many_ids(prompt: Any) -> bool:
     """Whether a prompt holds so many token ids that parsing it takes long."""
     if not isinstance(prompt, list) or len(prompt) > MANY_IDS:
         return isinstance(prompt, list)
-    return sum(len(ids) if isinstance(ids, list) else 1 for ids in prompt) > MANY_IDS
+    inner = [len(ids) for ids in prompt if type(ids) is list]
+    return len(prompt) + sum(inner) > MANY_IDS
 
 
 async def send_json(body: bytes, send: Any) -> None:

@@ -6,12 +6,13 @@ import asyncio
 import copy
 import logging
 import secrets
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 import orjson
 
-from jaxllm.messages import GenerateRequest, ThinkingBudget
+from jaxllm.messages import GenerateRequest, TextDelta, ThinkingBudget
 from jaxllm.sampling.options import OPTIONS, SamplingParams, default_of
 from jaxllm.server.endpoint import Endpoint, send_json
 from jaxllm.server.engine.streams import Stream
@@ -33,6 +34,7 @@ from jaxllm.server.openai.requests import (
     parse_chat,
     parse_completion,
 )
+from jaxllm.server.transport.connection import CHUNKS, Chunks
 
 # Characters beyond ASCII that end lines for some, as JSON may have them
 LINE_ENDS = [(text.encode(), f"\\u{ord(text):04x}".encode()) for text in "\x85\u2028\u2029"]
@@ -339,8 +341,23 @@ def stream_headers(content_type: bytes = Reply.stream_type) -> list[tuple[bytes,
     ]
 
 
+def writer(reply: Reply, chunks: Chunks) -> Callable[[int, TextDelta], bool]:
+    """Writes the events of a delta if a write is all it takes; returns whether it did."""
+
+    def write(prompt: int, delta: TextDelta) -> bool:
+        if not chunks.open or delta.finish_reason is not None:
+            return False
+        if delta.logprobs is not None or delta.prompt_logprobs is not None:
+            return False
+        if data := reply.all_events([(prompt, delta)]):
+            chunks.write(of_whole_lines(data))
+        return True
+
+    return write
+
+
 async def send_stream(stream: Stream, reply: Reply, send: Any) -> None:
-    """Server-sent events, one write per step.
+    """Server-sent events, one write per step; that of a single choice is written as it comes.
 
     The status is sent with the first delta, so an earlier error is a plain HTTP error. Raises
     ApiError only before anything is sent; a later one becomes the last event.
@@ -355,8 +372,15 @@ async def send_stream(stream: Stream, reply: Reply, send: Any) -> None:
                 data = reply.all_events(ready)
             if not started:
                 headers = stream_headers(reply.stream_type)
-                await send({"type": "http.response.start", "status": 200, "headers": headers})
+                start: dict[str, Any] = {
+                    "type": "http.response.start",
+                    "status": 200,
+                    "headers": headers,
+                }
+                await send(start)
                 started = True
+                if CHUNKS in start and reply.single:
+                    stream.write_at_once(writer(reply, start[CHUNKS]))
             if stream.done:
                 data += reply.last_events()
             data = of_whole_lines(data)

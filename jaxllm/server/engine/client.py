@@ -85,6 +85,7 @@ class EngineClient:
         self.stats = EngineStats()
         self.last_message = time.monotonic()
         self._reads = 0  # of the engine's socket
+        self._behind = False  # several messages came with the latest
         self.choices = 0
         self.waiting_tokens = 0
         self.load = 0
@@ -262,6 +263,7 @@ class EngineClient:
     def _receive(self, messages: list[ToServer]) -> None:
         self.last_message = time.monotonic()
         self._reads += 1
+        self._behind = len(messages) > 1
         for message in messages:
             self._handle(message)
 
@@ -323,7 +325,7 @@ class EngineClient:
                 else bad_request(reason, field, "unsatisfiable")
             )
         else:
-            entry.stream.push(entry.prompt, delta, self._reads)
+            entry.stream.push(entry.prompt, delta, self._reads, self._behind)
         self.send_waiting()
 
     def _rejected(self, message: Rejected) -> None:

@@ -8,12 +8,14 @@ import logging
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 
 from jaxllm.server.engine.wire import Died, Frames, Ready, Start, ToEngine, ToServer, encode
 
 ENGINE_COMMAND = (sys.executable, "-m", "jaxllm.server.engine.process")
 PF_EXITING = 4  # of Linux's task flags
+LOOK_SECONDS = 0.01  # between two looks at the process; one takes 40 µs, and every request asks
 
 logger = logging.getLogger("jaxllm.server")
 
@@ -42,6 +44,7 @@ class EngineConnection(asyncio.Protocol):
     ):
         """`receive` gets the messages of each read, `lost` is called once, after `died`."""
         self._receive, self._lost, self._process_id = receive, lost, process_id
+        self._looked, self._exiting = -LOOK_SECONDS, False
         self._frames = Frames[ToServer](ToServer)
         self._transport: asyncio.Transport | None = None
         loop = asyncio.get_running_loop()
@@ -60,10 +63,13 @@ class EngineConnection(asyncio.Protocol):
 
     @property
     def alive(self) -> bool:
-        """Whether the engine takes requests."""
+        """Whether the engine takes requests, or did a moment ago."""
         if not self.ready.done() or self.died.done():
             return False
-        return self._process_id is None or not is_exiting(self._process_id)
+        now = time.monotonic()
+        if self._process_id is not None and now - self._looked >= LOOK_SECONDS:
+            self._looked, self._exiting = now, is_exiting(self._process_id)
+        return not self._exiting
 
     def send(self, message: ToEngine) -> int:
         """Send a message, or drop it when the process is gone; returns the bytes sent."""

@@ -84,8 +84,9 @@ class Stream:
         self._writing = False  # the client has not yet taken the last write
         self._backlog = 0  # tokens and logprob entries that arrived since
         self._counted = 0  # the read of the engine's socket that the backlog includes
-        self._error: ApiError | None = None
+        self._error: Exception | None = None
         self._waiter: asyncio.Future[None] | None = None
+        self._at_once: Callable[[int, TextDelta], bool] | None = None
 
     @property
     def done(self) -> bool:
@@ -95,7 +96,7 @@ class Stream:
     async def next_deltas(self) -> list[tuple[int, TextDelta]]:
         """(prompt number, delta) pairs since the last call, in order; waits for at least one.
 
-        Raises the request's ApiError.
+        Raises the request's error.
         """
         self._writing = False
         while not self._ready:
@@ -113,9 +114,17 @@ class Stream:
         """Count deltas as the client's backlog from now until `next_deltas`."""
         self._writing, self._backlog = True, 0
 
-    def push(self, prompt: int, delta: TextDelta, read: int) -> None:
+    def write_at_once(self, write: Callable[[int, TextDelta], bool]) -> None:
+        """Have deltas written as they come while `next_deltas` waits, which then sleeps on: a task
+        that wakes costs as much as a write. `write` returns whether it took the delta."""
+        self._at_once = write
+
+    def push(self, prompt: int, delta: TextDelta, read: int, behind: bool = False) -> None:
         """Add a delta that came with a numbered read of the engine's socket; fails the request when
-        its client has fallen too far behind."""
+        its client has fallen too far behind. `behind`: more steps came with this read, so that
+        their deltas are better written together."""
+        if not behind and self._written(prompt, delta):
+            return
         if self._writing:
             # A step's burst is not the client's fault; the backlog before it is
             if self._counted != read and self._backlog > MAX_BACKLOG:
@@ -126,7 +135,17 @@ class Stream:
         self._ready.append((prompt, delta))
         self._wake()
 
-    def fail(self, error: ApiError) -> None:
+    def _written(self, prompt: int, delta: TextDelta) -> bool:
+        """Whether a delta needs nothing more: it was written, or its request has failed."""
+        if self._at_once is None or self._waiter is None or self._waiter.done():
+            return False
+        try:
+            return self._at_once(prompt, delta)
+        except Exception as error:  # of one stream, whose task tells
+            self.fail(error)
+            return True
+
+    def fail(self, error: Exception) -> None:
         """End the request with an error; requests still in the engine are aborted."""
         if self._error is None:
             self._error = error

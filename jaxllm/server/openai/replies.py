@@ -165,6 +165,11 @@ class Reply:
             self._event_tail = b'],"usage":null}\n\n'
 
     @property
+    def single(self) -> bool:
+        """Whether there is one choice."""
+        return len(self._choices) == 1
+
+    @property
     def large(self) -> bool:
         """Whether a reply that is sent whole takes long to encode."""
         return (

@@ -1,9 +1,14 @@
-"""h11's side of a connection, without its state machine where no state can change."""
+"""h11's side of a connection, without its state machine where no state can change, and chunks
+without ASGI's coroutines."""
 
 from __future__ import annotations
 
+from typing import Any
+
 import h11
 from h11._writers import ChunkedWriter
+
+CHUNKS = "jaxllm.chunks"  # where the message that starts a response gets its `Chunks`
 
 
 class Connection(h11.Connection):
@@ -13,6 +18,40 @@ class Connection(h11.Connection):
     def send(self, event: h11.Event) -> bytes | None:  # type: ignore[override]
         """h11's; the bytes to write."""
         if type(event) is h11.Data and type(self._writer) is ChunkedWriter:
-            data = event.data
-            return b"%x\r\n%b\r\n" % (len(data), data) if data else b""
+            return framed(event.data)
         return super().send(event)
+
+    def data(self, data: bytes) -> bytes:
+        """Part of the body as the bytes to write."""
+        if type(self._writer) is ChunkedWriter:
+            return framed(data)
+        return super().send(h11.Data(data=data)) or b""
+
+
+class Chunks:
+    """Writes parts of the body of a response whose head is sent. An application finds it in the
+    message that started the response once that is sent, if nobody stands between them who would
+    see the body: a write without ASGI's coroutines, for streams of a write a token.
+
+    `cycle` is uvicorn's, of this one response.
+    """
+
+    def __init__(self, cycle: Any):
+        self._cycle = cycle
+        self._flow, self._conn, self._write = cycle.flow, cycle.conn, cycle.transport.write
+
+    @property
+    def open(self) -> bool:
+        """Whether a write would be taken: the client is there and reads, and the response has not
+        ended."""
+        cycle = self._cycle
+        return not (self._flow.write_paused or cycle.disconnected or cycle.response_complete)
+
+    def write(self, data: bytes) -> None:
+        """Write part of the body; only while `open`."""
+        self._write(self._conn.data(data))
+
+
+def framed(data: bytes) -> bytes:
+    """A chunk."""
+    return b"%x\r\n%b\r\n" % (len(data), data) if data else b""

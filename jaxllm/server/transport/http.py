@@ -18,13 +18,13 @@ from urllib.parse import unquote
 
 import h11
 import uvicorn
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
 from uvicorn.server import ServerState
 
 from jaxllm.server.errors import ApiError, bad_request, overloaded, sanitize
 from jaxllm.server.transport.auth import send_error
-from jaxllm.server.transport.connection import Connection
+from jaxllm.server.transport.connection import CHUNKS, Chunks, Connection
 
 # Seconds from a connection's first byte, or its opening, to a whole request head
 HEADER_DEADLINE = 30.0
@@ -57,12 +57,24 @@ class HttpProtocol(H11Protocol):
     def __init__(self, *args: Any, **kwargs: Any):
         super().__init__(*args, **kwargs)
         self.conn = Connection(h11.SERVER, MAX_UNPARSED)
+        self._application, self.app = self.app, self._run_application
         self._head_timer: asyncio.TimerHandle | None = None
         self._write_timer: asyncio.TimerHandle | None = None
         self._end_timer: asyncio.TimerHandle | None = None
         self.lingering = False
         self._stopping = False
         self._unparsed = 0  # this connection's part of `server_state.unparsed`
+
+    async def _run_application(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """ASGI; the message that starts a response gets what writes its chunks."""
+        cycle = self.cycle
+
+        async def sending(message: Message) -> None:
+            await send(message)
+            if message["type"] == "http.response.start":
+                message[CHUNKS] = Chunks(cycle)
+
+        await self._application(scope, receive, sending)
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """asyncio.Protocol"""
