@@ -22,6 +22,7 @@ import pytest
 from tests.clients.environments import run
 
 START_SECONDS = 120
+IN_LEGS = "disaggregated_prefill_orchestrated"  # one replica computes prompts, the other goes on
 SESSION = "x-session"  # the header by which a router keeps a client with one replica
 STACK = (
     "git+https://github.com/vllm-project/production-stack@a6c01db05f65f556235413ba8dbcfb0c01132fff"
@@ -93,6 +94,9 @@ def production_stack(
     asked = ["--session-key", SESSION] if policy == "session" else []
     if policy == "prefixaware":  # it goes by texts, in pieces of 128 letters
         asked = ["--prefix-min-match-length", "1"]
+    if policy == IN_LEGS:
+        asked = ["--static-model-labels", "first,second"]
+        asked += ["--prefill-model-labels", "first", "--decode-model-labels", "second"]
     return [
         *(str(venv / "bin" / "python"), "-m", "vllm_router.app", "--service-discovery", "static"),
         *("--host", "127.0.0.1", "--port", port, "--routing-logic", policy),
@@ -125,6 +129,12 @@ def litellm(venv: pathlib.Path, policy: str, port: str, replicas: list[Replica])
     return [program, "--config", str(path), "--host", "127.0.0.1", "--port", port]
 
 
+PRODUCTION_STACK = Router(
+    "production-stack",
+    f"vllm-router @ {STACK}",
+    production_stack,
+    ("roundrobin", "session", "prefixaware"),
+)
 ROUTERS = [
     Router(
         "vllm-router",
@@ -133,12 +143,7 @@ ROUTERS = [
         ("round_robin", "cache_aware", "kv_aware"),
     ),
     Router("smg", "smg==1.13.0", smg, ("round_robin", "cache_aware")),
-    Router(
-        "production-stack",
-        f"vllm-router @ {STACK}",
-        production_stack,
-        ("roundrobin", "session", "prefixaware"),
-    ),
+    PRODUCTION_STACK,
     Router("litellm", "litellm[proxy]==1.106.2", litellm, ("simple-shuffle",)),
 ]
 

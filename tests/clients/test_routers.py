@@ -17,6 +17,8 @@ import pytest
 
 from tests.clients.environments import need
 from tests.clients.routers import (
+    IN_LEGS,
+    PRODUCTION_STACK,
     ROUTERS,
     SESSION,
     Gateway,
@@ -25,7 +27,7 @@ from tests.clients.routers import (
     free_port,
     started,
 )
-from tests.server.demo_server import Demo
+from tests.server.demo_server import Demo, transferring
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1500)]
 
@@ -160,6 +162,35 @@ def test_a_session_stays_with_its_replica(
             assert served.count(True) == 1, "one replica has all of a session"
             places.append(served.index(True))
     assert set(places) == {0, 1}, "and each replica has some"
+
+
+def test_one_replica_computes_prompts_and_another_continues_them(
+    venvs: pathlib.Path, tmp_path: pathlib.Path
+) -> None:
+    key = tmp_path / "key"
+    key.write_text("two servers have this key\n")
+    legs: list[Demo] = []
+    asked: dict[str, Any] = {"model": "demo", "max_tokens": 12, "temperature": 0}
+    asked["prompt"] = "Sort these numbers: " + ", ".join(map(str, range(40)))
+    try:
+        for role in ("kv_producer", "kv_consumer"):
+            legs.append(transferring(key, role))
+        with (
+            started(PRODUCTION_STACK, IN_LEGS, replicas(legs), venvs) as gateway,
+            client_of(gateway) as client,
+            client_of(legs[0]) as direct,
+        ):
+            routed = client.completions.create(**asked)
+            whole = direct.completions.create(**asked)
+            chunks = [*client.completions.create(**asked, stream=True)]
+    finally:
+        for leg in legs:
+            leg.close()
+    assert routed.choices[0].text == whole.choices[0].text
+    assert "".join(chunk.choices[0].text for chunk in chunks) == whole.choices[0].text
+    assert routed.usage is not None and routed.usage.prompt_tokens_details is not None
+    cached = routed.usage.prompt_tokens_details.cached_tokens
+    assert cached == (routed.usage.prompt_tokens - 1) // 16 * 16, "all whole pages but the last"
 
 
 def conversations(client: openai.OpenAI, seed: str) -> None:

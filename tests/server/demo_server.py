@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import signal
+import socket
 import subprocess
 import sys
 import threading
 import urllib.request
+from pathlib import Path
 from typing import Any
 
 import openai
@@ -90,6 +92,20 @@ class Demo:
             self.process.kill()
             self.process.wait()
         self._rest.join(20)
+
+
+def transferring(key: Path, role: str) -> Demo:
+    """A server that computes prompts for others (`kv_producer`) or continues them (`kv_consumer`);
+    `key` is a file."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port: int = free.getsockname()[1]
+    config = {
+        "kv_connector": "jaxllm",
+        "kv_role": role,
+        "kv_port": port,
+        "kv_connector_extra_config": {"key_file": str(key)},
+    }
+    return Demo("--kv-offloading-size", "0.01", "--kv-transfer-config", json.dumps(config))
 
 
 def assert_idle(demo: Demo, client: openai.OpenAI) -> None:

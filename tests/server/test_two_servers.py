@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import json
 import os
-import pathlib
 import signal
-import socket
 import urllib.request
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
-from tests.server.demo_server import Demo
+from tests.server.demo_server import Demo, transferring
 
 pytestmark = pytest.mark.slow
 LEG = {
@@ -28,28 +26,12 @@ WORDS = "Sort these numbers from the smallest to the largest: "
 PATHS = ["/v1/chat/completions", "/v1/completions"]
 
 
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port: int = taken.getsockname()[1]
-        return port
-
-
-def server(key: pathlib.Path, role: str) -> Demo:
-    config = {
-        "kv_connector": "jaxllm",
-        "kv_role": role,
-        "kv_port": free_port(),
-        "kv_connector_extra_config": {"key_file": str(key)},
-    }
-    return Demo("--kv-offloading-size", "0.01", "--kv-transfer-config", json.dumps(config))
-
-
 @pytest.fixture(scope="module")
 def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Demo, Demo]]:
     key = tmp_path_factory.mktemp("key") / "key"
     key.write_text("two servers have this key\n")
-    prefill = server(key, "kv_producer")
-    decode = server(key, "kv_consumer")
+    prefill = transferring(key, "kv_producer")
+    decode = transferring(key, "kv_consumer")
     yield prefill, decode
     prefill.close()
     decode.close()
