@@ -80,10 +80,11 @@ def read(groups: Mapping[str, Mapping[str, Any]]) -> Fp4Groups:
 
 def _group(where: str, weights: Mapping[str, Any]) -> int:
     size = weights.get("group_size")
-    if weights.get("num_bits") != 4 or weights.get("type") != "float" or size not in SCALES:
+    floats = weights.get("num_bits") == 4 and weights.get("type") == "float"
+    if not floats or type(size) is not int or size not in SCALES:
         raise ConfigError(
             f"{where}.weights has {weights.get('num_bits')!r:.20} bits, type "
             f"{weights.get('type')!r:.20}, group_size {size!r:.20}; floats of 4 bits in groups of "
             f"{NVFP4} or {MXFP4} are read"
         )
-    return int(size)
+    return size

@@ -139,7 +139,8 @@ def _columns(name: str, stored: Mapping[str, Header]) -> int | None:
     found = stored.get(name)
     if found is None or found.shape != (2,) or not isinstance(stored, Stored):
         return None
-    return int(stored.read(name)[1])
+    columns = int(stored.read(name)[1])
+    return columns if columns > 0 else None
 
 
 def read(groups: Mapping[str, Mapping[str, Any]]) -> PackQuantized:

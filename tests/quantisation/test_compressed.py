@@ -108,6 +108,10 @@ def test_integers_keep_the_scale_of_their_inputs() -> None:
         (config(FLOATS | {"strategy": "group", "group_size": 0}), "with group_size 0"),
         (config(FLOATS | {"strategy": "block", "block_structure": [128]}), r"structure \[128\]"),
         (config(FLOATS | {"strategy": ["x"]}), "strategy"),
+        (
+            config(FLOATS | {"num_bits": 4, "group_size": [16]}, format="nvfp4-pack-quantized"),
+            r"group_size \[16\]; floats of 4 bits in groups of 16 or 32 are read",
+        ),
         (config(FLOATS, TOKEN | {"num_bits": 4}), "input_activations is .* 8 bits of the weights'"),
         (config(FLOATS, TOKEN | {"type": "int"}), "input_activations is"),
         (config(FLOATS, TOKEN | {"symmetric": False}), "input_activations is"),

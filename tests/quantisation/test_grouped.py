@@ -127,6 +127,14 @@ def test_values_that_cannot_be_are_named(
         found.unpack([stored[part.name] for part in found.parts], ((0, 8), (0, 8)))
 
 
+def test_a_shape_without_columns_is_named() -> None:
+    made = pack_quantized((8, 8))
+    made.stored["X.weight_shape"][:] = 0
+    (found,) = tensors(made)
+    with pytest.raises(ConfigError, match=r"X.weight_shape is \[0, 0\], the numbers have"):
+        found.unpack([made.stored[part.name] for part in found.parts], ((0, 8), (0, 8)))
+
+
 def changed(made: Made, **settings: Any) -> Made:
     return made._replace(settings=made.settings | settings)
 

@@ -158,6 +158,14 @@ def test_what_is_wrong_with_4_bits_is_named(
     assert "\n" not in str(error.value)
 
 
+def test_a_map_whose_numbers_are_not_finite_is_named(tmp_path: Path) -> None:
+    made, settings = pair("llama-gqa", "fp4")
+    made.packed[f"{UP}.quant_map"] = np.full(16, np.inf, np.float32)
+    path = write(tmp_path / "x", made.config | {"quantization_config": settings}, made.packed)
+    with pytest.raises(ConfigError, match="quant_map has a number that is not finite"):
+        load(path)
+
+
 def test_what_settings_are_not_read_is_named() -> None:
     for settings in ({}, {"load_in_4bit": True, "bnb_4bit_quant_type": "int3"}):
         with pytest.raises(ConfigError, match=r"load_in_8bit, or load_in_4bit with .* is expected"):

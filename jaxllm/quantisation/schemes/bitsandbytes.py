@@ -102,7 +102,13 @@ class BlockMatrix(PackedTensor):
         if not place.size:
             return np.zeros((0, columns.stop - columns.start), np.float32)
         maxima = self.maxima(arrays, int(place[0]), int(place[-1]) + 1)[place - place[0]]
-        values = arrays[2].astype(np.float32)[self.numbers(arrays, slice(top, bottom))]
+        stands = arrays[2].astype(np.float32)
+        if not np.isfinite(stands).all():
+            raise ConfigError(
+                f"{self.parts[2].name} has a number that is not finite: download the checkpoint "
+                "again"
+            )
+        values = stands[self.numbers(arrays, slice(top, bottom))]
         return (values * maxima.reshape(values.shape))[:, columns]
 
 
