@@ -9,8 +9,11 @@ from pallas_kernels.backends import Backends
 from pallas_kernels.grouped_matmul import Gating, Groups
 from pallas_kernels.int4_matmul import plan
 from pallas_kernels.int4_matmul.packed import Int4
+from pallas_kernels.parts import Product
 
-BACKENDS = Backends(__name__, "int4_matmul", ("reference", "mosaic_gpu"))
+NAMES = ("reference", "mosaic_gpu")
+BACKENDS = Backends(__name__, "int4_matmul", NAMES)
+PARTS = Backends(__name__, "int4_parts", NAMES)
 
 
 def int4_matmul(x_TI: Array, w: Int4, *, backend: str) -> Array:
@@ -21,6 +24,11 @@ def int4_matmul(x_TI: Array, w: Int4, *, backend: str) -> Array:
     end does not support.
     """
     return BACKENDS[backend](x_TI, w)
+
+
+def int4_parts(x_TI: Array, w: Int4, *, backend: str) -> Product:
+    """`int4_matmul`, in parts where the back end has some, for a reader that adds them up."""
+    return PARTS[backend](x_TI, w)
 
 
 def is_dense(backend: str, x_TI: Array, w: Int4) -> bool:

@@ -32,6 +32,7 @@ from pallas_kernels.mosaic_gpu import (
     take,
 )
 from pallas_kernels.mosaic_units import Split, Unit
+from pallas_kernels.parts import Product, whole
 
 OPERAND = 128  # columns that are converted at once
 
@@ -110,6 +111,13 @@ def check(x: Any, w: Int4) -> None:
 def int4_matmul(
     x_TI: Array, w: Int4, *, tuning: Tuning | None = None, interpret: Any = None
 ) -> Array:
+    """See `pallas_kernels.int4_matmul`, and `int4_parts`."""
+    return whole(int4_parts(x_TI, w, tuning=tuning, interpret=interpret))
+
+
+def int4_parts(
+    x_TI: Array, w: Int4, *, tuning: Tuning | None = None, interpret: Any = None
+) -> Product:
     """See `pallas_kernels.int4_matmul`. Raises what `check` raises.
 
     Without a `tuning` the product is XLA's, of the whole weight, where `plan.is_dense` says so.
@@ -127,7 +135,7 @@ def int4_matmul(
         x_TI = jnp.pad(x_TI, ((0, -T % 8 if T > 8 else 0), (0, -I % CHUNK)))
     sizes = tuning or tuning_of(T, O, I, w.group)
     spec = Spec(x_TI.shape[0], O, x_TI.shape[1], w.group, x_TI.dtype, w.form, sizes, interpret)
-    return spec.split.joined(_multiply(spec, x_TI, w))[:T, : w.rows]
+    return spec.split.parts(_multiply(spec, x_TI, w), T, w.rows)
 
 
 def _multiply(spec: Spec, x: Array, w: Int4) -> list[Array]:

@@ -15,8 +15,11 @@ from jaxllm.nn.contexts.dense import DenseContext
 from jaxllm.nn.linear import Init
 from jaxllm.nn.mlp import MLP, GatedMLP
 from jaxllm.nn.norm import LayerNorm, RMSNorm
+from jaxllm.nn.weight import int4
 from jaxllm.nn.weight.schemes import rounded
 from jaxllm.quantisation import WeightFormat
+from pallas_kernels.gated_matmul import gated_matmul
+from pallas_kernels.int4_matmul.packed import dequantised
 from pallas_kernels.parts import Parts, Product, whole
 from pallas_kernels.scaled_matmul import Inputs, RoundedRows
 
@@ -108,3 +111,22 @@ def test_every_block_takes_a_product_in_parts(kind: str) -> None:
     np.testing.assert_allclose(
         found(halves), found(lambda x, context: whole(halves(x, context))), rtol=1e-6
     )
+
+
+def test_the_whole_weight_of_gate_and_up_gives_what_its_groups_do(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    init = Init(nnx.Rngs(0), jnp.float32)
+    kind = WeightFormat("int4", 16, form="zeros", rounded=True)
+    mlp, x_TD = fed(GatedMLP(init, WIDTH, 48, 1, "silu"), kind), jnp.ones((TOKENS, WIDTH)) / 7
+    wanted, asked = whole(mlp(x_TD, DenseContext())), []
+
+    def gated(self: object, x: jax.Array, weight: jax.Array) -> jax.Array:
+        asked.append(weight.shape)
+        return gated_matmul(x, weight.reshape(-1, WIDTH), backend="reference")
+
+    monkeypatch.setattr(int4.op, "is_dense", lambda *given: True)
+    monkeypatch.setattr(int4, "_dense", lambda x, w: dequantised(w, WIDTH, x.dtype))
+    monkeypatch.setattr(DenseContext, "gated_product", gated)
+    np.testing.assert_allclose(whole(mlp(x_TD, DenseContext())), wanted, rtol=1e-5, atol=1e-7)
+    assert asked == [(1, 2, 48, WIDTH)]

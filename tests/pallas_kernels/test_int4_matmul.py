@@ -15,7 +15,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pallas_kernels.int4_matmul import BACKENDS, Int4, int4_matmul, mosaic_dense, mosaic_gpu, plan
+from pallas_kernels.int4_matmul import (
+    BACKENDS,
+    Int4,
+    int4_matmul,
+    int4_parts,
+    mosaic_dense,
+    mosaic_gpu,
+    plan,
+)
 from pallas_kernels.int4_matmul.cases import (
     CASES,
     MODEL_SHAPES,
@@ -35,6 +43,7 @@ from pallas_kernels.int4_matmul.packed import (
     words_of,
 )
 from pallas_kernels.int4_matmul.plan import Tuning
+from pallas_kernels.parts import Parts
 from tests.pallas_kernels.places import (
     CARD,
     jitted,
@@ -139,6 +148,16 @@ def test_the_weight_is_converted_once_for_very_many_rows(rows: int, dense: bool)
     x = jax.ShapeDtypeStruct((rows, case.inputs), jnp.bfloat16)
     text = str(jax.make_jaxpr(functools.partial(int4_matmul, backend="mosaic_gpu"))(x, w))
     assert ("dot_general" in text) == dense
+
+
+def test_shares_are_left_apart_where_nothing_is_whole() -> None:
+    apart = functools.partial(int4_parts, backend="mosaic_gpu")
+    x, values = jax.ShapeDtypeStruct((1, 3584), jnp.bfloat16), (28, 64)
+    for rows, kind in ((3584, Parts), (37888, jax.ShapeDtypeStruct)):
+        words = jax.ShapeDtypeStruct((rows // 64, 56, 2, 256), jnp.int32)
+        scales = jax.ShapeDtypeStruct((rows // 64, *values), jnp.bfloat16)
+        found = jax.eval_shape(apart, x, Int4(words, scales, None, None, rows, 128))
+        assert isinstance(found, kind) and found.shape == (1, rows)
 
 
 def test_a_weight_takes_four_bits_and_its_scales() -> None:

@@ -20,6 +20,7 @@ from pallas_kernels import int4_matmul as op
 from pallas_kernels.grouped_matmul import Gating, Groups
 from pallas_kernels.int4_matmul.packed import CHUNK, ROWS, SLOT, WORDS, values_of, words_of
 from pallas_kernels.int4_matmul.rounding import nearest, rounded
+from pallas_kernels.parts import Product, whole
 from pallas_kernels.scaled_matmul import Inputs
 
 
@@ -55,11 +56,18 @@ class Int4(nnx.Module):
         return None
 
     def product(self, x: Inputs, dims: int, context: RowContext) -> Array:
+        return self.shape.shaped(whole(self._product(x, context)), context.collective)
+
+    def part(self, x: Inputs, dims: int, context: RowContext) -> Product:
+        plain = len(self.shape.out) == 1 and self.shape.out_axis is None
+        return self._product(x, context) if plain else self.product(x, dims, context)
+
+    def _product(self, x: Inputs, context: RowContext) -> Product:
         assert isinstance(x, Array)  # no rounding is asked for
         x_TI, weight = self._factors(x, context)
         wanted = context.row_backend
         backend = wanted if op.BACKENDS.supports(wanted, x_TI, weight) else "reference"
-        return self.shape.shaped(_int4_matmul(x_TI, weight, backend=backend), context.collective)
+        return _int4_parts(x_TI, weight, backend=backend)
 
     def gated(self, x_TD: Inputs, context: RowContext) -> Array | None:
         assert isinstance(x_TD, Array)
@@ -109,9 +117,6 @@ class Int4(nnx.Module):
             group=_group(self.kind, columns),
             table=_table(self.kind),
         )
-
-    def part(self, x: Inputs, dims: int, context: RowContext) -> Array:
-        return self.product(x, dims, context)
 
     def rules(self, path: str, fill: Fill) -> Iterator[Rule]:
         kind, columns = self.kind, self.shape.columns
@@ -170,4 +175,4 @@ def _parts(kind: WeightFormat, rows: Array, columns: int) -> tuple[Array, Array,
 # Jitted, so that a kernel is lowered once, not for every layer
 _grouped = jax.jit(op.grouped_int4_matmul, static_argnames="gating")
 _dense = jax.jit(op.dense)
-_int4_matmul = jax.jit(op.int4_matmul, static_argnames=("backend",))
+_int4_parts = jax.jit(op.int4_parts, static_argnames=("backend",))
