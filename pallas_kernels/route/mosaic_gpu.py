@@ -32,7 +32,7 @@ from pallas_kernels.route.rules import Rule, normalised, softmax, unchanged
 
 MOST_EXPERTS, MOST_CHOICES = 256, 16
 MOST_TOGETHER, MOST_GROUPED = 64, 256  # tokens of one launch, and of a block that groups
-MOST_WARPGROUPS = 4
+MOST_WARPGROUPS = 8  # as many as a block may have; each token more of a warp takes as long again
 WEIGHINGS = {
     (softmax, unchanged): Weighing(sigmoid=False, normalised=False),
     (softmax, normalised): Weighing(sigmoid=False, normalised=True),

@@ -43,7 +43,13 @@ def check(case: Case, groups: Groups, weight: Any) -> None:
 @places
 @pytest.mark.parametrize(
     "name",
-    ["one token, corrected", "shared tiles", pytest.param("sorted", marks=pytest.mark.slow)],
+    [
+        "one token, corrected",
+        "shared tiles",
+        pytest.param("sorted", marks=pytest.mark.slow),
+        # More tokens than a block has warps
+        pytest.param("two words of bits", marks=pytest.mark.slow),
+    ],
 )
 def test_the_kernel_routes_as_the_reference(name: str, place: str) -> None:
     run_case(BY_NAME[name], place)
