@@ -58,6 +58,12 @@ def pytest_addoption(parser: pytest.Parser, pluginmanager: pytest.PytestPluginMa
         default=float("inf"),
         help="requests a second of the soaks, at most",
     )
+    parser.addoption(
+        "--soak-steps",
+        type=int,
+        default=10_000,
+        help="of the soak of an engine over two devices; 100000 before a release",
+    )
     if not pluginmanager.hasplugin("timeout"):
         parser.addini("timeout", "seconds a test may take; read by pytest-timeout")
 
