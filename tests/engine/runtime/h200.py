@@ -115,12 +115,13 @@ def _lattice(
     kind: str,
     quantization: str | None = None,
     peers: bool = False,
+    groups: int = 1,
 ) -> Any:
     """The lattice of a benchmark's shape with the limits that the engine takes on an H200; of an
     embedding model of that shape for a `kind` of its forwards, and "" for all others."""
     from benchmarks.shapes import ALWAYS, SHAPES
     from jaxllm.engine.scheduling.buckets import Buckets
-    from jaxllm.mesh import make_mesh
+    from jaxllm.mesh import make_mesh, over_experts
     from jaxllm.pooling import Pooling
     from tests.engine.runtime.step_programs import lattice
 
@@ -134,7 +135,7 @@ def _lattice(
     )
     return lattice(
         ALWAYS | SHAPES[model] | ({"num_hidden_layers": layers} if layers else {}),
-        make_mesh(devices),
+        over_experts(make_mesh(devices), groups),
         "mosaic_gpu",
         (Buckets.pooling if pools else Buckets.build)(SLOTS, TOKENS, "gpu"),
         page_size=PAGE_SIZE,
@@ -161,6 +162,7 @@ def reports_on(
     donating: bool = True,
     quantization: str | None = None,
     peers: bool = False,
+    groups: int = 1,
 ) -> list[dict[str, Any]]:
     """Compile the programs of a kind and say what came of each.
 
@@ -170,11 +172,12 @@ def reports_on(
         donating: False plants the failure that the tests are to find: no buffer is given away.
         quantization: What weights are rounded to.
         peers: Devices add up through inboxes.
+        groups: Groups of devices that have experts of their own.
     """
     from jaxllm.engine.runtime.programs import PROGRAMS
 
     pools = kind if kind in POOLS else ""
-    programs = _lattice(model, layers, kv_dtype, devices, pools, quantization, peers)
+    programs = _lattice(model, layers, kv_dtype, devices, pools, quantization, peers, groups)
     keys = [key for key in programs.lattice if key.program == kind]
     keys.sort(key=lambda key: (PROGRAMS[kind].rows(key.sizes), programs.name(key)))
     return [

@@ -226,6 +226,28 @@ def test_forwards_over_two_gpus_sum_twice_a_layer(
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("kind", FORWARDS)
+@pytest.mark.parametrize(
+    ("model", "devices", "groups", "kernel"),
+    [
+        ("qwen3-30b-a3b", 2, 2, "grouped_matmul"),
+        ("qwen3-30b-a3b", 4, 2, "grouped_matmul"),
+        ("gpt-oss-20b", 2, 2, "grouped_int4_"),
+    ],
+)
+def test_experts_of_their_own_cost_gpus_no_further_sum(
+    model: str, devices: int, groups: int, kernel: str, kind: str, compiler: Compiler
+) -> None:
+    (report,) = compiler.reports(
+        model=model, kind=kind, places=[-1], devices=devices, groups=groups
+    )
+    check(model, [report])
+    assert report["collectives"] == {"all-reduce": 4}
+    calls = report["kernels"]
+    assert sum(calls[name] for name in calls if name.startswith(kernel)) == 4, calls
+
+
+@pytest.mark.slow
 def test_a_greedy_token_is_one_swap_between_two_gpus(compiler: Compiler) -> None:
     reports = compiler.reports(model="llama-3.1-8b", kind="sample", devices=2)
     greedy = [report for report in reports if report["name"].split("-")[2] == "0"]
