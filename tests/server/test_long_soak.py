@@ -126,6 +126,7 @@ def test_a_server_under_load_stays_as_it_is(request: pytest.FixtureRequest) -> N
             seen.append(look := idle(demo))
             sizes = [size >> 20 for size in look.sizes]
             print(f"{sent} requests, {sizes} MiB, {look.files} files, {len(look.series)} series")
+        assert_well(demo)
         settled = seen[QUARTER:]
         assert len({json.dumps(look.canary) for look in seen}) == 1, "the canary"
         assert len({len(look.sizes) for look in settled}) == 1, "processes"
@@ -134,7 +135,6 @@ def test_a_server_under_load_stays_as_it_is(request: pytest.FixtureRequest) -> N
             assert late <= GROWTH * early, sizes
         assert seen[-1].files <= settled[0].files + CLIENTS, [look.files for look in seen]
         assert not seen[-1].series - settled[0].series, "series of metrics"
-        assert_well(demo)
         assert demo.stop() == 0
         assert "Traceback" not in demo.log
     finally:
