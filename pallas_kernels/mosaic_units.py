@@ -163,13 +163,15 @@ class Split(NamedTuple):
 
     def _store_whole(self, y: Array, unit: Unit, row: Array, staged: Any, y_ref: Any) -> None:
         """Write the products of some tokens after the other through shared memory."""
-        some = min(self.tokens, STAGED)
-        for first in range(0, self.tokens, some):
+        width = y.shape[1]
+        for first in range(0, width, STAGED):
+            some = min(width - first, STAGED)
             plgpu.wait_smem_to_gmem(0, wait_read_only=True)
-            staged.T[...] = y[:, first : first + some].astype(self.dtype)
+            own = staged.at[pl.ds(0, some)]
+            own.T[...] = y[:, first : first + some].astype(self.dtype)
             plgpu.commit_smem()
             tokens = pl.ds(pl.multiple_of(unit.token + first, 8), some)
-            plgpu.copy_smem_to_gmem(staged, y_ref.at[tokens, pl.ds(row, ROWS)])
+            plgpu.copy_smem_to_gmem(own, y_ref.at[tokens, pl.ds(row, ROWS)])
 
     def parts(self, results: list[Array], T: int, O: int) -> Product:  # noqa: E741
         """The product `[T, O]` of the `results`, which are left apart where all columns are shared

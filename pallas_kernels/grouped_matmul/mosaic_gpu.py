@@ -257,9 +257,9 @@ def unit_at(spec: Spec, place: Array, expert_ref: Any, rows_ref: Any) -> Unit:
     return Unit(tile, expert_ref[tile], row, rows, column)
 
 
-def at_width(spec: Spec, rows: Array | int, run: Callable[[int], None]) -> None:
-    """Call `run` with the least width of a product that holds so many rows."""
-    widths, below = widths_of(spec.tile), 0
+def at_width(widths: tuple[int, ...], rows: Array | int, run: Callable[[int], None]) -> None:
+    """Call `run` with the least of the widths, ascending, that holds so many rows."""
+    below = 0
     if isinstance(rows, int):
         return run(min(width for width in widths if width >= rows))
     for width in widths:
@@ -302,7 +302,7 @@ def copy_tokens(
         x = x_ref.at[pl.ds(row, width), _columns(spec, t)]
         plgpu.copy_gmem_to_smem(x, sm["x"].at[slot, pl.ds(0, width)], sm["full"].at[slot])
 
-    at_width(spec, unit.rows, copy)
+    at_width(widths_of(spec.tile), unit.rows, copy)
 
 
 def _columns(spec: Spec, t: Array) -> Any:
@@ -318,7 +318,7 @@ def consume(
     def product(width: int) -> None:
         finish(spec, unit, list(_product(spec, width, done, wg, sm)), wg, sm, refs)
 
-    at_width(spec, unit.rows, product)
+    at_width(widths_of(spec.tile), unit.rows, product)
 
 
 def finish(

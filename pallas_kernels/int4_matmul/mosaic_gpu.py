@@ -11,6 +11,7 @@ rows. One converts while another multiplies.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax.numpy as jnp
@@ -35,6 +36,20 @@ from pallas_kernels.mosaic_units import Split, Unit
 from pallas_kernels.parts import Product, whole
 
 OPERAND = 128  # columns that are converted at once
+
+
+class Place(NamedTuple):
+    """Where a unit's operands lie.
+
+    Attributes:
+      firsts: the first block of 64 rows of each part of the weight.
+      row: the first row of x.
+      at_width: calls its argument with the number of rows of x that there are.
+    """
+
+    firsts: tuple[Array, ...]
+    row: Array
+    at_width: Callable[[Callable[[int], None]], None]
 
 
 class Spec(NamedTuple):
@@ -149,12 +164,12 @@ def _multiply(spec: Spec, x: Array, w: Int4) -> list[Array]:
         @pl.when(wg == warpgroups)
         def _producer() -> None:
             plgpu.set_max_registers(PRODUCER_REGISTERS, action="decrease")
-            done = split.each(
-                block,
-                lambda unit, done: fill(
-                    spec, given, ((unit.block * warpgroups,), unit.token), unit, done, sm
-                ),
-            )
+
+            def own(unit: Unit, done: Array) -> None:
+                place = Place((unit.block * warpgroups,), unit.token, lambda run: run(split.tokens))
+                fill(spec, given, place, unit, done, sm)
+
+            done = split.each(block, own)
             drain(sm["free"], done, spec.tuning.stages)
 
         @pl.when(wg < warpgroups)
@@ -204,15 +219,13 @@ def scratch(spec: Spec, inputs: int) -> dict[str, Any]:
 def fill(
     spec: Spec,
     given: tuple[Any, ...],
-    place: tuple[tuple[Array, ...], Array],
+    place: Place,
     unit: Unit,
     done: Array,
     sm: dict[str, Any],
 ) -> None:
-    """Fill the ring with one unit's words, scales, zero points or offsets, and rows of x; `place`
-    are the first block of 64 rows of each part of the weight and the first row of x."""
-    (x_ref, words, *values), (firsts, row) = given, place
-    held, rows = spec.tuning.warpgroups // spec.parts, pl.ds(row, spec.tuning.tokens)
+    """Fill the ring with one unit's words, scales, zero points or offsets, and rows of x."""
+    (x_ref, words, *values), held = given, spec.tuning.warpgroups // spec.parts
 
     @pl.loop(0, unit.steps)
     def _(t):  # type: ignore[no-untyped-def]
@@ -220,17 +233,26 @@ def fill(
         full = sm["full"].at[slot]
         chunks = pl.ds(step * (spec.K // CHUNK), spec.K // CHUNK)
         groups = pl.ds(lax.div(step * spec.K, jnp.int32(spec.group)), spec.groups)
-        for part, first in enumerate(firsts):
+        for part, first in enumerate(place.firsts):
             blocks, own = pl.ds(first, held), pl.ds(part * held, held)
             plgpu.copy_gmem_to_smem(words.at[blocks, chunks], sm["w"].at[slot, own], full)
             for name, ref in zip(("scales", "others"), values, strict=False):
                 plgpu.copy_gmem_to_smem(ref.at[blocks, groups], sm[name].at[slot, own], full)
         columns = pl.ds(pl.multiple_of(step * spec.K, spec.K), spec.K)
-        plgpu.copy_gmem_to_smem(x_ref.at[rows, columns], sm["x"].at[slot], full)
+
+        def copy(width: int) -> None:
+            x = x_ref.at[pl.ds(place.row, width), columns]
+            plgpu.copy_gmem_to_smem(x, sm["x"].at[slot, pl.ds(0, width)], full)
+
+        place.at_width(copy)
 
 
-def product(spec: Spec, unit: Unit, done: Array, wg: Array, sm: dict[str, Any]) -> Array:
-    """One warpgroup's rows of the weight times the unit's tokens, `[ROWS, tokens]`."""
+def product(
+    spec: Spec, unit: Unit, done: Array, wg: Array, sm: dict[str, Any], width: int | None = None
+) -> Array:
+    """One warpgroup's rows of the weight times the unit's tokens, or `width` of these, `[ROWS,
+    tokens]`."""
+    tokens = width or spec.tuning.tokens
     stages, running = jnp.int32(spec.tuning.stages), spec.running
 
     def release(t: Array) -> None:
@@ -242,7 +264,7 @@ def product(spec: Spec, unit: Unit, done: Array, wg: Array, sm: dict[str, Any]) 
             slot = lax.rem(done + t, stages)
             plgpu.barrier_wait(sm["full"].at[slot])
             for first in range(0, spec.K, spec.operand):
-                x = sm["x"].at[slot, :, pl.ds(first, spec.operand)]
+                x = sm["x"].at[slot, pl.ds(0, tokens), pl.ds(first, spec.operand)]
                 plgpu.wgmma(acc, operand(spec, slot, wg, first, sm), x.T)
                 plgpu.wgmma_wait(running)
                 if running and first == 0:
@@ -252,7 +274,7 @@ def product(spec: Spec, unit: Unit, done: Array, wg: Array, sm: dict[str, Any]) 
 
         return acc[...] if spec.excess == 1 else acc[...] * jnp.float32(spec.excess)
 
-    y = pl.run_scoped(multiply, plgpu.ACC((ROWS, spec.tuning.tokens), jnp.float32))
+    y = pl.run_scoped(multiply, plgpu.ACC((ROWS, tokens), jnp.float32))
     if running:
         release(unit.steps - 1)
     return y

@@ -17,24 +17,38 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from pallas_kernels.grouped_matmul.groups import Groups
-from pallas_kernels.grouped_matmul.mosaic_gpu import Gating, computes, plus, tile_rows
+from pallas_kernels.grouped_matmul.mosaic_gpu import Gating, at_width, computes, plus, tile_rows
 from pallas_kernels.int4_matmul import mosaic_gpu as one
 from pallas_kernels.int4_matmul.packed import CHUNK, ROWS, Int4
-from pallas_kernels.int4_matmul.plan import tuning_with, with_room
+from pallas_kernels.int4_matmul.plan import tuning_with, widths_of, with_room
 from pallas_kernels.mosaic_gpu import PRODUCER_REGISTERS, drain, launch, registers_of, store
 from pallas_kernels.mosaic_units import PROCESSORS, Unit
 
 APART = 8  # numbers between rows of sums in shared memory, whose threads then use all banks
 
 
+class _Tile(NamedTuple):
+    """A tile's expert, and how many of its rows tokens take."""
+
+    expert: Array
+    rows: Array | int
+
+
 class _Spec(NamedTuple):
     """Static parameters of a compiled kernel: those of one weight, the blocks of 64 rows of an
-    expert and of its gate, and whether all tiles have the first rows of x."""
+    expert, whether all tiles have the first rows of x, and the rows of every tile where they are
+    known."""
 
     one: one.Spec
     blocks: int
     shared: bool
+    rows: int | None
     gating: Gating | None
+
+    @property
+    def widths(self) -> tuple[int, ...]:
+        """Of products."""
+        return widths_of(self.one.tuning.tokens)
 
     @property
     def pairs(self) -> int:
@@ -76,7 +90,7 @@ def _spec(x: Array, w: Int4, groups: Groups, gating: Gating | None, interpret: A
     kept = 0 if gating is None else warpgroups // 2 * ROWS * (tile + APART) * 4
     sizes = with_room(sizes, w.group, kept)._replace(shares=1)
     own = one.Spec(groups.rows, rows, x.shape[1], w.group, x.dtype, w.form, sizes, interpret, parts)
-    return _Spec(own, blocks, x.shape[0] < groups.rows, gating)
+    return _Spec(own, blocks, x.shape[0] < groups.rows, groups.shared, gating)
 
 
 def _finished(y_PO: Array, groups: Groups, bias_EO: Array | None, gating: Gating | None) -> Array:
@@ -95,33 +109,39 @@ def _multiply(spec: _Spec, groups: Groups, x: Array, w: Int4, bias_EO: Array | N
     biases = [] if bias_EO is None else [bias_EO]
     blocks = min(PROCESSORS, split.bands * split.down)
 
-    def kernel(expert_ref, used_ref, *refs, **sm):  # type: ignore[no-untyped-def]
-        given, (*bias_ref, made) = refs[: len(arrays)], refs[len(arrays) :]
+    plan = (groups.expert_W, groups.used, *(() if spec.rows else (groups.rows_W,)))
+
+    def kernel(*refs, **sm):  # type: ignore[no-untyped-def]
+        plan_refs, rest = refs[: len(plan)], refs[len(plan) :]
+        given, (*bias_ref, made) = rest[: len(arrays)], rest[len(arrays) :]
         block, wg = lax.axis_index("block"), lax.axis_index("wg")
 
-        def each(run: Callable[[Unit, Array, Array], None]) -> Array:
-            return _each(spec, (expert_ref, used_ref), (block, blocks), run)
+        def each(run: Callable[[Unit, _Tile, Array], None]) -> Array:
+            return _each(spec, plan_refs, (block, blocks), run)
 
         @pl.when(wg == warpgroups)
         def _producer() -> None:
             plgpu.set_max_registers(PRODUCER_REGISTERS, action="decrease")
-            done = each(lambda unit, expert, done: _fill(spec, given, unit, expert, done, sm))
+            done = each(lambda unit, tile, done: _fill(spec, given, unit, tile, done, sm))
             drain(sm["free"], done, spec.one.tuning.stages)
 
         @pl.when(wg < warpgroups)
         def _consumer() -> None:
             plgpu.set_max_registers(registers_of(warpgroups), action="increase")
 
-            def consume(unit: Unit, expert: Array, done: Array) -> None:
-                y = one.product(spec.one, unit, done, wg, sm)
-                row = split.row(unit, lax.rem(wg, jnp.int32(spec.pairs)))
-                row += lax.div(wg, jnp.int32(spec.pairs)) * spec.one.O
-                for ref in bias_ref:
-                    y = plus(ref.at[expert], y, row)
-                if spec.gating is None:
-                    split.store(y, unit, wg, sm, (made,), spec.one.interpret)
-                else:
-                    _gated(spec, y, unit, done, wg, sm, made)
+            def consume(unit: Unit, tile: _Tile, done: Array) -> None:
+                def product(width: int) -> None:
+                    y = one.product(spec.one, unit, done, wg, sm, width)
+                    row = split.row(unit, lax.rem(wg, jnp.int32(spec.pairs)))
+                    row += lax.div(wg, jnp.int32(spec.pairs)) * spec.one.O
+                    for ref in bias_ref:
+                        y = plus(ref.at[tile.expert], y, row)
+                    if spec.gating is None:
+                        split.store(y, unit, wg, sm, (made,), spec.one.interpret)
+                    else:
+                        _gated(spec, y, unit, done, wg, sm, made)
+
+                at_width(spec.widths, tile.rows, product)
 
             done = each(consume)
             if spec.gating is not None:  # barriers end in the phase they began in
@@ -136,7 +156,7 @@ def _multiply(spec: _Spec, groups: Groups, x: Array, w: Int4, bias_EO: Array | N
     )
     return launch(
         kernel,
-        (groups.expert_W, groups.used, *arrays, *biases),
+        (*plan, *arrays, *biases),
         own.interpret,
         out_type=split.results,
         scratch_types=one.scratch(own, len(arrays)) | _exchange(spec),
@@ -158,13 +178,13 @@ def _exchange(spec: _Spec) -> dict[str, Any]:
 
 def _each(
     spec: _Spec,
-    plan: tuple[Any, Any],
+    plan: tuple[Any, ...],
     place: tuple[Array, int],
-    run: Callable[[Unit, Array, Array], None],
+    run: Callable[[Unit, _Tile, Array], None],
 ) -> Array:
-    """Call `run(unit, expert, steps done before)` for each unit of a thread block; returns the
+    """Call `run(unit, tile, steps done before)` for each unit of a thread block; returns the
     steps done. `place` is the number of the thread block, and how many there are."""
-    (expert_ref, used_ref), (block, blocks), split = plan, place, spec.one.split
+    (expert_ref, used_ref, *rows_ref), (block, blocks), split = plan, place, spec.one.split
     units = used_ref[used_ref.shape[0] - 1] * split.down
 
     def body(i: Array, done: Array) -> Array:
@@ -172,7 +192,8 @@ def _each(
         tile = lax.div(index, jnp.int32(split.down))
         token = pl.multiple_of(tile * spec.one.tuning.tokens, 8)
         row, zero = lax.rem(index, jnp.int32(split.down)), jnp.int32(0)
-        run(Unit(row, token, zero, zero, jnp.int32(split.steps)), expert_ref[tile], done)
+        own = _Tile(expert_ref[tile], rows_ref[0][tile] if rows_ref else spec.rows or 0)
+        run(Unit(row, token, zero, zero, jnp.int32(split.steps)), own, done)
         return done + split.steps
 
     count = lax.div(units - block + (blocks - 1), jnp.int32(blocks))
@@ -180,21 +201,22 @@ def _each(
 
 
 def _fill(
-    spec: _Spec, given: tuple[Any, ...], unit: Unit, expert: Array, done: Array, sm: dict[str, Any]
+    spec: _Spec, given: tuple[Any, ...], unit: Unit, tile: _Tile, done: Array, sm: dict[str, Any]
 ) -> None:
     """Fill the ring with one unit."""
-    first = expert * spec.blocks + unit.block * spec.pairs
+    first = tile.expert * spec.blocks + unit.block * spec.pairs
     firsts = tuple(first + part * spec.one.O // ROWS for part in range(spec.one.parts))
     # Not a constant: the compiler would reject a slice that ends beyond the array
     row = pl.multiple_of(unit.token * 0, 8) if spec.shared else unit.token
-    one.fill(spec.one, given, (firsts, row), unit, done, sm)
+    place = one.Place(firsts, row, lambda run: at_width(spec.widths, tile.rows, run))
+    one.fill(spec.one, given, place, unit, done, sm)
 
 
 def _gated(
     spec: _Spec, y: Array, unit: Unit, done: Array, wg: Array, sm: dict[str, Any], made: Any
 ) -> None:
     """Hand over the sums of up, or take them and write what the gate makes of them."""
-    pairs, tokens, gating = spec.pairs, pl.ds(0, spec.one.tuning.tokens), spec.gating
+    pairs, tokens, gating = spec.pairs, pl.ds(0, y.shape[1]), spec.gating
     assert gating is not None
 
     @pl.when(wg >= pairs)

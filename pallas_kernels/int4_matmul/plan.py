@@ -92,6 +92,12 @@ def _counts(T: int, O: int, I: int, sizes: Tuning) -> tuple[int, int, int, int]:
     return blocks, bands, -(-I // sizes.columns), tile
 
 
+def widths_of(tile: int) -> tuple[int, ...]:
+    """Widths of products that the rows of an expert's tile may take, ascending: a tile with few
+    rows neither copies nor multiplies the others."""
+    return tuple(sorted({-(-tile * quarters // 32) * 8 for quarters in (1, 2, 3, 4)}))
+
+
 def with_room(sizes: Tuning, group: int, kept: int) -> Tuning:
     """The same sizes where a kernel keeps so many bytes of shared memory for itself."""
     tokens, warpgroups, columns, _, shares = sizes

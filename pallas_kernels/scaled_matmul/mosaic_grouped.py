@@ -28,7 +28,7 @@ from pallas_kernels.grouped_matmul.mosaic_gpu import (
     finish,
 )
 from pallas_kernels.grouped_matmul.mosaic_gpu import Spec as Units
-from pallas_kernels.grouped_matmul.plan import PROCESSORS
+from pallas_kernels.grouped_matmul.plan import PROCESSORS, widths_of
 from pallas_kernels.mosaic_gpu import PRODUCER_REGISTERS, drain, launch, registers_of, take
 from pallas_kernels.mosaic_gpu import TILED as TILED_Y
 from pallas_kernels.mosaic_units import ROWS
@@ -156,7 +156,7 @@ def _multiply(
                     both = _product(spec, width, unit, done, wg, scales, sm)
                     finish(units, unit, both, wg, sm, tuple(out_refs))
 
-                at_width(units, unit.rows, product)
+                at_width(widths_of(units.tile), unit.rows, product)
 
             own_units(consume)
             plgpu.wait_smem_to_gmem(0)

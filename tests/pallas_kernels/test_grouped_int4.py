@@ -15,6 +15,7 @@ from pallas_kernels.grouped_matmul.cases import choices
 from pallas_kernels.int4_matmul import Int4, int4_matmul
 from pallas_kernels.int4_matmul.cases import Case, inputs, packed
 from pallas_kernels.int4_matmul.mosaic_grouped import grouped_int4_matmul
+from pallas_kernels.int4_matmul.plan import widths_of
 from tests.pallas_kernels.places import launch_options, places, relative_error
 
 EXPERTS, CHOICES = 6, 2
@@ -62,3 +63,12 @@ def test_rows_meet_the_weight_of_their_expert(
     rows = np.asarray(groups.place_TK).reshape(-1)  # others are arbitrary
     assert got.shape == wanted.shape
     assert relative_error(got[rows], np.asarray(wanted)[rows]) < 5e-3
+
+
+@pytest.mark.parametrize("tile", [8, 16, 32, 64, 128])
+def test_products_are_a_quarter_of_a_tile_wider_than_its_rows_at_most(tile: int) -> None:
+    widths = widths_of(tile)
+    assert widths[-1] == tile and all(width % 8 == 0 for width in widths)
+    for rows in range(1, tile + 1):
+        width = min(width for width in widths if width >= rows)
+        assert width - rows < max(8, tile / 4)

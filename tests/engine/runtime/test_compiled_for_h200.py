@@ -179,7 +179,8 @@ def test_products_of_experts_in_few_bits_are_one_kernel_each(
     model: str, wish: str | None, kernel: str, kind: str, compiler: Compiler
 ) -> None:
     reports = compiler.reports(model=model, kind=kind, places=[-1], quantization=wish)
-    check(model, reports)
+    # The start measures this, so it need not be expected: 128 experts fill many tiles in part
+    check(model, reports, 1024 * MIB)
     calls = reports[0]["kernels"]
     assert sum(calls[name] for name in calls if name.startswith(kernel)) == 4, calls  # two layers
 
