@@ -177,7 +177,7 @@ def test_a_row_depends_on_itself_alone_and_repeats(place: str) -> None:
 
 
 @places
-@pytest.mark.parametrize("width", [64, 384])
+@pytest.mark.parametrize("width", [64, 192, pytest.param(384, marks=pytest.mark.slow)])
 def test_tokens_are_copied_to_the_rows_that_they_take(place: str, width: int) -> None:
     tokens, rng = pick(place, 5, 300), np.random.default_rng(0)
     groups = grouped(choices(tokens, 6, 2, 0.0, rng), 6, 8)
