@@ -113,6 +113,7 @@ def test_every_block_takes_a_product_in_parts(kind: str) -> None:
     )
 
 
+@pytest.mark.slow
 def test_the_whole_weight_of_gate_and_up_gives_what_its_groups_do(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
