@@ -232,6 +232,8 @@ def measure_budget(
     shared = devices[0].platform == "cpu"
     slots = buckets.decode[-1] * config.pipeline_parallel_size
     resident = resident_bytes(buckets.logits, slots, spec.vocab_size, shards)
+    if (stages := config.pipeline_parallel_size) > 1:  # hidden states on their way, of each group
+        resident += stages * step_tokens * spec.width * itemsize
     return MemoryBudget(
         usable=min(usable_bytes(config, own) for own in [devices, *_of_other_stages(config)]),
         weights=shard_bytes(weights),

@@ -17,6 +17,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -116,12 +117,13 @@ def _lattice(
     quantization: str | None = None,
     peers: bool = False,
     groups: int = 1,
+    stage: tuple[int, int] = (0, 1),
 ) -> Any:
     """The lattice of a benchmark's shape with the limits that the engine takes on an H200; of an
     embedding model of that shape for a `kind` of its forwards, and "" for all others."""
     from benchmarks.shapes import ALWAYS, SHAPES
     from jaxllm.engine.scheduling.buckets import Buckets
-    from jaxllm.mesh import make_mesh, over_experts
+    from jaxllm.mesh import Stage, make_mesh, over_experts
     from jaxllm.pooling import Pooling
     from tests.engine.runtime.step_programs import lattice
 
@@ -148,6 +150,7 @@ def _lattice(
         pooling=embeds if pools else None,
         quantization=quantization,
         peers=peers,
+        stage=Stage(*stage),
     )
 
 
@@ -163,6 +166,7 @@ def reports_on(
     quantization: str | None = None,
     peers: bool = False,
     groups: int = 1,
+    stage: Sequence[int] = (0, 1),
 ) -> list[dict[str, Any]]:
     """Compile the programs of a kind and say what came of each.
 
@@ -173,11 +177,13 @@ def reports_on(
         quantization: What weights are rounded to.
         peers: Devices add up through inboxes.
         groups: Groups of devices that have experts of their own.
+        stage: Number of the stage whose programs they are, and of all stages.
     """
     from jaxllm.engine.runtime.programs import PROGRAMS
 
     pools = kind if kind in POOLS else ""
-    programs = _lattice(model, layers, kv_dtype, devices, pools, quantization, peers, groups)
+    options = quantization, peers, groups, tuple(stage)
+    programs = _lattice(model, layers, kv_dtype, devices, pools, *options)
     keys = [key for key in programs.lattice if key.program == kind]
     keys.sort(key=lambda key: (PROGRAMS[kind].rows(key.sizes), programs.name(key)))
     return [

@@ -15,7 +15,7 @@ from jaxllm.engine.runtime.lattice import Programs, weight_leaves
 from jaxllm.engine.runtime.shapes import Model, StepShapes, packed_carries
 from jaxllm.engine.scheduling.buckets import Buckets
 from jaxllm.engine.startup.resolve import largest_inboxes
-from jaxllm.mesh import layer_devices
+from jaxllm.mesh import WHOLE, layer_devices
 
 
 def lattice(
@@ -39,9 +39,11 @@ def lattice(
     spec = replace(spec, formats=weights.weight_formats("", spec, quantization, "dummy"))
     spec = spec.with_heads_of(stored_dim(backend, spec.heads(1).dim))
     heads = spec.heads(layer_devices(mesh))
-    graphdef, state = weights.abstract(spec, mesh, jnp.bfloat16)
+    stage = more.get("stage", WHOLE)
+    graphdef, state = weights.abstract(spec, mesh, jnp.bfloat16, stage)
     leaves, treedef = weight_leaves(state)
-    shape = len(spec.layers), pages, heads.kv_stored, page_size, heads.stored_dim
+    layers = len(stage.layers(len(spec.layers)))
+    shape = layers, pages, heads.kv_stored, page_size, heads.stored_dim
     pool = KVCache.abstract(*shape, jnp.dtype(kv_dtype), mesh, spec.pools)
     states = packed_carries(mesh, buckets.max_tokens, spec.carry_width, jnp.bfloat16)
     inboxes = largest_inboxes(mesh, spec, buckets) if peers else None
@@ -55,6 +57,7 @@ def lattice(
             hidden_states=states,
             vocab_size=spec.vocab_size,
             buckets=buckets,
+            hidden_width=spec.width,
             **more,
         )
     )

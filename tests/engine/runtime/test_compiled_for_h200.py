@@ -194,6 +194,18 @@ def test_what_runs_beside_forwards_compiles_and_keeps_its_buffers(
     check("llama-3.1-8b", reports, None if kind == "prompt_logprobs" else 64 * MIB)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("number", "kind"),
+    [(0, "advance"), (1, "sample"), *itertools.product((0, 1), (*FORWARDS, "copy_pages"))],
+)
+def test_programs_of_a_stage_compile_and_write_pages_in_place(
+    number: int, kind: str, compiler: Compiler
+) -> None:
+    given: dict[str, Any] = {"model": "llama-3.1-8b", "kind": kind, "places": [-1], "layers": 4}
+    check("llama-3.1-8b", compiler.reports(**given, stage=(number, 2)), LIMITS.get(kind))
+
+
 @pytest.mark.parametrize(
     "kind",
     [pytest.param(kind, marks=pytest.mark.slow) for kind in (*FORWARDS, "sample", *OTHERS)],
