@@ -26,6 +26,7 @@ from jaxllm.messages import GenerateRequest
 from jaxllm.sampling.options import SamplingParams
 from tests.engine.conftest import collect, outcomes, run, tokens_of
 from tests.engine.test_invariants import ASKING, PROMPTS, SEEDED
+from tests.engine.test_shared_layers import WAYS
 from tests.server.fake import RESOLVED
 
 STAGE = 0.020  # seconds that a stage takes for a step
@@ -42,6 +43,23 @@ def test_two_stages_give_the_tokens_of_one(make_engine: MakeEngine) -> None:
         found.assert_like(expected)
     two.scheduler.check()
     assert two.stats().free_pages == two.stats().num_pages
+
+
+WITH = ["8-bit pages", "batch invariant", "int4 weights", "processed log-probabilities"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("way", WITH)
+def test_tokens_of_two_stages_are_those_of_one_whatever_goes_with_them(
+    way: str, make_engine: MakeEngine
+) -> None:
+    found = []
+    for stages in (1, 2):
+        engine = make_engine(pipeline_parallel_size=stages, **WAYS[way])
+        # A second time prefixes are cached
+        found.append(outcomes(engine, PROMPTS, ASKED) + outcomes(engine, PROMPTS, ASKED))
+    for one, two in zip(*found, strict=True):
+        two.assert_like(one)
 
 
 @pytest.mark.slow

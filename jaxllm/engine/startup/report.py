@@ -166,7 +166,7 @@ def decided_rows(setup: Setup, largest_step: int | None) -> Rows:
         *_expert_rows(setup),
         (
             "limits of a step",
-            f"{resolved.max_num_seqs} requests, {resolved.max_num_batched_tokens} tokens",
+            f"{resolved.step_seqs} requests, {resolved.max_num_batched_tokens} tokens",
         ),
         ("queue", f"{resolved.max_num_queued_reqs} requests, {resolved.scheduling_policy}"),
     ]
