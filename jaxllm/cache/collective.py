@@ -76,9 +76,9 @@ class Alone:
         wanted: str,
         rounding: Rounding | None = None,
     ) -> tuple[Array, Inputs]:
-        if add_norm.backend_for(wanted, x_TD, weight_D, part_TD) == "reference":
+        if add_norm.backend_for(wanted, x_TD, weight_D, part_TD, rounding) == "reference":
             part_TD = whole(part_TD)
-        backend = add_norm.backend_for(wanted, x_TD, weight_D, part_TD)
+        backend = add_norm.backend_for(wanted, x_TD, weight_D, part_TD, rounding)
         return _add_norm(x_TD, part_TD, weight_D, eps, rounding=rounding, backend=backend)
 
     def sum(self, part: Product) -> Array:
@@ -130,8 +130,9 @@ class AllReduce:
             return _peers_add_norm(
                 x_TD, part_TD, weight_D, eps, rounding=rounding, group=self.group, backend=BACKEND
             )
-        how = {"axis": self.group.axis, "backend": add_norm.backend_for(wanted, x_TD, weight_D)}
-        return _sum_add_norm(x_TD, part_TD, weight_D, eps, rounding=rounding, **how)
+        backend = add_norm.backend_for(wanted, x_TD, weight_D, rounding=rounding)
+        how = {"rounding": rounding, "axis": self.group.axis, "backend": backend}
+        return _sum_add_norm(x_TD, part_TD, weight_D, eps, **how)
 
     def sum(self, part: Product) -> Array:
         part = whole(part)

@@ -63,9 +63,12 @@ class Linear(nnx.Module):
         """x · weight, for callers that add the bias later."""
         return self.weight.product(x, len(self.inp), context)
 
-    def gated(self, x: Inputs, context: RowContext) -> Array | None:
-        """silu(gate(x)) · up(x) in one pass; None where two products are faster, or need a bias."""
-        return None if self.bias is not None else self.weight.gated(x, context)
+    def gated(self, x: Inputs, context: RowContext, reader: Linear) -> Inputs | None:
+        """silu(gate(x)) · up(x), as its `reader` may have it; None where the product and XLA's
+        activation are as fast, or need a bias."""
+        if self.bias is not None:
+            return None
+        return self.weight.gated(x, context, reader.rounding(x.shape[0], context))
 
     def __call__(self, x: Inputs, context: RowContext) -> Array:
         """The map; where its inputs are split, this device's part of a sum."""

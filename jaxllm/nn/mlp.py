@@ -69,7 +69,7 @@ class GatedMLP(nnx.Module):
 
     def __call__(self, x_TD: Inputs, context: RowContext) -> Product:
         fused = self.activation is FUSED_ACTIVATION
-        gated = self.gate_up.gated(x_TD, context) if fused else None
+        gated = self.gate_up.gated(x_TD, context, self.down) if fused else None
         if gated is None:
             gate_up = self.gate_up(x_TD, context)
             gated = (self.activation(gate_up[:, :, 0]) * gate_up[:, :, 1]).reshape(

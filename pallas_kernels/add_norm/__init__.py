@@ -23,8 +23,7 @@ def add_norm(
     backend: str,
 ) -> tuple[Array, Inputs]:
     """`(x + delta, rms_norm(x + delta) * weight)`, both `[T, D]` in x's dtype. Parts of `delta`
-    are added up before; `WeightedRows`
-    are added to x in float32.
+    are added up before; `WeightedRows` are added to x in float32.
 
     The sum is rounded once; the norm is computed in float32 from the rounded sum and rounded once.
     With a `rounding`, the norm is then rounded to that, as a product that reads it would do.
@@ -33,6 +32,12 @@ def add_norm(
     return BACKENDS[backend](x_TD, delta_TD, weight_D, eps, rounding)
 
 
-def backend_for(wanted: str, x_TD: Array, weight_D: Array, delta_TD: Product | None = None) -> str:
+def backend_for(
+    wanted: str,
+    x_TD: Array,
+    weight_D: Array,
+    delta_TD: Product | None = None,
+    rounding: Rounding | None = None,
+) -> str:
     """`wanted` if the op has that back end and it supports these arrays, else "reference"."""
-    return wanted if BACKENDS.supports(wanted, x_TD, weight_D, delta_TD) else "reference"
+    return wanted if BACKENDS.supports(wanted, x_TD, weight_D, delta_TD, rounding) else "reference"

@@ -21,15 +21,23 @@ from pallas_kernels.mosaic_gpu import THREADS, launch, row_layout, store
 from pallas_kernels.parts import Parts, Product, WeightedRows
 from pallas_kernels.scaled_matmul import Inputs, RoundedRows, Rounding, mosaic_rounding
 
-MAX_ROWS = 256  # with more rows memory is the limit, and XLA's fusion is as fast
+# With more rows memory is the limit. XLA's fusion of a plain norm reads no more than the kernel; to
+# round it, it reads everything again
+MAX_ROWS = 256
 MAX_WIDTH = 128 * THREADS  # elements of a row in registers
 MAX_ADDED = 256 * THREADS  # elements of the rows of a token, half of the registers
 
 type Load = Callable[[Any], Array]
 
 
-def check(x_TD: Array, weight_D: Array, delta_TD: Product | None = None) -> None:
-    """Raise ValueError for shapes and types that the kernel does not support."""
+def check(
+    x_TD: Array,
+    weight_D: Array,
+    delta_TD: Product | None = None,
+    rounding: Rounding | None = None,
+) -> None:
+    """Raise ValueError for shapes and types that the kernel does not support, and for many rows
+    that are not rounded."""
     rows, width = x_TD.shape
     if x_TD.dtype not in (jnp.bfloat16, jnp.float16) or weight_D.dtype not in (
         x_TD.dtype,
@@ -44,7 +52,8 @@ def check(x_TD: Array, weight_D: Array, delta_TD: Product | None = None) -> None
             f"mosaic_gpu add_norm takes a width that is a multiple of {THREADS} up to {MAX_WIDTH}, "
             f"got {width}"
         )
-    if not 1 <= rows <= MAX_ROWS:
+    few = rounding is None or isinstance(delta_TD, WeightedRows)
+    if rows < 1 or (few and rows > MAX_ROWS):
         raise ValueError(f"mosaic_gpu add_norm takes 1 to {MAX_ROWS} rows, got {rows}")
     if isinstance(delta_TD, WeightedRows):
         _check_rows(delta_TD)
@@ -69,12 +78,12 @@ def add_norm(
     *,
     interpret: Any = None,
 ) -> tuple[Array, Inputs]:
-    """See `pallas_kernels.add_norm`. bfloat16 or float16, weights also float32; 1 to 256 rows; D a
-    multiple of 128 up to 16384. Raises ValueError otherwise.
+    """See `pallas_kernels.add_norm`. bfloat16 or float16, weights also float32; 1 to 256 rows, or
+    more if the norm is rounded; D a multiple of 128 up to 16384. Raises ValueError otherwise.
 
     `interpret` is a `plgpu.InterpretGPUParams` for machines without a GPU.
     """
-    check(x_TD, weight_D, delta_TD)
+    check(x_TD, weight_D, delta_TD, rounding)
     T, D = x_TD.shape
     if delta_TD.shape != (T, D) or delta_TD.dtype != x_TD.dtype or weight_D.shape != (D,):
         raise ValueError(

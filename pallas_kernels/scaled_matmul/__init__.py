@@ -11,8 +11,8 @@ from jax.typing import DTypeLike
 
 from pallas_kernels.backends import Backends
 from pallas_kernels.grouped_matmul import Gating, Groups
-from pallas_kernels.parts import Product
-from pallas_kernels.scaled_matmul.plan import K, room_of
+from pallas_kernels.parts import Parts, Product
+from pallas_kernels.scaled_matmul.plan import K, is_faster, room_of
 from pallas_kernels.scaled_matmul.rounding import (
     INPUTS,
     Inputs,
@@ -31,6 +31,8 @@ __all__ = [
     "Rounding",
     "ScaledExperts",
     "backend_for",
+    "gated_rows",
+    "gates",
     "largest",
     "rounded",
     "rounding_for",
@@ -77,6 +79,26 @@ def scaled_parts(
 ) -> Product:
     """`scaled_matmul`, in parts where the back end has some, for a reader that adds them up."""
     return PARTS[backend](x_TI, w_OI, scale_OG, group, inputs, input_scale)
+
+
+def gated_rows(product: Product, rounding: Rounding, *, backend: str) -> Inputs:
+    """silu(gate) · up of a product `[T, 2F]` whose first F columns are the gate's, rounded for the
+    product that reads it. The reference serves where the back end does not take these."""
+    if backend == "mosaic_gpu":
+        from pallas_kernels.scaled_matmul import mosaic_gating
+
+        if mosaic_gating.supports(product, rounding):
+            assert isinstance(product, Parts)
+            return mosaic_gating.gated_rows(product, rounding)
+    from pallas_kernels.scaled_matmul import reference
+
+    return reference.gated_rows(product, rounding)
+
+
+def gates(wanted: str, tokens: int) -> bool:
+    """Whether `gated_rows` is expected to be faster than what XLA makes of the activation, in
+    whose program few tokens' shares are added up, too."""
+    return wanted == "mosaic_gpu" and not is_faster(tokens, grouped=False)
 
 
 def backend_for(

@@ -133,7 +133,7 @@ def scaled_parts(
     rows = T if T <= 8 else T + -T % 8
     spec = _Spec(rows, O, I, dtype, w_OI.dtype.type, G > 1, sizes, interpret)
     room = spec.split.bands * sizes.tokens if own else T
-    if G == 1 and inputs in ("token", "group") and mosaic_rounding.supports(x_TI, w_OI.dtype):
+    if G == 1 and inputs in ("token", "group") and mosaic_rounding.takes(x_TI, w_OI.dtype):
         x_TI = mosaic_rounding.rounded_rows(x_TI, room, interpret=interpret)
     if isinstance(x_TI, RoundedRows):
         own_rows = x_TI.sized(room)

@@ -20,13 +20,7 @@ from pallas_kernels.mosaic_gpu import THREADS, launch, row_layout, store
 from pallas_kernels.scaled_matmul.rounding import Inputs, RoundedRows, largest
 
 NUMBERS = jnp.float8_e4m3fn
-MAX_ROWS = 256  # with more rows memory is the limit
 MAX_COLUMNS = 224 * THREADS
-
-
-def supports(x_TI: Inputs, dtype: Any) -> bool:
-    """Whether the kernel takes these rows and is faster than XLA."""
-    return takes(x_TI, dtype) and x_TI.shape[0] <= MAX_ROWS
 
 
 def takes(x_TI: Inputs, dtype: Any) -> bool:
@@ -95,9 +89,19 @@ def results(width: int, rows: int) -> tuple[jax.ShapeDtypeStruct, ...]:
 def store_rounded(x: Array, rows: Sequence[Array], numbers_ref: Any, scale_ref: Any) -> None:
     """Round a row, which the warpgroup holds in registers in `row_layout`, into these rows."""
     x = x.astype(jnp.float32)
-    most, limit = jnp.max(jnp.maximum(x, -x)), largest(NUMBERS)
-    scale = jnp.where(most == 0, 1.0, most * (1 / limit))
-    numbers = jnp.maximum(jnp.minimum(x * (1 / scale), limit), -limit)
+    scale = scale_of(jnp.max(jnp.maximum(x, -x)))
+    numbers = numbers_of(x, scale)
     for row in rows:
         store(numbers_ref.at[row], numbers)
         scale_ref.at[row][...] = scale
+
+
+def scale_of(most: Array) -> Array:
+    """The scale of numbers whose largest magnitude this is."""
+    return jnp.where(most == 0, 1.0, most * (1 / largest(NUMBERS)))
+
+
+def numbers_of(x: Array, scale: Array) -> Array:
+    """x by its scale, within the type's range; yet to be rounded."""
+    limit = largest(NUMBERS)
+    return jnp.maximum(jnp.minimum(x * (1 / scale), limit), -limit)

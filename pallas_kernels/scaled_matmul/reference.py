@@ -4,10 +4,18 @@ from __future__ import annotations
 
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
-from pallas_kernels.scaled_matmul.rounding import Inputs, rounded_inputs, spread
+from pallas_kernels.parts import Product, whole
+from pallas_kernels.scaled_matmul.rounding import (
+    Inputs,
+    RoundedRows,
+    Rounding,
+    rounded_inputs,
+    spread,
+)
 
 
 def scaled_matmul(
@@ -21,6 +29,12 @@ def scaled_matmul(
     """See `pallas_kernels.scaled_matmul`."""
     rounded = rounded_inputs(x_TI, w_OI.dtype, group, inputs, input_scale)
     return multiplied(rounded, w_OI, scale_OG, group, x_TI.dtype)
+
+
+def gated_rows(product: Product, rounding: Rounding) -> RoundedRows:
+    """See `pallas_kernels.scaled_matmul`."""
+    gate, up = jnp.split(whole(product), 2, axis=1)
+    return rounding.of(jax.nn.silu(gate) * up)
 
 
 scaled_parts = scaled_matmul  # XLA joins its program with that of what follows

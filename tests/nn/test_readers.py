@@ -12,10 +12,10 @@ from flax import nnx
 from jaxllm.cache.collective import ALONE
 from jaxllm.nn import blocks
 from jaxllm.nn.contexts.dense import DenseContext
-from jaxllm.nn.linear import Init
+from jaxllm.nn.linear import Init, Linear
 from jaxllm.nn.mlp import MLP, GatedMLP
 from jaxllm.nn.norm import LayerNorm, RMSNorm
-from jaxllm.nn.weight import int4
+from jaxllm.nn.weight import int4, scaled
 from jaxllm.nn.weight.schemes import rounded
 from jaxllm.quantisation import WeightFormat
 from pallas_kernels.gated_matmul import gated_matmul
@@ -30,13 +30,18 @@ INT8 = WeightFormat("int8", inputs="token", rounded=True)
 
 def fed(mlp: MLP | GatedMLP, kind: WeightFormat) -> MLP | GatedMLP:
     """The feed-forward with its first weight in few bits."""
-    plain = mlp.reader.weight.get_value()
-    mlp.reader.hold(kind, 1, 1)
+    held(mlp.reader, kind)
+    return mlp
+
+
+def held(linear: Linear, kind: WeightFormat) -> None:
+    """Round the map's weight."""
+    plain = linear.weight.get_value()
+    linear.hold(kind, 1, 1)
     for name, value in rounded(kind, plain).items():
-        parameter = getattr(mlp.reader.weight, name)
+        parameter = getattr(linear.weight, name)
         if parameter is not None:
             parameter[...] = value
-    return mlp
 
 
 def through(
@@ -131,3 +136,20 @@ def test_the_whole_weight_of_gate_and_up_gives_what_its_groups_do(
     monkeypatch.setattr(DenseContext, "gated_product", gated)
     np.testing.assert_allclose(whole(mlp(x_TD, DenseContext())), wanted, rtol=1e-5, atol=1e-7)
     assert asked == [(1, 2, 48, WIDTH)]
+
+
+def test_an_activation_is_rounded_for_the_map_that_reads_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    init, context = Init(nnx.Rngs(0), jnp.float32), DenseContext()
+    mlp = GatedMLP(init, WIDTH, 48, 1, "silu")
+    for linear in (mlp.gate_up, mlp.down):
+        linear.weight[...] *= 10  # so that silu is far from linear
+        held(linear, FP8)
+    x_TD = jax.random.normal(jax.random.key(0), (TOKENS, WIDTH))
+    wanted = whole(mlp(x_TD, context))
+    assert mlp.gate_up.gated(x_TD, context, mlp.down) is None
+    monkeypatch.setattr(scaled.op, "gates", lambda wanted, tokens: True)
+    found = mlp.gate_up.gated(x_TD, context, mlp.down)
+    assert isinstance(found, RoundedRows) and found.shape == (TOKENS, 48)
+    np.testing.assert_allclose(whole(mlp(x_TD, context)), wanted, rtol=1e-5, atol=1e-6)

@@ -12,7 +12,7 @@ from jaxllm.nn.rules import Rule
 from jaxllm.nn.weight.parameters import contract
 from jaxllm.nn.weight.protocol import Fill
 from pallas_kernels.grouped_matmul import Gating, Groups
-from pallas_kernels.scaled_matmul import Inputs
+from pallas_kernels.scaled_matmul import Inputs, Rounding
 
 
 class Dense(nnx.Param):
@@ -28,7 +28,7 @@ class Dense(nnx.Param):
     def part(self, x: Inputs, dims: int, context: RowContext) -> Array:
         return self.product(x, dims, context)
 
-    def gated(self, x_TD: Inputs, context: RowContext) -> Array | None:
+    def gated(self, x_TD: Inputs, context: RowContext, rounding: Rounding | None) -> Array | None:
         assert isinstance(x_TD, Array)
         return context.gated_product(x_TD, self[...])
 

@@ -21,7 +21,7 @@ from pallas_kernels.grouped_matmul import Gating, Groups
 from pallas_kernels.int4_matmul.packed import CHUNK, ROWS, SLOT, WORDS, values_of, words_of
 from pallas_kernels.int4_matmul.rounding import nearest, rounded
 from pallas_kernels.parts import Product, whole
-from pallas_kernels.scaled_matmul import Inputs
+from pallas_kernels.scaled_matmul import Inputs, Rounding
 
 
 class Int4(nnx.Module):
@@ -69,7 +69,7 @@ class Int4(nnx.Module):
         backend = wanted if op.BACKENDS.supports(wanted, x_TI, weight) else "reference"
         return _int4_parts(x_TI, weight, backend=backend)
 
-    def gated(self, x_TD: Inputs, context: RowContext) -> Array | None:
+    def gated(self, x_TD: Inputs, context: RowContext, rounding: Rounding | None) -> Array | None:
         assert isinstance(x_TD, Array)
         x_TI, weight = self._factors(x_TD, context)
         one_shard = weight.rows * self.shape.shards == math.prod(self.shape.out)

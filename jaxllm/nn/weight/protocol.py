@@ -51,9 +51,9 @@ class Weight(Protocol):
     def part(self, x: Inputs, dims: int, context: RowContext) -> Product:
         """The same, in parts where that saves a launch; for a norm that adds it to something."""
 
-    def gated(self, x_TD: Inputs, context: RowContext) -> Array | None:
-        """silu(gate(x)) · up(x) `[T, X·F]` of a weight `[X, 2, F, D]` in one pass; None where two
-        products are faster."""
+    def gated(self, x_TD: Inputs, context: RowContext, rounding: Rounding | None) -> Inputs | None:
+        """silu(gate(x)) · up(x) `[T, X·F]` of a weight `[X, 2, F, D]`, plain or as `rounding` has
+        it; None where XLA's activation of the product is as fast."""
 
     def rules(self, path: str, fill: Fill) -> Iterator[Rule]:
         """What fills the parameters, which lie at `path` in the map."""

@@ -101,8 +101,13 @@ class Scaled(nnx.Module):
     def groups(kind: WeightFormat) -> bool:
         return kind.inputs != "plain" and kind.group in (None, op.GROUP)
 
-    def gated(self, x_TD: op.Inputs, context: RowContext) -> Array | None:
-        return None
+    def gated(
+        self, x_TD: op.Inputs, context: RowContext, rounding: op.Rounding | None
+    ) -> op.Inputs | None:
+        backend = context.row_backend
+        if rounding is None or len(self.values) > 1 or not op.gates(backend, x_TD.shape[0]):
+            return None
+        return _gated_rows(self._parts(x_TD, context), rounding=rounding, backend=backend)
 
     def rules(self, path: str, fill: Fill) -> Iterator[Rule]:
         columns = self.shape.columns
@@ -130,5 +135,6 @@ class Scaled(nnx.Module):
 
 
 # Jitted, so that a kernel is lowered once, not for every layer
+_gated_rows = jax.jit(op.gated_rows, static_argnames=("rounding", "backend"))
 _grouped = jax.jit(op.grouped_scaled_matmul, static_argnames="gating")
 _scaled_parts = jax.jit(op.scaled_parts, static_argnames=("group", "inputs", "backend"))

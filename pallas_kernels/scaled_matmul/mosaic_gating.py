@@ -1,0 +1,113 @@
+"""The gated activation of a product, rounded to 8-bit floats for the product that follows, in one
+launch on NVIDIA Hopper. XLA computes the activation twice, for the scales and for the numbers.
+
+A warpgroup holds its rows in shared memory between the two. Two rows share the scales of columns,
+which are as many bytes as both.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax.numpy as jnp
+from jax import Array, lax
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import mosaic_gpu as plgpu
+
+from pallas_kernels.mosaic_gpu import THREADS, launch, row_layout, store
+from pallas_kernels.parts import Parts, Product
+from pallas_kernels.scaled_matmul.mosaic_rounding import NUMBERS, numbers_of, results, scale_of
+from pallas_kernels.scaled_matmul.rounding import RoundedRows, Rounding
+
+HELD = 28 * 1024  # numbers of a row
+PIECE = 1024  # of them that a warpgroup computes at once
+SHARING = 1024  # tokens from which rows share scales, as all processors have several
+
+
+def supports(product: Product, rounding: Rounding) -> bool:
+    """Whether the kernel takes this product, and rounds as asked."""
+    if not isinstance(product, Parts) or len(product.sums) > 1 or not product.scales:
+        return False
+    width = product.shape[1] // 2
+    return (
+        product.dtype in (jnp.bfloat16, jnp.float16)
+        and product.sums.dtype in (product.dtype, jnp.float32)
+        and jnp.dtype(rounding.dtype) == NUMBERS
+        and width % THREADS == 0
+        and 0 < width <= HELD
+    )
+
+
+def gated_rows(product: Parts, rounding: Rounding, *, interpret: Any = None) -> RoundedRows:
+    """See `pallas_kernels.scaled_matmul`; for what `supports` allows.
+
+    `interpret` is a `plgpu.InterpretGPUParams` for machines without a GPU.
+    """
+    T, F, dtype = product.shape[0], product.shape[1] // 2, product.dtype
+    own = 2 if T >= SHARING else 1
+    size = min(PIECE, F)
+    pieces, rest = F // size, F % size
+
+    def gated_rows_kernel(y_ref, rows_ref, columns_ref, numbers_ref, scale_ref, held):  # type: ignore[no-untyped-def]
+        first = lax.axis_index("rows") * own
+        rows = [jnp.minimum(first + r, T - 1) for r in range(own)]
+
+        def activate(begin: Any, width: int, most: list[Array] | None) -> list[Array]:
+            """Activate some columns; their magnitudes, or the larger ones of these and `most`."""
+            gate_scale, up_scale = (
+                _load(columns_ref.at[pl.ds(at, width)]) for at in (begin, begin + F)
+            )
+            found = []
+            for r, t in enumerate(rows):
+                gate, up = (
+                    (_load(y_ref.at[0, t, pl.ds(at, width)]).astype(jnp.float32) * rows_ref[t] * by)
+                    .astype(dtype)
+                    .astype(jnp.float32)
+                    for at, by in ((begin, gate_scale), (begin + F, up_scale))
+                )
+                y = (gate / (1 + jnp.exp(-gate)) * up).astype(dtype)
+                store(held.at[r, pl.ds(begin, width)], y)
+                y = y.astype(jnp.float32)
+                size = jnp.maximum(y, -y)
+                found.append(size if most is None else jnp.maximum(most[r], size))
+            return found
+
+        most = activate(0, size, None)
+        most = lax.fori_loop(1, pieces, lambda i, most: activate(_at(i, size), size, most), most)
+        largest = [jnp.max(each) for each in most]
+        if rest:
+            more = activate(pieces * size, rest, None)
+            largest = [jnp.maximum(a, jnp.max(b)) for a, b in zip(largest, more, strict=True)]
+        scales = [scale_of(each) for each in largest]
+
+        def put_down(begin: Any, width: int) -> None:
+            for r, t in enumerate(rows):
+                y = _load(held.at[r, pl.ds(begin, width)]).astype(jnp.float32)
+                store(numbers_ref.at[t, pl.ds(begin, width)], numbers_of(y, scales[r]))
+
+        pl.loop(0, pieces)(lambda i: put_down(_at(i, size), size))
+        if rest:
+            put_down(pieces * size, rest)
+        for r, t in enumerate(rows):
+            scale_ref.at[t][...] = scales[r]
+
+    numbers, scale = launch(
+        gated_rows_kernel,
+        (product.sums, *product.scales),
+        interpret,
+        out_type=results(F, rounding.rows),
+        scratch_types={"held": plgpu.SMEM((own, F), dtype)},
+        grid=(-(-T // own),),
+        grid_names=("rows",),
+        # A thread reads what it has stored itself; reductions have barriers of their own.
+        compiler={"unsafe_no_auto_barriers": True},
+    )
+    return RoundedRows(numbers, scale, T, dtype)
+
+
+def _at(i: Array, size: int) -> Array:
+    return pl.multiple_of(i * size, size)
+
+
+def _load(ref: Any) -> Array:
+    return plgpu.load(ref, layout=row_layout(ref.shape[-1]), optimized=False)
