@@ -14,6 +14,7 @@ from jaxllm.nn.mixture.experts import Experts, MixtureMLP, Split
 from jaxllm.nn.mixture.routers import GroupLimit, Router, Routing
 from jaxllm.nn.mlp import FeedForward
 
+MAX_EXPERTS = 2**14  # each has names of its own
 FUSED = ("gate_up_proj", "down_proj")  # of all experts, as newer checkpoints may hold them
 
 
@@ -24,6 +25,10 @@ def mixture(hf: Config, experts: str, inner: str, choices: str = "num_experts_pe
         raise ConfigError(
             f"config.json: {choices} is {found.choices}, but {experts} is {found.experts}; "
             "a token cannot choose more experts than there are"
+        )
+    if found.experts > MAX_EXPERTS:
+        raise ConfigError(
+            f"config.json: {experts} is {found.experts}; at most {MAX_EXPERTS} are supported"
         )
     return found
 
