@@ -115,6 +115,7 @@ def test_a_model_that_cannot_be_built_is_refused(changes: dict[str, Any], messag
             "moe_topk is \\[2, 1\\]; layers must have the same",
         ),
         ("hunyuan-v1-moe", {"use_cla": True}, "layers that share keys are not supported"),
+        ("kimi-k2", {"kv_lora_rank": 2**31 - 1}, "kv_lora_rank is 2147483647; at most 16384 is"),
         ("mixtral-experts", {"num_local_experts": 2**31 - 1}, "is 2147483647; at most 16384 are"),
         ("ernie4-5-moe", {"moe_num_shared_experts": -1}, "must be an integer of at least 0"),
     ],

@@ -20,7 +20,12 @@ from jaxllm.models.config.mixture import (
 from jaxllm.models.config.read import Config, flag, number, positive, whole
 from jaxllm.models.config.rope import rope_parameters
 from jaxllm.models.config.spec import ModelSpec
-from jaxllm.models.config.transformer import LLAMA_NAMES, Parts, transformer_spec
+from jaxllm.models.config.transformer import (
+    LLAMA_NAMES,
+    MAX_HEAD_DIM,
+    Parts,
+    transformer_spec,
+)
 from jaxllm.nn.blocks import Block
 from jaxllm.nn.decoder import Decoder
 from jaxllm.nn.latent import LatentAttention, LatentHeads
@@ -58,6 +63,11 @@ def latent_spec(hf: Config, **router: str) -> ModelSpec:
         if hf.get(key) not in (None, only):
             raise ConfigError(
                 f"config.json: {key} is {hf[key]!r:.80}; {hf['model_type']} models have {only!r}"
+            )
+    for key in ("kv_lora_rank", "qk_nope_head_dim"):
+        if positive(hf, key) > MAX_HEAD_DIM:  # the order of so many entries is listed
+            raise ConfigError(
+                f"config.json: {key} is {hf[key]}; at most {MAX_HEAD_DIM} is supported"
             )
     rank, rope = positive(hf, "kv_lora_rank"), positive(hf, "qk_rope_head_dim")
     spec = transformer_spec({**hf, "head_dim": rope})
