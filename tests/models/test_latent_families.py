@@ -61,6 +61,6 @@ def test_what_cannot_work_is_one_error(
 
 
 def test_experts_that_do_not_divide_are_refused_in_one_line() -> None:
-    spec = models.make_spec(LITE | {"n_routed_experts": 7, "num_experts_per_tok": 2})
-    with pytest.raises(ConfigError, match="7 experts do not divide over 2 tensor shards"):
+    spec = models.make_spec(LITE | {"moe_intermediate_size": 7})
+    with pytest.raises(ConfigError, match="experts of width 7 do not divide over 2 devices"):
         outline(spec, 2, jnp.float32)
