@@ -16,6 +16,7 @@ from jaxllm.engine.load import load_engine
 from jaxllm.logprobs import prompt_entries, unpacked
 from jaxllm.messages import GenerateRequest, TextDelta
 from jaxllm.sampling.options import SamplingParams
+from tests.engine.conftest import run
 from tests.engine.few_shapes import few_shapes
 from tests.goldens.cases import CASES, NEW_TOKENS, PROMPT_LENGTHS
 from tests.goldens.golden import Continuation, golden_names, load_golden
@@ -128,6 +129,27 @@ def test_experts_may_be_split_over_devices_whole_and_by_their_width(
         pytest.skip(str(error))
     assert core.runner.programs.shapes.model.mesh.shape["expert"] == groups
     check(core, golden.continuations)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("groups", [1, 2])
+def test_experts_are_split_in_each_of_several_stages(groups: int) -> None:
+    golden, split = load_golden("qwen2-moe-fused-normalised"), {"expert_parallel_size": groups}
+    core = engine(golden.directory, tensor_parallel_size=2, pipeline_parallel_size=2, **split)
+    check(core, golden.continuations)
+
+
+@pytest.mark.slow
+def test_experts_of_4_bits_give_the_same_tokens_over_devices() -> None:
+    golden = load_golden("qwen2-moe-fused-normalised")
+
+    def tokens(devices: int, groups: int) -> list[list[int]]:
+        split = {"tensor_parallel_size": devices, "expert_parallel_size": groups}
+        core = engine(golden.directory, quantization="int4", **split)
+        return run(core, [c.prompt for c in golden.continuations], GREEDY)
+
+    alone = tokens(1, 1)
+    assert all(tokens(*each) == alone for each in ((2, 2), (2, 1), (4, 2)))
 
 
 @pytest.mark.slow
