@@ -53,7 +53,8 @@ def main() -> None:
     prompts = [[token() for _ in range(a.input_len)] for _ in range(a.num_prompts)]
     if a.serve or a.base_url:
         a.model = a.model if a.base_url else a.serve.split()[0]
-        fresh = f"{a.serve} --no-enable-prefix-caching"  # the same prompts come again
+        # The same prompts come again
+        fresh = None if a.serve is None else f"{a.serve} --no-enable-prefix-caching"
         with served(fresh, a.base_url or "") as (url, ready):
             embed = over_http(url, a)
             finish("embedding-server", a, ready | timed(embed, prompts, a.repeat), host())

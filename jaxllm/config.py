@@ -298,6 +298,10 @@ class EngineConfig:
                 "several hosts need a key that all of them have: set --group-key-file to a file "
                 "with one (openssl rand -hex 32)"
             )
+        if self.nnodes > 1 and self.pipeline_parallel_size > 1:
+            raise ConfigError(
+                "--pipeline-parallel-size does not go with --nnodes yet; leave out one of them"
+            )
         if self.nnodes > 1 and self.weight_cache_dir is not None:
             raise ConfigError(
                 "--weight-cache-dir keeps whole weights, and a host of several holds a part; "

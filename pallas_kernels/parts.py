@@ -30,7 +30,8 @@ class Parts:
 
     @property
     def whole(self) -> Array:
-        """The product: shares are added in order in float32, scaled, and rounded once."""
+        """The product: shares are added in order in float32, scaled, and rounded to `dtype`, which
+        `sums` may have been before."""
         T, O = self.shape  # noqa: E741
         total = jnp.sum(self.sums[:, :T, :O].astype(jnp.float32), axis=0)
         if self.scales:

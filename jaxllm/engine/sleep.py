@@ -49,7 +49,7 @@ class Sleep:
             raise ValueError(
                 f"level must be 1 (weights to host memory) or 2 (dropped), got {level}"
             )
-        self._refuse_busy()
+        self._refuse_now()
         if level <= self.level:
             return
         if self.level == 0:
@@ -76,7 +76,7 @@ class Sleep:
         when the checkpoint does not fit: the weights of before stay, unless reading fails halfway,
         which leaves the engine asleep.
         """
-        self._refuse_busy()
+        self._refuse_now()
         if self.shares_pages:
             raise ValueError(
                 "an engine with --kv-transfer-config keeps its weights; start it anew with others"
@@ -90,7 +90,7 @@ class Sleep:
         self._runner.tell(Reload(None if directory is None else str(directory)))
         self._runner.wake(self._source.read(directory))
 
-    def _refuse_busy(self) -> None:
+    def _refuse_now(self) -> None:
         if self._stages > 1:
             raise ValueError(
                 "an engine with --pipeline-parallel-size neither sleeps nor changes its weights; "

@@ -69,11 +69,12 @@ class OperatorRoutes:
             )
         if mode not in MODES:
             raise bad_request(f"mode must be abort or wait, got {describe(mode)}", "mode")
-        if mode == "abort":
-            self._state.client.fail_all(
-                lambda: overloaded("the model was put to sleep; POST /wake_up", "sleeping")
-            )
-        await self._state.idle.wait()
+        if self._state.resolved.pipeline_parallel_size == 1:  # else the engine refuses
+            if mode == "abort":
+                self._state.client.fail_all(
+                    lambda: overloaded("the model was put to sleep; POST /wake_up", "sleeping")
+                )
+            await self._state.idle.wait()
         await self._state.client.run_command(Sleep(int(level)))
         return Response()
 

@@ -114,11 +114,17 @@ def check(x: Any, w: Any, groups: Groups, gating: Any) -> None:
     check_units(w, groups, gating, K)
 
 
+def fits_units(rows: int, inputs: int, gated: bool, columns: int) -> bool:
+    """Whether so many rows, gate's and up's where `gated`, and inputs fit tiles with so many
+    columns."""
+    return rows % (2 * ROWS if gated else ROWS) == 0 and inputs % columns == 0
+
+
 def check_units(w: Any, groups: Groups, gating: Any, columns: int) -> None:
     """Raise ValueError unless the sizes of w `[E, O, I]` fit tiles with so many columns, and Mosaic
     has the gating's functions."""
-    outputs = ROWS if gating is None else 2 * ROWS
-    if w.shape[1] % outputs or w.shape[2] % columns or 0 in w.shape:
+    if not fits_units(w.shape[1], w.shape[2], gating is not None, columns) or 0 in w.shape:
+        outputs = ROWS if gating is None else 2 * ROWS
         raise ValueError(
             f"mosaic_gpu grouped_matmul takes O a multiple of {outputs} and I of {columns}, "
             f"got w {w.shape}"

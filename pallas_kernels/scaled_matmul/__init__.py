@@ -31,6 +31,7 @@ __all__ = [
     "Rounding",
     "ScaledExperts",
     "backend_for",
+    "experts_fit",
     "gated_rows",
     "gates",
     "largest",
@@ -137,6 +138,14 @@ class ScaledExperts:
     group: int
     inputs: str
     input_scale: Array | None = None
+
+
+def experts_fit(rows: int, columns: int, gated: bool) -> bool:
+    """Whether `grouped_scaled_matmul` takes experts of so many rows, gate's and up's where `gated`,
+    and columns."""
+    from pallas_kernels.grouped_matmul.mosaic_gpu import fits_units
+
+    return fits_units(rows, columns, gated, K)
 
 
 def takes_experts(x_PI: Array, w: ScaledExperts, groups: Groups, gating: Gating | None) -> bool:

@@ -6,10 +6,12 @@ import json
 import pathlib
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 
 import pytest
 
 from jaxllm.tokenizer import Tokenizer
+from tests.server import fake
 from tests.server.harness import Answer, Running, with_settings
 from tests.server.stepped import Stepped
 
@@ -68,6 +70,27 @@ def test_requests_in_flight_are_ended_before_a_model_sleeps(tokenizer: Tokenizer
                 assert asleep.result().status == 200
             assert b"was put to sleep" in b"".join(lines)
         assert server.get("/is_sleeping").json() == {"is_sleeping": True}
+
+
+def test_an_engine_in_stages_refuses_to_sleep_and_its_streams_go_on(
+    tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fake, "RESOLVED", replace(fake.RESOLVED, pipeline_parallel_size=2))
+    with Stepped(tokenizer, with_settings(admin_keys=("root",))) as server:
+        endless = QUESTION | {"max_tokens": 250, "ignore_eos": True, "stream": True}
+        with server.begin("/v1/completions", endless) as stream:
+            server.control.permits.release(1)
+            while not stream.line().startswith(b"data: "):
+                pass
+            with ThreadPoolExecutor(1) as pool:
+                refused = pool.submit(told, server, "/sleep")
+                server.control.step_until(refused.done)
+                assert refused.result().status == 400
+            server.control.go.set()
+            lines = [b""]
+            while b"[DONE]" not in lines[-1]:
+                lines.append(stream.line())
+            assert b"error" not in b"".join(lines)
 
 
 @pytest.mark.parametrize("query", ["level=3", "level=", "level=x", "mode=keep", "level=1&mode="])

@@ -94,7 +94,7 @@ def test_routers_learn_what_runs(server: Running) -> None:
     assert info == server.get("/get_server_info").json()
     assert info["served_model_name"] == "fake"
     assert info["max_total_num_tokens"] == RESOLVED.num_pages * RESOLVED.page_size
-    assert (info["tp_size"], info["dp_size"]) == (1, 1)
+    assert (info["tp_size"], info["pp_size"], info["dp_size"]) == (1, 1, 1)
     assert server.get("/is_sleeping").json() == {"is_sleeping": False}
 
 

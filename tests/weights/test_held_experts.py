@@ -18,11 +18,14 @@ from safetensors.numpy import load_file
 from jaxllm import models, weights
 from jaxllm.mesh import make_mesh
 from jaxllm.nn.contexts.dense import DenseContext
+from jaxllm.nn.linear import Init
+from jaxllm.nn.mixture.experts import DOWN, UP, ExpertMaps, Split
 from jaxllm.nn.weight import int4, scaled
 from jaxllm.nn.weight.experts import HeldExperts
 from jaxllm.nn.weight.protocol import Shape
 from jaxllm.nn.weight.schemes import rounded
 from jaxllm.quantisation import WeightFormat
+from jaxllm.quantisation.weight_format import ONLINE
 from pallas_kernels.grouped_matmul import Groups, by_tile, group
 from pallas_kernels.int4_matmul import Int4, int4_matmul
 from pallas_kernels.scaled_matmul import ScaledExperts, scaled_matmul
@@ -40,6 +43,27 @@ from tests.weights.packed import (
 from tests.weights.test_grouped import pair
 from tests.weights.test_held import INTEGERS, held, logits
 from tests.weights.test_rounding import ROUNDED, online
+
+
+@pytest.mark.parametrize(
+    ("numbers", "inner", "shards", "takes"),
+    [
+        ("fp8", 768, 1, True),
+        ("fp8", 704, 1, False),  # of which a last tile of inputs would be half a tile
+        ("fp8", 1408, 2, False),
+        ("int4", 768, 1, True),
+        ("int4", 768, 2, False),
+    ],
+)
+def test_a_kernel_takes_all_experts_at_once_by_the_sizes_on_a_device(
+    numbers: str, inner: int, shards: int, takes: bool
+) -> None:
+    init, split = Init(nnx.Rngs(0), jnp.float32), Split(1, shards)
+    up = ExpertMaps(init, (1, 2 * inner, 256), UP, parts=2, split=split)
+    down = ExpertMaps(init, (1, 256, inner), DOWN, split=split)
+    for maps in (up, down):
+        maps.hold(ONLINE[numbers])
+    assert all(maps.weight.each.takes_all() for maps in (up, down)) == takes
 
 
 def check(tmp_path: Path, made: Pair, settings: dict, expected: WeightFormat) -> None:

@@ -133,7 +133,8 @@ def _call(driver: ctypes.CDLL, ordinal: int, calls: list[tuple[Any, ...]]) -> st
     if failed := _first_failure(driver, enter):
         return failed
     failed = _first_failure(driver, calls)
-    return _first_failure(driver, leave) or failed
+    left = _first_failure(driver, leave)
+    return failed or left
 
 
 def _first_failure(driver: ctypes.CDLL, calls: list[tuple[Any, ...]]) -> str | None:

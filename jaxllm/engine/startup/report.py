@@ -14,6 +14,7 @@ from typing import Any
 
 import jax
 import rich.progress
+from flax import nnx
 from rich.console import Console
 from rich.table import Table
 
@@ -27,7 +28,8 @@ from jaxllm.engine.scheduling.chunk_planner import seconds_per_token
 from jaxllm.engine.startup.memory import shard_bytes
 from jaxllm.engine.startup.resolve import Setup
 from jaxllm.mesh import stages
-from jaxllm.nn.weight.schemes import backend, groups
+from jaxllm.nn.weight.experts import HeldExperts
+from jaxllm.nn.weight.schemes import backend
 from jaxllm.units import GIB, amount
 
 logger = logging.getLogger("jaxllm.engine")
@@ -239,9 +241,10 @@ def _format_rows(setup: Setup) -> Rows:
     saved = shard_bytes(jax.tree.leaves(plain)) - setup.memory.budget.weights
     paths = jax.tree_util.tree_leaves_with_path(setup.abstract_weights)
     others = shard_bytes(leaf for path, leaf in paths if _is_plain(path))
-    grouped = setup.resolved.attention_backend == "mosaic_gpu"
-    grouped &= all(groups(kind) for kind in counts)
-    experts = not grouped and any("each" in _keys(path) for path, _ in paths)
+    model = nnx.merge(setup.graphdef, setup.abstract_weights)
+    experts = [part.each for _, part in nnx.iter_graph(model) if isinstance(part, HeldExperts)]
+    on_hopper = setup.resolved.attention_backend == "mosaic_gpu"
+    by_tile = any(not (on_hopper and each.takes_all()) for each in experts)
     token = (setup.need.page_bytes + sum(setup.need.more_bytes)) / setup.need.page_size
     products = {backend(kind, setup.resolved.attention_backend) for kind in counts}
     slow = " (plain JAX: may be slower than 16 bits)" if "reference" in products else ""
@@ -254,7 +257,7 @@ def _format_rows(setup: Setup) -> Rows:
         ),
         ("other weights", f"{amount(others)} per device as plain numbers"),
         ("products of these", f"{', '.join(sorted(products))}{slow}"),
-        *([("products of experts", EXPERTS)] if experts else []),
+        *([("products of experts", EXPERTS)] if by_tile else []),
     ]
 
 

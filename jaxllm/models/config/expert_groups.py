@@ -30,9 +30,10 @@ def expert_groups(config: EngineConfig, spec: ModelSpec) -> int:
             "choose one that does"
         )
     if asked > spec.mixture.experts:
+        most = _divisors(devices, spec.mixture.experts)[-1]
         raise ConfigError(
             f"{spec.mixture.experts} experts do not divide into {asked} groups; set "
-            f"--expert-parallel-size to at most {spec.mixture.experts}"
+            f"--expert-parallel-size {most}, without --enable-expert-parallel"
         )
     return asked
 
@@ -40,8 +41,12 @@ def expert_groups(config: EngineConfig, spec: ModelSpec) -> int:
 def _usual(spec: ModelSpec, devices: int) -> int:
     if spec.mixture is None:
         return 1
-    sizes = [n for n in range(1, min(devices, spec.mixture.experts) + 1) if devices % n == 0]
+    sizes = _divisors(devices, spec.mixture.experts)
     if spec.formats:  # whose kernels take whole experts
         return sizes[-1]
     even = (n for n in sizes if spec.mixture.inner % (devices // n * UNIT) == 0)
     return next(even, sizes[-1])
+
+
+def _divisors(number: int, most: int) -> list[int]:
+    return [n for n in range(1, min(number, most) + 1) if number % n == 0]

@@ -116,7 +116,7 @@ def expert_split(spec: ModelSpec, shards: int) -> Split:
     if spec.mixture.inner % split.shards:
         raise ConfigError(
             f"experts of width {spec.mixture.inner} do not divide over {split.shards} devices; "
-            "choose a larger expert_parallel_size"
+            "set a larger --expert-parallel-size, or a smaller --tensor-parallel-size"
         )
     return split
 

@@ -101,9 +101,9 @@ class Int4(nnx.Module):
             return None
         return _grouped(x_PI, weight, groups, bias_EO, gating=gating)
 
-    @staticmethod
-    def groups(kind: WeightFormat) -> bool:
-        return kind.numbers != NF4
+    def takes_all(self) -> bool:
+        own = math.prod(self.shape.out), self.shape.columns
+        return self.kind.numbers != NF4 and self.shape.of_device == own
 
     def _weight(self, rows: int, columns: int) -> op.Int4:
         others, offsets = self.others, self.kind.form == OFFSETS
@@ -126,7 +126,7 @@ class Int4(nnx.Module):
 
     @staticmethod
     def backend(kind: WeightFormat, wanted: str) -> str:
-        return wanted if wanted in op.BACKENDS and Int4.groups(kind) else "reference"
+        return wanted if wanted in op.BACKENDS and kind.numbers != NF4 else "reference"
 
     @staticmethod
     def rounded(kind: WeightFormat, plain: Array) -> dict[str, Array]:

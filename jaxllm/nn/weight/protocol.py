@@ -116,6 +116,12 @@ class Shape:
         """The logical name of the inputs' first axis, by which they are split."""
         return self.axes[len(self.out)]
 
+    @property
+    def of_device(self) -> tuple[int, int]:
+        """Rows and columns on a device, where both divide."""
+        rows = math.prod(self.out) // (1 if self.out_axis is None else self.shards)
+        return rows, self.columns // (self.shards if is_split(self.inp_axis) else 1)
+
     def flat(self, x: Array, columns: int, collective: Collective) -> Array:
         """`[T, *inp]` → `[T, columns]`, in the checkpoint's order. Of a weight that each device
         holds with all columns, other devices' inputs are zero."""
@@ -152,9 +158,9 @@ class Held(Weight, Protocol):
         """`ExpertWeight.grouped`, where an axis of experts comes before the others of all
         parameters; None where no kernel computes that."""
 
-    @staticmethod
-    def groups(kind: WeightFormat) -> bool:
-        """Whether a kernel of Hopper's computes products with all experts at once."""
+    def takes_all(self) -> bool:
+        """Whether a kernel of Hopper's computes this map of all experts at once, in the sizes that
+        a device has."""
 
     @staticmethod
     def backend(kind: WeightFormat, wanted: str) -> str:

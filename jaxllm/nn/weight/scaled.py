@@ -21,6 +21,10 @@ LARGEST_INPUT = 16.0
 DTYPES = {"fp8": jnp.float8_e4m3fn, "int8": jnp.int8}
 
 
+def _kernels_take(kind: WeightFormat) -> bool:
+    return kind.inputs != "plain" and kind.group in (None, op.GROUP)
+
+
 class Scaled(nnx.Module):
     """A weight as numbers `values` `[*out, K]` and float32 `scale` `[*out, G]`, where K are the
     inputs in the checkpoint's order. See `weight.protocol.Weight`.
@@ -97,9 +101,9 @@ class Scaled(nnx.Module):
             return None
         return _grouped(x_PI, weight, groups, bias_EO, gating=gating)
 
-    @staticmethod
-    def groups(kind: WeightFormat) -> bool:
-        return kind.inputs != "plain" and kind.group in (None, op.GROUP)
+    def takes_all(self) -> bool:
+        gated, kind = self.shape.tensors > 1, self.kind
+        return _kernels_take(kind) and op.experts_fit(*self.shape.of_device, gated)
 
     def gated(
         self, x_TD: op.Inputs, context: RowContext, rounding: op.Rounding | None
@@ -122,7 +126,7 @@ class Scaled(nnx.Module):
 
     @staticmethod
     def backend(kind: WeightFormat, wanted: str) -> str:
-        return wanted if Scaled.groups(kind) and wanted in op.BACKENDS else "reference"
+        return wanted if _kernels_take(kind) and wanted in op.BACKENDS else "reference"
 
     @staticmethod
     def rounded(kind: WeightFormat, plain: Array) -> dict[str, Array]:

@@ -27,11 +27,6 @@ def backend(kind: WeightFormat, wanted: str) -> str:
     return SCHEMES[kind.numbers].backend(kind, wanted)
 
 
-def groups(kind: WeightFormat) -> bool:
-    """Whether a kernel of Hopper's computes products with all experts at once."""
-    return SCHEMES[kind.numbers].groups(kind)
-
-
 def rounded(kind: WeightFormat, plain: Array) -> dict[str, Array]:
     """The parameters, by their names, of a weight of plain numbers `[*out, K]`."""
     return SCHEMES[kind.numbers].rounded(kind, plain)

@@ -216,7 +216,7 @@ class EngineClient:
         match command:
             case UpdateWeights():
                 self._weights, self._sleep = command, None  # other weights wake it
-            case Sleep():
+            case Sleep(level) if self._sleep is None or level > self._sleep.level:
                 self._sleep = command
             case WakeUp():
                 self._sleep = None

@@ -20,7 +20,8 @@ from jaxllm.server.openapi.schema import (
 )
 
 SIZES = (
-    "tp_size dp_size max_model_len max_num_seqs block_size num_gpu_blocks max_total_num_tokens"
+    "tp_size pp_size dp_size max_model_len max_num_seqs block_size num_gpu_blocks "
+    "max_total_num_tokens"
 ).split()
 
 

@@ -163,6 +163,7 @@ def test_a_restarted_engine_sleeps_as_the_one_before_did_until_it_was_woken() ->
 
         await engine.start()
         await told(Sleep(2))
+        await told(Sleep(1))  # nothing happens to one that sleeps deeper
         await engine.die()
         await engine.start()
         assert await engine.next() == Sleep(2)

@@ -13,7 +13,6 @@ def divide(config: EngineConfig, spec: ModelSpec) -> tuple[Stage, ...]:
     if count == 1:
         return stages(1)
     refused = {
-        "--nnodes": config.nnodes > 1,
         "--enable-sleep-mode": config.enable_sleep_mode,
         "--kv-transfer-config": config.kv_transfer_config is not None,
         "--kv-offloading-size": bool(config.kv_offloading_size),
