@@ -57,7 +57,6 @@ def test_a_second_model_in_the_same_process_changes_nothing_for_the_first(
         ({"model": "/no/such/model"}, "/no/such/model"),
         ({"no_such_argument": 1}, "no_such_argument"),
         ({"quantization": "awq"}, "quantization"),
-        ({"pipeline_parallel_size": 2}, "pipeline_parallel_size=2"),
         ({"data_parallel_size": 2}, "jaxllm serve --data-parallel-size"),
         ({"max_model_len": "12q"}, "12q"),
         ({"chat_template": "/no/such.jinja"}, "such.jinja"),

@@ -15,7 +15,7 @@ from jax import Array, lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
-from pallas_kernels.int4_matmul import mosaic_gpu as one
+from pallas_kernels.int4_matmul.mosaic_operand import Spec, operand
 from pallas_kernels.int4_matmul.packed import CHUNK, FORMS, ROWS, SLOT, WORDS, Int4
 from pallas_kernels.int4_matmul.plan import Tuning
 from pallas_kernels.mosaic_gpu import TILED, launch
@@ -34,7 +34,7 @@ def dense(w: Int4, x_TI: Array, *, most: int = PROCESSORS, interpret: Any = None
     """
     O, I = w.words.shape[0] * ROWS, w.words.shape[1] * CHUNK  # noqa: E741
     sizes = Tuning(8, WARPGROUPS, SLOT, SLOTS, 1)
-    spec = one.Spec(8, O, I, w.group, w.scales.dtype, w.form, sizes, interpret)
+    spec = Spec(8, O, I, w.group, w.scales.dtype, w.form, sizes, interpret)
     arrays = [part for part in (w.words, w.scales, w.zeros, w.offsets) if part is not None]
     across = I // SLOT
     tiles = w.words.shape[0] * across
@@ -88,7 +88,7 @@ def dense(w: Int4, x_TI: Array, *, most: int = PROCESSORS, interpret: Any = None
     return whole[: w.rows, : x_TI.shape[1]]
 
 
-def _scratch(spec: one.Spec, inputs: int) -> dict[str, Any]:
+def _scratch(spec: Spec, inputs: int) -> dict[str, Any]:
     """As the product has it, with a ring for each warpgroup and without tokens."""
     values = (SLOTS, WARPGROUPS, spec.groups, ROWS)
     scratch = {
@@ -105,7 +105,7 @@ def _scratch(spec: one.Spec, inputs: int) -> dict[str, Any]:
 
 
 def _fetch(
-    spec: one.Spec,
+    spec: Spec,
     given: tuple[Any, ...],
     place: tuple[Array, Array],
     slot: Array,
@@ -122,9 +122,9 @@ def _fetch(
         plgpu.copy_gmem_to_smem(part.at[row, groups], sm[name].at[slot, wg], full)
 
 
-def _convert(spec: one.Spec, slot: Array, wg: Array, staged: Any, sm: dict[str, Any]) -> None:
+def _convert(spec: Spec, slot: Array, wg: Array, staged: Any, sm: dict[str, Any]) -> None:
     for first in range(0, SLOT, spec.operand):
-        weights = one.operand(spec, slot, wg, first, sm)
+        weights = operand(spec, slot, wg, first, sm)
         weights = weights[...] if spec.interpret is not None else weights
         if spec.excess != 1:
             weights = weights * jnp.asarray(spec.excess, spec.dtype)

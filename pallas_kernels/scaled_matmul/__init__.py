@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from functools import partial
-
-import jax
 from jax import Array
 from jax.typing import DTypeLike
 
 from pallas_kernels.backends import Backends
 from pallas_kernels.grouped_matmul import Gating, Groups
 from pallas_kernels.parts import Parts, Product
+from pallas_kernels.scaled_matmul.experts import ScaledExperts
 from pallas_kernels.scaled_matmul.plan import K, is_faster, room_of
 from pallas_kernels.scaled_matmul.rounding import (
     INPUTS,
@@ -114,30 +111,6 @@ def rounding_for(wanted: str, tokens: int, dtype: DTypeLike) -> Rounding:
     """What `scaled_matmul` takes in place of so many tokens, with a weight of this type and one
     scale a row, where `inputs` is "token"."""
     return Rounding(dtype, room_of(tokens) if wanted == "mosaic_gpu" else tokens)
-
-
-@partial(
-    jax.tree_util.register_dataclass,
-    data_fields=("values", "scale", "input_scale"),
-    meta_fields=("group", "inputs"),
-)
-@dataclass(frozen=True)
-class ScaledExperts:
-    """The weights of all experts, see `scaled_matmul`.
-
-    Attributes:
-      values: `[E, O, I]`.
-      scale: `[E, O, G]`.
-      group: columns that share a scale.
-      inputs: how x is rounded.
-      input_scale: float32 `[E]`, of inputs that are "given".
-    """
-
-    values: Array
-    scale: Array
-    group: int
-    inputs: str
-    input_scale: Array | None = None
 
 
 def experts_fit(rows: int, columns: int, gated: bool) -> bool:

@@ -32,9 +32,9 @@ from pallas_kernels.grouped_matmul.plan import PROCESSORS, widths_of
 from pallas_kernels.mosaic_gpu import PRODUCER_REGISTERS, drain, launch, registers_of, take
 from pallas_kernels.mosaic_gpu import TILED as TILED_Y
 from pallas_kernels.mosaic_units import ROWS
-from pallas_kernels.scaled_matmul import ScaledExperts
 from pallas_kernels.scaled_matmul import mosaic_gpu as one
 from pallas_kernels.scaled_matmul.expert_rows import Rows, expert_rows
+from pallas_kernels.scaled_matmul.experts import ScaledExperts
 from pallas_kernels.scaled_matmul.plan import SCALES, K, expert_tile, expert_tuning
 
 

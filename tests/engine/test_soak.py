@@ -3,6 +3,7 @@ gets its tokens, nothing stays behind."""
 
 from __future__ import annotations
 
+import itertools
 import random
 from dataclasses import replace
 
@@ -64,7 +65,7 @@ def soak(setup: Setup, requests: int, seed: int = 0) -> Loop:
 def assert_nothing_is_left(loop: Loop) -> None:
     scheduler, setup = loop.scheduler, loop.setup
     assert len(scheduler.pools[0].index or ()) <= setup.num_pages
-    assert sorted(scheduler._slots._free) == list(range(setup.max_num_seqs))
+    assert sorted(itertools.chain(*scheduler._slots._free)) == list(range(setup.max_num_seqs))
     assert len(scheduler.estimator._shares) == len(scheduler.estimator._recent) <= HISTORY
     if scheduler.offload is not None:
         scheduler.offload.check([])

@@ -65,15 +65,16 @@ def fetched(server: PageServer, client: PageClient, names: list[bytes] = NAMES) 
 
 @CARRIERS
 def test_pages_arrive_in_order_and_again_over_the_same_connection(
-    shared, server, monkeypatch, connect
+    shared, server, monkeypatch, connect, tmp_path
 ):
+    monkeypatch.setattr(ring_module, "FOLDER", tmp_path)  # where no other process has rings
     monkeypatch.setattr(ring_module, "SIZE", 3 * SIZE)  # fewer slots than pages
     client = connect(KEY, FINGERPRINT, SIZE, shared)
     wanted = [page(number).tobytes() for number in range(len(NAMES))]
     assert fetched(server, client) == wanted
     assert fetched(server, client) == wanted and len(client._idle) == 1
     assert fetched(server, client, []) == []
-    assert not list(ring_module.FOLDER.glob("jaxllm-kv-*")), "no name is left"
+    assert not list(tmp_path.iterdir()), "no name is left"
 
 
 def test_the_longest_stored_prefix_comes_and_nothing_behind_a_gap(server, shelf, connect):
