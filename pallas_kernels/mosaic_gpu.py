@@ -60,6 +60,14 @@ def registers_of(consumers: int, producers: int = 1) -> int:
     return min(232, (held - producers * PRODUCER_REGISTERS) // consumers // 8 * 8)
 
 
+def padded(x: Array, columns: int = 1) -> Array:
+    """`[rows, columns of x]` as copies take it: they read zeros beyond its end, but eight full rows
+    and so many columns at a time."""
+    rows = -x.shape[0] % 8 if x.shape[0] > 8 else 0
+    beyond = -x.shape[1] % columns
+    return jnp.pad(x, ((0, rows), (0, beyond))) if rows or beyond else x
+
+
 def row_layout(width: int, dtype: Any = jnp.bfloat16) -> Any:
     """How a warpgroup holds a row: neighbouring threads read neighbouring words, of 16 bytes if the
     width, a multiple of `THREADS`, allows. Types of one size have one layout."""

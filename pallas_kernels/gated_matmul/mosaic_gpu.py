@@ -24,6 +24,7 @@ from pallas_kernels.mosaic_gpu import (
     TILED,
     drain,
     launch,
+    padded,
     registers_of,
     take,
 )
@@ -103,9 +104,7 @@ def gated_matmul(
     """
     check(x_MI, w_OI)
     (M, I), O = x_MI.shape, w_OI.shape[0]  # noqa: E741
-    # Rows beyond x read as zeros, but copies have tiles of eight full rows
-    if M > 8 and M % 8:
-        x_MI = jnp.pad(x_MI, ((0, -M % 8), (0, 0)))
+    x_MI = padded(x_MI)
     spec = _Spec(x_MI.shape[0], O // 2, I, x_MI.dtype, tuning or tuning_of(M, O, I), interpret)
     return _multiply(spec, x_MI, w_OI)[:M]
 

@@ -35,6 +35,7 @@ from pallas_kernels.mosaic_gpu import (
     TILED,
     drain,
     launch,
+    padded,
     registers_of,
     take,
 )
@@ -173,12 +174,6 @@ def tile_rows(x: Array, groups: Groups, interpret: Any) -> Array:
     if groups.shared or x.shape[0] == groups.rows:
         return x
     return spread(x, groups, interpret)
-
-
-def padded(x_PI: Array) -> Array:
-    """x as copies take it: they read zeros beyond its end, but eight rows at a time."""
-    rows = x_PI.shape[0]
-    return jnp.pad(x_PI, ((0, -rows % 8), (0, 0))) if rows > 8 and rows % 8 else x_PI
 
 
 def _multiply(spec: Spec, *arrays: Array) -> Array:

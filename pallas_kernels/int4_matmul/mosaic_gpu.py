@@ -28,6 +28,7 @@ from pallas_kernels.mosaic_gpu import (
     TILED,
     drain,
     launch,
+    padded,
     registers_of,
     take,
 )
@@ -91,9 +92,7 @@ def int4_parts(
     if tuning is None and is_dense(T):
         weight = dense(w, x_TI, interpret=interpret)
         return lax.dot_general(x_TI, weight, (((1,), (1,)), ((), ())))
-    # What lies beyond x reads as zeros, but copies have tiles of 8 full rows and 64 columns
-    if (T > 8 and T % 8) or I % CHUNK:
-        x_TI = jnp.pad(x_TI, ((0, -T % 8 if T > 8 else 0), (0, -I % CHUNK)))
+    x_TI = padded(x_TI, CHUNK)
     sizes = tuning or tuning_of(T, O, I, w.group)
     spec = Spec(x_TI.shape[0], O, x_TI.shape[1], w.group, x_TI.dtype, w.form, sizes, interpret)
     return spec.split.parts(_multiply(spec, x_TI, w), T, w.rows)

@@ -21,7 +21,7 @@ from pallas_kernels.grouped_matmul.mosaic_gpu import Gating, at_width, computes,
 from pallas_kernels.int4_matmul import mosaic_gpu as one
 from pallas_kernels.int4_matmul.packed import CHUNK, ROWS, Int4
 from pallas_kernels.int4_matmul.plan import tuning_with, widths_of, with_room
-from pallas_kernels.mosaic_gpu import PRODUCER_REGISTERS, drain, launch, registers_of, store
+from pallas_kernels.mosaic_gpu import PRODUCER_REGISTERS, drain, launch, padded, registers_of, store
 from pallas_kernels.mosaic_units import PROCESSORS, Unit
 
 APART = 8  # numbers between rows of sums in shared memory, whose threads then use all banks
@@ -72,9 +72,7 @@ def grouped_int4_matmul(
     `interpret` is a `plgpu.InterpretGPUParams` for machines without a GPU.
     """
     one.check(x_PI, jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype), w))
-    x = tile_rows(x_PI, groups, interpret)
-    if (x.shape[0] > 8 and x.shape[0] % 8) or x.shape[1] % CHUNK:
-        x = jnp.pad(x, ((0, -x.shape[0] % 8 if x.shape[0] > 8 else 0), (0, -x.shape[1] % CHUNK)))
+    x = padded(tile_rows(x_PI, groups, interpret), CHUNK)
     if w.rows % (ROWS if gating is None else 2 * ROWS) or (gating and not computes(gating)):
         spec = _spec(x, w, groups, None, interpret)
         (found,) = _multiply(spec, groups, x, w, None)
