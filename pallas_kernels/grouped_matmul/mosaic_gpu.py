@@ -258,6 +258,12 @@ def unit_at(spec: Spec, place: Array, expert_ref: Any, rows_ref: Any) -> Unit:
     return Unit(tile, expert_ref[tile], row, rows, column)
 
 
+def row_of_x(row: Array, shared: bool) -> Array:
+    """The first row of x of a tile that begins at `row`, or at 0 where all tiles share rows."""
+    # Not a constant: the compiler would reject a slice that ends beyond the array
+    return pl.multiple_of(row * 0, 8) if shared else row
+
+
 def at_width(widths: tuple[int, ...], rows: Array | int, run: Callable[[int], None]) -> None:
     """Call `run` with the least of the widths, ascending, that holds so many rows."""
     below = 0
@@ -296,8 +302,7 @@ def copy_tokens(
     spec: Spec, x_ref: Any, unit: Unit, t: Array, slot: Array, sm: dict[str, Any]
 ) -> None:
     """Copy step t of a unit's rows of x into a slot."""
-    # Not a constant: the compiler would reject a slice that ends beyond the array
-    row = pl.multiple_of(unit.row * 0, 8) if spec.shared else unit.row
+    row = row_of_x(unit.row, spec.shared)
 
     def copy(width: int) -> None:
         x = x_ref.at[pl.ds(row, width), _columns(spec, t)]

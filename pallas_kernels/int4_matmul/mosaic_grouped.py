@@ -17,7 +17,14 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from pallas_kernels.grouped_matmul.groups import Groups
-from pallas_kernels.grouped_matmul.mosaic_gpu import Gating, at_width, computes, plus, tile_rows
+from pallas_kernels.grouped_matmul.mosaic_gpu import (
+    Gating,
+    at_width,
+    computes,
+    plus,
+    row_of_x,
+    tile_rows,
+)
 from pallas_kernels.int4_matmul import mosaic_gpu as one
 from pallas_kernels.int4_matmul.packed import CHUNK, ROWS, Int4
 from pallas_kernels.int4_matmul.plan import tuning_with, widths_of, with_room
@@ -204,8 +211,7 @@ def _fill(
     """Fill the ring with one unit."""
     first = tile.expert * spec.blocks + unit.block * spec.pairs
     firsts = tuple(first + part * spec.one.O // ROWS for part in range(spec.one.parts))
-    # Not a constant: the compiler would reject a slice that ends beyond the array
-    row = pl.multiple_of(unit.token * 0, 8) if spec.shared else unit.token
+    row = row_of_x(unit.token, spec.shared)
     place = one.Place(firsts, row, lambda run: at_width(spec.widths, tile.rows, run))
     one.fill(spec.one, given, place, unit, done, sm)
 

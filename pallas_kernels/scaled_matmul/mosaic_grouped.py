@@ -26,6 +26,7 @@ from pallas_kernels.grouped_matmul.mosaic_gpu import (
     copy_weight,
     each_unit,
     finish,
+    row_of_x,
 )
 from pallas_kernels.grouped_matmul.mosaic_gpu import Spec as Units
 from pallas_kernels.grouped_matmul.plan import PROCESSORS, widths_of
@@ -194,8 +195,7 @@ def _scratch(spec: _Spec) -> dict[str, Any]:
 def _fill(spec: _Spec, given: tuple[Any, ...], unit: Unit, done: Array, sm: dict[str, Any]) -> None:
     """Fill the ring with one unit's rows of the weight and of x, and with scales of groups."""
     (x_ref, w_ref, scales_ref), units = given, spec.units
-    # Not a constant: the compiler would reject a slice that ends beyond the array
-    row = pl.multiple_of(unit.row * 0, 8) if units.shared else unit.row
+    row = row_of_x(unit.row, units.shared)
 
     @pl.loop(0, units.steps)
     def _(t):  # type: ignore[no-untyped-def]
@@ -229,7 +229,7 @@ def _product(
     if spec.grouped:
         return _promoted(spec, width, done, wg, rows, sm)
     own_rows = [one.load(ref, 1) for ref in rows]
-    row = pl.multiple_of(unit.row * 0, 8) if units.shared else unit.row
+    row = row_of_x(unit.row, units.shared)
     tokens = one.load(scales.tokens.at[pl.ds(row, width)], 0)
     both = (_promoted if spec.promoted else _summed)(spec, width, done, wg, [], sm)
     return [one.times(y, own, tokens) for y, own in zip(both, own_rows, strict=True)]
