@@ -112,6 +112,11 @@ class Shape:
         return next(split, None)
 
     @property
+    def is_flat(self) -> bool:
+        """Whether `shaped` changes nothing: one output axis, whole on every device."""
+        return len(self.out) == 1 and self.out_axis is None
+
+    @property
     def inp_axis(self) -> str | None:
         """The logical name of the inputs' first axis, by which they are split."""
         return self.axes[len(self.out)]

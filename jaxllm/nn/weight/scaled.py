@@ -61,8 +61,7 @@ class Scaled(nnx.Module):
         return self.shape.shaped(whole(self._parts(x, context)), context.collective)
 
     def part(self, x: op.Inputs, dims: int, context: RowContext) -> Product:
-        plain = len(self.shape.out) == 1 and self.shape.out_axis is None
-        return self._parts(x, context) if plain else self.product(x, dims, context)
+        return self._parts(x, context) if self.shape.is_flat else self.product(x, dims, context)
 
     def _parts(self, x: op.Inputs, context: RowContext) -> Product:
         values, scale, inputs = self.values[...], self.scale[...], self.kind.inputs
