@@ -20,7 +20,7 @@ class Case:
       outputs: rows of the weight.
       inputs: columns of x and of the weight.
       group: columns that share a scale.
-      form: "symmetric", "zeros", "offsets" or "fp4".
+      form: "symmetric", "zeros", "offsets", "fp4" or "nf4".
     """
 
     name: str
@@ -45,6 +45,7 @@ CASES = (
     Case(name="one group", tokens=3, outputs=64, inputs=512, group=512),
     Case(name="groups of 64, two bands", tokens=300, outputs=320, inputs=192, group=64),
     Case(name="floats", tokens=5, outputs=128, inputs=320, group=32, form="fp4"),
+    Case(name="quantiles", tokens=6, outputs=64, inputs=320, group=64, form="nf4"),
     Case(name="a wide tile", tokens=130, outputs=256, inputs=640, group=128, form="symmetric"),
 )
 
@@ -76,6 +77,7 @@ def inputs(case: Case, seed: int = 0) -> tuple[np.ndarray, Plain]:
     others: dict[str, Any] = {
         "symmetric": None,
         "fp4": None,
+        "nf4": None,
         "zeros": rng.integers(0, 16, groups).astype(np.float32),
         "offsets": (-8 * scales * rng.random(groups)).astype(np.float32),
     }
@@ -115,7 +117,7 @@ def expected(case: Case, x: np.ndarray, plain: Plain, dtype: Any) -> np.ndarray:
     scales, others = spread(plain.scales), plain.others
     numbers = plain.numbers.astype(np.float64)
     if case.form in TABLES:
-        weight = np.array(TABLES[case.form])[plain.numbers] * scales
+        weight = rounded(TABLES[case.form])[plain.numbers] * scales
     elif case.form == "offsets":
         assert others is not None
         weight = numbers * scales + spread(others)

@@ -6,6 +6,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple
 
+import jax.numpy as jnp
+import numpy as np
+
+from pallas_kernels.int4_matmul.packed import FP4, TABLES
+
 # 16-bit float → its pair type, and a pair of numbers whose lowest bits count by ones
 _PAIRS = {"bfloat16": ("bf16x2", 0x43004300), "float16": ("f16x2", 0x64006400)}
 _MIDDLE = 0x00080008
@@ -48,7 +53,7 @@ def conversion(columns: int, group: int, dtype: str, form: str) -> str:
     Args:
         columns: Columns of the slot, a multiple of 64.
         group: Columns of a scale, at most `columns`.
-        form: "symmetric", "zeros", "offsets" or, for 4-bit floats, "fp4".
+        form: one of `packed.FORMS` or of `packed.TABLES`.
     """
     outputs = columns // 4
     return "\n".join(["{", *_lines(columns, group, dtype, form, outputs), "}"])
@@ -56,7 +61,7 @@ def conversion(columns: int, group: int, dtype: str, form: str) -> str:
 
 def _lines(columns: int, group: int, dtype: str, form: str, outputs: int) -> Iterator[str]:
     kind, magic = _PAIRS[dtype]
-    others, floats = form in ("zeros", "offsets"), _FLOATS[dtype] if form == "fp4" else None
+    others, floats = form in ("zeros", "offsets"), _FLOATS[dtype] if form == FP4 else None
     zero = magic if form == "offsets" else magic | _MIDDLE
     yield ".reg .b32 lane, row, at, pair, bits, sign, magic, from<3>, w<4>, s<2>, z<2>, o<2>;"
     # Results may take the registers of operands
@@ -64,6 +69,8 @@ def _lines(columns: int, group: int, dtype: str, form: str, outputs: int) -> Ite
     yield "mov.u32 lane, %tid.x;\nand.b32 lane, lane, 127;\nshr.u32 row, lane, 2;"
     yield f"mov.b32 magic, {floats.factor if floats else magic:#x};"
     yield f"mov.b32 z0, {zero:#x};\nmov.b32 z1, z0;"
+    if is_table := form in TABLES and not floats:
+        yield from _table(form, dtype)
     for step in range(columns // 16):
         if step % 4 == 0:  # the four words of a lane are neighbours
             yield "mad.lo.u32 at, lane, 16, from0;"
@@ -79,6 +86,8 @@ def _lines(columns: int, group: int, dtype: str, form: str, outputs: int) -> Ite
                 yield from (f"mul.rn.{kind} s{row}, s{row}, magic;" for row in range(2))
         if floats:
             yield from _float_word(step, kind, floats)
+        elif is_table:
+            yield from _table_word(step, kind)
         else:
             yield from _word(step, kind, form)
 
@@ -111,4 +120,33 @@ def _float_word(step: int, kind: str, floats: _Floats) -> Iterator[str]:
             yield f"{way}.{'b' if left >= 0 else 'u'}32 {name}, w{step % 4}, {abs(left)};"
         yield f"and.b32 bits, bits, {floats.rests:#010x};"
         yield f"lop3.b32 bits, sign, {floats.signs:#010x}, bits, 0xea;"  # (sign & mask) | bits
+        yield f"mul.rn.{kind} ${4 * step + r}, bits, s{r % 2};"
+
+
+def _table(form: str, dtype: str) -> Iterator[str]:
+    """Sixteen values in registers: their low bytes in t0 to t3, their high ones in t4 to t7."""
+    yield ".reg .b32 t<8>, from_bit<2>, picked<2>, beyond, first, last, byte<2>, p<4>;"
+    values = np.array(TABLES[form]).astype(jnp.dtype(dtype))
+    both = values.view(np.uint8).reshape(16, 2).T.copy().view(np.uint32).reshape(-1)
+    yield from (f"mov.b32 t{i}, {int(word):#x};" for i, word in enumerate(both))
+
+
+def _table_word(step: int, kind: str) -> Iterator[str]:
+    """The four registers of a word, what its numbers stand for times their scales. A byte is picked
+    of eight by three bits of a number, and of both halves of the table by the fourth."""
+    word = f"w{step % 4}"
+    yield f"and.b32 picked0, {word}, 0x77777777;\nshr.u32 picked1, picked0, 16;"
+    yield f"shr.u32 from_bit0, {word}, 3;\nand.b32 from_bit0, from_bit0, 0x11111111;"
+    yield "shr.u32 from_bit1, from_bit0, 16;"
+    for side in range(2):  # numbers 0 to 3 and 4 to 7: the left and the right ones of pairs
+        yield f"prmt.b32 beyond, 0xff00, 0, from_bit{side};"
+        for i in range(2):
+            low, high = 4 * i, 4 * i + 2
+            yield f"prmt.b32 first, t{low}, t{low + 1}, picked{side};"
+            yield f"prmt.b32 last, t{high}, t{high + 1}, picked{side};"
+            yield f"lop3.b32 byte{i}, beyond, last, first, 0xca;"  # beyond ? last : first
+        yield f"prmt.b32 p{2 * side}, byte0, byte1, 0x5140;"
+        yield f"prmt.b32 p{2 * side + 1}, byte0, byte1, 0x7362;"
+    for r in range(4):
+        yield f"prmt.b32 bits, p{r // 2}, p{2 + r // 2}, {(0x5410, 0x7632)[r % 2]:#x};"
         yield f"mul.rn.{kind} ${4 * step + r}, bits, s{r % 2};"

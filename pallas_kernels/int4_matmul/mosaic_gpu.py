@@ -21,7 +21,7 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from pallas_kernels.int4_matmul.mosaic_dense import dense
 from pallas_kernels.int4_matmul.mosaic_operand import OPERAND, Spec, operand
-from pallas_kernels.int4_matmul.packed import CHUNK, FORMS, FP4, ROWS, WORDS, Int4
+from pallas_kernels.int4_matmul.packed import CHUNK, FORMS, ROWS, WORDS, Int4
 from pallas_kernels.int4_matmul.plan import Tuning, is_dense, tuning_of
 from pallas_kernels.mosaic_gpu import (
     PRODUCER_REGISTERS,
@@ -63,8 +63,6 @@ def check(x: Any, w: Int4) -> None:
             "mosaic_gpu int4_matmul takes x and scales of one type, bfloat16 or float16, "
             f"got x {x.dtype}, scales {w.scales.dtype}"
         )
-    if w.form not in (*FORMS, FP4):
-        raise ValueError(f"mosaic_gpu int4_matmul takes integers and {FP4}, got {w.form}")
     if w.group not in (16, 32, 64) and w.group % OPERAND:
         raise ValueError(
             f"mosaic_gpu int4_matmul takes groups of 16, 32, 64 or a multiple of {OPERAND}, "

@@ -12,7 +12,7 @@ from jax.experimental.mosaic import gpu as mgpu
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from pallas_kernels.int4_matmul.conversion import EXCESS, conversion
-from pallas_kernels.int4_matmul.packed import CHUNK, FORMS, FP4, ROWS, Int4, dequantised
+from pallas_kernels.int4_matmul.packed import CHUNK, FORMS, FP4, ROWS, TABLES, Int4, dequantised
 from pallas_kernels.int4_matmul.plan import FEW_TOKENS, Tuning
 from pallas_kernels.mosaic_units import Split
 
@@ -78,7 +78,7 @@ def operand(spec: Spec, slot: Array, wg: Array, first: int, sm: dict[str, Any]) 
         words, scales, *others = (ref[...][None] for ref in refs)
         zeros, offsets = (others[0] if spec.form == form else None for form in FORMS[1:])
         a = sm["a"].at[wg]
-        table = spec.form if spec.form == FP4 else None
+        table = spec.form if spec.form in TABLES else None
         own = Int4(words, scales, zeros, offsets, rows=ROWS, group=group, table=table)
         a[...] = dequantised(own, K, spec.dtype) / jnp.asarray(spec.excess, spec.dtype)
         plgpu.commit_smem()

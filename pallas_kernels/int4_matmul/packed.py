@@ -13,6 +13,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import Array, lax
 
 ROWS, CHUNK = 64, 64  # rows and columns of a chunk
@@ -126,13 +127,15 @@ def values_in(values: Array) -> Array:
 
 
 def dequantised(w: Int4, columns: int, dtype: Any) -> Array:
-    """The weight `[O, columns]`, computed in float32 and rounded once to `dtype`."""
+    """The weight `[O, columns]`, computed in float32 and rounded once to `dtype`; what numbers of a
+    table stand for is rounded to `dtype` before."""
     numbers = numbers_in(w.words)[: w.rows, :columns]
     if w.table is None:
         numbers = numbers.astype(jnp.float32)
     else:
         # By comparisons, which are one launch with what follows
-        each = (jnp.where(numbers == i, v, 0.0) for i, v in enumerate(TABLES[w.table]))
+        values = np.array(TABLES[w.table]).astype(dtype).astype(np.float32)
+        each = (jnp.where(numbers == i, v, 0.0) for i, v in enumerate(values))
         numbers = sum(each, jnp.float32(0))
 
     def spread(values: Array) -> Array:

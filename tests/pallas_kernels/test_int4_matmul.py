@@ -36,6 +36,7 @@ from pallas_kernels.int4_matmul.conversion import EXCESS, conversion
 from pallas_kernels.int4_matmul.packed import (
     FORMS,
     FP4,
+    TABLES,
     dequantised,
     numbers_in,
     values_in,
@@ -55,7 +56,7 @@ from tests.pallas_kernels.places import (
 )
 
 ERROR = {"bfloat16": 5e-3, "float16": 1e-3}
-OTHERS = ("symmetric", "offsets", FP4)
+OTHERS = ("symmetric", "offsets", *TABLES)
 reference = functools.partial(int4_matmul, backend="reference")
 SMALL = [
     Case(name="zero points, two shares", tokens=3, outputs=128, inputs=384, group=64),
@@ -167,7 +168,7 @@ def test_a_weight_takes_four_bits_and_its_scales() -> None:
 
 
 @pytest.mark.parametrize("dtype", ERROR)
-@pytest.mark.parametrize("form", [*FORMS, FP4])
+@pytest.mark.parametrize("form", [*FORMS, *TABLES])
 @pytest.mark.parametrize("group", [16, 32, 64, 128])
 def test_the_assembly_makes_the_operand_of_the_tensor_cores(
     group: int, form: str, dtype: str
@@ -226,9 +227,13 @@ class Lanes:
             got = exact[op[:3]]() if op[:3] in exact else a * b + c[0]
             return got.astype(self.dtype).view(np.uint32)
         if op == "prmt.b32":
-            pick = [int(v[2][0]) >> 4 * i & 15 for i in range(4)]
+            pick = v[2][:, None] >> np.arange(0, 16, 4, dtype=np.uint32) & 15
             both = np.stack([v[0], v[1]], axis=1).view(np.uint8)
-            return np.ascontiguousarray(both[:, pick]).view(np.uint32)[:, 0]
+            assert (pick < 8).all()  # the eighth bit of a byte is not spread
+            return np.take_along_axis(both, pick, axis=1).view(np.uint32)[:, 0]
+        if op == "lop3.b32":
+            a, b, c, table = v
+            return (a & b) | (c if table[0] == 0xEA else ~a & c)  # else 0xca
         plain = {
             "mov.b32": lambda: v[0],
             "mov.u32": lambda: v[0],
@@ -236,7 +241,6 @@ class Lanes:
             "shr.u32": lambda: v[0] >> v[1],
             "shl.b32": lambda: v[0] << v[1],
             "mad.lo.u32": lambda: v[0] * v[1] + v[2],
-            "lop3.b32": lambda: (v[0] & v[1]) | v[2],  # 0xea
         }
         return plain[op]()
 

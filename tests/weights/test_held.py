@@ -194,6 +194,7 @@ def test_names_of_scales_may_be_those_of_blocks(tmp_path: Path) -> None:
         (WeightFormat("int8", None, "given"), True),
         (WeightFormat("fp8", None, "plain"), False),
         (WeightFormat("int8", 32, "token"), False),
+        (WeightFormat("nf4", 64), True),
     ],
     ids=lambda each: each.title if isinstance(each, WeightFormat) else f"{each}",
 )

@@ -15,7 +15,7 @@ from jaxllm.nn.rules import Rounded, Rule
 from jaxllm.nn.weight.protocol import Fill, Shape
 from jaxllm.quantisation import WeightFormat
 from jaxllm.quantisation.int4_rows import columns_of, groups_of, row_bytes
-from jaxllm.quantisation.weight_format import INT4, NF4, OFFSETS, SYMMETRIC
+from jaxllm.quantisation.weight_format import INT4, OFFSETS, SYMMETRIC
 from pallas_kernels import int4_matmul as op
 from pallas_kernels.grouped_matmul import Gating, Groups
 from pallas_kernels.int4_matmul.packed import CHUNK, ROWS, SLOT, WORDS, values_of, words_of
@@ -102,7 +102,7 @@ class Int4(nnx.Module):
 
     def takes_all(self) -> bool:
         own = math.prod(self.shape.out), self.shape.columns
-        return self.kind.numbers != NF4 and self.shape.of_device == own
+        return self.shape.of_device == own
 
     def _weight(self, rows: int, columns: int) -> op.Int4:
         others, offsets = self.others, self.kind.form == OFFSETS
@@ -125,7 +125,7 @@ class Int4(nnx.Module):
 
     @staticmethod
     def backend(kind: WeightFormat, wanted: str) -> str:
-        return wanted if wanted in op.BACKENDS and kind.numbers != NF4 else "reference"
+        return wanted if wanted in op.BACKENDS else "reference"
 
     @staticmethod
     def rounded(kind: WeightFormat, plain: Array) -> dict[str, Array]:
