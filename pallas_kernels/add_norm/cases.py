@@ -15,7 +15,7 @@ class Case:
     rows: int
     width: int
     eps: float = 1e-6
-    growth: int = 0
+    growth: float = 0
     zero: bool = False  # all values are 0
 
 
