@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from jaxllm.models.config.read import Config, flag, positive
 from jaxllm.models.config.spec import ModelSpec
 from jaxllm.models.config.transformer import Parts, transformer_spec
@@ -12,7 +10,6 @@ from jaxllm.nn.decoder import Decoder
 from jaxllm.nn.embedding import PositionedEmbedding
 from jaxllm.nn.linear import Init
 from jaxllm.nn.norm import LayerNorm
-from jaxllm.nn.rope import NoRope
 from jaxllm.nn.rules import Layout
 
 SPELLING = {
@@ -52,9 +49,7 @@ def spec(hf: Config) -> ModelSpec:
     """The spec of a complete configuration. Raises ConfigError."""
     if hf.get("intermediate_size") is None:
         hf = {**hf, "intermediate_size": 4 * positive(hf, "hidden_size")}
-    plain = transformer_spec(hf)
-    still = NoRope(plain.layers[0].key_dim // 2)
-    return replace(plain, ropes=(still,) * len(plain.layers))
+    return transformer_spec(hf, still=True)
 
 
 def build(spec: ModelSpec, shards: int, init: Init) -> Decoder:

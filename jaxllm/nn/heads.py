@@ -19,8 +19,9 @@ class Heads:
         shards: tensor shards.
         order: the checkpoint's number of each dimension of a query or key head, see
             `nn.rope.rotary_order`; () keeps them.
-        width: of a head as it is stored, where kernels take wider heads alone; None is `dim`. Half
-            of the zeros follow each half of a head, so that the same dimensions turn together.
+        width: of a head as it is stored, an even number, where `dim` is odd or kernels take wider
+            heads alone; None is `dim`. Zeros fill each half of a head, so that the same dimensions
+            turn together.
     """
 
     query: int
@@ -48,9 +49,11 @@ class Heads:
     def _stored(self, order: tuple[int, ...]) -> tuple[int, ...]:
         if self.stored_dim == self.dim:
             return order
-        own, half = order or tuple(range(self.dim)), self.dim // 2
-        zeros = (-1,) * ((self.stored_dim - self.dim) // 2)
-        return (*own[:half], *zeros, *own[half:], *zeros)
+        own, wide = order or tuple(range(self.dim)), self.stored_dim // 2
+        half = -(-self.dim // 2)
+        first, second = own[:half], own[half:]
+        zeros = (-1,) * (self.stored_dim - self.dim)
+        return (*first, *zeros[: wide - half], *second, *zeros[wide - half :])
 
     @property
     def repeat(self) -> int:

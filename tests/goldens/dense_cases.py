@@ -25,8 +25,9 @@ _GPT2: dict[str, Any] = {
 
 DENSE_CASES: Mapping[str, dict[str, Any]] = {
     "gpt2-tied": {**_GPT2, "architectures": ["GPT2LMHeadModel"]},
-    "gpt2-falling-scale": {
+    "gpt2-falling-scale": {  # and heads of odd width
         **_GPT2,
+        "n_embd": 20,
         "n_inner": 40,
         "activation_function": "gelu",
         "scale_attn_weights": False,
@@ -46,6 +47,7 @@ DENSE_CASES: Mapping[str, dict[str, Any]] = {
         **_INNER,
         "use_parallel_residual": False,
         "attention_bias": False,
+        "rotary_pct": 0.4,  # frequencies over 3 dimensions, of which 4 turn
         "rope_scaling": {"type": "linear", "factor": 2.0},
     },
     # The three layouts of queries, keys and values, and the three of norms

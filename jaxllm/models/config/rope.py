@@ -28,6 +28,11 @@ def rope(hf: Config, dim: int, layer_type: str | None = None) -> Rope:
         raise ConfigError(
             f"config.json: RoPE type {name!r:.80} is not supported (supported: {', '.join(_TYPES)})"
         )
+    if dim % 2 and name in _HALVED:
+        raise ConfigError(
+            f"config.json: RoPE type {name!r} turns an even number of dimensions of a head, "
+            f"not {dim}; correct partial_rotary_factor"
+        )
     return _TYPES[name](settings, hf, dim)
 
 
@@ -39,24 +44,25 @@ def layer_ropes(hf: Config, dim: int, turning: int, types: Sequence[str]) -> tup
     nested = bool(_nested(hf))
     of_type: dict[str, Rope] = {}
     for kind in dict.fromkeys(types):
-        own = rope(hf, turning, kind if nested else None)
-        of_type[kind] = own if turning == dim else PartialRope(own, (dim - turning) // 2)
+        own, passing = rope(hf, turning, kind if nested else None), (dim - turning) // 2
+        of_type[kind] = PartialRope(own, passing) if passing else own
     return tuple(of_type[kind] for kind in types)
 
 
 def turning_dims(hf: Config, dim: int) -> int:
     """The dimensions of a head of width `dim` that turn, by `partial_rotary_factor`.
 
-    Raises ConfigError when they are no even number.
+    An odd number is that of frequencies alone: one dimension more turns, as in transformers. Raises
+    ConfigError when they are none, or more than the head has.
     """
     key = "partial_rotary_factor"
     given = [settings.get(key) for settings in (*_given(hf), hf)]
     factor = number({key: next((value for value in given if value is not None), None)}, key, 1.0)
     turning = int(dim * factor)
-    if factor > 1 or turning < 2 or turning % 2:
+    if factor > 1 or turning < 1:
         raise ConfigError(
             f"config.json: {key} is {factor}, so {turning} of {dim} dimensions of a head turn; "
-            "it must be a positive even number of them"
+            "at least one must, and no more than all"
         )
     return turning
 
@@ -238,3 +244,4 @@ _TYPES: Mapping[str, Callable[[dict[str, Any], Config, int], Rope]] = {
     "yarn": _yarn,
     "longrope": _longrope,
 }
+_HALVED = ("yarn", "longrope")  # have a number for each half of the dimensions

@@ -31,7 +31,7 @@ from jaxllm.nn.linear import Init, Linear
 from jaxllm.nn.logits import LogitsMap
 from jaxllm.nn.mlp import ACTIVATIONS, MLP, FeedForward, GatedMLP, check_inner
 from jaxllm.nn.norm import Norm, RMSNorm
-from jaxllm.nn.rope import DynamicRope, rotary_order
+from jaxllm.nn.rope import DynamicRope, NoRope, rotary_order
 
 # Of models that also see: where the language model's tensors lie, and those of the other parts
 WRAPPER_PREFIXES: Mapping[str, str | None] = {
@@ -107,6 +107,7 @@ def transformer_spec(
     *,
     partial: bool = False,
     paired: bool = False,
+    still: bool = False,
 ) -> ModelSpec:
     """The spec of a complete configuration.
 
@@ -114,20 +115,23 @@ def transformer_spec(
         window: tokens that a layer sees.
         partial: the family reads `partial_rotary_factor`.
         paired: dimensions 2i and 2i + 1 of a head turn together, not i and i + half.
+        still: heads do not turn, so that they may be of odd width.
 
     Raises ConfigError when a value is missing or cannot work.
     """
     query, width = positive(hf, "num_attention_heads"), positive(hf, "hidden_size")
     kv = query if hf.get("num_key_value_heads") is None else positive(hf, "num_key_value_heads")
-    dim = _head_dim(hf, query, width)
-    turning = turning_dims(hf, dim)
+    dim = _head_dim(hf, query, width, 1 if still else 2)
+    turning = dim if still else turning_dims(hf, dim)
     if turning != dim and not partial:
         raise ConfigError(
             f"config.json: {hf['model_type']} models turn whole heads; partial_rotary_factor "
             "must be 1"
         )
     layers, length = positive(hf, "num_hidden_layers"), context_length(hf)
-    ropes = layer_ropes(hf, dim, turning, checked_types(hf) or [FULL] * layers)
+    types = checked_types(hf) or [FULL] * layers
+    pairs = -(-dim // 2)
+    ropes = (NoRope(pairs),) * layers if still else layer_ropes(hf, dim, turning, types)
     dynamic = any(isinstance(getattr(rope, "turning", rope), DynamicRope) for rope in ropes)
     return ModelSpec(
         model_type=hf["model_type"],
@@ -147,18 +151,17 @@ def transformer_spec(
         ropes=ropes,
         carry_width=width,
         served_length=length,
-        head_order=rotary_order(dim, turning, paired),
+        head_order=() if still else rotary_order(dim, turning + turning % 2, paired),
+        head_width=2 * pairs if dim % 2 else None,
         config=hf,
     )
 
 
-def _head_dim(hf: Config, query: int, width: int) -> int:
+def _head_dim(hf: Config, query: int, width: int, multiple: int) -> int:
     dim = width // query if hf.get("head_dim") is None else positive(hf, "head_dim")
-    if not 2 <= dim <= MAX_HEAD_DIM or dim % 2:
-        raise ConfigError(
-            f"config.json: head_dim is {dim}; rotary embedding needs a positive even number, "
-            f"at most {MAX_HEAD_DIM}"
-        )
+    if not 1 <= dim <= MAX_HEAD_DIM or dim % multiple:
+        needs = "rotary embedding needs a positive even number" if multiple > 1 else "1 at least"
+        raise ConfigError(f"config.json: head_dim is {dim}; {needs}, at most {MAX_HEAD_DIM}")
     return dim
 
 
