@@ -37,6 +37,7 @@ NAMES = {
     # As published, and as transformers calls it
     **mixture_names(router=("gate.weight", STATICS, "gate.weight", f"gate.{STATICS}")),
     **shared_names("mlp.shared_experts"),
+    "logits_bias": ("lm_head",),
 }
 PREFIXES = {"model.mtp_": None}  # parts that predict further tokens
 SIZES = ("moe_num_experts", "moe_intermediate_size", "moe_k")
@@ -82,4 +83,4 @@ def build(spec: ModelSpec, shards: int, init: Init) -> Decoder:
     def block(layer: int) -> Block:
         return parts.block(parts.attention(layer, qkv_bias=bias, out_bias=bias), mlp(layer))
 
-    return parts.decoder(block, head_bias=bias and not spec.tied)
+    return parts.decoder(block, head_bias=bias)

@@ -12,7 +12,7 @@ from jax import Array
 from jaxllm.mesh import Stage
 from jaxllm.nn.blocks import Block, Carry
 from jaxllm.nn.contexts.protocol import AttentionContext, RowContext
-from jaxllm.nn.embedding import Embedding
+from jaxllm.nn.embedding import Embedding, LogitsBias
 from jaxllm.nn.linear import Linear
 from jaxllm.nn.logits import LogitsMap
 from jaxllm.nn.norm import Norm
@@ -24,7 +24,7 @@ from jaxllm.nn.weight.parameters import contract
 class Decoder(nnx.Module):
     """Embedding, blocks, final norm, output head (None when tied to the embedding).
 
-    `ropes` has the rotary embedding of each layer; layers with equal ones share its angles.
+    A tied model may have a `logits_bias`. `ropes` has the rotary embedding of each layer; layers with equal ones share its angles.
     `logits_maps` are applied to the logits in their order. A stage of a pipeline has some of the
     layers, and None where another stage has the rest (`keep_stage`).
     """
@@ -38,6 +38,7 @@ class Decoder(nnx.Module):
         head: Linear | None,
         ropes: tuple[Rope, ...],
         logits_maps: tuple[LogitsMap, ...] = (),
+        logits_bias: LogitsBias | None = None,
     ):
         self.embed: Embedding | None = embed
         self.layers = nnx.List(layers)
@@ -45,6 +46,7 @@ class Decoder(nnx.Module):
         self.head = head
         self.ropes = ropes
         self.logits_maps = logits_maps
+        self.logits_bias = logits_bias
 
     def __call__(self, token_T: Array, position_T: Array, context: AttentionContext) -> Array:
         """Hidden states after the final norm, [T, D].
@@ -105,7 +107,7 @@ class Decoder(nnx.Module):
         if not stage.is_first and not (stage.is_last and self.head is None):
             self.embed = None
         if not stage.is_last:
-            self.norm = self.head = None
+            self.norm = self.head = self.logits_bias = None
 
     def rules(self, names: Mapping[str, tuple[str, ...]]) -> Iterator[Rule]:
         """The checkpoint tensors that fill each module with a weight.
@@ -147,7 +149,8 @@ class Decoder(nnx.Module):
     def _head(self) -> tuple[Array, Array | None]:
         table = self.embed if self.head is None else self.head
         assert table is not None and isinstance(table.weight, nnx.Param)  # the head stays plain
-        bias = None if self.head is None else self.head.bias
+        tied = None if self.logits_bias is None else self.logits_bias.weight
+        bias = tied if self.head is None else self.head.bias
         return table.weight[...], None if bias is None else bias[...]
 
     def _logits(self, hidden_RD: Array, weight_VD: Array, bias_V: Array | None) -> Array:

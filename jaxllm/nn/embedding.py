@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import jax.numpy as jnp
 from jax import Array
 
 from jaxllm.nn.contexts.protocol import RowContext
 from jaxllm.nn.linear import Init, Stored
 from jaxllm.nn.norm import Norm
+from jaxllm.nn.rules import Piece, Rule
 
 
 class Embedding(Stored):
@@ -23,6 +26,17 @@ class Embedding(Stored):
 
     def __call__(self, token_T: Array, position_T: Array, context: RowContext) -> Array:
         return context.collective.rows(self.weight[...], token_T, self.vocab)
+
+
+class LogitsBias(Stored):
+    """What a model whose table is its head adds to the logits, [V]."""
+
+    def __init__(self, init: Init, vocab: int, axis: str | None):
+        self.weight = init.full((vocab,), (axis,), 0.0)
+
+    def rules(self, name: str) -> Iterator[Rule]:
+        shape = self.weight.get_value().shape
+        yield Rule("weight", (Piece(f"{name}.bias", shape, shape),))
 
 
 class ScaledEmbedding(Embedding):

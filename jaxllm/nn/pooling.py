@@ -36,7 +36,7 @@ class PoolingModel(nnx.Module):
 
     def __init__(self, init: Init, body: Decoder, pooling: Pooling):
         if not pooling.token_logits:
-            body.head = None
+            body.head = body.logits_bias = None
         self.body = body
         exact = Init(init.rngs, jnp.float32)
         self.maps = nnx.List(

@@ -153,6 +153,7 @@ MIXTURES: dict[str, dict[str, Any]] = {
         moe_layer_start_index=0,
         moe_layer_end_index=1,
         use_bias=True,
+        tie_word_embeddings=True,
     ),
     "granitemoe-multipliers": case(
         "granitemoe",

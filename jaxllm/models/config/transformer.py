@@ -25,7 +25,7 @@ from jaxllm.models.config.spec import ModelSpec
 from jaxllm.nn.attention import Attention, Scoring
 from jaxllm.nn.blocks import Block
 from jaxllm.nn.decoder import Decoder
-from jaxllm.nn.embedding import Embedding, vocab_axis
+from jaxllm.nn.embedding import Embedding, LogitsBias, vocab_axis
 from jaxllm.nn.head_maps import HeadMap
 from jaxllm.nn.linear import Init, Linear
 from jaxllm.nn.logits import LogitsMap
@@ -264,14 +264,17 @@ class Parts:
     ) -> Decoder:
         """The model of one `block(layer)` for each layer."""
         spec, vocab = self.spec, self.spec.vocab_size
-        axes = (vocab_axis(vocab, self.shards), "embed")
+        axis = vocab_axis(vocab, self.shards)
+        sizes = (vocab,), (spec.width,), (axis, "embed")
+        bias = LogitsBias(self.init, vocab, axis) if spec.tied and head_bias else None
         return Decoder(
             embed=self.embedding() if embed is None else embed,
             layers=[block(layer) for layer in range(len(spec.layers))],
             norm=self.norm(),
-            head=None if spec.tied else Linear(self.init, (vocab,), (spec.width,), axes, head_bias),
+            head=None if spec.tied else Linear(self.init, *sizes, head_bias),
             ropes=spec.ropes,
             logits_maps=logits_maps,
+            logits_bias=bias,
         )
 
 
