@@ -24,9 +24,10 @@ from jaxllm.nn.weight.parameters import contract
 class Decoder(nnx.Module):
     """Embedding, blocks, final norm, output head (None when tied to the embedding).
 
-    A tied model may have a `logits_bias`. `ropes` has the rotary embedding of each layer; layers with equal ones share its angles.
-    `logits_maps` are applied to the logits in their order. A stage of a pipeline has some of the
-    layers, and None where another stage has the rest (`keep_stage`).
+    A tied model may have a `logits_bias`. `ropes` has the rotary embedding of each layer; layers
+    with equal ones share its angles. `logits_maps` are applied to the logits in their order. A
+    stage of a pipeline has some of the layers, and None where another stage has the rest
+    (`keep_stage`).
     """
 
     def __init__(
