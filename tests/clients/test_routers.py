@@ -40,7 +40,7 @@ EACH = [(router, policy) for router in ROUTERS for policy in router.policies]
 BY_PREFIX = [(router, policy) for router, policy in EACH if policy.endswith("aware")]
 BY_SESSION = [(router, policy) for router, policy in EACH if policy == "session"]
 IN_TURN = [(router, policy) for router, policy in EACH if policy in ("round_robin", "roundrobin")]
-NATIVE = [case for case in IN_TURN if case[0] is not PRODUCTION_STACK]  # that one is Python
+ATTEMPTS = 3  # at a time: whatever else the machine does makes it longer, never shorter
 
 
 def named(value: Any) -> str:
@@ -237,6 +237,11 @@ def test_two_replicas_find_as_much_as_one(
 
 
 def seconds(client: openai.OpenAI, streams: int) -> float:
+    """How long so many streams take at once, at best."""
+    return min(attempted(client, streams) for _ in range(ATTEMPTS))
+
+
+def attempted(client: openai.OpenAI, streams: int) -> float:
     """How long so many streams take at once."""
     began = time.monotonic()
     with ThreadPoolExecutor(streams) as pool:
@@ -251,7 +256,7 @@ def read(client: openai.OpenAI) -> str:
     return "".join(chunk.choices[0].text for chunk in chunks if chunk.choices)
 
 
-@pytest.mark.parametrize(("router", "policy"), NATIVE, ids=named)
+@pytest.mark.parametrize(("router", "policy"), IN_TURN, ids=named)
 def test_two_replicas_are_nearly_twice_as_fast_as_one(
     router: Router, policy: str, paced: list[Demo], venvs: pathlib.Path
 ) -> None:
