@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
+import httpx
 import pytest
 import yaml
 from prometheus_client.parser import text_string_to_metric_families
@@ -45,6 +46,13 @@ def two(model_dir: pathlib.Path, tmp_path_factory: pytest.TempPathFactory) -> It
 def asked(process: Process, path: str, body: Any = None) -> tuple[int, Any]:
     status, text = process.get(path, body)
     return status, json.loads(text)
+
+
+def told(process: Process, command: str, model: str) -> None:
+    """The operator's command to a model's engine is carried out."""
+    url = f"http://127.0.0.1:{process.port}{command}?model={model}"
+    reply = httpx.post(url, headers={"authorization": "Bearer boss"}, timeout=60)
+    assert reply.status_code == 200, reply.text
 
 
 def test_requests_reach_the_model_that_they_name(two: Process) -> None:
@@ -85,12 +93,28 @@ def test_metrics_name_each_family_once_and_both_models(two: Process) -> None:
         assert {sample.labels["model_name"] for sample in family.samples} == {"m", "second"}
 
 
+def test_models_take_turns_asleep(two: Process) -> None:
+    for asleep, awake in (("m", "second"), ("second", "m")):
+        told(two, "/sleep", asleep)
+        for name, sleeps in ((asleep, True), (awake, False)):
+            assert asked(two, f"/is_sleeping?model={name}")[1] == {"is_sleeping": sleeps}
+        status, reply = asked(two, "/v1/completions", QUESTION | {"model": asleep})
+        assert (status, reply["error"]["code"]) == (503, "sleeping")
+        assert asked(two, "/v1/completions", QUESTION | {"model": awake})[0] == 200
+        status, ready = asked(two, "/ready")
+        assert (status, ready["models"]) == (200, {asleep: "sleeping", awake: "ready"})
+        told(two, "/wake_up", asleep)
+        assert asked(two, "/v1/completions", QUESTION | {"model": asleep})[0] == 200
+
+
 def test_a_model_that_fails_for_good_leaves_the_other_to_serve(two: Process) -> None:
     # The last test of this server
+    told(two, "/sleep", "m")  # also what wakes up when the other one has gone
     assert asked(two, "/health")[1]["models"].keys() == {"m", "second"}
     os.kill(two.engine, signal.SIGKILL)  # of the second model: it wrote its number last
     await_gone(two.engine)
     two.says("the engine is not restarted again")
+    told(two, "/wake_up", "m")
     assert asked(two, "/v1/completions", QUESTION | {"model": "second"})[0] == 503
     assert asked(two, "/v1/completions", QUESTION | {"model": "m"})[0] == 200
     status, reply = asked(two, "/health")

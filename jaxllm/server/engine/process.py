@@ -253,11 +253,10 @@ class EngineProcess:
                 self._send(Answered(self._profile(start)))
             case Inspect():
                 self._send(Inspected(engine.watch.view()))
-            case ResetPrefixes(running):
-                done = engine.reset_prefix_cache(running)
-                self._send(Answered(None if done else REQUESTS_RUN))
-            case Sleep() | WakeUp() | UpdateWeights():
-                self._send(Answered(self._change_memory(engine, message)))
+            case ResetPrefixes() | Sleep() | WakeUp() | UpdateWeights():
+                problem = self._change_memory(engine, message)
+                self._send_outputs(engine, [])  # who hears the answer knows what has changed
+                self._send(Answered(problem))
             case Add(request) | Pool(request):
                 self._add(engine, request)
 
@@ -275,12 +274,14 @@ class EngineProcess:
             self._send(Rejected(request.id, reason, None, "internal_error"))
 
     def _change_memory(
-        self, engine: AnyEngine, message: Sleep | WakeUp | UpdateWeights
+        self, engine: AnyEngine, message: ResetPrefixes | Sleep | WakeUp | UpdateWeights
     ) -> str | None:
-        """Put the engine to sleep, wake it, or change its weights; returns the reason of a
-        failure."""
+        """Forget prefixes, put the engine to sleep, wake it, or change its weights; returns the
+        reason of a failure."""
         try:
             match message:
+                case ResetPrefixes(running):
+                    return None if engine.reset_prefix_cache(running) else REQUESTS_RUN
                 case Sleep(level):
                     for _ in range(STEPS_IN_FLIGHT):  # of requests that were aborted
                         if engine.has_work:

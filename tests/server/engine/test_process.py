@@ -19,15 +19,18 @@ from jaxllm.server.engine.process import MAX_FAILED_STEPS, ORPHAN_GRACE, EngineP
 from jaxllm.server.engine.wire import (
     Abort,
     Add,
+    Answered,
     Died,
     Frames,
     Outputs,
     Phase,
     Ready,
+    Sleep,
     Start,
     StepFailed,
     Stop,
     ToServer,
+    WakeUp,
     encode,
 )
 from tests.server.fake import RESOLVED, Control, make
@@ -116,6 +119,16 @@ def test_an_abort_is_confirmed_by_fresh_stats_even_when_nothing_is_left_to_run(
     while seen.stats.running:
         seen = peer.next()
     assert control.aborted == ["a"]
+
+
+def test_who_hears_that_a_model_sleeps_has_been_told_its_state(peer: Peer) -> None:
+    for command, level in ((Sleep(2), 2), (WakeUp(), 0)):
+        peer.send(command)
+        states = []
+        while not isinstance(message := peer.next(), Answered):
+            states.append(message.stats.sleep_level)
+        assert message.error is None
+        assert states[-1:] == [level]
 
 
 def test_the_process_ends_when_told_to(peer: Peer) -> None:
