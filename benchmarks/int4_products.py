@@ -12,7 +12,7 @@ import json
 import os
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -39,6 +39,7 @@ COLD_BYTES = 150 << 20  # of weights that are used before one is used again
 TOKENS = (1, 16, 256, 512, 2048, 4096, 8192)
 COMPARED = 64  # tokens whose products are compared with float32's
 MANY = 2048  # tokens from which the whole weight is tried
+TURN_SECONDS, TURNS = 0.02, 3  # of calls that are timed together
 TILES = ((128, 3), (128, 2), (256, 2), (64, 4), (64, 3))
 # As the engine's programs are compiled; tuning would disturb what is timed beside it
 OPTIONS = {"xla_gpu_autotune_level": 0, "xla_gpu_enable_triton_gemm": False}
@@ -47,13 +48,32 @@ type Op = Callable[[Any, Any], Any]
 
 
 class Way(NamedTuple):
-    """A way to compute a product: its name, what is multiplied, and whether gate and up of it are
-    activated."""
+    """A way to compute a product, or the weight in 16 bits alone.
+
+    Attributes:
+      name: says also the sizes of a kernel.
+      op: computes it of x and a weight.
+      plain: whether that weight has 16 bits.
+      activated: whether gate and up are activated.
+      converts: whether the weight in 16 bits is all that is made.
+    """
 
     name: str
     op: Op
     plain: bool = False
     activated: bool = False
+    converts: bool = False
+
+
+class Job(NamedTuple):
+    """A path that is compiled meanwhile: the row of its results, what it is called with, the
+    product and the weight that are right, and the program to come."""
+
+    row: dict[str, Any]
+    path: Way
+    given: tuple[Any, Any]
+    exact: tuple[Any, Any]
+    compiled: Future[Any]
 
 
 def weight(O: int, I: int, seed: int) -> Int4:  # noqa: E741
@@ -108,6 +128,7 @@ def paths(name: str, T: int) -> Iterator[Way]:
     for sizes in tunings(T, O, I):
         yield Way(f"kernel {tuple(sizes)}", functools.partial(int4_matmul, tuning=sizes))
     if T >= MANY:
+        yield Way("to 16 bits", lambda x, w: dense(w, x), converts=True)
         yield Way("whole weight", lambda x, w: product(x, dense(w, x)))
     if pair:
         yield Way("bf16", gated, plain=True, activated=True)
@@ -127,63 +148,78 @@ def compiled(op: Op, x: Any, weights: list[Any]) -> Any:
 
 
 def microseconds(run: Any, x: Any, weights: list[Any]) -> float:
-    for _ in range(2):
-        jax.block_until_ready(run(x, weights))
-    calls, begun = 0, time.perf_counter()
-    while time.perf_counter() - begun < 0.03:
-        for _ in range(4):
+    """The least of some turns, in each of which calls wait for nothing but the device."""
+
+    def turn(calls: int) -> float:
+        begun = time.perf_counter()
+        for _ in range(calls):
             made = run(x, weights)
         jax.block_until_ready(made)
-        calls += 4
-    return (time.perf_counter() - begun) / calls / len(weights) * 1e6
+        return (time.perf_counter() - begun) / calls
+
+    turn(1)
+    calls = max(2, int(TURN_SECONDS / turn(2)))
+    return min(turn(calls) for _ in range(TURNS)) / len(weights) * 1e6
 
 
-def measured(path: Way, run: Any, x: Any, weights: list[Any], exact: Any) -> dict[str, Any]:
-    """The time of a call, and the error of the first tokens beside float32."""
+def measured(
+    path: Way, run: Any, x: Any, weights: list[Any], exact: Any, whole: Any
+) -> dict[str, Any]:
+    """The time of a call, and the error of the first tokens beside float32, or of the first rows of
+    a weight beside the `whole` one."""
     got = run(x, weights)[0][:COMPARED].astype(jnp.float32)
-    want = (activation(exact) if path.activated else exact)[: len(got)]
+    want = whole if path.converts else activation(exact) if path.activated else exact
+    want = want[: len(got)].astype(jnp.float32)
     error = float(jnp.linalg.norm(got - want) / jnp.linalg.norm(want))
     return {"error": round(error, 5), "us": round(microseconds(run, x, weights), 2)}
 
 
-def rows_of(name: str, tokens: list[int], pool: ThreadPoolExecutor, end: float) -> Iterator[Any]:
-    """Compile all paths of a product, then time one after the other until `end`."""
+def jobs_of(name: str, args: argparse.Namespace, pool: ThreadPoolExecutor) -> Iterator[Job]:
+    """Have all paths of a product compiled."""
     O, I = MODEL_SHAPES[name]  # noqa: E741
     make = jax.jit(functools.partial(weight, O, I))
     weights = [make(seed) for seed in range(max(2, -(-COLD_BYTES // (O * I // 2))))]
     plain = jax.jit(functools.partial(dequantised, columns=I, dtype=jnp.bfloat16))
     full = [plain(w) for w in weights[:3]]
-    x = jax.random.normal(jax.random.key(0), (max(tokens), I), jnp.bfloat16)
+    x = jax.random.normal(jax.random.key(0), (max(args.tokens), I), jnp.bfloat16)
     exact = jnp.matmul(x[:COMPARED].astype(jnp.float32), full[0].T, precision="highest")
-    todo = []
-    for T in tokens:
+    for T in args.tokens:
         for path in paths(name, T):
-            given = x[:T], full if path.plain else weights if T < MANY else weights[:2]
-            todo.append((T, path, given, pool.submit(compiled, path.op, *given)))
-    for T, path, given, job in todo:
-        row = {"product": name, "tokens": T, "path": path.name, "activated": path.activated}
-        if time.monotonic() > end:
-            job.cancel()
+            if any(word in path.name for word in args.paths):
+                given = x[:T], full if path.plain else weights if T < MANY else weights[:2]
+                what = {"product": name, "tokens": T, "path": path.name}
+                job = pool.submit(compiled, path.op, *given)
+                yield Job(what | {"activated": path.activated}, path, given, (exact, full[0]), job)
+
+
+def rows_of(jobs: list[Job], seconds: float) -> Iterator[dict[str, Any]]:
+    """Time one path after the other once all are compiled: to trace others would hold the
+    interpreter meanwhile. What is not compiled after three quarters of the time is left out."""
+    end = time.monotonic() + seconds
+    wait([job.compiled for job in jobs], 0.75 * seconds)
+    for job in jobs:
+        if job.compiled.cancel() or not job.compiled.done() or time.monotonic() > end:
             continue
         try:
-            yield row | measured(path, job.result(), *given, exact)
+            yield job.row | measured(job.path, job.compiled.result(), *job.given, *job.exact)
         except Exception as error:
-            yield row | {"failed": str(error)[:300]}
+            yield job.row | {"failed": str(error)[:300]}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.int4_products", description=__doc__)
     parser.add_argument("--tokens", type=int, nargs="+", default=list(TOKENS))
     parser.add_argument("--products", nargs="+", choices=MODEL_SHAPES, default=[*MODEL_SHAPES])
+    parser.add_argument("--paths", nargs="+", default=[""], help="words of the paths' names")
     parser.add_argument("--seconds", type=float, default=600, help="after which it ends")
     parser.add_argument("--output-json", help="file of the results")
     args = parser.parse_args()
-    end, rows = time.monotonic() + args.seconds, []
+    rows = []
     with ThreadPoolExecutor(12) as pool:
-        for name in args.products:
-            for row in rows_of(name, args.tokens, pool, end):
-                rows.append(row)
-                print(json.dumps(row), flush=True)
+        jobs = [job for name in args.products for job in jobs_of(name, args, pool)]
+        for row in rows_of(jobs, args.seconds):
+            rows.append(row)
+            print(json.dumps(row), flush=True)
     path = args.output_json or Path(os.environ.get("OUT", "."), "int4_products.json")
     Path(path).write_text(json.dumps(rows, indent=1) + "\n")
 
