@@ -195,7 +195,8 @@ def product(
 ) -> Array:
     """One warpgroup's rows of the weight times the unit's tokens, or `width` of these, `[ROWS,
     tokens]`."""
-    tokens, stages, running = width or spec.tuning.tokens, spec.tuning.stages, spec.running
+    tokens, stages = width or spec.tuning.tokens, spec.tuning.stages
+    running, together = spec.running, spec.together
 
     def multiply(acc):  # type: ignore[no-untyped-def]
         def step(t: Array, slot: Array) -> Array:
@@ -211,8 +212,22 @@ def product(
                 plgpu.barrier_arrive(sm["free"].at[slot])
             return lax.select(slot == stages - 1, jnp.int32(0), slot + 1)
 
-        # Not a remainder for each slot, which takes a fifth of the instructions
-        lax.fori_loop(0, unit.steps, step, lax.rem(done, jnp.int32(stages)))
+        def turn(i: Array, slot: Array) -> Array:
+            for own in range(together):
+                slot = step(i * together + own, slot)
+            return slot
+
+        # Not a remainder for each slot, which takes up to an eighth of the instructions
+        slot, whole = lax.rem(done, jnp.int32(stages)), lax.div(unit.steps, jnp.int32(together))
+        slot = lax.fori_loop(0, whole, turn, slot)
+        if together > 1 and (spec.split.steps % together or spec.tuning.shares > 1):
+
+            def last(t: Array, slot: Array) -> Array:
+                slot = step(t, slot)
+                plgpu.wgmma_wait(0)  # a loop has one set of registers
+                return slot
+
+            lax.fori_loop(whole * together, unit.steps, last, slot)
         return acc[...] if spec.excess == 1 else acc[...] * jnp.float32(spec.excess)
 
     y = pl.run_scoped(multiply, plgpu.ACC((ROWS, tokens), jnp.float32))

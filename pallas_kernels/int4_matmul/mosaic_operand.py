@@ -45,10 +45,15 @@ class Spec(NamedTuple):
         return max(CHUNK, min(self.K // (1 + many), OPERAND))
 
     @property
+    def together(self) -> int:
+        """Slots of a turn of the loop."""
+        return 1 + (self.tuning.tokens > FEW_TOKENS and self.operand == self.K)
+
+    @property
     def running(self) -> int:
         """Products that may run while the next operand is made. That takes registers of its own,
-        which it has where the parts of a slot take turns."""
-        return int(self.operand < self.K)
+        which it has where the parts of a slot, or slots, take turns."""
+        return int(self.operand < self.K or self.together > 1)
 
     @property
     def split(self) -> Split:

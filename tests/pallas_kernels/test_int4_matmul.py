@@ -61,8 +61,9 @@ reference = functools.partial(int4_matmul, backend="reference")
 SMALL = [
     Case(name="zero points, two shares", tokens=3, outputs=128, inputs=384, group=64),
     Case(name="offsets, cut off", tokens=9, outputs=72, inputs=136, group=16, form="offsets"),
+    Case(name="slots in turns, and one more", tokens=9, outputs=72, inputs=136, group=16),
 ]
-SMALL_SIZES = [Tuning(8, 1, 256, 2, 2), Tuning(16, 2, 128, 2, 1)]
+SMALL_SIZES = [Tuning(8, 1, 256, 2, 2), Tuning(16, 2, 128, 2, 1), Tuning(72, 1, 64, 3, 1)]
 
 
 def launched(place: str, x: Any, w: Int4, tuning: Tuning | None = None) -> np.ndarray:
@@ -72,7 +73,7 @@ def launched(place: str, x: Any, w: Int4, tuning: Tuning | None = None) -> np.nd
 
 
 @places
-@pytest.mark.parametrize("at", [0, 1], ids=["shared", "whole"])
+@pytest.mark.parametrize("at", [0, 1, 2], ids=["shared", "whole", "slots in turns"])
 def test_the_product_equals_float64(place: str, at: int) -> None:
     for case in pick(place, [SMALL[at]], CASES):
         for dtype in pick(place, ["bfloat16"], ERROR):
