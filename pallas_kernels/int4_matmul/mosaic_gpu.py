@@ -12,6 +12,7 @@ rows. One converts while another multiplies.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax.numpy as jnp
@@ -198,6 +199,9 @@ def product(
     tokens, stages = width or spec.tuning.tokens, spec.tuning.stages
     running, together = spec.running, spec.together
 
+    def release(slot: Array) -> None:
+        plgpu.barrier_arrive(sm["free"].at[slot])
+
     def multiply(acc):  # type: ignore[no-untyped-def]
         def step(t: Array, slot: Array) -> Array:
             plgpu.barrier_wait(sm["full"].at[slot])
@@ -207,9 +211,9 @@ def product(
                 plgpu.wgmma_wait(running)
                 if running and first == 0:
                     before = lax.select(slot == 0, jnp.int32(stages - 1), slot - 1)
-                    pl.when(t > 0)(lambda: plgpu.barrier_arrive(sm["free"].at[before]))
+                    pl.when(t > 0)(partial(release, before))
             if not running:
-                plgpu.barrier_arrive(sm["free"].at[slot])
+                release(slot)
             return lax.select(slot == stages - 1, jnp.int32(0), slot + 1)
 
         def turn(i: Array, slot: Array) -> Array:
@@ -232,5 +236,5 @@ def product(
 
     y = pl.run_scoped(multiply, plgpu.ACC((ROWS, tokens), jnp.float32))
     if running:
-        plgpu.barrier_arrive(sm["free"].at[lax.rem(done + unit.steps - 1, jnp.int32(stages))])
+        release(lax.rem(done + unit.steps - 1, jnp.int32(stages)))
     return y
