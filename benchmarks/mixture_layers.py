@@ -35,7 +35,7 @@ from benchmarks.record import finish, parser
 from benchmarks.routing import launches
 from benchmarks.steps import TURNS, timed
 from pallas_kernels.add_norm import mosaic_gpu as norms
-from pallas_kernels.grouped_matmul import Groups, mosaic_fused, mosaic_gpu, rows_for
+from pallas_kernels.grouped_matmul import Experts, Groups, mosaic_fused, mosaic_gpu, rows_for
 from pallas_kernels.grouped_matmul.cases import MODEL_SHAPES, ModelShape
 from pallas_kernels.grouped_matmul.plan import Tuning, tuning_of
 from pallas_kernels.parts import WeightedRows, whole
@@ -129,7 +129,7 @@ def experts(x_TD: Array, layer: Layer, groups: Groups, variant: Variant) -> Arra
     """Rows of all tiles."""
     tuning = tuning_for(groups.tile, variant)
     if variant.one_launch:
-        weights = mosaic_fused.Weights(layer.gate_up_EOD, layer.down_EDF)
+        weights = Experts(layer.gate_up_EOD, layer.down_EDF)
         return mosaic_fused.feed_forward(x_TD, weights, groups, swiglu, tuning=tuning)
     product = functools.partial(
         mosaic_gpu.grouped_matmul, groups=groups, bias_EO=None, tuning=tuning

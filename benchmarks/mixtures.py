@@ -31,6 +31,7 @@ from jax import Array
 from benchmarks.record import finish, parser
 from benchmarks.steps import TURNS, timed
 from pallas_kernels.grouped_matmul import (
+    Experts,
     Gating,
     Groups,
     by_tile,
@@ -100,7 +101,7 @@ def variant(
     groups = group(expert, layer[0].shape[0])
     tuning = tuning_of(groups.tile, columns)
     if launches == 1:
-        weights = mosaic_fused.Weights(*layer)
+        weights = Experts(*layer)
         y = mosaic_fused.feed_forward(x, weights, groups, swiglu, tuning=tuning)
     else:
         own = functools.partial(mosaic_gpu.grouped_matmul, groups=groups, tuning=tuning)

@@ -349,6 +349,7 @@ class Resolved:
         page_offer: what clients carry to engines that continue prompts from here (kv_transfer).
         expert_parallel_size: groups of devices that have experts of their own.
         all_reduce: how devices add up their parts of a layer, and `all_reduce_reason` why so.
+        device_processors: of each device; 0: not known.
     """
 
     model_dir: str
@@ -383,6 +384,7 @@ class Resolved:
     all_reduce_reason: str = "one device"
     expert_parallel_size: int = 1
     pipeline_parallel_size: int = 1
+    device_processors: int = 0
 
     @property
     def step_seqs(self) -> int:

@@ -170,6 +170,7 @@ class PagedContext(RowKernels):
         prompt_length_T: int32, prompt length of each token's request, for RoPE scalings that depend
             on it.
         no_split: No row is split between thread blocks, so a row does not depend on others.
+        processors: Of a device; 0: not known.
     """
 
     def __init__(
@@ -180,8 +181,9 @@ class PagedContext(RowKernels):
         collective: Collective = ALONE,
         prompt_length_T: Array | None = None,
         no_split: bool = False,
+        processors: int = 0,
     ):
-        super().__init__(backend, collective)
+        super().__init__(backend, collective, processors)
         self.prompt_length_T = prompt_length_T
         self._given, self._inputs = kv, inputs
         self._pools = [kv.group_arrays(group) for group in range(len(kv.k))]

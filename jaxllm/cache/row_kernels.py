@@ -14,21 +14,25 @@ from pallas_kernels.scaled_matmul import Inputs, Rounding
 
 class RowKernels:
     """The kernels of a traced step that work token by token, on one of the devices of
-    `collective`."""
+    `collective`, each with so many processors; 0: not known."""
 
-    def __init__(self, backend: str, collective: Collective = ALONE):
+    def __init__(self, backend: str, collective: Collective = ALONE, processors: int = 0):
         self.row_backend = backend
         self.collective = collective
+        self._processors = processors
 
     @property
     def alone(self) -> RowKernels:
         """The same kernels for what is no part of a sum."""
-        return self if self.collective is ALONE else RowKernels(self.row_backend)
+        return self if self.collective is ALONE else self._over(ALONE)
 
     @property
     def of_expert(self) -> RowKernels:
         """The same kernels over the devices that share an expert."""
-        return RowKernels(self.row_backend, self.collective.of_expert)
+        return self._over(self.collective.of_expert)
+
+    def _over(self, collective: Collective) -> RowKernels:
+        return RowKernels(self.row_backend, collective, self._processors)
 
     def add_norm(
         self,
@@ -69,8 +73,22 @@ class RowKernels:
             x_PI, weight_EOI, groups, bias_EO=bias_EO, gating=gating, backend=backend
         )
 
+    def routed(
+        self,
+        x_PI: Array,
+        experts: grouped_matmul.Experts,
+        groups: grouped_matmul.Groups,
+        gating: grouped_matmul.Gating,
+    ) -> Array | None:
+        """Each row's expert in one launch, or None where two products are as fast."""
+        given = x_PI, experts, groups, gating
+        if not grouped_matmul.takes_one_launch(self.row_backend, self._processors, *given):
+            return None
+        return _feed_forward(*given[:3], gating=gating)
+
 
 # Jitted, so that a kernel is lowered once, not for every layer.
 _gated_matmul = jax.jit(gated_matmul.gated_matmul, static_argnames=("backend",))
 _route = jax.jit(route.route, static_argnames=("rule", "backend"))
+_feed_forward = jax.jit(grouped_matmul.feed_forward, static_argnames=("gating",))
 _grouped_matmul = jax.jit(grouped_matmul.grouped_matmul, static_argnames=("gating", "backend"))

@@ -5,9 +5,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import jax
 from jax import Array
 
 from pallas_kernels.backends import Backends
+from pallas_kernels.grouped_matmul.experts import Experts
 from pallas_kernels.grouped_matmul.groups import (
     Groups,
     combine,
@@ -17,20 +19,24 @@ from pallas_kernels.grouped_matmul.groups import (
     rows_for,
     tile_for,
 )
+from pallas_kernels.grouped_matmul.plan import is_one_launch
 from pallas_kernels.grouped_matmul.reference import by_tile
 
 __all__ = [
     "BACKENDS",
+    "Experts",
     "Gating",
     "Groups",
     "backend_for",
     "by_tile",
     "combine",
+    "feed_forward",
     "group",
     "group_tokens",
     "grouped_matmul",
     "own_groups",
     "rows_for",
+    "takes_one_launch",
     "tile_for",
 ]
 
@@ -63,3 +69,25 @@ def backend_for(
 ) -> str:
     """`wanted` if that back end supports these arrays, else the reference."""
     return wanted if BACKENDS.supports(wanted, x_PI, w_EOI, groups, gating) else "reference"
+
+
+def takes_one_launch(
+    wanted: str, processors: int, x_PI: Array, experts: Experts, groups: Groups, gating: Gating
+) -> bool:
+    """Whether `feed_forward` takes these, and is expected to be faster than two products, on a card
+    with so many processors; 0: not known."""
+    tokens, down = groups.place_TK.shape[0], experts.down_EDF
+    if wanted != "mosaic_gpu" or not is_one_launch(tokens, processors):
+        return False
+    hidden = jax.ShapeDtypeStruct((groups.rows, down.shape[2]), x_PI.dtype)
+    return BACKENDS.supports(wanted, x_PI, experts.gate_up_EOI, groups, gating) and (
+        BACKENDS.supports(wanted, hidden, down, groups, None)
+    )
+
+
+def feed_forward(x_PI: Array, experts: Experts, groups: Groups, gating: Gating) -> Array:
+    """down(gating(gate(x), up(x))) of each row's expert on NVIDIA Hopper: two products of
+    `grouped_matmul` in one launch. Raises ValueError for what `takes_one_launch` does not."""
+    from pallas_kernels.grouped_matmul import mosaic_fused
+
+    return mosaic_fused.feed_forward(x_PI, experts, groups, gating)

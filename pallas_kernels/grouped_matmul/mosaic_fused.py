@@ -18,6 +18,7 @@ from jax import Array, lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
+from pallas_kernels.grouped_matmul.experts import Experts
 from pallas_kernels.grouped_matmul.groups import Groups
 from pallas_kernels.grouped_matmul.mosaic_gpu import (
     Gating,
@@ -46,18 +47,9 @@ from pallas_kernels.mosaic_gpu import (
 type Places = tuple[Array, Callable[[Array], Array]]  # own units: how many, and the number of each
 
 
-class Weights(NamedTuple):
-    """Weights and biases of all experts: gate above up, and down."""
-
-    gate_up_EOI: Array
-    down_EDF: Array
-    gate_up_bias_EO: Array | None = None
-    down_bias_ED: Array | None = None
-
-
 def feed_forward(
     x_PI: Array,
-    weights: Weights,
+    weights: Experts,
     groups: Groups,
     gating: Gating,
     *,

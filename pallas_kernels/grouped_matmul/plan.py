@@ -11,6 +11,7 @@ SHARED_BYTES = 226 * 1024
 K = 64  # columns of a row of the 128-byte swizzle
 ROWS = 64  # rows of the weight in one tensor core product
 MOST_STAGES = 12  # 200 KiB of weights under way on each processor
+ONE_LAUNCH = range(17, 65)  # tokens whose two products are faster in one launch, measured at 64
 
 
 class Tuning(NamedTuple):
@@ -39,6 +40,12 @@ def tuning_of(tile: int, columns: int = K, warpgroups: int | None = None) -> Tun
     slot = (groups * 2 * ROWS + tile) * columns * 2
     most = MOST_STAGES * K // columns
     return Tuning(groups, min(most, (SHARED_BYTES - staged) // slot), columns)
+
+
+def is_one_launch(tokens: int, processors: int) -> bool:
+    """Whether both products of so many tokens are faster in one launch, on a card with so many
+    processors. With fewer than `PROCESSORS` its blocks would wait for some that never start."""
+    return tokens in ONE_LAUNCH and processors >= PROCESSORS
 
 
 def widths_of(tile: int) -> tuple[int, ...]:

@@ -12,7 +12,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pallas_kernels.grouped_matmul import combine, group, group_tokens, grouped_matmul, mosaic_gpu
+from pallas_kernels.grouped_matmul import (
+    Experts,
+    combine,
+    group,
+    group_tokens,
+    grouped_matmul,
+    mosaic_gpu,
+    takes_one_launch,
+)
 from pallas_kernels.grouped_matmul.cases import (
     CASES,
     MODEL_SHAPES,
@@ -22,9 +30,9 @@ from pallas_kernels.grouped_matmul.cases import (
     inputs,
 )
 from pallas_kernels.grouped_matmul.groups import Groups, share_tokens
-from pallas_kernels.grouped_matmul.mosaic_fused import Weights, feed_forward, places_of
+from pallas_kernels.grouped_matmul.mosaic_fused import feed_forward, places_of
 from pallas_kernels.grouped_matmul.mosaic_gpu import Spec
-from pallas_kernels.grouped_matmul.plan import K, Tuning, tuning_of
+from pallas_kernels.grouped_matmul.plan import ONE_LAUNCH, PROCESSORS, K, Tuning, tuning_of
 from tests.pallas_kernels.places import card, launch_options, relative_error
 
 FEW = Case(name="few tokens", tokens=3, experts=6, choices=2, width=64)
@@ -48,14 +56,14 @@ def product() -> Any:
     return jax.jit(mosaic_gpu.grouped_matmul, static_argnames=static)
 
 
-def arrays(case: Case, dtype: str) -> tuple[Inputs, Weights]:
+def arrays(case: Case, dtype: str) -> tuple[Inputs, Experts]:
     """Inputs in a type, and weights with biases; experts that nobody chose are NaN."""
     given = inputs(case)
     idle = np.setdiff1d(np.arange(case.experts), given.expert)
     low = [jnp.asarray(a, dtype) for a in given[:3]]
     gate_up, down = (w.at[idle].set(jnp.nan) for w in low[1:])
     biases = (jnp.arange(w.shape[0] * w.shape[1]).reshape(w.shape[:2]) % 7 / 4 for w in low[1:])
-    return Inputs(*low, given.expert, given.weight), Weights(
+    return Inputs(*low, given.expert, given.weight), Experts(
         gate_up, down, *(bias.astype(dtype) for bias in biases)
     )
 
@@ -121,14 +129,14 @@ def test_a_models_layer_gives_the_same_bits_each_time_on_a_card(
     low = [jnp.asarray(a, jnp.bfloat16) for a in given[:3]]
     run = functools.partial(fused(), gating=swiglu, **launch_options(place))
     x = low[0]
-    first = np.asarray(combine(run(x, Weights(*low[1:]), groups), groups, given.weight))
+    first = np.asarray(combine(run(x, Experts(*low[1:]), groups), groups, given.weight))
     few = min(tokens, 16)  # the oracle is slow
     exact = Inputs(
         *(np.asarray(a, np.float64) for a in low), given.expert[:few], given.weight[:few]
     )
     assert relative_error(first[:few], expected(exact._replace(x=exact.x[:few]))) < 5e-3
     for _ in range(50):
-        again = combine(run(x, Weights(*low[1:]), groups), groups, given.weight)
+        again = combine(run(x, Experts(*low[1:]), groups), groups, given.weight)
         np.testing.assert_array_equal(again, first)
 
 
@@ -175,15 +183,39 @@ def test_a_models_layer_lowers_for_cuda_in_one_launch(tokens: int) -> None:
     shape = MODEL_SHAPES["Qwen3-30B-A3B"]
     low = functools.partial(jax.ShapeDtypeStruct, dtype=jnp.bfloat16)
     experts, inner, width = shape.experts, shape.inner, shape.width
-    weights = Weights(low((experts, 2 * inner, width)), low((experts, width, inner)))
+    weights = Experts(low((experts, 2 * inner, width)), low((experts, width, inner)))
 
-    def layer(x: jax.Array, weights: Weights, expert: jax.Array) -> jax.Array:
+    def layer(x: jax.Array, weights: Experts, expert: jax.Array) -> jax.Array:
         groups = group(expert, experts)
         return feed_forward(x, weights, groups, swiglu)
 
     expert = jax.ShapeDtypeStruct((tokens, shape.choices), jnp.int32)
     traced = jax.jit(layer).trace(low((tokens, width)), weights, expert)
     assert traced.lower(lowering_platforms=("cuda",)).as_text().count("@mosaic_gpu_v2") == 1
+
+
+@pytest.mark.parametrize(
+    ("tokens", "processors", "backend", "taken"),
+    [
+        (64, PROCESSORS, "mosaic_gpu", True),
+        (64, PROCESSORS + 16, "mosaic_gpu", True),
+        (64, PROCESSORS - 1, "mosaic_gpu", False),  # some blocks would never start
+        (64, 0, "mosaic_gpu", False),
+        (64, PROCESSORS, "reference", False),
+        (ONE_LAUNCH.stop, PROCESSORS, "mosaic_gpu", False),
+    ],
+)
+def test_one_launch_is_for_tokens_and_cards_that_gain(
+    tokens: int, processors: int, backend: str, taken: bool
+) -> None:
+    low = functools.partial(jax.ShapeDtypeStruct, dtype=jnp.bfloat16)
+    experts = Experts(low((4, 256, 64)), low((4, 64, 128)))
+    choice = jax.ShapeDtypeStruct((tokens, 2), jnp.int32)
+    groups = jax.eval_shape(functools.partial(group, experts=4), choice)
+    given = low((tokens, 64)), experts, groups, swiglu
+    assert takes_one_launch(backend, processors, *given) is taken
+    wrong = experts._replace(down_EDF=low((4, 64, 96)))
+    assert not takes_one_launch(backend, processors, given[0], wrong, *given[2:])
 
 
 def test_weights_that_do_not_fit_are_refused() -> None:

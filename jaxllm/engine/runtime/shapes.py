@@ -43,6 +43,7 @@ class Model:
         page_size: tokens of a KV page.
         processors: research code that `process_logits` runs.
         batch_invariant: attention splits no row, so a row's result does not depend on the others.
+        device_processors: of each device; 0: not known.
         peers: of the inboxes by which devices add up; None where XLA does.
         inboxes: a device's part of `Inboxes.arrays` inside a trace.
     """
@@ -54,6 +55,7 @@ class Model:
     page_size: int
     processors: tuple[Processor, ...] = ()
     batch_invariant: bool = False
+    device_processors: int = 0
     peers: Layout | None = None
     inboxes: tuple[Array, ...] = ()
 

@@ -160,10 +160,10 @@ def resolve(
         attention_backend=backend.name,
         attention_reason=backend.reason,
         windows=(),
-        more_pages=(),
         batch_invariant=config.batch_invariant,
         pooling=spec.pooling,
         pipeline_parallel_size=len(pipeline),
+        device_processors=getattr(mesh.devices.flat[0], "core_count", None) or 0,
         **sums._asdict(),
     )
     decided = resolved, spec, mesh, dtype, need, memory, buckets, *abstracts[-1]

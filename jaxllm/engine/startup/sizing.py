@@ -57,6 +57,7 @@ def make_programs(
         resolved.page_size,
         processors,
         resolved.batch_invariant,
+        resolved.device_processors,
         setup.peers,
     )
     if executables is None:

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 from jax import Array, lax
 
 from jaxllm.cache.collective import ALONE, Collective
-from pallas_kernels.grouped_matmul import Gating, Groups, grouped_matmul
+from pallas_kernels.grouped_matmul import Experts, Gating, Groups, grouped_matmul
 from pallas_kernels.latent_decode import LatentRows, absorbed, projected
 from pallas_kernels.parts import Product
 from pallas_kernels.rope_write import HeadRows, rotated
@@ -139,6 +139,10 @@ class DenseContext:
         return grouped_matmul(
             x_PI, weight_EOI, groups, bias_EO=bias_EO, gating=gating, backend="reference"
         )
+
+    def routed(self, x_PI: Array, experts: Experts, groups: Groups, gating: Gating) -> Array | None:
+        """None: it is computed as two products."""
+        return None
 
     def _mask(self, tokens: int, window: int | None) -> Array:
         """[T, T] true where row t may see column s."""

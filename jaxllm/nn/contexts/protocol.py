@@ -7,7 +7,7 @@ from typing import Protocol
 from jax import Array
 
 from jaxllm.cache.collective import Collective
-from pallas_kernels.grouped_matmul import Gating, Groups
+from pallas_kernels.grouped_matmul import Experts, Gating, Groups
 from pallas_kernels.latent_decode import LatentRows
 from pallas_kernels.parts import Product
 from pallas_kernels.rope_write import HeadRows
@@ -76,6 +76,12 @@ class RowContext(Protocol):
         """Each row times the weight of its expert, plus its bias; with `gating`, of gate and up.
 
         See `pallas_kernels.grouped_matmul`.
+        """
+
+    def routed(self, x_PI: Array, experts: Experts, groups: Groups, gating: Gating) -> Array | None:
+        """down(gating(gate(x), up(x))) of each row's expert; None where two products are as fast.
+
+        See `pallas_kernels.grouped_matmul.feed_forward`.
         """
 
 

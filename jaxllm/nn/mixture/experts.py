@@ -21,6 +21,7 @@ from jaxllm.nn.weight.experts import HeldExperts
 from jaxllm.nn.weight.parameters import Axes, Init
 from jaxllm.nn.weight.protocol import ExpertWeight, Shape
 from jaxllm.quantisation import WeightFormat
+from pallas_kernels.grouped_matmul import Experts as Weights
 from pallas_kernels.grouped_matmul import Gating, Groups, rows_for
 from pallas_kernels.parts import Product, WeightedRows, whole
 
@@ -122,10 +123,13 @@ class ExpertMaps(nnx.Module):
     ) -> Array:
         """Each row of `groups` by its own expert; where its inputs are split, this device's part of
         a sum."""
-        bias = None if self.bias is None else self.bias[...]
-        if bias is not None and is_split(self.axes[2]):
-            bias = context.collective.of_expert.once(bias)
-        return self.weight.grouped(x_PI, groups, context, bias, gating)
+        return self.weight.grouped(x_PI, groups, context, self.own_bias(context), gating)
+
+    def own_bias(self, context: RowContext) -> Array | None:
+        """The bias, where there is one; where inputs are split, this device's part of a sum."""
+        if self.bias is None or not is_split(self.axes[2]):
+            return None if self.bias is None else self.bias[...]
+        return context.collective.of_expert.once(self.bias[...])
 
     def pieces(self, name: str, leaf: str, columns: int | None) -> tuple[Piece, ...]:
         """Those of the tensor `name` with all experts; of `columns`, where these are given."""
@@ -211,9 +215,20 @@ class Experts(nnx.Module):
         self, x_TD: Array, groups: Groups, weight_TK: Array, context: RowContext
     ) -> WeightedRows:
         """The rows of each token's experts, yet to be added up."""
-        hidden_PF = self.gate_up.product(x_TD, groups, context, self.gating)
-        out_PD = self.down.product(hidden_PF, groups, context)
+        out_PD = self._at_once(x_TD, groups, context)
+        if out_PD is None:
+            hidden_PF = self.gate_up.product(x_TD, groups, context, self.gating)
+            out_PD = self.down.product(hidden_PF, groups, context)
         return rows_for(out_PD, groups, weight_TK)
+
+    def _at_once(self, x_TD: Array, groups: Groups, context: RowContext) -> Array | None:
+        """The rows, or None where a kernel of both products takes no such weights or is slower."""
+        maps = self.gate_up, self.down
+        plain = [own.weight[...] for own in maps if isinstance(own.weight, Dense)]
+        if len(plain) < len(maps):
+            return None
+        weights = Weights(*plain, *(own.own_bias(context) for own in maps))
+        return context.routed(x_TD, weights, groups, self.gating)
 
 
 class SharedExpert(nnx.Module):

@@ -16,6 +16,7 @@ from jaxllm.engine.runtime.shapes import Model, StepShapes, packed_carries
 from jaxllm.engine.scheduling.buckets import Buckets
 from jaxllm.engine.startup.resolve import largest_inboxes
 from jaxllm.mesh import WHOLE, layer_devices
+from pallas_kernels.grouped_matmul.plan import PROCESSORS
 
 
 def lattice(
@@ -49,7 +50,15 @@ def lattice(
     inboxes = largest_inboxes(mesh, spec, buckets) if peers else None
     return Programs(
         StepShapes(
-            model=Model(graphdef, treedef, mesh, backend, page_size, peers=inboxes),
+            model=Model(
+                graphdef,
+                treedef,
+                mesh,
+                backend,
+                page_size,
+                device_processors=PROCESSORS if backend == "mosaic_gpu" else 0,
+                peers=inboxes,
+            ),
             weights=leaves,
             kv=pool,
             slots=buckets.decode[-1],

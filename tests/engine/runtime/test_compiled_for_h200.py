@@ -12,6 +12,7 @@ import pytest
 from benchmarks.shapes import ALWAYS, SHAPES
 from jaxllm.engine.startup.memory import expected_workspace_bytes
 from jaxllm.models import make_spec
+from pallas_kernels.grouped_matmul.plan import ONE_LAUNCH
 from tests.engine.runtime.h200 import SLOTS, TOKENS, Compiler, missing
 
 pytestmark = pytest.mark.skipif(missing() is not None, reason=missing() or "")
@@ -162,6 +163,17 @@ def test_products_of_few_rows_in_8_bits_are_the_kernels(wish: str, compiler: Com
     roundings = 1 + 2 * 2
     assert added == 2 * 4 + (roundings if wish == "fp8" else 0)
     assert not any("cublas" in call for call in report["calls"])
+
+
+@pytest.mark.slow
+def test_both_products_of_experts_are_one_launch_where_that_is_faster(compiler: Compiler) -> None:
+    reports = compiler.reports(model="qwen3-30b-a3b", kind="decode")
+    check("qwen3-30b-a3b", reports)
+    for report in reports:
+        rows = int(report["name"].split("-")[1])
+        once = any(name.startswith("grouped_feed_forward_") for name in report["kernels"])
+        twice = any(name.startswith("grouped_matmul_") for name in report["kernels"])
+        assert (once, twice) == (rows in ONE_LAUNCH, rows not in ONE_LAUNCH), report["name"]
 
 
 @pytest.mark.slow

@@ -96,7 +96,13 @@ def _decode_context(
         for table, page in zip(given.tables, given.pages, strict=True)
     ]
     return given, PagedContext(
-        kv, inputs, model.backend, model.collective, given.prompt_length, model.batch_invariant
+        kv,
+        inputs,
+        model.backend,
+        model.collective,
+        given.prompt_length,
+        model.batch_invariant,
+        model.device_processors,
     )
 
 
@@ -166,6 +172,7 @@ def _extend_context(
         model.collective,
         _prompt_lengths(given, batch, shape),
         model.batch_invariant,
+        model.device_processors,
     )
 
 

@@ -56,7 +56,13 @@ def pooled_chunks(
     prompt_length_R = device_columns(batch["params"], SLOT_PARAMS)["prompt_length"]
     prompt_length_T = prompt_length_R[jnp.minimum(batch["row"], layout.shape.chunks - 1)]
     context = PagedContext(
-        kv, inputs, model.backend, model.collective, prompt_length_T, model.batch_invariant
+        kv,
+        inputs,
+        model.backend,
+        model.collective,
+        prompt_length_T,
+        model.batch_invariant,
+        model.device_processors,
     )
     module = model.rebuild(weights)
     vectors = module(batch["token"], batch["position"], batch["start"], batch["length"], context)
