@@ -49,8 +49,8 @@ def tuning_of(T: int, O: int, I: int, group: int) -> Tuning:  # noqa: E741
     tiles = {(width, 4): 1.0} if width <= FEW_TOKENS else TILES
 
     def time(sizes: Tuning) -> float:
-        step = sizes.tokens * sizes.warpgroups * sizes.columns
-        step *= tiles[sizes.tokens, sizes.warpgroups]
+        tokens, warpgroups, columns = sizes[:3]
+        step = tiles[tokens, warpgroups] * tokens * warpgroups * columns
         return step * time_of(*_counts(T, O, I, sizes), sizes.shares)
 
     return min((tuning_with(T, O, I, group, *tile) for tile in tiles), key=time)
