@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
+import functools
+import math
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -13,31 +17,36 @@ from jax import Array
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class Parts:
-    """A product `[T, O]` in parts, so that no launch of its own adds them up.
+    """A product `[T, *out]` in parts, so that no launch of its own adds them up. O outputs are in
+    `out`.
 
     Attributes:
         sums: `[S, R, W]`, of shares of the columns; rows beyond T and columns beyond O are
             anything.
         scales: float32 factors of rows `[R]` and of columns `[O]`; () if there are none.
-        shape: `(T, O)`.
+        shape: `(T, *out)`.
         dtype: of the product.
     """
 
     sums: Array
     scales: tuple[Array, ...]
-    shape: tuple[int, int] = field(metadata={"static": True})
+    shape: tuple[int, ...] = field(metadata={"static": True})
     dtype: Any = field(metadata={"static": True})
+
+    def shaped(self, *out: int) -> Parts:
+        """With other axes of outputs."""
+        return dataclasses.replace(self, shape=(self.shape[0], *out))
 
     @property
     def whole(self) -> Array:
         """The product: shares are added in order in float32, scaled, and rounded to `dtype`, which
         `sums` may have been before."""
-        T, O = self.shape  # noqa: E741
+        T, O = self.shape[0], math.prod(self.shape[1:])  # noqa: E741
         total = jnp.sum(self.sums[:, :T, :O].astype(jnp.float32), axis=0)
         if self.scales:
             of_rows, of_columns = self.scales
             total = total * of_rows[:T, None] * of_columns
-        return total.astype(self.dtype)
+        return total.astype(self.dtype).reshape(self.shape)
 
 
 class WeightedRows(NamedTuple):
@@ -75,6 +84,19 @@ class WeightedRows(NamedTuple):
     def whole(self) -> Array:
         """The same, rounded."""
         return self.total.astype(self.dtype)
+
+
+def added(
+    dtype: Any, t: Array, load: Callable[[Any], Array], sums_ref: Any, *scale_refs: Any
+) -> Array:
+    """Row t of a `Parts` in a kernel, of `dtype`. `load` loads what is wanted of a row; all shares
+    are loaded before the first is used."""
+    rows = [load(sums_ref.at[share, t]).astype(jnp.float32) for share in range(sums_ref.shape[0])]
+    total = functools.reduce(jnp.add, rows)
+    if scale_refs:
+        of_rows, of_columns = scale_refs
+        total = total * of_rows[t] * load(of_columns)
+    return total.astype(dtype)
 
 
 type Product = Array | Parts | WeightedRows

@@ -3,7 +3,6 @@ and reads them."""
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -277,12 +276,9 @@ def _write_and_attend(
 ) -> tuple[Array, tuple[Array, ...], Plans]:
     """Also returns the plans as the kernels leave them, for the next layer."""
     plans = Plans(*map(open_plan, plans))
-    own = dataclasses.replace(
-        rows, qkv=rows.qkv[:, 0], bias=None if rows.bias is None else rows.bias[0]
-    )
     k_pages, v_pages, *scales = pages
     q_TNH, *written = rope_write.rope_write(
-        own,
+        rows.of_one_shard,
         k_pages,
         v_pages,
         inputs.write_page_T,

@@ -18,7 +18,7 @@ from jaxllm.nn.linear import Init, Linear, Stored
 from jaxllm.nn.norm import RMSNorm
 from jaxllm.nn.rope import Rotation
 from jaxllm.nn.rules import Piece, Rows, Rule
-from pallas_kernels.parts import Product
+from pallas_kernels.parts import Product, whole
 from pallas_kernels.quantised import SCALE_DTYPE
 from pallas_kernels.rope_write import HeadRows
 from pallas_kernels.scaled_matmul import Inputs
@@ -131,9 +131,10 @@ class Attention(nnx.Module):
         """Heads in the model's order: shard x holds query heads from x·N/X on, and their KV
         heads."""
         bias = None if self.qkv.bias is None else self.qkv.bias[...]
-        product, norms, eps = self.qkv.product(x_TD, context), None, 0.0
+        product: Product = self.qkv.product_part(x_TD, context)
+        norms, eps = None, 0.0
         if self.head_map is not None:
-            product = product if bias is None else product + bias
+            product = whole(product) if bias is None else whole(product) + bias
             queries = self.heads.query_per_shard
             product, rotation = self.head_map(product, queries, rotation, context)
             bias = None

@@ -80,8 +80,10 @@ class Linear(nnx.Module):
 
     def part(self, x: Inputs, context: RowContext) -> Product:
         """The map for a norm that adds it to something, and so adds up what is in parts."""
-        if self.bias is not None:
-            return self(x, context)
+        return self.product_part(x, context) if self.bias is None else self(x, context)
+
+    def product_part(self, x: Inputs, context: RowContext) -> Product:
+        """x · weight for callers that add the bias later, and add up what is in parts."""
         return self.weight.part(x, len(self.inp), context)
 
     def rules(self, *names: str) -> Iterator[Rule]:

@@ -18,7 +18,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from pallas_kernels.mosaic_gpu import THREADS, launch, row_layout, store
-from pallas_kernels.parts import Parts, Product, WeightedRows
+from pallas_kernels.parts import Parts, Product, WeightedRows, added
 from pallas_kernels.scaled_matmul import Inputs, RoundedRows, Rounding, mosaic_rounding
 
 # With more rows memory is the limit. XLA's fusion of a plain norm reads no more than the kernel; to
@@ -104,8 +104,8 @@ class Delta(NamedTuple):
     @classmethod
     def of(cls, delta_TD: Product) -> Delta:
         if isinstance(delta_TD, Parts):
-            rounded = functools.partial(_added, delta_TD.dtype)
-            return cls((delta_TD.sums, *delta_TD.scales), rounded)
+            row = functools.partial(added, delta_TD.dtype)
+            return cls((delta_TD.sums, *delta_TD.scales), lambda *given: [row(*given)])
         if isinstance(delta_TD, WeightedRows):
             return cls(delta_TD[:3], _weighted)
         return cls((delta_TD,), _row)
@@ -113,17 +113,6 @@ class Delta(NamedTuple):
 
 def _row(t: Array, load: Load, delta_ref: Any) -> list[Array]:
     return [load(delta_ref.at[t])]
-
-
-def _added(dtype: Any, t: Array, load: Load, sums_ref: Any, *scale_refs: Any) -> list[Array]:
-    """Of a `Parts`, whose sum is rounded."""
-    shares = range(sums_ref.shape[0])
-    rows = [load(sums_ref.at[share, t]).astype(jnp.float32) for share in shares]
-    total = functools.reduce(jnp.add, rows)
-    if scale_refs:
-        of_rows, of_columns = scale_refs
-        total = total * of_rows[t] * load(of_columns)
-    return [total.astype(dtype)]
 
 
 def _weighted(t: Array, load: Load, y_ref: Any, place_ref: Any, weight_ref: Any) -> list[Array]:

@@ -3,14 +3,16 @@ small launch.
 
 A thread block is one warpgroup with some heads of one token: a tile of query heads, or a tile of
 key heads and the same value heads. It loads everything into registers at once. The two halves of a
-head lie in registers of the same lane, so the rotation needs no exchange.
+head lie in registers of the same lane, so the rotation needs no exchange. Products in parts are added up
+when they are loaded.
 """
 
 from __future__ import annotations
 
 import functools
 import math
-from typing import Any
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -20,6 +22,7 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from pallas_kernels.backends import HEAD_DIMS
 from pallas_kernels.mosaic_gpu import first_page_of, launch, store
+from pallas_kernels.parts import Parts, Product, added, whole
 from pallas_kernels.quantised import clipped, inverse_of, is_quantised, scale_of
 from pallas_kernels.rope_write.rows import HeadRows
 
@@ -72,6 +75,24 @@ def rope_write(
     return _launch(rows, pools, (page_T, offset_T, first_page_of(first_page)), interpret)
 
 
+class _Source(NamedTuple):
+    """The heads of a product: arrays, and what a kernel makes of token t of refs to them; `load`
+    loads some heads of a row."""
+
+    arrays: tuple[Array, ...]
+    heads: Callable[..., Array]
+
+    @classmethod
+    def of(cls, qkv: Product) -> _Source:
+        _, C, H = qkv.shape
+        if not isinstance(qkv, Parts) or qkv.sums.shape[2] % H:
+            return cls((whole(qkv),), lambda t, load, ref: load(ref.at[t]))
+        *leading, columns = qkv.sums.shape
+        sums = qkv.sums.reshape(*leading, columns // H, H)
+        of_columns = [scale.reshape(C, H) for scale in qkv.scales[1:]]
+        return cls((sums, *qkv.scales[:1], *of_columns), functools.partial(added, qkv.dtype))
+
+
 def _launch(
     rows: HeadRows, pools: tuple[Array, ...], places: tuple[Array, ...], interpret: Any
 ) -> tuple[Array, ...]:
@@ -81,6 +102,7 @@ def _launch(
     T, _, H = rows.qkv.shape
     N, K, half, count = rows.queries, rows.keys, H // 2, rows.dim or H
     q_tile, k_tile = tile_of(N, T), tile_of(K, T)
+    source = _Source.of(rows.qkv)
     biased, normed = rows.bias is not None, rows.norms is not None
     fixed = quantised and rows.kv_scales is not None
     optional = [
@@ -89,7 +111,8 @@ def _launch(
         *(rows.norms or ()),
     ]
 
-    def rope_write_kernel(qkv_ref, cos_ref, sin_ref, page_ref, offset_ref, first_ref, *rest):  # type: ignore[no-untyped-def]
+    def rope_write_kernel(cos_ref, sin_ref, page_ref, offset_ref, first_ref, *rest):  # type: ignore[no-untyped-def]
+        qkv_refs, rest = rest[: len(source.arrays)], rest[len(source.arrays) :]
         pool_refs, (*given, q_ref) = rest[: len(pools)], rest[len(pools) :]
         bias_ref, scales_ref = given[0] if biased else None, given[biased] if fixed else None
         tile, t = lax.axis_index("tile"), lax.axis_index("token")
@@ -97,14 +120,12 @@ def _launch(
 
         def load(first: Array | int, heads: int) -> list[Array]:
             """Both halves of some heads, bias added, float32."""
-            own = pl.ds(first, heads)
-            x = [_load(qkv_ref.at[t, own, columns], _layout(heads, half)) for columns in halves]
+            own, layout = pl.ds(first, heads), _layout(heads, half)
+            loads = [lambda ref, at=at: _load(ref.at[own, at], layout) for at in halves]
+            x = [source.heads(t, load, *qkv_refs).astype(jnp.float32) for load in loads]
             if bias_ref is None:
                 return x
-            return [
-                y + _load(bias_ref.at[own, columns], _layout(heads, half))
-                for y, columns in zip(x, halves, strict=True)
-            ]
+            return [y + load(bias_ref) for y, load in zip(x, loads, strict=True)]
 
         def turned(first: Array | int, heads: int, weight_ref: Any) -> list[Array]:
             """Both halves of some heads, normed and rotated."""
@@ -162,7 +183,10 @@ def _launch(
     written = [jax.new_ref(pool) for pool in pools]
     q_TNH = launch(
         rope_write_kernel,
-        (rows.qkv, rows.cos, rows.sin, *(x.astype(jnp.int32) for x in places), *written, *optional),
+        (
+            *(rows.cos, rows.sin, *(x.astype(jnp.int32) for x in places)),
+            *(*source.arrays, *written, *optional),
+        ),
         interpret,
         out_type=jax.ShapeDtypeStruct((T, N, H), rows.qkv.dtype),
         grid=(N // q_tile + K // k_tile, T),

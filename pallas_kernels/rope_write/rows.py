@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass, field
 
 import jax
 import jax.numpy as jnp
 from jax import Array, lax
+
+from pallas_kernels.parts import Parts, Product, whole
 
 
 @jax.tree_util.register_dataclass
@@ -19,7 +22,7 @@ class HeadRows:
     all three kinds.
     """
 
-    qkv: Array  # [T, ..., C, H]
+    qkv: Product  # [T, ..., C, H]
     cos: Array  # float32 [T, H/2]
     sin: Array  # float32 [T, H/2]
     bias: Array | None  # [..., C, H]
@@ -37,6 +40,13 @@ class HeadRows:
         """Key heads, and value heads, among the C."""
         return (self.qkv.shape[-2] - self.queries) // 2
 
+    @property
+    def of_one_shard(self) -> HeadRows:
+        """`[T, C, H]` of `[T, 1, C, H]`."""
+        qkv, bias = self.qkv, self.bias
+        own = qkv.shaped(*qkv.shape[2:]) if isinstance(qkv, Parts) else whole(qkv)[:, 0]
+        return dataclasses.replace(self, qkv=own, bias=None if bias is None else bias[0])
+
 
 def rotated(rows: HeadRows) -> tuple[Array, Array, Array]:
     """Queries, keys and values `[T, ..., heads, H]`: bias, norm and rotation of the pairs (i, i +
@@ -47,7 +57,7 @@ def rotated(rows: HeadRows) -> tuple[Array, Array, Array]:
 
 def exactly_rotated(rows: HeadRows) -> tuple[Array, Array, Array]:
     """`rotated` before it is rounded: float32."""
-    x = rows.qkv.astype(jnp.float32)
+    x = whole(rows.qkv).astype(jnp.float32)
     if rows.bias is not None:
         x = x + rows.bias.astype(jnp.float32)
     q, k, v = jnp.split(x, (rows.queries, rows.queries + rows.keys), axis=-2)

@@ -3,6 +3,7 @@ interpreter and on a card, over 16-bit and 8-bit pages."""
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from typing import Any
 
@@ -13,6 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from pallas_kernels.parts import Parts
 from pallas_kernels.quantised import SCALE_DTYPE
 from pallas_kernels.rope_write import (
     HeadRows,
@@ -155,6 +157,29 @@ def test_the_kernel_writes_8_bit_pages_and_scales(place: str, kv_dtype: str) -> 
             np.testing.assert_allclose(x, y, rtol=0.26, atol=2**-9)
             assert (x != y).mean() < 0.02
         np.testing.assert_array_equal(got[3], wanted[3])
+
+
+@places
+@pytest.mark.parametrize("scaled", [False, True], ids=["shares", "scales"])
+def test_parts_of_the_projection_are_added_to_the_bits_of_their_sum(
+    place: str, scaled: bool
+) -> None:
+    sizes = pick(place, {"kept": 2, "dropped": 1}, {"kept": 600, "num_pages": 40})
+    case = Case(name="parts", heads=14, bias=True, head_dim=128, **sizes)
+    rows, *places_of = arguments(case, "bfloat16")
+    (T, C, H), rng, shares = rows.qkv.shape, np.random.default_rng(0), 1 if scaled else 7
+    # Rows and columns that no product has follow it
+    shape = shares, T + 5, C * H + (0 if scaled else 256)
+    sums = jnp.asarray(rng.standard_normal(shape), jnp.bfloat16 if scaled else jnp.float32)
+    scales = tuple(jnp.asarray(rng.uniform(0.1, 2, n), jnp.float32) for n in (T + 5, C * H))
+    parts = Parts(sums, scales if scaled else (), (T, C, H), jnp.dtype(jnp.bfloat16))
+    run = jitted(mosaic_gpu.rope_write, "k_pages", "v_pages", "scales")
+    found, wanted = (
+        run(dataclasses.replace(rows, qkv=qkv), *map(jnp.array, places_of), **launch_options(place))
+        for qkv in (parts, parts.whole)
+    )
+    for name, one, two in zip(("queries", "keys", "values"), found, wanted, strict=True):
+        np.testing.assert_array_equal(np.asarray(one), np.asarray(two), err_msg=name)
 
 
 @pytest.mark.gpu

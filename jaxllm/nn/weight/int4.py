@@ -59,7 +59,7 @@ class Int4(nnx.Module):
         return self.shape.shaped(whole(self._product(x, context)), context.collective)
 
     def part(self, x: Inputs, dims: int, context: RowContext) -> Product:
-        return self._product(x, context) if self.shape.is_flat else self.product(x, dims, context)
+        return self.shape.parted(self._product(x, context), context.collective)
 
     def _product(self, x: Inputs, context: RowContext) -> Product:
         assert isinstance(x, Array)  # no rounding is asked for

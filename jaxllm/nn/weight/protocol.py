@@ -19,7 +19,7 @@ from jaxllm.nn.rules import Piece, Rule
 from jaxllm.nn.weight.parameters import Axes
 from jaxllm.quantisation import WeightFormat
 from pallas_kernels.grouped_matmul import Gating, Groups
-from pallas_kernels.parts import Product
+from pallas_kernels.parts import Parts, Product, whole
 from pallas_kernels.scaled_matmul import Inputs, Rounding
 
 
@@ -49,7 +49,7 @@ class Weight(Protocol):
         """`[T, *inp]` → `[T, *out]`: the last `dims` axes are contracted."""
 
     def part(self, x: Inputs, dims: int, context: RowContext) -> Product:
-        """The same, in parts where that saves a launch; for a norm that adds it to something."""
+        """The same, in parts where that saves a launch, for a reader that adds them up."""
 
     def gated(self, x_TD: Inputs, context: RowContext, rounding: Rounding | None) -> Inputs | None:
         """silu(gate(x)) · up(x) `[T, X·F]` of a weight `[X, 2, F, D]`, plain or as `rounding` has
@@ -112,11 +112,6 @@ class Shape:
         return next(split, None)
 
     @property
-    def is_flat(self) -> bool:
-        """Whether `shaped` changes nothing: one output axis, whole on every device."""
-        return len(self.out) == 1 and self.out_axis is None
-
-    @property
     def inp_axis(self) -> str | None:
         """The logical name of the inputs' first axis, by which they are split."""
         return self.axes[len(self.out)]
@@ -144,6 +139,12 @@ class Shape:
             return y if axis is None else collective.own(y, 1 + axis)
         out[axis] //= math.prod(out) // held
         return y_TO.reshape(T, *out)
+
+    def parted(self, y_TO: Product, collective: Collective) -> Product:
+        """`shaped`, of what may be in parts: they stay apart where a device has all outputs."""
+        if isinstance(y_TO, Parts) and (self.out_axis is None or self.shards == 1):
+            return y_TO.shaped(*self.out)
+        return self.shaped(whole(y_TO), collective)
 
 
 class Held(Weight, Protocol):

@@ -61,7 +61,7 @@ class Scaled(nnx.Module):
         return self.shape.shaped(whole(self._parts(x, context)), context.collective)
 
     def part(self, x: op.Inputs, dims: int, context: RowContext) -> Product:
-        return self._parts(x, context) if self.shape.is_flat else self.product(x, dims, context)
+        return self.shape.parted(self._parts(x, context), context.collective)
 
     def _parts(self, x: op.Inputs, context: RowContext) -> Product:
         values, scale, inputs = self.values[...], self.scale[...], self.kind.inputs
