@@ -16,6 +16,7 @@ from jaxllm.nn.linear import Init, Linear
 from jaxllm.nn.mlp import MLP, GatedMLP
 from jaxllm.nn.norm import LayerNorm, RMSNorm
 from jaxllm.nn.weight import int4, scaled
+from jaxllm.nn.weight.protocol import Shape
 from jaxllm.nn.weight.schemes import rounded
 from jaxllm.quantisation import WeightFormat
 from pallas_kernels.gated_matmul import gated_matmul
@@ -116,6 +117,16 @@ def test_every_block_takes_a_product_in_parts(kind: str) -> None:
     np.testing.assert_allclose(
         found(halves), found(lambda x, context: whole(halves(x, context))), rtol=1e-6
     )
+
+
+@pytest.mark.parametrize("shards", [1, 2])
+def test_parts_stay_apart_where_a_device_has_all_outputs(shards: int) -> None:
+    shape = Shape((1, 3, 4), (WIDTH,), ("shard", None, "head_dim", None), shards=shards)
+    sums = jax.random.normal(jax.random.key(0), (2, TOKENS + 1, 16))
+    parts = Parts(sums, (), (TOKENS, 12), jnp.dtype(jnp.float32))
+    found = shape.parted(parts, ALONE)
+    assert isinstance(found, Parts) == (shards == 1)
+    np.testing.assert_array_equal(whole(found), parts.whole.reshape(TOKENS, 1, 3, 4))
 
 
 @pytest.mark.slow
