@@ -3,8 +3,8 @@ small launch.
 
 A thread block is one warpgroup with some heads of one token: a tile of query heads, or a tile of
 key heads and the same value heads. It loads everything into registers at once. The two halves of a
-head lie in registers of the same lane, so the rotation needs no exchange. Products in parts are added up
-when they are loaded.
+head lie in registers of the same lane, so the rotation needs no exchange. Products in parts are
+added up as they are loaded.
 """
 
 from __future__ import annotations
