@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
@@ -10,6 +12,7 @@ from jaxllm.config import ConfigError
 from jaxllm.locate import locate
 from jaxllm.server.engine.wire import Profile, ResetPrefixes, Sleep, UpdateWeights, WakeUp
 from jaxllm.server.errors import bad_request, describe, overloaded
+from jaxllm.server.openai.bodies import unless_gone, until_gone
 from jaxllm.server.openai.fields import read_field
 from jaxllm.server.state import ServerState
 
@@ -58,7 +61,8 @@ class OperatorRoutes:
 
     async def sleep(self, request: Request) -> Response:
         """Free device memory. The query has `level`, 1 (weights wait in host memory) or 2 (they are
-        read again), and `mode`: requests in flight are aborted, or waited for."""
+        read again), and `mode`: requests in flight are aborted, or waited for, as long as who asks
+        waits. Meanwhile no other begins."""
         level = request.query_params.get("level", "1")
         mode = request.query_params.get("mode", "abort")
         if level not in LEVELS:
@@ -69,13 +73,20 @@ class OperatorRoutes:
             )
         if mode not in MODES:
             raise bad_request(f"mode must be abort or wait, got {describe(mode)}", "mode")
-        if self._state.resolved.pipeline_parallel_size == 1:  # else the engine refuses
+        if self._state.resolved.pipeline_parallel_size > 1:  # the engine refuses: nothing ends
+            await self._state.client.run_command(Sleep(int(level)))
+            return Response()
+        with self._state.at_rest():
             if mode == "abort":
                 self._state.client.fail_all(
                     lambda: overloaded("the model was put to sleep; POST /wake_up", "sleeping")
                 )
-            await self._state.idle.wait()
-        await self._state.client.run_command(Sleep(int(level)))
+            gone = asyncio.ensure_future(until_gone(request.receive))
+            try:
+                await unless_gone(gone, self._state.idle.wait())
+            finally:
+                gone.cancel()
+            await self._state.client.run_command(Sleep(int(level)))
         return Response()
 
     async def wake_up(self, request: Request) -> Response:

@@ -135,7 +135,7 @@ def readiness(server_state: ServerState) -> str:
         return _absence(client)
     if server_state.draining:
         return "draining"
-    if client.stats.sleep_level:
+    if server_state.resting or client.stats.sleep_level:
         return "sleeping"
     return "full" if client.choices >= client.capacity else "ready"
 

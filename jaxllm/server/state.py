@@ -128,6 +128,7 @@ class ServerState:
         self.draining = False
         self.bodies = Bodies(settings.max_body_size, self.rules)
         self.active = 0  # HTTP requests that generate
+        self.resting = 0  # operators who wait to put the model to sleep
         self.idle = asyncio.Event()
         self.idle.set()
         self._threads = ThreadPoolExecutor(2, thread_name_prefix="tokenize")
@@ -183,7 +184,10 @@ class ServerState:
 
     @contextmanager
     def working(self) -> Iterator[None]:
-        """Count an HTTP request as active; a drain waits for the last one."""
+        """Count an HTTP request as active; a drain waits for the last one. Raises ApiError while
+        the model is `at_rest`."""
+        if self.resting:
+            raise overloaded("the model is being put to sleep; POST /wake_up", "sleeping")
         self.active += 1
         self.idle.clear()
         try:
@@ -192,6 +196,15 @@ class ServerState:
             self.active -= 1
             if self.active == 0:
                 self.idle.set()
+
+    @contextmanager
+    def at_rest(self) -> Iterator[None]:
+        """Refuse new work, so that `idle` comes."""
+        self.resting += 1
+        try:
+            yield
+        finally:
+            self.resting -= 1
 
     async def shut_down(self) -> None:
         """Release the threads and end the processes of grammars and templates at once."""

@@ -12,7 +12,7 @@ import pytest
 
 from jaxllm.tokenizer import Tokenizer
 from tests.server import fake
-from tests.server.harness import Answer, Running, with_settings
+from tests.server.harness import Answer, Open, Running, with_settings
 from tests.server.stepped import Stepped
 
 ROOT = {"authorization": "Bearer root"}
@@ -70,6 +70,40 @@ def test_requests_in_flight_are_ended_before_a_model_sleeps(tokenizer: Tokenizer
                 assert asleep.result().status == 200
             assert b"was put to sleep" in b"".join(lines)
         assert server.get("/is_sleeping").json() == {"is_sleeping": True}
+
+
+def waiting(server: Running) -> Open:
+    """An operator who waits until the model has no more work, and then has it sleep."""
+    head = b"POST /sleep?mode=wait HTTP/1.1\r\nhost: a\r\nauthorization: Bearer root\r\n\r\n"
+    operator = server.begin_raw(head)
+    while server.get("/ready").json()["status"] != "sleeping":
+        pass
+    return operator
+
+
+def test_who_waits_until_a_model_sleeps_waits_for_no_later_request(tokenizer: Tokenizer) -> None:
+    with Stepped(tokenizer, with_settings(admin_keys=("root",))) as server:
+        with server.begin("/v1/completions", QUESTION | {"ignore_eos": True}) as early:
+            with waiting(server) as operator:
+                later = server.post("/v1/completions", QUESTION)
+                assert (later.status, later.error["code"]) == (503, "sleeping")
+                assert not server.get("/is_sleeping").json()["is_sleeping"]
+                server.control.go.set()
+                assert early.answer().json()["choices"][0]["finish_reason"] == "length"
+                assert operator.answer().status == 200
+        assert server.get("/is_sleeping").json()["is_sleeping"]
+
+
+def test_who_waits_no_longer_puts_no_model_to_sleep(tokenizer: Tokenizer) -> None:
+    with Stepped(tokenizer, with_settings(admin_keys=("root",))) as server:
+        with server.begin("/v1/completions", QUESTION | {"ignore_eos": True}) as early:
+            waiting(server).close()
+            while server.get("/ready").json()["status"] != "ready":
+                pass
+            server.control.go.set()
+            assert early.answer().status == 200
+        assert server.post("/v1/completions", QUESTION).status == 200
+        assert not server.get("/is_sleeping").json()["is_sleeping"]
 
 
 def test_an_engine_in_stages_refuses_to_sleep_and_its_streams_go_on(
