@@ -28,7 +28,7 @@ class GroupedMatrix(PackedTensor):
     The first part has the numbers, the second the scales.
 
     Attributes:
-        bits: of a number: 2, 4 or 8.
+        bits: of a number: 2, 3, 4 or 8.
         group: columns that share a scale, in order; a format may say otherwise.
     """
 
@@ -63,10 +63,10 @@ class GroupedMatrix(PackedTensor):
 
     @property
     def format(self) -> WeightFormat | None:
-        if self.bits != 4 or not self.ordered:
+        if not self.ordered:
             return None
         group = self.group if self.group < self.shape[1] else None
-        return WeightFormat(INT4, group, form=SYMMETRIC if self.symmetric else ZEROS)
+        return _held(self.bits, group, self.symmetric)
 
     def leaves(self) -> tuple[PackedTensor, ...]:
         assert self.format is not None
@@ -131,10 +131,10 @@ class Grouping:
 
     def usual(self, shape: tuple[int, ...], symmetric: bool) -> WeightFormat | None:
         """What a matrix of this shape is held in."""
-        if self.bits != 4 or len(shape) != 2:
+        if len(shape) != 2:
             return None
         group = self.group if self.group is not None and self.group < shape[1] else None
-        return WeightFormat(INT4, group, form=SYMMETRIC if symmetric else ZEROS)
+        return _held(self.bits, group, symmetric)
 
     def bits_of(self, columns: int, words: int) -> int:
         """Bits of a number, so many of which take so many words."""
@@ -148,6 +148,14 @@ class Grouping:
         return own
 
 
+def _held(bits: int, group: int | None, symmetric: bool) -> WeightFormat | None:
+    """What holds such numbers: those of fewer bits are numbers of 4, with zero points of their
+    own."""
+    if bits > 4 or (symmetric and bits < 4):
+        return None
+    return WeightFormat(INT4, group, form=SYMMETRIC if symmetric else ZEROS)
+
+
 def read_grouping(
     settings: Mapping[str, Any], bits: tuple[int, ...], mixed: str | None = None
 ) -> Grouping:
@@ -155,8 +163,7 @@ def read_grouping(
     ConfigError unless `bits` has the number."""
     count = settings.get("bits", settings.get("w_bit"))
     if type(count) is not int or count not in bits:
-        known = " or ".join(map(str, bits))
-        raise ConfigError(f"bits is {count!r:.40}; {known} are read")
+        raise ConfigError(f"bits is {count!r:.40}; {bits_read(bits)}")
     size = settings.get("group_size", settings.get("q_group_size"))
     if type(size) is not int or size < -1 or size == 0:
         raise ConfigError(
@@ -165,14 +172,36 @@ def read_grouping(
     return Grouping(count, None if size == -1 else size, bool(mixed and settings.get(mixed)))
 
 
+def bits_read(bits: tuple[int, ...]) -> str:
+    """What runs, and what to do about other numbers of bits."""
+    known = " or ".join(map(str, bits))
+    return (
+        f"{known} are read: take a checkpoint of these, or plain weights with --quantization int4"
+    )
+
+
 def fields(words: np.ndarray, bits: int, bound: tuple[int, int]) -> np.ndarray:
-    """The numbers of a range along the last axis, whose words hold the low bits first; int32."""
+    """The numbers of a range along the last axis, whose words hold the low bits first; int32.
+    Numbers whose bits do not divide a word's go on in the next."""
+    if WORD % bits:
+        return _crossing(words, bits, bound)
     each, (low, high) = WORD // bits, bound
     first = low // each
     own = np.ascontiguousarray(words[..., first : -(-high // each)]).view(np.uint32)
     shifts = np.arange(0, WORD, bits, dtype=np.uint32)
     found = (own[..., None] >> shifts & np.uint32((1 << bits) - 1)).astype(np.int32)
     return found.reshape(*own.shape[:-1], -1)[..., low - first * each : high - first * each]
+
+
+def _crossing(words: np.ndarray, bits: int, bound: tuple[int, int]) -> np.ndarray:
+    bit = np.arange(*bound) * bits
+    word, shift = bit // WORD, (bit % WORD).astype(np.uint64)
+    low, high = (
+        words[..., np.minimum(place, words.shape[-1] - 1)].view(np.uint32).astype(np.uint64)
+        for place in (word, word + 1)
+    )
+    pair = low | high << np.uint64(WORD)
+    return (pair >> shift & np.uint64((1 << bits) - 1)).astype(np.int32)
 
 
 def checked_groups(part: PackedPart, groups: np.ndarray, count: int) -> np.ndarray:

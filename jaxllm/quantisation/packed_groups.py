@@ -23,6 +23,7 @@ from jaxllm.quantisation.grouped import (
     Arrays,
     GroupedMatrix,
     Grouping,
+    bits_read,
     checked_groups,
     fields,
     size,
@@ -154,7 +155,7 @@ def _grouping(where: str, given: Mapping[str, Any]) -> Grouping:
     weights = given["weights"]
     bits, strategy, size = (weights.get(key) for key in ("num_bits", "strategy", "group_size"))
     if bits not in BITS or weights.get("type", "int") != "int":
-        raise ConfigError(f"num_bits of {where} is {bits!r:.40}; integers of 4 or 8 are read")
+        raise ConfigError(f"num_bits of {where} is {bits!r:.40}; integers of {bits_read(BITS)}")
     if strategy == "channel" and size in (None, -1):
         return Grouping(bits, None)
     if strategy != "group" or type(size) is not int or size < 1:

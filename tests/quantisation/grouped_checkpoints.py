@@ -51,12 +51,31 @@ def grouped(
 
 def words(numbers: np.ndarray, bits: int, order: tuple[int, ...] | None = None) -> np.ndarray:
     """Numbers of each row in int32 words, the last ones filled up with zeros."""
+    if bits == 3:
+        return _words_of_3_bits(numbers)
     each = 32 // bits
     full = np.pad(numbers, ((0, 0), (0, -numbers.shape[1] % each)))
     out = np.zeros((len(full), full.shape[1] // each), np.uint32)
     for i, column in enumerate(order or range(each)):
         out |= full[:, column::each].astype(np.uint32) << np.uint32(bits * i)
     return out.view(np.int32)
+
+
+def _words_of_3_bits(numbers: np.ndarray) -> np.ndarray:
+    """32 numbers in three words: ten whole ones in each, and two that are cut at bits 30 and 31."""
+    full = np.pad(numbers, ((0, 0), (0, -numbers.shape[1] % 32))).astype(np.uint64)
+    out = np.zeros((len(full), full.shape[1] // 32, 3), np.uint64)
+    whole = ((0, 0, 0), (1, 11, 1), (2, 22, 2))  # word, first number, first bit
+    for block in range(out.shape[1]):
+        own = full[:, 32 * block : 32 * block + 32]
+        for word, first, bit in whole:
+            for i in range(10):
+                out[:, block, word] |= own[:, first + i] << np.uint64(3 * i + bit)
+        out[:, block, 0] |= (own[:, 10] << np.uint64(30)) & np.uint64(0xFFFFFFFF)
+        out[:, block, 1] |= own[:, 10] >> np.uint64(2)
+        out[:, block, 1] |= (own[:, 21] << np.uint64(31)) & np.uint64(0xFFFFFFFF)
+        out[:, block, 2] |= own[:, 21] >> np.uint64(1)
+    return out.reshape(len(full), -1).astype(np.uint32).view(np.int32)
 
 
 def awq(shape: tuple[int, int], group: int = -1) -> Made:
@@ -148,6 +167,8 @@ MADE = {
     "gptq, groups in no order": gptq((16, 32), 8, shuffled=True),
     "gptq v2 of 8 bits, groups in no order": gptq((12, 24), 8, 8, "gptq_v2", shuffled=True),
     "gptq of 8 bits": gptq((12, 24), 8, 8),
+    "gptq of 3 bits": gptq((32, 64), 16, 3),
+    "gptq v2 of 3 bits, groups in no order": gptq((64, 32), 8, 3, "gptq_v2", shuffled=True),
     "gptq of 2 bits, one group": gptq((16, 32), -1, 2, index=False),
     "pack-quantized": pack_quantized((5, 24), 8),
     "pack-quantized, words cut off": pack_quantized((5, 13), 8),

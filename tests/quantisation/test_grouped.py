@@ -156,7 +156,7 @@ def in_group(**settings: Any) -> Made:
         (changed(awq((8, 8)), version="gemv"), "version is 'gemv'; gemm is read"),
         (changed(awq((8, 8)), group_size=0), "group_size is 0; a positive integer .* or -1"),
         (changed(awq((8, 8)), group_size="128"), "group_size is '128'"),
-        (changed(gptq((8, 8)), bits=True), "bits is True; 2 or 4 or 8 are read"),
+        (changed(gptq((8, 8)), bits=True), "bits is True; 2 or 3 or 4 or 8 are read: take"),
         (changed(gptq((8, 8)), checkpoint_format="marlin"), "is 'marlin'; gptq and gptq_v2 are"),
         (changed(MADE["auto-round"], packing_format="itrex"), "packing_format is 'itrex'; auto_"),
         (changed(pack_quantized((8, 8)), config_groups=None), "config_groups must be an object"),

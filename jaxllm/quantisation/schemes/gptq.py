@@ -1,9 +1,10 @@
-"""Matrices of 2, 4 or 8 bits as AutoGPTQ and GPTQModel write them.
+"""Matrices of 2, 3, 4 or 8 bits as AutoGPTQ and GPTQModel write them.
 
 `X.qweight` int32 [K · bits / 32, N] holds the low bits first, along K; `X.qzeros` int32
-[groups, N · bits / 32], along N; `X.scales` [groups, N]; `X.g_idx` int32 [K] has the group of each
-column, which with `desc_act` is in no order. The weight [N, K] is (number - zero point) · scale.
-Format "gptq" stores zero points less 1, modulo their bits; "gptq_v2" as they are.
+[groups, N · bits / 32], along N; numbers of 3 bits may cross words. `X.scales` is [groups, N], and
+`X.g_idx` int32 [K] has the group of each column, which with `desc_act` is in no order. The weight
+[N, K] is (number - zero point) · scale. Format "gptq" stores zero points less 1, modulo their bits;
+"gptq_v2" as they are.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from jaxllm.quantisation.grouped import (
     Arrays,
     GroupedMatrix,
     Grouping,
+    bits_read,
     checked_groups,
     fields,
     read_grouping,
@@ -30,7 +32,7 @@ from jaxllm.quantisation.grouped import (
 from jaxllm.quantisation.scheme import Bounds, Header, PackedPart
 from jaxllm.quantisation.weight_format import WeightFormat
 
-BITS = (2, 4, 8)
+BITS = (2, 3, 4, 8)
 LESS = {"gptq": 1, "gptq_v2": 0}  # what stored zero points lack
 
 
@@ -96,7 +98,7 @@ class Gptq:
             scales, zeros, index = (f"{module}.{leaf}" for leaf in ("scales", "qzeros", "g_idx"))
             bits = self.grouping.bits_of(rows, size(stored, zeros, 1))
             if bits not in BITS:
-                raise ConfigError(f"{zeros} has numbers of {bits} bits; 2, 4 or 8 are read")
+                raise ConfigError(f"{zeros} has numbers of {bits} bits; {bits_read(BITS)}")
             columns = words * WORD // bits
             group = self.grouping.group_of(columns, size(stored, scales, 0))
             groups = -(-columns // group)
@@ -117,4 +119,7 @@ def read(settings: Mapping[str, Any]) -> Gptq:
     if stored not in LESS:
         raise ConfigError(f"checkpoint_format is {stored!r:.40}; {' and '.join(LESS)} are read")
     grouping = read_grouping(settings, BITS, mixed="dynamic")
-    return Gptq(grouping, LESS[stored], bool(settings.get("desc_act")))
+    given = settings.get("dynamic")
+    own = given.values() if isinstance(given, dict) else ()  # of some modules
+    shuffled = any(isinstance(each, dict) and each.get("desc_act") for each in (settings, *own))
+    return Gptq(grouping, LESS[stored], shuffled)
