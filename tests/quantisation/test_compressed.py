@@ -163,3 +163,36 @@ def test_algorithms_of_modelopt(
 def test_an_algorithm_that_modelopt_alone_knows_is_named() -> None:
     with pytest.raises(ConfigError, match="quant_algo is 'W4A8_AWQ'; those that are read are FP8,"):
         read_scheme("modelopt", {"quantization": {"quant_algo": "W4A8_AWQ"}})
+
+
+def test_modules_of_mixed_precision_have_algorithms_of_their_own() -> None:
+    layers = {"a.q": {"quant_algo": "FP8"}, "a.mlp": {"quant_algo": "NVFP4", "group_size": 16}}
+    mixed = {"quant_algo": "MIXED_PRECISION", "quantized_layers": layers}
+    stored = {
+        "a.q.weight": Header("F8_E4M3", (8, 32)),
+        "a.o.weight": Header("BF16", (8, 32)),
+        "a.mlp.up.weight": Header("U8", (8, 16)),
+    }
+    scheme = read_scheme("modelopt", {"quantization": mixed})
+    found = {tensor.name: tensor.format for tensor in scheme.tensors(stored)}
+    assert found == {
+        "a.q.weight": WeightFormat("fp8", None, "given"),
+        "a.mlp.up.weight": WeightFormat("fp4", 16),
+    }
+    assert scheme.title == "modelopt MIXED_PRECISION (FP8, NVFP4)"
+    stored["b.weight"] = Header("F8_E4M3", (8, 32))
+    with pytest.raises(ConfigError, match=r"b\.weight has few bits, but quantized_layers does not"):
+        list(scheme.tensors(stored))
+
+
+@pytest.mark.parametrize(
+    ("layers", "message"),
+    [
+        (None, "quantized_layers is None; with MIXED_PRECISION it must be an object"),
+        ({"a": {"quant_algo": "W4A8_AWQ"}}, "quant_algo of a is 'W4A8_AWQ'; those that are read"),
+        ({"a": []}, r"quant_algo of a is \[\]; those that are read"),
+    ],
+)
+def test_mixed_precision_that_is_not_read_is_named(layers: Any, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        read_scheme("modelopt", {"quant_algo": "MIXED_PRECISION", "quantized_layers": layers})

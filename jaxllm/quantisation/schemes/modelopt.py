@@ -7,18 +7,21 @@ product of both.
 
 NVFP4 and W4A16_NVFP4: `X.weight` uint8 [N, K / 2] has the low half first, `X.weight_scale`
 float8_e4m3fn [N, K / 16], and `X.weight_scale_2` is a factor of all. Inputs stay as they are.
+
+MIXED_PRECISION: `quantized_layers` has the `quant_algo` of each module, or of all within one.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any
 
 from jaxllm.config import ConfigError
 from jaxllm.quantisation.fp4 import U8
 from jaxllm.quantisation.fp4_groups import NVFP4, fp4_matrix
-from jaxllm.quantisation.matrix import Grid, scaled_matrix
+from jaxllm.quantisation.matrix import Grid, ScaledMatrix, scaled_matrix
 from jaxllm.quantisation.scheme import Header, PackedTensor
 from jaxllm.quantisation.weight_format import FP4, WeightFormat
 
@@ -31,53 +34,96 @@ ALGORITHMS = {
     "FP8_PB_WO": ((BLOCK, BLOCK), "plain"),
 }
 FLOATS_OF_4_BITS = ("NVFP4", "W4A16_NVFP4")
+MIXED = "MIXED_PRECISION"
+KNOWN = (*ALGORITHMS, *FLOATS_OF_4_BITS)
 
 
 @dataclass(frozen=True)
 class ModelOpt:
-    """The scheme; `algorithm` is one of ALGORITHMS or FLOATS_OF_4_BITS."""
+    """The scheme.
+
+    Attributes:
+        algorithm: one of KNOWN, or MIXED.
+        layers: with MIXED, the algorithm of each module.
+    """
 
     algorithm: str
+    layers: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
     method = "modelopt"
 
     @property
     def title(self) -> str:
-        return f"modelopt {self.algorithm}"
+        own = sorted(set(self.layers.values()))
+        return f"modelopt {self.algorithm}" + (f" ({', '.join(own)})" if own else "")
 
     def usual(self, shape: tuple[int, ...]) -> WeightFormat | None:
         floats = self.algorithm in FLOATS_OF_4_BITS and len(shape) == 2
         return WeightFormat(FP4, NVFP4) if floats else None
 
     def tensors(self, stored: Mapping[str, Header]) -> Iterator[PackedTensor]:
-        if self.algorithm in FLOATS_OF_4_BITS:
-            yield from _floats_of_4_bits(stored)
-            return
-        block, inputs = ALGORITHMS[self.algorithm]
         for name, found in stored.items():
-            if found.dtype != E4M3 or len(found.shape) != 2 or not name.endswith(".weight"):
+            if not name.endswith(".weight") or len(found.shape) != 2:
                 continue
-            owner = name.removesuffix("weight")
-            rows, columns = (size or whole for size, whole in zip(block, found.shape, strict=True))
-            given = f"{owner}input_scale" if inputs == "given" else None
-            grid = Grid(rows, columns, inputs)
-            yield scaled_matrix(name, stored, f"{owner}weight_scale", grid, given)
+            if found.dtype not in (E4M3, U8):
+                continue
+            algorithm = self._algorithm(name.removesuffix(".weight"))
+            if algorithm in FLOATS_OF_4_BITS and found.dtype == U8:
+                owner = name.removesuffix("weight")
+                more = (owner + leaf for leaf in ("weight_scale", "weight_scale_2", "input_scale"))
+                yield fp4_matrix(name, stored, (name, *more), NVFP4, "times")
+            elif algorithm in ALGORITHMS and found.dtype == E4M3:
+                yield _floats_of_8_bits(name, algorithm, stored)
+
+    def _algorithm(self, module: str) -> str:
+        """That of a module, or of the nearest around it. Raises ConfigError for none."""
+        if self.algorithm != MIXED:
+            return self.algorithm
+        around = module
+        while around not in self.layers:
+            around = around.rpartition(".")[0]
+            if not around:
+                raise ConfigError(
+                    f"{module}.weight has few bits, but quantized_layers does not name the module: "
+                    "download or convert the checkpoint again"
+                )
+        return self.layers[around]
 
 
-def _floats_of_4_bits(stored: Mapping[str, Header]) -> Iterator[PackedTensor]:
-    for name, found in stored.items():
-        if name.endswith(".weight") and found.dtype == U8 and len(found.shape) == 2:
-            owner = name.removesuffix("weight")
-            more = (f"{owner}{leaf}" for leaf in ("weight_scale", "weight_scale_2", "input_scale"))
-            yield fp4_matrix(name, stored, (name, *more), NVFP4, "times")
+def _floats_of_8_bits(name: str, algorithm: str, stored: Mapping[str, Header]) -> ScaledMatrix:
+    block, inputs = ALGORITHMS[algorithm]
+    owner, shape = name.removesuffix("weight"), stored[name].shape
+    rows, columns = (size or whole for size, whole in zip(block, shape, strict=True))
+    given = f"{owner}input_scale" if inputs == "given" else None
+    return scaled_matrix(name, stored, f"{owner}weight_scale", Grid(rows, columns, inputs), given)
 
 
 def read(settings: Mapping[str, Any]) -> ModelOpt:
     """The scheme of these settings. Raises ConfigError."""
     own = settings.get("quantization")  # of hf_quant_config.json
-    algorithm = (own if isinstance(own, dict) else settings).get("quant_algo")
-    known = (*ALGORITHMS, *FLOATS_OF_4_BITS)
-    if algorithm not in known:
+    given = own if isinstance(own, dict) else settings
+    algorithm = given.get("quant_algo")
+    if algorithm == MIXED:
+        return ModelOpt(MIXED, _layers(given.get("quantized_layers")))
+    return ModelOpt(_known("quant_algo", algorithm))
+
+
+def _layers(given: Any) -> dict[str, str]:
+    if not isinstance(given, dict) or not given:
         raise ConfigError(
-            f"quant_algo is {algorithm!r:.80}; those that are read are {', '.join(known)}"
+            f"quantized_layers is {given!r:.80}; with {MIXED} it must be an object with the "
+            "quant_algo of each module"
         )
-    return ModelOpt(algorithm)
+    return {
+        name: _known(
+            f"quant_algo of {name!s:.80}", of.get("quant_algo") if isinstance(of, dict) else of
+        )
+        for name, of in given.items()
+    }
+
+
+def _known(where: str, algorithm: Any) -> str:
+    if algorithm not in KNOWN:
+        raise ConfigError(
+            f"{where} is {algorithm!r:.80}; those that are read are {', '.join(KNOWN)}"
+        )
+    return str(algorithm)
