@@ -2,12 +2,15 @@
 router, routing, products and the sum of each token's experts, layer after layer.
 
     python -m benchmarks.mixture_layers --shape Qwen3-30B-A3B --tokens 1 16 64 256 --skew 0
+    python -m benchmarks.mixture_layers --numbers fp8 --variants now "warpgroups 2"
 
 "now" is what a model runs. Variants say what they do otherwise:
 
-- one launch: both products in one launch (`mosaic_fused`).
-- columns N: slots of so many columns. warpgroups 2: so many warpgroups that multiply.
+- one launch: both products in one launch (`mosaic_fused`), or two launches.
+- columns N: two launches with slots of so many columns. warpgroups 2: so many that multiply.
 - added before: a launch of its own adds up each token's experts, in place of the norm that follows.
+
+Experts of 8 bits have two launches, and slots of 128 columns; other variants are refused.
 
 `skew` is the exponent of the Zipf law by which experts are preferred: a bias of the router.
 `tiles` in use are the mean over layers: as many as experts that were hit, unless some need two.
@@ -30,40 +33,49 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
 
-from benchmarks.mixtures import OPTIONS, swiglu
+from benchmarks import mixtures
+from benchmarks.mixtures import NUMBERS, OPTIONS, Maps, swiglu
 from benchmarks.record import finish, parser
 from benchmarks.routing import launches
 from benchmarks.steps import TURNS, timed
 from pallas_kernels.add_norm import mosaic_gpu as norms
-from pallas_kernels.grouped_matmul import Experts, Groups, mosaic_fused, mosaic_gpu, rows_for
+from pallas_kernels.grouped_matmul import (
+    Experts,
+    Groups,
+    mosaic_fused,
+    mosaic_gpu,
+    rows_for,
+    takes_one_launch,
+)
 from pallas_kernels.grouped_matmul.cases import MODEL_SHAPES, ModelShape
-from pallas_kernels.grouped_matmul.plan import Tuning, tuning_of
+from pallas_kernels.grouped_matmul.plan import PROCESSORS, K, tuning_of
 from pallas_kernels.parts import WeightedRows, whole
 from pallas_kernels.route import Rule
 from pallas_kernels.route import mosaic_gpu as routes
+from pallas_kernels.scaled_matmul import ScaledExperts, mosaic_grouped
 
 LAYERS = 6  # of which every third has the same weights, larger than the L2 cache
-WEIGHTS = 3
 EPS = 1e-6
 
 
 class Variant(NamedTuple):
     """What is done otherwise than now."""
 
-    one_launch: bool = False
-    columns: int = 64
+    launches: int | None = None
+    columns: int = K
     warpgroups: int | None = None
     added_before: bool = False
 
 
 VARIANTS = {
     "now": Variant(),
+    "one launch": Variant(launches=1),
+    "two launches": Variant(launches=2),
     "added before": Variant(added_before=True),
-    "columns 128": Variant(columns=128),
-    "columns 256": Variant(columns=256),
-    "warpgroups 2": Variant(warpgroups=2),
-    "one launch": Variant(one_launch=True),
-    "one launch, columns 128": Variant(one_launch=True, columns=128),
+    "columns 128": Variant(launches=2, columns=128),
+    "columns 256": Variant(launches=2, columns=256),
+    "warpgroups 2": Variant(launches=2, warpgroups=2),
+    "one launch, columns 128": Variant(launches=1, columns=128),
 }
 
 
@@ -73,78 +85,82 @@ class Layer(NamedTuple):
     norm_D: Array
     router_ED: Array
     bias_E: Array
-    gate_up_EOD: Array
-    down_EDF: Array
+    gate_up: Maps
+    down: Maps
 
 
-def made(shape: ModelShape, skew: float) -> list[Layer]:
-    """Random weights of some layers; experts are preferred in another order in each."""
+def made(shape: ModelShape, numbers: str) -> list[Layer]:
+    """Random weights of some layers, whose routers have the bias of skew 1; experts are preferred
+    in another order in each."""
 
     @jax.jit
-    def layer(key: Array) -> Layer:
-        normal = functools.partial(jax.random.normal, dtype=jnp.bfloat16)
-        keys = jax.random.split(key, 4)
-        rank_E = jax.random.permutation(keys[3], shape.experts) + 1
-        D, F, E = shape.width, shape.inner, shape.experts
-        return Layer(
-            norm_D=jnp.ones((D,), jnp.bfloat16),
-            router_ED=normal(keys[0], (E, D)) / D**0.5,
-            bias_E=-skew * jnp.log(rank_E.astype(jnp.float32)),
-            gate_up_EOD=normal(keys[1], (E, 2 * F, D)) / D**0.5,
-            down_EDF=normal(keys[2], (E, D, F)) / F**0.5,
-        )
+    def router(key: Array) -> tuple[Array, Array]:
+        size = shape.experts, shape.width
+        rank_E = jax.random.permutation(key, shape.experts) + 1
+        weight_ED = jax.random.normal(key, size, jnp.bfloat16) / shape.width**0.5
+        return weight_ED, -jnp.log(rank_E.astype(jnp.float32))
 
-    return [layer(jax.random.key(i)) for i in range(WEIGHTS)]
+    norm_D = jnp.ones((shape.width,), jnp.bfloat16)
+    return [
+        Layer(norm_D, *router(jax.random.key(i)), gate_up, down)
+        for i, (gate_up, down) in enumerate(mixtures.made(shape, numbers))
+    ]
 
 
-def tuning_for(tile: int, variant: Variant) -> Tuning:
-    """The sizes of the products' kernels."""
-    return tuning_of(tile, variant.columns, variant.warpgroups)
-
-
+# Jitted, so that a kernel is lowered once, not for every layer
+@functools.partial(jax.jit, static_argnames="variant")
 def normed(
-    x_TD: Array, rows: WeightedRows | None, layer: Layer, variant: Variant
+    x_TD: Array, rows: WeightedRows | None, weight_D: Array, variant: Variant
 ) -> tuple[Array, Array]:
     """The residual stream with rows added, and its norm."""
     delta_TD = jnp.zeros_like(x_TD) if rows is None else rows
     if variant.added_before:
         delta_TD = whole(delta_TD)
-    return norms.add_norm(x_TD, delta_TD, layer.norm_D, EPS)
+    return norms.add_norm(x_TD, delta_TD, weight_D, EPS)
 
 
-def half(
-    x_TD: Array, rows: WeightedRows | None, layer: Layer, rule: Rule, variant: Variant
-) -> tuple[Array, WeightedRows, Array]:
-    """One layer's half: the residual stream, what is to be added to it, and the tiles in use."""
-    x_TD, normed_TD = normed(x_TD, rows, layer, variant)
+@functools.partial(jax.jit, static_argnames=("rule", "variant"))
+def routed(
+    normed_TD: Array, layer: Layer, rule: Rule, variant: Variant
+) -> tuple[WeightedRows, Array]:
+    """What is to be added to the residual stream, and the tiles in use."""
     logit_TE = lax.dot_general(
         normed_TD, layer.router_ED, (((1,), (1,)), ((), ())), preferred_element_type=jnp.float32
     )
     groups, weight_TK = routes.route(logit_TE + layer.bias_E, None, rule)
     y_PD = experts(normed_TD, layer, groups, variant)
-    return x_TD, rows_for(y_PD, groups, weight_TK), groups.used[-1]
+    return rows_for(y_PD, groups, weight_TK), groups.used[-1]
 
 
 def experts(x_TD: Array, layer: Layer, groups: Groups, variant: Variant) -> Array:
-    """Rows of all tiles."""
-    tuning = tuning_for(groups.tile, variant)
-    if variant.one_launch:
-        weights = Experts(layer.gate_up_EOD, layer.down_EDF)
-        return mosaic_fused.feed_forward(x_TD, weights, groups, swiglu, tuning=tuning)
-    product = functools.partial(
+    """Rows of all tiles. Raises ValueError where the numbers have no such variant."""
+    gate_up, down = layer.gate_up, layer.down
+    if isinstance(gate_up, ScaledExperts) or isinstance(down, ScaledExperts):
+        if variant.launches == 1 or variant.columns != K:
+            raise ValueError("experts of 8 bits have two launches, and slots of one size")
+        product = functools.partial(
+            mosaic_grouped.grouped_scaled_matmul, groups=groups, warpgroups=variant.warpgroups
+        )
+        return product(product(x_TD, gate_up, gating=swiglu), down)
+    tuning = tuning_of(groups.tile, variant.columns, variant.warpgroups)
+    given = x_TD, Experts(gate_up, down), groups, swiglu
+    chosen = 1 if takes_one_launch("mosaic_gpu", PROCESSORS, *given) else 2
+    if (variant.launches or chosen) == 1:
+        return mosaic_fused.feed_forward(*given, tuning=tuning)
+    multiply = functools.partial(
         mosaic_gpu.grouped_matmul, groups=groups, bias_EO=None, tuning=tuning
     )
-    hidden_PF = product(x_TD, layer.gate_up_EOD, gating=swiglu)
-    return product(hidden_PF, layer.down_EDF, gating=None)
+    return multiply(multiply(x_TD, gate_up, gating=swiglu), down, gating=None)
 
 
 def chained(x_TD: Array, layers: list[Layer], rule: Rule, variant: Variant) -> tuple[Array, Array]:
     """Tokens after `LAYERS` layers, and how many tiles were in use in each."""
     rows, tiles = None, []
     for layer in itertools.islice(itertools.cycle(layers), LAYERS):
-        x_TD, rows, used = half(x_TD, rows, layer, rule, variant)
+        x_TD, normed_TD = normed(x_TD, rows, layer.norm_D, variant=variant)
+        rows, used = routed(normed_TD, layer, rule=rule, variant=variant)
         tiles.append(used)
-    return normed(x_TD, rows, layers[0], variant)[1], jnp.stack(tiles)
+    return normed(x_TD, rows, layers[0].norm_D, variant=variant)[1], jnp.stack(tiles)
 
 
 def compiled(x_TD: Array, layers: list[Layer], rule: Rule, names: list[str]) -> dict[str, Any]:
@@ -162,10 +178,11 @@ def compiled(x_TD: Array, layers: list[Layer], rule: Rule, names: list[str]) -> 
 
 
 def rows_of(
-    model: str, shape: ModelShape, a: argparse.Namespace, tokens: int, skew: float
+    row: dict[str, Any], layers: list[Layer], shape: ModelShape, a: argparse.Namespace
 ) -> Iterator[dict[str, Any]]:
-    """A row for each variant."""
-    layers, rule = made(shape, skew), Rule(shape.choices)
+    """`row`, which has tokens and skew, for each variant."""
+    tokens, rule = row["tokens"], Rule(shape.choices)
+    layers = [layer._replace(bias_E=row["skew"] * layer.bias_E) for layer in layers]
     x_TD = jax.random.normal(jax.random.key(tokens), (tokens, shape.width), jnp.bfloat16)
     programs = compiled(x_TD, layers, rule, list(dict.fromkeys(["now", *a.variants])))
     taken: dict[str, list[float]] = {}
@@ -176,18 +193,18 @@ def rows_of(
             taken.setdefault(name, []).append(timed(once, a.seconds))
     wanted, used = (np.asarray(each, np.float32) for each in ready["now"](x_TD, layers))
     for name, run in programs.items():
-        row = {"model": model, "tokens": tokens, "skew": skew, "variant": name}
+        row = row | {"variant": name}
         if isinstance(run, str):
             yield row | {"refused": run}
             continue
         us = 1e6 * statistics.median(taken[name]) / LAYERS
         hit = float(used.mean())
-        numbers = 3 * shape.width * shape.inner
+        size = 3 * shape.width * shape.inner * (2 if row["numbers"] == "bf16" else 1)
         got = np.asarray(run(x_TD, layers)[0], np.float32)
         yield row | {
             "us": round(us, 1),
             "tiles": hit,
-            "tb_per_s": round(2 * hit * numbers / us / 1e6, 3),
+            "tb_per_s": round(size * hit / us / 1e6, 3),
             "launches": round(launches(run.as_text()) / LAYERS, 2),
             "error": round(float(np.abs(got - wanted).max() / np.abs(wanted).max()), 5),
         }
@@ -200,15 +217,19 @@ def main() -> None:
     args.add_argument("--shape", nargs="+", choices=MODEL_SHAPES, default=["Qwen3-30B-A3B"])
     args.add_argument("--tokens", type=int, nargs="+", default=[1, 16, 64, 256])
     args.add_argument("--skew", type=float, nargs="+", default=[0.0])
+    args.add_argument("--numbers", nargs="+", choices=NUMBERS, default=["bf16"])
     args.add_argument("--variants", nargs="+", choices=VARIANTS, default=list(VARIANTS))
     args.add_argument("--seconds", type=float, default=0.02, help="of a turn")
     a = args.parse_args()
     rows = []
-    for model, tokens, skew in itertools.product(a.shape, a.tokens, a.skew):
-        for row in rows_of(model, MODEL_SHAPES[model], a, tokens, skew):
-            print(row, flush=True)
-            rows.append(row)
-        finish("mixture_layers", a, rows)
+    for model, numbers in itertools.product(a.shape, a.numbers):
+        layers = made(MODEL_SHAPES[model], numbers)
+        for tokens, skew in itertools.product(a.tokens, a.skew):
+            given = {"model": model, "numbers": numbers, "tokens": tokens, "skew": skew}
+            for row in rows_of(given, layers, MODEL_SHAPES[model], a):
+                print(row, flush=True)
+                rows.append(row)
+            finish("mixture_layers", a, rows)
 
 
 if __name__ == "__main__":

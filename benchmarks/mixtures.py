@@ -152,7 +152,7 @@ def made(shape: ModelShape, numbers: str = "bf16") -> list[Layer]:
         )
         return held(first, numbers), held(second, numbers)
 
-    return [layer(jax.random.key(i)) for i in range(LAYERS)]
+    return [layer(jax.random.key(i, impl="rbg")) for i in range(LAYERS)]  # quick to compile
 
 
 def held(w: Array, numbers: str) -> Maps:

@@ -42,10 +42,11 @@ def timed(run: Callable[[], Any], seconds: float) -> float:
     jax.block_until_ready(run())
     calls, start = 0, time.perf_counter()
     while calls < 3 or time.perf_counter() - start < seconds:
-        for _ in range(3):
+        batch = max(3, calls)  # to wait is a pause, which more and more calls share
+        for _ in range(batch):
             result = run()
         jax.block_until_ready(result)
-        calls += 3
+        calls += batch
     return (time.perf_counter() - start) / calls
 
 

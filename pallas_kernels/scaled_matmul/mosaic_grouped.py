@@ -73,12 +73,14 @@ def grouped_scaled_matmul(
     bias_EO: Array | None = None,
     gating: Gating | None = None,
     *,
+    warpgroups: int | None = None,
     interpret: Any = None,
 ) -> Array:
     """Each row of `groups`' tiles times the weight of its expert, see
     `pallas_kernels.grouped_matmul`. Raises what `check` raises.
 
-    `interpret` is a `plgpu.InterpretGPUParams` for machines without a GPU.
+    `warpgroups` multiply in a block, if not as many as the plan says. `interpret` is a
+    `plgpu.InterpretGPUParams` for machines without a GPU.
     """
     check(x_PI, w, groups, gating)
     grouped = w.scale.shape[2] > 1
@@ -96,7 +98,7 @@ def grouped_scaled_matmul(
         I,
         gating,
         x_PI.dtype,
-        expert_tuning(tile, groups.tile, grouped),
+        expert_tuning(tile, groups.tile, grouped, warpgroups),
         interpret,
     )
     spec = _Spec(units, w.values.dtype.type, grouped)

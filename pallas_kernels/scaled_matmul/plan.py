@@ -75,11 +75,13 @@ def expert_tile(tile: int, promoted: bool) -> int:
     return min(tile, MOST_EXPERT_TOKENS) if promoted else tile
 
 
-def expert_tuning(tokens: int, tile: int, grouped: bool) -> ExpertTuning:
+def expert_tuning(
+    tokens: int, tile: int, grouped: bool, warpgroups: int | None = None
+) -> ExpertTuning:
     """Sizes for units of so many tokens in such tiles. Full tiles are bound by what the L2 cache
     gives, so two warpgroups share the tokens; others by the weights' bytes, which small units
     divide best."""
-    warpgroups = 2 if tile == LARGEST_TILE else 1
+    warpgroups = warpgroups or (2 if tile == LARGEST_TILE else 1)
     slot = (tokens + 2 * warpgroups * ROWS) * K + grouped * 4 * max(tokens, SCALES)
     staged = 2 * warpgroups * tokens * ROWS
     return ExpertTuning(warpgroups, min(MOST_EXPERT_STAGES, (SHARED_BYTES - staged) // slot), K)

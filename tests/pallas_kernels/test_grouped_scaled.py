@@ -35,6 +35,7 @@ class Case:
     biased: bool = False
     rows: bool = False
     integers: bool = False
+    warpgroups: int | None = None
 
 
 def swiglu(gate: Any, up: Any) -> Any:
@@ -68,8 +69,8 @@ def expected(case: Case, x: Any, w: ScaledExperts, bias: Any, expert: Any) -> np
 
 
 @functools.cache
-def kernel(place: str, gated: bool) -> Any:
-    options = launch_options(place)
+def kernel(place: str, gated: bool, warpgroups: int | None) -> Any:
+    options = launch_options(place) | {"warpgroups": warpgroups}
     gating = swiglu if gated else None
 
     def call(x: Any, values: Any, scale: Any, given: Any, groups: Groups, bias: Any, form: Any):  # type: ignore[no-untyped-def]
@@ -93,7 +94,7 @@ def check(place: str, case: Case) -> None:
         row_x = jnp.asarray(rng.standard_normal(row_x.shape), jnp.bfloat16)
         x = jnp.full((groups.rows, case.columns), jnp.nan, jnp.bfloat16)
         x = x.at[taken.reshape(-1)].set(row_x)
-    got = kernel(place, case.gated)(
+    got = kernel(place, case.gated, case.warpgroups)(
         x, w.values, w.scale, w.input_scale, groups, bias, form=(w.group, w.inputs)
     )
     wanted = expected(case, row_x, w, bias, chosen.reshape(-1))
@@ -130,6 +131,8 @@ def test_rows_meet_the_weight_of_their_expert(place: str, case: Case) -> None:
         Case(tokens=33, outputs=128, columns=256, inputs="group", group=128, gated=True),
         Case(tokens=7, outputs=128, columns=256, inputs="group", group=128, biased=True),
         Case(tokens=7, outputs=128, columns=256, group=128, rows=True),
+        Case(tokens=40, outputs=384, columns=384, gated=True, warpgroups=2),
+        Case(tokens=5, outputs=320, columns=128, warpgroups=2),
         Case(tokens=400, outputs=128, columns=256, gated=True),
         Case(tokens=400, outputs=192, columns=256, inputs="group", group=128),
         Case(tokens=20, outputs=128, columns=256, integers=True, gated=True),
