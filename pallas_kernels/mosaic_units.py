@@ -215,20 +215,20 @@ def _single(y: Array) -> Array:
 
 def shares_of(blocks: int, bands: int, steps: int, tile: int) -> int:
     """The number of shares that takes the least time."""
-    return min(
-        range(1, max(2, steps // 2)), key=lambda shares: time_of(blocks, bands, steps, tile, shares)
-    )
+    counts = range(1, max(1, steps // 2) + 1)
+    return min(counts, key=lambda shares: time_of(blocks, bands, steps, tile, shares))
 
 
 def time_of(blocks: int, bands: int, steps: int, tile: int, shares: int) -> float:
     """The time of a product, counted in steps of the busiest processor.
 
     A share writes and reads back its sums, which takes `tile / 64` steps, tile being its tokens
-    times its warpgroups in slots of 128 columns; to add them up is a program of its own.
+    times its warpgroups in slots of 128 columns; to add them up is a program of its own, in which
+    one processor may read a token's sums of all shares.
     """
     if shares == 1:
         return -(-blocks * bands // PROCESSORS) * steps
     whole = blocks * bands // PROCESSORS if bands == 1 else 0
     rest = blocks * bands - whole * PROCESSORS
     rounds = -(-rest * shares // PROCESSORS)
-    return whole * steps + rounds * (-(-steps // shares) + tile / 64) + LAUNCH_STEPS
+    return whole * steps + rounds * (-(-steps // shares) + tile / 64) + LAUNCH_STEPS + shares / 8

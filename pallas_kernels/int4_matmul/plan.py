@@ -7,7 +7,7 @@ from typing import NamedTuple
 from pallas_kernels.mosaic_units import PROCESSORS, ROWS, STAGED, shares_of, time_of
 
 SHARED_BYTES = 220 * 1024
-LARGE_STEPS = 8  # wide slots of a processor; with fewer, the last ones leave others idle
+LARGE_STEPS = 7  # wide slots of a processor; with fewer, the last ones leave others idle
 COLUMNS = (64, 128, 256)  # of a slot of the ring
 TOKENS = (8, 16, 32, 64, 128, 256)  # widths of a product
 FEW_TOKENS = 64  # up to here memory is what bounds, and one tile holds all tokens
