@@ -148,7 +148,10 @@ def start(
     if setup.spec.pooling is not None:
         runner = PoolingRunner(programs, leaves, kv)
     elif len(meshes) > 1:
-        before = start_stages(setup, meshes[:-1], config, report, programs.executables.compiles)
+        compiles = programs.executables.compiles
+        read = lambda stage: WeightSource(stage, config).read()
+        with report.phase("Starting the other stages"):
+            before = start_stages(setup, meshes[:-1], read, compiles, config.enforce_eager)
         runner = PipelineRunner(before, programs, leaves, kv, eos_ids)
     else:
         runner = Runner(programs, leaves, kv, eos_ids)

@@ -2,40 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from functools import partial
 
 import jax
 from jax.sharding import Mesh
 
 from jaxllm import weights
 from jaxllm.cache.kv import zeros_of
-from jaxllm.config import EngineConfig
 from jaxllm.engine.runtime.compilation.compile_counter import CompileCounter
-from jaxllm.engine.runtime.lattice import weight_leaves
 from jaxllm.engine.runtime.pipeline import StageDispatcher
-from jaxllm.engine.startup.report import Report
 from jaxllm.engine.startup.resolve import Setup
 from jaxllm.engine.startup.sizing import abstract_pages, make_programs
 from jaxllm.mesh import over_experts, stages
 
+type Read = Callable[[Setup], tuple[jax.Array, ...]]  # the weights of a stage, on its devices
+
 
 def start_stages(
-    setup: Setup,
-    meshes: Sequence[Mesh],
-    config: EngineConfig,
-    report: Report,
-    compiles: CompileCounter,
+    setup: Setup, meshes: Sequence[Mesh], read: Read, compiles: CompileCounter, eager: bool
 ) -> list[StageDispatcher]:
     """The stages before the last, whose `setup` has all decisions and whose counter counts
-    `compiles` of all, on these meshes."""
+    `compiles` of all, on these meshes; `eager` ones compile each program at its first use."""
     own = [at_stage(setup, mesh, index) for index, mesh in enumerate(meshes)]
-    with (
-        report.phase("Starting the other stages"),
-        ThreadPoolExecutor(len(own), thread_name_prefix="stage") as pool,
-    ):
-        return list(pool.map(lambda each: _start(each, config, compiles), own))
+    with ThreadPoolExecutor(len(own), thread_name_prefix="stage") as pool:
+        return list(pool.map(partial(_start, read=read, compiles=compiles, eager=eager), own))
 
 
 def at_stage(setup: Setup, mesh: Mesh, index: int) -> Setup:
@@ -45,29 +38,14 @@ def at_stage(setup: Setup, mesh: Mesh, index: int) -> Setup:
     return replace(setup, mesh=mesh, stage=stage, graphdef=graphdef, abstract_weights=abstract)
 
 
-def _start(setup: Setup, config: EngineConfig, compiles: CompileCounter) -> StageDispatcher:
+def _start(setup: Setup, read: Read, compiles: CompileCounter, eager: bool) -> StageDispatcher:
     programs = make_programs(setup)
     programs.executables.compiles = compiles
     with ThreadPoolExecutor(1, thread_name_prefix="load") as pool:
-        loading = pool.submit(_weights, setup, config)
-        if not config.enforce_eager:
+        loading = pool.submit(read, setup)
+        if not eager:
             programs.compile_all()
         leaves = loading.result()
     kv = zeros_of(abstract_pages(setup))
     jax.block_until_ready(kv)
     return StageDispatcher(programs, leaves, kv)
-
-
-def _weights(setup: Setup, config: EngineConfig) -> tuple[jax.Array, ...]:
-    _, state = weights.load(
-        setup.resolved.model_dir,
-        setup.spec,
-        setup.mesh,
-        setup.dtype,
-        config.load_format,
-        seed=config.seed,
-        stage=setup.stage,
-    )
-    leaves, _ = weight_leaves(state)
-    jax.block_until_ready(leaves)
-    return leaves
