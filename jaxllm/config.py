@@ -333,6 +333,11 @@ class EngineConfig:
             )
 
 
+def step_seqs(max_num_seqs: int, stages: int) -> int:
+    """Requests of a step: of several stages each works on those of a group of its own."""
+    return -(-max_num_seqs // stages)
+
+
 @dataclass(frozen=True, kw_only=True)
 class Resolved:
     """Facts, decided once at start and printed.
@@ -388,8 +393,8 @@ class Resolved:
 
     @property
     def step_seqs(self) -> int:
-        """Requests of a step: of several stages each works on those of a group of its own."""
-        return -(-self.max_num_seqs // self.pipeline_parallel_size)
+        """See the function."""
+        return step_seqs(self.max_num_seqs, self.pipeline_parallel_size)
 
     @property
     def max_pages_per_request(self) -> int:

@@ -23,7 +23,7 @@ from jaxllm.cache.backends import (
 from jaxllm.cache.kv import page_bytes
 from jaxllm.cache.layer import LatentKV
 from jaxllm.cache.peers import XLA, Layout, Sums, choose_sums, inbox_layout
-from jaxllm.config import KV_CACHE_DTYPES, ConfigError, EngineConfig, Resolved
+from jaxllm.config import KV_CACHE_DTYPES, ConfigError, EngineConfig, Resolved, step_seqs
 from jaxllm.engine.scheduling.buckets import Buckets
 from jaxllm.engine.scheduling.plan import Limits
 from jaxllm.engine.startup.host_memory import HostPlan, HostRoom, plan_host
@@ -227,8 +227,8 @@ def _buckets(config: EngineConfig, spec: ModelSpec, limits: Limits, platform: st
     """The shapes to compile."""
     build = Buckets.build if spec.pooling is None else Buckets.pooling
     build = Buckets.batch_invariant if config.batch_invariant else build
-    step_seqs = -(-limits.max_num_seqs // config.pipeline_parallel_size)
-    return build(step_seqs, limits.max_num_batched_tokens, platform)
+    seqs = step_seqs(limits.max_num_seqs, config.pipeline_parallel_size)
+    return build(seqs, limits.max_num_batched_tokens, platform)
 
 
 def _shares_prefixes(config: EngineConfig, spec: ModelSpec, length: int) -> bool:
