@@ -76,7 +76,7 @@ def prepared(model: str, options: dict[str, Any]) -> tuple[Setup, tuple[jax.Arra
     config = EngineConfig(**(engine_options(model) | options))
     reserve_memory(config.gpu_memory_utilization)
     setup = resolve(
-        config, locate(config.model, None, None), make_mesh(config.tensor_parallel_size)
+        config, locate(config.model, None, None), [make_mesh(config.tensor_parallel_size)]
     )
     leaves, _ = weight_leaves(
         weights.load(

@@ -17,8 +17,8 @@ def check_fit(config: EngineConfig) -> Rows:
     Raises ConfigError when it cannot work."""
     config, model_dir, spec = read_model(config)
     reserve_as(config)
-    mesh = make_stage_meshes(config.tensor_parallel_size, config.pipeline_parallel_size)[-1]
-    setup = resolve(config, model_dir, mesh, spec)
+    meshes = make_stage_meshes(config.tensor_parallel_size, config.pipeline_parallel_size)
+    setup = resolve(config, model_dir, meshes, spec)
     weights.check(model_dir, setup.spec, setup.mesh, setup.dtype, config.load_format)
     if not setup.memory.budget.shared:  # where steps are compiled, an estimate refuses nothing
         setup = with_workspace(setup, config, setup.memory.budget.workspace)

@@ -17,8 +17,8 @@ def keep_weights(config: EngineConfig) -> Path:
     `weight_cache_dir`; returns where. Raises ConfigError when they cannot be kept."""
     config, model_dir, spec = read_model(config)
     reserve_as(config)
-    mesh = make_mesh(config.tensor_parallel_size)
-    setup = resolve(config, model_dir, mesh, spec)
+    meshes = [make_mesh(config.tensor_parallel_size)]
+    setup = resolve(config, model_dir, meshes, spec)
     weights.check(model_dir, setup.spec, setup.mesh, setup.dtype, config.load_format)
     entry = weights.kept_entry(model_dir, setup.spec, setup.mesh, setup.dtype, weight_cache(config))
     if entry is None:

@@ -22,7 +22,7 @@ from jaxllm.config import EngineConfig
 from jaxllm.engine.scheduling.buckets import Buckets
 from jaxllm.engine.startup.device_client import limit_bytes, unused_bytes
 from jaxllm.engine.startup.host_memory import available_bytes
-from jaxllm.mesh import layer_devices, make_stage_meshes
+from jaxllm.mesh import layer_devices
 from jaxllm.models import ModelSpec
 from jaxllm.nn.mlp import ACTIVATIONS, FUSED_ACTIVATION
 from jaxllm.sampling.process import logits_params_bytes
@@ -213,7 +213,7 @@ def group_windows(windows: Iterable[int | None]) -> tuple[int | None, ...]:
 def measure_budget(
     config: EngineConfig,
     spec: ModelSpec,
-    mesh: Mesh,
+    meshes: Sequence[Mesh],
     weights: Iterable[jax.ShapeDtypeStruct],
     buckets: Buckets,
     step_tokens: int,
@@ -223,19 +223,19 @@ def measure_budget(
     """The budget of one device before any step is compiled.
 
     Args:
+        meshes: of all stages, whose devices have the same budget.
         weights: shapes with shardings.
         step_tokens: tokens of the largest step, decode rows included.
         itemsize: bytes of an activation's element.
         staged: bytes of pages on their way to or from the host.
     """
-    devices, shards = mesh.devices.flat, layer_devices(mesh)
-    shared = devices[0].platform == "cpu"
+    shards, shared = layer_devices(meshes[-1]), meshes[-1].devices.flat[0].platform == "cpu"
     slots = buckets.decode[-1] * config.pipeline_parallel_size
     resident = resident_bytes(buckets.logits, slots, spec.vocab_size, shards)
     if (stages := config.pipeline_parallel_size) > 1:  # hidden states on their way, of each group
         resident += stages * step_tokens * spec.width * itemsize
     return MemoryBudget(
-        usable=min(usable_bytes(config, own) for own in [devices, *_of_other_stages(config)]),
+        usable=min(usable_bytes(config, mesh.devices.flat) for mesh in meshes),
         weights=shard_bytes(weights),
         workspace=workspace_bytes(spec, step_tokens, buckets.logits[-1], itemsize, shards),
         shared=shared,
@@ -244,13 +244,6 @@ def measure_budget(
         staged=staged,
         packing=None if spec.scheme is None or spec.formats else spec.scheme.title,
     )
-
-
-def _of_other_stages(config: EngineConfig) -> list[list[Any]]:
-    """The devices of the stages that are not the last."""
-    size, count = config.tensor_parallel_size, config.pipeline_parallel_size
-    meshes = make_stage_meshes(size, count)[:-1] if count > 1 else []
-    return [[*mesh.devices.flat] for mesh in meshes]
 
 
 def usable_bytes(config: EngineConfig, devices: Iterable[Any]) -> int:

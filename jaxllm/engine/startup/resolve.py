@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -109,13 +110,19 @@ type Found = ModelSpec | None  # the model's, where it has been read already
 
 
 def resolve(
-    config: EngineConfig, model_dir: Path, mesh: Mesh, spec: Found = None, hosts: Hosts = ALONE
+    config: EngineConfig,
+    model_dir: Path,
+    meshes: Sequence[Mesh],
+    spec: Found = None,
+    hosts: Hosts = ALONE,
 ) -> Setup:
-    """Decide everything, for the last stage. Raises ConfigError when it cannot work."""
-    shards, platform = layer_devices(mesh), mesh.devices.flat[0].platform
+    """Decide everything, for the last stage; `meshes` are those of all. Raises ConfigError when it
+    cannot work."""
+    shards, platform = layer_devices(meshes[-1]), meshes[-1].devices.flat[0].platform
     spec = spec or read_spec(model_dir, Wish.of(config))
     spec, dtype, kv_dtype = _model(config, model_dir, spec, platform)
-    mesh, pipeline = over_experts(mesh, expert_groups(config, spec)), divide(config, spec)
+    mesh = over_experts(meshes[-1], expert_groups(config, spec))
+    pipeline = divide(config, spec)
     heads, page_size = spec.heads(shards), config.block_size or (16 if platform == "cpu" else 64)
     shapes = _shapes(spec, heads, dtype, page_size, kv_dtype)
     backend = choose_backend(mesh.devices.flat[0], shapes, config.attention_backend)
@@ -128,7 +135,7 @@ def resolve(
     rows, staged = step_tokens + slots, host.staged * (need.page_bytes + sum(need.more_bytes))
     leaves = max((jax.tree.leaves(state) for _, state in abstracts), key=shard_bytes)
     itemsize, sums = dtype.itemsize, _sums(config, mesh, spec, dtype, rows)
-    budget = measure_budget(config, spec, mesh, leaves, buckets, rows, itemsize, staged)
+    budget = measure_budget(config, spec, meshes, leaves, buckets, rows, itemsize, staged)
     resident = budget.resident + _inbox_bytes(sums, mesh, spec, buckets)
     budget = replace(budget, usable=min(hosts.agree(budget.usable)), resident=resident)
     expected = expected_workspace_bytes(spec, rows, buckets.score, itemsize, shards)

@@ -130,7 +130,7 @@ def start(
         with ThreadPoolExecutor(1, thread_name_prefix="tokenizer") as pool:
             reading = pool.submit(read_tokenizer, config, model_dir, spec.vocab_size, eos_ids)
             meshes = make_stage_meshes(config.tensor_parallel_size, config.pipeline_parallel_size)
-            setup = resolve(config, model_dir, meshes[-1], spec, hosts)
+            setup = resolve(config, model_dir, meshes, spec, hosts)
             tokenizer, matchers = reading.result()
         grammars = Grammars(matchers, setup.resolved.vocab_size, eos_ids)
         weights.check(model_dir, setup.spec, setup.mesh, setup.dtype, config.load_format)

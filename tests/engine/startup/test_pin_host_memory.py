@@ -226,7 +226,7 @@ def wanted_of(tiny_dir: str, **wishes: Any) -> tuple[Setup, Wanted]:
     setup = resolve(
         EngineConfig(model=tiny_dir, **(usual | wishes)),
         Path(tiny_dir),
-        make_mesh(wishes.get("tensor_parallel_size", 1)),
+        [make_mesh(wishes.get("tensor_parallel_size", 1))],
     )
     return setup, Wanted.from_setup(setup)
 

@@ -28,7 +28,7 @@ def test_a_smaller_step_leaves_a_larger_pool_and_changes_nothing_else(tiny_dir: 
     config = EngineConfig(
         model=tiny_dir, max_model_len="auto", max_num_seqs=4, max_num_batched_tokens=64
     )
-    before = resolve(config, Path(tiny_dir), make_mesh(1))
+    before = resolve(config, Path(tiny_dir), [make_mesh(1)])
     budget = before.memory.budget
     tight = with_workspace(
         before, config, budget.workspace + budget.for_pages - 20 * before.need.page_bytes
@@ -47,7 +47,7 @@ def test_a_pool_that_was_asked_for_keeps_its_size(tiny_dir: str) -> None:
     config = EngineConfig(
         model=tiny_dir, num_gpu_blocks_override=50, max_num_seqs=4, max_num_batched_tokens=64
     )
-    before = resolve(config, Path(tiny_dir), make_mesh(1))
+    before = resolve(config, Path(tiny_dir), [make_mesh(1)])
     assert (
         with_workspace(before, config, before.memory.budget.workspace // 2).resolved
         == before.resolved
@@ -116,7 +116,7 @@ def test_on_hopper_the_pool_that_is_likely_is_the_one_that_a_step_of_that_need_l
         "block_size": 8,
     }
     config = EngineConfig(model=str(tmp_path), **(usual | wishes))
-    setup = resolve(config, tmp_path, make_mesh(1))
+    setup = resolve(config, tmp_path, [make_mesh(1)])
     budget = setup.memory.budget
     assert (setup.resolved.max_model_len, budget.expected, budget.workspace == LIKELY) == (
         length,
@@ -134,17 +134,17 @@ def test_on_hopper_the_pool_that_is_likely_is_the_one_that_a_step_of_that_need_l
 def test_packed_weights_count_as_they_are_unpacked(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (made, settings), mesh = pair("llama-gqa", "gptq of 8 bits"), make_mesh(1)
+    (made, settings), meshes = pair("llama-gqa", "gptq of 8 bits"), [make_mesh(1)]
     packed = write(tmp_path / "a", made.config | {"quantization_config": settings}, made.packed)
     plain = write(tmp_path / "b", made.config, made.plain)
     config = EngineConfig(dtype="bfloat16", max_num_seqs=4, max_num_batched_tokens=64)
-    found, expected = (resolve(config, path, mesh).memory.budget for path in (packed, plain))
+    found, expected = (resolve(config, path, meshes).memory.budget for path in (packed, plain))
     assert found.weights == expected.weights == 2 * sum(x.size for x in made.plain.values())
     (packed / "model.safetensors").unlink()  # nothing is read before memory is refused
     monkeypatch.setattr(memory, "usable_bytes", lambda *given: found.weights - 1)
     message = r"is lacking for the rest .* weights unpacked from gptq: 8 bits .*helps"
     with pytest.raises(ConfigError, match=message):
-        resolve(config, packed, mesh)
+        resolve(config, packed, meshes)
 
 
 @pytest.mark.parametrize(

@@ -45,7 +45,7 @@ def decide(tiny_dir: str, **wishes: object) -> tuple[Setup, EngineConfig]:
     config = EngineConfig(
         model=tiny_dir, max_model_len=64, max_num_seqs=2, max_num_batched_tokens=16, **wishes
     )  # type: ignore[arg-type]
-    setup = resolve(config, Path(tiny_dir), make_mesh(1))
+    setup = resolve(config, Path(tiny_dir), [make_mesh(1)])
     budget = replace(setup.memory.budget, usable=2**26, shared=False)
     buckets = replace(
         setup.buckets,
@@ -252,7 +252,7 @@ def test_another_model_length_is_another_set_of_programs(tiny_dir: str) -> None:
     config = EngineConfig(
         model=tiny_dir, max_model_len=32, max_num_seqs=2, max_num_batched_tokens=16
     )
-    other = resolve(config, Path(tiny_dir), make_mesh(1))
+    other = resolve(config, Path(tiny_dir), [make_mesh(1)])
     folders = [make_programs(setup).executables.exports for setup in (before, other, before)]
     assert folders[0] is not None
     assert folders[0].folder == folders[2].folder != folders[1].folder  # type: ignore[union-attr]

@@ -53,7 +53,7 @@ def decided(model_dir: str, **wishes: Any) -> Setup:
     }
     usual["num_gpu_blocks_override"] = 96
     setup = resolve(
-        EngineConfig(model=model_dir, **(usual | wishes)), Path(model_dir), make_mesh(1)
+        EngineConfig(model=model_dir, **(usual | wishes)), Path(model_dir), [make_mesh(1)]
     )
     return replace(
         setup,
