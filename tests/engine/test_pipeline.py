@@ -21,10 +21,12 @@ from jaxllm.engine.scheduling.buckets import Buckets
 from jaxllm.engine.scheduling.plan import Limits, Plan
 from jaxllm.engine.scheduling.scheduler import Scheduler
 from jaxllm.engine.startup.check import check_fit
+from jaxllm.engine.startup.pipeline.divide import divide
 from jaxllm.engine.startup.start import Started
 from jaxllm.messages import GenerateRequest
+from jaxllm.models import make_spec
 from jaxllm.sampling.options import SamplingParams
-from tests.engine.conftest import collect, outcomes, run, tokens_of
+from tests.engine.conftest import TINY, collect, outcomes, run, tokens_of
 from tests.engine.test_invariants import ASKING, PROMPTS, SEEDED
 from tests.engine.test_shared_layers import WAYS
 from tests.server.fake import RESOLVED
@@ -147,6 +149,14 @@ def test_what_does_not_go_with_stages_is_refused_in_one_line(
     with pytest.raises(ConfigError, match=says) as caught:
         check_fit(EngineConfig(**common | wishes))
     assert "\n" not in str(caught.value)
+
+
+def test_stages_that_the_usual_requests_do_not_fill_are_refused() -> None:
+    spec = make_spec(TINY | {"num_hidden_layers": 20})
+    config = EngineConfig(model="any", pipeline_parallel_size=17)
+    with pytest.raises(ConfigError, match=r"--max-num-seqs 16 leaves .* at least .* \(17\)"):
+        divide(config, spec, 16)
+    assert len(divide(config, spec, 17)) == 17
 
 
 def test_an_engine_in_stages_says_so_in_its_decisions(tiny_dir: str) -> None:

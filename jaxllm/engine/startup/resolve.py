@@ -120,15 +120,15 @@ def resolve(
     cannot work."""
     shards, platform = layer_devices(meshes[-1]), meshes[-1].devices.flat[0].platform
     spec = spec or read_spec(model_dir, Wish.of(config))
+    limits = _limits(config, spec, platform)
+    pipeline = divide(config, spec, limits.max_num_seqs)
     spec, dtype, kv_dtype = _model(config, model_dir, spec, platform)
     mesh = over_experts(meshes[-1], expert_groups(config, spec))
-    pipeline = divide(config, spec)
     heads, page_size = spec.heads(shards), config.block_size or (16 if platform == "cpu" else 64)
     shapes = _shapes(spec, heads, dtype, page_size, kv_dtype)
     backend = choose_backend(mesh.devices.flat[0], shapes, config.attention_backend)
     heads = (spec := spec.with_heads_of(backend.head_dim)).heads(shards)
     abstracts = [weights.abstract(spec, mesh, dtype, stage) for stage in pipeline]
-    limits = _limits(config, spec, platform)
     slots, step_tokens = limits.max_num_seqs, limits.max_num_batched_tokens
     buckets, tile = _buckets(config, spec, limits, platform), tile_tokens(backend.name)
     need, host = _cache(config, spec, heads, limits, page_size, kv_dtype, tile, platform)

@@ -7,8 +7,9 @@ from jaxllm.mesh import Stage, stages
 from jaxllm.models import ModelSpec
 
 
-def divide(config: EngineConfig, spec: ModelSpec) -> tuple[Stage, ...]:
-    """The stages of an engine, mostly one. Raises ConfigError."""
+def divide(config: EngineConfig, spec: ModelSpec, max_num_seqs: int) -> tuple[Stage, ...]:
+    """The stages of an engine, mostly one, which runs so many requests at once. Raises
+    ConfigError."""
     count, layers = config.pipeline_parallel_size, len(spec.layers)
     if count == 1:
         return stages(1)
@@ -29,9 +30,9 @@ def divide(config: EngineConfig, spec: ModelSpec) -> tuple[Stage, ...]:
             f"--pipeline-parallel-size {count} is more than the {layers} layers of the model; "
             f"set it to at most {layers}"
         )
-    if config.max_num_seqs is not None and config.max_num_seqs < count:
+    if max_num_seqs < count:
         raise ConfigError(
-            f"--max-num-seqs {config.max_num_seqs} leaves stages without requests; set it to at "
+            f"--max-num-seqs {max_num_seqs} leaves stages without requests; set it to at "
             f"least --pipeline-parallel-size ({count})"
         )
     return stages(count)
