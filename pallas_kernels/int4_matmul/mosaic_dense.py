@@ -7,7 +7,7 @@ tiles on their way out.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -41,37 +41,10 @@ def dense(w: Int4, x_TI: Array, *, most: int = PROCESSORS, interpret: Any = None
     blocks = min(most, -(-tiles // WARPGROUPS))
 
     def kernel(_x_ref, *refs, **sm):  # type: ignore[no-untyped-def]
-        given, made = refs[:-1], refs[-1]
         wg = lax.axis_index("wg")
-        begun, stride = lax.axis_index("block") * WARPGROUPS + wg, blocks * WARPGROUPS
-        count = lax.div(tiles - 1 - begun + stride, jnp.int32(stride))
-
-        def place(i: Array) -> tuple[Array, Array]:
-            """The block of rows and of columns of a warpgroup's tile."""
-            tile = begun + i * stride
-            return lax.div(tile, jnp.int32(across)), lax.rem(tile, jnp.int32(across))
-
-        def fetch(i: Array) -> None:
-            pl.when(i < count)(lambda: _fetch(spec, given, place(i), lax.rem(i, slots), wg, sm))
-
-        slots = jnp.int32(SLOTS)
-        for i in range(SLOTS):
-            fetch(jnp.int32(i))
-
-        @pl.loop(0, count)
-        def _(i):  # type: ignore[no-untyped-def]
-            slot = lax.rem(i, slots)
-            plgpu.barrier_wait(sm["full"].at[wg * SLOTS + slot])
-            plgpu.wait_smem_to_gmem(BUFFERS - 1, wait_read_only=True)
-            staged = sm["y"].at[wg, lax.rem(i, jnp.int32(BUFFERS))]
-            _convert(spec, slot, wg, staged, sm)
-            plgpu.commit_smem()  # all threads have read the slot, too
-            row, column = place(i)
-            rows, columns = pl.ds(row * ROWS, ROWS), pl.ds(column * SLOT, SLOT)
-            plgpu.copy_smem_to_gmem(staged, made.at[rows, columns])
-            fetch(i + SLOTS)
-
-        plgpu.wait_smem_to_gmem(0)
+        first, stride = lax.axis_index("block") * WARPGROUPS + wg, blocks * WARPGROUPS
+        count = lax.div(tiles - 1 - first + stride, jnp.int32(stride))
+        _convert_all(spec, refs[:-1], refs[-1], _Share(first, stride, count, across), wg, sm)
 
     kernel.__name__ = f"int4_dense_{O}x{I}"  # for profiles
     whole = launch(
@@ -86,6 +59,56 @@ def dense(w: Int4, x_TI: Array, *, most: int = PROCESSORS, interpret: Any = None
         thread_name="wg",
     )
     return whole[: w.rows, : x_TI.shape[1]]
+
+
+class _Share(NamedTuple):
+    """A warpgroup's tiles: the first, how far apart they are, how many, and how many of all lie
+    side by side."""
+
+    first: Array
+    stride: int
+    count: Array
+    across: int
+
+    def place(self, i: Array) -> tuple[Array, Array]:
+        """The block of rows and of columns of a tile."""
+        tile = self.first + i * self.stride
+        return lax.div(tile, jnp.int32(self.across)), lax.rem(tile, jnp.int32(self.across))
+
+
+def _convert_all(
+    spec: Spec,
+    given: tuple[Any, ...],
+    made: Any,
+    share: _Share,
+    wg: Array,
+    sm: dict[str, Any],
+) -> None:
+    """Convert a warpgroup's tiles, while the next ones arrive and the last ones are written."""
+    slots = jnp.int32(SLOTS)
+
+    def fetch(i: Array) -> None:
+        pl.when(i < share.count)(
+            lambda: _fetch(spec, given, share.place(i), lax.rem(i, slots), wg, sm)
+        )
+
+    for i in range(SLOTS):
+        fetch(jnp.int32(i))
+
+    @pl.loop(0, share.count)
+    def _(i):  # type: ignore[no-untyped-def]
+        slot = lax.rem(i, slots)
+        plgpu.barrier_wait(sm["full"].at[wg * SLOTS + slot])
+        plgpu.wait_smem_to_gmem(BUFFERS - 1, wait_read_only=True)
+        staged = sm["y"].at[wg, lax.rem(i, jnp.int32(BUFFERS))]
+        _convert(spec, slot, wg, staged, sm)
+        plgpu.commit_smem()  # all threads have read the slot, too
+        row, column = share.place(i)
+        rows, columns = pl.ds(row * ROWS, ROWS), pl.ds(column * SLOT, SLOT)
+        plgpu.copy_smem_to_gmem(staged, made.at[rows, columns])
+        fetch(i + SLOTS)
+
+    plgpu.wait_smem_to_gmem(0)
 
 
 def _scratch(spec: Spec, inputs: int) -> dict[str, Any]:

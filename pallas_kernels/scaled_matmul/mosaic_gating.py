@@ -7,6 +7,7 @@ which are as many bytes as both.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import jax.numpy as jnp
@@ -51,27 +52,7 @@ def gated_rows(product: Parts, rounding: Rounding, *, interpret: Any = None) -> 
     def gated_rows_kernel(y_ref, rows_ref, columns_ref, numbers_ref, scale_ref, held):  # type: ignore[no-untyped-def]
         first = lax.axis_index("rows") * own
         rows = [jnp.minimum(first + r, T - 1) for r in range(own)]
-
-        def activate(begin: Any, width: int, most: list[Array] | None) -> list[Array]:
-            """Activate some columns; their magnitudes, or the larger ones of these and `most`."""
-            gate_scale, up_scale = (
-                _load(columns_ref.at[pl.ds(at, width)]) for at in (begin, begin + F)
-            )
-            found = []
-            for r, t in enumerate(rows):
-                gate, up = (
-                    (_load(y_ref.at[0, t, pl.ds(at, width)]).astype(jnp.float32) * rows_ref[t] * by)
-                    .astype(dtype)
-                    .astype(jnp.float32)
-                    for at, by in ((begin, gate_scale), (begin + F, up_scale))
-                )
-                y = (gate / (1 + jnp.exp(-gate)) * up).astype(dtype)
-                store(held.at[r, pl.ds(begin, width)], y)
-                y = y.astype(jnp.float32)
-                size = jnp.maximum(y, -y)
-                found.append(size if most is None else jnp.maximum(most[r], size))
-            return found
-
+        activate = partial(_activate, (y_ref, rows_ref, columns_ref), rows, held)
         most = activate(0, size, None)
         most = lax.fori_loop(1, pieces, lambda i, most: activate(_at(i, size), size, most), most)
         largest = [jnp.max(each) for each in most]
@@ -79,12 +60,7 @@ def gated_rows(product: Parts, rounding: Rounding, *, interpret: Any = None) -> 
             more = activate(pieces * size, rest, None)
             largest = [jnp.maximum(a, jnp.max(b)) for a, b in zip(largest, more, strict=True)]
         scales = [scale_of(each) for each in largest]
-
-        def put_down(begin: Any, width: int) -> None:
-            for r, t in enumerate(rows):
-                y = _load(held.at[r, pl.ds(begin, width)]).astype(jnp.float32)
-                store(numbers_ref.at[t, pl.ds(begin, width)], numbers_of(y, scales[r]))
-
+        put_down = partial(_put_down, held, rows, scales, numbers_ref)
         pl.loop(0, pieces)(lambda i: put_down(_at(i, size), size))
         if rest:
             put_down(pieces * size, rest)
@@ -103,6 +79,43 @@ def gated_rows(product: Parts, rounding: Rounding, *, interpret: Any = None) -> 
         compiler={"unsafe_no_auto_barriers": True},
     )
     return RoundedRows(numbers, scale, T, dtype)
+
+
+def _activate(
+    given: tuple[Any, Any, Any],
+    rows: list[Array],
+    held: Any,
+    begin: Any,
+    width: int,
+    most: list[Array] | None,
+) -> list[Array]:
+    """Activate some columns of the rows, which are then `held`; their magnitudes, or the larger
+    ones of these and `most`. The product, its scales of rows and those of columns are `given`."""
+    (y_ref, rows_ref, columns_ref), F, dtype = given, held.shape[-1], held.dtype
+    gate_scale, up_scale = (_load(columns_ref.at[pl.ds(at, width)]) for at in (begin, begin + F))
+    found = []
+    for r, t in enumerate(rows):
+        gate, up = (
+            (_load(y_ref.at[0, t, pl.ds(at, width)]).astype(jnp.float32) * rows_ref[t] * by)
+            .astype(dtype)
+            .astype(jnp.float32)
+            for at, by in ((begin, gate_scale), (begin + F, up_scale))
+        )
+        y = (gate / (1 + jnp.exp(-gate)) * up).astype(dtype)
+        store(held.at[r, pl.ds(begin, width)], y)
+        y = y.astype(jnp.float32)
+        size = jnp.maximum(y, -y)
+        found.append(size if most is None else jnp.maximum(most[r], size))
+    return found
+
+
+def _put_down(
+    held: Any, rows: list[Array], scales: list[Array], numbers_ref: Any, begin: Any, width: int
+) -> None:
+    """Round some columns of the rows that are `held`."""
+    for r, t in enumerate(rows):
+        y = _load(held.at[r, pl.ds(begin, width)]).astype(jnp.float32)
+        store(numbers_ref.at[t, pl.ds(begin, width)], numbers_of(y, scales[r]))
 
 
 def _at(i: Array, size: int) -> Array:
