@@ -147,6 +147,11 @@ class KVRequirements:
     splits: tuple[int, ...] = ()
 
     @property
+    def group_bytes(self) -> int:
+        """Bytes on one device of a page of every group."""
+        return self.page_bytes + sum(self.more_bytes)
+
+    @property
     def pages_per_request(self) -> int:
         """Pages that the longest request holds at once."""
         return self.group_pages_per_request[0]

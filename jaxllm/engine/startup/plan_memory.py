@@ -8,6 +8,7 @@ from dataclasses import replace
 
 from jaxllm.config import ConfigError, EngineConfig
 from jaxllm.engine.startup.memory import KVRequirements, MemoryBudget, MemoryPlan
+from jaxllm.models import ModelSpec
 from jaxllm.units import GIB, amount
 
 PAGE_ROUND = 64  # pages; a stable count keeps compiled programs reusable between starts
@@ -95,6 +96,22 @@ def _compiles(config: EngineConfig, budget: MemoryBudget) -> bool:
 def may_shorten(config: EngineConfig) -> bool:
     """Whether the longest sequence may become shorter to fit memory."""
     return config.max_model_len in ("auto", -1)
+
+
+def model_length(config: EngineConfig, spec: ModelSpec) -> int:
+    """Tokens of the longest sequence that was asked for."""
+    limit, asked = spec.context_length, config.max_model_len
+    if asked is None or may_shorten(config):
+        return limit
+    asked = int(asked)
+    if asked < 1:
+        raise ConfigError(f"--max-model-len must be at least 1, got {asked}")
+    if asked > limit:
+        raise ConfigError(
+            f"--max-model-len {asked} is longer than the model allows ({limit} tokens); "
+            "ask for at most that, or auto"
+        )
+    return asked
 
 
 def _size_flag(config: EngineConfig) -> str | None:
@@ -194,3 +211,16 @@ def _more_devices(config: EngineConfig, budget: MemoryBudget, need: KVRequiremen
             size = times * config.tensor_parallel_size
             return [f"--tensor-parallel-size {size}, over {times} times the devices"]
     return []
+
+
+def splits(spec: ModelSpec, shards: int) -> tuple[int, ...]:
+    """Over how many times the devices weights and pages divide evenly, without a KV head that is
+    kept twice."""
+
+    def even(times: int) -> bool:
+        try:
+            return spec.heads(times * shards).kv_stored == spec.heads(shards).kv_stored
+        except ConfigError:
+            return False
+
+    return tuple(filter(even, (2, 4, 8)))

@@ -245,7 +245,7 @@ def _format_rows(setup: Setup) -> Rows:
     experts = [part.each for _, part in nnx.iter_graph(model) if isinstance(part, HeldExperts)]
     on_hopper = setup.resolved.attention_backend == "mosaic_gpu"
     by_tile = any(not (on_hopper and each.takes_all()) for each in experts)
-    token = (setup.need.page_bytes + sum(setup.need.more_bytes)) / setup.need.page_size
+    token = setup.need.group_bytes / setup.need.page_size
     products = {backend(kind, setup.resolved.attention_backend) for kind in counts}
     slow = " (plain JAX: may be slower than 16 bits)" if "reference" in products else ""
     return [

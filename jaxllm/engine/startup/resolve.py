@@ -7,7 +7,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -15,6 +15,7 @@ from jax.sharding import Mesh
 
 from jaxllm import weights
 from jaxllm.cache.backends import (
+    Backend,
     LatentShapes,
     SegmentShapes,
     Shapes,
@@ -38,7 +39,7 @@ from jaxllm.engine.startup.memory import (
     shard_bytes,
 )
 from jaxllm.engine.startup.pipeline.divide import divide
-from jaxllm.engine.startup.plan_memory import first_plan, may_shorten
+from jaxllm.engine.startup.plan_memory import first_plan, model_length, splits
 from jaxllm.hosts.group import ALONE, Hosts, difference
 from jaxllm.mesh import WHOLE, Stage, layer_devices, over_experts, stages
 from jaxllm.models import ModelSpec, Wish, read_spec
@@ -106,6 +107,28 @@ class Setup:
         return tuple(windows.index(window) if window in windows else 0 for window in own)
 
 
+class _Model(NamedTuple):
+    """A model on the devices of a stage, and how they compute it."""
+
+    directory: Path
+    spec: ModelSpec
+    mesh: Mesh
+    dtype: jnp.dtype
+    kv_dtype: jnp.dtype
+    page_size: int
+    backend: Backend
+
+    @property
+    def platform(self) -> str:
+        """Of the devices."""
+        return self.mesh.devices.flat[0].platform
+
+    @property
+    def heads(self) -> Heads:
+        """The attention heads over the mesh."""
+        return self.spec.heads(layer_devices(self.mesh))
+
+
 type Found = ModelSpec | None  # the model's, where it has been read already
 
 
@@ -118,43 +141,50 @@ def resolve(
 ) -> Setup:
     """Decide everything, for the last stage; `meshes` are those of all. Raises ConfigError when it
     cannot work."""
-    shards, platform = layer_devices(meshes[-1]), meshes[-1].devices.flat[0].platform
     spec = spec or read_spec(model_dir, Wish.of(config))
-    limits = _limits(config, spec, platform)
+    limits = _limits(config, spec, meshes[-1].devices.flat[0].platform)
     pipeline = divide(config, spec, limits.max_num_seqs)
-    spec, dtype, kv_dtype = _model(config, model_dir, spec, platform)
-    mesh = over_experts(meshes[-1], expert_groups(config, spec))
-    heads, page_size = spec.heads(shards), config.block_size or (16 if platform == "cpu" else 64)
-    shapes = _shapes(spec, heads, dtype, page_size, kv_dtype)
-    backend = choose_backend(mesh.devices.flat[0], shapes, config.attention_backend)
-    heads = (spec := spec.with_heads_of(backend.head_dim)).heads(shards)
+    model = _model(config, model_dir, spec, meshes[-1])
+    spec, mesh, dtype = model.spec, model.mesh, model.dtype
     abstracts = [weights.abstract(spec, mesh, dtype, stage) for stage in pipeline]
-    slots, step_tokens = limits.max_num_seqs, limits.max_num_batched_tokens
-    buckets, tile = _buckets(config, spec, limits, platform), tile_tokens(backend.name)
-    need, host = _cache(config, spec, heads, limits, page_size, kv_dtype, tile, platform)
-    rows, staged = step_tokens + slots, host.staged * (need.page_bytes + sum(need.more_bytes))
     leaves = max((jax.tree.leaves(state) for _, state in abstracts), key=shard_bytes)
-    itemsize, sums = dtype.itemsize, _sums(config, mesh, spec, dtype, rows)
-    budget = measure_budget(config, spec, meshes, leaves, buckets, rows, itemsize, staged)
+    buckets = _buckets(config, spec, limits, model.platform)
+    need, host = _cache(config, model, limits)
+    rows = limits.max_num_batched_tokens + limits.max_num_seqs
+    sums, staged = _sums(config, model, rows), host.staged * need.group_bytes
+    budget = measure_budget(config, spec, meshes, leaves, buckets, rows, dtype.itemsize, staged)
     resident = budget.resident + _inbox_bytes(sums, mesh, spec, buckets)
     budget = replace(budget, usable=min(hosts.agree(budget.usable)), resident=resident)
-    expected = expected_workspace_bytes(spec, rows, buckets.score, itemsize, shards)
-    hopper = backend.name == "mosaic_gpu" and not spec.formats
-    memory = first_plan(config, budget, need, expected if hopper else None)
-    resolved = Resolved(
-        model_dir=str(model_dir),
+    memory = first_plan(config, budget, need, _expected_workspace(model, rows, buckets.score))
+    resolved = _resolved(config, model, limits, host, memory, sums)
+    decided = resolved, spec, mesh, dtype, need, memory, buckets, *abstracts[-1]
+    return with_plan(Setup(*decided, hosts, pipeline[-1]), config, memory)
+
+
+def _resolved(
+    config: EngineConfig,
+    model: _Model,
+    limits: Limits,
+    host: HostPlan,
+    memory: MemoryPlan,
+    sums: Sums,
+) -> Resolved:
+    """What the running engine reads; `with_plan` adds what follows from the pool."""
+    spec, slots = model.spec, limits.max_num_seqs
+    return Resolved(
+        model_dir=str(model.directory),
         model_type=spec.model_type,
-        dtype=dtype.name,
-        kv_dtype=kv_dtype.name,
+        dtype=model.dtype.name,
+        kv_dtype=model.kv_dtype.name,
         max_model_len=memory.max_model_len,
-        page_size=page_size,
+        page_size=model.page_size,
         num_pages=memory.num_pages,
         max_num_seqs=slots,
-        max_num_batched_tokens=step_tokens,
+        max_num_batched_tokens=limits.max_num_batched_tokens,
         max_num_queued_reqs=config.max_num_queued_reqs or max(256, 8 * slots),
         vocab_size=spec.vocab_size,
-        tensor_parallel_size=shards,
-        expert_parallel_size=mesh.shape["expert"],
+        tensor_parallel_size=layer_devices(model.mesh),
+        expert_parallel_size=model.mesh.shape["expert"],
         max_logprobs=min(config.max_logprobs, spec.vocab_size),
         logprobs_mode=config.logprobs_mode,
         enable_prefix_caching=config.enable_prefix_caching,
@@ -164,17 +194,14 @@ def resolve(
         host_pages=host.pages,
         host_cached_pages=host.cached,
         moved_pages=host.moved,
-        attention_backend=backend.name,
-        attention_reason=backend.reason,
-        windows=(),
+        attention_backend=model.backend.name,
+        attention_reason=model.backend.reason,
         batch_invariant=config.batch_invariant,
         pooling=spec.pooling,
-        pipeline_parallel_size=len(pipeline),
-        device_processors=getattr(mesh.devices.flat[0], "core_count", None) or 0,
+        pipeline_parallel_size=config.pipeline_parallel_size,
+        device_processors=getattr(model.mesh.devices.flat[0], "core_count", None) or 0,
         **sums._asdict(),
     )
-    decided = resolved, spec, mesh, dtype, need, memory, buckets, *abstracts[-1]
-    return with_plan(Setup(*decided, hosts, pipeline[-1]), config, memory)
 
 
 def with_plan(setup: Setup, config: EngineConfig, memory: MemoryPlan) -> Setup:
@@ -195,8 +222,27 @@ def with_plan(setup: Setup, config: EngineConfig, memory: MemoryPlan) -> Setup:
     return replace(setup, spec=spec, resolved=resolved, memory=memory)
 
 
-def _sums(config: EngineConfig, mesh: Mesh, spec: ModelSpec, dtype: jnp.dtype, rows: int) -> Sums:
+def _model(config: EngineConfig, directory: Path, spec: ModelSpec, mesh: Mesh) -> _Model:
+    """The spec with the formats of its weights, heads as the attention back end wants them, and the
+    checkpoint's own scales where pages are of 8 bits. Raises ConfigError."""
+    platform, shards = mesh.devices.flat[0].platform, layer_devices(mesh)
+    dtype = weights.resolve_dtype(config.dtype, spec.stored_dtype, platform)
+    formats = weights.weight_formats(directory, spec, config.quantization, config.load_format)
+    spec = replace(spec, formats=formats)
+    kv_dtype = _kv_dtype(config, spec, dtype)
+    if kv_dtype != dtype:
+        spec = spec.with_scales(weights.kv_scales(directory, spec, config.load_format))
+    mesh = over_experts(mesh, expert_groups(config, spec))
+    page_size = config.block_size or (16 if platform == "cpu" else 64)
+    shapes = _shapes(spec, spec.heads(shards), dtype, page_size, kv_dtype)
+    backend = choose_backend(mesh.devices.flat[0], shapes, config.attention_backend)
+    spec = spec.with_heads_of(backend.head_dim)
+    return _Model(directory, spec, mesh, dtype, kv_dtype, page_size, backend)
+
+
+def _sums(config: EngineConfig, model: _Model, rows: int) -> Sums:
     """How devices add up their parts of a step of so many rows."""
+    mesh, spec = model.mesh, model.spec
     if mesh.size > 1 and config.enforce_eager:
         return Sums(XLA, "programs that load late would keep others waiting")
     if spec.pooling is not None:
@@ -205,7 +251,7 @@ def _sums(config: EngineConfig, mesh: Mesh, spec: ModelSpec, dtype: jnp.dtype, r
         return Sums(XLA, "devices of several hosts")
     if mesh.size > 1 and config.pipeline_parallel_size > 1:
         return Sums(XLA, "devices of a stage")
-    return choose_sums(mesh, rows, spec.width, dtype)
+    return choose_sums(mesh, rows, spec.width, model.dtype)
 
 
 def _inbox_bytes(sums: Sums, mesh: Mesh, spec: ModelSpec, buckets: Buckets) -> int:
@@ -238,6 +284,14 @@ def _buckets(config: EngineConfig, spec: ModelSpec, limits: Limits, platform: st
     return build(seqs, limits.max_num_batched_tokens, platform)
 
 
+def _expected_workspace(model: _Model, rows: int, scored: int) -> int | None:
+    """What a step of so many rows should need where Hopper's kernels run; None elsewhere."""
+    spec, itemsize = model.spec, model.dtype.itemsize
+    if model.backend.name != "mosaic_gpu" or spec.formats:
+        return None
+    return expected_workspace_bytes(spec, rows, scored, itemsize, layer_devices(model.mesh))
+
+
 def _shares_prefixes(config: EngineConfig, spec: ModelSpec, length: int) -> bool:
     """Whether prompts of at most `length` tokens may start from each other's pages. A pool over
     all tokens needs hidden states that no page holds."""
@@ -266,23 +320,13 @@ def _limits(config: EngineConfig, spec: ModelSpec, platform: str) -> Limits:
     return Limits(max_num_seqs=slots, max_num_batched_tokens=tokens, max_model_len=length)
 
 
-def _cache(
-    config: EngineConfig,
-    spec: ModelSpec,
-    heads: Heads,
-    limits: Limits,
-    page_size: int,
-    kv_dtype: jnp.dtype,
-    tile: int,
-    platform: str,
-) -> tuple[KVRequirements, HostPlan]:
+def _cache(config: EngineConfig, model: _Model, limits: Limits) -> tuple[KVRequirements, HostPlan]:
     """What the pools must serve, and pages in host memory. Raises ConfigError."""
-    shards, length = heads.shards, limits.max_model_len
-    page = (
-        page_bytes(1, heads.kv_stored, page_size, heads.stored_dim, kv_dtype, spec.pools) // shards
-    )  # of a layer
-    caching = _shares_prefixes(config, spec, length)
-    host = plan_host(config, len(spec.layers) * page, shards, caching, HostRoom.measure(platform))
+    spec, heads, length = model.spec, model.heads, limits.max_model_len
+    shards, sizes = heads.shards, (heads.kv_stored, model.page_size, heads.stored_dim)
+    page = page_bytes(1, *sizes, model.kv_dtype, spec.pools) // shards  # of a layer
+    caching, room = _shares_prefixes(config, spec, length), HostRoom.measure(model.platform)
+    host = plan_host(config, len(spec.layers) * page, shards, caching, room)
     if spec.pooling is not None and host.pages:
         raise ConfigError(
             "a pooling model moves no pages to host memory; leave out --kv-offloading-size and "
@@ -298,30 +342,16 @@ def _cache(
     first, *more = (max(some.count(window) for some in own) * page for window in groups)
     need = KVRequirements(
         page_bytes=first,
-        page_size=page_size,
+        page_size=model.page_size,
         max_num_seqs=limits.max_num_seqs,
         max_model_len=length,
         step_tokens=limits.max_num_batched_tokens,
         windows=groups,
-        tile=tile,
+        tile=tile_tokens(model.backend.name),
         more_bytes=tuple(more),
         splits=splits(spec, shards),
     )
     return need, host
-
-
-def _model(
-    config: EngineConfig, model_dir: Path, spec: ModelSpec, platform: str
-) -> tuple[ModelSpec, jnp.dtype, jnp.dtype]:
-    """The spec, with the formats of its weights, and with the checkpoint's own scales where pages
-    are of 8 bits; the dtypes of the model and of its pages."""
-    dtype = weights.resolve_dtype(config.dtype, spec.stored_dtype, platform)
-    formats = weights.weight_formats(model_dir, spec, config.quantization, config.load_format)
-    spec = replace(spec, formats=formats)
-    kv_dtype = _kv_dtype(config, spec, dtype)
-    if kv_dtype != dtype:
-        spec = spec.with_scales(weights.kv_scales(model_dir, spec, config.load_format))
-    return spec, dtype, kv_dtype
 
 
 def _kv_dtype(config: EngineConfig, spec: ModelSpec, dtype: jnp.dtype) -> jnp.dtype:
@@ -344,35 +374,6 @@ def _kv_dtype(config: EngineConfig, spec: ModelSpec, dtype: jnp.dtype) -> jnp.dt
             f"give {dtype}"
         )
     return found
-
-
-def splits(spec: ModelSpec, shards: int) -> tuple[int, ...]:
-    """Over how many times the devices weights and pages divide evenly, without a KV head that is
-    kept twice."""
-
-    def even(times: int) -> bool:
-        try:
-            return spec.heads(times * shards).kv_stored == spec.heads(shards).kv_stored
-        except ConfigError:
-            return False
-
-    return tuple(filter(even, (2, 4, 8)))
-
-
-def model_length(config: EngineConfig, spec: ModelSpec) -> int:
-    """Tokens of the longest sequence that was asked for."""
-    limit, asked = spec.context_length, config.max_model_len
-    if asked is None or may_shorten(config):
-        return limit
-    asked = int(asked)
-    if asked < 1:
-        raise ConfigError(f"--max-model-len must be at least 1, got {asked}")
-    if asked > limit:
-        raise ConfigError(
-            f"--max-model-len {asked} is longer than the model allows ({limit} tokens); "
-            "ask for at most that, or auto"
-        )
-    return asked
 
 
 def check_same(hosts: Hosts, resolved: Resolved) -> None:

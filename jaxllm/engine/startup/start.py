@@ -10,6 +10,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from typing import NamedTuple
 
 import jax
 from jax.sharding import Mesh
@@ -32,7 +33,7 @@ from jaxllm.engine.startup.device_client import (
     reserve_as,
 )
 from jaxllm.engine.startup.pin_host_memory import pinning
-from jaxllm.engine.startup.pipeline.stages import start_stages
+from jaxllm.engine.startup.pipeline.stages import Read, start_stages
 from jaxllm.engine.startup.report import Report, link_rows, table_rows
 from jaxllm.engine.startup.resolve import Setup, check_same, resolve
 from jaxllm.engine.startup.sizing import (
@@ -72,6 +73,15 @@ class Started:
     grammars: Grammars
     weights: WeightSource
     give_back: Callable[[], None]
+
+
+class _Loaded(NamedTuple):
+    """The last stage, or the only one: decisions with the pool's size, programs that are compiled,
+    and weights on the devices."""
+
+    setup: Setup
+    programs: Programs
+    weights: tuple[jax.Array, ...]
 
 
 class WeightSource:
@@ -139,43 +149,21 @@ def start(
         processors = read_processors(logits_processors, setup.resolved.vocab_size)
         # Before the runner, whose buffers in pinned memory would wait for it
         with pinning(setup, report) as pinned:
-            setup, programs, leaves = _load_and_compile(workers, setup, config, report, processors)
+            loaded = _load_and_compile(workers, setup, config, report, processors)
+    setup = loaded.setup
     check_same(hosts, setup.resolved)
-    with report.phase("Allocating KV pages"):
-        kv = zeros_of(abstract_pages(setup))  # zeros, because kernels may multiply what they mask
-        jax.block_until_ready(kv)
-    runner: Runner | PoolingRunner
-    if setup.spec.pooling is not None:
-        runner = PoolingRunner(programs, leaves, kv)
-    elif len(meshes) > 1:
-        compiles = programs.executables.compiles
-        read = lambda stage: WeightSource(stage, config).read()
-        with report.phase("Starting the other stages"):
-            before = start_stages(setup, meshes[:-1], read, compiles, config.enforce_eager)
-        runner = PipelineRunner(before, programs, leaves, kv, eos_ids)
-    else:
-        runner = Runner(programs, leaves, kv, eos_ids)
+    runner = _make_runner(loaded, meshes[:-1], config, report)
     if not config.enforce_eager:
         with report.phase("Warming up"):
             # A second step in flight gains 0.5 % even where steps are long, but new requests wait
             # for it: not with a stall limit.
             runner.warm_up(deep=config.max_stall_ms is None)
     runner.compiles.warmed_up()
-    report.show_table(
-        "jaxllm",
-        table_rows(setup, programs, runner.compiles, report)
-        + pinned.rows
-        + link_rows(setup, runner),
-    )
+    rows = table_rows(setup, loaded.programs, runner.compiles, report)
+    report.show_table("jaxllm", rows + pinned.rows + link_rows(setup, runner))
     sleepers = setup.mesh.devices.flat if config.enable_sleep_mode else ()
-    return Started(
-        setup.resolved,
-        runner,
-        tokenizer,
-        grammars,
-        WeightSource(setup, config),
-        partial(give_back, sleepers),
-    )
+    source, returning = WeightSource(setup, config), partial(give_back, sleepers)
+    return Started(setup.resolved, runner, tokenizer, grammars, source, returning)
 
 
 def read_model(config: EngineConfig) -> tuple[EngineConfig, Path, ModelSpec]:
@@ -259,7 +247,7 @@ def _load_and_compile(
     config: EngineConfig,
     report: Report,
     processors: tuple[Processor, ...],
-) -> tuple[Setup, Programs, tuple[jax.Array, ...]]:
+) -> _Loaded:
     """Weights load in a thread while the main thread compiles from abstract shapes. The compiled
     step gives the pool's size."""
 
@@ -290,7 +278,27 @@ def _load_and_compile(
                 workers.start(setup, programs, programs.lattice)
                 programs.compile_all(progress)
             check_largest_step(setup, programs)
-        return setup, programs, loading.result()
+        return _Loaded(setup, programs, loading.result())
+
+
+def _make_runner(
+    loaded: _Loaded, meshes: Sequence[Mesh], config: EngineConfig, report: Report
+) -> Runner | PoolingRunner:
+    """What runs the programs, with new pages; `meshes` are those of the stages before the last."""
+    setup, programs, leaves = loaded
+    with report.phase("Allocating KV pages"):
+        kv = zeros_of(abstract_pages(setup))  # zeros, because kernels may multiply what they mask
+        jax.block_until_ready(kv)
+    if setup.spec.pooling is not None:
+        return PoolingRunner(programs, leaves, kv)
+    eos_ids = end_ids(setup.spec)
+    if not meshes:
+        return Runner(programs, leaves, kv, eos_ids)
+    read: Read = lambda stage: WeightSource(stage, config).read()
+    with report.phase("Starting the other stages"):
+        compiles, eager = programs.executables.compiles, config.enforce_eager
+        before = start_stages(setup, meshes, read, compiles, eager)
+    return PipelineRunner(before, programs, leaves, kv, eos_ids)
 
 
 def much_is_missing(programs: Programs) -> bool:

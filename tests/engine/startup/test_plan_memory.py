@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 from jaxllm import models
 from jaxllm.config import ConfigError, EngineConfig
 from jaxllm.engine.startup.memory import MemoryBudget
-from jaxllm.engine.startup.plan_memory import plan_memory, pool_pages
-from jaxllm.engine.startup.resolve import splits
+from jaxllm.engine.startup.plan_memory import plan_memory, pool_pages, splits
 from jaxllm.units import GIB, amount
 from tests.engine.conftest import TINY
 from tests.engine.startup.test_memory import CARD, NEED
