@@ -73,17 +73,8 @@ def human_int(text: str) -> int:
     if found is None or len(text) > 64:
         raise ConfigError(f"{text!r:.80} is no number (write 8192, 32k, 32K or 32KiB)")
     number, unit = found.groups()
-    scale = {
-        "": 1,
-        "k": 10**3,
-        "m": 10**6,
-        "g": 10**9,
-        "t": 10**12,
-        "K": 2**10,
-        "M": 2**20,
-        "G": 2**30,
-        "T": 2**40,
-    }[unit]
+    # Small letters are powers of a thousand, large ones of 1,024
+    scale = (10**3 if unit.islower() else 2**10) ** " kmgt".index(unit.lower() or " ")
     value = float(number) * scale if "." in number else int(number) * scale
     if value != int(value):
         raise ConfigError(f"{text!r} is no whole number")
