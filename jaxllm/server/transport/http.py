@@ -11,6 +11,7 @@ import contextlib
 import re
 import ssl
 import sys
+from asyncio.sslproto import SSLProtocol
 from collections.abc import Iterator, Sequence
 from http import HTTPStatus
 from typing import Any
@@ -35,6 +36,7 @@ TOTAL_UNPARSED = 256 << 20  # of all connections
 EARLY_DEADLINE = 30.0  # seconds from an early reply to the end of the request's body
 LINGER = 5.0  # seconds that a client may go on sending after the reply
 WRITE_DEADLINE = 120.0  # seconds that a full socket buffer may stay full
+TLS_BUFFER = 32 << 10  # bytes, from a TLS connection's opening; asyncio's own are 256 KiB
 
 _ABSOLUTE = re.compile(rb"https?://[^/]*", re.IGNORECASE)
 
@@ -299,4 +301,5 @@ def http_server(app: Any, root_path: str, tls: ssl.SSLContext | None = None) -> 
     )
     config.load()
     config.ssl = tls
+    SSLProtocol.max_size = TLS_BUFFER
     return HttpServer(config)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import pathlib
 import shutil
 import socket
 import ssl
 import subprocess
+import tracemalloc
 from typing import Any
 
 import httpx
@@ -19,6 +21,8 @@ from jaxllm.server.transport.tls import Certificates, TlsFiles
 from jaxllm.tokenizer import Tokenizer
 from tests.server.harness import Running, with_settings
 from tests.server.transport.certificates import Pair, authority, signed
+
+SILENT = 50  # connections
 
 pytestmark = pytest.mark.skipif(shutil.which("openssl") is None, reason="openssl makes the keys")
 
@@ -73,6 +77,25 @@ def test_clients_talk_over_tls_whole_and_streamed(
             httpx.get(f"{url}/health")
         with pytest.raises(httpx.HTTPError):  # no plain HTTP on that port
             httpx.get(f"http://127.0.0.1:{running.port}/health")
+
+
+def test_connections_that_say_nothing_hold_little(
+    tokenizer: Tokenizer, ca: Pair, pair: Pair
+) -> None:
+    """Nobody knows yet who they are, and there may be thousands."""
+    tls = Certificates(TlsFiles(certfile=str(pair.cert), keyfile=str(pair.key))).context
+    with Running(tokenizer, tls=tls) as running, contextlib.ExitStack() as silent:
+        served_name(running.port, trusting(ca))
+        tracemalloc.start()
+        try:
+            for _ in range(SILENT):
+                address = "127.0.0.1", running.port
+                silent.enter_context(socket.create_connection(address, timeout=60))
+            served_name(running.port, trusting(ca))  # which is taken after them
+            held, _ = tracemalloc.get_traced_memory()
+        finally:
+            tracemalloc.stop()
+    assert held < SILENT * (64 << 10)
 
 
 def test_a_client_without_a_certificate_is_turned_away_where_one_is_required(
