@@ -16,6 +16,7 @@ import msgspec
 
 from jaxllm.cache.events import KVEventBatch
 from jaxllm.config import ConfigError
+from jaxllm.kv_events.peers import Peers, monitor
 from jaxllm.kv_events.settings import KVEventSettings, refused
 
 MAX_REQUEST = 1024  # bytes of a message from a peer: a subscription, or a replay request
@@ -41,6 +42,7 @@ class Publisher:
         self._next = 0
         self._buffer = ReplayBuffer(settings.buffer_steps)
         self._context = self._zmq.Context()
+        self._monitors: list[Any] = []
         try:
             self._pub = self._socket(self._zmq.PUB, settings.hwm)
             if settings.binds:
@@ -56,6 +58,7 @@ class Publisher:
         except BaseException:
             self._context.destroy(linger=0)
             raise
+        Peers(self._zmq, self._monitors)
         for endpoint in settings.exposed:
             logger.warning(
                 "KV events are published at %s: whoever is there can read the token ids of prompts "
@@ -82,6 +85,7 @@ class Publisher:
         socket.setsockopt(self._zmq.SNDHWM, hwm)
         socket.setsockopt(self._zmq.LINGER, LINGER)
         socket.setsockopt(self._zmq.IPV6, True)
+        self._monitors.append(monitor(self._zmq, socket))
         return socket
 
     def _bind(self, socket: Any, endpoint: str) -> None:

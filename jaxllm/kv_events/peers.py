@@ -1,0 +1,99 @@
+"""Cuts off peers of a socket that send more than subscriptions and replay requests need.
+
+ZeroMQ bounds a frame but not the frames of a message. It keeps those of a message that has not
+ended, and two bytes of a peer's take 64 of memory. So the kernel is asked what it has received.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import socket
+import struct
+import sys
+import threading
+from collections.abc import Sequence
+from typing import Any
+
+MAX_RECEIVED = 1 << 20  # bytes from a peer, in all: as many as 50,000 requests
+MAX_PEERS = 64
+LOOK_MS = 100  # between two looks at what has been received
+EVENT = struct.Struct("=Hi")  # of a socket monitor: what happened, and the file descriptor
+RECEIVED = slice(128, 136)  # of Linux' struct tcp_info: tcpi_bytes_received
+
+logger = logging.getLogger("jaxllm")
+
+
+def monitor(zmq: Any, watched: Any) -> Any:
+    """What tells of a socket's connections, for `Peers`; to be asked for before it binds."""
+    events = zmq.EVENT_ACCEPTED | zmq.EVENT_CONNECTED | zmq.EVENT_DISCONNECTED
+    return watched.get_monitor_socket(events)
+
+
+class Peers:
+    """The TCP connections of monitored sockets; a thread looks at them until their context ends.
+
+    Other peers are on this machine, and were let in by the rights of a file. Where the kernel does
+    not tell what it has received (not Linux), nobody is cut off.
+    """
+
+    def __init__(self, zmq: Any, monitors: Sequence[Any]):
+        self._zmq, self._monitors = zmq, monitors
+        self._open: dict[int, socket.socket] = {}  # by ZeroMQ's descriptors; these are our own
+        self._told = False
+        threading.Thread(target=self._watch, name="kv-event-peers", daemon=True).start()
+
+    def _watch(self) -> None:
+        poller = self._zmq.Poller()
+        for each in self._monitors:
+            poller.register(each, self._zmq.POLLIN)
+        try:
+            while True:
+                for ready, _ in poller.poll(LOOK_MS if self._open else None):
+                    event, descriptor = EVENT.unpack(ready.recv_multipart()[0])
+                    self._changed(event, descriptor)
+                for peer in self._open.values():
+                    if received(peer) > MAX_RECEIVED:
+                        self._cut_off(peer)
+        except self._zmq.ContextTerminated:
+            for each in [*self._monitors, *self._open.values()]:
+                each.close()
+
+    def _changed(self, event: int, descriptor: int) -> None:
+        """A connection is there, or has gone."""
+        if (gone := self._open.pop(descriptor, None)) is not None:
+            gone.close()
+        if event == self._zmq.EVENT_DISCONNECTED:
+            return
+        with contextlib.suppress(OSError):  # it has gone already
+            peer = socket.socket(fileno=os.dup(descriptor))
+            if received(peer) < 0:
+                return peer.close()
+            self._open[descriptor] = peer
+            if len(self._open) > MAX_PEERS:
+                self._cut_off(peer)
+
+    def _cut_off(self, peer: socket.socket) -> None:
+        """End a connection; ZeroMQ then forgets it and what it sent."""
+        with contextlib.suppress(OSError):
+            peer.shutdown(socket.SHUT_RDWR)
+        if not self._told:
+            self._told = True
+            logger.warning(
+                "a peer of the sockets of KV events was cut off: more than %d bytes were sent, or "
+                "more than %d peers are there (logged once)",
+                MAX_RECEIVED,
+                MAX_PEERS,
+            )
+
+
+def received(peer: socket.socket) -> int:
+    """Bytes that a TCP connection has received; -1 where the kernel does not tell."""
+    if not hasattr(socket, "TCP_INFO"):
+        return -1
+    try:
+        info = peer.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, RECEIVED.stop)
+    except OSError:  # no TCP
+        return -1
+    return int.from_bytes(info[RECEIVED], sys.byteorder) if len(info) == RECEIVED.stop else -1
