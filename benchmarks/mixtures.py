@@ -5,8 +5,9 @@ with the grouping of tokens and the sum of their experts.
     python -m benchmarks.mixtures --shape Qwen3-30B-A3B --tokens 1 16 64 --skew 0 --parts wholes
     python -m benchmarks.mixtures --shape Qwen3-30B-A3B --numbers fp8 --parts products
 
-Wholes are two launches for the products, or one (`mosaic_fused`), each with slots of 64, 128 and
-256 columns; "whole" is what a model runs. Results are written row by row.
+A whole takes what the layer before it gave, so that layers follow each other as in a model. Wholes
+are two launches for the products, or one (`mosaic_fused`), each with slots of 64, 128 and
+256 columns; "whole" is two at the sizes that a model has. Results are written row by row.
 
 `skew` is the exponent of the Zipf law by which tokens choose experts. `tb_per_s` counts the weights
 of the experts that were hit, once. Calls go through weights of their own that are larger than the
@@ -72,7 +73,11 @@ def product(
     x: Array, w: Maps, groups: Groups, gating: Gating | None = None, backend: str | None = None
 ) -> Array:
     """Each row times the weight of its expert."""
-    own = backend or BACKEND
+    return _product(x, w, groups, gating=gating, own=backend or BACKEND)
+
+
+@functools.partial(jax.jit, static_argnames=("gating", "own"))  # lowered once for all layers
+def _product(x: Array, w: Maps, groups: Groups, gating: Gating | None, own: str) -> Array:
     if not isinstance(w, ScaledExperts):
         return grouped_matmul(x, w, groups, gating=gating, backend=own)
     if own == "mosaic_gpu":
@@ -182,10 +187,8 @@ def rows_of(
         x = jax.random.normal(jax.random.key(T), (T, shape.width), jnp.bfloat16)
         hit = len(np.unique(expert))
         for part, call in PARTS[parts](shape, expert).items():
-            every = jax.jit(
-                lambda x, layers, weight, call=call: [call(x, w, weight) for w in layers]
-            )
-            run = every.lower(x, layers, weight).compile(compiler_options=OPTIONS)
+            every = jax.jit(through(call, part)).lower(x, layers, weight)
+            run = every.compile(compiler_options=OPTIONS)
             once = lambda run=run, x=x, weight=weight: run(x, layers, weight)
             us = 1e6 * statistics.median(timed(once, seconds) for _ in range(TURNS)) / LAYERS
             row = {"model": model, "numbers": numbers, "tokens": T, "skew": skew, "part": part}
@@ -206,6 +209,19 @@ def speed(
         "tb_per_s": round((2 if form == "bf16" else 1) * hit * numbers / us / 1e6, 3),
         "tflop_per_s": round(2 * tokens * shape.choices * numbers / us / 1e6, 1),
     }
+
+
+def through(call: Callable[..., Array], part: str) -> Callable[..., list[Array]]:
+    """A part of all layers, one after the other: a whole takes what the one before it gave."""
+
+    def run(x: Array, layers: list[Layer], weight: Array) -> list[Array]:
+        found: list[Array] = []
+        for layer in layers:
+            given = found[-1] if found and part.startswith("whole") else x
+            found.append(call(given, layer, weight))
+        return found
+
+    return run
 
 
 def error(got: Array, x: Array, layer: Layer, expert: Array, weight: Array) -> float:

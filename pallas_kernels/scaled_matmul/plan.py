@@ -16,6 +16,7 @@ SCALES = 32  # of tokens in a slot, at least: copies begin at multiples of 128 b
 PROMOTED = 128  # tokens up to which registers hold two sums
 MOST_EXPERT_TOKENS = 64
 MOST_EXPERT_STAGES = 12  # 200 KiB of weights under way on each processor
+TWO_FROM = LARGEST_TILE  # rows of experts' tiles from which two warpgroups multiply
 FEW_ROWS = 64  # up to here cuBLASLt reads the weight at 2.2 to 2.4 TB/s of 4.3, measured
 
 
@@ -81,7 +82,7 @@ def expert_tuning(
     """Sizes for units of so many tokens in such tiles. Full tiles are bound by what the L2 cache
     gives, so two warpgroups share the tokens; others by the weights' bytes, which small units
     divide best."""
-    warpgroups = warpgroups or (2 if tile == LARGEST_TILE else 1)
+    warpgroups = warpgroups or (2 if tile >= TWO_FROM else 1)
     slot = (tokens + 2 * warpgroups * ROWS) * K + grouped * 4 * max(tokens, SCALES)
     staged = 2 * warpgroups * tokens * ROWS
     return ExpertTuning(warpgroups, min(MOST_EXPERT_STAGES, (SHARED_BYTES - staged) // slot), K)
