@@ -174,19 +174,12 @@ class Split(NamedTuple):
             plgpu.copy_smem_to_gmem(own, y_ref.at[tokens, pl.ds(row, ROWS)])
 
     def parts(self, results: list[Array], T: int, O: int) -> Product:  # noqa: E741
-        """The product `[T, O]` of the `results`, which are left apart where all columns are shared
-        out."""
-        if self.whole:
-            return self.joined(results)[:T, :O]
-        return Parts(results[0], (), (T, O), self.dtype)
-
-    def joined(self, results: list[Array]) -> Array:
-        """The product `[T, O]` of the `results`, and rows of zeros that fill a block up."""
+        """The product `[T, O]` of the `results`, of which shares of columns are left apart."""
         if self.whole == self.down:
-            return results[0]
-        *whole, shared = results
-        rest = jnp.sum(shared[:, : self.T], axis=0).astype(self.dtype)
-        return jnp.concatenate([*(y[:, : self.whole * self.height] for y in whole), rest], axis=1)
+            return results[0][:T, :O]
+        *done, shared = results
+        cut = self.whole * self.height
+        return Parts(shared, (), (T, O), self.dtype, *done, cut=cut)
 
 
 def _single(y: Array) -> Array:

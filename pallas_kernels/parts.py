@@ -26,12 +26,17 @@ class Parts:
         scales: float32 factors of rows `[R]` and of columns `[O]`; () if there are none.
         shape: `(T, *out)`.
         dtype: of the product.
+        done: `[T, O]`, of which the first `cut` columns are the product's, and `sums` has those
+            after them; None: it has all.
+        cut: columns that are done.
     """
 
     sums: Array
     scales: tuple[Array, ...]
     shape: tuple[int, ...] = field(metadata={"static": True})
     dtype: Any = field(metadata={"static": True})
+    done: Array | None = None
+    cut: int = field(default=0, metadata={"static": True})
 
     def shaped(self, *out: int) -> Parts:
         """With other axes of outputs."""
@@ -42,11 +47,14 @@ class Parts:
         """The product: shares are added in order in float32, scaled, and rounded to `dtype`, which
         `sums` may have been before."""
         T, O = self.shape[0], math.prod(self.shape[1:])  # noqa: E741
-        total = jnp.sum(self.sums[:, :T, :O].astype(jnp.float32), axis=0)
+        total = jnp.sum(self.sums[:, :T, : O - self.cut].astype(jnp.float32), axis=0)
         if self.scales:
             of_rows, of_columns = self.scales
             total = total * of_rows[:T, None] * of_columns
-        return total.astype(self.dtype).reshape(self.shape)
+        rest = total.astype(self.dtype)
+        if self.done is not None:
+            rest = jnp.concatenate([self.done[:T, : self.cut], rest], axis=1)
+        return rest.reshape(self.shape)
 
 
 class WeightedRows(NamedTuple):

@@ -18,7 +18,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from pallas_kernels.mosaic_gpu import THREADS, launch, row_layout, store
-from pallas_kernels.parts import Parts, Product, WeightedRows, added
+from pallas_kernels.parts import Parts, Product, WeightedRows, added, whole
 from pallas_kernels.scaled_matmul import Inputs, RoundedRows, Rounding, mosaic_rounding
 
 # With more rows memory is the limit. XLA's fusion of a plain norm reads no more than the kernel; to
@@ -103,12 +103,12 @@ class Delta(NamedTuple):
 
     @classmethod
     def of(cls, delta_TD: Product) -> Delta:
-        if isinstance(delta_TD, Parts):
+        if isinstance(delta_TD, Parts) and delta_TD.done is None:
             row = functools.partial(added, delta_TD.dtype)
             return cls((delta_TD.sums, *delta_TD.scales), lambda *given: [row(*given)])
         if isinstance(delta_TD, WeightedRows):
             return cls(delta_TD[:3], _weighted)
-        return cls((delta_TD,), _row)
+        return cls((whole(delta_TD),), _row)
 
 
 def _row(t: Array, load: Load, delta_ref: Any) -> list[Array]:

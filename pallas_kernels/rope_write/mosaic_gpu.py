@@ -85,7 +85,7 @@ class _Source(NamedTuple):
     @classmethod
     def of(cls, qkv: Product) -> _Source:
         _, C, H = qkv.shape
-        if not isinstance(qkv, Parts) or qkv.sums.shape[2] % H:
+        if not isinstance(qkv, Parts) or qkv.done is not None or qkv.sums.shape[2] % H:
             return cls((whole(qkv),), lambda t, load, ref: load(ref.at[t]))
         *leading, columns = qkv.sums.shape
         sums = qkv.sums.reshape(*leading, columns // H, H)

@@ -30,7 +30,6 @@ __all__ = [
     "backend_for",
     "experts_fit",
     "gated_rows",
-    "gates",
     "largest",
     "rounded",
     "rounding_for",
@@ -81,22 +80,22 @@ def scaled_parts(
 
 def gated_rows(product: Product, rounding: Rounding, *, backend: str) -> Inputs:
     """silu(gate) · up of a product `[T, 2F]` whose first F columns are the gate's, rounded for the
-    product that reads it. The reference serves where the back end does not take these."""
-    if backend == "mosaic_gpu":
-        from pallas_kernels.scaled_matmul import mosaic_gating
-
-        if mosaic_gating.supports(product, rounding):
-            assert isinstance(product, Parts)
-            return mosaic_gating.gated_rows(product, rounding)
+    product that reads it. The reference serves where the back end does not take these; what it
+    makes of few tokens stays plain where a kernel will round it."""
     from pallas_kernels.scaled_matmul import reference
 
+    if backend != "mosaic_gpu":
+        return reference.gated_rows(product, rounding)
+    from pallas_kernels.scaled_matmul import mosaic_gating, mosaic_gating_few
+
+    if mosaic_gating_few.supports(product, rounding):
+        return mosaic_gating_few.gated_rows(product, rounding)
+    if mosaic_gating.supports(product, rounding):
+        assert isinstance(product, Parts)
+        return mosaic_gating.gated_rows(product, rounding)
+    if is_faster(product.shape[0], grouped=False):
+        return reference.gated(product)
     return reference.gated_rows(product, rounding)
-
-
-def gates(wanted: str, tokens: int) -> bool:
-    """Whether `gated_rows` is expected to be faster than what XLA makes of the activation, in
-    whose program few tokens' shares are added up, too."""
-    return wanted == "mosaic_gpu" and not is_faster(tokens, grouped=False)
 
 
 def backend_for(

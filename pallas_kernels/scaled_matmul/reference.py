@@ -33,8 +33,13 @@ def scaled_matmul(
 
 def gated_rows(product: Product, rounding: Rounding) -> RoundedRows:
     """See `pallas_kernels.scaled_matmul`."""
+    return rounding.of(gated(product))
+
+
+def gated(product: Product) -> Array:
+    """silu(gate) · up, not rounded further."""
     gate, up = jnp.split(whole(product), 2, axis=1)
-    return rounding.of(jax.nn.silu(gate) * up)
+    return jax.nn.silu(gate) * up
 
 
 scaled_parts = scaled_matmul  # XLA joins its program with that of what follows

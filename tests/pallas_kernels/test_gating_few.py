@@ -1,0 +1,79 @@
+"""The activation of few tokens' products, added up and rounded in one launch, in the interpreter
+and on a card."""
+
+from __future__ import annotations
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from pallas_kernels.parts import Parts, Product, whole
+from pallas_kernels.scaled_matmul import Rounding, gated_rows, mosaic_gating_few
+from tests.pallas_kernels.places import launch_options, pick, places
+
+FP8 = jnp.float8_e4m3fn
+BF16 = jnp.dtype(jnp.bfloat16)
+
+
+def product_of(tokens: int, width: int, cut: int, shares: int) -> Product:
+    """Random gates and ups, `cut` columns of which are done; row 1 has gates of zero. What no
+    product has is NaN."""
+    rng = np.random.default_rng(cut + width)
+    y = rng.standard_normal((tokens, 2 * width)) * 3
+    y[1, :width] = 0
+    done = jnp.asarray(y, BF16)
+    if cut == 2 * width:
+        return done
+    parts = rng.standard_normal((shares, tokens, 2 * width - cut)) * (y[:, cut:] != 0)
+    rest = np.full((shares, tokens + 3, 2 * width - cut + 256), np.nan)
+    rest[:, :tokens, : 2 * width - cut] = parts
+    sums = jnp.asarray(rest, jnp.float32)
+    held = None if cut == 0 else done.at[:, cut:].set(jnp.nan)
+    return Parts(sums, (), (tokens, 2 * width), BF16, held, cut)
+
+
+@places
+@pytest.mark.parametrize("kind", ["done", "shares", "both"])
+def test_few_rows_are_silu_times_up_rounded_once_more(place: str, kind: str) -> None:
+    tokens, width, shares = pick(place, (2, 1536, 2), (64, 18944, 7))
+    cut = {"done": 2 * width, "shares": 0, "both": pick(place, 2560, 33792)}[kind]
+    product, rounding = product_of(tokens, width, cut, shares), Rounding(FP8, max(8, tokens))
+    assert mosaic_gating_few.supports(product, rounding)
+    run = functools.partial(
+        mosaic_gating_few.gated_rows, rounding=rounding, **launch_options(place)
+    )
+    rows = jax.jit(run)(product).sized(tokens)
+    numbers, scale = np.asarray(rows.numbers, np.float32), np.asarray(rows.scale)
+    gate, up = np.split(np.asarray(whole(product), np.float64), 2, axis=1)
+    wanted = gate / (1 + np.exp(-gate)) * up
+    assert rows.shape == (tokens, width) and rows.dtype == BF16
+    assert (numbers[1] == 0).all() and scale[1] == 1
+    # Numbers of 8 bits have four bits of precision, and steps of 2^-9 at the least
+    step = 2.0**-4 * np.abs(wanted) + scale[:, None] * 2.0**-10
+    wrong = ~(np.abs(numbers * scale[:, None] - wanted) <= 1.1 * step)
+    assert not wrong.any(), (wrong.sum(), np.argwhere(wrong)[:4].tolist())
+    largest = np.abs(wanted[[0, *range(2, tokens)]]).max(axis=1)
+    np.testing.assert_allclose(scale[[0, *range(2, tokens)]], largest / 448, rtol=2**-7)
+
+
+def test_products_of_few_tokens_that_the_kernel_takes() -> None:
+    def taken(tokens: int = 1, width: int = 512, cut: int = 0, dtype: str = "float8_e4m3fn"):  # type: ignore[no-untyped-def]
+        sums = jax.ShapeDtypeStruct((2, 8, 2 * width - cut), jnp.float32)
+        done = jax.ShapeDtypeStruct((tokens, 2 * width), BF16) if cut else None
+        parts = Parts(sums, (), (tokens, 2 * width), BF16, done, cut)  # type: ignore[arg-type]
+        return mosaic_gating_few.supports(parts, Rounding(dtype, 8))
+
+    assert taken() and taken(64) and taken(width=28672) and taken(width=18944, cut=33792)
+    assert not taken(65) and not taken(width=384) and not taken(dtype="int8")
+    assert not taken(width=1024, cut=512)  # gates are neither done nor shares
+    assert not taken(width=1024, cut=1280)
+
+
+def test_few_rows_that_the_kernel_does_not_take_stay_plain() -> None:
+    product = jnp.ones((2, 200), jnp.bfloat16)
+    found = gated_rows(product, Rounding(FP8, 8), backend="mosaic_gpu")
+    assert isinstance(found, jax.Array) and found.dtype == BF16
+    np.testing.assert_allclose(np.asarray(found, np.float32), 0.7310586, rtol=2**-7)
