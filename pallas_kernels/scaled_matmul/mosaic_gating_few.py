@@ -111,7 +111,7 @@ def gated_rows(product: Product, rounding: Rounding, *, interpret: Any = None) -
 
         tiles = list(_tiles(given, wg))
         made: list[Array] = []
-        for some in _batches(tiles, len(given.shares) if given.shares is not None else 0):
+        for some in _batches(given, tiles):
             loaded = [
                 (half(tile.line, given.cut == 0), half(tile.line + lines, tile.shared))
                 for tile in some
@@ -170,12 +170,14 @@ def _tiles(given: _Given, wg: Array) -> Iterator[_Tile]:
             yield _Tile(jnp.minimum(place, end - 1) * LINES, bool(shared), place < end)
 
 
-def _batches(tiles: list[_Tile], shares: int) -> Iterator[list[_Tile]]:
+def _batches(given: _Given, tiles: list[_Tile]) -> Iterator[list[_Tile]]:
     """Tiles whose numbers are loaded at once."""
     batch: list[_Tile] = []
-    room = LOADED
+    room, pair = LOADED, LINES // 2
+    shares = 0 if given.shares is None else LINES * len(given.shares)
+    gate = pair if given.cut else shares
     for tile in tiles:
-        needs = 2 + LINES * shares if tile.shared else 4
+        needs = gate + (shares if tile.shared else pair)
         if batch and needs > room:
             yield batch
             batch, room = [], LOADED
