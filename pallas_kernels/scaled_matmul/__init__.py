@@ -30,6 +30,7 @@ __all__ = [
     "backend_for",
     "experts_fit",
     "gated_rows",
+    "gates",
     "largest",
     "rounded",
     "rounding_for",
@@ -96,6 +97,11 @@ def gated_rows(product: Product, rounding: Rounding, *, backend: str) -> Inputs:
     if is_faster(product.shape[0], grouped=False):
         return reference.gated(product)
     return reference.gated_rows(product, rounding)
+
+
+def gates(wanted: str) -> bool:
+    """Whether `gated_rows` is faster than the activation and the rounding by themselves."""
+    return wanted == "mosaic_gpu"
 
 
 def backend_for(

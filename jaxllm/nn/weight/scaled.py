@@ -108,7 +108,7 @@ class Scaled(nnx.Module):
         self, x_TD: op.Inputs, context: RowContext, rounding: op.Rounding | None
     ) -> op.Inputs | None:
         backend = context.row_backend
-        if rounding is None or len(self.values) > 1 or backend != "mosaic_gpu":
+        if rounding is None or len(self.values) > 1 or not op.gates(backend):
             return None
         return _gated_rows(self._parts(x_TD, context), rounding=rounding, backend=backend)
 
