@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from benchmarks.compare import FIGURES
+from benchmarks.compare import FIGURES, Row, label
 from benchmarks.record import RESULTS
 
 SAMPLING = {
@@ -47,6 +47,26 @@ def sampling(record: dict[str, Any], source: str) -> list[Cost]:
         Cost(name, load, rows["greedy"], rows[mode], True, source)
         for mode, name in SAMPLING.items()
         if mode in rows
+    ]
+
+
+def engine(record: dict[str, Any], source: str) -> list[Cost]:
+    """Sampling options, and weights in few bits."""
+    return sampling(record, source) + few_bits(record, source)
+
+
+def few_bits(record: dict[str, Any], source: str) -> list[Cost]:
+    """Shapes whose name says in what their weights are, against the same shapes in bfloat16."""
+    loads: dict[tuple[str, str], Row] = {
+        (row["shape"], label(row)): row
+        for row in record["rows"]
+        if row["figure"] in ("ttft_ms", "tpot_ms")
+    }
+    return [
+        Cost(f"weights in {bits}", f"{model}, {load}", plain["value"], row["value"], False, source)
+        for (shape, load), row in loads.items()
+        for model, _, bits in [shape.partition(" in ")]
+        if bits and (plain := loads.get((model, load)))
     ]
 
 
@@ -121,7 +141,7 @@ def noted(record: dict[str, Any], source: str) -> list[Cost]:
 
 
 READERS = {
-    "engine-jaxllm-h200": sampling,
+    "engine-jaxllm-h200": engine,
     "structured-7b-h200": structured,
     "invariance-7b-h200": invariance,
     "overcommit-7b-h200": swap,

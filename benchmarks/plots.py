@@ -29,6 +29,9 @@ STYLE = {
 type Records = list[dict[str, Any]]
 
 
+ACROSS = 4  # panels beside each other
+
+
 def tpot(found: Records, plt: Any) -> Any:
     """Milliseconds per token by batch at 1,024 tokens, a panel per shape; None without figures of
     ours.
@@ -42,8 +45,11 @@ def tpot(found: Records, plt: Any) -> Any:
     shapes = sorted({row["shape"] for row in rows.get(compare.OURS, ())})
     if not shapes:
         return None
-    figure, panels = plt.subplots(1, len(shapes), figsize=(4 * len(shapes), 3.2), squeeze=False)
-    for panel, shape in zip(panels[0], shapes, strict=True):
+    lines = -(-len(shapes) // ACROSS)
+    figure, panels = plt.subplots(lines, ACROSS, figsize=(4 * ACROSS, 3.2 * lines), squeeze=False)
+    for unused in panels.flat[len(shapes) :]:
+        unused.set_axis_off()
+    for panel, shape in zip(panels.flat, shapes, strict=False):
         for colour, engine in zip(COLOURS, rows, strict=False):
             points = sorted(
                 (row["batch"], row["value"]) for row in rows[engine] if row["shape"] == shape

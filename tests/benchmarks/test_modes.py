@@ -49,6 +49,18 @@ def test_figures_are_those_of_the_record(repo: pathlib.Path) -> None:
     assert change(row).startswith("−12.6")
 
 
+def test_weights_in_few_bits_stand_beside_the_same_load_in_bfloat16(repo: pathlib.Path) -> None:
+    rows = json.loads((repo / "benchmarks/results/engine-jaxllm-h200.json").read_text())["rows"]
+    tpot = {row["shape"]: row["value"] for row in rows if row.get("batch") == 256}
+    (cost,) = (
+        one
+        for one in costs()
+        if one.mode == "weights in fp8" and one.load == "qwen2.5-7b, TPOT ms, 256 × 1024"
+    )
+    assert (cost.without, cost.with_mode) == (tpot["qwen2.5-7b"], tpot["qwen2.5-7b in fp8"])
+    assert change(cost).startswith("+")
+
+
 def test_records_that_are_missing_leave_their_rows_out(tmp_path: pathlib.Path) -> None:
     assert costs(tmp_path) == []
     assert len(READERS) == 6
