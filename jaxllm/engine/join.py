@@ -16,9 +16,10 @@ from pathlib import Path
 import jax
 
 from jaxllm.config import ConfigError, EngineConfig
+from jaxllm.connections.key_file import read_key
 from jaxllm.hosts.controller import Controller, listen
 from jaxllm.hosts.follower import Follower
-from jaxllm.hosts.group import ALONE, LOST_STATUS, Alone, GroupError, Place, read_key
+from jaxllm.hosts.group import ALONE, LOST_STATUS, Alone, GroupError, Place
 from jaxllm.locate import locate
 
 # Fields of EngineConfig that each host has for itself
@@ -58,7 +59,7 @@ def joined(config: EngineConfig) -> Iterator[Controller | Follower | Alone]:
 
 def _join(config: EngineConfig, model_dir: Path) -> Controller | Follower:
     assert config.group_key_file is not None  # as EngineConfig checks
-    key = read_key(config.group_key_file)
+    key = read_key(config.group_key_file, "--group-key-file")
     place = Place(config.node_rank, config.nnodes, config.master_addr, config.master_port, key)
     facts = facts_of(config, model_dir)
     hosts: Controller | Follower

@@ -11,6 +11,8 @@ import socket
 import struct
 import threading
 
+from jaxllm.connections.frames import LENGTH, check_length, exactly, read_length
+
 MAX_FRAME = 1 << 26  # bytes; the largest launch takes a few MiB
 MEET_SECONDS = 5.0  # for a peer to show that it has the key
 # A host without power ends no connection: after so many seconds it counts as gone
@@ -18,7 +20,6 @@ SILENT_SECONDS = 10
 SEND_SECONDS = 60.0  # for a peer to take a frame
 _MAGIC = b"jaxllm-hosts-1\0\0"
 _NONCE, _CODE = 32, 16
-_HEAD = struct.Struct("<I")
 
 
 class ChannelError(Exception):
@@ -50,22 +51,19 @@ class Channel:
 
     def send(self, data: bytes) -> None:
         """One frame. Raises ChannelError when the peer has gone or takes nothing."""
-        if len(data) > MAX_FRAME:
-            raise ChannelError(f"a frame of {len(data)} bytes is over the limit of {MAX_FRAME}")
+        check_length(len(data), MAX_FRAME, ChannelError)
         with self._sending:
             code = self._code(self._own, self._sent, data)
             self._sent += 1
             try:
-                self._sock.sendall(_HEAD.pack(len(data)) + code + data)
+                self._sock.sendall(LENGTH.pack(len(data)) + code + data)
             except OSError as error:
                 raise ChannelError(str(error) or type(error).__name__) from None
 
     def receive(self) -> bytes:
         """The next frame. Raises ChannelError when there is none, or it is not the peer's."""
-        (size,) = _HEAD.unpack(self._exactly(_HEAD.size))
-        if size > MAX_FRAME:
-            raise ChannelError(f"a frame of {size} bytes is over the limit of {MAX_FRAME}")
-        code, data = self._exactly(_CODE), self._exactly(size)
+        size = read_length(self._read, MAX_FRAME, ChannelError)
+        code, data = exactly(_CODE, self._read), exactly(size, self._read)
         if not hmac.compare_digest(code, self._code(self._other, self._received, data)):
             raise ChannelError("a frame was changed on its way")
         self._received += 1
@@ -94,7 +92,7 @@ class Channel:
         """Both ends show that they have the key; the follower shows it first."""
         mine = os.urandom(_NONCE)
         self._sock.sendall(_MAGIC + mine)
-        greeting = self._exactly(len(_MAGIC) + _NONCE)
+        greeting = exactly(len(_MAGIC) + _NONCE, self._read)
         if not greeting.startswith(_MAGIC):
             raise ChannelError("the other end does not speak this protocol")
         theirs = greeting[len(_MAGIC) :]
@@ -102,7 +100,7 @@ class Channel:
         self._session = hashlib.blake2b(nonces, key=hashlib.sha256(key).digest()).digest()
         if not leads:
             self._sock.sendall(self._code(self._own, -1, b""))
-        shown = self._exactly(_CODE)
+        shown = exactly(_CODE, self._read)
         if not hmac.compare_digest(shown, self._code(self._other, -1, b"")):
             raise ChannelError("the other end has another key")
         if leads:
@@ -115,17 +113,14 @@ class Channel:
         found.update(data)
         return found.digest()
 
-    def _exactly(self, size: int) -> bytes:
-        found = bytearray()
-        while len(found) < size:
-            try:
-                part = self._sock.recv(min(size - len(found), 1 << 20))
-            except OSError as error:
-                raise ChannelError(str(error) or type(error).__name__) from None
-            if not part:
-                raise ChannelError("the other end has closed the connection")
-            found += part
-        return bytes(found)
+    def _read(self, most: int) -> bytes:
+        try:
+            data = self._sock.recv(most)
+        except OSError as error:
+            raise ChannelError(str(error) or type(error).__name__) from None
+        if not data:
+            raise ChannelError("the other end has closed the connection")
+        return data
 
 
 def _watch_silence(sock: socket.socket) -> None:

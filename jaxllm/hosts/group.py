@@ -9,8 +9,6 @@ from typing import Any, Protocol
 
 import msgspec
 
-from jaxllm.config import ConfigError
-
 JOIN_SECONDS = 1800.0  # until every host is there; each may download the model before
 RETRY_SECONDS = 0.5  # between two tries to reach the network or the controller
 TELL_SECONDS = 30.0  # between two log lines about hosts that are missing
@@ -95,18 +93,3 @@ def shown(reason: str) -> str:
     """A reason of another host, on one line and not too long."""
     text = " ".join(reason.split())
     return "".join(each if each.isprintable() else "?" for each in text)[:MAX_REASON]
-
-
-def read_key(path: str) -> bytes:
-    """The key in a file. Raises ConfigError unless it has at least 16 bytes."""
-    try:
-        with open(path, "rb") as file:
-            key = file.read(4097).strip()
-    except OSError as error:
-        raise ConfigError(f"--group-key-file {path} cannot be read: {error.strerror}") from None
-    if not 16 <= len(key) <= 4096:
-        raise ConfigError(
-            f"--group-key-file {path} must have 16 to 4096 bytes, and has {len(key)}; "
-            "make one with openssl rand -hex 32"
-        )
-    return key

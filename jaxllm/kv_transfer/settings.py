@@ -5,15 +5,15 @@ from __future__ import annotations
 import ipaddress
 import secrets
 from dataclasses import dataclass, field, fields
-from pathlib import Path
 from typing import Any, Self
 
 from jaxllm.config import ConfigError
+from jaxllm.connections.key_file import read_key
 
 ROLES = ("kv_producer", "kv_consumer", "kv_both")
 EXTRA = ("key_file", "timeout_seconds")
 MAX_TEXT = 256  # characters
-KEY_BYTES = range(16, 4097)
+FLAG = "--kv-transfer-config"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,23 +106,12 @@ class KVTransferSettings:
     def read_key(self) -> bytes:
         """The shared key. Raises ConfigError when its file cannot be read or has none."""
         path = self.kv_connector_extra_config["key_file"]
-        try:
-            with Path(path).open("rb") as file:
-                key = file.read(KEY_BYTES.stop + 1).strip()
-        except (OSError, ValueError) as error:
-            trouble = getattr(error, "strerror", None) or "its name is not legal"
-            raise refused(f"key_file {path!r:.200} cannot be read: {trouble}") from None
-        if len(key) not in KEY_BYTES:
-            raise refused(
-                f"key_file {path!r:.200} must have {KEY_BYTES.start} to {KEY_BYTES.stop - 1} "
-                "bytes; make one with openssl rand -hex 32"
-            )
-        return key
+        return read_key(path, f"{FLAG}: key_file")
 
 
 def refused(problem: str) -> ConfigError:
     """The error of an illegal setting."""
-    return ConfigError(f"--kv-transfer-config: {problem}")
+    return ConfigError(f"{FLAG}: {problem}")
 
 
 def is_address(value: Any) -> bool:

@@ -18,6 +18,8 @@ from typing import Any
 
 import msgspec
 
+from jaxllm.connections.frames import LENGTH, exactly, read_length
+
 HELLO = b"jaxllm-kv-pages1"
 NONCE = 32  # bytes, as of a proof and of a page's hash
 MAX_FRAME = 1 << 22  # bytes
@@ -25,7 +27,6 @@ MAX_PAGES = 1 << 16  # of one request
 HEADER = struct.Struct("<IQ")  # of a page: its number in the request, its checksum
 CLOSED = "the peer has closed the connection"
 CREDIT = b"\x01"  # a page was taken out of shared memory
-_LENGTH = struct.Struct("<I")
 
 
 class TransferError(Exception):
@@ -77,9 +78,7 @@ class Peer:
 
     def read(self, size: int) -> bytes:
         """Exactly `size` bytes. Raises TransferError at the end of the stream, OSError."""
-        data = bytearray(size)
-        self.read_into(memoryview(data))
-        return bytes(data)
+        return exactly(size, self.read_some)
 
     def read_into(self, view: memoryview) -> None:
         """Fill `view`. Raises as `read` does."""
@@ -104,9 +103,7 @@ class Peer:
 
     def read_frame(self) -> Frame:
         """The next frame. Raises TransferError when it is too long or malformed, OSError."""
-        (size,) = _LENGTH.unpack(self.read(_LENGTH.size))
-        if size > MAX_FRAME:
-            raise TransferError(f"a frame is over the limit of {MAX_FRAME} bytes: {size}")
+        size = read_length(self.read_some, MAX_FRAME, TransferError)
         try:
             return _decoder.decode(self.read(size))
         except (msgspec.MsgspecError, ValueError) as error:
@@ -115,7 +112,7 @@ class Peer:
     def send_frame(self, frame: Frame) -> None:
         """Send a frame. Raises OSError."""
         body = msgspec.msgpack.encode(frame)
-        self.send(_LENGTH.pack(len(body)) + body)
+        self.send(LENGTH.pack(len(body)) + body)
 
     def _limit(self) -> None:
         left = self.until - time.monotonic()
@@ -148,5 +145,5 @@ def answer_greeting(peer: Peer, key: bytes) -> None:
 
 def prove(key: bytes, *parts: bytes) -> bytes:
     """The keyed hash of parts, none of which can pass for another division of the same bytes."""
-    framed = b"".join(_LENGTH.pack(len(part)) + part for part in parts)
+    framed = b"".join(LENGTH.pack(len(part)) + part for part in parts)
     return hmac.digest(key, framed, "sha256")

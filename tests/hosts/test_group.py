@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 
 import pytest
 
@@ -17,7 +16,7 @@ from jaxllm.hosts import controller, follower
 from jaxllm.hosts.channel import Channel
 from jaxllm.hosts.controller import Controller, listen
 from jaxllm.hosts.follower import Follower
-from jaxllm.hosts.group import ALONE, GroupError, Place, difference, read_key, shown
+from jaxllm.hosts.group import ALONE, GroupError, Place, difference, shown
 
 KEY = b"a key of sixteen bytes or more"
 FACTS = {"jaxllm": "1.0", "--max-num-seqs": "8"}
@@ -218,17 +217,6 @@ def test_a_port_that_is_taken_and_an_address_of_another_machine_are_one_line_eac
 def unknown(*_: object, **__: object) -> None:
     """A name that the network does not know."""
     raise socket.gaierror("no such name")
-
-
-def test_a_key_is_read_from_a_file_and_is_not_short(tmp_path: Path) -> None:
-    path = tmp_path / "key"
-    path.write_bytes(KEY + b"\n")
-    assert read_key(str(path)) == KEY
-    path.write_bytes(b"short")
-    with pytest.raises(ConfigError, match="16 to 4096 bytes, and has 5"):
-        read_key(str(path))
-    with pytest.raises(ConfigError, match="cannot be read"):
-        read_key(str(tmp_path / "none"))
 
 
 def test_what_others_say_is_shown_on_one_short_line() -> None:
