@@ -58,8 +58,8 @@ class Engine:
         self.runner, self.scheduler, self._grammars = parts.runner, scheduler, parts.grammars
         self._unscheduled = Unscheduled(scheduler, parts.grammars, transfer)
         self._exporter = None if transfer is None else transfer.exporter
-        self.sleeper = Sleep(parts, scheduler, lambda: self.has_work)
-        self.sleeper.shares_pages = transfer is not None
+        shares = transfer is not None
+        self.sleeper = Sleep(parts, scheduler, lambda: self.has_work, shares_pages=shares)
         self.eos_ids = frozenset(parts.runner.eos_ids)
         self._options = LogitsOptionsReader(
             self.resolved.vocab_size,

@@ -21,18 +21,26 @@ REMEDY = "POST /wake_up, or call LLM.wake_up()"
 class Sleep:
     """Whether an engine sleeps, and how it goes to sleep and wakes.
 
-    `busy` says whether requests run.
+    `busy` says whether requests run; `shares_pages`, whether with other engines, which would not
+    hear of other weights.
 
     Attributes:
         level: 0 while awake; 1: the weights lie in host memory; 2: they are dropped.
     """
 
-    def __init__(self, parts: Started, scheduler: Scheduler, busy: Callable[[], bool]):
+    def __init__(
+        self,
+        parts: Started,
+        scheduler: Scheduler,
+        busy: Callable[[], bool],
+        *,
+        shares_pages: bool = False,
+    ):
         self._runner, self._source, self._give_back = parts.runner, parts.weights, parts.give_back
         self._scheduler, self._busy = scheduler, busy
         self._stages = parts.resolved.pipeline_parallel_size
         self.level = 0
-        self.shares_pages = False  # with other engines, which would not hear of other weights
+        self._shares_pages = shares_pages
 
     def check_awake(self) -> None:
         """Raise RequestError while the engine sleeps."""
@@ -77,7 +85,7 @@ class Sleep:
         which leaves the engine asleep.
         """
         self._refuse_now()
-        if self.shares_pages:
+        if self._shares_pages:
             raise ValueError(
                 "an engine with --kv-transfer-config keeps its weights; start it anew with others"
             )
