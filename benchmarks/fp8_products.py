@@ -19,8 +19,8 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from pallas_kernels.model_shapes import LAYER_SHAPES
 from pallas_kernels.scaled_matmul import mosaic_gpu, rounded, scaled_matmul
-from pallas_kernels.scaled_matmul.cases import MODEL_SHAPES
 from pallas_kernels.scaled_matmul.plan import K, Tuning, tuning_of
 
 COLD_BYTES = 150 << 20  # of weights that are used before one is used again
@@ -88,7 +88,7 @@ def seconds(run: Any, x: Any, weights: list[Any]) -> float:
 
 def jobs(kind: str, name: str, tokens: tuple[int, ...]) -> Iterator[tuple[dict[str, Any], Any]]:
     """What to time: its description, and `(op, x, weights)`."""
-    O, I = MODEL_SHAPES[name]  # noqa: E741
+    O, I = LAYER_SHAPES[name]  # noqa: E741
     count = max(2, -(-COLD_BYTES // (O * I)))
     weights = [weight(kind, O, I, seed) for seed in range(count)]
     plain = [jax.random.normal(jax.random.key(i), (O, I), jnp.bfloat16) for i in range(2)]
@@ -107,7 +107,7 @@ def jobs(kind: str, name: str, tokens: tuple[int, ...]) -> Iterator[tuple[dict[s
 
 def measured(row: dict[str, Any], job: Any, given: Any) -> dict[str, Any]:
     """The row with its time, and the error beside the reference in float32."""
-    (_, x, weights), (O, I) = given, MODEL_SHAPES[row["product"]]  # noqa: E741
+    (_, x, weights), (O, I) = given, LAYER_SHAPES[row["product"]]  # noqa: E741
     try:
         run = job.result()
         if row["what"] != "bf16":
@@ -131,7 +131,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--tokens", type=int, nargs="+", default=TOKENS)
     parser.add_argument("--kinds", nargs="+", choices=KINDS, default=KINDS)
-    parser.add_argument("--products", nargs="+", choices=MODEL_SHAPES, default=[*MODEL_SHAPES])
+    parser.add_argument("--products", nargs="+", choices=LAYER_SHAPES, default=[*LAYER_SHAPES])
     parser.add_argument("--seconds", type=float, default=600, help="after which it ends")
     parser.add_argument("--output-json", help="file of the results")
     args = parser.parse_args()

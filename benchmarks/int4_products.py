@@ -22,7 +22,6 @@ import jax.numpy as jnp
 from pallas_kernels.gated_matmul import backend_for as gated_backend
 from pallas_kernels.gated_matmul import gated_matmul
 from pallas_kernels.int4_matmul import Int4
-from pallas_kernels.int4_matmul.cases import MODEL_SHAPES
 from pallas_kernels.int4_matmul.mosaic_dense import dense
 from pallas_kernels.int4_matmul.mosaic_gpu import int4_matmul
 from pallas_kernels.int4_matmul.packed import CHUNK, ROWS, WORDS, dequantised
@@ -33,6 +32,7 @@ from pallas_kernels.int4_matmul.plan import (
     tuning_with,
     with_columns,
 )
+from pallas_kernels.model_shapes import LAYER_SHAPES
 
 GROUP = 128
 COLD_BYTES = 150 << 20  # of weights that are used before one is used again
@@ -122,7 +122,7 @@ def tunings(T: int, O: int, I: int) -> Iterator[Tuning]:  # noqa: E741
 
 def paths(name: str, T: int) -> Iterator[Way]:
     """The ways to compute a product of T tokens."""
-    O, I = MODEL_SHAPES[name]  # noqa: E741
+    O, I = LAYER_SHAPES[name]  # noqa: E741
     own, pair = tuning_of(T, O, I, GROUP), name == "gate_up" and T > FEW_TOKENS
     yield Way("bf16", product, plain=True)
     for sizes in tunings(T, O, I):
@@ -176,7 +176,7 @@ def measured(
 
 def jobs_of(name: str, args: argparse.Namespace, pool: ThreadPoolExecutor) -> Iterator[Job]:
     """Have all paths of a product compiled."""
-    O, I = MODEL_SHAPES[name]  # noqa: E741
+    O, I = LAYER_SHAPES[name]  # noqa: E741
     make = jax.jit(functools.partial(weight, O, I))
     weights = [make(seed) for seed in range(max(2, -(-COLD_BYTES // (O * I // 2))))]
     plain = jax.jit(functools.partial(dequantised, columns=I, dtype=jnp.bfloat16))
@@ -209,7 +209,7 @@ def rows_of(jobs: list[Job], seconds: float) -> Iterator[dict[str, Any]]:
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.int4_products", description=__doc__)
     parser.add_argument("--tokens", type=int, nargs="+", default=list(TOKENS))
-    parser.add_argument("--products", nargs="+", choices=MODEL_SHAPES, default=[*MODEL_SHAPES])
+    parser.add_argument("--products", nargs="+", choices=LAYER_SHAPES, default=[*LAYER_SHAPES])
     parser.add_argument("--paths", nargs="+", default=[""], help="words of the paths' names")
     parser.add_argument("--seconds", type=float, default=600, help="after which it ends")
     parser.add_argument("--output-json", help="file of the results")

@@ -49,14 +49,6 @@ CASES = (
     Case(name="a wide tile", tokens=130, outputs=256, inputs=640, group=128, form="symmetric"),
 )
 
-# (O, I) of a layer of Qwen2.5-7B
-MODEL_SHAPES = {
-    "gate_up": (37888, 3584),
-    "down": (3584, 18944),
-    "qkv": (4608, 3584),
-    "o": (3584, 3584),
-}
-
 
 class Plain(NamedTuple):
     """A weight as numbers `[O, I]` of 0 to 15 and values `[O, G]`; `others` are zero points or

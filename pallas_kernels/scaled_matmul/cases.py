@@ -74,14 +74,6 @@ KERNEL_CASES = (
     Case(name="many integers", tokens=300, outputs=192, columns=256, integers=True),
 )
 
-# (O, I) of a layer of Qwen2.5-7B
-MODEL_SHAPES = {
-    "gate_up": (37888, 3584),
-    "down": (3584, 18944),
-    "qkv": (4608, 3584),
-    "o": (3584, 3584),
-}
-
 
 class Inputs(NamedTuple):
     """x and the scaled weight of a case."""

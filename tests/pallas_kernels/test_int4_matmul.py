@@ -26,7 +26,6 @@ from pallas_kernels.int4_matmul import (
 )
 from pallas_kernels.int4_matmul.cases import (
     CASES,
-    MODEL_SHAPES,
     Case,
     expected,
     inputs,
@@ -44,6 +43,7 @@ from pallas_kernels.int4_matmul.packed import (
     words_of,
 )
 from pallas_kernels.int4_matmul.plan import Tuning
+from pallas_kernels.model_shapes import LAYER_SHAPES
 from pallas_kernels.parts import Parts
 from tests.pallas_kernels.places import (
     CARD,
@@ -97,9 +97,9 @@ def test_every_case_is_right_in_the_interpreter(case: Case) -> None:
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("rows", [1, 16, 64, 100, 256, 300, 512])
-@pytest.mark.parametrize("product", MODEL_SHAPES)
+@pytest.mark.parametrize("product", LAYER_SHAPES)
 def test_a_models_shape_equals_the_reference_on_a_card(product: str, rows: int) -> None:
-    O, I = MODEL_SHAPES[product]  # noqa: E741
+    O, I = LAYER_SHAPES[product]  # noqa: E741
     case = Case(name=product, tokens=rows, outputs=O, inputs=I)
     x, plain = inputs(case)
     x, w = jnp.asarray(x, jnp.bfloat16), packed(case, plain, jnp.bfloat16)
@@ -269,7 +269,7 @@ def test_many_tokens_leave_few_processors_idle() -> None:
     have 1.19 and 1.31 at 512 and 1,152."""
     for rows in (512, 1152, 2048):
         busiest, mean = 0, 0.0
-        for O, I in MODEL_SHAPES.values():  # noqa: E741
+        for O, I in LAYER_SHAPES.values():  # noqa: E741
             sizes = plan.tuning_of(rows, O, I, 128)
             spec = mosaic_gpu.Spec(rows, O, I, 128, jnp.bfloat16, "zeros", sizes, None).split
             steps = -(-spec.units // plan.PROCESSORS) * -(-spec.steps // sizes.shares)
@@ -279,10 +279,10 @@ def test_many_tokens_leave_few_processors_idle() -> None:
 
 
 @pytest.mark.parametrize("rows", [1, 16, 64])
-@pytest.mark.parametrize("product", MODEL_SHAPES)
+@pytest.mark.parametrize("product", LAYER_SHAPES)
 def test_most_processors_stream_a_models_weights_at_decode(product: str, rows: int) -> None:
     """Slots of the busiest processor against the mean; a share of the rest is counted alike."""
-    O, I = MODEL_SHAPES[product]  # noqa: E741
+    O, I = LAYER_SHAPES[product]  # noqa: E741
     sizes = plan.tuning_of(rows, O, I, 128)
     spec = mosaic_gpu.Spec(rows, O, I, 128, jnp.bfloat16, "zeros", sizes, None).split
     busy = [0] * plan.PROCESSORS

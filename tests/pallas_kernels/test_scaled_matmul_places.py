@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from pallas_kernels.model_shapes import LAYER_SHAPES
 from pallas_kernels.mosaic_units import PROCESSORS, ROWS, STAGED
 from pallas_kernels.parts import Parts
 from pallas_kernels.scaled_matmul import (
@@ -28,7 +29,6 @@ from pallas_kernels.scaled_matmul import (
 )
 from pallas_kernels.scaled_matmul.cases import (
     KERNEL_CASES,
-    MODEL_SHAPES,
     Case,
     Inputs,
     expected,
@@ -131,9 +131,9 @@ def test_every_case_is_right_on_a_card(case: Case) -> None:
 @pytest.mark.gpu
 @pytest.mark.parametrize("rows", [1, 16, 64, 100, 256, 300])
 @pytest.mark.parametrize("kind", ["rows", "blocks", "integers"])
-@pytest.mark.parametrize("product", MODEL_SHAPES)
+@pytest.mark.parametrize("product", LAYER_SHAPES)
 def test_a_models_shape_equals_the_reference_on_a_card(product: str, kind: str, rows: int) -> None:
-    O, I = MODEL_SHAPES[product]  # noqa: E741
+    O, I = LAYER_SHAPES[product]  # noqa: E741
     group, rounding = (128, "group") if kind == "blocks" else (None, "token")
     case = Case(
         name="",
@@ -230,10 +230,10 @@ def test_any_sizes_have_a_plan_that_fits_the_card(T: int, O: int, I: int, groupe
 
 
 @pytest.mark.parametrize("rows", [1, 16, 64])
-@pytest.mark.parametrize("product", MODEL_SHAPES)
+@pytest.mark.parametrize("product", LAYER_SHAPES)
 def test_most_processors_stream_a_models_weights_at_decode(product: str, rows: int) -> None:
     """Slots of the busiest processor against the mean."""
-    O, I = MODEL_SHAPES[product]  # noqa: E741
+    O, I = LAYER_SHAPES[product]  # noqa: E741
     sizes = plan.tuning_of(rows, O, I, False)
     spec = mosaic_gpu._Spec(rows, O, I, jnp.bfloat16, jnp.float8_e4m3fn, False, sizes, None).split
     busy = [0] * PROCESSORS
