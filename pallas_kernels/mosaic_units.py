@@ -177,9 +177,8 @@ class Split(NamedTuple):
         """The product `[T, O]` of the `results`, of which shares of columns are left apart."""
         if self.whole == self.down:
             return results[0][:T, :O]
-        *done, shared = results
-        cut = self.whole * self.height
-        return Parts(shared, (), (T, O), self.dtype, *done, cut=cut)
+        done, cut = results[0] if self.whole else None, self.whole * self.height
+        return Parts(results[-1], (), (T, O), self.dtype, done, cut)
 
 
 def _single(y: Array) -> Array:
