@@ -345,7 +345,7 @@ class Resolved:
         page_offer: what clients carry to engines that continue prompts from here (kv_transfer).
         expert_parallel_size: groups of devices that have experts of their own.
         all_reduce: how devices add up their parts of a layer, and `all_reduce_reason` why so.
-        device_processors: of each device; 0: not known.
+        device_processors: of each device, that kernels have to themselves; 0: not known.
     """
 
     model_dir: str

@@ -20,6 +20,7 @@ from jaxllm.cache.backends import (
     SegmentShapes,
     Shapes,
     choose_backend,
+    own_processors,
     tile_tokens,
 )
 from jaxllm.cache.kv import page_bytes
@@ -199,7 +200,7 @@ def _resolved(
         batch_invariant=config.batch_invariant,
         pooling=spec.pooling,
         pipeline_parallel_size=config.pipeline_parallel_size,
-        device_processors=getattr(model.mesh.devices.flat[0], "core_count", None) or 0,
+        device_processors=own_processors(model.mesh.devices.flat[0]),
         **sums._asdict(),
     )
 
