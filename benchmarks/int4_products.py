@@ -186,7 +186,8 @@ def jobs_of(name: str, args: argparse.Namespace, pool: ThreadPoolExecutor) -> It
     for T in args.tokens:
         for path in paths(name, T):
             if any(word in path.name for word in args.paths):
-                given = x[:T], full if path.plain else weights if T < MANY else weights[:2]
+                own = full if path.plain else weights
+                given = x[:T], own if T < MANY else own[:1]
                 what = {"product": name, "tokens": T, "path": path.name}
                 job = pool.submit(compiled, path.op, *given)
                 yield Job(what | {"activated": path.activated}, path, given, (exact, full[0]), job)

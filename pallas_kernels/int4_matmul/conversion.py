@@ -11,9 +11,51 @@ import numpy as np
 
 from pallas_kernels.int4_matmul.packed import FP4, TABLES
 
-# 16-bit float → its pair type, and a pair of numbers whose lowest bits count by ones
-_PAIRS = {"bfloat16": ("bf16x2", 0x43004300), "float16": ("f16x2", 0x64006400)}
-_MIDDLE = 0x00080008
+_PAIRS = {"bfloat16": "bf16x2", "float16": "f16x2"}
+_NUMBERS = 0x000F000F  # of a register, its lowest
+
+
+class _Integers(NamedTuple):
+    """How 4-bit integers become 16-bit floats, of which zero points are taken in the same step. All
+    constants are pairs.
+
+    Attributes:
+        magic: what is set beside a number's bits, so that they are a float.
+        lifts: what floats of numbers at the lowest bits, and of those 4 bits up, are multiplied
+            with, that they count by ones, times one over `factor`.
+        unit, base: zero points are multiplied with the one, and the other is added.
+        middle: what becomes of a zero point of 8.
+        factor: of scales.
+    """
+
+    magic: int
+    lifts: tuple[int, ...]
+    unit: int
+    base: int
+    middle: int
+    factor: int | None
+
+
+# Without magic, numbers of bfloat16 are its smallest: they count by 2 ** -133, those 4 bits up by
+# 2 ** -129, and even 15 of these are in line. Magic 1024 in float16 has room for one place.
+_INTEGERS = {
+    "bfloat16": _Integers(
+        magic=0,
+        lifts=(0x7F007F00, 0x7D007D00),  # 2 ** 127, 2 ** 123
+        unit=0xBC80BC80,  # - 2 ** -6
+        base=0,
+        middle=0xBE00BE00,  # - 8 * 2 ** -6
+        factor=0x42804280,  # 2 ** 6
+    ),
+    "float16": _Integers(
+        magic=0x64006400,
+        lifts=(0x3C003C00,),  # 1
+        unit=0xBC00BC00,  # - 1
+        base=0xE400E400,  # - 1024
+        middle=0xE408E408,  # - 1032
+        factor=None,
+    ),
+}
 
 
 class _Floats(NamedTuple):
@@ -47,8 +89,8 @@ def conversion(columns: int, group: int, dtype: str, form: str) -> str:
     words, of its scales and, in their shape, of its zero points or offsets.
 
     A register is two neighbouring columns of one row. For each 16 columns: row g, row g + 8, and
-    both 8 columns further. Register r of a word has its numbers in nibbles r and r + 4. As the
-    lowest bits of 128 (1024 in float16) they are floats already, and differences are exact.
+    both 8 columns further. Register r of a word has its numbers in nibbles r and r + 4. They are
+    floats once masked, and differences with zero points are exact.
 
     Args:
         columns: Columns of the slot, a multiple of 64.
@@ -60,17 +102,24 @@ def conversion(columns: int, group: int, dtype: str, form: str) -> str:
 
 
 def _lines(columns: int, group: int, dtype: str, form: str, outputs: int) -> Iterator[str]:
-    kind, magic = _PAIRS[dtype]
+    kind, integers = _PAIRS[dtype], _INTEGERS[dtype]
     others, floats = form in ("zeros", "offsets"), _FLOATS[dtype] if form == FP4 else None
-    zero = magic if form == "offsets" else magic | _MIDDLE
-    yield ".reg .b32 lane, row, at, pair, bits, sign, magic, from<3>, w<4>, s<2>, z<2>, o<2>;"
+    is_table = form in TABLES and not floats
+    yield ".reg .b32 lane, row, at, pair, bits, sign, moved, magic, unit, base, factor;"
+    yield ".reg .b32 from<3>, w<4>, s<2>, z<2>, o<2>, lift<2>;"
     # Results may take the registers of operands
     yield from (f"mov.b32 from{i}, ${outputs + i};" for i in range(2 + others))
     yield "mov.u32 lane, %tid.x;\nand.b32 lane, lane, 127;\nshr.u32 row, lane, 2;"
-    yield f"mov.b32 magic, {floats.factor if floats else magic:#x};"
-    yield f"mov.b32 z0, {zero:#x};\nmov.b32 z1, z0;"
-    if is_table := form in TABLES and not floats:
+    if is_table:
+        factor = None
         yield from _table(form, dtype)
+    elif floats:
+        factor = floats.factor
+    else:
+        factor = integers.factor
+        yield from _constants(integers, form)
+    if factor is not None:
+        yield f"mov.b32 factor, {factor:#x};"
     for step in range(columns // 16):
         if step % 4 == 0:  # the four words of a lane are neighbours
             yield "mad.lo.u32 at, lane, 16, from0;"
@@ -81,15 +130,24 @@ def _lines(columns: int, group: int, dtype: str, form: str, outputs: int) -> Ite
             if others:
                 yield from _two_rows(form[0], "from2", place)
             if form == "zeros":
-                yield from (f"add.rn.{kind} z{row}, z{row}, magic;" for row in range(2))
-            if floats:
-                yield from (f"mul.rn.{kind} s{row}, s{row}, magic;" for row in range(2))
+                yield from (f"fma.rn.{kind} z{row}, z{row}, unit, base;" for row in range(2))
+            if factor is not None:
+                yield from (f"mul.rn.{kind} s{row}, s{row}, factor;" for row in range(2))
         if floats:
             yield from _float_word(step, kind, floats)
         elif is_table:
             yield from _table_word(step, kind)
         else:
-            yield from _word(step, kind, form)
+            yield from _word(step, kind, form, integers)
+
+
+def _constants(integers: _Integers, form: str) -> Iterator[str]:
+    """Registers of what integers are made with."""
+    yield f"mov.b32 magic, {integers.magic:#x};"
+    yield from (f"mov.b32 lift{i}, {lift:#x};" for i, lift in enumerate(integers.lifts))
+    yield f"mov.b32 unit, {integers.unit:#x};\nmov.b32 base, {integers.base:#x};"
+    zero = integers.base if form == "offsets" else integers.middle
+    yield f"mov.b32 z0, {zero:#x};\nmov.b32 z1, z0;"
 
 
 def _two_rows(name: str, address: str, place: int) -> Iterator[str]:
@@ -98,13 +156,16 @@ def _two_rows(name: str, address: str, place: int) -> Iterator[str]:
     yield f"prmt.b32 {name}0, pair, pair, 0x1010;\nprmt.b32 {name}1, pair, pair, 0x3232;"
 
 
-def _word(step: int, kind: str, form: str) -> Iterator[str]:
+def _word(step: int, kind: str, form: str, integers: _Integers) -> Iterator[str]:
     """The four registers of a word, (number - zero point) · scale or number · scale + offset."""
+    places = len(integers.lifts)
     for r in range(4):
-        out, row = f"${4 * step + r}", r % 2
-        yield f"shr.u32 bits, w{step % 4}, {4 * r};"
-        yield "lop3.b32 bits, bits, 0x000f000f, magic, 0xea;"  # (bits & mask) | magic
-        yield f"sub.rn.{kind} bits, bits, z{row};"
+        out, row, place = f"${4 * step + r}", r % 2, r % places
+        if place == 0:
+            yield f"shr.u32 moved, w{step % 4}, {4 * r};"
+        # (moved & mask) | magic
+        yield f"lop3.b32 bits, moved, {_NUMBERS << 4 * place:#010x}, magic, 0xea;"
+        yield f"fma.rn.{kind} bits, bits, lift{place}, z{row};"
         if form == "offsets":
             yield f"fma.rn.{kind} {out}, bits, s{row}, o{row};"
         else:
