@@ -19,7 +19,7 @@ from jaxllm.quantisation import ONLINE, Scheme, WeightFormat
 from jaxllm.quantisation.matrix import NUMBERS
 from jaxllm.weights.load import open_checkpoint
 
-LEAST_ROWS = 16  # gates of fewer outputs stay plain
+LEAST_ROWS = 16  # gates of fewer outputs stay plain, unless their inputs are rounded
 
 
 def weight_formats(
@@ -27,7 +27,8 @@ def weight_formats(
 ) -> dict[str, WeightFormat]:
     """`ModelSpec.formats` for a checkpoint, and for the `wish` for `--quantization`.
 
-    Packed weights of linear maps are held as they are stored, if all parts of a map are alike.
+    Packed weights of linear maps are held as they are stored, if all parts of a map are alike;
+    maps with few outputs only where plain numbers would not give the same.
     Files that cannot be read are left to `check`. Raises ConfigError for a wish that does not fit
     the checkpoint.
     """
@@ -40,19 +41,25 @@ def weight_formats(
         return {} if wish is None else _online(spec, wish)
     maps = list(_maps(spec))
     if load_format == "dummy":
-        formats = _likely(spec.scheme, maps)
+        formats = _likely(spec.scheme, [own.pieces for own in maps])
     else:
         formats = open_checkpoint(model_dir, spec).formats
     return {
         name.removesuffix(".weight"): kind
-        for pieces in maps
-        if (kind := _shared(formats, pieces)) is not None
-        for name in pieces
+        for own in maps
+        if (kind := _shared(formats, own.pieces)) is not None
+        if not own.is_small or kind.inputs != "plain"
+        for name in own.pieces
     }
 
 
 # The names and shapes of the plain tensors that fill a map
 type _Pieces = dict[str, tuple[int, ...]]
+
+
+class _Map(NamedTuple):
+    pieces: _Pieces
+    is_small: bool = False  # it has few outputs
 
 
 class _Header(NamedTuple):
@@ -78,22 +85,24 @@ def _online(spec: ModelSpec, wish: str) -> dict[str, WeightFormat]:
         )
     return {
         name.removesuffix(".weight"): ONLINE[wish]
-        for pieces in _maps(spec, rounded=True)
-        for name in pieces
+        for own in _maps(spec, rounded=True)
+        if not own.is_small
+        for name in own.pieces
     }
 
 
-def _maps(spec: ModelSpec, rounded: bool = False) -> Iterator[_Pieces]:
+def _maps(spec: ModelSpec, rounded: bool = False) -> Iterator[_Map]:
     """The maps that may be held in few bits, those of experts in each of their forms; and, of plain
     weights that are `rounded`, those whose matrices are stored as [in, out]."""
     model = outline(spec, 1, np.float32)
     body = model.body if isinstance(model, PoolingModel) else model
     for _, linear, names in linear_maps(spec, body):
-        if math.prod(linear.out) >= LEAST_ROWS and (rounded or linear.layout is not Layout.IN_OUT):
-            yield {piece.name: piece.source for piece in Tensors(linear, names)("weight")}
+        if rounded or linear.layout is not Layout.IN_OUT:
+            pieces = {piece.name: piece.source for piece in Tensors(linear, names)("weight")}
+            yield _Map(pieces, math.prod(linear.out) < LEAST_ROWS)
     for _, _, forms in expert_maps(spec, body):
         for form in forms:
-            yield {piece.name: piece.source for piece in form("weight")}
+            yield _Map({piece.name: piece.source for piece in form("weight")})
 
 
 def _shared(

@@ -166,6 +166,16 @@ def test_random_weights_have_the_format_of_the_checkpoint(tmp_path: Path, kind: 
     ]
 
 
+@pytest.mark.parametrize(("kind", "count"), [("static", 14), ("groups of integers", 0)])
+def test_maps_of_few_outputs_stay_packed_where_their_inputs_are_rounded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, count: int
+) -> None:
+    monkeypatch.setattr("jaxllm.weights.formats.LEAST_ROWS", 10**9)
+    make, settings, _, _ = KINDS[kind]
+    _, spec = held(tmp_path, make("llama-gqa"), settings)
+    assert len(spec.formats) == count
+
+
 def test_a_map_whose_parts_are_packed_in_different_ways_is_unpacked(tmp_path: Path) -> None:
     pair = fp8_pair("llama-gqa")
     key = "model.layers.1.self_attn.k_proj.weight"
