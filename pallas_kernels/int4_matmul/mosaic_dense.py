@@ -15,8 +15,8 @@ from jax import Array, lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
-from pallas_kernels.int4_matmul.mosaic_operand import Spec, operand
-from pallas_kernels.int4_matmul.packed import CHUNK, FORMS, ROWS, SLOT, WORDS, Int4
+from pallas_kernels.int4_matmul.mosaic_operand import Place, Spec, Words, operand
+from pallas_kernels.int4_matmul.packed import CHUNK, ROWS, SLOT, Int4
 from pallas_kernels.int4_matmul.plan import Tuning
 from pallas_kernels.mosaic_gpu import TILED, launch
 from pallas_kernels.mosaic_units import PROCESSORS
@@ -34,7 +34,8 @@ def dense(w: Int4, x_TI: Array, *, most: int = PROCESSORS, interpret: Any = None
     """
     O, I = w.words.shape[0] * ROWS, w.words.shape[1] * CHUNK  # noqa: E741
     sizes = Tuning(8, WARPGROUPS, SLOT, SLOTS, 1)
-    spec = Spec(8, O, I, w.group, w.scales.dtype, w.form, sizes, interpret)
+    words = Words(w.group, w.form)
+    spec = Spec(8, O, I, words, w.scales.dtype, sizes, interpret)
     arrays = [part for part in (w.words, w.scales, w.zeros, w.offsets) if part is not None]
     across = I // SLOT
     tiles = w.words.shape[0] * across
@@ -52,7 +53,7 @@ def dense(w: Int4, x_TI: Array, *, most: int = PROCESSORS, interpret: Any = None
         (x_TI, *arrays),
         interpret,
         out_type=jax.ShapeDtypeStruct((O, I), spec.dtype),
-        scratch_types=_scratch(spec, len(arrays)),
+        scratch_types=_scratch(spec, words),
         grid=(blocks,),
         grid_names=("block",),
         num_threads=WARPGROUPS,
@@ -85,11 +86,12 @@ def _convert_all(
     sm: dict[str, Any],
 ) -> None:
     """Convert a warpgroup's tiles, while the next ones arrive and the last ones are written."""
-    slots = jnp.int32(SLOTS)
+    slots, words = jnp.int32(SLOTS), spec.numbers
+    assert isinstance(words, Words)
 
     def fetch(i: Array) -> None:
         pl.when(i < share.count)(
-            lambda: _fetch(spec, given, share.place(i), lax.rem(i, slots), wg, sm)
+            lambda: _fetch(words, given, share.place(i), lax.rem(i, slots), wg, sm)
         )
 
     for i in range(SLOTS):
@@ -101,7 +103,7 @@ def _convert_all(
         plgpu.barrier_wait(sm["full"].at[wg * SLOTS + slot])
         plgpu.wait_smem_to_gmem(BUFFERS - 1, wait_read_only=True)
         staged = sm["y"].at[wg, lax.rem(i, jnp.int32(BUFFERS))]
-        _convert(spec, slot, wg, staged, sm)
+        _convert(spec, words, Place(slot, wg, 0), staged, sm)
         plgpu.commit_smem()  # all threads have read the slot, too
         row, column = share.place(i)
         rows, columns = pl.ds(row * ROWS, ROWS), pl.ds(column * SLOT, SLOT)
@@ -111,24 +113,19 @@ def _convert_all(
     plgpu.wait_smem_to_gmem(0)
 
 
-def _scratch(spec: Spec, inputs: int) -> dict[str, Any]:
+def _scratch(spec: Spec, words: Words) -> dict[str, Any]:
     """As the product has it, with a ring for each warpgroup and without tokens."""
-    values = (SLOTS, WARPGROUPS, spec.groups, ROWS)
-    scratch = {
-        "w": plgpu.SMEM((SLOTS, WARPGROUPS, SLOT // CHUNK, *WORDS), jnp.int32),
-        "scales": plgpu.SMEM(values, spec.dtype),
+    scratch = words.scratch(spec) | {
         "y": plgpu.SMEM((WARPGROUPS, BUFFERS, ROWS, SLOT), spec.dtype, transforms=TILED),
-        "full": plgpu.Barrier(num_arrivals=inputs, num_barriers=WARPGROUPS * SLOTS),
+        "full": plgpu.Barrier(num_arrivals=words.copies, num_barriers=WARPGROUPS * SLOTS),
     }
-    if spec.form in FORMS[1:]:
-        scratch["others"] = plgpu.SMEM(values, spec.dtype)
     if spec.interpret is not None:
         scratch["a"] = plgpu.SMEM((WARPGROUPS, ROWS, spec.operand), spec.dtype, transforms=TILED)
     return scratch
 
 
 def _fetch(
-    spec: Spec,
+    own: Words,
     given: tuple[Any, ...],
     place: tuple[Array, Array],
     slot: Array,
@@ -140,15 +137,16 @@ def _fetch(
     full, chunks = sm["full"].at[wg * SLOTS + slot], SLOT // CHUNK
     ready = sm["w"].at[slot, wg]
     plgpu.copy_gmem_to_smem(words.at[row, pl.ds(column * chunks, chunks)], ready, full)
-    groups = pl.ds(lax.div(column * SLOT, jnp.int32(spec.group)), spec.groups)
+    groups = pl.ds(lax.div(column * SLOT, jnp.int32(own.group)), own.groups(SLOT))
     for name, part in zip(("scales", "others"), values, strict=False):
         plgpu.copy_gmem_to_smem(part.at[row, groups], sm[name].at[slot, wg], full)
 
 
-def _convert(spec: Spec, slot: Array, wg: Array, staged: Any, sm: dict[str, Any]) -> None:
+def _convert(spec: Spec, words: Words, place: Place, staged: Any, sm: dict[str, Any]) -> None:
+    excess = words.excess(spec.dtype)
     for first in range(0, SLOT, spec.operand):
-        weights = operand(spec, slot, wg, first, sm)
+        weights = operand(spec, words, place._replace(column=first), sm)
         weights = weights[...] if spec.interpret is not None else weights
-        if spec.excess != 1:
-            weights = weights * jnp.asarray(spec.excess, spec.dtype)
+        if excess != 1:
+            weights = weights * jnp.asarray(excess, spec.dtype)
         staged[:, pl.ds(first, spec.operand)] = weights

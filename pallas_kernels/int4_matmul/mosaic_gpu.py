@@ -21,8 +21,16 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from pallas_kernels.int4_matmul.mosaic_dense import dense
-from pallas_kernels.int4_matmul.mosaic_operand import OPERAND, Spec, operand
-from pallas_kernels.int4_matmul.packed import CHUNK, FORMS, ROWS, WORDS, Int4
+from pallas_kernels.int4_matmul.mosaic_operand import (
+    OPERAND,
+    Blocks,
+    Place,
+    Rows,
+    Spec,
+    Weight,
+    Words,
+)
+from pallas_kernels.int4_matmul.packed import CHUNK, ROWS, Int4
 from pallas_kernels.int4_matmul.plan import Tuning, is_dense, tuning_of
 from pallas_kernels.mosaic_gpu import (
     PRODUCER_REGISTERS,
@@ -37,7 +45,7 @@ from pallas_kernels.mosaic_units import Unit
 from pallas_kernels.parts import Product, whole
 
 
-class Place(NamedTuple):
+class Source(NamedTuple):
     """Where a unit's operands lie.
 
     Attributes:
@@ -91,18 +99,28 @@ def int4_parts(
     if tuning is None and is_dense(T):
         weight = dense(w, x_TI, interpret=interpret)
         return lax.dot_general(x_TI, weight, (((1,), (1,)), ((), ())))
+    return parts_of(x_TI, held(w), tuning or tuning_of(T, O, I, w.group), interpret)
+
+
+def held(w: Int4) -> Weight:
+    """The weight as the kernel takes any in few bits."""
+    parts = (w.words, w.scales, w.zeros, w.offsets)
+    return Weight(Words(w.group, w.form), tuple(p for p in parts if p is not None), w.rows)
+
+
+def parts_of(x_TI: Array, w: Weight, sizes: Tuning, interpret: Any) -> Product:
+    """x times a weight in few bits, of whole chunks."""
+    T, O = x_TI.shape[0], -(-w.rows // ROWS) * ROWS  # noqa: E741
     x_TI = padded(x_TI, CHUNK)
-    sizes = tuning or tuning_of(T, O, I, w.group)
-    spec = Spec(x_TI.shape[0], O, x_TI.shape[1], w.group, x_TI.dtype, w.form, sizes, interpret)
-    return spec.split.parts(_multiply(spec, x_TI, w), T, w.rows)
+    spec = Spec(x_TI.shape[0], O, x_TI.shape[1], w.numbers, x_TI.dtype, sizes, interpret)
+    return spec.split.parts(_multiply(spec, x_TI, w.arrays), T, w.rows)
 
 
-def _multiply(spec: Spec, x: Array, w: Int4) -> list[Array]:
+def _multiply(spec: Spec, x: Array, arrays: tuple[Array, ...]) -> list[Array]:
     split, warpgroups = spec.split, spec.tuning.warpgroups
-    arrays = [part for part in (x, w.words, w.scales, w.zeros, w.offsets) if part is not None]
 
     def kernel(*refs, **sm):  # type: ignore[no-untyped-def]
-        given, made = refs[: len(arrays)], refs[len(arrays) :]
+        given, made = refs[: 1 + len(arrays)], refs[1 + len(arrays) :]
         block, wg = lax.axis_index("block"), lax.axis_index("wg")
 
         @pl.when(wg == warpgroups)
@@ -110,8 +128,10 @@ def _multiply(spec: Spec, x: Array, w: Int4) -> list[Array]:
             plgpu.set_max_registers(PRODUCER_REGISTERS, action="decrease")
 
             def own(unit: Unit, done: Array) -> None:
-                place = Place((unit.block * warpgroups,), unit.token, lambda run: run(split.tokens))
-                fill(spec, given, place, unit, done, sm)
+                source = Source(
+                    (unit.block * warpgroups,), unit.token, lambda run: run(split.tokens)
+                )
+                fill(spec, given, source, unit, done, sm)
 
             done = split.each(block, own)
             drain(sm["free"], done, spec.tuning.stages)
@@ -119,21 +139,21 @@ def _multiply(spec: Spec, x: Array, w: Int4) -> list[Array]:
         @pl.when(wg < warpgroups)
         def _consumer() -> None:
             plgpu.set_max_registers(registers_of(warpgroups), action="increase")
-            split.each(
-                block,
-                lambda unit, done: split.store(
-                    product(spec, unit, done, wg, sm), unit, wg, sm, made, spec.interpret
-                ),
-            )
+
+            def own(unit: Unit, done: Array) -> None:
+                y = product(spec, Rows(given[1:], split.row(unit, wg)), unit, done, wg, sm)
+                split.store(y, unit, wg, sm, made, spec.interpret)
+
+            split.each(block, own)
             plgpu.wait_smem_to_gmem(0)
 
-    kernel.__name__ = f"int4_matmul_{spec.T}x{spec.O}x{spec.I}"  # for profiles
+    kernel.__name__ = f"{spec.numbers.name}_matmul_{spec.T}x{spec.O}x{spec.I}"  # for profiles
     return launch(
         kernel,
-        tuple(arrays),
+        (x, *arrays),
         spec.interpret,
         out_type=split.results,
-        scratch_types=scratch(spec, len(arrays)),
+        scratch_types=scratch(spec),
         grid=(split.blocks,),
         grid_names=("block",),
         num_threads=warpgroups + 1,
@@ -141,20 +161,16 @@ def _multiply(spec: Spec, x: Array, w: Int4) -> list[Array]:
     )
 
 
-def scratch(spec: Spec, inputs: int) -> dict[str, Any]:
-    """The ring and what is staged; the kernel has so many `inputs`."""
+def scratch(spec: Spec) -> dict[str, Any]:
+    """The ring and what is staged."""
     (tokens, warpgroups, K, stages, _), dtype = spec.tuning, spec.dtype
-    values = (stages, warpgroups, spec.groups, ROWS)
+    copies = 1 + spec.parts * spec.numbers.copies
     scratch = {
         "x": plgpu.SMEM((stages, tokens, K), dtype, transforms=TILED),
-        "w": plgpu.SMEM((stages, warpgroups, K // CHUNK, *WORDS), jnp.int32),
-        "scales": plgpu.SMEM(values, dtype),
-        "full": plgpu.Barrier(num_arrivals=1 + spec.parts * (inputs - 1), num_barriers=stages),
+        "full": plgpu.Barrier(num_arrivals=copies, num_barriers=stages),
         "free": plgpu.Barrier(num_arrivals=warpgroups, num_barriers=stages),
     }
-    if spec.form in FORMS[1:]:
-        scratch["others"] = plgpu.SMEM(values, dtype)
-    scratch |= spec.split.staged
+    scratch |= spec.numbers.scratch(spec) | spec.split.staged
     if spec.interpret is not None:  # its tensor cores know operands in shared memory alone
         scratch["a"] = plgpu.SMEM((warpgroups, ROWS, spec.operand), dtype, transforms=TILED)
     return scratch
@@ -163,36 +179,38 @@ def scratch(spec: Spec, inputs: int) -> dict[str, Any]:
 def fill(
     spec: Spec,
     given: tuple[Any, ...],
-    place: Place,
+    source: Source,
     unit: Unit,
     done: Array,
     sm: dict[str, Any],
 ) -> None:
-    """Fill the ring with one unit's words, scales, zero points or offsets, and rows of x."""
-    (x_ref, words, *values), held = given, spec.tuning.warpgroups // spec.parts
+    """Fill the ring with one unit's weights and rows of x."""
+    (x_ref, *refs), held = given, spec.tuning.warpgroups // spec.parts
 
     @pl.loop(0, unit.steps)
     def _(t):  # type: ignore[no-untyped-def]
         slot, step = take(sm["free"], done + t, spec.tuning.stages), unit.first + t
-        full = sm["full"].at[slot]
-        chunks = pl.ds(step * (spec.K // CHUNK), spec.K // CHUNK)
-        groups = pl.ds(lax.div(step * spec.K, jnp.int32(spec.group)), spec.groups)
-        for part, first in enumerate(place.firsts):
-            blocks, own = pl.ds(first, held), pl.ds(part * held, held)
-            plgpu.copy_gmem_to_smem(words.at[blocks, chunks], sm["w"].at[slot, own], full)
-            for name, ref in zip(("scales", "others"), values, strict=False):
-                plgpu.copy_gmem_to_smem(ref.at[blocks, groups], sm[name].at[slot, own], full)
+        for part, first in enumerate(source.firsts):
+            blocks = Blocks(first, held, part * held)
+            spec.numbers.copy(spec, tuple(refs), blocks, step, slot, sm)
         columns = pl.ds(pl.multiple_of(step * spec.K, spec.K), spec.K)
 
         def copy(width: int) -> None:
-            x = x_ref.at[pl.ds(place.row, width), columns]
-            plgpu.copy_gmem_to_smem(x, sm["x"].at[slot, pl.ds(0, width)], full)
+            x = x_ref.at[pl.ds(source.row, width), columns]
+            own = sm["x"].at[slot, pl.ds(0, width)]
+            plgpu.copy_gmem_to_smem(x, own, sm["full"].at[slot])
 
-        place.at_width(copy)
+        source.at_width(copy)
 
 
 def product(
-    spec: Spec, unit: Unit, done: Array, wg: Array, sm: dict[str, Any], width: int | None = None
+    spec: Spec,
+    rows: Rows,
+    unit: Unit,
+    done: Array,
+    wg: Array,
+    sm: dict[str, Any],
+    width: int | None = None,
 ) -> Array:
     """One warpgroup's rows of the weight times the unit's tokens, or `width` of these, `[ROWS,
     tokens]`."""
@@ -204,10 +222,12 @@ def product(
 
     def multiply(acc):  # type: ignore[no-untyped-def]
         def step(t: Array, slot: Array) -> Array:
+            scales = spec.numbers.scales(spec, rows, unit.first + t)
             plgpu.barrier_wait(sm["full"].at[slot])
             for first in range(0, spec.K, spec.operand):
                 x = sm["x"].at[slot, pl.ds(0, tokens), pl.ds(first, spec.operand)]
-                plgpu.wgmma(acc, operand(spec, slot, wg, first, sm), x.T)
+                own = spec.numbers.operand(spec, Place(slot, wg, first), scales, sm)
+                plgpu.wgmma(acc, own, x.T)
                 plgpu.wgmma_wait(running)
                 if running and first == 0:
                     before = lax.select(slot == 0, jnp.int32(stages - 1), slot - 1)
@@ -232,9 +252,9 @@ def product(
                 return slot
 
             lax.fori_loop(whole * together, unit.steps, last, slot)
-        return acc[...] if spec.excess == 1 else acc[...] * jnp.float32(spec.excess)
+        return acc[...]
 
     y = pl.run_scoped(multiply, plgpu.ACC((ROWS, tokens), jnp.float32))
     if running:
         release(lax.rem(done + unit.steps - 1, jnp.int32(stages)))
-    return y
+    return spec.numbers.finished(spec, rows, y)

@@ -1,5 +1,5 @@
-"""Products of tokens with the 4-bit weights of the experts that they chose, for NVIDIA Hopper: the
-kernel of one weight, whose units are tiles of tokens times rows of the tile's expert.
+"""Products of tokens with the weights in few bits of the experts that they chose, for NVIDIA
+Hopper: the kernel of one weight, whose units are tiles of tokens times rows of the tile's expert.
 
 Of gate and up, half of the warpgroups multiply the one and half the other; the latter hand their
 sums over in shared memory.
@@ -26,8 +26,9 @@ from pallas_kernels.grouped_matmul.mosaic_gpu import (
     tile_rows,
 )
 from pallas_kernels.int4_matmul import mosaic_gpu as one
+from pallas_kernels.int4_matmul.mosaic_operand import Rows, Weight
 from pallas_kernels.int4_matmul.packed import CHUNK, ROWS, Int4
-from pallas_kernels.int4_matmul.plan import tuning_with, widths_of, with_room
+from pallas_kernels.int4_matmul.plan import widths_of
 from pallas_kernels.mosaic_gpu import PRODUCER_REGISTERS, drain, launch, padded, registers_of, store
 from pallas_kernels.mosaic_units import PROCESSORS, Unit
 
@@ -79,6 +80,18 @@ def grouped_int4_matmul(
     `interpret` is a `plgpu.InterpretGPUParams` for machines without a GPU.
     """
     one.check(x_PI, jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype), w))
+    return grouped_products(x_PI, one.held(w), groups, bias_EO, gating, interpret)
+
+
+def grouped_products(
+    x_PI: Array,
+    w: Weight,
+    groups: Groups,
+    bias_EO: Array | None,
+    gating: Gating | None,
+    interpret: Any,
+) -> Array:
+    """The same with any weights in few bits, each expert's of whole chunks."""
     x = padded(tile_rows(x_PI, groups, interpret), CHUNK)
     if w.rows % (ROWS if gating is None else 2 * ROWS) or (gating and not computes(gating)):
         spec = _spec(x, w, groups, None, interpret)
@@ -88,13 +101,13 @@ def grouped_int4_matmul(
     return found
 
 
-def _spec(x: Array, w: Int4, groups: Groups, gating: Gating | None, interpret: Any) -> _Spec:
-    blocks, tile, parts = w.words.shape[1], groups.tile, 1 if gating is None else 2
+def _spec(x: Array, w: Weight, groups: Groups, gating: Gating | None, interpret: Any) -> _Spec:
+    blocks, tile, parts = -(-w.rows // ROWS), groups.tile, 1 if gating is None else 2
     rows, warpgroups = blocks // parts * ROWS, 4 if tile <= 64 else 2
-    sizes = tuning_with(groups.rows, rows, x.shape[1], w.group, tile, warpgroups)
     kept = 0 if gating is None else warpgroups // 2 * ROWS * (tile + APART) * 4
-    sizes = with_room(sizes, w.group, kept)._replace(shares=1)
-    own = one.Spec(groups.rows, rows, x.shape[1], w.group, x.dtype, w.form, sizes, interpret, parts)
+    sizes = w.numbers.tuning((groups.rows, rows, x.shape[1]), (tile, warpgroups), kept)
+    sizes = sizes._replace(shares=1)
+    own = one.Spec(groups.rows, rows, x.shape[1], w.numbers, x.dtype, sizes, interpret, parts)
     return _Spec(own, blocks, x.shape[0] < groups.rows, groups.shared, gating)
 
 
@@ -107,10 +120,11 @@ def _finished(y_PO: Array, groups: Groups, bias_EO: Array | None, gating: Gating
     return y.astype(y_PO.dtype).reshape(len(y_PO), -1)
 
 
-def _multiply(spec: _Spec, groups: Groups, x: Array, w: Int4, bias_EO: Array | None) -> list[Array]:
+def _multiply(
+    spec: _Spec, groups: Groups, x: Array, w: Weight, bias_EO: Array | None
+) -> list[Array]:
     split, warpgroups = spec.one.split, spec.one.tuning.warpgroups
-    held = [part for part in (w.words, w.scales, w.zeros, w.offsets) if part is not None]
-    arrays = [x, *(part.reshape(-1, *part.shape[2:]) for part in held)]
+    arrays = [x, *(part.reshape(-1, *part.shape[2:]) for part in w.arrays)]
     biases = [] if bias_EO is None else [bias_EO]
     blocks = min(PROCESSORS, split.bands * split.down)
 
@@ -136,9 +150,10 @@ def _multiply(spec: _Spec, groups: Groups, x: Array, w: Int4, bias_EO: Array | N
 
             def consume(unit: Unit, tile: _Tile, done: Array) -> None:
                 def product(width: int) -> None:
-                    y = one.product(spec.one, unit, done, wg, sm, width)
                     row = split.row(unit, lax.rem(wg, jnp.int32(spec.pairs)))
                     row += lax.div(wg, jnp.int32(spec.pairs)) * spec.one.O
+                    rows = Rows(given[1:], tile.expert * (spec.blocks * ROWS) + row)
+                    y = one.product(spec.one, rows, unit, done, wg, sm, width)
                     for ref in bias_ref:
                         y = plus(ref.at[tile.expert], y, row)
                     if spec.gating is None:
@@ -156,15 +171,14 @@ def _multiply(spec: _Spec, groups: Groups, x: Array, w: Int4, bias_EO: Array | N
             plgpu.wait_smem_to_gmem(0)
 
     own = spec.one
-    kernel.__name__ = (
-        f"grouped_int4_{own.tuning.tokens}x{own.parts * own.O}x{own.I}"  # for profiles
-    )
+    sizes = f"{own.tuning.tokens}x{own.parts * own.O}x{own.I}"
+    kernel.__name__ = f"grouped_{own.numbers.name}_{sizes}"  # for profiles
     return launch(
         kernel,
         (*plan, *arrays, *biases),
         own.interpret,
         out_type=split.results,
-        scratch_types=one.scratch(own, len(arrays)) | _exchange(spec),
+        scratch_types=one.scratch(own) | _exchange(spec),
         grid=(blocks,),
         grid_names=("block",),
         num_threads=warpgroups + 1,
@@ -212,8 +226,8 @@ def _fill(
     first = tile.expert * spec.blocks + unit.block * spec.pairs
     firsts = tuple(first + part * spec.one.O // ROWS for part in range(spec.one.parts))
     row = row_of_x(unit.token, spec.shared)
-    place = one.Place(firsts, row, lambda run: at_width(spec.widths, tile.rows, run))
-    one.fill(spec.one, given, place, unit, done, sm)
+    source = one.Source(firsts, row, lambda run: at_width(spec.widths, tile.rows, run))
+    one.fill(spec.one, given, source, unit, done, sm)
 
 
 def _gated(

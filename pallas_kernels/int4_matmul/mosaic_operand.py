@@ -1,22 +1,97 @@
-"""Weights of 4 bits as an operand of the tensor cores."""
+"""Weights of few bits as an operand of the tensor cores, and those of 4 bits."""
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import jax.numpy as jnp
 import numpy as np
-from jax import Array
+from jax import Array, lax
 from jax.experimental import pallas as pl
 from jax.experimental.mosaic import gpu as mgpu
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from pallas_kernels.int4_matmul.conversion import EXCESS, conversion
-from pallas_kernels.int4_matmul.packed import CHUNK, FORMS, FP4, ROWS, TABLES, Int4, dequantised
-from pallas_kernels.int4_matmul.plan import FEW_TOKENS, Tuning
+from pallas_kernels.int4_matmul.packed import (
+    CHUNK,
+    FORMS,
+    FP4,
+    ROWS,
+    TABLES,
+    WORDS,
+    Int4,
+    dequantised,
+)
+from pallas_kernels.int4_matmul.plan import FEW_TOKENS, Tuning, tuning_with, with_room
 from pallas_kernels.mosaic_units import Split
 
 OPERAND = 128  # columns that are converted at once
+
+
+class Rows(NamedTuple):
+    """A warpgroup's rows of the weight: its arrays in global memory, and the first row."""
+
+    refs: tuple[Any, ...]
+    first: Array
+
+
+class Blocks(NamedTuple):
+    """Blocks of 64 rows of a slot: the first one and their number, in the weight and in the
+    slot."""
+
+    first: Array
+    height: int
+    own: int
+
+
+class Place(NamedTuple):
+    """Where an operand begins: its slot, its warpgroup, and the column within the slot."""
+
+    slot: Array
+    wg: Array
+    column: int
+
+
+class Numbers(Protocol):
+    """How numbers of few bits lie in memory, and become an operand in registers."""
+
+    @property
+    def name(self) -> str:
+        """For profiles."""
+
+    @property
+    def copies(self) -> int:
+        """Copies that fill a slot with rows of one part of the weight."""
+
+    def tuning(self, shape: tuple[int, int, int], tile: tuple[int, int], kept: int) -> Tuning:
+        """Sizes for T, O and I with a given tile, its tokens and warpgroups, where a kernel keeps
+        so many bytes of shared memory for itself."""
+
+    def scratch(self, spec: Spec) -> dict[str, Any]:
+        """Shared memory of the ring."""
+
+    def copy(
+        self, spec: Spec, refs: tuple[Any, ...], rows: Blocks, step: Array, slot: Array, sm: Any
+    ) -> None:
+        """Copy step `step` of the columns into a slot."""
+
+    def scales(self, spec: Spec, rows: Rows, step: Array) -> list[Array]:
+        """What is loaded from global memory while the slot arrives."""
+
+    def operand(self, spec: Spec, place: Place, scales: list[Array], sm: dict[str, Any]) -> Any:
+        """A warpgroup's rows of `spec.operand` columns, `[ROWS, operand]` in registers."""
+
+    def finished(self, spec: Spec, rows: Rows, y: Array) -> Array:
+        """Products `[ROWS, tokens]` of sums."""
+
+
+class Weight(NamedTuple):
+    """A weight as kernels take it: how it lies in memory, its arrays, and its rows. Of experts, the
+    arrays have an axis of these first."""
+
+    numbers: Numbers
+    arrays: tuple[Array, ...]
+    rows: int
 
 
 class Spec(NamedTuple):
@@ -26,9 +101,8 @@ class Spec(NamedTuple):
     T: int
     O: int  # noqa: E741
     I: int  # noqa: E741
-    group: int
+    numbers: Numbers
     dtype: Any
-    form: str
     tuning: Tuning
     interpret: Any
     parts: int = 1
@@ -62,51 +136,119 @@ class Spec(NamedTuple):
             self.T, self.O, self.dtype, steps, warpgroups, self.tuning.tokens, self.tuning.shares
         )
 
+
+class Words(NamedTuple):
+    """Weights of 4 bits, see `packed.Int4`."""
+
+    group: int
+    form: str
+
     @property
-    def excess(self) -> float:
+    def name(self) -> str:
+        return "int4"
+
+    @property
+    def copies(self) -> int:
+        return 2 + (self.form in FORMS[1:])
+
+    def groups(self, columns: int) -> int:
+        """Groups that so many columns of a slot touch."""
+        return max(1, columns // self.group)
+
+    def excess(self, dtype: Any) -> float:
         """What sums are multiplied with."""
-        return EXCESS[jnp.dtype(self.dtype).name] if self.form == FP4 else 1.0
+        return EXCESS[jnp.dtype(dtype).name] if self.form == FP4 else 1.0
 
-    @property
-    def groups(self) -> int:
-        """Groups that a slot's columns touch."""
-        return max(1, self.K // self.group)
+    def tuning(self, shape: tuple[int, int, int], tile: tuple[int, int], kept: int) -> Tuning:
+        return with_room(tuning_with(*shape, self.group, *tile), self.group, kept)
+
+    def scratch(self, spec: Spec) -> dict[str, Any]:
+        ring = spec.tuning.stages, spec.tuning.warpgroups
+        values = plgpu.SMEM((*ring, self.groups(spec.K), ROWS), spec.dtype)
+        words = plgpu.SMEM((*ring, spec.K // CHUNK, *WORDS), jnp.int32)
+        others = {"others": values} if self.form in FORMS[1:] else {}
+        return {"w": words, "scales": values, **others}
+
+    def copy(
+        self, spec: Spec, refs: tuple[Any, ...], rows: Blocks, step: Array, slot: Array, sm: Any
+    ) -> None:
+        words, *values = refs
+        blocks, own = pl.ds(rows.first, rows.height), pl.ds(rows.own, rows.height)
+        chunks = pl.ds(step * (spec.K // CHUNK), spec.K // CHUNK)
+        groups = pl.ds(lax.div(step * spec.K, jnp.int32(self.group)), self.groups(spec.K))
+        full = sm["full"].at[slot]
+        plgpu.copy_gmem_to_smem(words.at[blocks, chunks], sm["w"].at[slot, own], full)
+        for name, ref in zip(("scales", "others"), values, strict=False):
+            plgpu.copy_gmem_to_smem(ref.at[blocks, groups], sm[name].at[slot, own], full)
+
+    def scales(self, spec: Spec, rows: Rows, step: Array) -> list[Array]:
+        return []  # they lie in the slot
+
+    def operand(self, spec: Spec, place: Place, scales: list[Array], sm: dict[str, Any]) -> Any:
+        return operand(spec, self, place, sm)
+
+    def finished(self, spec: Spec, rows: Rows, y: Array) -> Array:
+        excess = self.excess(spec.dtype)
+        return y if excess == 1 else y * jnp.float32(excess)
 
 
-def operand(spec: Spec, slot: Array, wg: Array, first: int, sm: dict[str, Any]) -> Any:
-    """A warpgroup's weights of a slot from column `first` on, `[ROWS, operand]` in registers."""
-    K, group = spec.operand, min(spec.group, spec.operand)
-    groups = pl.ds(first // spec.group, K // group)
+def operand(spec: Spec, words: Words, place: Place, sm: dict[str, Any]) -> Any:
+    """A warpgroup's weights of 4 bits, `[ROWS, operand]` in registers."""
+    slot, wg, first = place
+    K, group = spec.operand, min(words.group, spec.operand)
+    groups = pl.ds(first // words.group, K // group)
     values = [sm[name].at[slot, wg, groups] for name in ("scales", "others") if name in sm]
     refs = [sm["w"].at[slot, wg, pl.ds(first // CHUNK, K // CHUNK)], *values]
     if spec.interpret is not None:
-        words, scales, *others = (ref[...][None] for ref in refs)
-        zeros, offsets = (others[0] if spec.form == form else None for form in FORMS[1:])
+        held, scales, *others = (ref[...][None] for ref in refs)
+        zeros, offsets = (others[0] if words.form == form else None for form in FORMS[1:])
         a = sm["a"].at[wg]
-        table = spec.form if spec.form in TABLES else None
-        own = Int4(words, scales, zeros, offsets, rows=ROWS, group=group, table=table)
-        a[...] = dequantised(own, K, spec.dtype) / jnp.asarray(spec.excess, spec.dtype)
+        table = words.form if words.form in TABLES else None
+        own = Int4(held, scales, zeros, offsets, rows=ROWS, group=group, table=table)
+        a[...] = dequantised(own, K, spec.dtype) / jnp.asarray(words.excess(spec.dtype), spec.dtype)
         plgpu.commit_smem()
         return a
 
+    text = conversion(K, group, jnp.dtype(spec.dtype).name, words.form)
+    return made_by(text, spec.dtype, (ROWS, K), [(ref, ()) for ref in refs])
+
+
+def made_by(
+    text: str,
+    dtype: Any,
+    shape: tuple[int, int],
+    refs: list[tuple[Any, tuple[Any, ...]]],
+    scales: list[Array] | None = None,
+) -> Any:
+    """The operand whose registers an assembly makes of the addresses of `refs`, each with its
+    layout, and of the registers of `scales`, one of each of `ROWS`."""
+    held = scales or []
+
     @plgpu.inline_mgpu(
-        arg_types=tuple(plgpu.RefType(()) for _ in refs),
-        return_type=plgpu.ShapeDtypeStruct((ROWS, K), spec.dtype, layout=plgpu.Layout.WGMMA),
+        arg_types=(
+            tuple(plgpu.RefType(how) for _, how in refs),
+            (plgpu.Layout.WGMMA.reduce(1),) * len(held),
+        ),
+        return_type=plgpu.ShapeDtypeStruct(shape, dtype, layout=plgpu.Layout.WGMMA),
     )
-    def converted(_: Any, *refs: Any) -> Any:
+    def converted(_: Any, refs: tuple[Any, ...], scales: tuple[Any, ...]) -> Any:
         i32 = mgpu.utils.dtype_to_ir_type(jnp.int32)
         layout = plgpu.Layout.WGMMA.to_mgpu()
-        shape = layout.registers_shape((ROWS, K))
+        registers_shape = layout.registers_shape(shape)
+        given = [mgpu.utils.memref_ptr(ref) for ref in refs]
+        given += [
+            mgpu.utils.bitcast(register, i32) for each in scales for register in each.registers.flat
+        ]
         made = mgpu.utils.inline_ptx(
-            conversion(K, group, jnp.dtype(spec.dtype).name, spec.form),
-            *(mgpu.utils.memref_ptr(ref) for ref in refs),
-            result_types=[i32] * int(np.prod(shape)),
+            text,
+            *given,
+            result_types=[i32] * int(np.prod(registers_shape)),
             has_side_effects=True,
         )
-        pair = layout.registers_element_type(mgpu.utils.dtype_to_ir_type(spec.dtype))
+        pair = layout.registers_element_type(mgpu.utils.dtype_to_ir_type(dtype))
         registers = np.array([mgpu.utils.bitcast(x, pair) for x in made], dtype=object)
         return mgpu.FragmentedArray(
-            _registers=registers.reshape(shape), _layout=layout, _is_signed=None
+            _registers=registers.reshape(registers_shape), _layout=layout, _is_signed=None
         )
 
-    return converted(*refs)
+    return converted(tuple(ref for ref, _ in refs), tuple(held))

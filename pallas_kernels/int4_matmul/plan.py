@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import NamedTuple
 
 from pallas_kernels.mosaic_units import PROCESSORS, ROWS, STAGED, shares_of, time_of
@@ -12,7 +14,7 @@ COLUMNS = (64, 128, 256)  # of a slot of the ring
 TOKENS = (8, 16, 32, 64, 128, 256)  # widths of a product
 FEW_TOKENS = 64  # up to here memory is what bounds, and one tile holds all tokens
 # Tokens and warpgroups of the tiles that share out more, and the time of a step, measured
-TILES = {(128, 3): 1.0, (128, 2): 1.14, (256, 2): 0.98}
+TILES = MappingProxyType({(128, 3): 1.0, (128, 2): 1.14, (256, 2): 0.98})
 DENSE_ROWS = 4096  # from here on the whole weight is converted once, not once for each tile
 
 
@@ -45,15 +47,25 @@ class Tuning(NamedTuple):
 
 def tuning_of(T: int, O: int, I: int, group: int) -> Tuning:  # noqa: E741
     """Sizes for x `[T, I]` and a weight `[O, I]` in groups of columns."""
-    width = next((width for width in TOKENS if width >= T), TOKENS[-1])
-    tiles = {(width, 4): 1.0} if width <= FEW_TOKENS else TILES
+    return best_of((T, O, I), lambda *tile: tuning_with(T, O, I, group, *tile))
+
+
+def best_of(
+    shape: tuple[int, int, int],
+    with_tile: Callable[[int, int], Tuning],
+    tiles: Mapping[tuple[int, int], float] = TILES,
+) -> Tuning:
+    """Sizes for T, O and I whose busiest processor ends first, with the tiles that so many tokens
+    may have: one of all tokens, or of `tiles` beyond that."""
+    width = next((width for width in TOKENS if width >= shape[0]), TOKENS[-1])
+    times = {(width, 4): 1.0} if width <= FEW_TOKENS else tiles
 
     def time(sizes: Tuning) -> float:
         tokens, warpgroups, columns = sizes[:3]
-        step = tiles[tokens, warpgroups] * tokens * warpgroups * columns
-        return step * time_of(*_counts(T, O, I, sizes), sizes.shares)
+        step = times[tokens, warpgroups] * tokens * warpgroups * columns
+        return step * time_of(*_counts(*shape, sizes), sizes.shares)
 
-    return min((tuning_with(T, O, I, group, *tile) for tile in tiles), key=time)
+    return min((with_tile(*tile) for tile in times), key=time)
 
 
 def tuning_with(

@@ -36,6 +36,7 @@ __all__ = [
     "rounding_for",
     "scaled_matmul",
     "scaled_parts",
+    "takes_group",
 ]
 
 GROUP = K  # columns that share a scale, where not all of a row do: what kernels take
@@ -118,11 +119,21 @@ def rounding_for(wanted: str, tokens: int, dtype: DTypeLike) -> Rounding:
     return Rounding(dtype, room_of(tokens) if wanted == "mosaic_gpu" else tokens)
 
 
-def experts_fit(rows: int, columns: int, gated: bool) -> bool:
-    """Whether `grouped_scaled_matmul` takes experts of so many rows, gate's and up's where `gated`,
-    and columns."""
-    from pallas_kernels.grouped_matmul.mosaic_gpu import fits_units
+def takes_group(group: int | None, inputs: str) -> bool:
+    """Whether kernels take scales of so many columns, None of all; of inputs rounded this way."""
+    from pallas_kernels.scaled_matmul import mosaic_converted
 
+    return mosaic_converted.takes_group(group) if inputs == "plain" else group in (None, GROUP)
+
+
+def experts_fit(rows: int, columns: int, gated: bool, inputs: str) -> bool:
+    """Whether `grouped_scaled_matmul` takes experts of so many rows, gate's and up's where `gated`,
+    and columns, with inputs rounded this way."""
+    from pallas_kernels.grouped_matmul.mosaic_gpu import fits_units
+    from pallas_kernels.scaled_matmul import mosaic_converted
+
+    if inputs == "plain":
+        return mosaic_converted.fits(rows, columns)
     return fits_units(rows, columns, gated, K)
 
 

@@ -20,7 +20,7 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 from pallas_kernels.mosaic_gpu import PRODUCER_REGISTERS, drain, launch, registers_of, take
 from pallas_kernels.mosaic_units import ROWS, Split, Unit
 from pallas_kernels.parts import Parts, Product, whole
-from pallas_kernels.scaled_matmul import mosaic_rounding
+from pallas_kernels.scaled_matmul import mosaic_converted, mosaic_rounding
 from pallas_kernels.scaled_matmul.plan import PROMOTED, SCALES, K, Tuning, is_faster, tuning_of
 from pallas_kernels.scaled_matmul.reference import product_of
 from pallas_kernels.scaled_matmul.rounding import Inputs, RoundedRows, rounded_inputs
@@ -71,16 +71,18 @@ class Scales(NamedTuple):
 
 
 def check(x: Any, w: Any, scale: Any, group: int, inputs: str) -> None:
-    """Raise ValueError unless x is of 16 bits and rounded, O is a multiple of 8 and I of 128, and
-    groups are of all columns or of 128."""
+    """Raise ValueError unless x is of 16 bits, O is a multiple of 8 and I of 128, and groups are of
+    all columns or of 128; for plain inputs what `mosaic_converted.check` says."""
+    if inputs == "plain":
+        return mosaic_converted.check(x, w, scale, group)
     if x.ndim != 2 or w.ndim != 2 or x.shape[1] != w.shape[1] or not x.shape[0]:
         raise ValueError(
             f"mosaic_gpu scaled_matmul takes x [T, I] and w [O, I], got {x.shape} and {w.shape}"
         )
-    if x.dtype not in (jnp.bfloat16, jnp.float16) or w.dtype not in NUMBERS or inputs == "plain":
+    if x.dtype not in (jnp.bfloat16, jnp.float16) or w.dtype not in NUMBERS:
         raise ValueError(
-            "mosaic_gpu scaled_matmul takes x of bfloat16 or float16 that is rounded, and w of "
-            f"float8_e4m3fn or int8, got x {x.dtype} {inputs}, w {w.dtype}"
+            "mosaic_gpu scaled_matmul takes x of bfloat16 or float16 and w of float8_e4m3fn or "
+            f"int8, got x {x.dtype}, w {w.dtype}"
         )
     if w.shape[0] % 8 or w.shape[1] % K or 0 in w.shape:
         raise ValueError(
@@ -126,6 +128,9 @@ def scaled_parts(
     `plgpu.InterpretGPUParams` for machines without a GPU.
     """
     check(x_TI, w_OI, scale_OG, group, inputs)
+    if inputs == "plain":
+        assert isinstance(x_TI, Array)
+        return mosaic_converted.scaled_parts(x_TI, w_OI, scale_OG, group, interpret=interpret)
     (T, I), (O, G), dtype = x_TI.shape, scale_OG.shape, x_TI.dtype  # noqa: E741
     sizes = tuning or tuning_of(T, O, I, G > 1)
     own = tuning is not None or is_faster(T, G > 1)

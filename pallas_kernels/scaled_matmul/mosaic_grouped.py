@@ -33,6 +33,7 @@ from pallas_kernels.grouped_matmul.plan import PROCESSORS, widths_of
 from pallas_kernels.mosaic_gpu import PRODUCER_REGISTERS, drain, launch, registers_of, take
 from pallas_kernels.mosaic_gpu import TILED as TILED_Y
 from pallas_kernels.mosaic_units import ROWS
+from pallas_kernels.scaled_matmul import mosaic_converted
 from pallas_kernels.scaled_matmul import mosaic_gpu as one
 from pallas_kernels.scaled_matmul.expert_rows import Rows, expert_rows
 from pallas_kernels.scaled_matmul.experts import ScaledExperts
@@ -59,8 +60,11 @@ class _Spec(NamedTuple):
 
 
 def check(x: Any, w: ScaledExperts, groups: Groups, gating: Any) -> None:
-    """Raise ValueError unless one expert's product is one that `mosaic_gpu.check` allows, and units
+    """Raise ValueError unless inputs are plain and `mosaic_converted.check_experts` allows them, or
+    one expert's product is one that `mosaic_gpu.check` allows, and units
     are such that `grouped_matmul` takes them."""
+    if w.inputs == "plain":
+        return mosaic_converted.check_experts(x, w)
     own, scale = (jax.ShapeDtypeStruct(a.shape[1:], a.dtype) for a in (w.values, w.scale))
     one.check(x, own, scale, w.group, w.inputs)
     check_units(w.values, groups, gating, K)
@@ -83,6 +87,8 @@ def grouped_scaled_matmul(
     `plgpu.InterpretGPUParams` for machines without a GPU.
     """
     check(x_PI, w, groups, gating)
+    if w.inputs == "plain":
+        return mosaic_converted.grouped_matmul(x_PI, w, groups, bias_EO, gating, interpret)
     grouped = w.scale.shape[2] > 1
     rows = expert_rows(x_PI, w.values.dtype, groups, w.inputs, w.input_scale, w.group, interpret)
     tile = expert_tile(groups.tile, grouped)

@@ -6,6 +6,8 @@ from typing import NamedTuple
 
 from pallas_kernels.grouped_matmul.groups import LARGEST_TILE
 from pallas_kernels.grouped_matmul.plan import Tuning as ExpertTuning
+from pallas_kernels.int4_matmul.plan import Tuning as ConvertedTuning
+from pallas_kernels.int4_matmul.plan import best_of
 from pallas_kernels.mosaic_units import ROWS, STAGED, shares_of
 
 SHARED_BYTES = 220 * 1024
@@ -69,6 +71,25 @@ def stages_of(tokens: int, warpgroups: int) -> int:
     slot = (tokens + warpgroups * ROWS) * K + 4 * max(tokens, SCALES)
     staged = 2 * min(tokens, STAGED) * ROWS * warpgroups
     return min(MOST_STAGES, (SHARED_BYTES - staged) // slot)
+
+
+def converted_tuning(T: int, O: int, I: int) -> ConvertedTuning:  # noqa: E741
+    """Sizes for x `[T, I]` in 16 bits and a weight `[O, I]` of 8 that is converted in registers."""
+    shape = T, O, I
+    return best_of(shape, lambda *tile: converted_with(shape, tile, 0))
+
+
+def converted_with(
+    shape: tuple[int, int, int], tile: tuple[int, int], kept: int
+) -> ConvertedTuning:
+    """The same for T, O and I with a given tile, where a kernel keeps so many bytes of shared
+    memory for itself."""
+    (T, O, I), (tokens, warpgroups) = shape, tile  # noqa: E741
+    slot = (2 * tokens + warpgroups * ROWS) * K
+    room = SHARED_BYTES - kept - 2 * min(tokens, STAGED) * ROWS * warpgroups
+    blocks, bands = -(-O // (warpgroups * ROWS)), -(-T // tokens)
+    shares = shares_of(blocks, bands, -(-I // K), tokens * warpgroups // 2 + 64)
+    return ConvertedTuning(tokens, warpgroups, K, min(MOST_STAGES, room // slot), shares)
 
 
 def expert_tile(tile: int, promoted: bool) -> int:

@@ -149,8 +149,7 @@ def test_what_it_does_not_take_is_refused() -> None:
     groups = group(jnp.zeros((3, 1), jnp.int32), EXPERTS)
     x, w = jnp.zeros((3, 128), jnp.bfloat16), weights(case)
     mosaic_grouped.check(x, w, groups, swiglu)
-    with pytest.raises(ValueError, match="rounded"):
-        mosaic_grouped.check(x, replace(w, inputs="plain"), groups, None)
+    mosaic_grouped.check(x, replace(w, inputs="plain"), groups, None)
     with pytest.raises(ValueError, match="O a multiple of 128"):
         mosaic_grouped.check(x, replace(w, values=w.values[:, :64]), groups, swiglu)
     narrow = replace(w, scale=jnp.ones((EXPERTS, 128, 2)), group=64)

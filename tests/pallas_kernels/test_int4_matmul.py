@@ -4,12 +4,10 @@ the assembly that makes its operand."""
 from __future__ import annotations
 
 import functools
-import re
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-import ml_dtypes
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -32,6 +30,7 @@ from pallas_kernels.int4_matmul.cases import (
     packed,
 )
 from pallas_kernels.int4_matmul.conversion import EXCESS, conversion
+from pallas_kernels.int4_matmul.mosaic_operand import Words
 from pallas_kernels.int4_matmul.packed import (
     FORMS,
     FP4,
@@ -45,6 +44,7 @@ from pallas_kernels.int4_matmul.packed import (
 from pallas_kernels.int4_matmul.plan import Tuning
 from pallas_kernels.model_shapes import LAYER_SHAPES
 from pallas_kernels.parts import Parts
+from tests.pallas_kernels.operand_lanes import Lanes
 from tests.pallas_kernels.places import (
     CARD,
     jitted,
@@ -57,6 +57,7 @@ from tests.pallas_kernels.places import (
 
 ERROR = {"bfloat16": 5e-3, "float16": 1e-3}
 OTHERS = ("symmetric", "offsets", *TABLES)
+ZEROS = Words(128, "zeros")
 reference = functools.partial(int4_matmul, backend="reference")
 SMALL = [
     Case(name="zero points, two shares", tokens=3, outputs=128, inputs=384, group=64),
@@ -187,67 +188,6 @@ def test_the_assembly_makes_the_operand_of_the_tensor_cores(
     np.testing.assert_array_equal(rows.astype(np.float32) * left, dequantised(w, 128, dtype))
 
 
-class Lanes:
-    """Runs assembly of plain instructions, 128 lanes side by side."""
-
-    def __init__(self, dtype: str):
-        self.dtype = np.dtype(dtype) if dtype == "float16" else np.dtype(ml_dtypes.bfloat16)
-        self.held: dict[str, np.ndarray] = {"%tid.x": np.arange(256, 384, dtype=np.uint32)}
-        self.memory = b""
-
-    def run(self, text: str, arrays: list[Any], outputs: int) -> np.ndarray:
-        """The output registers `[128, outputs]`, after the addresses of arrays were given."""
-        for i, array in enumerate(arrays):
-            self.held[f"${outputs + i}"] = np.full(128, len(self.memory), np.uint32)
-            self.memory += np.asarray(array).tobytes()
-        for line in re.split(r";\s*", text.strip("{}\n ")):
-            if line and not line.startswith("."):
-                op, rest = line.split(maxsplit=1)
-                self.step(op, re.findall(r"\{[^}]*\}|\[[^\]]*\]|[^,\s]+", rest))
-        return np.stack([self.held[f"${i}"] for i in range(outputs)], axis=1)
-
-    def value(self, name: str) -> np.ndarray:
-        known = self.held.get(name)
-        return np.full(128, int(name, 0), np.uint32) if known is None else known
-
-    def step(self, op: str, given: list[str]) -> None:
-        target, *names = given
-        if op.startswith("ld.shared"):
-            base, _, offset = names[0].strip("[]").partition("+")
-            place = self.value(base) + np.uint32(int(offset))
-            for i, name in enumerate(re.findall(r"\w+", target)):
-                index = (place + 4 * i)[:, None] + np.arange(4)
-                found = np.frombuffer(self.memory, np.uint8)[index]
-                self.held[name] = np.ascontiguousarray(found).view(np.uint32)[:, 0]
-            return
-        values = [self.value(name) for name in names]
-        self.held[target] = self.made(op, *values).astype(np.uint32)
-
-    def made(self, op: str, *v: Any) -> np.ndarray:
-        if op.endswith("x2"):
-            a, b, *c = (np.ascontiguousarray(x).view(self.dtype).astype(np.float32) for x in v)
-            exact = {"add": lambda: a + b, "sub": lambda: a - b, "mul": lambda: a * b}
-            got = exact[op[:3]]() if op[:3] in exact else a * b + c[0]
-            return got.astype(self.dtype).view(np.uint32)
-        if op == "prmt.b32":
-            pick = v[2][:, None] >> np.arange(0, 16, 4, dtype=np.uint32) & 15
-            both = np.stack([v[0], v[1]], axis=1).view(np.uint8)
-            assert (pick < 8).all()  # the eighth bit of a byte is not spread
-            return np.take_along_axis(both, pick, axis=1).view(np.uint32)[:, 0]
-        if op == "lop3.b32":
-            a, b, c, table = v
-            return (a & b) | (c if table[0] == 0xEA else ~a & c)  # else 0xca
-        plain = {
-            "mov.b32": lambda: v[0],
-            "mov.u32": lambda: v[0],
-            "and.b32": lambda: v[0] & v[1],
-            "shr.u32": lambda: v[0] >> v[1],
-            "shl.b32": lambda: v[0] << v[1],
-            "mad.lo.u32": lambda: v[0] * v[1] + v[2],
-        }
-        return plain[op]()
-
-
 @given(
     T=st.integers(1, 5000),
     O=st.integers(1, 700).map(lambda x: 64 * x),
@@ -273,7 +213,8 @@ def test_many_tokens_leave_few_processors_idle() -> None:
         busiest, mean = 0, 0.0
         for O, I in LAYER_SHAPES.values():  # noqa: E741
             sizes = plan.tuning_of(rows, O, I, 128)
-            spec = mosaic_gpu.Spec(rows, O, I, 128, jnp.bfloat16, "zeros", sizes, None).split
+            own = mosaic_gpu.Spec(rows, O, I, ZEROS, jnp.bfloat16, sizes, None)
+            spec = own.split
             steps = -(-spec.units // plan.PROCESSORS) * -(-spec.steps // sizes.shares)
             busiest += steps * sizes.tokens * spec.height * sizes.columns
             mean += rows * O * I / plan.PROCESSORS
@@ -286,7 +227,8 @@ def test_most_processors_stream_a_models_weights_at_decode(product: str, rows: i
     """Slots of the busiest processor against the mean; a share of the rest is counted alike."""
     O, I = LAYER_SHAPES[product]  # noqa: E741
     sizes = plan.tuning_of(rows, O, I, 128)
-    spec = mosaic_gpu.Spec(rows, O, I, 128, jnp.bfloat16, "zeros", sizes, None).split
+    own = mosaic_gpu.Spec(rows, O, I, ZEROS, jnp.bfloat16, sizes, None)
+    spec = own.split
     busy = [0] * plan.PROCESSORS
     for unit in range(spec.units):
         beyond = max(0, unit - spec.whole) % sizes.shares

@@ -22,7 +22,7 @@ DTYPES = {"fp8": jnp.float8_e4m3fn, "int8": jnp.int8}
 
 
 def _kernels_take(kind: WeightFormat) -> bool:
-    return kind.inputs != "plain" and kind.group in (None, op.GROUP)
+    return op.takes_group(kind.group, kind.inputs)
 
 
 class Scaled(nnx.Module):
@@ -102,7 +102,7 @@ class Scaled(nnx.Module):
 
     def takes_all(self) -> bool:
         gated, kind = self.shape.tensors > 1, self.kind
-        return _kernels_take(kind) and op.experts_fit(*self.shape.of_device, gated)
+        return _kernels_take(kind) and op.experts_fit(*self.shape.of_device, gated, kind.inputs)
 
     def gated(
         self, x_TD: op.Inputs, context: RowContext, rounding: op.Rounding | None
