@@ -26,7 +26,7 @@ from pallas_kernels.scaled_matmul.plan import K, Tuning, tuning_of
 COLD_BYTES = 150 << 20  # of weights that are used before one is used again
 TOKENS = (1, 16, 64, 128, 256, 2048, 8192)
 LARGE = 2048  # tokens from which XLA is not to tune, which takes minutes
-KINDS = ("rows", "blocks", "int8")
+KINDS = ("rows", "blocks", "int8", *(ALONE := ("fp8 alone", "int8 alone", "int8 alone by 32")))
 
 
 class Weight(NamedTuple):
@@ -39,13 +39,18 @@ class Weight(NamedTuple):
 def weight(kind: str, O: int, I: int, seed: int) -> Weight:  # noqa: E741
     """A random weight; products are of order 1."""
     plain = jax.random.normal(jax.random.key(seed), (O, I), jnp.bfloat16) * (I**-0.5)
-    numbers = jnp.int8 if kind == "int8" else jnp.float8_e4m3fn
-    return Weight(*rounded(plain, numbers, K if kind == "blocks" else I))
+    numbers = jnp.int8 if kind.startswith("int8") else jnp.float8_e4m3fn
+    return Weight(*rounded(plain, numbers, group_of(kind, I)))
+
+
+def group_of(kind: str, I: int) -> int:  # noqa: E741
+    """Columns that share a scale."""
+    return K if kind == "blocks" else 32 if kind.endswith("32") else I
 
 
 def product(kind: str, backend: str, x: Any, w: Weight) -> Any:
-    group = K if kind == "blocks" else x.shape[1]
-    inputs = "group" if kind == "blocks" else "token"
+    inputs = "plain" if kind in ALONE else "group" if kind == "blocks" else "token"
+    group = group_of(kind, x.shape[1])
     return scaled_matmul(x, *w, group=group, inputs=inputs, backend=backend)
 
 
@@ -95,11 +100,17 @@ def jobs(kind: str, name: str, tokens: tuple[int, ...]) -> Iterator[tuple[dict[s
     for T in tokens:
         x = jax.random.normal(jax.random.key(T), (T, I), jnp.bfloat16)
         row = {"product": name, "kind": kind, "tokens": T}
-        if kind == "rows":
+        if kind in ("rows", "fp8 alone"):
             yield row | {"what": "bf16"}, (dense, x, plain)
         used = weights if T < LARGE else weights[:2]
         reference = functools.partial(product, kind, "reference")
         yield row | {"what": "XLA"}, (reference, x, used)
+        if kind in ALONE:  # of 16-bit inputs; its sizes are the kernel's own
+            yield (
+                row | {"what": "kernel"},
+                (functools.partial(product, kind, "mosaic_gpu"), x, used),
+            )
+            continue
         for sizes in tunings(T, O, I, kind == "blocks"):
             op = functools.partial(tuned, kind, sizes)
             yield row | {"what": "kernel", "sizes": list(sizes)}, (op, x, used)

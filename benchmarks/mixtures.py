@@ -58,7 +58,8 @@ OPTIONS = {"xla_gpu_enable_triton_gemm": False, "xla_gpu_autotune_level": 0}
 BACKEND = "mosaic_gpu"
 COLUMNS = (64, 128, 256)  # of a slot, in the variants of the whole
 
-NUMBERS = {"bf16": None, "fp8": "token", "fp8 blocks": "group"}  # how inputs of weights are rounded
+# How inputs of weights are rounded
+NUMBERS = {"bf16": None, "fp8": "token", "fp8 blocks": "group", "fp8 alone": "plain"}
 
 type Maps = Array | ScaledExperts  # of all experts
 type Layer = tuple[Maps, Maps]  # gate and up [E, 2F, D], down [E, D, F]
@@ -165,7 +166,7 @@ def held(w: Array, numbers: str) -> Maps:
     inputs = NUMBERS[numbers]
     if inputs is None:
         return w
-    size = w.shape[2] if inputs == "token" else GROUP
+    size = GROUP if inputs == "group" else w.shape[2]
     return ScaledExperts(*rounded(w, jnp.float8_e4m3fn, size), size, inputs)
 
 

@@ -28,7 +28,7 @@ from pallas_kernels.scaled_matmul.conversion import conversion
 from pallas_kernels.scaled_matmul.experts import ScaledExperts
 from pallas_kernels.scaled_matmul.plan import K, converted_tuning, converted_with
 
-NUMBERS = (jnp.float8_e4m3fn, jnp.int8)
+NUMBERS = {jnp.dtype(jnp.float8_e4m3fn): "fp8", jnp.dtype(jnp.int8): "int8"}
 GROUPS = (16, 32, 64)  # and multiples of 128
 ALIGNED = 16  # bytes of a row: what copies take
 
@@ -41,7 +41,7 @@ class Bytes(NamedTuple):
 
     @property
     def name(self) -> str:
-        return f"{jnp.dtype(self.dtype).name}_16"
+        return f"{NUMBERS[jnp.dtype(self.dtype)]}_w8a16"
 
     @property
     def copies(self) -> int:

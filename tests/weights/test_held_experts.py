@@ -169,8 +169,9 @@ def one_scaled(x: jax.Array, w: ScaledExperts) -> jax.Array:
         (WeightFormat("fp4", 32, rounded=True), int4, one_int4),
         (WeightFormat("fp8", inputs="token", rounded=True), scaled, one_scaled),
         (WeightFormat("int8", inputs="given", rounded=True), scaled, one_scaled),
+        (WeightFormat("int8", 32, rounded=True), scaled, one_scaled),
     ],
-    ids=("fp4", "fp8", "int8"),
+    ids=("fp4", "fp8", "int8", "int8 alone"),
 )
 def test_the_kernel_of_all_experts_gives_what_tiles_one_by_one_do(
     monkeypatch: pytest.MonkeyPatch, kind: WeightFormat, scheme: ModuleType, one: Any

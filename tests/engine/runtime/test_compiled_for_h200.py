@@ -152,7 +152,7 @@ def test_products_of_8_bits_are_cublas_own(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("wish", ["fp8", "int8"])
+@pytest.mark.parametrize("wish", ["fp8", "int8", "fp8_w8a16", "int8_w8a16"])
 def test_products_of_few_rows_in_8_bits_are_the_kernels(wish: str, compiler: Compiler) -> None:
     given = {"model": "llama-3.1-8b", "kind": "decode", "places": [0]}
     (plain,) = compiler.reports(**given)
@@ -183,6 +183,8 @@ def test_both_products_of_experts_are_one_launch_where_that_is_faster(compiler: 
     [
         ("qwen3-30b-a3b", "fp8", "grouped_scaled_"),
         ("qwen3-30b-a3b", "int8", "grouped_scaled_"),
+        ("qwen3-30b-a3b", "fp8_w8a16", "grouped_fp8_w8a16_"),
+        ("qwen3-30b-a3b", "int8_w8a16", "grouped_int8_w8a16_"),
         ("gpt-oss-20b", None, "grouped_int4_"),
         ("gpt-oss-120b", None, "grouped_int4_"),
     ],
