@@ -6,8 +6,8 @@ from typing import NamedTuple
 
 from pallas_kernels.grouped_matmul.groups import LARGEST_TILE
 from pallas_kernels.grouped_matmul.plan import Tuning as ExpertTuning
+from pallas_kernels.int4_matmul.plan import TILES, best_of
 from pallas_kernels.int4_matmul.plan import Tuning as ConvertedTuning
-from pallas_kernels.int4_matmul.plan import best_of
 from pallas_kernels.mosaic_units import ROWS, STAGED, shares_of
 
 SHARED_BYTES = 220 * 1024
@@ -74,9 +74,10 @@ def stages_of(tokens: int, warpgroups: int) -> int:
 
 
 def converted_tuning(T: int, O: int, I: int) -> ConvertedTuning:  # noqa: E741
-    """Sizes for x `[T, I]` in 16 bits and a weight `[O, I]` of 8 that is converted in registers."""
-    shape = T, O, I
-    return best_of(shape, lambda *tile: converted_with(shape, tile, 0))
+    """Sizes for x `[T, I]` in 16 bits and a weight `[O, I]` of 8 that is converted in registers. Of
+    slots with 256 tokens two alone would fit."""
+    shape, tiles = (T, O, I), {tile: time for tile, time in TILES.items() if tile[0] < TOKENS[-1]}
+    return best_of(shape, lambda *tile: converted_with(shape, tile, 0), tiles)
 
 
 def converted_with(
