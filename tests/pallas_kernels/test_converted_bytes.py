@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from pallas_kernels.grouped_matmul import by_tile, group
 from pallas_kernels.grouped_matmul.cases import choices
 from pallas_kernels.int4_matmul.plan import DENSE_ROWS, Tuning
+from pallas_kernels.model_shapes import LAYER_SHAPES
 from pallas_kernels.parts import whole
 from pallas_kernels.scaled_matmul import (
     BACKENDS,
@@ -27,7 +28,7 @@ from pallas_kernels.scaled_matmul import (
     scaled_parts,
     takes_experts,
 )
-from pallas_kernels.scaled_matmul.cases import MODEL_SHAPES, Case, expected, inputs
+from pallas_kernels.scaled_matmul.cases import Case, expected, inputs
 from pallas_kernels.scaled_matmul.conversion import conversion
 from pallas_kernels.scaled_matmul.mosaic_grouped import grouped_scaled_matmul as grouped_kernel
 from tests.pallas_kernels.operand_lanes import Lanes
@@ -98,7 +99,7 @@ def test_every_case_is_right_in_the_interpreter(case: Case) -> None:
 def test_a_models_shape_equals_the_reference_on_a_card(
     product: str, columns: int | None, rows: int
 ) -> None:
-    O, I = MODEL_SHAPES[product]  # noqa: E741
+    O, I = LAYER_SHAPES[product]  # noqa: E741
     case = plain(
         name=product, tokens=rows, outputs=O, columns=I, group=columns, integers=columns == 32
     )
