@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from jaxllm import LLM, ConfigError, SamplingParams
+from jaxllm.cache.events import AllBlocksCleared, BlockStored, KVEventBatch
 from jaxllm.library.driver import frozen_heap
 from jaxllm.metrics import Counter, Gauge
 from tests.engine.few_shapes import few_shapes
@@ -23,6 +24,26 @@ def llm() -> LLM:
         return LLM(
             "demo", max_model_len=512, max_num_seqs=4, max_num_batched_tokens=64, enforce_eager=True
         )
+
+
+@pytest.mark.slow
+def test_a_listener_hears_which_pages_are_cached(llm: LLM) -> None:
+    heard: list[KVEventBatch] = []
+    llm.on_kv_events(heard.append)
+    prompt = list(range(1, 41))
+    llm.generate([prompt], GREEDY, use_tqdm=False)
+    size = llm.engine.resolved.page_size
+    tokens = [
+        token
+        for batch in heard
+        for event in batch.events
+        if isinstance(event, BlockStored)
+        for token in event.token_ids
+    ]
+    assert tokens[: 40 // size * size] == prompt[: 40 // size * size]
+    assert llm.reset_prefix_cache()
+    llm.generate([[1]], GREEDY, use_tqdm=False)
+    assert any(isinstance(event, AllBlocksCleared) for batch in heard for event in batch.events)
 
 
 @pytest.mark.slow

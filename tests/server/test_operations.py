@@ -25,6 +25,7 @@ from tests.server.test_observability import DASHBOARD
 ROOT = Path(__file__).parents[2] / "server"
 MANIFESTS = sorted((ROOT / "kubernetes").glob("*.yaml"))
 COMPOSE = ROOT / "container" / "compose.yaml"
+KUBERNETES_GRACE = 30  # seconds until it kills a pod, unless told otherwise
 # The forms of vLLM's stock dashboard: percentiles and means of histograms, rates, gauges, growth
 STOCK = [
     *(
@@ -113,6 +114,26 @@ def test_llm_ds_replicas_publish_what_its_router_subscribes_to() -> None:
     assert options.config.block_size == 64
     extra = re.search(r"EXTRAS=\S*", manifest.read_text())[0]  # type: ignore[index]
     assert "kv-events" in extra
+
+
+def test_kserve_starts_a_server_under_the_name_of_its_service() -> None:
+    """As its controller does: it takes the container of that name, fills in the service's name,
+    puts the model below /mnt/models, sends requests to port 8080, and says nothing of stopping."""
+    manifest = (ROOT / "kubernetes" / "kserve.yaml").read_text()
+    runtime, service = yaml.safe_load_all(manifest)
+    model = service["spec"]["predictor"]["model"]
+    assert model["runtime"] == runtime["metadata"]["name"]
+    formats = [each["name"] for each in runtime["spec"]["supportedModelFormats"]]
+    assert model["modelFormat"]["name"] in formats
+    (container,) = containers(runtime)
+    assert container["name"] == "kserve-container"
+    name = service["metadata"]["name"]
+    options = parse([each.replace("{{.Name}}", name) for each in container["args"]], {})
+    assert (options.config.model, options.settings.served) == ("/mnt/models", (name,))
+    scraped = runtime["spec"]["annotations"]
+    ports = {options.port, int(scraped["prometheus.kserve.io/port"])}
+    assert ports == {each["containerPort"] for each in container["ports"]} == {8080}
+    assert options.shutdown_timeout + 5 <= KUBERNETES_GRACE
 
 
 def test_whoever_stops_a_server_waits_longer_than_it_drains() -> None:
