@@ -36,7 +36,10 @@ def product_of(tokens: int, width: int, cut: int, shares: int) -> Product:
 
 
 @places
-@pytest.mark.parametrize("kind", ["done", "shares", "both"])
+@pytest.mark.parametrize(
+    "kind",
+    ["both", *(pytest.param(kind, marks=pytest.mark.slow) for kind in ("done", "shares"))],
+)
 def test_few_rows_are_silu_times_up_rounded_once_more(place: str, kind: str) -> None:
     tokens, width, shares = pick(place, (2, 1536, 2), (64, 18944, 7))
     cut = {"done": 2 * width, "shares": 0, "both": pick(place, 2560, 33792)}[kind]
