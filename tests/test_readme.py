@@ -70,7 +70,7 @@ def server(port: int, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]
     """The URL of a server that was started by the recipe of `make serve`, with this interpreter and
     few programs to compile."""
     # What is asked for is compiled alone; tests/server/test_demo.py starts one that compiles all
-    small = "ARGS=--max-num-seqs 4 --max-num-batched-tokens 64 --max-model-len 512 --enforce-eager"
+    small = "ARGS=--max-num-seqs 1 --max-num-batched-tokens 64 --max-model-len 2048 --enforce-eager"
     command = shlex.split(make("-n", "serve", f"PORT={port}", small).stdout.splitlines()[-1])
     assert command[:2] == ["exec", ".venv/bin/python"]
     log = tmp_path_factory.mktemp("server") / "log"

@@ -35,7 +35,7 @@ type Done = list[tuple[str, str, dict[str, str], str]]
 @pytest.fixture(scope="module", params=FORMATS)
 def server(request: pytest.FixtureRequest) -> Iterator[Demo]:
     """A server for calls in one format."""
-    sizes = ("--enforce-eager", "--max-num-seqs", "1", "--max-model-len", "1024")
+    sizes = ("--enforce-eager", "--max-num-seqs", "1", "--max-model-len", "2048")
     demo = Demo(*sizes, *FORMATS[request.param])
     try:
         yield demo
