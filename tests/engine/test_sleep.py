@@ -30,7 +30,7 @@ def others() -> int:
 def llm(others: int) -> LLM:
     with few_shapes():
         return LLM(
-            "demo", max_model_len=128, max_num_seqs=4, max_num_batched_tokens=64, enforce_eager=True
+            "demo", max_model_len=512, max_num_seqs=4, max_num_batched_tokens=64, enforce_eager=True
         )
 
 
