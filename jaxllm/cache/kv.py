@@ -289,7 +289,6 @@ def _write_and_attend(
         backend=static.backend if static.backend in rope_write.BACKENDS else "reference",
     )
     k_pages, v_pages, *scales = written
-    B, T = inputs.decode_lengths_B.shape[0], q_TNH.shape[0]
     options: dict[str, Any] = {
         "backend": static.backend,
         "scale": static.scale,
@@ -300,20 +299,25 @@ def _write_and_attend(
         "scales": scales[0] if scales else None,
         "sinks": sinks,
     }
+    o_TNH = _attend(q_TNH, (k_pages, v_pages), inputs, plans, options)
+    return o_TNH, tuple(written), Plans(*map(close_plan, plans))
+
+
+def _attend(
+    q_TNH: Array,
+    pages: tuple[Array, Array],
+    inputs: PagedInputs,
+    plans: Plans,
+    options: dict[str, Any],
+) -> Array:
+    """Attention of the rows that decode, then of the chunks; `options` are those of both ops."""
+    B, T = inputs.decode_lengths_B.shape[0], q_TNH.shape[0]
+    decode, extend = paged_decode.decode_attention, paged_extend.extend_attention
     parts = []
     if B:
         table = (inputs.decode_tables_BM, inputs.decode_lengths_B)
-        parts.append(
-            paged_decode.decode_attention(
-                q_TNH[:B], k_pages, v_pages, *table, **options, plan=plans.decode
-            )
-        )
+        parts.append(decode(q_TNH[:B], *pages, *table, **options, plan=plans.decode))
     if T > B:
         places = (inputs.chunk_tables_RM, *inputs.chunks)
-        parts.append(
-            paged_extend.extend_attention(
-                q_TNH[B:], k_pages, v_pages, *places, **options, plan=plans.extend
-            )
-        )
-    o_TNH = parts[0] if len(parts) == 1 else jnp.concatenate(parts)
-    return o_TNH, tuple(written), Plans(*map(close_plan, plans))
+        parts.append(extend(q_TNH[B:], *pages, *places, **options, plan=plans.extend))
+    return parts[0] if len(parts) == 1 else jnp.concatenate(parts)

@@ -42,16 +42,7 @@ def encoder_spec(
         raise ConfigError(
             f"config.json: hidden_size {width} does not divide into {query} heads of an even width"
         )
-    if not isinstance(hf.get(activation), str) or hf[activation] not in ACTIVATIONS:
-        raise ConfigError(
-            f"config.json: {activation} {hf.get(activation)!r:.80} is not supported "
-            f"(supported: {', '.join(sorted(ACTIVATIONS))})"
-        )
-    if hf.get("position_embedding_type", "absolute") not in ("absolute", "rope"):
-        raise ConfigError(
-            f"config.json: position_embedding_type {hf['position_embedding_type']!r:.80} is not "
-            "supported; it must be absolute"
-        )
+    _check_choices(hf, activation)
     return ModelSpec(
         model_type=hf["model_type"],
         vocab_size=positive(hf, "vocab_size"),
@@ -73,6 +64,20 @@ def encoder_spec(
         head_order=(),
         config=hf,
     )
+
+
+def _check_choices(hf: Config, activation: str) -> None:
+    """Raise ConfigError when the activation or the positions are of a kind that is not known."""
+    if not isinstance(hf.get(activation), str) or hf[activation] not in ACTIVATIONS:
+        raise ConfigError(
+            f"config.json: {activation} {hf.get(activation)!r:.80} is not supported "
+            f"(supported: {', '.join(sorted(ACTIVATIONS))})"
+        )
+    if hf.get("position_embedding_type", "absolute") not in ("absolute", "rope"):
+        raise ConfigError(
+            f"config.json: position_embedding_type {hf['position_embedding_type']!r:.80} is not "
+            "supported; it must be absolute"
+        )
 
 
 def attention(spec: ModelSpec, init: Init, *, bias: bool, window: int | None = None) -> Attention:

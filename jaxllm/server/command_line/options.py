@@ -161,28 +161,9 @@ def _options(given: Given, environ: Mapping[str, str]) -> Options:
     config = EngineConfig(
         **{f.name: getattr(args, f.name) for f in dataclasses.fields(EngineConfig)}
     )
-    settings = Settings(
-        served=tuple(dict.fromkeys(args.served_model_name or [args.model])),
-        root=args.model,
-        api_keys=keys,
-        admin_keys=admin_keys,
-        max_body_size=args.max_body_size,
-        stall_seconds=args.stall_timeout * (10 if args.enforce_eager else 1),  # a step may compile
-        log_requests=args.log_requests,
-        allow_special_tokens=args.allow_special_tokens_in_content,
-        cors=_cors(args),
-        force_usage=args.enable_force_include_usage,
-        template_kwargs=check_template_kwargs(args.default_chat_template_kwargs),
-        page=not args.no_page,
-        docs=not args.disable_fastapi_docs,
-        reasoning_parser=args.reasoning_parser,
-        tool_call_parser=args.tool_call_parser,
-        response_store=args.response_store,
-        kv_events=KVEventSettings.read(config.kv_events_config),
-    )
     return Options(
         config=config,
-        settings=settings,
+        settings=_settings(args, config, keys, admin_keys),
         host=args.host,
         port=args.port,
         uds=args.uds,
@@ -207,6 +188,31 @@ def _options(given: Given, environ: Mapping[str, str]) -> Options:
         hf_token=args.hf_token,
         given=given.shown(),
         notices=(*notices, *found, *more),
+    )
+
+
+def _settings(
+    args: argparse.Namespace, config: EngineConfig, keys: tuple[str, ...], admin: tuple[str, ...]
+) -> Settings:
+    """What requests are served with. Raises ConfigError."""
+    return Settings(
+        served=tuple(dict.fromkeys(args.served_model_name or [args.model])),
+        root=args.model,
+        api_keys=keys,
+        admin_keys=admin,
+        max_body_size=args.max_body_size,
+        stall_seconds=args.stall_timeout * (10 if args.enforce_eager else 1),  # a step may compile
+        log_requests=args.log_requests,
+        allow_special_tokens=args.allow_special_tokens_in_content,
+        cors=_cors(args),
+        force_usage=args.enable_force_include_usage,
+        template_kwargs=check_template_kwargs(args.default_chat_template_kwargs),
+        page=not args.no_page,
+        docs=not args.disable_fastapi_docs,
+        reasoning_parser=args.reasoning_parser,
+        tool_call_parser=args.tool_call_parser,
+        response_store=args.response_store,
+        kv_events=KVEventSettings.read(config.kv_events_config),
     )
 
 
