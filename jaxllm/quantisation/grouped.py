@@ -13,10 +13,11 @@ import numpy as np
 from jaxllm.config import ConfigError
 from jaxllm.quantisation.int4_rows import row_bytes, rows_of
 from jaxllm.quantisation.scheme import Bounds, Header, PackedPart, PackedTensor
-from jaxllm.quantisation.weight_format import INT4, SYMMETRIC, ZEROS, WeightFormat
+from jaxllm.quantisation.weight_format import INT4, INT8, SYMMETRIC, ZEROS, WeightFormat
 
 I32, FLOATS = ("I32",), ("F16", "BF16", "F32")
 WORD = 32  # bits
+MIDDLE = 128  # the zero point of symmetric numbers of 8 bits
 
 type Arrays = Sequence[np.ndarray]
 
@@ -70,6 +71,12 @@ class GroupedMatrix(PackedTensor):
 
     def leaves(self) -> tuple[PackedTensor, ...]:
         assert self.format is not None
+        if self.format.numbers == INT8:
+            scales = (self.shape[0], -(-self.shape[1] // self.group))
+            return (
+                Int8Numbers(f"{self.name}.values", self.shape, self.parts, self),
+                Int8Scales(f"{self.name}.scale", scales, self.parts, self),
+            )
         shape = (self.shape[0], row_bytes(self.format, self.shape[1]))
         return (Int4Rows(f"{self.name}.rows", shape, self.parts, self),)
 
@@ -82,6 +89,15 @@ class GroupedMatrix(PackedTensor):
                 "finite: download or convert the checkpoint again"
             )
         return scales
+
+    def check_order(self, arrays: Arrays) -> None:
+        """Raises ConfigError unless groups follow each other."""
+        columns = slice(0, self.shape[1])
+        if not np.array_equal(self.groups(arrays, columns), np.arange(columns.stop) // self.group):
+            raise ConfigError(
+                f"{self.parts[-1].name} has groups in another order than the settings say; "
+                "set desc_act to true in quantization_config"
+            )
 
     def unpack(self, arrays: Arrays, bounds: Bounds) -> np.ndarray:
         rows, columns = (slice(*bound) for bound in bounds)
@@ -98,16 +114,39 @@ class Int4Rows(PackedTensor):
     matrix: GroupedMatrix
 
     def unpack(self, arrays: Arrays, bounds: Bounds) -> np.ndarray:
-        own, rows, columns = self.matrix, slice(*bounds[0]), slice(0, self.matrix.shape[1])
-        groups = own.groups(arrays, columns)
-        if not np.array_equal(groups, np.arange(columns.stop) // own.group):
-            raise ConfigError(
-                f"{self.parts[-1].name} has groups in another order than the settings say; "
-                "set desc_act to true in quantization_config"
-            )
-        numbers = own.numbers(arrays, (bounds[0], (0, columns.stop)))
+        own, rows = self.matrix, slice(*bounds[0])
+        own.check_order(arrays)
+        numbers = own.numbers(arrays, (bounds[0], (0, own.shape[1])))
         zeros = None if own.symmetric else own.zeros(arrays, rows)
         return rows_of(numbers, own.checked_scales(arrays, rows), zeros)[:, slice(*bounds[1])]
+
+
+@dataclass(frozen=True)
+class Int8Numbers(PackedTensor):
+    """The numbers of a symmetric matrix of 8 bits, with their signs."""
+
+    matrix: GroupedMatrix
+
+    def unpack(self, arrays: Arrays, bounds: Bounds) -> np.ndarray:
+        self.matrix.check_order(arrays)
+        return (self.matrix.numbers(arrays, bounds) - MIDDLE).astype(np.int8)
+
+
+@dataclass(frozen=True)
+class Int8Scales(PackedTensor):
+    """The scales of a symmetric matrix of 8 bits, [N, G]."""
+
+    matrix: GroupedMatrix
+
+    def unpack(self, arrays: Arrays, bounds: Bounds) -> np.ndarray:
+        rows, columns = (slice(*each) for each in bounds)
+        zeros = self.matrix.zeros(arrays, rows)
+        if (zeros != MIDDLE).any():
+            raise ConfigError(
+                f"{self.parts[2].name} has the zero point {zeros[zeros != MIDDLE][0]}, and "
+                f"symmetric numbers have {MIDDLE}; set sym to false in quantization_config"
+            )
+        return self.matrix.checked_scales(arrays, rows)[:, columns]
 
 
 @dataclass(frozen=True)
@@ -150,7 +189,9 @@ class Grouping:
 
 def _held(bits: int, group: int | None, symmetric: bool) -> WeightFormat | None:
     """What holds such numbers: those of fewer bits are numbers of 4, with zero points of their
-    own."""
+    own, and those of 8 have none."""
+    if bits == 8 and symmetric:
+        return WeightFormat(INT8, group)
     if bits > 4 or (symmetric and bits < 4):
         return None
     return WeightFormat(INT4, group, form=SYMMETRIC if symmetric else ZEROS)

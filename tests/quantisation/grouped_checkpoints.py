@@ -96,8 +96,10 @@ def gptq(
     form: str = "gptq",
     shuffled: bool = False,
     index: bool = True,
+    centred: bool = False,
 ) -> Made:
-    made = grouped(shape, shape[1] if group == -1 else group, bits, shuffled=shuffled)
+    zero = 1 << (bits - 1) if centred else None
+    made = grouped(shape, shape[1] if group == -1 else group, bits, zero, shuffled)
     less = 1 if form == "gptq" else 0
     stored = {
         "X.qweight": words(made.numbers, bits).T.copy(),
@@ -112,6 +114,7 @@ def gptq(
         "group_size": group,
         "desc_act": shuffled,
         "checkpoint_format": form,
+        "sym": centred,
     }
     return Made(settings, stored, made.weight)
 

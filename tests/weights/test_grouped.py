@@ -26,6 +26,8 @@ KINDS: dict[str, Callable[[tuple[int, int]], Made]] = {
 OTHERS: dict[str, Callable[[tuple[int, int]], Made]] = {
     "pack-quantized symmetric": lambda shape: pack_quantized(shape, None),
     "gptq": lambda shape: gptq(shape, 8),
+    "gptq of 8 bits, symmetric": lambda shape: gptq(shape, 16, 8, centred=True),
+    "pack-quantized of 8 bits": lambda shape: pack_quantized(shape, 16, 8),
 }
 
 

@@ -1,4 +1,4 @@
-"""Weights of 4 bits that stay so on the devices compute what their values do."""
+"""Weights of int32 words that stay in few bits on the devices compute what their values do."""
 
 from __future__ import annotations
 
@@ -33,6 +33,8 @@ HELD = {
     "pack-quantized": WeightFormat("int4", 8, form="zeros"),
     "pack-quantized symmetric": WeightFormat("int4", None),
     "gptq": WeightFormat("int4", 8, form="zeros"),
+    "gptq of 8 bits, symmetric": WeightFormat("int8", 16),
+    "pack-quantized of 8 bits": WeightFormat("int8", 16),
 }
 
 
@@ -50,10 +52,12 @@ def held(path: Path, case: str, kind: str) -> tuple[Path, models.ModelSpec, Path
     [
         ("awq", "llama-gqa", 1),
         ("pack-quantized symmetric", "llama-gqa", 2),
+        ("gptq of 8 bits, symmetric", "llama-gqa", 1),
         *(
             pytest.param(*each, marks=pytest.mark.slow)
             for each in (
                 ("gptq", "llama-gqa", 1),
+                ("pack-quantized of 8 bits", "qwen2-tied", 2),
                 ("auto-round", "llama-gqa", 1),
                 ("pack-quantized", "llama-mqa-tied-linear", 1),
                 ("awq", "qwen2-tied", 2),
@@ -62,7 +66,7 @@ def held(path: Path, case: str, kind: str) -> tuple[Path, models.ModelSpec, Path
         ),
     ],
 )
-def test_numbers_of_4_bits_compute_what_their_values_do(
+def test_numbers_of_words_compute_what_their_values_do(
     tmp_path: Path, kind: str, case: str, shards: int
 ) -> None:
     packed, spec, plain = held(tmp_path, case, kind)
@@ -70,6 +74,19 @@ def test_numbers_of_4_bits_compute_what_their_values_do(
     assert len(spec.formats) >= 6 * len(spec.layers)
     found = logits(packed, spec, shards)
     np.testing.assert_allclose(found, logits(plain, models.read_spec(plain)), atol=2e-5)
+
+
+def test_zero_points_of_8_bits_that_settings_deny_are_named(tmp_path: Path) -> None:
+    packed, spec, _ = held(tmp_path, "llama-gqa", "gptq of 8 bits, symmetric")
+    made, settings = pair("llama-gqa", "gptq of 8 bits, symmetric")
+    name = "model.layers.0.mlp.up_proj.qzeros"
+    made.packed[name] = np.zeros_like(made.packed[name])
+    write(packed, made.config | {"quantization_config": settings}, made.packed)
+    with pytest.raises(ConfigError, match=f"{name} has the zero point 1, .* set sym to false"):
+        logits(packed, spec)
+    mixed = settings | {"dynamic": {"up_proj": {"sym": False}}}
+    write(packed, made.config | {"quantization_config": mixed}, made.packed)
+    assert weights.weight_formats(packed, models.read_spec(packed), None) == {}
 
 
 def test_groups_in_no_order_and_8_bits_are_unpacked(tmp_path: Path) -> None:

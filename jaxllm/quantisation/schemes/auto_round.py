@@ -9,7 +9,7 @@ from typing import Any
 from jaxllm.config import ConfigError
 from jaxllm.quantisation.grouped import read_grouping
 from jaxllm.quantisation.schemes.awq import Awq
-from jaxllm.quantisation.schemes.gptq import BITS, LESS, Gptq
+from jaxllm.quantisation.schemes.gptq import BITS, LESS, Gptq, is_centred
 
 AWQ = "auto_round:auto_awq"
 GPTQ = {
@@ -27,4 +27,5 @@ def read(settings: Mapping[str, Any]) -> Awq | Gptq:
     if packing not in GPTQ:
         known = ", ".join((AWQ, *GPTQ))
         raise ConfigError(f"packing_format is {packing!r:.60}; {known} are read")
-    return Gptq(read_grouping(settings, BITS, mixed="extra_config"), GPTQ[packing], False)
+    grouping = read_grouping(settings, BITS, mixed="extra_config")
+    return Gptq(grouping, GPTQ[packing], False, is_centred(settings, "extra_config"))

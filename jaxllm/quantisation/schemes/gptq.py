@@ -43,10 +43,17 @@ class GptqMatrix(GroupedMatrix):
     Attributes:
         less: what stored zero points lack.
         shuffled: groups may be in no order.
+        centred: settings say that zero points are half of the range.
     """
 
     less: int
     shuffled: bool
+    centred: bool
+
+    @property
+    def symmetric(self) -> bool:
+        # Of 4 bits, zero points are held as they are
+        return self.centred and self.bits == 8
 
     @property
     def ordered(self) -> bool:
@@ -76,11 +83,13 @@ class Gptq:
     Attributes:
         less: what stored zero points lack.
         shuffled: groups of columns may be in no order.
+        centred: settings say that zero points are half of the range.
     """
 
     grouping: Grouping
     less: int
     shuffled: bool
+    centred: bool
     method = "gptq"
 
     @property
@@ -88,7 +97,7 @@ class Gptq:
         return f"gptq: {self.grouping.title}"
 
     def usual(self, shape: tuple[int, ...]) -> WeightFormat | None:
-        return self.grouping.usual(shape, symmetric=False)
+        return self.grouping.usual(shape, self.centred and self.grouping.bits == 8)
 
     def tensors(self, stored: Mapping[str, Header]) -> Iterator[GptqMatrix]:
         for name, found in stored.items():
@@ -110,7 +119,7 @@ class Gptq:
             if index in stored:
                 parts.append(PackedPart(index, (columns,), I32))
             own = (f"{module}.weight", (rows, columns), tuple(parts), bits, group)
-            yield GptqMatrix(*own, self.less, self.shuffled)
+            yield GptqMatrix(*own, self.less, self.shuffled, self.centred)
 
 
 def read(settings: Mapping[str, Any]) -> Gptq:
@@ -119,7 +128,18 @@ def read(settings: Mapping[str, Any]) -> Gptq:
     if stored not in LESS:
         raise ConfigError(f"checkpoint_format is {stored!r:.40}; {' and '.join(LESS)} are read")
     grouping = read_grouping(settings, BITS, mixed="dynamic")
-    given = settings.get("dynamic")
-    own = given.values() if isinstance(given, dict) else ()  # of some modules
-    shuffled = any(isinstance(each, dict) and each.get("desc_act") for each in (settings, *own))
-    return Gptq(grouping, LESS[stored], shuffled)
+    shuffled = any(each.get("desc_act") for each in of_modules(settings, "dynamic"))
+    return Gptq(grouping, LESS[stored], shuffled, is_centred(settings, "dynamic"))
+
+
+def of_modules(settings: Mapping[str, Any], others: str) -> list[Mapping[str, Any]]:
+    """The settings, and those of some modules, which stand under `others`."""
+    given = settings.get(others)
+    own = given.values() if isinstance(given, dict) else ()
+    return [settings, *(each for each in own if isinstance(each, dict))]
+
+
+def is_centred(settings: Mapping[str, Any], others: str) -> bool:
+    """Whether the settings say that zero points are half of the range, and no module's differ."""
+    every = of_modules(settings, others)
+    return settings.get("sym") is True and all(each.get("sym", True) is True for each in every)
