@@ -78,12 +78,15 @@ class Architecture:
             which is a tensor there. None: it is in the configuration already.
         changes: what is done to a tensor, by its name in the file without ".weight" and ".bias".
         joins: tensors that are put together.
+        added: the tokens of which a file does not say all, as `added_tokens_decoder` of
+            tokenizer_config.json.
     """
 
     config: Callable[[Model], dict[str, Any]]
     names: Mapping[str, str | None]
     changes: Mapping[str, Change] = field(default_factory=dict)
     joins: tuple[Join, ...] = ()
+    added: Callable[[Metadata], dict[str, Any]] = lambda own: {}
 
     def keeps(self, name: str) -> bool:
         """Whether a matrix of the file is a matrix of the checkpoint, with its rows in some

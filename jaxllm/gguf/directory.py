@@ -6,7 +6,7 @@ import hashlib
 import json
 import os
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -70,8 +70,8 @@ def _key(paths: tuple[Path, ...]) -> str:
 
 
 def _contents(model: Model) -> dict[str, Any]:
-    own = model.metadata
-    config = architecture(own).config(model)
+    own, kind = model.metadata, architecture(model.metadata)
+    config, added = kind.config(model), kind.added(own)
     if any(not tensor.type.plain for tensor in model.tensors.values()):
         config["quantization_config"] = {"quant_method": "gguf", "types": model.types()}
     tokenizer = {
@@ -80,12 +80,13 @@ def _contents(model: Model) -> dict[str, Any]:
     return {
         "config.json": config,
         "generation_config.json": {"eos_token_id": end_ids(own), **sampling(own)},
-        "tokenizer_config.json": _tokenizer_config(own),
+        "tokenizer_config.json": _tokenizer_config(own)
+        | ({"added_tokens_decoder": added} if added else {}),
         TOKENIZER: tokenizer,
     }
 
 
-def _tokenizer_config(own: Metadata) -> Mapping[str, Any]:
+def _tokenizer_config(own: Metadata) -> dict[str, Any]:
     tokens = own.items(f".{KEYS}tokens", str) or []
     ids = {
         f"{role}_token": own.count(f".{KEYS}{key}_token_id")

@@ -10,7 +10,9 @@ import pytest
 
 from jaxllm.chat_template import TemplateInput
 from jaxllm.config import ConfigError
+from jaxllm.gguf.architectures.phi3 import ARCHITECTURE
 from jaxllm.gguf.directory import TOKENIZER
+from jaxllm.gguf.metadata import Metadata
 from jaxllm.locate import locate
 from jaxllm.tokenizer import Tokenizer
 from jaxllm.tokenizer_files.pieces import read_model
@@ -67,6 +69,27 @@ def test_pieces_with_scores_give_the_ids_of_sentencepiece(
     }
     tokenizer = load(tmp_path, keys, bos_token=model.training.bos_piece)
     assert {text: tokenizer.encode(text) for text in IDS[name]} == IDS[name]
+
+
+def test_text_behind_the_special_tokens_of_phi_3_loses_its_first_spaces(tmp_path: Path) -> None:
+    model = read_model((GOLDENS / "llama-legacy" / "tokenizer.model").read_bytes())
+    more = ["<|endoftext|>", "<|end|>"]
+    keys = {
+        "model": "llama",
+        "tokens": [*(piece.text for piece in model.pieces), *more],
+        "scores": [*(piece.score for piece in model.pieces), -1.0, -1.0],
+        "token_type": [*(int(piece.kind) for piece in model.pieces), CONTROL, CONTROL],
+    }
+    whole = {f"tokenizer.ggml.{key}": value for key, value in keys.items()}
+    own = Metadata({"general.architecture": "phi3", **whole})
+    tokenizer = load(
+        tmp_path, keys, add_bos_token=False, added_tokens_decoder=ARCHITECTURE.added(own)
+    )
+    plain, size = tokenizer.encode("Hi"), len(model.pieces)
+    assert tokenizer.encode("<|end|>\n Hi") == [size + 1, *plain]
+    kept = tokenizer.encode("<|endoftext|>\n Hi")
+    assert kept[0] == size and len(kept) > len(plain) + 1
+    assert ARCHITECTURE.added(Metadata(own.values | {"tokenizer.ggml.model": "gpt2"})) == {}
 
 
 def test_the_demo_models_tokenizer_chats_alike(tmp_path: Path) -> None:

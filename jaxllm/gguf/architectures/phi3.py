@@ -6,6 +6,7 @@ from typing import Any
 
 from jaxllm.gguf.architecture import LLAMA_NAMES, Architecture
 from jaxllm.gguf.config import base_config, long_rope
+from jaxllm.gguf.metadata import Metadata
 from jaxllm.gguf.model import Model
 
 NAMES = {
@@ -15,6 +16,8 @@ NAMES = {
     "blk.{}.attn_qkv": "model.layers.{}.self_attn.qkv_proj",
     "blk.{}.ffn_up": "model.layers.{}.mlp.gate_up_proj",
 }
+CONTROL, USER_DEFINED = 3, 4  # of tokenizer.ggml.token_type
+END, KEEP_SPACES = "</s>", ("<s>", "<|endoftext|>")
 
 
 def config(model: Model) -> dict[str, Any]:
@@ -35,4 +38,23 @@ def config(model: Model) -> dict[str, Any]:
     )
 
 
-ARCHITECTURE = Architecture(config, NAMES)
+def added(own: Metadata) -> dict[str, Any]:
+    """Special tokens of Phi 3, behind most of which text loses its first spaces. Phi 4 has byte
+    pairs, and keeps them."""
+    if own.text(".tokenizer.ggml.model") != "llama":
+        return {}
+    tokens = own.items(".tokenizer.ggml.tokens", str) or []
+    kinds = own.items(".tokenizer.ggml.token_type", int) or []
+    return {
+        str(id): {
+            "content": text,
+            "special": kind == CONTROL,
+            "normalized": False,
+            "rstrip": text not in KEEP_SPACES,
+        }
+        for id, (text, kind) in enumerate(zip(tokens, kinds, strict=False))
+        if text and (kind in (CONTROL, USER_DEFINED) or text == END)
+    }
+
+
+ARCHITECTURE = Architecture(config, NAMES, added=added)
