@@ -72,6 +72,39 @@ class Histogram:
         return list(zip(names, map(float, accumulate(self.counts)), strict=True))
 
 
+def _histograms(lengths: tuple[float, ...]) -> dict[str, Histogram]:
+    """Empty ones by name; those of tokens have the bounds `lengths`."""
+    return {
+        "vllm:time_to_first_token_seconds": Histogram(
+            "Arrival to first token.", FIRST_TOKEN_SECONDS
+        ),
+        "vllm:inter_token_latency_seconds": Histogram(
+            "Time between tokens of a choice.", TOKEN_SECONDS
+        ),
+        "vllm:request_time_per_output_token_seconds": Histogram(
+            "Mean time per token after the first.", TOKEN_SECONDS
+        ),
+        "vllm:e2e_request_latency_seconds": Histogram("Arrival to last token.", REQUEST_SECONDS),
+        "vllm:request_queue_time_seconds": Histogram(
+            "Time waiting to be scheduled.", REQUEST_SECONDS
+        ),
+        "vllm:request_inference_time_seconds": Histogram(
+            "Scheduled to last token.", REQUEST_SECONDS
+        ),
+        "vllm:request_prefill_time_seconds": Histogram(
+            "Scheduled to first token.", REQUEST_SECONDS
+        ),
+        "vllm:request_decode_time_seconds": Histogram("First to last token.", REQUEST_SECONDS),
+        "vllm:request_prompt_tokens": Histogram("Prompt tokens.", lengths),
+        "vllm:request_generation_tokens": Histogram("Generated tokens.", lengths),
+        "vllm:request_max_num_generation_tokens": Histogram(
+            "Generated tokens of the longest choice of a request.", lengths
+        ),
+        "vllm:request_params_max_tokens": Histogram("max_tokens of requests.", lengths),
+        "vllm:request_params_n": Histogram("n of requests.", CHOICE_COUNTS),
+    }
+
+
 class Metrics(Observer, Collector):
     """The observer of an EngineClient, and what a scrape tells of it."""
 
@@ -86,38 +119,7 @@ class Metrics(Observer, Collector):
         """`engine` is its number among those of the model."""
         self._labels = [model_name, str(engine)]
         self._version, self._resolved, self._stats = version, resolved, stats
-        lengths = one_two_five(resolved.max_model_len)
-        self._histograms = {
-            "vllm:time_to_first_token_seconds": Histogram(
-                "Arrival to first token.", FIRST_TOKEN_SECONDS
-            ),
-            "vllm:inter_token_latency_seconds": Histogram(
-                "Time between tokens of a choice.", TOKEN_SECONDS
-            ),
-            "vllm:request_time_per_output_token_seconds": Histogram(
-                "Mean time per token after the first.", TOKEN_SECONDS
-            ),
-            "vllm:e2e_request_latency_seconds": Histogram(
-                "Arrival to last token.", REQUEST_SECONDS
-            ),
-            "vllm:request_queue_time_seconds": Histogram(
-                "Time waiting to be scheduled.", REQUEST_SECONDS
-            ),
-            "vllm:request_inference_time_seconds": Histogram(
-                "Scheduled to last token.", REQUEST_SECONDS
-            ),
-            "vllm:request_prefill_time_seconds": Histogram(
-                "Scheduled to first token.", REQUEST_SECONDS
-            ),
-            "vllm:request_decode_time_seconds": Histogram("First to last token.", REQUEST_SECONDS),
-            "vllm:request_prompt_tokens": Histogram("Prompt tokens.", lengths),
-            "vllm:request_generation_tokens": Histogram("Generated tokens.", lengths),
-            "vllm:request_max_num_generation_tokens": Histogram(
-                "Generated tokens of the longest choice of a request.", lengths
-            ),
-            "vllm:request_params_max_tokens": Histogram("max_tokens of requests.", lengths),
-            "vllm:request_params_n": Histogram("n of requests.", CHOICE_COUNTS),
-        }
+        self._histograms = _histograms(one_two_five(resolved.max_model_len))
         # Observed at every step
         self.first_token = self._histograms["vllm:time_to_first_token_seconds"]
         self.between_tokens = self._histograms["vllm:inter_token_latency_seconds"]
