@@ -53,6 +53,7 @@ def test_an_agent_calls_the_calculator_and_answers(url: str) -> None:
     assert answer == "1321047"
 
 
+@pytest.mark.slow
 def test_objects_come_out_of_texts(url: str) -> None:
     assert run("extract.py", url).splitlines() == [
         "Person(name='Ann', age=30)",

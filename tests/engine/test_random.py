@@ -167,6 +167,7 @@ def test_random_traffic_gives_every_request_what_it_gets_alone(
     assert crowded.stats().pages_loaded > 0 or not crowded.resolved.host_pages
 
 
+@pytest.mark.slow
 @settings(max_examples=15, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
 @given(
     rng=st.randoms(use_true_random=False),

@@ -245,7 +245,7 @@ def test_most_processors_stream_a_models_weights_at_decode(product: str, rows: i
     assert max(busy) * PROCESSORS < 1.7 * sum(busy)
 
 
-W8, SCALE = jnp.ones((128, 256), jnp.float8_e4m3fn), jnp.ones((128, 1))
+W8, SCALE = np.ones((128, 256), jnp.float8_e4m3fn), np.ones((128, 1), np.float32)
 
 
 @pytest.mark.parametrize(

@@ -11,8 +11,6 @@ from jaxllm.server.parsing.formats import Formats
 from tests.server.anthropic.events import CUSTOM, script
 from tests.server.harness import Running
 
-anthropic = pytest.importorskip("anthropic")
-
 CALL = '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Paris"}}\n</tool_call>'
 ASKED: dict[str, Any] = {
     "model": "fake",
@@ -23,8 +21,14 @@ ASKED: dict[str, Any] = {
 }
 
 
+@pytest.fixture(scope="module")
+def anthropic() -> Any:
+    """Its import takes seconds, which only who runs these tests spends."""
+    return pytest.importorskip("anthropic")
+
+
 @pytest.fixture
-def client(server: Running) -> Iterator[Any]:
+def client(server: Running, anthropic: Any) -> Iterator[Any]:
     """The official client."""
     with anthropic.Anthropic(base_url=server.url, api_key="none", max_retries=0) as client:
         yield client
@@ -75,7 +79,7 @@ def test_tokens_are_counted(client: Any, server: Running) -> None:
     assert counted.input_tokens > 20
 
 
-def test_errors_have_the_clients_types(client: Any, server: Running) -> None:
+def test_errors_have_the_clients_types(client: Any, server: Running, anthropic: Any) -> None:
     with pytest.raises(anthropic.NotFoundError, match="does not exist"):
         client.messages.create(**ASKED | {"model": "other", "tools": []})
     with pytest.raises(anthropic.BadRequestError, match="stop"):

@@ -117,17 +117,17 @@ def test_many_prompts_share_their_long_options(
 @pytest.mark.parametrize(
     ("fields", "param"),
     [
-        ({"prompt": "a" * 10_000_000}, "prompt"),
-        ({"prompt": [1] * 1_500_000}, "prompt"),
-        ({"prompt": "a", "logit_bias": {str(i): 1 for i in range(500_000)}}, "logit_bias"),
+        (lambda: {"prompt": "a" * 10_000_000}, "prompt"),
+        (lambda: {"prompt": [1] * 1_500_000}, "prompt"),
+        (lambda: {"prompt": "a", "logit_bias": {str(i): 1 for i in range(500_000)}}, "logit_bias"),
         (
-            {"prompt": "a", "allowed_token_ids": [i % 300 for i in range(1_200_000)]},
+            lambda: {"prompt": "a", "allowed_token_ids": [i % 300 for i in range(1_200_000)]},
             "allowed_token_ids",
         ),
-        ({"prompt": "a", "guided_json": {"enum": list(range(1_000_000))}}, "guided_json"),
-        ({"prompt": "a", "stop": ["a"] * 1_000_000}, "stop"),
-        ({"prompt": "a", "nobody_knows_it": [[]] * 800_000}, None),
-        ({"prompt": "a"} | {f"n{i}": i for i in range(120_000)}, None),
+        (lambda: {"prompt": "a", "guided_json": {"enum": list(range(1_000_000))}}, "guided_json"),
+        (lambda: {"prompt": "a", "stop": ["a"] * 1_000_000}, "stop"),
+        (lambda: {"prompt": "a", "nobody_knows_it": [[]] * 800_000}, None),
+        (lambda: {"prompt": "a"} | {f"n{i}": i for i in range(120_000)}, None),
     ],
     ids=[
         "prompt",
@@ -141,9 +141,9 @@ def test_many_prompts_share_their_long_options(
     ],
 )
 def test_what_is_too_large_to_be_legal_is_refused_before_it_is_read(
-    server: Running, fields: dict[str, Any], param: str | None
+    server: Running, fields: Callable[[], dict[str, Any]], param: str | None
 ) -> None:
-    body = json.dumps({"model": "fake"} | fields).encode()
+    body = json.dumps({"model": "fake"} | fields()).encode()
     answer = server.post("/v1/completions", body)
     assert (answer.status, answer.error["param"]) == (400, param)
     assert longest_turn(server, lambda: server.post("/v1/completions", body)) < LONGEST
