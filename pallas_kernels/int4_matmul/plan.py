@@ -11,10 +11,11 @@ from pallas_kernels.mosaic_units import PROCESSORS, ROWS, STAGED, shares_of, tim
 SHARED_BYTES = 220 * 1024
 LARGE_STEPS = 7  # wide slots of a processor; with fewer, the last ones leave others idle
 COLUMNS = (64, 128, 256)  # of a slot of the ring
-TOKENS = (8, 16, 32, 64, 128, 256)  # widths of a product
+TOKENS = (8, 16, 32, 64)  # widths of a product of few
 FEW_TOKENS = 64  # up to here memory is what bounds, and one tile holds all tokens
-# Tokens and warpgroups of the tiles that share out more, and the time of a step, measured
-TILES = MappingProxyType({(128, 3): 1.0, (128, 2): 1.14, (256, 2): 0.98})
+# Most tokens and warpgroups of the tiles that share out more. The time of a step, by products on a
+# card: what 64 rows take to convert, in tokens, and what each token takes
+TILES = MappingProxyType({(128, 3): (60, 0.53), (128, 2): (68, 0.61), (256, 2): (60, 0.75)})
 DENSE_ROWS = 4096  # from here on the whole weight is converted once, not once for each tile
 
 
@@ -53,19 +54,29 @@ def tuning_of(T: int, O: int, I: int, group: int) -> Tuning:  # noqa: E741
 def best_of(
     shape: tuple[int, int, int],
     with_tile: Callable[[int, int], Tuning],
-    tiles: Mapping[tuple[int, int], float] = TILES,
+    tiles: Mapping[tuple[int, int], tuple[float, float]] = TILES,
 ) -> Tuning:
     """Sizes for T, O and I whose busiest processor ends first, with the tiles that so many tokens
     may have: one of all tokens, or of `tiles` beyond that."""
-    width = next((width for width in TOKENS if width >= shape[0]), TOKENS[-1])
-    times = {(width, 4): 1.0} if width <= FEW_TOKENS else tiles
+    if shape[0] <= FEW_TOKENS:
+        return with_tile(next(width for width in TOKENS if width >= shape[0]), 4)
 
-    def time(sizes: Tuning) -> float:
-        tokens, warpgroups, columns = sizes[:3]
-        step = times[tokens, warpgroups] * tokens * warpgroups * columns
+    def time(tile: tuple[int, int], sizes: Tuning) -> float:
+        fixed, each = tiles[tile]
+        step = (fixed + each * sizes.tokens) * sizes.warpgroups * sizes.columns
         return step * time_of(*_counts(*shape, sizes), sizes.shares)
 
-    return min((with_tile(*tile) for tile in times), key=time)
+    found = (
+        (tile, with_tile(width, tile[1])) for tile in tiles for width in _narrow(shape[0], tile[0])
+    )
+    return min(found, key=lambda own: time(*own))[1]
+
+
+def _narrow(T: int, most: int) -> list[int]:
+    """Tokens of tiles, as few as cover all with the least number of tiles, and with one more."""
+    least = -(-T // most)
+    widths = (-(-T // (8 * tiles)) * 8 for tiles in (least, least + 1))
+    return [width for width in widths if width > FEW_TOKENS]
 
 
 def tuning_with(

@@ -197,13 +197,20 @@ def test_the_assembly_makes_the_operand_of_the_tensor_cores(
 @settings(max_examples=60)
 def test_any_sizes_have_a_plan_that_fits_the_card(T: int, O: int, I: int, group: int) -> None:  # noqa: E741
     sizes = plan.tuning_of(T, O, I, group)
-    assert sizes.tokens in plan.TOKENS and sizes.columns in plan.COLUMNS
+    assert sizes.tokens % 8 == 0 and sizes.tokens <= 256 and sizes.columns in plan.COLUMNS
     assert sizes.columns % group == 0 or group % sizes.columns == 0
     row = sizes.columns // 2 + 4 * max(1, sizes.columns // group)
     slot = 2 * sizes.tokens * sizes.columns + sizes.warpgroups * plan.ROWS * row
     staged = 2 * min(sizes.tokens, plan.STAGED) * plan.ROWS * sizes.warpgroups
     assert sizes.stages >= 2 and sizes.stages * slot + staged <= plan.SHARED_BYTES
     assert 1 <= sizes.shares <= -(-I // sizes.columns)
+
+
+def test_tiles_are_no_wider_than_their_number_needs() -> None:
+    for rows in (72, 100, 192, 256, 320, 1152, 2048):
+        for O, I in LAYER_SHAPES.values():  # noqa: E741
+            tokens = plan.tuning_of(rows, O, I, 128).tokens
+            assert tokens < rows / -(-rows // tokens) + 8, rows
 
 
 def test_many_tokens_leave_few_processors_idle() -> None:
