@@ -40,7 +40,7 @@ TOKENS = (1, 16, 256, 512, 2048, 4096, 8192)
 COMPARED = 64  # tokens whose products are compared with float32's
 MANY = 2048  # tokens from which the whole weight is tried
 TURN_SECONDS, TURNS = 0.02, 3  # of calls that are timed together
-TILES = ((128, 3), (128, 2), (256, 2), (64, 4), (64, 3))
+TILES = ((128, 3), (128, 2), (256, 2))
 # As the engine's programs are compiled; tuning would disturb what is timed beside it
 OPTIONS = {"xla_gpu_autotune_level": 0, "xla_gpu_enable_triton_gemm": False}
 
@@ -115,7 +115,7 @@ def tunings(T: int, O: int, I: int) -> Iterator[Tuning]:  # noqa: E741
     others = (
         [with_columns(T, O, I, GROUP, own.tokens, own.warpgroups, c) for c in (128, 256)]
         if T <= FEW_TOKENS
-        else [tuning_with(T, O, I, GROUP, *tile) for tile in TILES if T < MANY or tile[0] >= 128]
+        else [tuning_with(T, O, I, GROUP, *tile) for tile in TILES]
     )
     yield from (sizes for sizes in others if sizes != own)
 
