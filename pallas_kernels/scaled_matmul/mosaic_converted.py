@@ -30,7 +30,6 @@ from pallas_kernels.scaled_matmul.plan import K, converted_tuning, converted_wit
 
 NUMBERS = {jnp.dtype(jnp.float8_e4m3fn): "fp8", jnp.dtype(jnp.int8): "int8"}
 GROUPS = (16, 32, 64)  # and multiples of 128
-ALIGNED = 16  # bytes of a row: what copies take
 
 
 class Bytes(NamedTuple):
@@ -109,7 +108,7 @@ def _load(ref: Any) -> Array:
 
 
 def check(x: Any, w: Any, scale: Any, group: int) -> None:
-    """Raise ValueError unless x is of 16 bits, w of 8, I a multiple of 16, and groups are of all
+    """Raise ValueError unless x is of 16 bits, w of 8, I a multiple of 128, and groups are of all
     columns, of 16, 32, 64 or of a multiple of 128."""
     if x.ndim != 2 or w.ndim != 2 or x.shape[1] != w.shape[1] or not x.shape[0]:
         raise ValueError(
@@ -120,10 +119,9 @@ def check(x: Any, w: Any, scale: Any, group: int) -> None:
             "mosaic_gpu scaled_matmul takes x of bfloat16 or float16 and w of float8_e4m3fn or "
             f"int8, got x {x.dtype}, w {w.dtype}"
         )
-    if w.shape[1] % ALIGNED or 0 in w.shape:
+    if w.shape[1] % K or 0 in w.shape:  # JAX 0.11 copies whole pieces alone
         raise ValueError(
-            f"mosaic_gpu scaled_matmul takes plain inputs with I a multiple of {ALIGNED}, "
-            f"got w {w.shape}"
+            f"mosaic_gpu scaled_matmul takes plain inputs with I a multiple of {K}, got w {w.shape}"
         )
     if scale.shape[1] > 1 and not takes_group(group):
         raise ValueError(
@@ -139,7 +137,7 @@ def takes_group(group: int | None) -> bool:
 
 def fits(rows: int, columns: int) -> bool:
     """Whether experts' weights of so many rows and columns are taken."""
-    return rows % ROWS == 0 and columns % ALIGNED == 0
+    return rows % ROWS == 0 and columns % K == 0
 
 
 def check_experts(x: Any, w: ScaledExperts) -> None:

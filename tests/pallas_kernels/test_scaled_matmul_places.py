@@ -252,7 +252,7 @@ W8, SCALE = np.ones((128, 256), jnp.float8_e4m3fn), np.ones((128, 1), np.float32
     ("x", "w", "group", "inputs", "message"),
     [
         ((0, 256), W8, 256, "token", r"x \[T, I\] and w \[O, I\]"),
-        ((2, 200), W8[:, :200], 200, "plain", "plain inputs with I a multiple of 16"),
+        ((2, 200), W8[:, :200], 200, "plain", "plain inputs with I a multiple of 128"),
         ((2, 256), W8.astype(jnp.bfloat16), 256, "token", "w bfloat16"),
         ((2, 256), W8[:12], 256, "token", "O a multiple of 8"),
         ((2, 192), W8[:, :192], 192, "token", "I of 128"),
