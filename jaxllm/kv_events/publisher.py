@@ -7,6 +7,7 @@ frame, number and payload for each, and one with the number −1 at the end.
 
 from __future__ import annotations
 
+import errno
 import logging
 import threading
 from collections import deque
@@ -50,8 +51,10 @@ class Publisher:
             else:
                 self._pub.connect(settings.endpoint)  # tried again until somebody is there
             if settings.replay_endpoint is not None:
-                # A whole replay fits, so that none waits for a slow peer
-                router = self._socket(self._zmq.ROUTER, settings.buffer_steps + 1)
+                # A whole replay fits, so that none waits for a slow peer, and twice that: what
+                # has been read is told back in halves of the queue
+                router = self._socket(self._zmq.ROUTER, 2 * (settings.buffer_steps + 1))
+                router.setsockopt(self._zmq.ROUTER_MANDATORY, 1)  # tells who has no space for more
                 self._bind(router, settings.replay_endpoint)
                 serve = threading.Thread(target=self._serve_replays, args=(router,), daemon=True)
                 serve.start()
@@ -100,12 +103,20 @@ class Publisher:
             while True:
                 match router.recv_multipart():
                     case [peer, b"", start] if len(start) == 8:
-                        first = int.from_bytes(start, signed=True)
-                        for number, payload in self._buffer.since(first):
-                            router.send_multipart((peer, b"", number.to_bytes(8), payload))
-                        router.send_multipart((peer, b"", END, b""))
+                        self._replay(router, peer, int.from_bytes(start, signed=True))
         except self._zmq.ContextTerminated:
             router.close(linger=0)
+
+    def _replay(self, router: Any, peer: bytes, first: int) -> None:
+        """Send the messages kept from number `first` on, but not to who has gone, or asks again and
+        again without reading."""
+        kept = [(number.to_bytes(8), payload) for number, payload in self._buffer.since(first)]
+        try:
+            for number, payload in (*kept, (END, b"")):
+                router.send_multipart((peer, b"", number, payload), self._zmq.DONTWAIT)
+        except self._zmq.ZMQError as error:
+            if error.errno not in (errno.EAGAIN, errno.EHOSTUNREACH):
+                raise
 
 
 class ReplayBuffer:

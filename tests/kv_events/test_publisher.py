@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import pathlib
 import random
 import time
@@ -216,6 +217,39 @@ def test_what_is_no_request_harms_nobody(
     publisher.publish(batch(5))
     assert len(subscriber.replay(0)) == 1
     bad.close()
+
+
+def test_who_reads_no_replay_gets_no_other_and_holds_nobody_up(
+    settings: KVEventSettings,
+    publisher: Publisher,
+    subscriber: Subscriber,
+) -> None:
+    for _ in range(settings.buffer_steps):
+        publisher.publish(batch(*range(250)))
+    greedy = Subscriber(settings)
+    for _ in range(300):
+        greedy.dealer.send_multipart((b"", (0).to_bytes(8)))
+    assert len(subscriber.replay(0)) == settings.buffer_steps
+    greedy.close()
+    assert len(subscriber.replay(0)) == settings.buffer_steps
+
+
+@pytest.mark.parametrize("why", [errno.EAGAIN, errno.EHOSTUNREACH])
+def test_a_replay_ends_where_its_peer_takes_no_more(why: int, publisher: Publisher) -> None:
+    class Router:
+        sent = 0
+
+        def send_multipart(self, frames: Any, flags: int) -> None:
+            assert flags == zmq.DONTWAIT
+            self.sent += 1
+            if self.sent == 3:
+                raise zmq.ZMQError(why)
+
+    for _ in range(10):
+        publisher.publish(batch(1))
+    router = Router()
+    publisher._replay(router, b"peer", 0)
+    assert router.sent == 3
 
 
 def test_publishing_never_waits_for_a_subscriber_that_reads_nothing(
