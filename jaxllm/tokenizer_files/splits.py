@@ -57,10 +57,13 @@ SPLITS: dict[str, Splits] = {
     **_named("llama3 llama-v3 llama-bpe falcon3 pixtral", Splits((PATTERN,), True, True)),
     **_named("dbrx smaug-bpe glm4 chatglm-bpe", Splits((PATTERN,))),
     **_named(
-        "qwen2 deepseek-r1-qwen megrez hunyuan stablelm2",
+        "qwen2 deepseek-r1-qwen megrez hunyuan stablelm2 kormo",
         Splits((PATTERN_OF_DIGITS,), normalizer=NFC()),
     ),
-    **_named("gpt-2 phi-2 mpt olmo jais exaone4 trillion granite-docling", Splits((_GPT2,))),
+    **_named(
+        "gpt-2 phi-2 mpt olmo jais exaone4 trillion granite-docling gigachat a.x-4.0 mellum",
+        Splits((_GPT2,)),
+    ),
     **_named("starcoder refact command-r smollm codeshell exaone", Splits((r"\p{N}", _GPT2))),
     "tekken": Splits((_TEKKEN,), True, True),
     **_named("gpt-4o llama4 kanana2 minimax-m2", Splits((_O200K,))),
