@@ -12,7 +12,7 @@ import hypothesis
 import pytest
 
 from tests.memory_maps import release
-from tests.thinned import thin
+from tests.thinned import thin, try_fewer
 
 # A first call compiles, and machines are busy
 hypothesis.settings.register_profile("no clock", deadline=None)
@@ -74,10 +74,12 @@ def pytest_configure() -> None:
 
 
 @pytest.hookimpl(tryfirst=True)  # before tests are chosen by their marks
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """The rooms whose files take seconds come last, so that workers end together; tests that need a
     GPU are skipped where jax was not told to use one."""
     thin(items)
+    if "not slow" in config.option.markexpr:
+        try_fewer(items)
     items.sort(key=lambda item: item.path.parent.name in QUICK_ROOMS)
     if "cuda" in os.environ["JAX_PLATFORMS"]:
         return

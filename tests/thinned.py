@@ -1,13 +1,17 @@
 """Groups of like cases of which `make test` runs one in so many, the first among them; the others
-are `slow`. `make test-all` runs every case."""
+are `slow`. Property tests of that run try a third of their examples. `make test-all` runs every
+case and tries every example."""
 
 from __future__ import annotations
 
+import unittest
 from collections import Counter
 from collections.abc import Iterable, Mapping
 
+import hypothesis
 import pytest
 
+EXAMPLES_IN, FEWEST = 3, 10
 # By the test's file and function: one case in so many
 ONE_IN: Mapping[str, int] = {
     "benchmarks/test_correctness.py::test_the_reference_passes_each_kernels_check": 4,
@@ -212,3 +216,20 @@ def thin(items: Iterable[pytest.Item]) -> None:
             if seen[group] % ONE_IN[group]:
                 item.add_marker(pytest.mark.slow)
             seen[group] += 1
+
+
+def try_fewer(items: Iterable[pytest.Item]) -> None:
+    """Property tests of more than `FEWEST` examples try one in `EXAMPLES_IN`, at least `FEWEST`."""
+    seen: set[object] = set()
+    for item in items:
+        # A state machine's settings are its class's
+        holder, name = (
+            (item.cls, "settings")
+            if issubclass(getattr(item, "cls", None) or object, unittest.TestCase)
+            else (getattr(item, "function", None), "_hypothesis_internal_use_settings")
+        )
+        given = getattr(holder, name, None)
+        if isinstance(given, hypothesis.settings) and holder not in seen:
+            seen.add(holder)
+            number = max(min(FEWEST, given.max_examples), given.max_examples // EXAMPLES_IN)
+            setattr(holder, name, hypothesis.settings(given, max_examples=number))
