@@ -25,7 +25,9 @@ from jaxllm.server.state import ServerState
 from jaxllm.server.transport.auth import ADMIN_PATHS, route_path
 
 # About one model, without a body: ?model= names it
-ASKED = ADMIN_PATHS | {"/stats/stream", "/server_info", "/get_server_info", "/is_sleeping"}
+ASKED = ADMIN_PATHS | {
+    *("/stats/stream", "/server_info", "/get_server_info", "/is_sleeping", "/kv_event_sources")
+}
 MODELS = "/v1/models"
 PING = "/ping"
 

@@ -33,7 +33,15 @@ def two(model_dir: pathlib.Path, tmp_path_factory: pytest.TempPathFactory) -> It
     tmp = tmp_path_factory.mktemp("two")
     models = [
         {"model": str(model_dir), "served_model_name": ["m", "first"]},
-        {"model": str(model_dir), "served_model_name": ["second"], "max_model_len": 64},
+        {
+            "model": str(model_dir),
+            "served_model_name": ["second"],
+            "max_model_len": 64,
+            "kv_events_config": {
+                "enable_kv_cache_events": True,
+                "endpoint": "ipc:///tmp/seconds-events",
+            },
+        },
     ]
     path = config(tmp, models=models, max_engine_restarts=0, admin_key="boss")
     process = Process(model_dir, tmp, config=path)
@@ -68,6 +76,14 @@ def test_requests_reach_the_model_that_they_name(two: Process) -> None:
     assert asked(two, "/v1/completions", long | {"model": "first"})[0] == 200
     assert asked(two, "/v1/completions", long | {"model": "second"})[0] == 400
     assert asked(two, "/server_info?model=second")[1]["max_model_len"] == 64
+
+
+def test_what_is_asked_of_one_model_is_answered_by_it(two: Process) -> None:
+    assert asked(two, "/kv_event_sources?model=m") == (200, [])
+    status, (source,) = asked(two, "/kv_event_sources?model=second")
+    assert (status, source["endpoint"]) == (200, "ipc:///tmp/seconds-events")
+    for path in ("/kv_event_sources", "/is_sleeping", "/server_info"):
+        assert asked(two, path)[0] == 400
 
 
 @pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions", "/tokenize"])
