@@ -51,12 +51,11 @@ MANY_PARAMETERS: dict[str, str] = {
 }
 
 # Reading the process environment is for what starts a process.
-# What a process was told; a limit that XLA reads there and tells nobody; and where CUDA finds MPS.
+# What a process was told; and a limit that XLA reads there and tells nobody.
 READS_ENVIRONMENT = {
     "jaxllm/cli/__init__.py",
     "jaxllm/server/__main__.py",
     "jaxllm/engine/startup/host_memory.py",
-    "jaxllm/cache/backends.py",
 }
 
 JAX_FREE = (

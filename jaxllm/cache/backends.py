@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, ClassVar
 
 import jax
@@ -24,7 +21,6 @@ from pallas_kernels.backends import HEAD_DIMS, UnknownBackend
 FALLBACK = "xla"
 HOPPER = "9.0"
 HOPPER_TILE = 128  # keys at most, of paged decode and extend
-MPS = "CUDA_MPS_PIPE_DIRECTORY", "/tmp/nvidia-mps"  # where its daemon is found, by default
 HOMES = {
     "mosaic_gpu": f"an NVIDIA GPU of compute capability {HOPPER} (Hopper)",
     "mosaic_tpu": "a TPU",
@@ -138,14 +134,6 @@ def own_backend(device: Any) -> tuple[str, str]:
         return "mosaic_gpu", f"compute capability {capability}"
     name = f"compute capability {capability}" if capability else device.platform
     return FALLBACK, f"{name} has no kernel of its own"
-
-
-def own_processors(device: Any, environment: Mapping[str, str] = os.environ) -> int:
-    """Processors of a device that a kernel of this process has to itself; 0: not known. Where
-    NVIDIA's MPS runs, kernels of several processes run side by side."""
-    if Path(environment.get(*MPS)).exists():
-        return 0
-    return getattr(device, "core_count", None) or 0
 
 
 def tile_tokens(name: str) -> int:

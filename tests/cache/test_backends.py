@@ -2,20 +2,12 @@
 another is told."""
 
 from dataclasses import replace
-from pathlib import Path
 from types import SimpleNamespace
 
 import jax.numpy as jnp
 import pytest
 
-from jaxllm.cache.backends import (
-    MPS,
-    LatentShapes,
-    SegmentShapes,
-    Shapes,
-    choose_backend,
-    own_processors,
-)
+from jaxllm.cache.backends import LatentShapes, SegmentShapes, Shapes, choose_backend
 from jaxllm.config import ATTENTION_BACKENDS, ConfigError
 from pallas_kernels import paged_decode, paged_extend
 
@@ -194,11 +186,3 @@ def test_latents_get_their_kernel_or_the_fallback_with_a_reason(device, changes,
     backend = choose_backend(device, replace(LATENT, **changes))
     assert backend.name == name and reason in backend.reason
     assert backend.head_dim == changes.get("head_dim", 576)
-
-
-def test_processors_are_known_where_no_other_process_shares_them(tmp_path: Path) -> None:
-    card = SimpleNamespace(platform="gpu", core_count=132)
-    without, with_mps = ({MPS[0]: str(path)} for path in (tmp_path / "none", tmp_path))
-    assert own_processors(card, without) == 132
-    assert own_processors(SimpleNamespace(platform="cpu"), without) == 0
-    assert own_processors(card, with_mps) == 0

@@ -1,4 +1,5 @@
-"""How JAX's NVIDIA client takes device memory, and how it gives it back."""
+"""What JAX's NVIDIA client has of its devices: memory, which it takes and gives back, and
+processors."""
 
 from __future__ import annotations
 
@@ -17,6 +18,7 @@ logger = logging.getLogger("jaxllm")
 # Memory of the driver's pool, which other processes get when it is trimmed; the usual allocator
 # never returns what it has taken
 GIVES_BACK = {"allocator": "cuda_async", "preallocate": False}
+MPS_ENABLED = 133  # CU_DEVICE_ATTRIBUTE_MPS_ENABLED of cuda.h
 
 
 def reserve_memory(fraction: float, gives_back: bool = False) -> None:
@@ -57,9 +59,7 @@ def give_back(devices: Iterable[jax.Device]) -> None:
     Frees are in the order of streams, so all work is waited for first. A driver that refuses
     leaves the memory with this process, with a warning.
     """
-    gpus = [device for device in devices if device.platform == "gpu"]
-    ordinals = [gpu.local_hardware_id for gpu in gpus if gpu.process_index == jax.process_index()]
-    if ordinals:
+    if ordinals := _own_gpus(devices):
         driver = ctypes.CDLL("libcuda.so.1")
         for ordinal in ordinals:
             _trim(driver, ordinal)
@@ -98,6 +98,38 @@ def card_bytes(device: Any) -> tuple[int, int]:
         ordinal = device.local_hardware_id
         raise RuntimeError(f"CUDA does not tell the memory of GPU {ordinal}: {failed}")
     return free.value, total.value
+
+
+def own_processors(devices: Iterable[jax.Device]) -> int:
+    """Processors of each device that a kernel of this process has to itself; 0: not known.
+
+    Where NVIDIA's MPS runs, kernels of several processes run side by side. An old driver does not
+    say whether it does, and counts as one with it.
+    """
+    devices = list(devices)
+    if any(map(_may_share, _own_gpus(devices))):
+        return 0
+    return min(getattr(device, "core_count", None) or 0 for device in devices)
+
+
+def _own_gpus(devices: Iterable[jax.Device]) -> list[int]:
+    """The numbers that CUDA gives this host's GPUs among these."""
+    gpus = [device for device in devices if device.platform == "gpu"]
+    return [gpu.local_hardware_id for gpu in gpus if gpu.process_index == jax.process_index()]
+
+
+def _may_share(ordinal: int) -> bool:
+    """Whether kernels of other processes may run beside ours on a GPU."""
+    device, shared = ctypes.c_int(), ctypes.c_int()
+    calls: list[tuple[Any, ...]] = [
+        ("cuInit", 0),
+        ("cuDeviceGet", ctypes.byref(device), ordinal),
+        ("cuDeviceGetAttribute", ctypes.byref(shared), MPS_ENABLED, device),
+    ]
+    try:
+        return bool(_first_failure(ctypes.CDLL("libcuda.so.1"), calls) or shared.value)
+    except OSError:  # a GPU of another maker
+        return True
 
 
 def _trim(driver: ctypes.CDLL, ordinal: int) -> None:

@@ -20,7 +20,6 @@ from jaxllm.cache.backends import (
     SegmentShapes,
     Shapes,
     choose_backend,
-    own_processors,
     tile_tokens,
 )
 from jaxllm.cache.kv import page_bytes
@@ -29,6 +28,7 @@ from jaxllm.cache.peers import XLA, Layout, Sums, choose_sums, inbox_layout
 from jaxllm.config import KV_CACHE_DTYPES, ConfigError, EngineConfig, Resolved, step_seqs
 from jaxllm.engine.scheduling.buckets import Buckets
 from jaxllm.engine.scheduling.plan import Limits
+from jaxllm.engine.startup.device_client import own_processors
 from jaxllm.engine.startup.host_memory import HostPlan, HostRoom, plan_host
 from jaxllm.engine.startup.memory import (
     KVRequirements,
@@ -200,7 +200,7 @@ def _resolved(
         batch_invariant=config.batch_invariant,
         pooling=spec.pooling,
         pipeline_parallel_size=config.pipeline_parallel_size,
-        device_processors=own_processors(model.mesh.devices.flat[0]),
+        device_processors=own_processors(model.mesh.devices.flat),
         **sums._asdict(),
     )
 

@@ -15,6 +15,7 @@ from jaxllm.engine.startup import device_client
 from jaxllm.engine.startup.device_client import (
     give_back,
     may_use_cuda,
+    own_processors,
     reserve_as,
     reserve_memory,
 )
@@ -66,14 +67,18 @@ def test_an_engine_that_may_sleep_takes_memory_that_the_driver_can_have_back() -
 class Driver:
     """CUDA's driver API, as far as names and results go."""
 
-    def __init__(self, failing: str | None = None):
-        self.failing, self.calls = failing, []
+    def __init__(self, failing: str | None = None, mps: bool = False):
+        self.failing, self.mps, self.calls = failing, mps, []
 
     def __getattr__(self, name: str) -> Callable[..., int]:
         def call(*arguments: object) -> int:
             self.calls.append(name)
             if name == "cuDeviceGetDefaultMemPool":
                 arguments[0]._obj.value = 7
+            if name == "cuDeviceGetAttribute":
+                found, attribute, _ = arguments
+                assert attribute == 133
+                found._obj.value = self.mps
             if name == "cuMemPoolTrimTo":
                 pool, size = arguments
                 assert (pool.value, size.value) == (7, 0)
@@ -84,7 +89,8 @@ class Driver:
 
 def gpus(count: int) -> list[SimpleNamespace]:
     return [
-        SimpleNamespace(platform="gpu", local_hardware_id=i, process_index=0) for i in range(count)
+        SimpleNamespace(platform="gpu", local_hardware_id=i, process_index=0, core_count=132)
+        for i in range(count)
     ]
 
 
@@ -109,3 +115,37 @@ def test_a_driver_that_refuses_costs_a_warning(
     with caplog.at_level(logging.WARNING, "jaxllm"):
         give_back(gpus(1))
     assert "GPU 0 stays with this process: cuMemPoolTrimTo returned error 201" in caplog.text
+
+
+def test_processors_are_known_where_no_other_process_shares_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(ctypes, "CDLL", lambda name: Driver())
+    few, many = gpus(2)
+    few.core_count = 114
+    assert own_processors([many]) == 132
+    assert own_processors([many, few]) == 114
+
+
+@pytest.mark.parametrize(
+    "driver",
+    [Driver(mps=True), Driver("cuDeviceGetAttribute"), None],
+    ids=["mps", "an old driver", "none"],
+)
+def test_processors_are_not_known_under_mps_or_where_the_driver_does_not_say(
+    driver: Driver | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def library(name: str) -> Driver:
+        if driver is None:
+            raise OSError(name)
+        return driver
+
+    monkeypatch.setattr(ctypes, "CDLL", library)
+    assert own_processors(gpus(2)) == 0
+
+
+def test_other_devices_have_no_driver_to_ask_for_processors(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(ctypes, "CDLL", lambda name: pytest.fail("no library is wanted"))
+    assert own_processors(jax.devices()) == 0
