@@ -25,10 +25,13 @@ from tools.readme_tables import PART, TABLES, render
 REPO = pathlib.Path(__file__).parents[1]
 PAGES = {name: (REPO / name).read_text() for name in ("README.md", "CONTRIBUTING.md")}
 START_SECONDS = 240
-# A process that compiles every shape takes a minute
-FEW_SHAPES = """from tests.engine.few_shapes import few_shapes
+# A process that compiles every shape and whatever may be asked takes a minute
+FEW_PROGRAMS = """import functools
+import jaxllm
+from tests.engine.few_shapes import few_shapes
 few = few_shapes()
 few.__enter__()
+jaxllm.LLM = functools.partial(jaxllm.LLM, enforce_eager=True)
 """
 
 
@@ -121,10 +124,9 @@ def ready(url: str) -> bool:
 
 
 def run_python(code: str) -> str:
-    """Standard output of a code block in an interpreter of its own, whose engines have few
-    shapes."""
+    """Standard output of code in an interpreter of its own."""
     done = subprocess.run(
-        [sys.executable, "-c", FEW_SHAPES + code],
+        [sys.executable, "-c", code],
         cwd=REPO,
         capture_output=True,
         text=True,
@@ -240,6 +242,6 @@ def test_an_openai_client_streams_the_right_answer(block, server):
 
 @pytest.mark.parametrize("block", LIBRARY)
 def test_the_library_answers_in_a_process_of_its_own(block):
-    out = run_python(block).splitlines()
+    out = run_python(FEW_PROGRAMS + block).splitlines()
     assert out[0].startswith("'12 + 34 ='")
     assert "85" in out[-1]
