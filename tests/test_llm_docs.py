@@ -10,7 +10,7 @@ import pytest
 
 import jaxllm
 from jaxllm import EngineConfig
-from tests.test_readme import REPO, run_python
+from tests.test_readme import FEW_SHAPES, REPO, run_python
 
 PAGE = (REPO / "docs" / "llm.md").read_text()
 
@@ -19,7 +19,7 @@ PAGE = (REPO / "docs" / "llm.md").read_text()
 def test_its_code_runs_from_top_to_bottom() -> None:
     code = "\n".join(re.findall(r"^```python\n(.*?)^```$", PAGE, re.DOTALL | re.MULTILINE))
     text, count, answer, beams, structured, logprobs, code_of_error, metrics, pooled = run_python(
-        code
+        FEW_SHAPES + code
     ).splitlines()
     assert text == " 46 stop"
     assert count == "[2, 1]"
@@ -60,7 +60,7 @@ def test_it_names_every_method_with_its_parameters() -> None:
 def test_the_code_of_the_page_on_sampling_runs() -> None:
     page = (REPO / "docs" / "sampling.md").read_text()
     (code,) = re.findall(r"^```python\n(.*?)^```$", page, re.DOTALL | re.MULTILINE)
-    assert run_python(code).strip()
+    assert run_python(FEW_SHAPES + code).strip()
 
 
 def test_the_files_of_a_new_draw_option_exist() -> None:

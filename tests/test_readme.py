@@ -25,12 +25,12 @@ from tools.readme_tables import PART, TABLES, render
 REPO = pathlib.Path(__file__).parents[1]
 PAGES = {name: (REPO / name).read_text() for name in ("README.md", "CONTRIBUTING.md")}
 START_SECONDS = 240
-# A process that compiles every shape and whatever may be asked takes a minute
-FEW_PROGRAMS = """import functools
-import jaxllm
-from tests.engine.few_shapes import few_shapes
+# A process that compiles every shape takes a minute
+FEW_SHAPES = """from tests.engine.few_shapes import few_shapes
 few = few_shapes()
 few.__enter__()
+"""
+EAGER = """import functools, jaxllm
 jaxllm.LLM = functools.partial(jaxllm.LLM, enforce_eager=True)
 """
 
@@ -242,6 +242,6 @@ def test_an_openai_client_streams_the_right_answer(block, server):
 
 @pytest.mark.parametrize("block", LIBRARY)
 def test_the_library_answers_in_a_process_of_its_own(block):
-    out = run_python(FEW_PROGRAMS + block).splitlines()
+    out = run_python(FEW_SHAPES + EAGER + block).splitlines()
     assert out[0].startswith("'12 + 34 ='")
     assert "85" in out[-1]
