@@ -61,6 +61,7 @@ def test_objects_come_out_of_texts(url: str) -> None:
     ]
 
 
+@pytest.mark.slow
 def test_later_turns_of_a_conversation_find_earlier_ones_cached(url: str) -> None:
     lines = run("turns.py", url).splitlines()
     cached = [int(line.rpartition("[")[2].partition(" ")[0]) for line in lines]

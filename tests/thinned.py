@@ -49,7 +49,7 @@ ONE_IN: Mapping[str, int] = {
     "engine/scheduling/test_windows.py::"
     "test_choices_and_beams_are_those_of_an_engine_that_keeps_all_pages": 2,
     "engine/test_enter.py::test_whichever_call_of_entering_fails_nothing_is_left_of_the_request": 4,
-    "engine/test_invariants.py::test_a_request_gets_the_same_however_it_is_run": 24,
+    "engine/test_invariants.py::test_a_request_gets_the_same_however_it_is_run": 48,
     "engine/test_invariants.py::test_the_choices_of_a_prompt_are_those_of_requests_of_their_own": 4,
     "engine/test_pooler_config.py::test_every_token_has_a_result_of_which_the_pool_is_made": 3,
     "engine/test_pooling_engine.py::test_vectors_are_those_of_the_reference_together_and_alone": 12,

@@ -90,6 +90,7 @@ def test_a_cold_start_and_a_warm_one_are_told_by_phases(tmp_path, monkeypatch):
     assert report.table("startup", [record]).splitlines()[-1].startswith("| shape:tiny | ")
 
 
+@pytest.mark.slow
 def test_a_process_that_fails_gives_its_last_words(tmp_path):
     with pytest.raises(SystemExit, match="no model at /no/such/model"):
         startup.start({"model": "/no/such/model"}, tmp_path)

@@ -284,6 +284,7 @@ def test_a_tiny_training_run_learns_and_its_weights_survive_the_disk(rows, tmp_p
         np.testing.assert_array_equal(read_back[name], value, err_msg=name)
 
 
+@pytest.mark.slow
 def test_time_ends_a_run_that_goes_on_from_given_weights(rows, tmp_path, monkeypatch):
     given = create(TINY, seed=9)
     train.export(tmp_path, TINY, given)

@@ -78,6 +78,7 @@ def test_pages_go_to_host_memory_and_come_back_with_their_scales(
     assert engine.stats().pages_loaded > 0
 
 
+@pytest.mark.slow
 def test_a_cached_prefix_changes_nothing(sharing: Engine, alone: list[Outcome]) -> None:
     assert_same(sharing, alone)
     before = sharing.stats().prefix_hits

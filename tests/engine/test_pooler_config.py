@@ -45,6 +45,7 @@ def test_every_token_has_a_result_of_which_the_pool_is_made(
     assert_close([whole(tokens) for tokens in found], vectors * 2)
 
 
+@pytest.mark.slow
 def test_results_of_tokens_are_cut_scaled_and_made_probabilities_one_by_one() -> None:
     prompts, _ = golden("qwen3-embedding")
     (tokens,) = pool(

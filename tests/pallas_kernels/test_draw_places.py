@@ -124,6 +124,7 @@ def test_a_draw_repeats_and_depends_on_its_own_row_alone(place: str) -> None:
     np.testing.assert_array_equal(alone, together[some])
 
 
+@pytest.mark.slow
 @places
 def test_one_token_that_is_left_is_drawn_whatever_the_filters(place: str) -> None:
     V = pick(place, 1152, 152064)

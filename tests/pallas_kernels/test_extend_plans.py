@@ -98,6 +98,7 @@ def work_of(plan: ExtendPlan, units: int) -> list[Work]:
     return found
 
 
+@pytest.mark.slow
 @settings(max_examples=50)
 @given(rows=batches(), cut=cuts, window=windows)
 def test_every_token_belongs_to_one_item_of_its_row_or_to_none(

@@ -115,6 +115,7 @@ def test_the_reference_equals_float64(case: Case) -> None:
     assert relative_error(got, expected(case, x, plain, np.float32)) < 1e-6
 
 
+@pytest.mark.slow
 @given(rows=st.integers(1, 200), columns=st.integers(1, 300), group=st.sampled_from([16, 64, 128]))
 @settings(max_examples=8)
 def test_packed_numbers_and_values_are_found_again(rows: int, columns: int, group: int) -> None:

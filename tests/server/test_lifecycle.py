@@ -51,6 +51,7 @@ def test_a_drain_lets_requests_finish_and_refuses_new_ones(launch: Any) -> None:
     assert server.ended() == 0
 
 
+@pytest.mark.slow
 def test_a_body_that_is_still_on_its_way_is_not_waited_for(launch: Any) -> None:
     server = launch().up()
     head = (
@@ -173,6 +174,7 @@ def test_what_the_engine_refuses_is_one_line_too(launch: Any) -> None:
     assert "Traceback" not in server.log
 
 
+@pytest.mark.slow
 def test_a_model_without_a_tokenizer_is_one_line_too(launch: Any, tmp_path: pathlib.Path) -> None:
     (tmp_path / "config.json").write_text('{"model_type": "fake"}')
     server = launch("--model", str(tmp_path), "--no-skip-tokenizer-init")
@@ -199,6 +201,7 @@ def test_a_tokenizer_that_cannot_serve_ends_the_start_in_one_line(
     assert "Traceback" not in server.log and "serving" not in server.log
 
 
+@pytest.mark.slow
 def test_a_unix_socket_is_served_and_a_stale_one_replaced(
     launch: Any, tmp_path: pathlib.Path
 ) -> None:

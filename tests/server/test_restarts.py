@@ -88,6 +88,7 @@ def test_an_engine_that_dies_while_it_loads_uses_up_a_restart(
     assert "Traceback" not in server.log
 
 
+@pytest.mark.slow
 def test_an_engine_that_dies_during_a_drain_ends_the_server(launch: Any) -> None:
     server = launch("--shutdown-timeout", "600", frozen=True).up()
     with server.begin() as whole, server.begin(stream=True) as stream:
@@ -112,6 +113,7 @@ def test_without_restarts_the_engines_death_ends_the_server_after_its_replies(la
     assert "the engine process of m died" in server.log
 
 
+@pytest.mark.slow
 def test_a_signal_during_a_restart_ends_everything(launch: Any, tmp_path: pathlib.Path) -> None:
     gate = tmp_path / "gate"
     os.mkfifo(gate)

@@ -75,6 +75,7 @@ def check(tmp_path: Path, made: Pair, settings: dict, expected: WeightFormat) ->
     np.testing.assert_allclose(found, logits(plain, models.read_spec(plain)), atol=2e-5)
 
 
+@pytest.mark.slow
 def test_4_bit_floats_of_gpt_oss(tmp_path: Path) -> None:
     check(tmp_path, mxfp4_pair(), MXFP4, WeightFormat("fp4", 32))
 

@@ -147,10 +147,10 @@ def resolve(
     pipeline = divide(config, spec, limits.max_num_seqs)
     model = _model(config, model_dir, spec, meshes[-1])
     spec, mesh, dtype = model.spec, model.mesh, model.dtype
-    abstracts = [weights.abstract(spec, mesh, dtype, stage) for stage in pipeline]
-    leaves = max((jax.tree.leaves(state) for _, state in abstracts), key=shard_bytes)
     buckets = _buckets(config, spec, limits, model.platform)
     need, host = _cache(config, model, limits)
+    abstracts = [weights.abstract(spec, mesh, dtype, stage) for stage in pipeline]
+    leaves = max((jax.tree.leaves(state) for _, state in abstracts), key=shard_bytes)
     rows = limits.max_num_batched_tokens + limits.max_num_seqs
     sums, staged = _sums(config, model, rows), host.staged * need.group_bytes
     budget = measure_budget(config, spec, meshes, leaves, buckets, rows, dtype.itemsize, staged)

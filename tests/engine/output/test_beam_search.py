@@ -160,6 +160,7 @@ def test_an_abort_frees_all_beams_at_once(engine: Engine, steps: int) -> None:
     ]
 
 
+@pytest.mark.slow
 def test_logits_that_are_not_finite_end_the_search_alone(
     make_engine: Callable[..., Engine],
 ) -> None:

@@ -80,6 +80,7 @@ def test_tokens_are_those_of_a_request_alone_however_it_was_interrupted(
         assert stats.host_usage == 0, "nobody is swapped out any more"
 
 
+@pytest.mark.slow
 def test_nothing_compiles_after_warm_up_and_the_link_is_measured(
     make_engine: MakeEngine, alone: list[list[int]]
 ) -> None:

@@ -59,6 +59,7 @@ def test_decodes_and_prompts_run_apart_and_by_turns(
     engine.scheduler.check()
 
 
+@pytest.mark.slow
 def test_a_small_pool_makes_requests_wait_and_preempts_none(
     make_engine: MakeEngine, alone: list[list[int]]
 ) -> None:

@@ -104,6 +104,7 @@ def test_a_pool_too_small_for_the_sequence_serves_it_and_little_is_held(
     Outcome.of(deltas, "a").assert_like(Outcome.of(collect(kept, [request("a", prompt(60))]), "a"))
 
 
+@pytest.mark.slow
 def test_a_crowd_that_is_preempted_gets_the_same_as_each_alone(
     windowed: MakeEngine, kept: Engine
 ) -> None:

@@ -106,6 +106,7 @@ def test_a_request_gets_the_same_however_it_is_run(
         found.assert_like(expected)
 
 
+@pytest.mark.slow
 def test_layers_without_scales_compute_theirs(make_engine: MakeEngine, tmp_path: Path) -> None:
     report = Kept()
     _, engine = served(

@@ -219,6 +219,7 @@ def test_a_model_of_fewer_layers_keeps_their_kinds(tiny_dir: str) -> None:
     assert few.spec.vocab_size == setup.spec.vocab_size
 
 
+@pytest.mark.slow
 def test_few_layers_of_a_hybrid_have_the_pools_of_their_kinds(tmp_path: Path) -> None:
     hybrid = TINY | {
         "num_hidden_layers": 6,
@@ -286,6 +287,7 @@ def test_an_engine_says_the_same_after_a_second_start(every_shape: Callable[...,
     assert second.stats().compiles_after_warmup == 0
 
 
+@pytest.mark.slow
 def test_a_small_pool_leaves_a_step_more_than_was_reserved_and_a_full_one_does_not(
     tiny_dir: str,
 ) -> None:

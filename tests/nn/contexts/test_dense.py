@@ -65,6 +65,7 @@ def test_packed_sequences_do_not_see_each_other() -> None:
     np.testing.assert_allclose(packed[4:], attend(DenseContext(), q[4:], k[4:], v[4:]), atol=1e-6)
 
 
+@pytest.mark.slow
 def test_bfloat16_softmax_is_float32_inside() -> None:
     q, k, v = (x.astype(jnp.bfloat16) for x in qkv(200))
     exact = attend(DenseContext(), *(x.astype(jnp.float32) for x in (q, k, v)))

@@ -266,12 +266,14 @@ def assert_a_stream_is_the_whole(real: Real, path: str, body: dict[str, Any]) ->
 slowly = settings(max_examples=20, derandomize=True, suppress_health_check=list(HealthCheck))
 
 
+@pytest.mark.slow
 @slowly
 @given(body=completions)
 def test_a_streamed_completion_is_the_whole_one(real: Real, body: dict[str, Any]) -> None:
     assert_a_stream_is_the_whole(real, COMPLETIONS, body)
 
 
+@pytest.mark.slow
 @settings(slowly, max_examples=12)
 @given(
     search=searches(), prompt=prompts, chat=st.booleans(), logprobs=st.sampled_from([None, 0, 2])

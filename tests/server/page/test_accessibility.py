@@ -101,6 +101,7 @@ def test_the_keyboard_reaches_everything_and_focus_comes_back(
     assert page.evaluate(focused) == "API key"
 
 
+@pytest.mark.slow
 def test_a_chosen_theme_outlives_a_reload(scripted: ScriptedServer, visit: Visit) -> None:
     page = visit(scripted.url, scheme="light")
     dark = "getComputedStyle(document.body).backgroundColor === 'rgb(19, 21, 25)'"

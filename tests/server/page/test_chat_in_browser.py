@@ -118,6 +118,7 @@ def test_an_answer_follows_a_schema_and_a_wrong_one_is_told(
     assert len(scripted.control.added) == count
 
 
+@pytest.mark.slow
 def test_of_several_choices_the_first_is_shown(scripted: ScriptedServer, visit: Visit) -> None:
     scripted.script.pieces = ["on", "e"]
     page = visit(scripted.url)
@@ -132,6 +133,7 @@ REFUSED = """for (const name of ["localStorage", "sessionStorage", "indexedDB"])
 }"""
 
 
+@pytest.mark.slow
 def test_a_browser_that_stores_nothing_talks_all_the_same(
     tokenizer: Tokenizer, visit: Visit
 ) -> None:
@@ -157,6 +159,7 @@ def test_a_hostile_answer_is_only_text(scripted: ScriptedServer, visit: Visit) -
     assert "<script>window.harmed=1</script>" in answer.text_content()
 
 
+@pytest.mark.slow
 def test_a_long_answer_leaves_the_page_responsive(scripted: ScriptedServer, visit: Visit) -> None:
     line = "- a *point* of the list with `code` and a [link](https://example.org/a)\n"
     block = f"{line * 40}\n```python\n{'x = 1  # a line of code' * 3}\n```\n\n" + "Some text. " * 40
@@ -178,6 +181,7 @@ def test_a_long_answer_leaves_the_page_responsive(scripted: ScriptedServer, visi
     assert page.evaluate("window.longest") < 1000
 
 
+@pytest.mark.slow
 def test_a_wrong_key_asks_for_another(tokenizer: Tokenizer, visit: Visit) -> None:
     with ScriptedServer(tokenizer, with_settings(api_keys=("right",))) as running:
         page = visit(running.url, expected=("401",))
@@ -197,6 +201,7 @@ def test_a_wrong_key_asks_for_another(tokenizer: Tokenizer, visit: Visit) -> Non
         assert "right" in json.loads(stored)[1].values()
 
 
+@pytest.mark.slow
 def test_a_server_that_goes_is_noticed_and_what_was_said_stays(
     tokenizer: Tokenizer, visit: Visit
 ) -> None:

@@ -166,6 +166,7 @@ def test_bytes_that_wait_are_bounded_and_one_conversation_may_be_larger(
     asyncio.run(main())
 
 
+@pytest.mark.slow
 def test_who_is_killed_from_outside_is_replaced(hostile: Tokenizer) -> None:
     async def main() -> None:
         async with rendering(hostile) as renders:
@@ -266,6 +267,7 @@ def renderers(server: psutil.Process) -> list[psutil.Process]:
     return [fork for lane in lanes for fork in lane.children()]
 
 
+@pytest.mark.slow
 def test_a_server_stops_while_its_template_hangs(launch: Any) -> None:
     server = launch("--chat-template", TEMPLATE, "--shutdown-timeout", "0.1", tokenizer=True).up()
     process = psutil.Process(server.process.pid)

@@ -86,6 +86,7 @@ def longest_turn(server: Running, act: Callable[[], object]) -> float:
     return min(found)
 
 
+@pytest.mark.slow
 def test_many_prompts_share_their_long_options(
     wide: Running, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
+import pytest
 
 from jaxllm.engine.engine import Engine
 from jaxllm.engine.runtime.compilation.compile_counter import CompileCounter
@@ -39,6 +40,7 @@ def test_a_counter_counts_what_is_compiled_while_its_thread_has_entered_it() -> 
     assert (inner.since_start, inner.compiles) == (1, 3)
 
 
+@pytest.mark.slow
 def test_an_engine_does_not_count_compilations_of_another_or_of_its_caller(
     make_engine: Callable[..., Engine],
 ) -> None:
