@@ -15,6 +15,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from tests.thinned import ONE_IN
 from tools.house_counts import MAX_FILES, REGISTRIES
 
 REPO = pathlib.Path(__file__).parents[1]
@@ -327,6 +328,15 @@ def test_only_models_sees_the_keys_of_config_json():
             if raw or (isinstance(text, str) and text in keys):
                 found.append(f"{name_of(path)}:{node.lineno} {text}")
     assert found == []
+
+
+def test_like_cases_are_thinned_of_tests_that_there_are():
+    def is_there(group: str) -> bool:
+        file, _, name = group.rpartition("::")
+        path = REPO / "tests" / file
+        return path.is_file() and name in {each.name for each in functions(path)}
+
+    assert [group for group in ONE_IN if not is_there(group)] == []
 
 
 def test_the_wheel_ships_both_packages_and_no_others():

@@ -199,7 +199,7 @@ ONE_IN: Mapping[str, int] = {
     "test_a_kernel_takes_all_experts_at_once_by_the_sizes_on_a_device": 2,
     "weights/test_held_experts.py::"
     "test_the_kernel_of_all_experts_gives_what_tiles_one_by_one_do": 2,
-    "weights/test_held_int4.py::test_numbers_of_4_bits_compute_what_their_values_do": 2,
+    "weights/test_held_int4.py::test_numbers_of_words_compute_what_their_values_do": 2,
     "weights/test_kept.py::test_an_entry_that_is_not_whole_is_made_anew": 2,
     "weights/test_load.py::test_abstract_describes_exactly_what_is_loaded": 2,
     "weights/test_packed.py::test_8_bit_blocks_give_the_parameters_of_their_values": 3,
