@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -10,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
+from safetensors.numpy import load_file, save_file
 
 from jaxllm import models, weights
 from jaxllm.mesh import make_mesh
@@ -61,6 +64,23 @@ def logprobs(
         return jax.vmap(one)(token, segment, prompt)
 
     return np.asarray(run(state, token, segment, prompt))
+
+
+def test_a_head_of_its_own_adds_a_bias_as_a_tied_one_does(tmp_path: Path) -> None:
+    tied = load_golden("ernie4-5-moe-bias").directory
+    stored = load_file(tied / "model.safetensors")
+    table = stored["model.embed_tokens.weight"]
+    wanted = [part.astype(np.float32) for part in (table, stored["lm_head.bias"])]
+    config = CASES["ernie4-5-moe-bias"] | {"tie_word_embeddings": False}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    save_file(stored | {"lm_head.weight": table}, tmp_path / "model.safetensors")
+    hidden_RD = np.random.default_rng(0).standard_normal((3, table.shape[1]), np.float32)
+    for directory in (tied, tmp_path):
+        spec = models.read_spec(directory)
+        model = nnx.merge(*weights.load(directory, spec, make_mesh(1), jnp.float32))
+        found = model.logits(jnp.asarray(hidden_RD))
+        np.testing.assert_allclose(found, hidden_RD @ wanted[0].T + wanted[1], atol=1e-5)
+    assert np.abs(wanted[1]).max() > 0.01
 
 
 def first_of_families() -> Iterator[Any]:
