@@ -3,7 +3,7 @@ thread blocks share the work, and how they write their sums.
 
 A unit is a block of the weight's rows times a tile of tokens, over all columns or a share of them.
 Where blocks of rows do not fill the card, columns are shared out: the sums of shares are written in
-float32 and added in order by a program of XLA's, so results repeat.
+float32 and added in order by whoever reads the product (`parts.py`), so results repeat.
 """
 
 from __future__ import annotations

@@ -26,8 +26,8 @@ class Parts:
         scales: float32 factors of rows `[R]` and of columns `[O]`; () if there are none.
         shape: `(T, *out)`.
         dtype: of the product.
-        done: `[T, O]`, of which the first `cut` columns are the product's, and `sums` has those
-            after them; None: it has all.
+        done: `[R, O]`, of which the first `cut` columns of T rows are the product's, and `sums` has
+            those after them; None: it has all.
         cut: columns that are done.
     """
 
