@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -15,7 +15,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jax.typing import DTypeLike
 
 from jaxllm.cache.collective import Collective, group_of, over
-from jaxllm.cache.kv import KVCache
+from jaxllm.cache.kv import KVCache, PagedContext, PagedInputs
 from jaxllm.cache.peers import Layout, inbox_shapes
 from jaxllm.engine.runtime.packing import ChunkLayout
 from jaxllm.engine.runtime.state import ForwardOutput, SlotState
@@ -67,6 +67,13 @@ class Model:
     def with_peers(self, inboxes: tuple[Array, ...]) -> Model:
         """The model in a program that was given these."""
         return replace(self, inboxes=inboxes)
+
+    def context(
+        self, kv: KVCache, inputs: Sequence[PagedInputs], prompt_length_T: Array
+    ) -> PagedContext:
+        """What a step attends with, inside a trace; `inputs` are those of each cache group."""
+        kernels = self.backend, self.collective, prompt_length_T, self.batch_invariant
+        return PagedContext(kv, inputs, *kernels, self.device_processors)
 
     def rebuild(self, weights: tuple[Array, ...]) -> nnx.Module:
         """The nnx module around these leaves, whole ones or one device's."""

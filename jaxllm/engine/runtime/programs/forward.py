@@ -95,15 +95,7 @@ def _decode_context(
         )
         for table, page in zip(given.tables, given.pages, strict=True)
     ]
-    return given, PagedContext(
-        kv,
-        inputs,
-        model.backend,
-        model.collective,
-        given.prompt_length,
-        model.batch_invariant,
-        model.device_processors,
-    )
+    return given, model.context(kv, inputs, given.prompt_length)
 
 
 def extend(
@@ -165,15 +157,8 @@ def _extend_context(
     model: Model, shape: ExtendShape, kv: KVCache, state: SlotState, batch: dict[str, Array]
 ) -> tuple[DecodeRows, PagedContext]:
     given = DecodeRows.read(state, shape.decodes, kv, model.page_size)
-    return given, PagedContext(
-        kv,
-        _paged_inputs(given, batch, kv, model.page_size),
-        model.backend,
-        model.collective,
-        _prompt_lengths(given, batch, shape),
-        model.batch_invariant,
-        model.device_processors,
-    )
+    inputs = _paged_inputs(given, batch, kv, model.page_size)
+    return given, model.context(kv, inputs, _prompt_lengths(given, batch, shape))
 
 
 def _extend_tokens(given: DecodeRows, batch: dict[str, Array]) -> tuple[Array, Array]:

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from jax import Array
 from jax.sharding import NamedSharding
 
-from jaxllm.cache.kv import KVCache, PagedContext, PagedInputs
+from jaxllm.cache.kv import KVCache, PagedInputs
 from jaxllm.engine.runtime.packing import ChunkLayout
 from jaxllm.engine.runtime.program import KV, WEIGHTS, Program, Variant, always
 from jaxllm.engine.runtime.programs.forward import chunk_writes, split_tables
@@ -55,15 +55,7 @@ def pooled_chunks(
     ]
     prompt_length_R = device_columns(batch["params"], SLOT_PARAMS)["prompt_length"]
     prompt_length_T = prompt_length_R[jnp.minimum(batch["row"], layout.shape.chunks - 1)]
-    context = PagedContext(
-        kv,
-        inputs,
-        model.backend,
-        model.collective,
-        prompt_length_T,
-        model.batch_invariant,
-        model.device_processors,
-    )
+    context = model.context(kv, inputs, prompt_length_T)
     module = model.rebuild(weights)
     vectors = module(batch["token"], batch["position"], batch["start"], batch["length"], context)
     return context.kv, vectors
