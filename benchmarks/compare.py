@@ -9,7 +9,7 @@ engine on one kind of machine. Newer rows replace older ones of the same figure.
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
 type Row = dict[str, Any]
@@ -178,16 +178,23 @@ def number(row: Row | None) -> str:
 def _aside(rows: list[Row]) -> str:
     """What must be known about single figures: which are older than the latest of their engine, and
     the notes of rows."""
+    older = "; ".join(_older(rows))
+    since = min(row["date"] for row in rows)
+    told = [f" Not measured again since {since}: {older}."] if older else []
+    told += [f" {row['shape']} {label(row)}: {row['note']}." for row in rows if "note" in row]
+    return "".join(told)
+
+
+def _older(rows: list[Row]) -> Iterator[str]:
+    """The figures before the latest day: a shape's by its name alone where all are."""
     latest = max(row["date"] for row in rows)
-    old = [f"{row['shape']} {label(row)}" for row in rows if row["date"] < latest]
-    older = (
-        [f" Not measured again since {min(row['date'] for row in rows)}: {'; '.join(old)}."]
-        if old
-        else []
-    )
-    return "".join(
-        older + [f" {row['shape']} {label(row)}: {row['note']}." for row in rows if "note" in row]
-    )
+    for shape in dict.fromkeys(row["shape"] for row in rows):
+        own = [row for row in rows if row["shape"] == shape]
+        old = [label(row) for row in own if row["date"] < latest]
+        if len(old) == len(own):
+            yield shape
+        elif old:
+            yield f"{shape} ({'; '.join(old)})"
 
 
 def _dates(rows: list[Row]) -> str:

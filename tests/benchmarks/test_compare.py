@@ -156,6 +156,15 @@ def test_a_figure_that_only_one_has_is_shown_without_a_ratio():
     assert "| 8 mixed prompts, output tokens/s, greedy | – | 1,000 | – |" in table
 
 
+def test_figures_that_were_not_measured_again_are_named_and_a_shape_that_was_not_by_its_name():
+    ours = engine("jaxllm", tpot=4.0, rate=2000.0)
+    older = [row | {"shape": "older"} for row in ours["rows"]]
+    ours["rows"][0]["date"] = "2026-01-09"
+    note = compare.tables([ours | {"rows": older + ours["rows"]}]).splitlines()[-1]
+    expected = "older; s (8 mixed prompts, output tokens/s, greedy)"
+    assert note.endswith(f"Not measured again since 2026-01-02: {expected}.")
+
+
 def test_kernels_are_shown_against_the_ceilings_of_their_machine():
     rows = [
         {"op": "decode", "K": 4, "B": 64, "tuning": None, "us": 250.0, "TB/s": 4.3},
