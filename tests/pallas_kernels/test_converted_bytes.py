@@ -155,17 +155,23 @@ def swiglu(gate: jax.Array, up: jax.Array) -> jax.Array:
 EXPERTS, CHOICES = 5, 2
 
 
-@pytest.mark.slow
 @places
-@pytest.mark.parametrize("gating", [swiglu, None], ids=("gated", "plain"))
+@pytest.mark.parametrize(
+    "gating", [swiglu, pytest.param(None, marks=pytest.mark.slow)], ids=("gated", "plain")
+)
 @pytest.mark.parametrize(
     ("tokens", "outputs", "inner", "columns", "integers"),
     [
-        (1, 128, 128, None, True),
         (3, 384, 128, None, False),
-        (40, 192, 256, 128, False),
-        (40, 128, 128, 32, True),
-        (200, 256, 256, None, True),
+        *(
+            pytest.param(*each, marks=pytest.mark.slow)
+            for each in (
+                (1, 128, 128, None, True),
+                (40, 192, 256, 128, False),
+                (40, 128, 128, 32, True),
+                (200, 256, 256, None, True),
+            )
+        ),
     ],
 )
 def test_rows_meet_the_weight_of_their_expert(
