@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -42,7 +43,12 @@ def embedder() -> PoolingEngine:
     return make("qwen3-embedding")
 
 
-@pytest.mark.parametrize("case", CASES)
+SLOW = ("nomic-bert-labels", "eurobert-labels")  # the other cases of their families are not
+
+
+@pytest.mark.parametrize(
+    "case", [pytest.param(case, marks=[pytest.mark.slow] * (case in SLOW)) for case in CASES]
+)
 def test_vectors_are_those_of_the_reference_together_and_alone(case: str) -> None:
     engine, (prompts, vectors) = make(case), golden(case)
     raw, seconds = params_of(case), second_texts(case)
@@ -285,6 +291,54 @@ def test_gte_is_read_under_its_makers_names_as_transformers_writes_it(
     found, expected = parameters(model), parameters(GOLDENS / "gte-labels")
     for path, value in expected.items():
         np.testing.assert_array_equal(found[path], value)
+
+
+NOMIC = {
+    "embeddings.LayerNorm": "emb_ln",
+    "layers.": "encoder.layers.",
+    "self_attn.o_proj": "attn.out_proj",
+    "up_proj": "fc11",
+    "gate_proj": "fc12",
+    "down_proj": "fc2",
+    "post_attention_layernorm": "norm1",
+    "post_mlp_layernorm": "norm2",
+}
+NOMIC_CONFIG = {
+    "model_type": "nomic_bert",
+    "architectures": ["NomicBertModel"],
+    "auto_map": {"AutoModel": "somewhere--modeling_hf_nomic_bert.NomicBertModel"},
+    "n_embd": 32,
+    "n_inner": 48,
+    "n_layer": 2,
+    "n_head": 4,
+    "n_positions": 200,
+    "vocab_size": 96,
+    "type_vocab_size": 2,
+    "activation_function": "swiglu",
+    "layer_norm_epsilon": 1e-5,
+    "rotary_emb_base": 1000,
+    "rotary_emb_fraction": 1.0,
+    "prenorm": False,
+}
+
+
+def test_nomic_bert_is_read_as_its_makers_publish_it(tmp_path: Path) -> None:
+    model = shutil.copytree(GOLDENS / "nomic-bert-mean", tmp_path / "model")
+    expected, old = parameters(model), models.read_spec(model)
+    tensors = load_file(model / "model.safetensors")
+    for layer in range(2):
+        parts = [tensors.pop(f"layers.{layer}.self_attn.{each}_proj.weight") for each in "qkv"]
+        tensors[f"layers.{layer}.attn.Wqkv.weight"] = np.concatenate(parts)
+    for new, own in NOMIC.items():
+        tensors = {name.replace(new, own): value for name, value in tensors.items()}
+    save_file(tensors, model / "model.safetensors")
+    (model / "config.json").write_text(json.dumps(NOMIC_CONFIG))
+    assert replace(models.read_spec(model), config={}) == replace(old, config={})
+    found = parameters(model)
+    for path, value in expected.items():
+        np.testing.assert_array_equal(found[path], value)
+    with pytest.raises(ConfigError, match="prenorm is True; nomic_bert has False"):
+        models.make_spec(NOMIC_CONFIG | {"prenorm": True})
 
 
 @pytest.mark.parametrize(("kind", "head"), [("Sequence", "score"), ("Token", "classifier")])

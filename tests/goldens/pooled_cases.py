@@ -144,6 +144,40 @@ CASES: Mapping[str, dict[str, Any]] = MappingProxyType(
                 "type_vocab_size": 1,
             },
         },
+        "nomic-bert-mean": {
+            "config.json": _ENCODER
+            | {"model_type": "nomic_bert", "architectures": ["NomicBertModel"]}
+            | {"hidden_act": "silu"},
+            "modules.json": _modules("Transformer", "Pooling", "Normalize"),
+            "1_Pooling/config.json": {"embedding_dimension": 32, "pooling_mode": "mean"},
+        },
+        "nomic-bert-labels": {
+            "config.json": _ENCODER
+            | _LABELS
+            | {
+                "model_type": "nomic_bert",
+                "architectures": ["NomicBertForSequenceClassification"],
+                "num_hidden_layers": 1,
+                "hidden_act": "silu",
+            },
+        },
+        "eurobert-mean": {
+            "config.json": _BASE | {"model_type": "eurobert", "architectures": ["EuroBertModel"]},
+            "modules.json": _modules("Transformer", "Pooling"),
+            "1_Pooling/config.json": {"embedding_dimension": 32, "pooling_mode": "mean"},
+        },
+        "eurobert-labels": {
+            "config.json": _BASE
+            | _LABELS
+            | {
+                "model_type": "eurobert",
+                "architectures": ["EuroBertForSequenceClassification"],
+                "classifier_pooling": "bos",
+                "num_hidden_layers": 1,
+                "attention_bias": True,
+                "mlp_bias": True,
+            },
+        },
         "modernbert-cls": {
             "config.json": _MODERN | {"architectures": ["ModernBertModel"]},
             "modules.json": _modules("Transformer", "Pooling"),
