@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import jax
-
 from jaxllm.models.config.latent import latent_decoder, latent_names, latent_spec
-from jaxllm.models.config.mixture import group_limit, predicting_layers
-from jaxllm.models.config.read import Config, flag, number, positive
+from jaxllm.models.config.mixture import predicting_layers, sigmoid_routing
+from jaxllm.models.config.read import Config, flag, positive
 from jaxllm.models.config.spec import ModelSpec
 from jaxllm.models.deepseek_v2 import REMOTE_CODE as REMOTE_CODE
 from jaxllm.nn.decoder import Decoder
 from jaxllm.nn.linear import Init
-from jaxllm.nn.mixture.routers import normalised, unchanged
 
 DEFAULTS: Config = {
     "hidden_act": "silu",
@@ -46,14 +43,5 @@ def spec(hf: Config) -> ModelSpec:
 def build(spec: ModelSpec, shards: int, init: Init) -> Decoder:
     """The model with fresh parameters. Raises ConfigError."""
     hf = spec.config
-    return latent_decoder(
-        spec,
-        shards,
-        init,
-        flag(hf, "rope_interleave"),
-        score=jax.nn.sigmoid,
-        weigh=normalised if flag(hf, "norm_topk_prob") else unchanged,
-        scale=number(hf, "routed_scaling_factor"),
-        limit=group_limit(hf, positive(hf, "n_routed_experts"), best=2),
-        corrected=True,
-    )
+    routing = sigmoid_routing(hf, positive(hf, "n_routed_experts"))
+    return latent_decoder(spec, shards, init, flag(hf, "rope_interleave"), **routing)

@@ -3,25 +3,20 @@ a shared one beside them. The first layers are dense."""
 
 from __future__ import annotations
 
-import jax
-
 from jaxllm.models.config.mixture import (
-    group_limit,
     mixture,
     mixture_names,
     mixture_spec,
     predicting_layers,
-    routed,
     shared_names,
+    sigmoid_mixtures,
 )
-from jaxllm.models.config.read import Config, flag, number, positive, whole
+from jaxllm.models.config.read import Config, flag, positive
 from jaxllm.models.config.spec import ModelSpec
 from jaxllm.models.config.transformer import LLAMA_NAMES, Parts, transformer_spec
 from jaxllm.nn.blocks import Block
 from jaxllm.nn.decoder import Decoder
 from jaxllm.nn.linear import Init
-from jaxllm.nn.mixture.routers import normalised, unchanged
-from jaxllm.nn.mlp import FeedForward, GatedMLP
 
 DEFAULTS: Config = {
     "hidden_act": "silu",
@@ -58,26 +53,7 @@ def build(spec: ModelSpec, shards: int, init: Init) -> Decoder:
     """The model with fresh parameters. Raises ConfigError."""
     hf, parts, sizes = spec.config, Parts(spec, shards, init), mixture(spec.config, *SIZES)
     bias, normed = flag(hf, "attention_bias"), flag(hf, "use_qk_norm")
-    dense = whole(hf, "first_k_dense_replace")
-
-    def gated(inner: int) -> GatedMLP:
-        return GatedMLP(init, spec.width, inner, shards, spec.activation)
-
-    def mlp(layer: int) -> FeedForward:
-        if layer < dense:
-            return gated(positive(hf, "intermediate_size"))
-        return routed(
-            spec,
-            shards,
-            init,
-            sizes,
-            gated(sizes.inner * positive(hf, "n_shared_experts")),
-            score=jax.nn.sigmoid,
-            weigh=normalised if flag(hf, "norm_topk_prob") else unchanged,
-            scale=number(hf, "routed_scaling_factor"),
-            limit=group_limit(hf, sizes.experts, best=2),
-            corrected=True,
-        )
+    mlp = sigmoid_mixtures(parts, sizes, positive(hf, "n_shared_experts"))
 
     def block(layer: int) -> Block:
         norms = parts.qk_norms() if normed else None

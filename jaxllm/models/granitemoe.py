@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from jaxllm.models.config.mixture import mixture, mixture_spec, routed
 from jaxllm.models.config.read import Config, flag, number
 from jaxllm.models.config.spec import ModelSpec
@@ -12,6 +14,7 @@ from jaxllm.nn.embedding import ScaledEmbedding
 from jaxllm.nn.linear import Init
 from jaxllm.nn.logits import Scale
 from jaxllm.nn.mixture.routers import softmax, unchanged
+from jaxllm.nn.mlp import FeedForward
 
 DEFAULTS: Config = {
     "hidden_act": "silu",
@@ -47,21 +50,30 @@ def spec(hf: Config) -> ModelSpec:
 
 def build(spec: ModelSpec, shards: int, init: Init) -> Decoder:
     """The model with fresh parameters. Raises ConfigError."""
-    hf, parts, sizes = spec.config, Parts(spec, shards, init), mixture(spec.config, *SIZES)
+    return granite(Parts(spec, shards, init))
+
+
+def granite(parts: Parts, shared: Callable[[], FeedForward | None] = lambda: None) -> Decoder:
+    """The model of these parts; `shared` makes what is beside a layer's experts."""
+    spec, hf, sizes = parts.spec, parts.spec.config, mixture(parts.spec.config, *SIZES)
     bias, scale = flag(hf, "attention_bias"), number(hf, "attention_multiplier")
+
+    def mlp() -> FeedForward:
+        init, shards = parts.init, parts.shards
+        return routed(spec, shards, init, sizes, shared(), score=unchanged, weigh=softmax)
 
     def block(layer: int) -> Block:
         return ScaledBlock(
             attention_norm=parts.norm(),
             attention=parts.attention(layer, scale=scale, qkv_bias=bias, out_bias=bias),
             mlp_norm=parts.norm(),
-            mlp=routed(spec, shards, init, sizes, score=unchanged, weigh=softmax),
+            mlp=mlp(),
             factor=number(hf, "residual_multiplier"),
         )
 
     factor = number(hf, "embedding_multiplier")
     return parts.decoder(
         block,
-        embed=ScaledEmbedding(init, spec.vocab_size, spec.width, parts.table_axis, factor),
+        embed=ScaledEmbedding(parts.init, spec.vocab_size, spec.width, parts.table_axis, factor),
         logits_maps=(Scale(1 / number(hf, "logits_scaling")),),
     )

@@ -325,4 +325,41 @@ DENSE_CASES: Mapping[str, dict[str, Any]] = {
         "rope_theta": 1000.0,
         "rope_scaling": {"type": "dynamic", "alpha": 50.0, "factor": 1.0},
     },
+    "gemma-gelu": {
+        "model_type": "gemma",
+        **_INNER,
+        "num_key_value_heads": 1,
+        "head_dim": 12,
+        "hidden_act": "gelu",  # by which the first files mean its approximation
+        "attention_bias": True,
+    },
+    "arcee-biases": {
+        "model_type": "arcee",
+        **_INNER,
+        "num_key_value_heads": 2,
+        "attention_bias": True,
+        "mlp_bias": True,
+    },
+    "internlm3-dynamic": {
+        "model_type": "internlm3",
+        **_INNER,
+        "num_key_value_heads": 2,
+        "head_dim": 12,
+        "bias": True,
+        "qkv_bias": True,
+        "max_position_embeddings": 64,
+        "rope_scaling": {"rope_type": "dynamic", "factor": 6.0},
+        "auto_map": {
+            "AutoConfig": "configuration_internlm3.InternLM3Config",
+            "AutoModelForCausalLM": "modeling_internlm3.InternLM3ForCausalLM",
+        },
+    },
+    "ministral-layer-types": {
+        "model_type": "ministral",
+        **_INNER,
+        "num_key_value_heads": 2,
+        "head_dim": 12,
+        "sliding_window": 16,
+        "layer_types": ["sliding_attention", "full_attention"],
+    },
 }

@@ -109,4 +109,13 @@ LATENT: dict[str, dict[str, Any]] = {
             "AutoModelForCausalLM": "modeling_deepseek.DeepseekV3ForCausalLM",
         },
     ),
+    "glm4-moe-lite": case(
+        "glm4_moe_lite",
+        **_SIZES,
+        q_lora_rank=12,
+        n_routed_experts=6,
+        n_shared_experts=1,
+        routed_scaling_factor=1.8,
+        num_nextn_predict_layers=0,
+    ),
 }

@@ -83,9 +83,16 @@ def test_a_head_of_its_own_adds_a_bias_as_a_tied_one_does(tmp_path: Path) -> Non
     assert np.abs(wanted[1]).max() > 0.01
 
 
+# Made of parts that goldens of other families run, too
+ALIKE = (
+    *("arcee", "cohere2_moe", "dots1", "exaone_moe", "glm4_moe_lite", "granitemoeshared"),
+    *("internlm3", "ministral", "solar_open"),
+)
+
+
 def first_of_families() -> Iterator[Any]:
-    """Every golden; all but the first of each family are slow."""
-    seen: set[str] = set()
+    """Every golden; all but the first of each family are slow, and all of those in `ALIKE`."""
+    seen = set(ALIKE)
     for name in golden_names():
         family = CASES[name]["model_type"]
         yield pytest.param(name, marks=[pytest.mark.slow] if family in seen else [])

@@ -69,6 +69,13 @@ DEEPSEEK = {
     "rope_scaling": YARN,
     "rms_norm_eps": 1e-6,
 }
+GEMMA2 = {
+    "head_dim": 256,
+    "query_pre_attn_scalar": 256,
+    "sliding_window": 4096,
+    "hidden_activation": "gelu_pytorch_tanh",
+    "tie_word_embeddings": True,
+}
 # Parameters as counted in the published checkpoints; layers that predict further tokens apart
 EXACT: dict[str, tuple[dict[str, Any], int]] = {
     "Llama-2-7B": (sized(LLAMA, "llama", 32, 4096, 11008, 32, 32, 32000), 6_738_415_616),
@@ -129,39 +136,11 @@ EXACT: dict[str, tuple[dict[str, Any], int]] = {
         30_532_122_624,
     ),
     "Gemma-2-2B": (
-        sized(
-            LLAMA,
-            "gemma2",
-            26,
-            2304,
-            9216,
-            8,
-            4,
-            256000,
-            head_dim=256,
-            query_pre_attn_scalar=256,
-            sliding_window=4096,
-            hidden_activation="gelu_pytorch_tanh",
-            tie_word_embeddings=True,
-        ),
+        sized(LLAMA, "gemma2", 26, 2304, 9216, 8, 4, 256000, **GEMMA2),
         2_614_341_888,
     ),
     "Gemma-2-9B": (
-        sized(
-            LLAMA,
-            "gemma2",
-            42,
-            3584,
-            14336,
-            16,
-            8,
-            256000,
-            head_dim=256,
-            query_pre_attn_scalar=256,
-            sliding_window=4096,
-            hidden_activation="gelu_pytorch_tanh",
-            tie_word_embeddings=True,
-        ),
+        sized(LLAMA, "gemma2", 42, 3584, 14336, 16, 8, 256000, **GEMMA2),
         9_241_705_984,
     ),
     "Gemma-3-1B": (
@@ -184,6 +163,19 @@ EXACT: dict[str, tuple[dict[str, Any], int]] = {
             tie_word_embeddings=True,
         ),
         999_885_952,
+    ),
+    "Gemma-7B": (
+        sized(LLAMA, "gemma", 28, 3072, 24576, 16, 16, 256000, tie_word_embeddings=True),
+        8_537_680_896,
+    ),
+    "OLMoE-1B-7B": (
+        sized(LLAMA, "olmoe", 16, 2048, 1024, 16, 16, 50304, num_experts=64),
+        6_919_161_856,
+    ),
+    "Phi-3.5-MoE": (
+        sized(LLAMA, "phimoe", 32, 4096, 6400, 32, 8, 32064)
+        | {"attention_bias": True, "lm_head_bias": True, "num_local_experts": 16},
+        41_873_153_344,
     ),
     "Phi-3-mini": (
         sized(LLAMA, "phi3", 32, 3072, 8192, 32, 32, 32064, pad_token_id=32000),

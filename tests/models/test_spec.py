@@ -179,7 +179,7 @@ def test_the_layers_of_a_checkpoint_are_counted(layers: list[int], held: int) ->
 def test_a_family_is_defaults_names_a_spec_and_a_build(family: str) -> None:
     module = models.family(family)
     required = {"model_type": family, "intermediate_size": 64, "num_hidden_layers": 2}
-    required["num_experts_per_tok"] = 2
+    required |= {"num_experts_per_tok": 2, "n_routed_experts": 64}
     sizes = {"hidden_size": 256, "num_attention_heads": 32, "vocab_size": 100}
     spec = models.make_spec(required | sizes)
     assert (dict(module.DEFAULTS) | required | sizes).items() <= spec.config.items()

@@ -117,6 +117,7 @@ def test_8_bit_floats_in_blocks_with_inputs_rounded_alike(tmp_path: Path) -> Non
     [
         pytest.param("mixtral-experts", "int8_w8a16", marks=pytest.mark.slow),
         pytest.param("gpt-oss-fused", "fp8_w8a16", marks=pytest.mark.slow),
+        pytest.param("olmoe-clip", "int8_w8a16", marks=pytest.mark.slow),
     ],
 )
 def test_plain_experts_are_rounded_while_they_load(tmp_path: Path, case: str, wish: str) -> None:

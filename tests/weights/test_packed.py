@@ -52,6 +52,7 @@ def both(tmp_path: Path, pair: Pair, quantisation: dict[str, Any]) -> tuple[Path
         ("glm-biases", 2),
         ("minimax-m2-rotary-dim", 1),
         ("deepseek-v3-groups", 1),
+        pytest.param("dots1-window", 1, marks=pytest.mark.slow),
     ],
 )
 def test_8_bit_blocks_give_the_parameters_of_their_values(

@@ -11,6 +11,7 @@ from typing import Any
 from jaxllm.cache.layer import LatentKV
 from jaxllm.config import ConfigError
 from jaxllm.models.config.mixture import (
+    dense_layers,
     mixture,
     mixture_names,
     mixture_spec,
@@ -85,16 +86,16 @@ def latent_spec(hf: Config, **router: str) -> ModelSpec:
 def latent_decoder(
     spec: ModelSpec, shards: int, init: Init, paired: bool, **routing: Any
 ) -> Decoder:
-    """The model with fresh parameters, dense in its first layers; `routing` are fields of
-    `nn.routers.Routing`. Raises ConfigError."""
+    """The model with fresh parameters; `routing` are fields of `nn.routers.Routing`. Raises
+    ConfigError."""
     hf, parts = spec.config, Parts(spec, shards, init)
-    sizes, dense = mixture(hf, *SIZES), whole(hf, "first_k_dense_replace")
+    sizes, dense = mixture(hf, *SIZES), dense_layers(hf)
 
     def gated(inner: int) -> GatedMLP:
         return GatedMLP(init, spec.width, inner, shards, spec.activation, flag(hf, "mlp_bias"))
 
     def mlp(layer: int) -> FeedForward:
-        if layer < dense:
+        if layer in dense:
             return gated(positive(hf, "intermediate_size"))
         shared = whole(hf, "n_shared_experts")
         beside = gated(sizes.inner * shared) if shared else None

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
+import jax
+
 from jaxllm.config import ConfigError
-from jaxllm.models.config.read import Config, positive, whole
+from jaxllm.models.config.read import Config, flag, number, positive, whole
 from jaxllm.models.config.spec import Mixture, ModelSpec
+from jaxllm.models.config.transformer import Parts
 from jaxllm.nn.linear import Init
 from jaxllm.nn.mixture.experts import Experts, MixtureMLP, Split
-from jaxllm.nn.mixture.routers import GroupLimit, Router, Routing
-from jaxllm.nn.mlp import FeedForward
+from jaxllm.nn.mixture.routers import GroupLimit, Router, Routing, normalised, unchanged
+from jaxllm.nn.mlp import FeedForward, GatedMLP
 
 MAX_EXPERTS = 2**14  # each has names of its own
+DENSE, SPARSE = "dense", "sparse"  # in mlp_layer_types
 FUSED = ("gate_up_proj", "down_proj")  # of all experts, as newer checkpoints may hold them
 
 
@@ -52,6 +56,20 @@ def sparse_layers(hf: Config) -> frozenset[int]:
     return frozenset(range(step - 1, layers, step)) - frozenset(dense)
 
 
+def dense_layers(hf: Config) -> frozenset[int]:
+    """Layers without a mixture where `mlp_layer_types`, or else `first_k_dense_replace`, decides
+    it. Raises ConfigError."""
+    layers, types = positive(hf, "num_hidden_layers"), hf.get("mlp_layer_types")
+    if types is None:
+        return frozenset(range(min(whole(hf, "first_k_dense_replace"), layers)))
+    known = isinstance(types, list) and all(kind in (DENSE, SPARSE) for kind in types)
+    if not known or len(types) != layers:
+        raise ConfigError(
+            f"config.json: mlp_layer_types must be {layers} times '{DENSE}' or '{SPARSE}'"
+        )
+    return frozenset(layer for layer, kind in enumerate(types) if kind == DENSE)
+
+
 def group_limit(hf: Config, experts: int, best: int) -> GroupLimit | None:
     """The limit by `n_group` and `topk_group`; None where there is one group.
 
@@ -70,6 +88,35 @@ def group_limit(hf: Config, experts: int, best: int) -> GroupLimit | None:
             "to choose from"
         )
     return None if groups == 1 else GroupLimit(groups, kept, best)
+
+
+def sigmoid_routing(hf: Config, experts: int) -> dict[str, Any]:
+    """Fields of `nn.routers.Routing` as DeepSeek-V3 introduced them: sigmoids as scores, with a
+    correction to choose by, within the best groups. Raises ConfigError."""
+    return {
+        "score": jax.nn.sigmoid,
+        "weigh": normalised if flag(hf, "norm_topk_prob") else unchanged,
+        "scale": number(hf, "routed_scaling_factor"),
+        "limit": group_limit(hf, experts, best=2),
+        "corrected": True,
+    }
+
+
+def sigmoid_mixtures(parts: Parts, sizes: Mixture, shared: int) -> Callable[[int], FeedForward]:
+    """The feed-forward of each layer: dense by `dense_layers`, else a mixture by `sigmoid_routing`
+    with this many shared experts. Raises ConfigError."""
+    spec, hf, dense = parts.spec, parts.spec.config, dense_layers(parts.spec.config)
+
+    def gated(inner: int) -> GatedMLP:
+        return GatedMLP(parts.init, spec.width, inner, parts.shards, spec.activation)
+
+    def feed_forward(layer: int) -> FeedForward:
+        if layer in dense:
+            return gated(positive(hf, "intermediate_size"))
+        beside, routing = gated(sizes.inner * shared), sigmoid_routing(hf, sizes.experts)
+        return routed(spec, parts.shards, parts.init, sizes, beside, **routing)
+
+    return feed_forward
 
 
 def predicting_layers(spec: ModelSpec) -> tuple[str, ...]:
