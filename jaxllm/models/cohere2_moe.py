@@ -9,7 +9,6 @@ from functools import partial
 from typing import Any
 
 import jax
-from jax import Array
 
 from jaxllm.config import ConfigError
 from jaxllm.models import cohere2
@@ -33,16 +32,14 @@ from jaxllm.models.config.transformer import (
     typed,
 )
 from jaxllm.nn.blocks import Block, ParallelBlock
-from jaxllm.nn.contexts.protocol import RowContext
 from jaxllm.nn.decoder import Decoder
 from jaxllm.nn.linear import Init
 from jaxllm.nn.logits import Scale
-from jaxllm.nn.mixture.experts import MixtureMLP
+from jaxllm.nn.mixture.experts import AveragedMLP, MixtureMLP
 from jaxllm.nn.mixture.routers import normalised, softmax, unchanged
 from jaxllm.nn.mlp import FeedForward, GatedMLP
 from jaxllm.nn.norm import LayerNorm, Norm, RMSNorm
 from jaxllm.nn.rope import NoRope
-from pallas_kernels.parts import whole as added
 
 DEFAULTS: Config = {
     **cohere2.DEFAULTS,
@@ -60,13 +57,6 @@ DEFAULTS: Config = {
 }
 NAMES = {**LLAMA_NAMES, **mixture_names(), **shared_names("mlp.shared_experts")}
 SIZES, PREFIX = ("num_experts", "intermediate_size"), "prefix_dense_sliding_window_pattern"
-
-
-class Averaged(MixtureMLP):
-    """Half of the sum of routed and shared experts."""
-
-    def __call__(self, x_TD: Array, context: RowContext) -> Array:
-        return added(super().__call__(x_TD, context)) / 2
 
 
 def spec(hf: Config) -> ModelSpec:
@@ -137,7 +127,7 @@ def build(spec: ModelSpec, shards: int, init: Init) -> Decoder:
         made = routed(spec, shards, init, sizes, **_routing(hf))
         if not shared_width:
             return made
-        kind = Averaged if how == "average" else MixtureMLP
+        kind = AveragedMLP if how == "average" else MixtureMLP
         return kind(made.router, made.experts, gated(shared_width))
 
     def block(layer: int) -> Block:

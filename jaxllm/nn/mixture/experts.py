@@ -253,3 +253,10 @@ class MixtureMLP(nnx.Module):
     def __call__(self, x_TD: Array, context: RowContext) -> Product:
         routed = self.experts(x_TD, *self.router(x_TD, context), context)
         return routed if self.shared is None else routed.whole + whole(self.shared(x_TD, context))
+
+
+class AveragedMLP(MixtureMLP):
+    """Half of the sum of routed experts and the `shared` feed-forward."""
+
+    def __call__(self, x_TD: Array, context: RowContext) -> Product:
+        return whole(super().__call__(x_TD, context)) / 2
