@@ -13,10 +13,12 @@ import socket
 import struct
 import sys
 import threading
+import time
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
-MAX_RECEIVED = 1 << 20  # bytes from a peer, in all: as many as 50,000 requests
+MAX_RECEIVED = 1 << 20  # bytes from a peer beside its heartbeats: as many as 50,000 requests
+HEARTBEATS = 16  # bytes a second: one of ZeroMQ's has nine
 MAX_PEERS = 64
 LOOK_MS = 100  # between two looks at what has been received
 EVENT = struct.Struct("=Hi")  # of a socket monitor: what happened, and the file descriptor
@@ -31,6 +33,17 @@ def monitor(zmq: Any, watched: Any) -> Any:
     return watched.get_monitor_socket(events)
 
 
+class Peer(NamedTuple):
+    """A connection, and when it was first seen, in seconds of the monotonic clock."""
+
+    connection: socket.socket
+    since: float
+
+    def allowed(self) -> float:
+        """Bytes that it may have sent by now."""
+        return MAX_RECEIVED + HEARTBEATS * (time.monotonic() - self.since)
+
+
 class Peers:
     """The TCP connections of monitored sockets; a thread looks at them until their context ends.
 
@@ -40,7 +53,7 @@ class Peers:
 
     def __init__(self, zmq: Any, monitors: Sequence[Any]):
         self._zmq, self._monitors = zmq, monitors
-        self._open: dict[int, socket.socket] = {}  # by ZeroMQ's descriptors; these are our own
+        self._open: dict[int, Peer] = {}  # by ZeroMQ's descriptors; these are our own
         self._told = False
         threading.Thread(target=self._watch, name="kv-event-peers", daemon=True).start()
 
@@ -51,28 +64,27 @@ class Peers:
         try:
             while True:
                 for ready, _ in poller.poll(LOOK_MS if self._open else None):
-                    event, descriptor = EVENT.unpack(ready.recv_multipart()[0])
-                    self._changed(event, descriptor)
+                    what, endpoint = ready.recv_multipart()
+                    event, descriptor = EVENT.unpack(what)
+                    self._changed(event, descriptor, endpoint.decode())
                 for peer in self._open.values():
-                    if received(peer) > MAX_RECEIVED:
-                        self._cut_off(peer)
+                    if received(peer.connection) > peer.allowed():
+                        self._cut_off(peer.connection)
         except self._zmq.ContextTerminated:
-            for each in [*self._monitors, *self._open.values()]:
+            for each in [*self._monitors, *(peer.connection for peer in self._open.values())]:
                 each.close()
 
-    def _changed(self, event: int, descriptor: int) -> None:
+    def _changed(self, event: int, descriptor: int, endpoint: str) -> None:
         """A connection is there, or has gone."""
         if (gone := self._open.pop(descriptor, None)) is not None:
-            gone.close()
+            gone.connection.close()
         if event == self._zmq.EVENT_DISCONNECTED:
             return
-        with contextlib.suppress(OSError):  # it has gone already
-            peer = socket.socket(fileno=os.dup(descriptor))
-            if received(peer) < 0:
-                return peer.close()
-            self._open[descriptor] = peer
+        connection = own(descriptor, endpoint)
+        if connection is not None:
+            self._open[descriptor] = Peer(connection, time.monotonic())
             if len(self._open) > MAX_PEERS:
-                self._cut_off(peer)
+                self._cut_off(connection)
 
     def _cut_off(self, peer: socket.socket) -> None:
         """End a connection; ZeroMQ then forgets it and what it sent."""
@@ -86,6 +98,30 @@ class Peers:
                 MAX_RECEIVED,
                 MAX_PEERS,
             )
+
+
+def own(descriptor: int, endpoint: str) -> socket.socket | None:
+    """A TCP connection of ZeroMQ's as a socket of our own. None where the kernel does not tell what
+    it has received, or the connection has gone: its descriptor may be another file's by then, or a
+    connection's whose ends are not of the `endpoint`."""
+    try:
+        copy = os.dup(descriptor)
+    except OSError:
+        return None
+    try:
+        connection = socket.socket(fileno=copy)
+    except OSError:
+        os.close(copy)
+        return None
+    try:
+        ends = [connection.getsockname(), connection.getpeername()]
+        port = int(endpoint.rpartition(":")[2])
+        if received(connection) >= 0 and port in [end[1] for end in ends]:
+            return connection
+    except (OSError, ValueError, IndexError):  # it has gone, or is no TCP
+        pass
+    connection.close()
+    return None
 
 
 def received(peer: socket.socket) -> int:

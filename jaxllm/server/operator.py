@@ -62,7 +62,7 @@ class OperatorRoutes:
     async def sleep(self, request: Request) -> Response:
         """Free device memory. The query has `level`, 1 (weights wait in host memory) or 2 (they are
         read again), and `mode`: requests in flight are aborted, or waited for, as long as who asks
-        waits. Meanwhile no other begins."""
+        waits. Meanwhile no other begins. What was aborted for is done, whoever still waits."""
         level = request.query_params.get("level", "1")
         mode = request.query_params.get("mode", "abort")
         if level not in LEVELS:
@@ -81,13 +81,19 @@ class OperatorRoutes:
                 self._state.client.fail_all(
                     lambda: overloaded("the model was put to sleep; POST /wake_up", "sleeping")
                 )
-            gone = asyncio.ensure_future(until_gone(request.receive))
-            try:
-                await unless_gone(gone, self._state.idle.wait())
-            finally:
-                gone.cancel()
+                await self._state.idle.wait()
+            else:
+                await self._idle_unless_gone(request)
             await self._state.client.run_command(Sleep(int(level)))
         return Response()
+
+    async def _idle_unless_gone(self, request: Request) -> None:
+        """Wait for requests in flight, as long as who asks waits."""
+        gone = asyncio.ensure_future(until_gone(request.receive))
+        try:
+            await unless_gone(gone, self._state.idle.wait())
+        finally:
+            gone.cancel()
 
     async def wake_up(self, request: Request) -> Response:
         """Take the memory again."""

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import select
 import socket
 import struct
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -109,3 +111,24 @@ def test_more_peers_than_there_may_be_are_cut_off(
             pass
     publisher.publish(batch(7, 8))
     assert subscriber.replay(publisher._next - 1)
+
+
+def test_heartbeats_are_allowed_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        peer = peers.Peer(socket.create_connection(server.getsockname()), since=0.0)
+        with peer.connection:
+            monkeypatch.setattr(peers.time, "monotonic", lambda: 30 * 86400.0)
+            assert peer.allowed() > peers.MAX_RECEIVED + 9 * 30 * 86400
+
+
+def test_a_descriptor_that_is_another_files_by_now_is_left_alone(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server, open(tmp_path / "file", "w") as file:
+        port = server.getsockname()[1]
+        with socket.create_connection(("127.0.0.1", port)) as peer:
+            taken = peers.own(peer.fileno(), f"tcp://127.0.0.1:{port}")
+            assert taken is not None
+            taken.close()
+            others = [(peer.fileno(), port + 1), (server.fileno(), port), (file.fileno(), port)]
+            before = set(os.listdir("/proc/self/fd"))
+            assert [peers.own(fd, f"tcp://127.0.0.1:{at}") for fd, at in others] == [None] * 3
+            assert set(os.listdir("/proc/self/fd")) == before

@@ -72,10 +72,10 @@ def test_requests_in_flight_are_ended_before_a_model_sleeps(tokenizer: Tokenizer
         assert server.get("/is_sleeping").json() == {"is_sleeping": True}
 
 
-def waiting(server: Running) -> Open:
+def waiting(server: Running, mode: str = "wait") -> Open:
     """An operator who waits until the model has no more work, and then has it sleep."""
-    head = b"POST /sleep?mode=wait HTTP/1.1\r\nhost: a\r\nauthorization: Bearer root\r\n\r\n"
-    operator = server.begin_raw(head)
+    head = f"POST /sleep?mode={mode} HTTP/1.1\r\nhost: a\r\nauthorization: Bearer root\r\n\r\n"
+    operator = server.begin_raw(head.encode())
     while server.get("/ready").json()["status"] != "sleeping":
         pass
     return operator
@@ -104,6 +104,23 @@ def test_who_waits_no_longer_puts_no_model_to_sleep(tokenizer: Tokenizer) -> Non
             assert early.answer().status == 200
         assert server.post("/v1/completions", QUESTION).status == 200
         assert not server.get("/is_sleeping").json()["is_sleeping"]
+
+
+def test_a_model_whose_requests_were_ended_sleeps_even_if_its_operator_leaves(
+    tokenizer: Tokenizer,
+) -> None:
+    with Stepped(tokenizer, with_settings(admin_keys=("root",))) as server:
+        endless = QUESTION | {"max_tokens": 250, "ignore_eos": True, "stream": True}
+        with server.begin("/v1/completions", endless) as stream:
+            server.control.permits.release(1)
+            while not stream.line().startswith(b"data: "):
+                pass
+            waiting(server, "abort").close()
+            while b"[DONE]" not in stream.line():
+                pass
+            server.control.go.set()
+        while not server.get("/is_sleeping").json()["is_sleeping"]:
+            pass
 
 
 def test_an_engine_in_stages_refuses_to_sleep_and_its_streams_go_on(
