@@ -3,7 +3,8 @@
 Rows with the shortest contexts are expanded: keys and values of all heads are made of their
 latents, a page of them for each page of latents, and `paged_extend` attends. There is room for a
 fixed number of pages, so rows that no longer fit are absorbed: each token is a row of
-`latent_decode`. Each kernel leaves zeros for the other's tokens.
+`latent_decode`. Each kernel leaves zeros for the other's tokens. Long steps absorb in a loop, which
+ends at once where all rows are expanded.
 """
 
 from __future__ import annotations
@@ -13,9 +14,9 @@ from typing import Any, NamedTuple, Unpack
 
 import jax
 import jax.numpy as jnp
-from jax import Array
+from jax import Array, lax
 
-from pallas_kernels.backends import HEAD_DIMS, AttentionOptions
+from pallas_kernels.backends import HEAD_DIMS, AttentionOptions, close_plan
 from pallas_kernels.latent_decode import mosaic_gpu as decode
 from pallas_kernels.latent_decode.rows import UpProjections, absorbed, projected
 from pallas_kernels.latent_extend.reference import token_rows
@@ -26,6 +27,7 @@ from pallas_kernels.paged_extend.plan import ExtendPlan
 WIDTHS = HEAD_DIMS["mosaic_gpu"]  # of heads that `paged_extend` takes
 ROOM = 2  # tokens that are expanded at most, a token of the step
 SLAB = 2048  # tokens absorbed at once: more rows would count more tiles than int32 can divide
+UNASKED = 512  # tokens up to which absorbing nothing costs less than the host's look at a loop
 
 
 class Expanded(NamedTuple):
@@ -45,23 +47,28 @@ class Expanded(NamedTuple):
 
 
 class Absorbed(NamedTuple):
-    """A slab of tokens that are rows of decode.
+    """Slabs of tokens that are rows of decode; of one slab without the axis S.
 
     Attributes:
-        table_TM, seen_T: Page tables, and tokens that are seen; 0 for tokens of other rows.
+        first_S: The first token of each. The last slab begins earlier where tokens do not divide.
+        table_STM, seen_ST: Page tables, and tokens that are seen; 0 for tokens of other rows or of
+            the slab before.
         work: How the kernel divides them.
     """
 
-    table_TM: Array
-    seen_T: Array
+    first_S: Array
+    table_STM: Array
+    seen_ST: Array
     work: DecodePlan
 
 
 class Plan(NamedTuple):
-    """What all layers of a step share. `expanded` is None where rows do not depend on others."""
+    """What all layers of a step share. `expanded` is None where rows do not depend on others;
+    `bounds` are the first slab with tokens to absorb, and the one after the last."""
 
     expanded: Expanded | None
-    absorbed: tuple[Absorbed, ...]
+    absorbed: Absorbed
+    bounds: Array
 
 
 def plan(
@@ -104,18 +111,30 @@ def plan(
     table_TM, seen_T = token_rows(
         page_table_RM, starts_R, jnp.where(fits_R, 0, lengths_R), kv_lengths_R, tokens
     )
-    slabs = [slice(first, first + SLAB) for first in range(0, tokens, SLAB)]
-    return Plan(
-        expanded,
-        tuple(
-            Absorbed(
-                table_TM[slab],
-                seen_T[slab],
-                decode.plan(seen_T[slab], heads=heads, no_split=no_split),
-            )
-            for slab in slabs
-        ),
-    )
+    slabs = _slabs(table_TM, seen_T, heads, no_split)
+    return Plan(expanded, slabs, _bounds(jnp.any(slabs.seen_ST > 0, axis=1)))
+
+
+def _slabs(table_TM: Array, seen_T: Array, heads: int, no_split: bool) -> Absorbed:
+    """All tokens, in slabs of equal size."""
+    tokens = seen_T.shape[0]
+    count = -(-tokens // SLAB)
+    size = -(-tokens // count)
+    slabs = []
+    for begin in range(0, count * size, size):
+        first = min(begin, tokens - size)
+        new_T = jnp.arange(first, first + size) >= begin
+        seen = jnp.where(new_T, seen_T[first : first + size], 0)
+        work = decode.plan(seen, heads=heads, no_split=no_split)
+        slabs.append(Absorbed(jnp.int32(first), table_TM[first : first + size], seen, work))
+    return jax.tree.map(lambda *each: jnp.stack(each), *slabs)
+
+
+def _bounds(some_S: Array) -> Array:
+    """The first slab of `some_S`, and the one after the last."""
+    index_S = jnp.arange(some_S.shape[0], dtype=jnp.int32)
+    end = jnp.max(jnp.where(some_S, index_S + 1, 0))
+    return jnp.stack([jnp.min(jnp.where(some_S, index_S, end)), end])
 
 
 def _shortest(pages_R: Array, room: int) -> Array:
@@ -161,7 +180,7 @@ def latent_extend(
     Takes what `latent_decode` takes; heads of up to 256 are expanded, wider ones always absorbed.
     `interpret` is a `plgpu.InterpretGPUParams` for machines without a GPU.
     """
-    T, N, H = q_TNH.shape
+    (T, N, H), F = q_TNH.shape, up.values_NFV.shape[1]
     planned = options.get("plan") or plan(
         page_table_RM,
         starts_R,
@@ -169,69 +188,65 @@ def latent_extend(
         kv_lengths_R,
         tokens=T,
         heads=N,
-        head_dim=max(H, up.values_NFV.shape[1]),
+        head_dim=max(H, F),
         page_size=pages_PCW.shape[1],
         no_split=options.get("no_split", False),
         tuning=tuning,
     )
+    first_page, o_TNF = options.get("first_page"), jnp.zeros((*q_TNH.shape[:2], F), q_TNH.dtype)
+    if planned.expanded is not None:
+        rows = planned.expanded
+        pools = _expanded(pages_PCW, rows.page_E, first_page, up)
+        o_TNF = extend.extend_attention(
+            _padded(q_TNH, pools[0].shape[-1]),
+            *pools,
+            rows.table_RM,
+            starts_R,
+            rows.lengths_R,
+            rows.kv_lengths_R,
+            tuning=tuning,
+            interpret=interpret,
+            scale=options["scale"],
+            plan=rows.work,
+        )[..., :F]
     run = functools.partial(
         _attend_absorbed,
+        up=up,
+        pages_PCW=pages_PCW,
         interpret=interpret,
         scale=options["scale"],
+        first_page=first_page,
         no_split=options.get("no_split", False),
     )
-    first_page = options.get("first_page")
-    slabs, start = [], 0
-    for slab in planned.absorbed:
-        stop = start + slab.seen_T.shape[0]
-        slabs.append(run(q_TNH[start:stop], up, pages_PCW, slab, first_page))
-        start = stop
-    o_TNF = slabs[0] if len(slabs) == 1 else jnp.concatenate(slabs)
-    if planned.expanded is None:
-        return o_TNF
-    pools = _expanded(pages_PCW, planned.expanded.page_E, first_page, up)
-    rows = planned.expanded
-    options = {"scale": options["scale"], "plan": rows.work}
-    out_TNH = extend.extend_attention(
-        _padded(q_TNH, pools[0].shape[-1]),
-        *pools,
-        rows.table_RM,
-        starts_R,
-        rows.lengths_R,
-        rows.kv_lengths_R,
-        tuning=tuning,
-        interpret=interpret,
-        **options,
-    )
-    return o_TNF + out_TNH[..., : o_TNF.shape[-1]]
+    slabs = close_plan(planned.absorbed)
+
+    def add(index: Array, o_TNF: Array) -> Array:
+        slab = jax.tree.map(lambda each: each[index], slabs)
+        return _with_rows(o_TNF, slab, run(_rows(q_TNH, slab), slab))
+
+    if T <= UNASKED:
+        return add(jnp.int32(0), o_TNF)
+    return lax.fori_loop(*planned.bounds, add, o_TNF)
 
 
-# Jitted, so that slabs of a step share one lowered kernel
-@functools.partial(jax.jit, static_argnames=("interpret", "scale", "no_split"))
+def _rows(x_TNH: Array, slab: Absorbed) -> Array:
+    return lax.dynamic_slice_in_dim(x_TNH, slab.first_S, slab.seen_ST.shape[0])
+
+
+def _with_rows(x_TNH: Array, slab: Absorbed, more: Array) -> Array:
+    """With `more` added to the slab's rows."""
+    added = _rows(x_TNH, slab) + more
+    return lax.dynamic_update_slice_in_dim(x_TNH, added, slab.first_S, 0)
+
+
 def _attend_absorbed(
-    q_TNH: Array,
-    up: UpProjections,
-    pages_PCW: Array,
-    slab: Absorbed,
-    first_page: Array | None,
-    *,
-    interpret: Any,
-    scale: float,
-    no_split: bool,
+    q_TNH: Array, slab: Absorbed, *, up: UpProjections, pages_PCW: Array, **options: Any
 ) -> Array:
     """Outputs of a slab's tokens, zeros for those of expanded rows."""
-    o_TNV = decode.latent_decode(
-        absorbed(q_TNH, up),
-        pages_PCW,
-        slab.table_TM,
-        slab.seen_T,
-        value_dim=up.keys_NEV.shape[-1],
-        interpret=interpret,
-        scale=scale,
-        first_page=first_page,
-        no_split=no_split,
-        plan=slab.work,
-    )
+    rank = up.keys_NEV.shape[-1]
+    rows = (slab.table_STM, slab.seen_ST)
+    q_TNW = absorbed(q_TNH, up)
+    o_TNV = decode.latent_decode(q_TNW, pages_PCW, *rows, value_dim=rank, plan=slab.work, **options)
     return projected(o_TNV, up)
 
 

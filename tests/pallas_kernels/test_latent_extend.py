@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from pallas_kernels import latent_decode
 from pallas_kernels.latent_extend import latent_extend, mosaic_gpu, reference
 from pallas_kernels.latent_extend.cases import CASES, Case, inputs
 from pallas_kernels.paged_extend.mosaic_gpu import Tuning
@@ -92,9 +93,41 @@ def test_rows_with_the_fewest_pages_are_expanded_as_far_as_there_is_room() -> No
     assert made.expanded.lengths_R.tolist() == [4, 0, 0, 4]
     assert made.expanded.page_E[:4].tolist() == [100, 101, 102, 118]
     assert made.expanded.table_RM[:, 0].tolist() == [0, 3, 3, 3]
-    (slab,) = made.absorbed
-    assert slab.seen_T.tolist() == [0] * 4 + [47, 48, 49, 50] + [0] * 8
-    assert slab.table_TM[4].tolist() == table[1].tolist()
+    assert made.absorbed.seen_ST.tolist() == [[0] * 4 + [47, 48, 49, 50] + [0] * 8]
+    assert made.absorbed.table_STM[0, 4].tolist() == table[1].tolist()
+    assert made.bounds.tolist() == [0, 1]
+
+
+@quiet
+@pytest.mark.slow
+def test_on_hopper_long_steps_absorb_in_a_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mosaic_gpu, "UNASKED", 0)
+    monkeypatch.setattr(mosaic_gpu, "SLAB", 16)
+    case = Case(name="", prefixes=(9, 0, 390), chunks=(12, 0, 3), **WIDE)
+    assert error(INTERPRETER, case) < 1e-2
+
+
+def test_slabs_of_a_loop_hold_every_token_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    def attend(q: jax.Array, pages: jax.Array, *rows: jax.Array, **options: Any) -> jax.Array:
+        del options["plan"], options["interpret"], options["no_split"]
+        return latent_decode.latent_decode(q, pages, *rows, backend="reference", **options)
+
+    monkeypatch.setattr(mosaic_gpu.decode, "latent_decode", attend)
+    monkeypatch.setattr(mosaic_gpu, "UNASKED", 0)
+    monkeypatch.setattr(mosaic_gpu, "SLAB", 16)
+    case = Case(name="", prefixes=(9, 0, 30), chunks=(20, 0, 17))
+    made = inputs(case)
+    assert len(made.q) % 16  # so the last slab begins within the one before
+    run = functools.partial(mosaic_gpu.latent_extend, no_split=True, **case.options)
+    np.testing.assert_allclose(jax.jit(run)(*made.args), made.expected, rtol=2e-4, atol=2e-5)
+
+
+@pytest.mark.slow
+def test_a_loop_has_no_slab_where_all_rows_are_expanded() -> None:
+    table, one = np.zeros((1, 6), np.int32), np.array([4], np.int32)
+    sizes = {"tokens": 16, "heads": 8, "head_dim": 96, "page_size": 16}
+    made = jax.jit(functools.partial(mosaic_gpu.plan, **sizes))(table, one * 0, one, one)
+    assert made.bounds.tolist() == [0, 0]
 
 
 def test_without_splits_no_row_depends_on_the_room_that_others_leave() -> None:
