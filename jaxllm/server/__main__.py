@@ -62,6 +62,7 @@ def run(models: list[Options], command: tuple[str, ...] | None = None) -> int:
     from jaxllm.server.lifecycle.follow import follow
     from jaxllm.server.lifecycle.launches import engine_launches
     from jaxllm.server.lifecycle.serve import find_model, serve
+    from jaxllm.server.transport.event_loop import new_event_loop
     from jaxllm.server.transport.sockets import bind
 
     options = models[0]
@@ -80,7 +81,7 @@ def run(models: list[Options], command: tuple[str, ...] | None = None) -> int:
             logger.info("options: %s", each.given or "all defaults")
         for notice in dict.fromkeys(notice for each in models for notice in each.notices):
             logger.warning("%s", notice)
-        return asyncio.run(serve(found, sock, command))
+        return asyncio.run(serve(found, sock, command), loop_factory=new_event_loop)
 
 
 if __name__ == "__main__":

@@ -18,6 +18,7 @@ from jaxllm.server.engine.client import EngineClient
 from jaxllm.server.engine.group import EngineGroup
 from jaxllm.server.engine.process import EngineProcess, Factory
 from jaxllm.server.state import ServerState, Settings
+from jaxllm.server.transport.event_loop import new_event_loop
 from jaxllm.server.transport.http import HttpServer, http_server
 from jaxllm.tokenizer import Tokenizer
 from tests.server.fake import Control, make
@@ -65,7 +66,9 @@ class Running:
             for sock in self.engine_sockets
         ]
         self.http = threading.Thread(
-            target=lambda: asyncio.run(self._serve([ours for ours, _ in pairs]))
+            target=lambda: asyncio.run(
+                self._serve([ours for ours, _ in pairs]), loop_factory=new_event_loop
+            )
         )
         for thread in (*self._engines, self.http):
             thread.start()

@@ -174,7 +174,9 @@ async def until_gone(receive: Any) -> None:
 
 async def unless_gone[T](gone: asyncio.Future[None], work: Coroutine[Any, Any, T]) -> T:
     """The result of `work`, which is cancelled when the client goes first. Raises ClientGone."""
-    task = asyncio.ensure_future(work)
+    task = asyncio.Task(work, loop=asyncio.get_running_loop(), eager_start=True)
+    if task.done():
+        return task.result()
     try:
         await asyncio.wait((task, gone), return_when=asyncio.FIRST_COMPLETED)
         if not task.done():

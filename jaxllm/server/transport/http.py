@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import re
+import socket
 import ssl
 import sys
 from asyncio.sslproto import SSLProtocol
@@ -26,6 +27,8 @@ from uvicorn.server import ServerState
 from jaxllm.server.errors import ApiError, bad_request, overloaded, sanitize
 from jaxllm.server.transport.auth import send_error
 from jaxllm.server.transport.connection import CHUNKS, Chunks, Connection
+from jaxllm.server.transport.event_loop import SOCKETS
+from jaxllm.server.transport.sockets import listen
 
 # Seconds from a connection's first byte, or its opening, to a whole request head
 HEADER_DEADLINE = 30.0
@@ -277,6 +280,13 @@ class HttpServer(uvicorn.Server):
         super().__init__(config)
         self.server_state: HttpState = HttpState()
 
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """uvicorn's hook. `backlog` is how many connections asyncio accepts in a turn, too, which
+        is fewer than may wait."""
+        await super().startup(sockets)
+        for sock in sockets or ():
+            listen(sock)
+
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
         """uvicorn's hook."""
@@ -296,6 +306,7 @@ def http_server(app: Any, root_path: str, tls: ssl.SSLContext | None = None) -> 
         server_header=False,
         proxy_headers=False,
         root_path=root_path,
+        backlog=SOCKETS,
         timeout_keep_alive=75,
         timeout_graceful_shutdown=5,
     )
