@@ -25,6 +25,8 @@ def new_event_loop() -> asyncio.AbstractEventLoop:
 class FewAtATime(selectors.EpollSelector):
     """Linux tells of sockets that stay ready in rotation, so none waits for ever."""
 
+    _selector: Any  # of the standard library; tests hold that it is there
+
     def __init__(self) -> None:
         super().__init__()
         self._selector = FewEvents(self._selector)
