@@ -266,18 +266,18 @@ def test_absorbed_tokens_come_in_slabs(
     one = np.array([4], np.int32)
     sizes = {"tokens": tokens, "heads": 8, "head_dim": 96, "page_size": 64, "no_split": True}
     made = extend.plan(np.zeros((1, 2), np.int32), one * 0, one, one, **sizes)
-    assert [len(slab.seen_T) for slab in made.absorbed] == [
-        min(extend.SLAB, tokens - first) for first in range(0, tokens, extend.SLAB)
-    ]
-    assert len(made.absorbed) == slabs
-    assert np.asarray(made.absorbed[0].seen_T)[:5].tolist() == [1, 2, 3, 4, 0]
+    size = -(-tokens // slabs)
+    assert made.absorbed.seen_ST.shape == (slabs, size) and size <= extend.SLAB
+    assert made.absorbed.first_S.tolist() == [0, tokens - size][:slabs]
+    assert np.asarray(made.absorbed.seen_ST)[0, :5].tolist() == [1, 2, 3, 4, 0]
+    assert np.count_nonzero(made.absorbed.seen_ST) == 4
 
 
 def test_heads_that_are_too_wide_are_absorbed() -> None:
     one = np.array([4], np.int32)
     sizes = {"tokens": 16, "heads": 8, "page_size": 64}
     wide = extend.plan(np.zeros((1, 2), np.int32), one * 0, one, one, head_dim=320, **sizes)
-    assert wide.expanded is None and wide.absorbed[0].seen_T[3] == 4
+    assert wide.expanded is None and wide.absorbed.seen_ST[0, 3] == 4
 
 
 def test_names_of_cases_are_unique_and_their_inputs_repeat() -> None:
