@@ -149,21 +149,21 @@ ROUTERS = [
 
 
 @cache
-def installed(package: str, folder: pathlib.Path) -> pathlib.Path:
-    """A venv with a package; skips the test where it cannot be had."""
+def installed(package: str, folder: pathlib.Path) -> bool:
+    """Whether a venv has a package. It is tried once, for a package index may be slow to refuse."""
     assert run([sys.executable, "-m", "venv", str(folder)]).returncode == 0
     done = run([str(folder / "bin" / "python"), "-m", "pip", "install", "--quiet", package])
-    if done.returncode != 0:
-        pytest.skip(f"{package} cannot be installed here")
-    return folder
+    return done.returncode == 0
 
 
 @contextmanager
 def started(
     router: Router, policy: str, replicas: list[Replica], venvs: pathlib.Path
 ) -> Iterator[Gateway]:
-    """The router before these replicas, once it answers."""
-    venv = installed(router.package, venvs / router.name)
+    """The router before these replicas, once it answers. Skips the test where it cannot be had."""
+    venv = venvs / router.name
+    if not installed(router.package, venv):
+        pytest.skip(f"{router.package} cannot be installed here")
     port, key = free_port(), f"sk-{secrets.token_hex(24)}"
     log = (venv / "log").open("w+")
     process = subprocess.Popen(
