@@ -34,9 +34,13 @@ def sampling_options() -> str:
 
 def families() -> str:
     """One row per model family, as `jaxllm models` lists them."""
-    lines = ["| `model_type` | what it is |", "|---|---|"]
+    lines = ["| `model_type` | what it does here | what it is |", "|---|---|---|"]
     return "\n".join(
-        lines + [f"| `{name}` | {models.summary(name)} |" for name in models.families()]
+        lines
+        + [
+            f"| `{name}` | {models.state(name)} | {models.summary(name)} |"
+            for name in models.families()
+        ]
     )
 
 

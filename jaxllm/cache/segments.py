@@ -19,10 +19,9 @@ _segment_attention = jax.jit(segment_attention, static_argnames=("scale", "windo
 class SegmentContext(RowKernels):
     """Tokens of the same prompt, which are `segments`, see each other, whatever their order."""
 
-    prompt_length_T: Array | None = None
-
     def __init__(self, segments: Segments, backend: str):
         super().__init__(backend)
+        self.prompt_length_T = segments.end_T - segments.first_T
         self._segments = segments
         self._plans: dict[int | None, Any] = {}  # by window, one for all layers with it
 

@@ -114,15 +114,16 @@ def bench(argv: list[str]) -> int:
 
 
 def models(argv: list[str]) -> int:
-    """Print each `model_type` that runs, and what it is."""
+    """Print each `model_type` that runs, what it does here, and what it is."""
     if argv:
         print("jaxllm models takes no options", file=sys.stderr)
         return 2
-    from jaxllm.models import families, summary
+    from jaxllm.models import families, state, summary
 
-    width = max(map(len, families()))
-    for name in families():
-        print(f"{name:{width}}  {summary(name)}")
+    rows = [(name, state(name), summary(name)) for name in families()]
+    name_width, state_width = (max(len(row[column]) for row in rows) for column in (0, 1))
+    for name, what, text in rows:
+        print(f"{name:{name_width}}  {what:{state_width}}  {text}")
     return 0
 
 

@@ -2,7 +2,7 @@
 configuration alone. Imports no jax until a family is asked for."""
 
 from jaxllm.models.config.pooling import Wish
-from jaxllm.models.config.read import check_sizes, families, family, read_config, summary
+from jaxllm.models.config.read import check_sizes, families, family, read_config, state, summary
 from jaxllm.models.config.spec import ModelSpec, make_spec, read_spec
 
 __all__ = [
@@ -14,5 +14,6 @@ __all__ = [
     "make_spec",
     "read_config",
     "read_spec",
+    "state",
     "summary",
 ]

@@ -1,10 +1,12 @@
 """Gemma 3: Gemma 2 with norms of query and key heads in place of capped scores. Five layers with a
-window turn by one base, every sixth layer sees all and turns by another."""
+window turn by one base, every sixth layer sees all and turns by another. EmbeddingGemma, too."""
 
 from __future__ import annotations
 
+from typing import Any
+
 from jaxllm.models import gemma2
-from jaxllm.models.config.read import Config, positive, settings_of
+from jaxllm.models.config.read import Config, flag, positive, settings_of
 from jaxllm.models.config.spec import ModelSpec
 from jaxllm.models.config.transformer import FULL, SLIDING, Parts, typed
 from jaxllm.nn.decoder import Decoder
@@ -20,6 +22,16 @@ DEFAULTS: Config = {
 }
 NAMES = gemma2.NAMES
 THETA = {FULL: 1_000_000.0, SLIDING: 10_000.0}
+
+
+def read(hf: Config) -> dict[str, Any]:
+    """The configuration where EmbeddingGemma's tokens, which see those behind them, have the common
+    key for it, and its windows, which reach to both sides, their half."""
+    found = dict(hf)
+    if flag(hf, "use_bidirectional_attention"):
+        window = positive({**DEFAULTS, **hf}, "sliding_window") // 2
+        found |= {"use_bidirectional_attention": None, "is_causal": False, "sliding_window": window}
+    return found
 
 
 def spec(hf: Config) -> ModelSpec:

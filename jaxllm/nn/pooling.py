@@ -27,6 +27,9 @@ ACTIVATIONS: Mapping[str, Callable[[Array], Array]] = MappingProxyType(
         "identity": lambda x: x,
         "tanh": jnp.tanh,
         "gelu": functools.partial(jax.nn.gelu, approximate=False),
+        "relu": jax.nn.relu,
+        "silu": jax.nn.silu,
+        "sigmoid": jax.nn.sigmoid,
     }
 )
 
@@ -79,8 +82,10 @@ class PoolingModel(nnx.Module):
         context: AttentionContext,
     ) -> Array:
         """The same of an encoder; `second_T` is 1 for tokens of the second text of a pair."""
-        assert isinstance(self.body.embed, EncoderEmbedding)
-        carry = Carry(self.body.embed(token_T, position_T, context, second_T))
+        embed = self.body.embed
+        assert embed is not None
+        second = (second_T,) if isinstance(embed, EncoderEmbedding) else ()
+        carry = Carry(embed(token_T, position_T, context, *second))
         carry = self.body.through_layers(carry, position_T, context)
         hidden_TD = self.body.after_attention(carry, context).astype(jnp.float32)
         return self._results(hidden_TD, start_R, length_R, context)

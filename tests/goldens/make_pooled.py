@@ -68,14 +68,16 @@ def tensors(model: Any) -> dict[str, torch.Tensor]:
 
 
 def random_dense(folder: pathlib.Path, files: dict[str, Any]) -> Any:
-    """The linear map of 2_Dense and its activation; None without one."""
-    config = files.get("2_Dense/config.json")
-    if config is None:
-        return None
-    linear = torch.nn.Linear(config["in_features"], config["out_features"], config["bias"])
-    saved = {f"linear.{name}": value.detach() for name, value in linear.named_parameters()}
-    save_file(saved, folder / "2_Dense" / "model.safetensors", metadata={"format": "pt"})
-    return torch.nn.Sequential(linear, torch.nn.Tanh())
+    """The maps of the dense modules, each with its activation."""
+    maps = []
+    for path in sorted(path for path in files if "_Dense/" in path):
+        config = files[path]
+        linear = torch.nn.Linear(config["in_features"], config["out_features"], config["bias"])
+        saved = {f"linear.{name}": value.detach() for name, value in linear.named_parameters()}
+        save_file(saved, (folder / path).with_name("model.safetensors"), metadata={"format": "pt"})
+        activation = config["activation_function"].rpartition(".")[2]
+        maps += [linear, getattr(torch.nn, activation)()]
+    return torch.nn.Sequential(*maps)
 
 
 @torch.no_grad()
@@ -95,7 +97,7 @@ def run(model: Any, dense: Any, files: dict[str, Any]) -> dict[str, np.ndarray]:
         if tokens := files.get("1_LogitScore/config.json"):
             last = vector[-1]
             vector = (last[tokens["true_token_id"]] - last[tokens["false_token_id"]])[None]
-        vector = vector if dense is None else dense(vector)
+        vector = dense(vector)
         if any(each["type"].endswith("Normalize") for each in files.get("modules.json", [])):
             vector = torch.nn.functional.normalize(vector, dim=0)
         golden[f"prompt_{index}"] = prompt[0].numpy().astype(np.int32)
@@ -106,10 +108,12 @@ def run(model: Any, dense: Any, files: dict[str, Any]) -> dict[str, np.ndarray]:
 def pooled(hidden: torch.Tensor, files: dict[str, Any]) -> torch.Tensor:
     """The pools of 1_Pooling side by side."""
     config = files["1_Pooling/config.json"]
-    if config.get("pooling_mode_lasttoken"):
-        return hidden[-1]
-    pools = {"cls": lambda: hidden[0], "mean": lambda: hidden.mean(0)}
-    given = config["pooling_mode"]
+    pools = {
+        "cls": lambda: hidden[0],
+        "mean": lambda: hidden.mean(0),
+        "lasttoken": lambda: hidden[-1],
+    }
+    given = "lasttoken" if config.get("pooling_mode_lasttoken") else config["pooling_mode"]
     return torch.cat([pools[mode]() for mode in ([given] if isinstance(given, str) else given)])
 
 

@@ -74,7 +74,7 @@ def _modules(*kinds: str) -> list[dict[str, Any]]:
     ]
 
 
-# Case → its JSON files by path; 2_Dense gets random weights
+# Case → its JSON files by path; dense modules get random weights
 CASES: Mapping[str, dict[str, Any]] = MappingProxyType(
     {
         "qwen3-embedding": {
@@ -104,6 +104,48 @@ CASES: Mapping[str, dict[str, Any]] = MappingProxyType(
                 "bias": True,
                 "activation_function": "torch.nn.modules.activation.Tanh",
             },
+        },
+        "gemma3_text-both-ways": {
+            "config.json": _BASE
+            | {
+                "model_type": "gemma3_text",
+                "architectures": ["Gemma3TextModel"],
+                "hidden_activation": "gelu_pytorch_tanh",
+                "head_dim": 12,
+                "query_pre_attn_scalar": 12,
+                "sliding_window": 16,
+                "sliding_window_pattern": 2,
+                "use_bidirectional_attention": True,
+            },
+            "modules.json": _modules("Transformer", "Pooling", "Dense", "Dense", "Normalize"),
+            "1_Pooling/config.json": {"embedding_dimension": 32, "pooling_mode": "mean"},
+            "2_Dense/config.json": {
+                "in_features": 32,
+                "out_features": 40,
+                "bias": False,
+                "activation_function": "torch.nn.modules.linear.Identity",
+            },
+            "3_Dense/config.json": {
+                "in_features": 40,
+                "out_features": 32,
+                "bias": False,
+                "activation_function": "torch.nn.modules.activation.GELU",
+            },
+        },
+        "qwen2-both-ways": {
+            "config.json": _BASE
+            | {
+                "model_type": "qwen2",
+                "architectures": ["Qwen2Model"],
+                "is_causal": False,
+                "use_sliding_window": True,
+                "sliding_window": 20,
+                "max_window_layers": 1,
+                "max_position_embeddings": 64,
+                "rope_scaling": {"rope_type": "dynamic", "factor": 4.0},
+            },
+            "modules.json": _modules("Transformer", "Pooling", "Normalize"),
+            "1_Pooling/config.json": {"embedding_dimension": 32, "pooling_mode": "lasttoken"},
         },
         "bert-mean": {
             "config.json": _ENCODER | {"model_type": "bert", "architectures": ["BertModel"]},

@@ -11,9 +11,11 @@ from flax import nnx
 from jax.typing import DTypeLike
 
 from jaxllm.cache.layer import ScaleTensors
+from jaxllm.config import ConfigError
 from jaxllm.mesh import Stage
 from jaxllm.models.config.read import family
 from jaxllm.models.config.spec import ModelSpec
+from jaxllm.nn.attention import Attention
 from jaxllm.nn.decoder import Decoder
 from jaxllm.nn.linear import Init, Linear
 from jaxllm.nn.mixture.experts import ExpertMaps, Tensors
@@ -54,7 +56,22 @@ def build(spec: ModelSpec, shards: int, rngs: nnx.Rngs, dtype: DTypeLike) -> Mod
             first = [form.names[0].removesuffix(".weight") for form in forms]
             if kind := next((spec.formats[n] for n in first if n in spec.formats), None):
                 maps.hold(kind)
-    return model if spec.pooling is None else PoolingModel(init, model, spec.pooling)
+    if spec.pooling is None:
+        return model
+    if spec.pooling.bidirectional:
+        _check_scores(model)
+    return PoolingModel(init, model, spec.pooling)
+
+
+def _check_scores(model: Decoder) -> None:
+    """Raise ConfigError where attention in both directions cannot be that of a layer."""
+    for layer in model.layers:
+        own = layer.attention
+        if not isinstance(own, Attention) or own.softcap is not None or own.sinks is not None:
+            raise ConfigError(
+                "config.json: is_causal is false, which is not supported with latent attention, "
+                "soft caps of scores, or sinks"
+            )
 
 
 def linear_maps(spec: ModelSpec, model: Decoder) -> Iterator[tuple[str, Linear, tuple[str, ...]]]:

@@ -7,43 +7,25 @@ the name of their architecture.
 
 from __future__ import annotations
 
-import json
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from jaxllm.config import ConfigError, EngineConfig
-from jaxllm.locate import check_regular, read_json
+from jaxllm.locate import read_json
 from jaxllm.models.config.pooler import as_wished
-from jaxllm.models.config.read import Config, common_keys, family, flag, positive
-from jaxllm.pooling import ALL, MODES, DenseMap, Pooling
+from jaxllm.models.config.read import Config, common_keys, family, flag, is_causal, positive
+from jaxllm.models.config.sentence_transformers import dense_map, modes_of, modules_of
+from jaxllm.pooling import ALL, DenseMap, Pooling
 
-MODULES = "modules.json"
-LIMIT = "sentence_bert_config.json"  # holds max_seq_length
 SETTINGS = "config_sentence_transformers.json"  # may hold activation_fn
 LOGIT_SCORE = "1_LogitScore/config.json"
 CLASSIFIER, TOKEN_CLASSIFIER = "ForSequenceClassification", "ForTokenClassification"
 # Ends of architectures' names that are made for pooling
 POOLING_ARCHITECTURES = (CLASSIFIER, TOKEN_CLASSIFIER, "Model", "ForTextEncoding")
-MAX_MODULES, MAX_LABELS = 16, 2**16
+MAX_LABELS = 2**16
 
-# Switches of older 1_Pooling/config.json, in the order in which their results stand side by side
-_SWITCHES = {
-    "pooling_mode_cls_token": "cls",
-    "pooling_mode_max_tokens": "max",
-    "pooling_mode_mean_tokens": "mean",
-    "pooling_mode_mean_sqrt_len_tokens": "mean_sqrt_len",
-    "pooling_mode_weightedmean_tokens": "weighted_mean",
-    "pooling_mode_lasttoken": "last",
-}
-# Names of modes in newer ones
-_NAMES = {
-    "lasttoken": "last",
-    "mean_sqrt_len_tokens": "mean_sqrt_len",
-    "weightedmean": "weighted_mean",
-} | {mode: mode for mode in MODES}
 _ACTIVATIONS = {"Identity": "identity", "Tanh": "tanh", "Sigmoid": "sigmoid"}
 
 
@@ -65,7 +47,11 @@ class Wish:
 
 def read_pooling(model_dir: Path, hf: Config, wish: Wish) -> Pooling | None:
     """How the model pools; None when it generates. Raises ConfigError."""
-    found = _own_pooling(model_dir, hf, wish)
+    own = family(str(hf.get("model_type")))
+    encodes, spelling = getattr(own, "ENCODES", False), getattr(own, "SPELLING", {})
+    inner = hf if encodes else getattr(own, "read", dict)(hf)
+    hf = {**common_keys(inner, spelling), **common_keys(hf, spelling)}
+    found = (_encoder if encodes else _decoder)(model_dir, hf, wish)
     if not wish.pooler:
         return found
     if found is None:
@@ -76,16 +62,25 @@ def read_pooling(model_dir: Path, hf: Config, wish: Wish) -> Pooling | None:
     return as_wished(found, wish.pooler, positive(hf, "hidden_size"))
 
 
-def _own_pooling(model_dir: Path, hf: Config, wish: Wish) -> Pooling | None:
-    own = family(str(hf.get("model_type")))
-    hf = common_keys(hf, getattr(own, "SPELLING", {}))
-    if getattr(own, "ENCODES", False):
-        return _encoder(model_dir, hf, wish)
-    name = architecture(hf)
+def _decoder(model_dir: Path, hf: Config, wish: Wish) -> Pooling | None:
+    """The pooling of a decoder, None where it generates."""
+    if is_causal(hf):
+        return _causal(model_dir, hf, wish)
+    if wish.runner == "generate":
+        raise ConfigError(
+            f"config.json: tokens of this {hf['model_type']} see those behind them, so it cannot "
+            "generate; use --runner pooling or auto"
+        )
+    found = _causal(model_dir, hf, replace(wish, runner="pooling"))
+    return found and replace(found, bidirectional=True)
+
+
+def _causal(model_dir: Path, hf: Config, wish: Wish) -> Pooling | None:
+    own, name = family(str(hf.get("model_type"))), architecture(hf)
     tokens = _score_tokens(model_dir, hf) if wish.runner != "generate" else ()
     if tokens and wish.convert in ("auto", "none", "classify"):
         return _token_classifier(model_dir, hf, tokens)
-    modules = _modules(model_dir)
+    modules = modules_of(model_dir)
     classifies = name.endswith((CLASSIFIER, TOKEN_CLASSIFIER))
     if wish.runner == "auto":
         wanted = wish.convert in ("embed", "classify")
@@ -111,37 +106,6 @@ def architecture(hf: Config) -> str:
     return str(names[0]) if isinstance(names, list) and names else ""
 
 
-def length_limit(model_dir: Path) -> int | None:
-    """Tokens that sentence-transformers cuts inputs to. Raises ConfigError."""
-    path = model_dir / LIMIT
-    if not os.path.lexists(path):
-        return None
-    found = read_json(path)
-    return None if found.get("max_seq_length") is None else positive(found, "max_seq_length")
-
-
-def _modules(model_dir: Path) -> list[tuple[str, str]]:
-    """(type, folder) of each module of sentence-transformers; empty without them."""
-    path = model_dir / MODULES
-    if not os.path.lexists(path):
-        return []
-    check_regular(path)
-    try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-        modules = [(str(each["type"]).rpartition(".")[2], str(each["path"])) for each in found]
-    except (OSError, ValueError, TypeError, KeyError, RecursionError):
-        raise ConfigError(f"{path} is not a list of modules with type and path") from None
-    for kind, folder in modules[:MAX_MODULES]:
-        if Path(folder).name != folder:
-            raise ConfigError(f"{path} names the folder {folder!r:.80}; it must lie beside it")
-        if kind not in ("Transformer", "Pooling", "Dense", "Normalize"):
-            raise ConfigError(
-                f"{path} has a module {kind!r:.80}; supported are Transformer, Pooling, Dense "
-                "and Normalize"
-            )
-    return modules[:MAX_MODULES]
-
-
 def _encoder(model_dir: Path, hf: Config, wish: Wish) -> Pooling:
     """The pooling of an encoder, which can do nothing else."""
     if wish.runner == "generate":
@@ -149,7 +113,7 @@ def _encoder(model_dir: Path, hf: Config, wish: Wish) -> Pooling:
             f"config.json: {hf['model_type']} is an encoder, which cannot generate; "
             "use --runner pooling or auto"
         )
-    own, modules = family(hf["model_type"]), _modules(model_dir)
+    own, modules = family(hf["model_type"]), modules_of(model_dir)
     classifies = architecture(hf).endswith((CLASSIFIER, TOKEN_CLASSIFIER))
     if wish.convert == "embed" or not (classifies or wish.convert == "classify"):
         return replace(_embedder(model_dir, hf, modules, "cls"), bidirectional=True)
@@ -180,11 +144,11 @@ def _embedder(
     pool, normalised."""
     folders = dict(modules)
     width = positive(hf, "hidden_size")
-    modes = _modes(model_dir / folders["Pooling"]) if "Pooling" in folders else (usual,)
+    modes = modes_of(model_dir / folders["Pooling"]) if "Pooling" in folders else (usual,)
     size, maps = width * len(modes), []
     for kind, folder in modules:
         if kind == "Dense":
-            maps.append(_dense(model_dir, folder, size))
+            maps.append(dense_map(model_dir, folder, size))
             size = maps[-1].outputs
     cuts = _dimensions(hf, size)
     return Pooling(
@@ -195,48 +159,6 @@ def _embedder(
         normalises=not modules or "Normalize" in folders,
         is_matryoshka=flag(hf, "is_matryoshka") or bool(cuts),
         dimensions=cuts,
-    )
-
-
-def _modes(folder: Path) -> tuple[str, ...]:
-    """The pooling modes of one `Pooling` module, in the order of their results."""
-    path = folder / "config.json"
-    if not path.is_file():
-        raise ConfigError(f"{path} is missing, which {MODULES} asks for")
-    config = read_json(path)
-    given = config.get("pooling_mode")
-    if given is None:
-        found = tuple(mode for switch, mode in _SWITCHES.items() if flag(config, switch))
-    else:
-        names = given if isinstance(given, list) else [given]
-        found = tuple(_NAMES.get(str(name), "") for name in names)
-    if not found or "" in found:
-        raise ConfigError(f"{path}: the pooling mode must be one of {', '.join(MODES)}")
-    if config.get("include_prompt") is False:
-        raise ConfigError(
-            f"{path}: include_prompt false leaves an instruction out of the pool, which is not "
-            "supported; set it to true where inputs have no instruction"
-        )
-    return found
-
-
-def _dense(model_dir: Path, folder: str, size: int) -> DenseMap:
-    """One `Dense` module, which takes vectors of `size` elements."""
-    path = model_dir / folder / "config.json"
-    if not path.is_file():
-        raise ConfigError(f"{path} is missing, which {MODULES} asks for")
-    config = read_json(path)
-    name = str(config.get("activation_function") or "Identity").rpartition(".")[2]
-    if _ACTIVATIONS.get(name) not in ("identity", "tanh"):
-        raise ConfigError(f"{path}: activation_function {name!r:.80} is not Identity or Tanh")
-    if positive(config, "in_features") != size:
-        raise ConfigError(f"{path}: in_features is {config['in_features']}, but it gets {size}")
-    return DenseMap(
-        name=f"{folder}/linear",
-        inputs=size,
-        outputs=positive(config, "out_features"),
-        bias=flag({"bias": True} | config, "bias"),
-        activation=_ACTIVATIONS[name],
     )
 
 

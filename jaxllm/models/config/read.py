@@ -60,8 +60,17 @@ def family(model_type: str) -> ModuleType:
 
 def summary(model_type: str) -> str:
     """What a family is, in a paragraph: its file's docstring, which is read without running it."""
-    text = (Path(__file__).parents[1] / f"{model_type}.py").read_text()
-    return " ".join((ast.get_docstring(ast.parse(text)) or "").split())
+    return " ".join((ast.get_docstring(_parsed(model_type)) or "").split())
+
+
+def state(model_type: str) -> str:
+    """What models of a family do here. The family's file is read without running it."""
+    names = {node.id for node in ast.walk(_parsed(model_type)) if isinstance(node, ast.Name)}
+    return "pools, on one device" if "ENCODES" in names else "generates or pools"
+
+
+def _parsed(model_type: str) -> ast.Module:
+    return ast.parse((Path(__file__).parents[1] / f"{model_type}.py").read_text())
 
 
 def unknown(model_type: object) -> str:
@@ -247,6 +256,11 @@ def flag(hf: Config, key: str) -> bool:
     if value is not None and type(value) is not bool:
         raise ConfigError(f"config.json: {key} is {value!r:.80}; it must be true or false")
     return bool(value)
+
+
+def is_causal(hf: Config) -> bool:
+    """Whether tokens see those before them alone, as decoders do that do not say otherwise."""
+    return flag({"is_causal": True, **hf}, "is_causal")
 
 
 def number(settings: Mapping[str, Any], key: str, default: float | None = None) -> float:

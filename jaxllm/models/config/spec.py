@@ -13,9 +13,10 @@ from typing import Any
 
 from jaxllm.cache.layer import LayerCache, PagedKV, ScaleTensors
 from jaxllm.config import ConfigError
-from jaxllm.models.config.pooling import Wish, length_limit, read_pooling
+from jaxllm.models.config.pooling import Wish, read_pooling
 from jaxllm.models.config.quantisation import weight_scheme
 from jaxllm.models.config.read import common_keys, family, named_as_in_file, read_config
+from jaxllm.models.config.sentence_transformers import length_limit
 from jaxllm.nn.heads import Heads
 from jaxllm.pooling import DenseMap, Pooling
 from jaxllm.quantisation import Scheme, WeightFormat
@@ -98,8 +99,9 @@ class ModelSpec:
 
     @property
     def windows(self) -> tuple[int | None, ...]:
-        """The window of each layer, in tokens; None sees all."""
-        return tuple(layer.window for layer in self.layers)
+        """The window behind which each layer's cache forgets, in tokens; None for all."""
+        caches = self.pooling is None or not self.pooling.bidirectional
+        return tuple(layer.window if caches else None for layer in self.layers)
 
     @property
     def pools(self) -> int:

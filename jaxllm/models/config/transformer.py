@@ -222,7 +222,7 @@ class Parts:
         **options: Any,
     ) -> Attention:
         """The attention of one layer, with its window; `options` are those of `Attention`."""
-        scoring = Scoring(self.spec.windows[layer], scale, softcap)
+        scoring = Scoring(self.spec.layers[layer].window, scale, softcap)
         made = Attention(self.init, self.heads, self.spec.width, scoring=scoring, **options)
         made.head_map = head_map
         return made

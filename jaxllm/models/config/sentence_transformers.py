@@ -1,0 +1,128 @@
+"""What the files of sentence-transformers say: which modules follow a transformer, and what each
+does. Imports no jax.
+
+https://sbert.net/docs/package_reference/sentence_transformer/models.html
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from pathlib import Path
+
+from jaxllm.config import ConfigError
+from jaxllm.locate import check_regular, read_json
+from jaxllm.models.config.read import flag, positive
+from jaxllm.pooling import MODES, DenseMap
+
+MODULES = "modules.json"
+LIMIT = "sentence_bert_config.json"  # holds max_seq_length
+MAX_DENSE = 8
+POOLED = "sentence_embedding"  # what the pool gives
+ORDER = rf"Transformer( Pooling( Dense){{0,{MAX_DENSE}}})?( Normalize)?"
+
+# Switches of older 1_Pooling/config.json, in the order in which their results stand side by side
+_SWITCHES = {
+    "pooling_mode_cls_token": "cls",
+    "pooling_mode_max_tokens": "max",
+    "pooling_mode_mean_tokens": "mean",
+    "pooling_mode_mean_sqrt_len_tokens": "mean_sqrt_len",
+    "pooling_mode_weightedmean_tokens": "weighted_mean",
+    "pooling_mode_lasttoken": "last",
+}
+# Names of modes in newer ones
+_NAMES = {
+    "lasttoken": "last",
+    "mean_sqrt_len_tokens": "mean_sqrt_len",
+    "weightedmean": "weighted_mean",
+} | {mode: mode for mode in MODES}
+# Activations of Dense modules
+_ACTIVATIONS = {
+    "Identity": "identity",
+    "Tanh": "tanh",
+    "GELU": "gelu",
+    "ReLU": "relu",
+    "SiLU": "silu",
+    "Sigmoid": "sigmoid",
+}
+
+
+def length_limit(model_dir: Path) -> int | None:
+    """Tokens that sentence-transformers cuts inputs to. Raises ConfigError."""
+    path = model_dir / LIMIT
+    if not os.path.lexists(path):
+        return None
+    found = read_json(path)
+    return None if found.get("max_seq_length") is None else positive(found, "max_seq_length")
+
+
+def modules_of(model_dir: Path) -> list[tuple[str, str]]:
+    """(type, folder) of each module of sentence-transformers; empty without them."""
+    path = model_dir / MODULES
+    if not os.path.lexists(path):
+        return []
+    check_regular(path)
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+        modules = [(str(each["type"]).rpartition(".")[2], str(each["path"])) for each in found]
+    except (OSError, ValueError, TypeError, KeyError, RecursionError):
+        raise ConfigError(f"{path} is not a list of modules with type and path") from None
+    for _, folder in modules:
+        if Path(folder).name != folder:
+            raise ConfigError(f"{path} names the folder {folder!r:.80}; it must lie beside it")
+    kinds = " ".join(kind for kind, _ in modules)
+    if not re.fullmatch(ORDER, kinds):
+        raise ConfigError(
+            f"{path} lists the modules {kinds!r:.200}; supported are Transformer, Pooling, "
+            f"at most {MAX_DENSE} of Dense, and Normalize, in this order"
+        )
+    return modules
+
+
+def modes_of(folder: Path) -> tuple[str, ...]:
+    """The pooling modes of one `Pooling` module, in the order of their results."""
+    path = folder / "config.json"
+    if not path.is_file():
+        raise ConfigError(f"{path} is missing, which {MODULES} asks for")
+    config = read_json(path)
+    given = config.get("pooling_mode")
+    if given is None:
+        found = tuple(mode for switch, mode in _SWITCHES.items() if flag(config, switch))
+    else:
+        names = given if isinstance(given, list) else [given]
+        found = tuple(_NAMES.get(str(name), "") for name in names)
+    if not found or "" in found:
+        raise ConfigError(f"{path}: the pooling mode must be one of {', '.join(MODES)}")
+    if config.get("include_prompt") is False:
+        raise ConfigError(
+            f"{path}: include_prompt false leaves an instruction out of the pool, which is not "
+            "supported; set it to true where inputs have no instruction"
+        )
+    return found
+
+
+def dense_map(model_dir: Path, folder: str, size: int) -> DenseMap:
+    """One `Dense` module, which takes vectors of `size` elements."""
+    path = model_dir / folder / "config.json"
+    if not path.is_file():
+        raise ConfigError(f"{path} is missing, which {MODULES} asks for")
+    config = read_json(path)
+    name = str(config.get("activation_function", "Tanh")).rpartition(".")[2]
+    if name not in _ACTIVATIONS:
+        legal = ", ".join(_ACTIVATIONS)
+        raise ConfigError(f"{path}: activation_function {name!r:.80} is not one of {legal}")
+    if flag(config, "use_residual") or config.get("module_input_name", POOLED) != POOLED:
+        raise ConfigError(
+            f"{path}: use_residual must be false and module_input_name {POOLED!r}; others are not "
+            "supported"
+        )
+    if positive(config, "in_features") != size:
+        raise ConfigError(f"{path}: in_features is {config['in_features']}, but it gets {size}")
+    return DenseMap(
+        name=f"{folder}/linear",
+        inputs=size,
+        outputs=positive(config, "out_features"),
+        bias=flag({"bias": True} | config, "bias"),
+        activation=_ACTIVATIONS[name],
+    )
