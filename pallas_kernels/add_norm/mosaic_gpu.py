@@ -1,15 +1,13 @@
 """Sum and norm for NVIDIA Hopper in Pallas Mosaic GPU: one small launch, a warpgroup a row.
 
 A warpgroup keeps its row in registers. A thread issues all its loads at once, those of rows that
-are yet to be added up included.
+are yet to be added up included. Few rows with many shares have a team each (`mosaic_few`).
 The sum's store starts before the threads synchronise to add up the squares.
 """
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -17,17 +15,17 @@ from jax import Array, lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
+from pallas_kernels.add_norm import mosaic_few
+from pallas_kernels.add_norm.mosaic_norm import Delta, norm_of, norm_results, store_norm
 from pallas_kernels.mosaic_gpu import THREADS, launch, row_layout, store
-from pallas_kernels.parts import Parts, Product, WeightedRows, added, whole
-from pallas_kernels.scaled_matmul import Inputs, RoundedRows, Rounding, mosaic_rounding
+from pallas_kernels.parts import Product, WeightedRows
+from pallas_kernels.scaled_matmul import Inputs, Rounding
 
 # With more rows memory is the limit. XLA's fusion of a plain norm reads no more than the kernel; to
 # round it, it reads everything again
 MAX_ROWS = 256
 MAX_WIDTH = 128 * THREADS  # elements of a row in registers
 MAX_ADDED = 256 * THREADS  # elements of the rows of a token, half of the registers
-
-type Load = Callable[[Any], Array]
 
 
 def check(
@@ -91,36 +89,8 @@ def add_norm(
             f"x {x_TD.dtype}{list(x_TD.shape)}, delta {delta_TD.dtype}{list(delta_TD.shape)}, "
             f"weight {list(weight_D.shape)}"
         )
-    return _launch(x_TD, Delta.of(delta_TD), weight_D, eps, rounding, interpret)
-
-
-class Delta(NamedTuple):
-    """What is added to x: arrays, and what a kernel makes of row t of refs to them; `load` loads a
-    row. All that it makes is added to x in float32, in that order."""
-
-    arrays: tuple[Array, ...]
-    terms: Callable[..., list[Array]]
-
-    @classmethod
-    def of(cls, delta_TD: Product) -> Delta:
-        if isinstance(delta_TD, Parts) and delta_TD.done is None:
-            row = functools.partial(added, delta_TD.dtype)
-            return cls((delta_TD.sums, *delta_TD.scales), lambda *given: [row(*given)])
-        if isinstance(delta_TD, WeightedRows):
-            return cls(delta_TD[:3], _weighted)
-        return cls((whole(delta_TD),), _row)
-
-
-def _row(t: Array, load: Load, delta_ref: Any) -> list[Array]:
-    return [load(delta_ref.at[t])]
-
-
-def _weighted(t: Array, load: Load, y_ref: Any, place_ref: Any, weight_ref: Any) -> list[Array]:
-    """Of `WeightedRows`: all rows are loaded before the first is used."""
-    choices = range(place_ref.shape[1])
-    weights = [weight_ref[t, k] for k in choices]
-    rows = [load(y_ref.at[place_ref[t, k]]) for k in choices]
-    return [row.astype(jnp.float32) * own for row, own in zip(rows, weights, strict=True)]
+    run = mosaic_few.add_norm if mosaic_few.takes(delta_TD) else _launch
+    return run(x_TD, Delta.of(delta_TD), weight_D, eps, rounding, interpret)
 
 
 def _launch(
@@ -157,32 +127,3 @@ def _launch(
         compiler={"unsafe_no_auto_barriers": True},
     )
     return total, norm_of(x_TD, norm)
-
-
-def norm_results(x_TD: Array, rounding: Rounding | None) -> tuple[jax.ShapeDtypeStruct, ...]:
-    """What `store_norm` fills. Raises ValueError for numbers that it cannot round to."""
-    T, D = x_TD.shape
-    if rounding is None:
-        return (jax.ShapeDtypeStruct((T, D), x_TD.dtype),)
-    if jnp.dtype(rounding.dtype) != mosaic_rounding.NUMBERS:
-        raise ValueError(f"mosaic_gpu add_norm rounds to float8_e4m3fn, not {rounding.dtype}")
-    return mosaic_rounding.results(D, rounding.rows)
-
-
-def norm_of(x_TD: Array, results: list[Array]) -> Inputs:
-    """The norm that `store_norm` left in `results`."""
-    if len(results) == 1:
-        return results[0]
-    numbers, scale = results
-    return RoundedRows(numbers, scale, x_TD.shape[0], x_TD.dtype)
-
-
-def store_norm(total: Array, weight: Array, eps: float, t: Array, refs: Sequence[Any]) -> None:
-    """Norm row t, which the warpgroup holds in registers, and round it if `refs` say so."""
-    wide = total.astype(jnp.float32)
-    scale = lax.rsqrt(jnp.sum(wide * wide) * (1 / len(total)) + eps)
-    norm = (wide * scale * weight).astype(total.dtype)
-    if len(refs) == 1:
-        store(refs[0].at[t], norm)
-    else:
-        mosaic_rounding.store_rounded(norm, [t], *refs)

@@ -15,7 +15,7 @@ from jax import Array, lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
-from pallas_kernels.add_norm.mosaic_gpu import norm_of, norm_results, store_norm
+from pallas_kernels.add_norm.mosaic_norm import norm_of, norm_results, store_norm
 from pallas_kernels.all_reduce.group import LANES, Group, Inbox
 from pallas_kernels.all_reduce.mosaic_exchange import Row, open_place, put, take
 from pallas_kernels.all_reduce.plan import GATHER_ROW, MOST_DEVICES, is_one_shot

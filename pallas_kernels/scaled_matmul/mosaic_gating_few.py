@@ -1,8 +1,8 @@
 """The gated activation of few tokens' products, rounded to 8-bit floats, in one launch on NVIDIA
 Hopper: it adds up the shares of columns, too. XLA and the kernel that rounds take a launch each.
 
-A thread block has a row, in registers. Each warpgroup takes every eighth tile of it, and they tell
-each other their largest magnitudes through shared memory.
+A team of eight warpgroups has a row, in registers. Each takes every eighth tile of it, and they
+tell each other their largest magnitudes.
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ from jax import Array, lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
-from pallas_kernels.mosaic_gpu import launch, store
+from pallas_kernels.mosaic_gpu import store
+from pallas_kernels.mosaic_team import LOADED, TEAM, Team, blocks_of
 from pallas_kernels.parts import Parts, Product
 from pallas_kernels.scaled_matmul.mosaic_rounding import NUMBERS, numbers_of, results, scale_of
 from pallas_kernels.scaled_matmul.plan import FEW_ROWS
@@ -24,9 +25,7 @@ from pallas_kernels.scaled_matmul.rounding import RoundedRows, Rounding
 
 LINE, LINES = 128, 4  # columns of a line; lines of a tile, one for each warp
 TILE = LINES * LINE
-WARPGROUPS = 8
-MOST_TILES = 56  # seven for each warpgroup
-LOADED = 48  # registers of a thread, of 64, that are filled before the first is used
+MOST_TILES = 7 * TEAM
 # A warp has a line, so that its largest number is found within the warp
 LAYOUT = plgpu.Layout.TILED(
     plgpu.Tiling(((LINES, LINE), (LINE // 32,))), warp_dims=(-3,), lane_dims=(-2,), vector_dim=-1
@@ -80,18 +79,22 @@ def supports(product: Product, rounding: Rounding) -> bool:
     )
 
 
-def gated_rows(product: Product, rounding: Rounding, *, interpret: Any = None) -> RoundedRows:
-    """See `pallas_kernels.scaled_matmul`; for what `supports` allows.
+def gated_rows(
+    product: Product, rounding: Rounding, *, blocks: int | None = None, interpret: Any = None
+) -> RoundedRows:
+    """See `pallas_kernels.scaled_matmul`; for what `supports` allows. The `blocks` of a row change
+    only speed.
 
     `interpret` is a `plgpu.InterpretGPUParams` for machines without a GPU.
     """
     given, dtype, T = _Given.of(product), product.dtype, product.shape[0]
     width, lines = given.width, given.width // LINE
+    team = Team(blocks or blocks_of(T, interpret))
 
     def gated_rows_kernel(*refs, most, met):  # type: ignore[no-untyped-def]
         *given_refs, numbers_ref, scale_ref = refs
         done_ref, shares_ref = given_refs[0], given_refs[-1]
-        t, wg = lax.axis_index("row"), lax.axis_index("wg")
+        t, member = lax.axis_index("row"), team.member()
 
         def half(line: Any, shared: bool) -> list[Array]:
             """A tile of gate or up, or its shares, from this line of the product on."""
@@ -109,45 +112,39 @@ def gated_rows(product: Product, rounding: Rounding, *, interpret: Any = None) -
             )
             return (x / (1 + jnp.exp(-x)) * by).astype(dtype).astype(jnp.float32)
 
-        tiles = list(_tiles(given, wg))
+        team.begin(met, told=4 * LINES * TEAM)
+        tiles = list(_tiles(given, member))
         made: list[Array] = []
-        for some in _batches(given, tiles):
+        for some in _batches(given, tiles, LOADED[team.blocks]):
             loaded = [
                 (half(tile.line, given.cut == 0), half(tile.line + lines, tile.shared))
                 for tile in some
             ]
             made += [activated(*both) for both in loaded]
         size = functools.reduce(jnp.maximum, [jnp.maximum(y, -y) for y in made])
-        store(most.at[pl.ds(wg * LINES, LINES)], jnp.max(size, axis=1))
-        plgpu.commit_smem()
-        plgpu.barrier_arrive(met)
-        plgpu.barrier_wait(met)
-        largest = functools.reduce(jnp.maximum, [most[i] for i in range(WARPGROUPS * LINES)])
+        place = most.at[pl.ds(member * LINES, LINES)]
+        team.ready()
+        team.tell(place, jnp.max(size, axis=1), LAYOUT.reduce(1), met)
+        team.done(met)
+        team.wait(met)
+        largest = functools.reduce(jnp.maximum, [most[i] for i in range(TEAM * LINES)])
         scale = scale_of(largest)
         for tile, y in zip(tiles, made, strict=True):
             numbers, place = numbers_of(y, scale), numbers_ref.at[t, _lines(tile.line)]
             pl.when(tile.own)(lambda numbers=numbers, place=place: store(place, numbers))
 
-        @pl.when(wg == 0)
+        @pl.when(member == 0)
         def _() -> None:
             scale_ref.at[t][...] = scale
 
     rows, scales = results(width, rounding.rows)
-    numbers, scale = launch(
+    numbers, scale = team.launch(
         gated_rows_kernel,
         tuple(given.arrays),
+        T,
         interpret,
         out_type=(rows.update(shape=(rounding.rows, lines, LINE)), scales),
-        scratch_types={
-            "most": plgpu.SMEM((WARPGROUPS * LINES,), jnp.float32),
-            "met": plgpu.Barrier(num_arrivals=WARPGROUPS),
-        },
-        grid=(T,),
-        grid_names=("row",),
-        num_threads=WARPGROUPS,
-        thread_name="wg",
-        # A thread reads what others have stored after the barrier alone
-        compiler={"unsafe_no_auto_barriers": True},
+        scratch_types={"most": plgpu.SMEM((TEAM * LINES,), jnp.float32)},
     )
     return RoundedRows(numbers.reshape(rounding.rows, width), scale, T, dtype)
 
@@ -161,26 +158,26 @@ class _Tile(NamedTuple):
     own: Array
 
 
-def _tiles(given: _Given, wg: Array) -> Iterator[_Tile]:
-    """Of a warpgroup. All have as many, so some compute one of another's, and keep it."""
+def _tiles(given: _Given, member: Array) -> Iterator[_Tile]:
+    """Of a member of the team. All have as many, so some compute one of another's, and keep it."""
     ends = given.up_done // TILE, given.width // TILE
     for shared, (first, end) in enumerate(((0, ends[0]), ends)):
-        for start in range(first, end, WARPGROUPS):
-            place = start + wg
+        for start in range(first, end, TEAM):
+            place = start + member
             yield _Tile(jnp.minimum(place, end - 1) * LINES, bool(shared), place < end)
 
 
-def _batches(given: _Given, tiles: list[_Tile]) -> Iterator[list[_Tile]]:
-    """Tiles whose numbers are loaded at once."""
+def _batches(given: _Given, tiles: list[_Tile], most: int) -> Iterator[list[_Tile]]:
+    """Tiles whose numbers are loaded at once, into `most` registers."""
     batch: list[_Tile] = []
-    room, pair = LOADED, LINES // 2
+    room, pair = most, LINES // 2
     shares = 0 if given.shares is None else LINES * len(given.shares)
     gate = pair if given.cut else shares
     for tile in tiles:
         needs = gate + (shares if tile.shared else pair)
         if batch and needs > room:
             yield batch
-            batch, room = [], LOADED
+            batch, room = [], most
         batch.append(tile)
         room -= needs
     yield batch

@@ -12,8 +12,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pallas_kernels.add_norm import add_norm, mosaic_gpu, rms_norm
+from pallas_kernels import mosaic_team
+from pallas_kernels.add_norm import add_norm, mosaic_few, mosaic_gpu, rms_norm
 from pallas_kernels.add_norm.cases import CASES, Case, expected, inputs
+from pallas_kernels.add_norm.mosaic_norm import Delta
 from pallas_kernels.parts import Parts, WeightedRows
 from pallas_kernels.scaled_matmul import Rounding, mosaic_rounding
 from tests.pallas_kernels.places import (
@@ -24,6 +26,7 @@ from tests.pallas_kernels.places import (
     places,
     poison_outputs,
     shape_of,
+    slow_places,
 )
 
 ULP = {"bfloat16": 2**-8, "float16": 2**-10}
@@ -133,7 +136,8 @@ def test_a_rounded_norm_has_the_bits_of_the_norm_rounded_by_itself(place: str, d
 @places
 @pytest.mark.parametrize("scaled", [False, True], ids=["shares", "scales"])
 def test_parts_are_added_to_the_bits_of_their_sum(place: str, scaled: bool) -> None:
-    case = Case(name="", rows=pick(place, 2, 200), width=pick(place, 384, 3584))
+    small = Case(name="", rows=2, width=384 if scaled else 1536)
+    case = pick(place, small, Case(name="", rows=200, width=3584))
     x, delta, weight = arguments(case, "bfloat16", seed=10)
     rng, shares = np.random.default_rng(0), 1 if scaled else 3
     # Rows and columns that no product has follow it
@@ -155,6 +159,55 @@ def test_parts_are_added_to_the_bits_of_their_sum(place: str, scaled: bool) -> N
         launched(place, (x, parts, weight)), launched(place, (x, whole, weight)), strict=True
     ):
         np.testing.assert_array_equal(one, two)
+
+
+@slow_places
+@pytest.mark.parametrize(("width", "shares"), [(3584, 9), (1024, 16), (4608, 4)])
+def test_a_team_gives_the_bits_of_one_warpgroup(place: str, width: int, shares: int) -> None:
+    for rows, blocks in pick(place, [(2, 1)], [(1, 8), (33, 4), (64, 2)]):
+        x, _, weight = arguments(Case(name="", rows=rows, width=width), "bfloat16", seed=11)
+        sums = np.random.default_rng(width).standard_normal((shares, rows + 7, width + 256))
+        parts = Parts(jnp.asarray(sums, jnp.float32), (), (rows, width), x.dtype)
+        rounding, options = Rounding(jnp.float8_e4m3fn, rows + 7), launch_options(place)
+        alone = functools.partial(mosaic_gpu.add_norm, eps=1e-6, rounding=rounding, **options)
+        total, wanted = jax.jit(alone)(x, parts.whole, weight)
+        team = functools.partial(as_team, eps=1e-6, rounding=rounding, blocks=blocks, **options)
+        run = jax.jit(team)
+        for _ in range(pick(place, 1, 50)):
+            found_total, found = run(x, parts, weight)
+            for one, two in (
+                (found_total, total),
+                (found.numbers[:rows], wanted.numbers[:rows]),
+                (found.scale[:rows], wanted.scale[:rows]),
+            ):
+                np.testing.assert_array_equal(*(np.asarray(y).view(np.uint8) for y in (one, two)))
+
+
+def as_team(
+    x: Any, parts: Parts, weight: Any, *, interpret: Any = None, **options: Any
+) -> tuple[Any, Any]:
+    return mosaic_few.add_norm(x, Delta.of(parts), weight, interpret=interpret, **options)
+
+
+def test_a_team_lowers_for_cuda_as_one_launch() -> None:
+    x, _, weight = arguments(Case(name="", rows=2, width=512), "bfloat16")
+    parts = Parts(jnp.ones((2, 2, 512)), (), x.shape, x.dtype)
+    run = functools.partial(as_team, eps=1e-6, rounding=None, blocks=8)
+    text = jax.jit(run).trace(x, parts, weight).lower(lowering_platforms=("cuda",)).as_text()
+    assert text.count("mosaic_gpu_v2") == 1
+
+
+def test_few_rows_of_few_shares_have_a_team_each(monkeypatch: pytest.MonkeyPatch) -> None:
+    def taken(rows: int = 1, width: int = 3584, shares: int = 9, done: bool = False) -> bool:
+        sums = jax.ShapeDtypeStruct((shares, 64, width), jnp.float32)
+        held = jax.ShapeDtypeStruct((64, width), jnp.bfloat16) if done else None
+        return mosaic_few.takes(Parts(sums, (), (rows, width), jnp.bfloat16, held))  # type: ignore[arg-type]
+
+    monkeypatch.setattr(mosaic_team, "MOST_BLOCKS", 8)
+    assert taken() and taken(66) and taken(width=8192) and taken(33, 1024, 33)
+    assert not taken(67) and not taken(width=896) and not taken(shares=1) and not taken(done=True)
+    assert not taken(64, shares=30) and not taken(width=16384)  # registers would not do
+    assert not mosaic_few.takes(jnp.ones((1, 3584), jnp.bfloat16))
 
 
 @places

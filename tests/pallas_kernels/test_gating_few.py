@@ -23,7 +23,7 @@ def product_of(tokens: int, width: int, cut: int, shares: int) -> Product:
     product has is NaN."""
     rng = np.random.default_rng(cut + width)
     y = rng.standard_normal((tokens, 2 * width)) * 3
-    y[1, :width] = 0
+    y[1:2, :width] = 0
     done = jnp.asarray(y, BF16)
     if cut == 2 * width:
         return done
@@ -60,6 +60,30 @@ def test_few_rows_are_silu_times_up_rounded_once_more(place: str, kind: str) -> 
     assert not wrong.any(), (wrong.sum(), np.argwhere(wrong)[:4].tolist())
     largest = np.abs(wanted[[0, *range(2, tokens)]]).max(axis=1)
     np.testing.assert_allclose(scale[[0, *range(2, tokens)]], largest / 448, rtol=2**-7)
+
+
+@pytest.mark.parametrize("blocks", [1, 8])
+def test_a_row_over_several_blocks_lowers_for_cuda_as_one_launch(blocks: int) -> None:
+    run = functools.partial(mosaic_gating_few.gated_rows, rounding=Rounding(FP8, 8), blocks=blocks)
+    traced = jax.jit(run).trace(product_of(2, 512, 0, 2))
+    text = traced.lower(lowering_platforms=("cuda",)).as_text()
+    assert text.count("mosaic_gpu_v2") == 1
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(("width", "cut"), [(18944, 33792), (18944, 0), (512, 0)])
+def test_a_row_over_several_blocks_has_the_bits_of_one_block_on_a_card(
+    width: int, cut: int
+) -> None:
+    for tokens, blocks in (1, 8), (33, 4), (64, 2):
+        product, rounding = product_of(tokens, width, cut, 7), Rounding(FP8, max(8, tokens))
+        run = functools.partial(mosaic_gating_few.gated_rows, rounding=rounding)
+        alone, together = (jax.jit(functools.partial(run, blocks=own)) for own in (1, blocks))
+        wanted = alone(product).sized(tokens)
+        for _ in range(50):
+            found = together(product).sized(tokens)
+            for one, two in (found.numbers, wanted.numbers), (found.scale, wanted.scale):
+                np.testing.assert_array_equal(*(np.asarray(y).view(np.uint8) for y in (one, two)))
 
 
 def test_products_of_few_tokens_that_the_kernel_takes() -> None:
