@@ -197,6 +197,7 @@ def _report(programs: Any, key: Any, donating: bool, devices: int) -> dict[str, 
     from jax.extend.backend import get_compile_options
     from jaxlib.xla_client import DeviceList
 
+    from jaxllm.engine.runtime.compilation.executables import Executables
     from jaxllm.engine.runtime.compilation.xla_options import XlaOptions
     from jaxllm.engine.runtime.programs import PROGRAMS
 
@@ -218,7 +219,8 @@ def _report(programs: Any, key: Any, donating: bool, devices: int) -> dict[str, 
     table = XlaOptions.of(
         targets[0].device_kind, 15e9 if programs.shapes.hidden_states.shape[1] > 2048 else 1e9
     )
-    options = table.at(key.program, PROGRAMS[key.program].rows(key.sizes)) | {
+    rows = PROGRAMS[key.program].rows(key.sizes)
+    options = Executables(table, platform="gpu").options(key.program, rows) | {
         "xla_gpu_autotune_level": 0
     }
     try:
@@ -246,6 +248,7 @@ def _report(programs: Any, key: Any, donating: bool, devices: int) -> dict[str, 
         "calls": Counter(re.findall(r'custom_call_target="([^"]+)"', hlo)),
         "kernels": Counter(re.findall(r'op_name="[^"]*?(\w+)/mpmd_map', hlo)),
         "collectives": Counter(re.findall(COLLECTIVES, hlo)),
+        "computed_again": len(re.findall(r"^\s+(?:ROOT )?%\S*\.remat\S* = ", hlo, re.MULTILINE)),
     }
 
 

@@ -55,8 +55,9 @@ def compiler() -> Iterator[Compiler]:
 
 
 def check(model: str, reports: list[dict[str, Any]], limit: int | None = None) -> None:
-    """Every program was taken, keeps its donated buffers, copies no pages, and needs at most
-    `limit` bytes beside its arguments, by default what sizing expects of the largest step."""
+    """Every program was taken, keeps its donated buffers, copies no pages, computes nothing twice
+    to save memory, and needs at most `limit` bytes beside its arguments, by default what sizing
+    expects of the largest step."""
     limit = limit or expected_workspace_bytes(
         make_spec(ALWAYS | SHAPES[model]), TOKENS + SLOTS, SCORED, 2, 1
     )
@@ -65,6 +66,7 @@ def check(model: str, reports: list[dict[str, Any]], limit: int | None = None) -
         assert report["refused"] is None, report
         assert report["not_aliased"] == [], report
         assert report["copies"] == [], report
+        assert report["computed_again"] == 0, report
         assert report["needed_bytes"] <= limit, report
 
 

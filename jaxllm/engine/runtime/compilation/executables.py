@@ -13,7 +13,7 @@ import jax
 
 from jaxllm.engine.runtime.compilation.compile_counter import CompileCounter
 from jaxllm.engine.runtime.compilation.exports import Exports, calling, export
-from jaxllm.engine.runtime.compilation.xla_options import XlaOptions
+from jaxllm.engine.runtime.compilation.xla_options import FOR_GPUS, Value, XlaOptions
 
 PATIENCE = 120  # seconds for another process to lower a program; then it is lowered here
 
@@ -90,7 +90,12 @@ class Executables:
                     keep_unused=True,
                 )
                 lowered = jitted.lower(*recipe.arguments)
-            return lowered.compile(compiler_options=self._options.at(name.partition("-")[0], rows))
+            return lowered.compile(compiler_options=self.options(name.partition("-")[0], rows))
+
+    def options(self, program: str, rows: int) -> dict[str, Value]:
+        """XLA's options for a program that computes so many rows."""
+        found = self._options.at(program, rows)
+        return {**FOR_GPUS, **found} if self.platform == "gpu" else found
 
     def tunes(self, program: str, rows: int) -> bool:
         """Whether XLA times kernels on the device for the matrix products of a program."""

@@ -11,6 +11,10 @@ from pathlib import Path
 type Value = bool | int | str
 
 TUNED = Path(__file__).parent / "tuned"
+# Of every program for GPUs. Rematerialization computes values again where memory lacks. It counts
+# pages anew for each kernel that writes them in place, so it would search for memory in vain, and
+# leave copies of small kernels behind.
+FOR_GPUS: Mapping[str, Value] = {"xla_disable_hlo_passes": "rematerialization"}
 
 
 @dataclass(frozen=True)

@@ -96,6 +96,14 @@ def test_a_program_is_compiled_with_its_options_and_takes_its_donated_buffer() -
     assert program.memory_analysis().alias_size_in_bytes == 256
 
 
+@pytest.mark.parametrize("rows", [1, 64])
+def test_programs_for_gpus_compute_nothing_twice_to_save_memory(rows: int) -> None:
+    table = XlaOptions.of("NVIDIA H200")
+    found = Executables(table, platform="gpu").options("decode", rows)
+    assert found == table.at("decode", rows) | {"xla_disable_hlo_passes": "rematerialization"}
+    assert Executables(table, platform="cpu").options("decode", rows) == table.at("decode", rows)
+
+
 def test_an_option_that_xla_does_not_know_is_an_error() -> None:
     like = jax.ShapeDtypeStruct((4,), jnp.float32)
     executables = Executables(
