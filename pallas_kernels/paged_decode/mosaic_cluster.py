@@ -18,10 +18,9 @@ from jax import Array, lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
-from pallas_kernels.mosaic_flash import ROWS, Carry
+from pallas_kernels.mosaic_flash import ROWS
 from pallas_kernels.mosaic_gpu import (
     PRODUCER_REGISTERS,
-    TILED,
     PageTable,
     await_flag,
     drain,
@@ -31,24 +30,17 @@ from pallas_kernels.mosaic_gpu import (
     registers_of,
     take,
 )
-from pallas_kernels.paged_decode.mosaic_flash import TILE, Spec, start
+from pallas_kernels.paged_decode.mosaic_arithmetic import arithmetic_of
+from pallas_kernels.paged_decode.mosaic_flash import TILE, Spec, Tiles
+from pallas_kernels.paged_decode.mosaic_narrow import second_consumer
 from pallas_kernels.paged_decode.mosaic_peers import (
     PAD,
     Unit,
     fence_cluster,
-    keep_columns,
-    keep_group,
     merge_peers,
     store_zeros,
 )
-from pallas_kernels.paged_decode.mosaic_ring import (
-    copy_tile,
-    fold_tile,
-    pages_of,
-    send_queries,
-    step_over,
-)
-from pallas_kernels.paged_decode.mosaic_swapped import fold_swapped, scores_swapped, start_swapped
+from pallas_kernels.paged_decode.mosaic_ring import pages_of, send_queries
 from pallas_kernels.paged_decode.plan import ROW_FIELDS, SPLIT_FIELDS, DecodePlan
 
 
@@ -60,8 +52,7 @@ def attend_clusters(
     plan: DecodePlan,
     sinks: Array | None,
 ) -> Array:
-    """Run the share of every cluster and return `o_BNH`. Arguments as of `mosaic_kernel.attend`;
-    pages have 16 bits.
+    """Run the share of every cluster and return `o_BNH`. Arguments as of `mosaic_kernel.attend`.
 
     The interpreter has neither flags nor distributed shared memory. There every block leaves its
     parts, which are merged outside of the kernel.
@@ -81,13 +72,13 @@ def attend_clusters(
 
 
 def _launch(spec: Spec, splits: int, given: tuple[Array, ...]) -> tuple[Array, ...]:
-    H, G, cluster = spec.H, spec.G, spec.tuning.cluster
+    G, cluster, consumers = spec.G, spec.tuning.cluster, spec.tuning.consumers
     stages, queries = spec.tuning.stages, spec.tuning.queries
-    merged, swapped = spec.interpret is None, spec.tuning.swapped
+    merged, way = spec.interpret is None, arithmetic_of(spec)
 
-    def decode_cluster(
-        q_ref, k_ref, v_ref, table_ref, page_ref, lengths_ref, rows_ref, splits_ref, *rest, **sm
-    ):  # type: ignore[no-untyped-def]
+    def decode_cluster(q_ref, *refs, **sm):  # type: ignore[no-untyped-def]
+        pool_refs, refs = refs[: way.pools], refs[way.pools :]
+        table_ref, page_ref, lengths_ref, rows_ref, splits_ref, *rest = refs
         *sinks_ref, o_ref, parts_o, parts_lse = rest
         rank = lax.axis_index("rank") if cluster > 1 else jnp.int32(0)
         # An owner waits for its followers, which have higher splits and so come first in the grid.
@@ -105,19 +96,17 @@ def _launch(spec: Spec, splits: int, given: tuple[Array, ...]) -> tuple[Array, .
             plgpu.set_max_registers(PRODUCER_REGISTERS, action="decrease")
             table = PageTable(table_ref, page_ref[0])
 
-            def row(r, fields, mine, tiles, busy, live):  # type: ignore[no-untyped-def]
-                _, _, length, zero, begin = fields
-                last_page = lax.div(length - 1, jnp.int32(spec.C))
+            def row(r, ends, tiles, busy, live):  # type: ignore[no-untyped-def]
+                last_page = lax.div(tiles.length - 1, jnp.int32(spec.C))
 
-                @pl.loop(0, mine)
+                @pl.loop(0, tiles.count)
                 def _tile(i):  # type: ignore[no-untyped-def]
-                    first = (begin + i * cluster - zero) * TILE
                     # Before the wait, so that they come during it
-                    pages = pages_of(spec, table, r, first, last_page)
+                    pages = pages_of(spec, table, r, tiles.position(i), last_page)
                     with jax.named_scope("wait for a slot"):
-                        at = take(sm["free"], tiles + i, stages)
+                        at = take(sm["free"], tiles.entry + i, stages)
                     with jax.named_scope("copies"):
-                        copy_tile(spec, (k_ref, v_ref), pages, h, sm, at)
+                        way.copy_tile(spec, pool_refs, pages, h, sm, at)
 
                     # After the copies, so that they do not wait for this load
                     pl.when(i == 0)(lambda: send_queries(spec, q_ref, r, h, busy, sm))
@@ -130,32 +119,19 @@ def _launch(spec: Spec, splits: int, given: tuple[Array, ...]) -> tuple[Array, .
 
         @pl.when(wg == 0)
         def _consumer() -> None:
-            plgpu.set_max_registers(registers_of(1), action="increase")
+            plgpu.set_max_registers(registers_of(consumers), action="increase")
             sinks_G = [sinks_ref[0][h * G + i] for i in range(G)] if sinks_ref else None
 
-            def row(r, fields, mine, tiles, busy, live):  # type: ignore[no-untyped-def]
-                first, last, length, zero, begin = fields
+            def row(r, ends, tiles, busy, live):  # type: ignore[no-untyped-def]
+                first, last = ends
                 slot = lax.rem(busy, jnp.int32(queries))
                 ours = first >= low
                 own = spec.first_query(r, h)[1]
-
-                def step(i, carry):  # type: ignore[no-untyped-def]
-                    at = lax.rem(tiles + i, jnp.int32(stages))
-                    fold = _fold_swapped if swapped else fold_tile
-                    return fold(
-                        spec, sm, slot, at, (begin + i * cluster - zero) * TILE, length, carry
-                    )
-
-                pl.when(mine > 0)(lambda: plgpu.barrier_wait(sm["q_full"].at[slot]))
                 begins = jnp.logical_and(ours, rank == 0)
-                before = (
-                    start_swapped(spec, sinks_G, own, begins)
-                    if swapped
-                    else start(H, sinks_G, own, begins)
-                )
-                acc, top, total = lax.fori_loop(0, mine, step, before)
-                total = total.sum(axis=0) if swapped else total
-                pl.when(mine > 0)(lambda: plgpu.barrier_arrive(sm["q_free"].at[slot]))
+
+                pl.when(tiles.count > 0)(lambda: plgpu.barrier_wait(sm["q_full"].at[slot]))
+                acc, top, total = way.attend(spec, sm, slot, tiles, (sinks_G, own, begins))
+                pl.when(tiles.count > 0)(lambda: plgpu.barrier_arrive(sm["q_free"].at[slot]))
                 if not merged:
                     _leave(
                         spec,
@@ -170,7 +146,7 @@ def _launch(spec: Spec, splits: int, given: tuple[Array, ...]) -> tuple[Array, .
                 # A block that meets here has merged the row before the last
                 at = lax.rem(live, jnp.int32(2))
                 with jax.named_scope("keep"):
-                    (keep_columns if swapped else keep_group)(acc, sm["o"], at)
+                    way.keep(acc, sm["o"], at)
                     sm["top"].at[at, pl.ds(0, top.shape[0])][...] = top
                     sm["total"].at[at, pl.ds(0, top.shape[0])][...] = total
                 meet()
@@ -209,6 +185,12 @@ def _launch(spec: Spec, splits: int, given: tuple[Array, ...]) -> tuple[Array, .
             if merged and cluster > 1:
                 meet()  # a block stays while others read its part
 
+        def each_with_tiles(step):  # type: ignore[no-untyped-def]
+            return share.each_row(lambda r, _, tiles, busy, __: step(r, tiles, busy))[1]
+
+        if consumers > 1:
+            pl.when(wg == 2)(lambda: second_consumer(spec, sm, each_with_tiles, h))
+
     grid: dict[str, Any] = {
         "grid": (splits, spec.K),
         "grid_names": ("split", "head"),
@@ -224,7 +206,7 @@ def _launch(spec: Spec, splits: int, given: tuple[Array, ...]) -> tuple[Array, .
         thread_name="wg",
         out_type=_outputs(spec, splits),
         scratch_types=_scratch(spec),
-        num_threads=2,
+        num_threads=1 + consumers,
         **grid,
     )
 
@@ -243,8 +225,8 @@ class _Share(NamedTuple):
     rows_ref: Any
 
     def each_row(self, step: Callable[..., None]) -> tuple[Array, Array, Array]:
-        """Run `step(row, fields, mine, tiles before, rows before with tiles of this block, rows
-        before)` over the share's rows in use; `mine` counts the row's tiles of this block.
+        """Run `step(row, (first, end of its tiles in the line), this block's tiles of it, rows
+        before with tiles of this block, rows before)` over the share's rows in use.
 
         Returns the sums of the last three. The next row's fields are read meanwhile.
         """
@@ -258,8 +240,9 @@ class _Share(NamedTuple):
             mine = lax.div(
                 jnp.maximum(end - begin - self.rank + (cluster - 1), 0), jnp.int32(cluster)
             )
-            fields = (first, last, length, zero, begin + self.rank)
-            pl.when(end > begin)(lambda: step(r, fields, mine, tiles, busy, live))
+            position = (begin + self.rank - zero) * TILE
+            ours = Tiles(tiles, mine, position, cluster * TILE, length)
+            pl.when(end > begin)(lambda: step(r, (first, last), ours, busy, live))
             return (
                 *following,
                 tiles + mine,
@@ -277,59 +260,34 @@ def _outputs(spec: Spec, splits: int) -> tuple[jax.ShapeDtypeStruct, ...]:
     H, group = spec.H, spec.group
     if spec.interpret is None:
         return (
-            jax.ShapeDtypeStruct((spec.B, spec.K * spec.G, H), spec.dtype),
+            jax.ShapeDtypeStruct((spec.B, spec.N, H), spec.dtype),
             jax.ShapeDtypeStruct((spec.K, splits, group, H), jnp.float32),
             jax.ShapeDtypeStruct((spec.K, splits, group), jnp.float32),
         )
     blocks = (spec.B, spec.K, splits * spec.tuning.cluster)
-    kept, queries = ((H, group), group) if spec.tuning.swapped else ((ROWS, H), ROWS)
+    kept = arithmetic_of(spec).shape(spec)
+    queries = group if spec.tuning.swapped else ROWS
     sums = jax.ShapeDtypeStruct((*blocks, queries), jnp.float32)
     return jax.ShapeDtypeStruct((*blocks, *kept), jnp.float32), sums, sums
 
 
 def _scratch(spec: Spec) -> dict[str, Any]:
     """Shared memory and barriers of one block."""
-    H, group, stages, queries = spec.H, spec.group, spec.tuning.stages, spec.tuning.queries
-    merged, swapped = spec.interpret is None, spec.tuning.swapped
+    stages, queries = spec.tuning.stages, spec.tuning.queries
+    merged, way = spec.interpret is None, arithmetic_of(spec)
     meeting = merged and spec.tuning.cluster > 1
     scratch = {
-        "q": plgpu.SMEM((queries, ROWS, H), spec.dtype, transforms=TILED),
-        "k": plgpu.SMEM((stages, TILE, H), spec.dtype, transforms=TILED),
-        "v": plgpu.SMEM((stages, TILE, H), spec.dtype, transforms=TILED),
-        "o": plgpu.SMEM((2, group, H + PAD), jnp.float32),
+        "o": plgpu.SMEM((2, spec.group, spec.H + PAD), jnp.float32),
         "top": plgpu.SMEM((2, ROWS), jnp.float32),
         "total": plgpu.SMEM((2, ROWS), jnp.float32),
         "q_full": plgpu.Barrier(num_barriers=queries),
-        "q_free": plgpu.Barrier(num_barriers=queries),
-        "k_full": plgpu.Barrier(num_arrivals=spec.copies, num_barriers=stages),
-        "v_full": plgpu.Barrier(num_arrivals=spec.copies, num_barriers=stages),
+        "q_free": plgpu.Barrier(num_arrivals=spec.tuning.consumers, num_barriers=queries),
         "free": plgpu.Barrier(num_barriers=stages),
         "met": plgpu.ClusterBarrier(collective_axes=("rank",)) if meeting else plgpu.Barrier(),
     }
-    if swapped or not merged:
-        rows = group if swapped else ROWS
-        scratch["p"] = plgpu.SMEM((rows, TILE), spec.dtype, transforms=TILED)
-        scratch["acc"] = plgpu.SMEM((H, group) if swapped else (ROWS, H), jnp.float32)
-    return scratch
-
-
-def _fold_swapped(
-    spec: Spec,
-    sm: dict[str, Any],
-    slot: Array,
-    at: Array,
-    first: Array,
-    length: Array,
-    carry: Carry,
-) -> Carry:
-    """As `mosaic_kernel`'s step over a tile, with keys for rows."""
-    keys, values = sm["k"].at[at], sm["v"].at[at]
-    return step_over(
-        sm,
-        at,
-        lambda: scores_swapped(spec, sm["q"].at[slot], keys, first, length),
-        lambda scores: fold_swapped(spec, carry, scores, values, length - first, sm["p"]),
-    )
+    if not merged:
+        scratch["acc"] = plgpu.SMEM(way.shape(spec), jnp.float32)
+    return scratch | way.scratch(spec)
 
 
 def _leave(spec: Spec, sm: dict[str, Any], carry: tuple[Array, ...], places: list[Any]) -> None:

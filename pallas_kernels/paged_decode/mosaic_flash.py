@@ -100,6 +100,28 @@ class Spec(PagedSpec):
         return max(1, TILE // self.C)
 
 
+class Tiles(NamedTuple):
+    """The tiles of one row that a block takes.
+
+    Attributes:
+        entry: of the block's ring: that of the first tile; the others' follow.
+        count: how many they are.
+        first: position of the first tile's first token.
+        stride: tokens from the beginning of a tile to that of the next.
+        length: of the row, in tokens.
+    """
+
+    entry: Array
+    count: Array
+    first: Array
+    stride: int
+    length: Array
+
+    def position(self, i: Array) -> Array:
+        """Position of the first token of tile `i`."""
+        return self.first + i * self.stride
+
+
 def start(H: int, sinks: list[Array] | None, own: Array, begins: Array) -> Carry:
     """Accumulator, running maximum (log2 domain) and running sum before any tile.
 

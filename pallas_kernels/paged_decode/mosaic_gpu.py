@@ -51,14 +51,13 @@ def tuning_of(
 ) -> Tuning:
     """The sizes in the content of a file of `tuned/`.
 
-    `head_dim` holds the sizes of each head dimension, and `head_dim, 8 bits` those for pages of 8
-    bits. `cases` lists exceptions for pages of 16 bits: (head_dim, rows [from, to], kv_heads, sizes
-    that differ). The first that matches counts.
+    `head_dim` holds the sizes of each head dimension. `cases` lists exceptions: (head_dim, rows
+    [from, to], kv_heads, sizes that differ). The first that matches counts. Pages of 8 bits have a
+    `head_dim, 8 bits` and `cases, 8 bits` of their own.
     """
-    if itemsize == 1:
-        return Tuning(**tuned["head_dim, 8 bits"][str(head_dim)])
-    common = Tuning(**tuned["head_dim"][str(head_dim)])
-    for case in tuned["cases"]:
+    bits = ", 8 bits" if itemsize == 1 else ""
+    common = Tuning(**tuned["head_dim" + bits][str(head_dim)])
+    for case in tuned["cases" + bits]:
         first, last = case["rows"]
         if case["head_dim"] == head_dim and first <= rows <= last and kv_heads in case["kv_heads"]:
             return common._replace(**case["sizes"])
@@ -107,9 +106,9 @@ def sizes_of(head_dim: int, itemsize: int, rows: int, heads: int, kv_heads: int)
     reading.
     """
     tuning = default_tuning(head_dim, itemsize, rows, kv_heads)
-    group = padded_heads(tiles_of(heads, kv_heads, itemsize)[1])
-    if group <= MOST_CLUSTERED:
+    if heads // kv_heads <= MOST_CLUSTERED:
         return tuning
+    group = padded_heads(tiles_of(heads, kv_heads, itemsize)[1])
     shortest = max(tuning.min_tiles, group // 8)
     return tuning._replace(cluster=0, swapped=False, min_tiles=shortest)
 
@@ -187,7 +186,7 @@ def decode_attention(
     tiles, G = tiles_of(N, K, itemsize)
     group = padded_heads(G)
     tuning = tuning or sizes_of(H, itemsize, MANY if no_split else B, N, K)
-    if tuning.cluster and group > MOST_CLUSTERED:
+    if tuning.cluster and N // K > MOST_CLUSTERED:
         raise ValueError(
             f"clusters merge up to {MOST_CLUSTERED} query heads a KV head, got {N} over {K}; "
             "set cluster to 0"
@@ -225,6 +224,8 @@ def decode_attention(
     q_QH = q_BNH.reshape(B * N, H)
     if B * N < spec.group:
         q_QH = jnp.pad(q_QH, ((0, spec.group - B * N), (0, 0)))
+    if tuning.swapped and spec.kv_dtype is not None:
+        raise ValueError("keys for rows take 16-bit pages; set swapped to False")
     if tuning.consumers > 1 and (spec.kv_dtype is None or tuning.stages % 2):
         raise ValueError(
             "two consumers take 8-bit pages and an even number of stages; "

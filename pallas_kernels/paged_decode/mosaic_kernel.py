@@ -25,7 +25,7 @@ from pallas_kernels.mosaic_gpu import (
     take,
 )
 from pallas_kernels.paged_decode import mosaic_narrow as narrow
-from pallas_kernels.paged_decode.mosaic_flash import TILE, Spec, start
+from pallas_kernels.paged_decode.mosaic_flash import TILE, Spec, Tiles, start
 from pallas_kernels.paged_decode.mosaic_ring import (
     PartsRing,
     copy_parts,
@@ -120,7 +120,13 @@ def _launch(
             _consume(block, sinks, store, (parts_o, parts_lse))
 
         if spec.tuning.consumers > 1:
-            pl.when(wg == 2)(lambda: narrow.second_consumer(spec, sm, block.each_row, h, low))
+            pl.when(wg == 2)(
+                lambda: narrow.second_consumer(
+                    *(spec, sm),
+                    lambda step: block.each_row(lambda r, at, n: step(r, block.tiles(at), n)),
+                    h,
+                )
+            )
 
     parts = splits * spec.group + ROWS  # the last owner reads full tiles of ROWS rows
     out = (
@@ -178,6 +184,11 @@ class _Block(NamedTuple):
     def flag(self) -> Any:
         """The flag that followers raise for this block."""
         return self.splits_ref.at[self.split, SPLIT_FIELDS + self.h]
+
+    def tiles(self, fields: tuple[Array, ...]) -> Tiles:
+        """The block's tiles of a row with these fields of `each_row`."""
+        _, _, length, zero, begin, end = fields
+        return Tiles(begin - self.low, end - begin, (begin - zero) * TILE, TILE, length)
 
     def each_row(self, step: Callable[..., Array]) -> Array:
         """Run `step(row, fields, rows in use before it)` over the share. The next row's fields are
@@ -271,8 +282,7 @@ def _consume(
             if spec.kv_dtype is None:
                 carry = lax.fori_loop(begin, end, step, before())
             else:
-                share = (begin, end, block.low, zero, length)
-                carry = narrow.attend(spec, sm, slot, share, own, before)
+                carry = narrow.attend(spec, sm, slot, block.tiles(fields), own, before)
             plgpu.barrier_arrive(sm["q_free"].at[slot])
             merges = jnp.where(jnp.logical_and(ours, row_end > block.high), block.chunks, 0)
             with jax.named_scope("merge"):
@@ -344,7 +354,7 @@ def _scratch(spec: Spec) -> dict[str, Any]:
         "free": plgpu.Barrier(num_barriers=stages),
     }
     if spec.kv_dtype is not None:
-        scratch |= narrow.scratch(spec)
+        scratch |= narrow.scratch(spec) | narrow.parts_scratch(spec)
     else:
         scratch |= {
             "q": plgpu.SMEM((queries, ROWS, spec.H), spec.dtype, transforms=TILED),

@@ -27,6 +27,7 @@ from pallas_kernels.paged_decode import mosaic_lanes as lanes
 from pallas_kernels.paged_decode.mosaic_flash import (
     TILE,
     Spec,
+    Tiles,
     fold,
     part_scores,
     zero_tail,
@@ -36,7 +37,7 @@ from pallas_kernels.quantised import SCALE_DTYPE
 
 def scratch(spec: Spec) -> dict[str, Any]:
     """Shared memory and barriers of one block that are for 8-bit pages."""
-    stages, parts = spec.tuning.stages, spec.parts
+    stages = spec.tuning.stages
     return {
         "q": plgpu.SMEM((spec.tuning.queries, spec.group, spec.H), spec.dtype),
         "k": plgpu.SMEM((stages, TILE, spec.H), spec.kv_dtype, transforms=byte_tiled(spec.H)),
@@ -44,12 +45,19 @@ def scratch(spec: Spec) -> dict[str, Any]:
         "scales": plgpu.SMEM((stages, 2, TILE), SCALE_DTYPE),
         "warps": plgpu.SMEM((ROWS, spec.H), spec.dtype, transforms=TILED),
         "warps_lse": plgpu.SMEM((ROWS,), jnp.float32),
-        "parts": plgpu.SMEM((parts, ROWS, spec.H), spec.dtype, transforms=TILED),
-        "lse_in": plgpu.SMEM((parts, ROWS), jnp.float32),
         "k_full": plgpu.Barrier(num_arrivals=2, num_barriers=stages),
         "v_full": plgpu.Barrier(num_barriers=stages),
         "warps_full": plgpu.Barrier(),
         "warps_free": plgpu.Barrier(),
+    }
+
+
+def parts_scratch(spec: Spec) -> dict[str, Any]:
+    """The ring of parts of other blocks."""
+    parts = spec.parts
+    return {
+        "parts": plgpu.SMEM((parts, ROWS, spec.H), spec.dtype, transforms=TILED),
+        "lse_in": plgpu.SMEM((parts, ROWS), jnp.float32),
         "part_full": plgpu.Barrier(num_barriers=parts),
         "part_free": plgpu.Barrier(num_barriers=parts),
         "lse_full": plgpu.Barrier(num_barriers=parts),
@@ -74,13 +82,12 @@ def attend(
     spec: Spec,
     sm: dict[str, Any],
     slot: Array,
-    share: tuple[Array, ...],
+    tiles: Tiles,
     own: Array,
     carry: Callable[[], Carry],
 ) -> Carry:
-    """A row's share by the warps of all consumers, and their outputs merged into `carry()`. `share`
-    is (first tile, end tile, ring's first tile, where tile 0 would be, length)."""
-    state = _take_tiles(spec, sm, slot, share, 0)
+    """A row's tiles by the warps of all consumers, and their outputs merged into `carry()`."""
+    state = _take_tiles(spec, sm, slot, tiles, 0)
     _finish(spec, sm, own, state, 0)
     warps = lanes.WARPS * spec.tuning.consumers
     plgpu.commit_smem()
@@ -97,20 +104,19 @@ def attend(
 
 
 def second_consumer(
-    spec: Spec, sm: dict[str, Any], each_row: Callable[..., Array], h: Array, low: Array
+    spec: Spec, sm: dict[str, Any], each_row: Callable[..., Array], h: Array
 ) -> None:
-    """All that the second consumer of a block does: its part of every row of `mosaic_kernel`'s
-    `each_row`, for KV head `h`; `low` is the first tile of its ring."""
+    """All that the second consumer of block `h` does: its part of every row with tiles.
+    `each_row(step)` runs `step(row, tiles, such rows before it)` and returns their number."""
     plgpu.set_max_registers(registers_of(spec.tuning.consumers), action="increase")
 
-    def row(r: Array, fields: tuple[Array, ...], n: Array) -> None:
-        _, _, length, zero, begin, end = fields
+    def row(r: Array, tiles: Tiles, n: Array) -> None:
         slot = lax.rem(n, jnp.int32(spec.tuning.queries))
 
-        @pl.when(end > begin)
+        @pl.when(tiles.count > 0)
         def work() -> None:
             plgpu.barrier_wait(sm["q_full"].at[slot])
-            state = _take_tiles(spec, sm, slot, (begin, end, low, zero, length), 1)
+            state = _take_tiles(spec, sm, slot, tiles, 1)
             pl.when(n > 0)(lambda: plgpu.barrier_wait(sm["warps_free"]))
             _finish(spec, sm, spec.first_query(r, h)[1], state, 1)
             plgpu.commit_smem()
@@ -120,27 +126,24 @@ def second_consumer(
     pl.when(each_row(row) > 0)(lambda: plgpu.barrier_wait(sm["warps_free"]))
 
 
-def _take_tiles(
-    spec: Spec, sm: dict[str, Any], slot: Array, share: tuple[Array, ...], consumer: int
-) -> Array:
-    """One consumer's tiles of a row's share: those that lie in its slots of the ring."""
-    begin, end, low, zero, length = share
+def _take_tiles(spec: Spec, sm: dict[str, Any], slot: Array, tiles: Tiles, consumer: int) -> Array:
+    """One consumer's tiles of a row: those that lie in its slots of the ring."""
     consumers = jnp.int32(spec.tuning.consumers)
     row = _read_row(spec, sm, slot)
-    first = begin + lax.rem(begin - low + consumer, consumers)
+    first = lax.rem(tiles.entry + consumer, consumers)
 
     def step(i: Array, state: Array) -> Array:
         t = first + i * consumers
-        at = lax.rem(t - low, jnp.int32(spec.tuning.stages))
+        at = lax.rem(tiles.entry + t, jnp.int32(spec.tuning.stages))
         plgpu.barrier_wait(sm["k_full"].at[at])
         plgpu.barrier_wait(sm["v_full"].at[at])
-        state = _fold(spec, sm, at, ((t - zero) * TILE, length), row, state)
+        state = _fold(spec, sm, at, (tiles.position(t), tiles.length), row, state)
         plgpu.commit_smem()  # all warps have read before the next copy into the slot
         plgpu.barrier_arrive(sm["free"].at[at])
         return state
 
     return lax.fori_loop(
-        jnp.int32(0), lax.div(end - first + consumers - 1, consumers), step, _begin(spec)
+        jnp.int32(0), lax.div(tiles.count - first + consumers - 1, consumers), step, _begin(spec)
     )
 
 

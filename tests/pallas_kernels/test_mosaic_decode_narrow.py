@@ -52,6 +52,11 @@ SMALL = mosaic_gpu.Tuning(stages=2, blocks=6)
 TWO = SMALL._replace(consumers=2)
 
 
+def clustered(cluster: int, consumers: int) -> mosaic_gpu.Tuning:
+    """The sizes of a few small clusters."""
+    return SMALL._replace(blocks=12, min_tiles=1, cluster=cluster, consumers=consumers)
+
+
 def in_8_bits(case: Case, dtype: str) -> tuple[Any, ...]:
     """Pages of keys and of values and their scales; what no row may see is NaN in all three."""
     given = inputs(case)
@@ -103,6 +108,30 @@ def test_one_consumer_equals_the_reference_when_interpreted(case: Case) -> None:
         error(case, "float16" if wide else "bfloat16", "float8_e5m2" if wide else "float8_e4m3fn")
         < 5e-3
     )
+
+
+# What is masked may be NaN, and so may rows of a tile that nobody uses
+@pytest.mark.filterwarnings("ignore:invalid value encountered:RuntimeWarning")
+@pytest.mark.filterwarnings("ignore:divide by zero encountered:RuntimeWarning")
+@pytest.mark.parametrize(
+    ("cluster", "consumers"),
+    [(2, 2), *(pytest.param(*each, marks=pytest.mark.slow) for each in ((1, 2), (2, 1)))],
+)
+def test_what_the_blocks_of_a_cluster_leave_merges_to_the_reference(
+    cluster: int, consumers: int
+) -> None:
+    kv_dtype = "float8_e5m2" if consumers == 1 else "float8_e4m3fn"
+    assert error(QUICK[0], "bfloat16", kv_dtype, clustered(cluster, consumers)) < 5e-3
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:invalid value encountered:RuntimeWarning")
+@pytest.mark.filterwarnings("ignore:divide by zero encountered:RuntimeWarning")
+@pytest.mark.parametrize("kv_dtype", ["float8_e4m3fn", "float8_e5m2"])
+@pytest.mark.parametrize("case", [*QUICK, *SLOW], ids=lambda c: c.name)
+def test_clusters_equal_the_reference_when_interpreted(case: Case, kv_dtype: str) -> None:
+    consumers = 2 if case in SHARED else 1
+    assert error(case, "bfloat16", kv_dtype, clustered(2, consumers)) < 5e-3
 
 
 LOWERED = [

@@ -1,0 +1,122 @@
+"""How a block of a cluster attends to its tiles of a row: how their numbers reach registers, and
+what is computed there. 16-bit pages have two versions, 8-bit pages one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax.numpy as jnp
+from jax import Array, lax
+from jax.experimental.pallas import mosaic_gpu as plgpu
+
+from pallas_kernels.mosaic_flash import ROWS, Carry
+from pallas_kernels.mosaic_gpu import TILED
+from pallas_kernels.paged_decode import mosaic_narrow as narrow
+from pallas_kernels.paged_decode.mosaic_flash import TILE, Spec, Tiles, start
+from pallas_kernels.paged_decode.mosaic_peers import keep_columns, keep_group
+from pallas_kernels.paged_decode.mosaic_ring import copy_tile, fold_tile, step_over
+from pallas_kernels.paged_decode.mosaic_swapped import fold_swapped, scores_swapped, start_swapped
+
+# Of a row's queries: their sinks, where they lie in the tile of queries, and whether this block
+# counts the sinks
+type Queries = tuple[list[Array] | None, Array, Array]
+
+
+class Arithmetic(NamedTuple):
+    """One version.
+
+    Attributes:
+        pools: arrays of a pool: pages of keys and of values, and perhaps their scales.
+        scratch: shared memory and barriers of tiles and queries.
+        copy_tile: as `mosaic_ring.copy_tile`.
+        attend: from (spec, shared memory, buffer of queries, `Tiles`, `Queries`) to weighted
+            values, maxima and sums of the queries; of none if there is no tile and no sink.
+        keep: stores weighted values where `mosaic_peers.merge_peers` finds them.
+        shape: of those values.
+    """
+
+    pools: int
+    scratch: Callable[[Spec], dict[str, Any]]
+    copy_tile: Callable[..., None]
+    attend: Callable[[Spec, dict[str, Any], Array, Tiles, Queries], Carry]
+    keep: Callable[[Array, Any, Array], None]
+    shape: Callable[[Spec], tuple[int, int]]
+
+
+def arithmetic_of(spec: Spec) -> Arithmetic:
+    """The version for these pages and sizes."""
+    if spec.kv_dtype is not None:
+        return NARROW
+    return KEYS_FOR_ROWS if spec.tuning.swapped else QUERIES_FOR_ROWS
+
+
+def _scratch_of_16_bits(spec: Spec) -> dict[str, Any]:
+    stages, queries, swapped = spec.tuning.stages, spec.tuning.queries, spec.tuning.swapped
+    scratch = {
+        "q": plgpu.SMEM((queries, ROWS, spec.H), spec.dtype, transforms=TILED),
+        "k": plgpu.SMEM((stages, TILE, spec.H), spec.dtype, transforms=TILED),
+        "v": plgpu.SMEM((stages, TILE, spec.H), spec.dtype, transforms=TILED),
+        "k_full": plgpu.Barrier(num_arrivals=spec.copies, num_barriers=stages),
+        "v_full": plgpu.Barrier(num_arrivals=spec.copies, num_barriers=stages),
+    }
+    if swapped or spec.interpret is not None:
+        rows = spec.group if swapped else ROWS
+        scratch["p"] = plgpu.SMEM((rows, TILE), spec.dtype, transforms=TILED)
+    return scratch
+
+
+def _scratch_of_8_bits(spec: Spec) -> dict[str, Any]:
+    scratch = narrow.scratch(spec)
+    if spec.interpret is not None:
+        scratch["p"] = plgpu.SMEM((ROWS, TILE), spec.dtype, transforms=TILED)
+    return scratch
+
+
+def _queries_for_rows(
+    spec: Spec, sm: dict[str, Any], slot: Array, tiles: Tiles, queries: Queries
+) -> Carry:
+    def step(i: Array, carry: Carry) -> Carry:
+        at = lax.rem(tiles.entry + i, jnp.int32(spec.tuning.stages))
+        return fold_tile(spec, sm, slot, at, tiles.position(i), tiles.length, carry)
+
+    return lax.fori_loop(0, tiles.count, step, start(spec.H, *queries))
+
+
+def _keys_for_rows(
+    spec: Spec, sm: dict[str, Any], slot: Array, tiles: Tiles, queries: Queries
+) -> Carry:
+    def step(i: Array, carry: Carry) -> Carry:
+        at = lax.rem(tiles.entry + i, jnp.int32(spec.tuning.stages))
+        first, keys, values = tiles.position(i), sm["k"].at[at], sm["v"].at[at]
+        return step_over(
+            *(sm, at),
+            lambda: scores_swapped(spec, sm["q"].at[slot], keys, first, tiles.length),
+            lambda scores: fold_swapped(spec, carry, scores, values, tiles.length - first, sm["p"]),
+        )
+
+    acc, top, sums = lax.fori_loop(0, tiles.count, step, start_swapped(spec, *queries))
+    return acc, top, sums.sum(axis=0)
+
+
+def _in_8_bits(
+    spec: Spec, sm: dict[str, Any], slot: Array, tiles: Tiles, queries: Queries
+) -> Carry:
+    def attend(_: Array, carry: Carry) -> Carry:
+        return narrow.attend(spec, sm, slot, tiles, queries[1], lambda: carry)
+
+    # Queries come with tiles alone
+    return lax.fori_loop(0, jnp.minimum(tiles.count, 1), attend, start(spec.H, *queries))
+
+
+QUERIES_FOR_ROWS = Arithmetic(
+    2, _scratch_of_16_bits, copy_tile, _queries_for_rows, keep_group, lambda spec: (ROWS, spec.H)
+)
+KEYS_FOR_ROWS = Arithmetic(
+    *(2, _scratch_of_16_bits, copy_tile, _keys_for_rows, keep_columns),
+    lambda spec: (spec.H, spec.group),
+)
+NARROW = Arithmetic(
+    *(3, _scratch_of_8_bits, narrow.copy_tile, _in_8_bits, keep_group),
+    lambda spec: (ROWS, spec.H),
+)
