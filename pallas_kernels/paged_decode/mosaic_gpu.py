@@ -105,9 +105,9 @@ def sizes_of(head_dim: int, itemsize: int, rows: int, heads: int, kv_heads: int)
     theirs is a large share of a tile, so their shares are longer: merging must not outweigh
     reading.
     """
-    tuning = default_tuning(head_dim, itemsize, rows, kv_heads)
     if heads // kv_heads <= MOST_CLUSTERED:
-        return tuning
+        return default_tuning(head_dim, itemsize, rows, kv_heads)
+    tuning = default_tuning(head_dim, itemsize)  # cases have sizes of clusters
     group = padded_heads(tiles_of(heads, kv_heads, itemsize)[1])
     shortest = max(tuning.min_tiles, group // 8)
     return tuning._replace(cluster=0, swapped=False, min_tiles=shortest)

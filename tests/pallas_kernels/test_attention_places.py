@@ -55,6 +55,8 @@ DECODE_VARIANTS = {
 NARROW_VARIANTS = {
     "one consumer": hopper_decode.Tuning(stages=2, blocks=6, min_tiles=1),
     "two consumers": hopper_decode.Tuning(stages=2, blocks=6, min_tiles=1, consumers=2),
+    "clusters of 1": hopper_decode.Tuning(stages=2, blocks=6, min_tiles=1, cluster=1, consumers=2),
+    "clusters of 2": hopper_decode.Tuning(stages=2, blocks=12, min_tiles=1, cluster=2),
 }
 EXTEND_VARIANTS = {
     "two groups": hopper_extend.Tuning(blocks=8, min_tiles=1),
@@ -200,10 +202,32 @@ def test_the_tuned_sizes_decode_ragged_batches_of_several_seeds(
 
 
 @pytest.mark.gpu
+@pytest.mark.parametrize("kv_dtype", EIGHT_BITS)
+@pytest.mark.parametrize("cluster", [1, 2, 8])
+def test_clusters_over_8_bit_pages_decode_ragged_batches(cluster: int, kv_dtype: str) -> None:
+    for seed, (rows, group) in enumerate(((1, 7), (16, 7), (40, 4))):
+        lengths = np.random.default_rng(seed).integers(0, 3000, rows)
+        case = Decode(
+            name="ragged",
+            lengths=tuple(map(int, lengths)),
+            heads=4 * group,
+            kv_heads=4,
+            head_dim=128,
+            page_size=64,
+            window=(None, 700, None)[seed],
+            softcap=(None, 30.0, None)[seed],
+            sinks=seed == 2,
+        )
+        tuning = hopper_decode.default_tuning(128, 1)._replace(cluster=cluster)
+        assert error("decode", CARD, case, tuning, "bfloat16", kv_dtype, seed) < TOLERANCE
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("kv_dtype", [None, "float8_e4m3fn"])
 @pytest.mark.parametrize("rows", [1, 2, 8, 9, 64, 256])
 @pytest.mark.parametrize("kv_heads", [1, 2, 4, 8])
 def test_the_tuned_sizes_of_every_number_of_rows_and_heads_are_right(
-    rows: int, kv_heads: int
+    rows: int, kv_heads: int, kv_dtype: str | None
 ) -> None:
     lengths = np.random.default_rng(rows).integers(1, 1200 if rows > 9 else 5000, rows)
     case = Decode(
@@ -214,7 +238,7 @@ def test_the_tuned_sizes_of_every_number_of_rows_and_heads_are_right(
         head_dim=128,
         page_size=64,
     )
-    assert error("decode", CARD, case, None, "bfloat16", None) < TOLERANCE
+    assert error("decode", CARD, case, None, "bfloat16", kv_dtype) < TOLERANCE
 
 
 @pytest.mark.gpu

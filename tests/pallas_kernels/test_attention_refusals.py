@@ -95,7 +95,7 @@ def test_tuned_sizes_exist_for_every_head_dimension_and_page_type(
 
 def test_tuned_cases_name_sizes_that_exist_and_rows_in_order() -> None:
     tuned = json.loads(hopper_decode.TUNED.read_text())
-    for case in tuned["cases"]:
+    for case in tuned["cases"] + tuned["cases, 8 bits"]:
         assert set(case["sizes"]) <= set(hopper_decode.Tuning._fields)
         assert set(case) == {"head_dim", "rows", "kv_heads", "sizes"}
         assert 1 <= case["rows"][0] <= case["rows"][1]
@@ -104,9 +104,12 @@ def test_tuned_cases_name_sizes_that_exist_and_rows_in_order() -> None:
 
 
 @pytest.mark.parametrize("kv_heads", [1, 2, 4, 8])
-def test_rows_that_are_not_split_never_meet_tuned_clusters_of_several_blocks(kv_heads: int) -> None:
+@pytest.mark.parametrize("itemsize", [1, 2])
+def test_rows_that_are_not_split_never_meet_tuned_clusters_of_several_blocks(
+    kv_heads: int, itemsize: int
+) -> None:
     for head_dim in (64, 128, 256):
-        tuning = hopper_decode.default_tuning(head_dim, 2, hopper_decode.MANY, kv_heads)
+        tuning = hopper_decode.default_tuning(head_dim, itemsize, hopper_decode.MANY, kv_heads)
         assert tuning.cluster <= 1
 
 

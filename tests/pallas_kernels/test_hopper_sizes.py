@@ -150,7 +150,8 @@ def test_rings_of_tuned_decodes_fit_shared_memory(head_dim: int, itemsize: int, 
         query_rows = ROWS if itemsize == 2 else 16
         queries = tuning.queries * query_rows * head_dim * 2
         output = 2 * 16 * (head_dim + 4) * 4 if tuning.cluster else ROWS * head_dim * 2
-        assert ring + queries + output <= SHARED_BYTES
+        warps = ROWS * head_dim * 2 if itemsize == 1 else 0
+        assert ring + queries + output + warps <= SHARED_BYTES
         assert tuning.consumers == 1 or (itemsize == 1 and tuning.stages % 2 == 0)
         assert tuning.cluster or not tuning.swapped
 
@@ -174,6 +175,9 @@ TUNED = {
         {"head_dim": 128, "rows": [1, 4], "kv_heads": [2], "sizes": {"cluster": 4}},
         {"head_dim": 128, "rows": [1, 8], "kv_heads": [2, 8], "sizes": {"cluster": 2}},
     ],
+    "cases, 8 bits": [
+        {"head_dim": 128, "rows": [1, 1], "kv_heads": [2], "sizes": {"cluster": 8}},
+    ],
 }
 
 
@@ -186,8 +190,10 @@ def test_the_first_tuned_case_that_matches_counts(rows: int, kv_heads: int, clus
     assert (found.cluster, found.stages) == (cluster, 3)
 
 
-def test_cases_are_of_16_bit_pages_alone() -> None:
-    assert decode.tuning_of(TUNED, 128, 1, 1, 2) == decode.Tuning(stages=6, consumers=2)
+def test_8_bit_pages_have_cases_of_their_own() -> None:
+    narrow = decode.Tuning(stages=6, consumers=2)
+    assert decode.tuning_of(TUNED, 128, 1, 1, 2) == narrow._replace(cluster=8)
+    assert decode.tuning_of(TUNED, 128, 1, 2, 2) == narrow
 
 
 def test_a_head_dimension_without_sizes_is_a_key_error() -> None:
@@ -202,4 +208,5 @@ def test_tuned_files_hold_sizes_that_the_kernels_have(room: str, repo: pathlib.P
     for part in ("head_dim", "head_dim, 8 bits"):
         assert set(found[part]) == {"64", "128", "256"}
         assert all(set(sizes) <= known for sizes in found[part].values())
-    assert all(set(case["sizes"]) <= known for case in found.get("cases", []))
+    for cases in ("cases", "cases, 8 bits"):
+        assert all(set(case["sizes"]) <= known for case in found.get(cases, []))

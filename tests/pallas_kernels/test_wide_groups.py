@@ -57,7 +57,7 @@ def test_query_heads_are_cut_into_tiles_of_one_size(
     count, heads = mosaic_gpu.tiles_of(2 * group, 2, itemsize)
     assert (count, heads, mosaic_gpu.padded_heads(heads)) == tiles
     tuning = mosaic_gpu.sizes_of(128, itemsize, 1, 4 * group, 4)
-    if tiles[2] <= 16:
+    if group <= 16:
         assert tuning == mosaic_gpu.default_tuning(128, itemsize, 1, 4)
     else:
         assert tuning.cluster == 0 and tuning.min_tiles >= tiles[2] // 8
@@ -89,3 +89,8 @@ def test_clusters_refuse_wide_groups() -> None:
         ValueError, match="clusters merge up to 16 query heads a KV head, got 40 over 2; set"
     ):
         run(case, SMALL._replace(cluster=2))
+
+
+def test_wide_groups_have_no_share_that_is_as_long_as_that_of_a_cluster() -> None:
+    for itemsize in (1, 2):
+        assert mosaic_gpu.sizes_of(128, itemsize, 1, 4 * 24, 4).min_tiles < 8
