@@ -208,7 +208,8 @@ def decode_tunings(itemsize: int, head_dim: int) -> list[Any]:
         two = [Tuning(stages=6, min_tiles=n, consumers=2) for n in (2, 1, 4)] + [
             Tuning(stages=n, consumers=2) for n in (4, 8)
         ]
-        return two + [Tuning(stages=n) for n in (6, 4, 5, 7)]
+        clusters = [Tuning(stages=6, consumers=2, cluster=n) for n in (1, 2)]
+        return two + clusters + [Tuning(stages=n) for n in (6, 4, 5, 7)]
     if head_dim == 64:  # a tile is half as large, so twice as many are on their way, or two blocks
         deep = [Tuning(stages=6, blocks=n) for n in (132, 264)]
         return deep + [

@@ -1,5 +1,10 @@
 """How a block of a cluster attends to its tiles of a row: how their numbers reach registers, and
-what is computed there. 16-bit pages have two versions, 8-bit pages one."""
+what is computed there. 16-bit pages have two versions, 8-bit pages one.
+
+With keys for rows scores are K·qᵀ, `[TILE, group]`, so that nothing is computed for queries that
+are not there. The carry is transposed too: weighted values `[H, group]`, the running maximum
+`[group]`, and the weights' sums by token, `[TILE, group]`.
+"""
 
 from __future__ import annotations
 
@@ -8,15 +13,17 @@ from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 from jax import Array, lax
+from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
-from pallas_kernels.mosaic_flash import ROWS, Carry
+from pallas_kernels.mosaic_flash import LOG2E, NEVER, ROWS, Carry, add_product, product
 from pallas_kernels.mosaic_gpu import TILED
 from pallas_kernels.paged_decode import mosaic_narrow as narrow
-from pallas_kernels.paged_decode.mosaic_flash import TILE, Spec, Tiles, start
+from pallas_kernels.paged_decode.mosaic_flash import TILE, Spec, Tiles, start, visible, zero_tail
 from pallas_kernels.paged_decode.mosaic_peers import keep_columns, keep_group
 from pallas_kernels.paged_decode.mosaic_ring import copy_tile, fold_tile, step_over
-from pallas_kernels.paged_decode.mosaic_swapped import fold_swapped, scores_swapped, start_swapped
+
+WGMMA = plgpu.Layout.WGMMA
 
 # Of a row's queries: their sinks, where they lie in the tile of queries, and whether this block
 # counts the sinks
@@ -31,7 +38,7 @@ class Arithmetic(NamedTuple):
         scratch: shared memory and barriers of tiles and queries.
         copy_tile: as `mosaic_ring.copy_tile`.
         attend: from (spec, shared memory, buffer of queries, `Tiles`, `Queries`) to weighted
-            values, maxima and sums of the queries; of none if there is no tile and no sink.
+            values, maxima and sums of the queries. There may be no tile, and then no queries.
         keep: stores weighted values where `mosaic_peers.merge_peers` finds them.
         shape: of those values.
     """
@@ -91,12 +98,56 @@ def _keys_for_rows(
         first, keys, values = tiles.position(i), sm["k"].at[at], sm["v"].at[at]
         return step_over(
             *(sm, at),
-            lambda: scores_swapped(spec, sm["q"].at[slot], keys, first, tiles.length),
-            lambda scores: fold_swapped(spec, carry, scores, values, tiles.length - first, sm["p"]),
+            lambda: _scores_swapped(spec, sm["q"].at[slot], keys, first, tiles.length),
+            lambda scores: _fold_swapped(
+                spec, carry, scores, values, tiles.length - first, sm["p"]
+            ),
         )
 
-    acc, top, sums = lax.fori_loop(0, tiles.count, step, start_swapped(spec, *queries))
+    acc, top, sums = lax.fori_loop(0, tiles.count, step, _start_swapped(spec, *queries))
     return acc, top, sums.sum(axis=0)
+
+
+def _start_swapped(spec: Spec, sinks: list[Array] | None, own: Array, begins: Array) -> Carry:
+    """The carry before any tile; as `mosaic_flash.start`."""
+    acc = plgpu.layout_cast(jnp.full((spec.H, spec.group), 0.0, jnp.float32), WGMMA)
+    top = plgpu.layout_cast(jnp.full((spec.group,), NEVER, jnp.float32), WGMMA.reduce(0))
+    sums = plgpu.layout_cast(jnp.full((TILE, spec.group), 0.0, jnp.float32), WGMMA)
+    if sinks is None:
+        return acc, top, sums
+    query = plgpu.broadcasted_iota(jnp.int32, (TILE, spec.group), 1, layout=WGMMA) - own
+    token = plgpu.broadcasted_iota(jnp.int32, (TILE, spec.group), 0, layout=WGMMA)
+    tops = plgpu.layout_cast(jnp.full((TILE, spec.group), NEVER, jnp.float32), WGMMA)
+    for i, sink in enumerate(sinks):
+        here = jnp.logical_and(query == i, begins)
+        tops = jnp.where(here, jnp.maximum(sink * LOG2E, NEVER), tops)
+        sums = jnp.where(jnp.logical_and(here, token == 0), 1.0, sums)
+    return acc, tops.max(axis=0), sums
+
+
+def _scores_swapped(spec: Spec, q: Any, k: Any, first: Array, length: Array) -> Array:
+    """K·qᵀ in the log2 domain, soft-capped, -inf where unseen; float32 `[TILE, group]`. The tile's
+    first token is at position `first`."""
+    queries = q.at[pl.ds(0, spec.group)].T
+    scores = product(k, queries, (TILE, spec.group), lambda: None)
+    return visible(spec, scores, 0, first, length)
+
+
+def _fold_swapped(
+    spec: Spec, carry: Carry, scores: Array, v: Any, count: Array, p_sm: Any
+) -> Carry:
+    """One step over a tile of which the first `count` tokens are there; the weights go to the
+    tensor cores by `p_sm` `[group, TILE]`."""
+    acc, top, sums = carry
+    new_top = jnp.maximum(top, scores.max(axis=0))
+    decay = jnp.exp2(top - new_top)
+    p = jnp.exp2(scores - lax.broadcast_in_dim(new_top, scores.shape, [1]))
+    p_sm.T[...] = p.astype(spec.dtype)
+    sums = sums * lax.broadcast_in_dim(decay, sums.shape, [1]) + p
+    acc = acc * lax.broadcast_in_dim(decay, acc.shape, [1])
+    zero_tail(v, spec.H, count)
+    plgpu.commit_smem()
+    return add_product(acc, v.T, p_sm.T, spec.interpret), new_top, sums
 
 
 def _in_8_bits(
@@ -105,7 +156,7 @@ def _in_8_bits(
     def attend(_: Array, carry: Carry) -> Carry:
         return narrow.attend(spec, sm, slot, tiles, queries[1], lambda: carry)
 
-    # Queries come with tiles alone
+    # A block without tiles gets no queries to read either
     return lax.fori_loop(0, jnp.minimum(tiles.count, 1), attend, start(spec.H, *queries))
 
 

@@ -3,7 +3,7 @@ memory, its copies, and its attention.
 
 Tiles are copied unchanged, together with their scales, and the lane programs of `mosaic_lanes` work
 on them. At the end of a row's share the four warps' outputs are merged like the parts of other
-blocks.
+blocks. Blocks that meet by flags and those of a cluster both attend so.
 
 A warp's step is a chain of loads, products and shuffles in which each waits for the one before. A
 second warpgroup may therefore take every other tile (`second_consumer`). Its warps leave their
