@@ -64,12 +64,16 @@ class PagedSpec(AttentionSpec):
     @property
     def width(self) -> int:
         """Columns of one plain buffer: layout inference of JAX 0.12 does not end on 256."""
-        return min(self.H, 128)
+        return math.gcd(self.H, 128)
 
     @property
     def columns(self) -> list[Any]:
         """The plain buffers' columns of a row."""
-        return [pl.ds(c * self.width, self.width) for c in range(self.H // self.width)]
+        return self.columns_of(self.H)
+
+    def columns_of(self, row: int) -> list[Any]:
+        """The plain buffers' columns of a row of another length."""
+        return [pl.ds(c, self.width) for c in range(0, row, self.width)]
 
 
 def merged(interpret: Any, launch: Callable[..., tuple[Array, ...]], splits_SF: Any) -> Array:

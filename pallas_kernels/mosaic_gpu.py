@@ -93,9 +93,12 @@ def drain(free: Any, n: Array, slots: int) -> None:
         plgpu.barrier_wait(free.at[lax.rem(i, jnp.int32(slots))])
 
 
-def check_pages(op: str, q: Array, k_pages: Array, v_pages: Array) -> None:
+def check_pages(
+    op: str, q: Array, k_pages: Array, v_pages: Array, unequal: tuple[tuple[int, int], ...] = ()
+) -> None:
     """Raise ValueError, naming `op`, if its kernel does not support pages `[P, K, C, H]` with
-    queries `[tokens, N, H]`."""
+    queries `[tokens, N, H]`. `unequal` are widths of keys and of values that it takes besides; they
+    have 16 bits."""
     H = q.shape[2]
     C, HK = k_pages.shape[2:]
     eight = is_quantised(k_pages.dtype)
@@ -110,10 +113,12 @@ def check_pages(op: str, q: Array, k_pages: Array, v_pages: Array) -> None:
         )
     if eight and C not in (64, 128):
         raise ValueError(f"mosaic_gpu {op} takes 8-bit pages of 64 or 128 tokens, got {C}")
-    if H not in HEAD_DIMS["mosaic_gpu"] or HK != H or v_pages.shape != k_pages.shape:
+    equal = H in HEAD_DIMS["mosaic_gpu"] and v_pages.shape == k_pages.shape
+    other = (HK, v_pages.shape[3]) in unequal and v_pages.shape[:3] == k_pages.shape[:3]
+    if HK != H or not (equal or (other and not eight)):
         raise ValueError(
             f"mosaic_gpu {op} takes head_dim 64, 128 or 256 and equal K and V pools, "
-            f"got q {q.shape}, k {k_pages.shape}"
+            f"got q {q.shape}, k {k_pages.shape}, v {v_pages.shape}"
         )
     if C not in (16, 32, 64, 128):
         raise ValueError(f"mosaic_gpu {op} takes pages of 16, 32, 64 or 128 tokens, got {C}")

@@ -30,7 +30,7 @@ def plan(static: StaticOptions, inputs: PagedInputs, pages: Array, rows: LatentR
             *inputs.chunks,
             tokens=tokens - B,
             heads=heads,
-            head_dim=max(rows.q_TNH.shape[-1], rows.up.values_NFV.shape[1]),
+            widths=(rows.q_TNH.shape[-1], rows.up.values_NFV.shape[1]),
             page_size=pages.shape[2],
             no_split=static.no_split,
         )

@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
-from pallas_kernels.backends import HEAD_DIMS, AttentionOptions, close_plan
+from pallas_kernels.backends import AttentionOptions, close_plan
 from pallas_kernels.latent_decode import mosaic_gpu as decode
 from pallas_kernels.latent_decode.rows import UpProjections, absorbed, projected
 from pallas_kernels.latent_extend.reference import token_rows
@@ -24,7 +24,7 @@ from pallas_kernels.paged_decode.plan import DecodePlan
 from pallas_kernels.paged_extend import mosaic_gpu as extend
 from pallas_kernels.paged_extend.plan import ExtendPlan
 
-WIDTHS = HEAD_DIMS["mosaic_gpu"]  # of heads that `paged_extend` takes
+WIDEST = 256  # heads that `paged_extend` takes
 ROOM = 2  # tokens that are expanded at most, a token of the step
 SLAB = 2048  # tokens absorbed at once: more rows would count more tiles than int32 can divide
 UNASKED = 512  # tokens up to which absorbing nothing costs less than the host's look at a loop
@@ -79,20 +79,20 @@ def plan(
     *,
     tokens: int,
     heads: int,
-    head_dim: int,
+    widths: tuple[int, int],
     page_size: int,
     no_split: bool = False,
     tuning: extend.Tuning | None = None,
 ) -> Plan:
-    """The plan of one step over `tokens` tokens. `heads` are those of one device, `head_dim` is the
-    width of their keys or values, whichever is larger.
+    """The plan of one step over `tokens` tokens. `heads` are those of one device, `widths` are
+    those of their keys and values.
 
     With `no_split` a row's result does not depend on the others: all are absorbed.
     """
     pages_R = jnp.where(lengths_R > 0, -(-kv_lengths_R // page_size), 0).astype(jnp.int32)
     room = -(-ROOM * tokens // page_size) + lengths_R.shape[0]
     fits_R = _shortest(pages_R, room)
-    if no_split or head_dim > WIDTHS[-1]:
+    if no_split or max(widths) > WIDEST:
         fits_R, expanded = jnp.zeros_like(fits_R), None
     else:
         lengths = (jnp.where(fits_R, lengths_R, 0), jnp.where(fits_R, kv_lengths_R, 0))
@@ -102,7 +102,7 @@ def plan(
             tokens=tokens,
             heads=heads,
             kv_heads=heads,
-            head_dim=_stored(head_dim),
+            head_dim=extend.stored(*widths)[0],
             no_split=no_split,
             tuning=tuning,
         )
@@ -188,7 +188,7 @@ def latent_extend(
         kv_lengths_R,
         tokens=T,
         heads=N,
-        head_dim=max(H, F),
+        widths=(H, F),
         page_size=pages_PCW.shape[1],
         no_split=options.get("no_split", False),
         tuning=tuning,
@@ -254,7 +254,7 @@ def _expanded(
     pages_PCW: Array, page_E: Array, first_page: Array | None, up: UpProjections
 ) -> tuple[Array, Array]:
     """Keys and values of all heads `[E, N, C, H]`, each key with the turned part that heads
-    share, and zeros up to a width that the kernel takes."""
+    share, and zeros up to widths that the kernel takes."""
     page_E = page_E if first_page is None else page_E + first_page
     rank = up.keys_NEV.shape[-1]
     entry_ECW = pages_PCW.at[page_E].get(mode="clip")
@@ -263,13 +263,8 @@ def _expanded(
     v_ENCF = jnp.einsum("ecv,nfv->encf", latent_ECV, up.values_NFV)
     shared = jnp.broadcast_to(turned_ECR[:, None], (*k_ENCH.shape[:-1], turned_ECR.shape[-1]))
     keys = jnp.concatenate([k_ENCH, shared], axis=-1)
-    width = _stored(max(keys.shape[-1], v_ENCF.shape[-1]))
-    return _padded(keys, width), _padded(v_ENCF, width)
-
-
-def _stored(width: int) -> int:
-    """The next width that `paged_extend` takes."""
-    return next(each for each in WIDTHS if each >= width)
+    widths = extend.stored(keys.shape[-1], v_ENCF.shape[-1])
+    return _padded(keys, widths[0]), _padded(v_ENCF, widths[1])
 
 
 def _padded(x: Array, width: int) -> Array:

@@ -154,7 +154,7 @@ def produce(
         def _() -> None:
             copy(v_ref, t, sm["v"].at[at], sm["tail"])
             plgpu.barrier_wait(sm["tail"])
-            zero_from(sm["v"].at[at], size, spec.H, unit.keys - t * size)
+            zero_from(sm["v"].at[at], size, spec.F, unit.keys - t * size)
             for _ in range(spec.copies):
                 plgpu.barrier_arrive(sm["v_full"].at[at])
 

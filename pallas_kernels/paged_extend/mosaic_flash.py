@@ -29,10 +29,12 @@ class Spec(PagedSpec):
 
     Attributes:
         T: tokens of the step.
+        F: width of values and outputs.
         share: query heads that share a tile.
     """
 
     T: int
+    F: int
     share: int
     tuning: Tuning
 

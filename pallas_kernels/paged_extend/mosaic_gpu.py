@@ -21,7 +21,7 @@ from typing import Any, Unpack
 import jax.numpy as jnp
 from jax import Array
 
-from pallas_kernels.backends import AttentionOptions, pools_of
+from pallas_kernels.backends import HEAD_DIMS, AttentionOptions, pools_of
 from pallas_kernels.mosaic_flash import ROWS
 from pallas_kernels.mosaic_gpu import check_pages, first_page_of
 from pallas_kernels.paged_extend.mosaic_flash import Spec, Tuning
@@ -29,6 +29,7 @@ from pallas_kernels.paged_extend.mosaic_kernel import attend
 from pallas_kernels.paged_extend.plan import Cut, ExtendPlan, make_plan
 
 MOST_SHARED = 32  # query heads that share one tile
+UNEQUAL = ((192, 128),)  # widths of keys and of values that differ
 
 
 @functools.cache
@@ -84,9 +85,19 @@ def plan(
     return make_plan(starts_R, lengths_R, kv_lengths_R, cut=cut, window=window)
 
 
+def stored(key: int, value: int) -> tuple[int, int]:
+    """The narrowest keys and values that the kernel takes and these fit into, with zeros behind
+    them. Raises ValueError where there are none."""
+    pairs = sorted({*UNEQUAL, *((width, width) for width in HEAD_DIMS["mosaic_gpu"])})
+    for pair in pairs:
+        if key <= pair[0] and value <= pair[1]:
+            return pair
+    raise ValueError(f"mosaic_gpu extend takes keys and values up to {pairs[-1]}, got {key, value}")
+
+
 def check(q: Array, k_pages: Array, v_pages: Array) -> None:
     """Raise ValueError for shapes and types that the kernel does not take."""
-    check_pages("extend", q, k_pages, v_pages)
+    check_pages("extend", q, k_pages, v_pages, UNEQUAL)
     N, K = q.shape[1], k_pages.shape[1]
     if N % K:
         raise ValueError(
@@ -110,9 +121,9 @@ def extend_attention(
     """See `pallas_kernels.paged_extend`. The option `plan` is this module's `plan(...)` for the
     same rows, window and tuning.
 
-    bfloat16 or float16, and pages of the same or of 8-bit floats; head_dim 64, 128, 256; pages of
-    16 to 128 tokens (64 and 128 in 8 bits). Raises ValueError otherwise. `interpret` is a
-    `plgpu.InterpretGPUParams` for machines without a GPU.
+    bfloat16 or float16, and pages of the same or of 8-bit floats; head_dim 64, 128, 256, or keys
+    of 192 with values of 128 in 16 bits; pages of 16 to 128 tokens (64 and 128 in 8 bits). Raises
+    ValueError otherwise. `interpret` is a `plgpu.InterpretGPUParams` for machines without a GPU.
     """
     check(q_TNH, k_pages, v_pages)
     T, N, H = q_TNH.shape
@@ -138,6 +149,7 @@ def extend_attention(
         G=N // K,
         share=shared_heads(T, N // K, tuning),
         H=H,
+        F=v_pages.shape[3],
         C=C,
         dtype=q_TNH.dtype,
         kv_dtype=k_pages.dtype.name if len(pools) > 2 else None,

@@ -29,7 +29,7 @@ def attend(
     plan: ExtendPlan,
     sinks: Array | None,
 ) -> Array:
-    """Run the share of every split and return `o_TNH`.
+    """Run the share of every split and return `o_TNF`.
 
     `pools` are the pages of keys and of values, and their scales if they have some; `table` is the
     page table and its first page.
@@ -47,12 +47,12 @@ def attend(
 def _launch(
     spec: Spec, splits: int, phase: str, given: tuple[Array, ...]
 ) -> tuple[Array, Array, Array]:
-    """Returns `o_TNH` and the parts: outputs `[K, splits, rows, H]` and log2-sum-exps.
+    """Returns `o_TNF` and the parts: outputs `[K, splits, rows, F]` and log2-sum-exps.
 
     `given` ends with sinks if the model has them, then with the parts to merge if `phase` is
     "merge". In phase "parts" nothing is merged; in phase "both" this launch merges its own parts.
     """
-    groups, stages, H = spec.tuning.groups, spec.tuning.stages, spec.H
+    groups, stages = spec.tuning.groups, spec.tuning.stages
     pools = 2 if spec.kv_dtype is None else 3
 
     def extend_attend(q_ref, *refs, **sm):  # type: ignore[no-untyped-def]
@@ -137,8 +137,8 @@ def _launch(
             plgpu.wait_smem_to_gmem(0)
 
     out = (
-        jax.ShapeDtypeStruct((spec.T, spec.K * spec.G, H), spec.dtype),
-        jax.ShapeDtypeStruct((spec.K, splits, spec.size, H), spec.dtype),
+        jax.ShapeDtypeStruct((spec.T, spec.K * spec.G, spec.F), spec.dtype),
+        jax.ShapeDtypeStruct((spec.K, splits, spec.size, spec.F), spec.dtype),
         jax.ShapeDtypeStruct((spec.K, splits, groups, ROWS), jnp.float32),
     )
     return launch(
@@ -173,7 +173,7 @@ def _keep(spec: Spec, sm: dict[str, Any], wg: Array, result: tuple[Array, Array]
     """A unit's outputs and log2-sum-exps into shared memory."""
     out, lse = result
     plgpu.wait_smem_to_gmem(0, wait_read_only=True)
-    for c in range(spec.H // spec.width):
+    for c in range(spec.F // spec.width):
         columns = out[:, c * spec.width : (c + 1) * spec.width]
         sm["o"].at[wg, c][...] = columns.astype(spec.dtype)
     sm["lse_out"].at[wg][...] = lse
@@ -184,20 +184,20 @@ def _leave_part(spec: Spec, sm: dict[str, Any], wg: Array, outputs: Any, lse: An
     """A follower's part into device memory, visible when this returns."""
     plgpu.copy_smem_to_gmem(sm["lse_out"].at[wg], lse.at[wg])
     rows = pl.ds(pl.multiple_of(wg * ROWS, ROWS), ROWS)
-    for c, column in enumerate(spec.columns):
+    for c, column in enumerate(spec.columns_of(spec.F)):
         plgpu.copy_smem_to_gmem(sm["o"].at[wg, c], outputs.at[rows, column])
     plgpu.wait_smem_to_gmem(0)
 
 
 def _scratch(spec: Spec) -> dict[str, Any]:
     """Shared memory and barriers of one block."""
-    groups, stages, columns = spec.tuning.groups, spec.tuning.stages, spec.H // spec.width
+    groups, stages, columns = spec.tuning.groups, spec.tuning.stages, len(spec.columns)
     scratch = {
         "q_in": plgpu.SMEM((groups, columns, ROWS, spec.width), spec.dtype),
-        "o": plgpu.SMEM((groups, columns, ROWS, spec.width), spec.dtype),
+        "o": plgpu.SMEM((groups, spec.F // spec.width, ROWS, spec.width), spec.dtype),
         "q": plgpu.SMEM((groups, ROWS, spec.H), spec.dtype, transforms=TILED),
         "k": plgpu.SMEM((stages, spec.size, spec.H), spec.dtype, transforms=TILED),
-        "v": plgpu.SMEM((stages, spec.size, spec.H), spec.dtype, transforms=TILED),
+        "v": plgpu.SMEM((stages, spec.size, spec.F), spec.dtype, transforms=TILED),
         "lse_in": plgpu.SMEM((stages, groups, ROWS), jnp.float32),
         "lse_out": plgpu.SMEM((groups, ROWS), jnp.float32),
         "q_full": plgpu.Barrier(
@@ -263,7 +263,7 @@ def _attend_tiles(
         return carry
 
     middle = unit.begin
-    carry = start(spec.H)
+    carry = start(spec.F)
     if spec.window is None:
         middle = jnp.clip(
             lax.div(unit.position + unit.low - unit.at + 1, jnp.int32(spec.size)),
@@ -285,7 +285,7 @@ def _store(spec: Spec, out: Any, o_ref: Any, unit: Unit, wg: Array) -> None:
 
         @pl.loop(own, own + count)
         def _(j):  # type: ignore[no-untyped-def]
-            for c, column in enumerate(spec.columns):
+            for c, column in enumerate(spec.columns_of(spec.F)):
                 rows = out.at[c, pl.ds(j * spec.share, spec.share)]
                 plgpu.copy_smem_to_gmem(
                     rows, o_ref.at[first + j, pl.ds(unit.head, spec.share), column]
@@ -294,7 +294,7 @@ def _store(spec: Spec, out: Any, o_ref: Any, unit: Unit, wg: Array) -> None:
         return
 
     def store(begin: Array | int, size: int) -> None:
-        for c, column in enumerate(spec.columns):
+        for c, column in enumerate(spec.columns_of(spec.F)):
             plgpu.copy_smem_to_gmem(
                 out.at[c, pl.ds(begin, size)],
                 o_ref.at[pl.ds(first + begin, size), unit.head, column],

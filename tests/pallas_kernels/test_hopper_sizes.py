@@ -60,6 +60,7 @@ def extend_spec(
         K=2,
         G=group,
         H=head_dim,
+        F=head_dim,
         C=page,
         share=extend.shared_heads(tokens, group, sizes),
         tuning=sizes,
@@ -166,6 +167,13 @@ def test_rings_of_tuned_extends_fit_shared_memory(head_dim: int, itemsize: int) 
     raw = 0 if itemsize == 2 else 3 * size * (head_dim + 2)
     assert ring + plain + raw <= SHARED_BYTES
     assert tuning.groups in (1, 2) and tuning.blocks <= PROCESSORS
+
+
+def test_the_ring_of_values_narrower_than_keys_fits_shared_memory() -> None:
+    for key, value in extend.UNEQUAL:
+        tuning = extend.default_tuning(key)
+        size = ROWS * tuning.groups
+        assert size * (tuning.stages * (key + value) + 2 * key + value) * 2 <= SHARED_BYTES
 
 
 TUNED = {

@@ -55,7 +55,7 @@ def error(place: str, case: Case, **planned: Any) -> float:
     low = jax.tree.map(lambda x: jnp.asarray(x, jnp.bfloat16), (made.q, made.up, made.pages))
     poison_outputs(place, shape_of(low[0]))
     tuning = Tuning(groups=1, blocks=8, min_tiles=1) if place == INTERPRETER else None
-    sizes = {"heads": case.heads, "head_dim": 96, "page_size": case.page_size} | planned
+    sizes = {"heads": case.heads, "widths": (96, 64), "page_size": case.page_size} | planned
     plan = mosaic_gpu.plan(*made.places, tokens=len(made.q), tuning=tuning, **sizes)
     run = functools.partial(
         mosaic_gpu.latent_extend, tuning=tuning, **case.options, **launch_options(place)
@@ -83,11 +83,19 @@ def test_on_hopper_prompts_equal_the_reference(place: str, planned: dict[str, An
     assert error(place, case, **planned) < 1e-2
 
 
+@quiet
+@slow_places
+def test_on_hopper_keys_of_192_meet_values_of_128(place: str) -> None:
+    sizes = WIDE | {"plain": 128, "value": 128}
+    case = Case(name="", prefixes=(0, 70, 0), chunks=(70, 1, 130), **sizes)
+    assert error(place, case, widths=(192, 128)) < 1e-2
+
+
 @pytest.mark.slow
 def test_rows_with_the_fewest_pages_are_expanded_as_far_as_there_is_room() -> None:
     table = np.arange(24, dtype=np.int32).reshape(4, 6) + 100
     starts, chunks = np.array([0, 4, 8, 12], np.int32), np.array([4, 4, 0, 4], np.int32)
-    sizes = {"tokens": 16, "heads": 8, "head_dim": 96, "page_size": 16}
+    sizes = {"tokens": 16, "heads": 8, "widths": (96, 64), "page_size": 16}
     made = mosaic_gpu.plan(table, starts, chunks, np.array([33, 50, 70, 16], np.int32), **sizes)
     assert made.expanded is not None  # six pages of room, three and one are taken
     assert made.expanded.lengths_R.tolist() == [4, 0, 0, 4]
@@ -125,13 +133,13 @@ def test_slabs_of_a_loop_hold_every_token_once(monkeypatch: pytest.MonkeyPatch) 
 @pytest.mark.slow
 def test_a_loop_has_no_slab_where_all_rows_are_expanded() -> None:
     table, one = np.zeros((1, 6), np.int32), np.array([4], np.int32)
-    sizes = {"tokens": 16, "heads": 8, "head_dim": 96, "page_size": 16}
+    sizes = {"tokens": 16, "heads": 8, "widths": (96, 64), "page_size": 16}
     made = jax.jit(functools.partial(mosaic_gpu.plan, **sizes))(table, one * 0, one, one)
     assert made.bounds.tolist() == [0, 0]
 
 
 def test_without_splits_no_row_depends_on_the_room_that_others_leave() -> None:
     table, one = np.zeros((1, 6), np.int32), np.array([4], np.int32)
-    sizes = {"tokens": 16, "heads": 8, "head_dim": 96, "page_size": 16}
+    sizes = {"tokens": 16, "heads": 8, "widths": (96, 64), "page_size": 16}
     made = mosaic_gpu.plan(table, one * 0, one, one, no_split=True, **sizes)
     assert made.expanded is None

@@ -264,7 +264,7 @@ def test_absorbed_tokens_come_in_slabs(
 ) -> None:
     monkeypatch.setattr(extend, "SLAB", 32)
     one = np.array([4], np.int32)
-    sizes = {"tokens": tokens, "heads": 8, "head_dim": 96, "page_size": 64, "no_split": True}
+    sizes = {"tokens": tokens, "heads": 8, "widths": (96, 64), "page_size": 64, "no_split": True}
     made = extend.plan(np.zeros((1, 2), np.int32), one * 0, one, one, **sizes)
     size = -(-tokens // slabs)
     assert made.absorbed.seen_ST.shape == (slabs, size) and size <= extend.SLAB
@@ -276,7 +276,7 @@ def test_absorbed_tokens_come_in_slabs(
 def test_heads_that_are_too_wide_are_absorbed() -> None:
     one = np.array([4], np.int32)
     sizes = {"tokens": 16, "heads": 8, "page_size": 64}
-    wide = extend.plan(np.zeros((1, 2), np.int32), one * 0, one, one, head_dim=320, **sizes)
+    wide = extend.plan(np.zeros((1, 2), np.int32), one * 0, one, one, widths=(320, 128), **sizes)
     assert wide.expanded is None and wide.absorbed.seen_ST[0, 3] == 4
 
 

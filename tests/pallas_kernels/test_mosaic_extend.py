@@ -88,6 +88,18 @@ CHOSEN = (
     ),
     (
         Case(
+            name="keys of 192, values of 128",
+            rows=((60, 140), (0, 3)),
+            heads=1,
+            kv_heads=1,
+            page_size=64,
+            head_dim=192,
+            value_dim=128,
+        ),
+        TWO._replace(stages=1),
+    ),
+    (
+        Case(
             name="sinks, heads apart",
             rows=((200, 66),),
             heads=2,

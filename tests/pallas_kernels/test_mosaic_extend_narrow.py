@@ -60,7 +60,16 @@ SHARED = [c for c in CASES if c.head_dim in (64, 128, 256) and c.page_size in (6
 def spec_of(**sizes: Any) -> Spec:
     """A kernel over 8-bit pages: these sizes, and small ones for the others."""
     common: dict[str, Any] = dict.fromkeys(("window", "softcap", "interpret"))
-    common |= {"T": 128, "K": 1, "G": 1, "H": 128, "C": 64, "share": 1, "dtype": jnp.bfloat16}
+    common |= {
+        "T": 128,
+        "K": 1,
+        "G": 1,
+        "H": 128,
+        "F": 128,
+        "C": 64,
+        "share": 1,
+        "dtype": jnp.bfloat16,
+    }
     return Spec(**common | {"scale": 0.1} | sizes)
 
 

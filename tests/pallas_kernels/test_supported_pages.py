@@ -11,6 +11,7 @@ import pytest
 
 from pallas_kernels import mosaic_gpu, mosaic_tpu, xla
 from pallas_kernels.items import Items
+from pallas_kernels.paged_extend import mosaic_gpu as extend
 
 
 def shapes(
@@ -60,6 +61,36 @@ def test_hopper_takes_pages_of_8_bits(pages: str, size: int) -> None:
 def test_hopper_refuses_other_pages_in_the_ops_name(given: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=f"mosaic_gpu decode takes .*{message}"):
         mosaic_gpu.check_pages("decode", *shapes(**given))
+
+
+def test_hopper_extends_over_keys_of_192_and_values_of_128() -> None:
+    q, keys, _ = shapes(head_dim=(192, 192))
+    values = shapes()[2]
+    extend.check(q, keys, values)
+    for others in ((keys, keys), (values, keys), (values, values)):
+        with pytest.raises(ValueError, match="mosaic_gpu extend takes head_dim 64, 128 or 256"):
+            extend.check(q, *others)
+    with pytest.raises(ValueError, match="mosaic_gpu decode takes"):
+        mosaic_gpu.check_pages("decode", q, keys, values)
+    eight = shapes(k="float8_e4m3fn", head_dim=(192, 192))[1]
+    with pytest.raises(ValueError, match="equal K and V pools"):
+        extend.check(q, eight, shapes(k="float8_e4m3fn")[2])
+
+
+@pytest.mark.parametrize(
+    ("widths", "stored"),
+    [
+        ((96, 64), (128, 128)),
+        ((192, 128), (192, 128)),
+        ((160, 96), (192, 128)),
+        ((192, 192), (256, 256)),
+        ((40, 64), (64, 64)),
+    ],
+)
+def test_heads_are_stored_as_the_narrowest_that_hopper_extends(
+    widths: tuple[int, int], stored: tuple[int, int]
+) -> None:
+    assert extend.stored(*widths) == stored
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
