@@ -115,7 +115,16 @@ def test_units_of_an_item_hold_every_head_of_the_group_once(
 @pytest.mark.parametrize("kv_dtype", [None, "float8_e4m3fn"])
 def test_three_warpgroups_ask_for_no_more_registers_than_there_are(kv_dtype: str | None) -> None:
     spec = ExtendSpec(
-        T=64, K=1, G=1, H=64, C=64, share=1, tuning=extend.Tuning(), kv_dtype=kv_dtype, **COMMON
+        T=64,
+        K=1,
+        G=1,
+        H=64,
+        F=64,
+        C=64,
+        share=1,
+        tuning=extend.Tuning(),
+        kv_dtype=kv_dtype,
+        **COMMON,
     )
     producer, consumer = spec.registers
     assert producer + 2 * consumer <= 504
