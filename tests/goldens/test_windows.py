@@ -24,6 +24,7 @@ SLOW = (
     "phi3-window",
     "qwen2-layer-types-linear",
     "qwen3-bias-window",
+    "starcoder2-window",
 )
 NAMES = ("mistral-window", *(pytest.param(name, marks=pytest.mark.slow) for name in SLOW))
 
@@ -53,7 +54,9 @@ def test_alone_preempted_and_cached_in_a_small_pool_it_says_what_transformers_sa
     golden, window = load_golden(name), CASES[name]["sliding_window"]
     held = -(-(window + 16 - 2) // 8) + 1
     longest = (
-        1 if name.startswith(("mistral", "phi3")) else -(-(max(PROMPT_LENGTHS) + NEW_TOKENS) // 8)
+        1
+        if name.startswith(("mistral", "phi3", "starcoder2"))
+        else -(-(max(PROMPT_LENGTHS) + NEW_TOKENS) // 8)
     )
     pages = (held + 3) * longest // (held if longest > 1 else 1)
     core = engine(
