@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import jax
 
+from jaxllm.config import ConfigError
 from jaxllm.models.config.mixture import mixture, mixture_names, mixture_spec, routed
 from jaxllm.models.config.read import Config, positive
 from jaxllm.models.config.spec import ModelSpec
@@ -37,6 +38,11 @@ SIZES = ("num_local_experts", "intermediate_size")
 def spec(hf: Config) -> ModelSpec:
     """The spec of a complete configuration; `rotary_dim` says how much of a head turns. Raises
     ConfigError."""
+    if hf.get("scoring_func", "sigmoid") != "sigmoid":
+        raise ConfigError(
+            f"config.json: scoring_func is {hf['scoring_func']!r:.80}; minimax_m2 models have "
+            "'sigmoid'"
+        )
     given = dict(hf)
     if hf.get("rotary_dim") is not None:
         share = positive(hf, "rotary_dim") / positive(hf, "head_dim")

@@ -6,6 +6,7 @@ from __future__ import annotations
 from types import ModuleType
 from typing import Any
 
+from jaxllm.config import ConfigError
 from jaxllm.models import ministral3, mistral
 from jaxllm.models.config.read import Config, text_part
 from jaxllm.models.config.spec import ModelSpec
@@ -34,6 +35,11 @@ def _family(hf: Config) -> ModuleType:
 
 def spec(hf: Config) -> ModelSpec:
     """The spec of a complete configuration. Raises ConfigError."""
+    if (kind := hf.get("text_model_type")) not in (None, "mistral", "ministral3"):
+        raise ConfigError(
+            f"config.json: text_config's model_type is {kind!r:.80}; it must be 'mistral' or "
+            "'ministral3'"
+        )
     found: ModelSpec = _family(hf).spec({**mistral.DEFAULTS, **hf})
     return found
 

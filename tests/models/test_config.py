@@ -88,7 +88,14 @@ def test_a_config_that_cannot_be_served_is_one_line_that_says_why(
 
 
 @pytest.mark.parametrize(
-    ("given", "nearest"), [("qwen33", "qwen3"), ("gemma3_txt", "gemma3_text"), ("??", None)]
+    ("given", "nearest"),
+    [
+        ("qwen33", "qwen3"),
+        ("gemma3_txt", "gemma3_text"),
+        ("LLAMA", "llama"),
+        ("opt", "gpt2"),
+        ("??", None),
+    ],
 )
 def test_an_unknown_model_type_names_the_nearest(given: str, nearest: str | None) -> None:
     with pytest.raises(ConfigError) as error:

@@ -82,6 +82,7 @@ def test_the_correction_of_exaone_has_its_published_name_and_a_newer_one() -> No
             {"shared_expert_combination_strategy": 1},
             "must be 'average' or 'sum'",
         ),
+        ("minimax-m2-rotary-dim", {"scoring_func": "softmax"}, "minimax_m2 models have 'sigmoid'"),
         ("internlm3-dynamic", {"bias": False}, "qkv_bias and bias differ"),
         ("gemma-gelu", {"use_bidirectional_attention": True}, "Gemma runs with causal attention"),
     ],

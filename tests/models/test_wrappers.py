@@ -119,6 +119,13 @@ def test_a_tied_head_is_what_the_wrapper_says(name: str) -> None:
         assert models.make_spec(outer).tied is tied
 
 
+def test_the_model_inside_must_be_of_a_type_that_is_read() -> None:
+    name = next(name for name in WRAPPERS if PUBLISHED[name]["model_type"] == "mistral3")
+    inner = PUBLISHED[name]["text_config"] | {"model_type": "llama"}
+    with pytest.raises(ConfigError, match="must be 'mistral' or 'ministral3'"):
+        models.make_spec(PUBLISHED[name] | {"text_config": inner})
+
+
 @pytest.mark.parametrize("name", WRAPPERS)
 def test_absurd_sizes_inside_a_wrapper_are_refused(tmp_path: Path, name: str) -> None:
     inner = PUBLISHED[name]["text_config"] | {"hidden_size": 2**31}

@@ -75,7 +75,8 @@ def _parsed(model_type: str) -> ast.Module:
 
 def unknown(model_type: object) -> str:
     """Why a model type is refused, with the families that run and the nearest of them."""
-    near = get_close_matches(model_type, families(), 1) if isinstance(model_type, str) else []
+    written = model_type.lower() if isinstance(model_type, str) else ""
+    near = get_close_matches(written, families(), 1, 0.4)
     nearest = f"; the nearest is {near[0]}" if near else ""
     return (
         f"model_type {model_type!r:.80} is not supported "

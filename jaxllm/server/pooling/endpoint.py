@@ -48,8 +48,8 @@ class PoolingEndpoint(Endpoint):
         )
         if numbers > MAX_KEPT:
             raise bad_request("too many vectors for one reply; send fewer inputs", self.param)
-        for prompt in prompts:
-            check_length(len(prompt.ids), self._state.resolved, self.param)
+        for index, prompt in enumerate(prompts):
+            check_length(len(prompt.ids), self._state.resolved, self.field(request, index))
         pooled = await self._pool(id, prompts, options, gone)
         head = {"id": f"{self.prefix}-{id}", "model": options.model}
 
@@ -92,6 +92,10 @@ class PoolingEndpoint(Endpoint):
         """The request's options."""
         found: Options = request.options
         return found
+
+    def field(self, request: Any, index: int) -> str:
+        """The field of the body that a prompt is from."""
+        return self.param
 
     async def tokenise(self, request: Any) -> list[Pair]:
         """Token ids of every prompt, made off the event loop. Raises ApiError."""

@@ -36,11 +36,13 @@ class PairRequest:
     """Texts to compare, pair by pair.
 
     Attributes:
+        names: the fields of the body that left and right are from.
         most_of_right: tokens of a right text that are read; None for all.
         top: how many results are returned; None for all.
     """
 
     options: Options
+    names: tuple[str, str]
     left: list[str]
     right: list[str]
     most_of_right: int | None = None
@@ -51,6 +53,11 @@ class PairEndpoint(PoolingEndpoint):
     """A route whose prompts are pairs of texts, or the texts of pairs where the model embeds."""
 
     param = "documents"
+
+    def field(self, request: PairRequest, index: int) -> str:
+        """Of two texts that are read together the right one's, which may be cut."""
+        embeds = request.options.pooling.task == "embed"
+        return request.names[not (embeds and index < len(request.left))]
 
     async def tokenise(self, request: PairRequest) -> list[Pair]:
         """A classifier reads the two texts of a pair together."""
@@ -122,6 +129,7 @@ class Rerank(PairEndpoint):
         found = read_pairs(body, self._state.rules, "query", "documents", most or None)
         return PairRequest(
             options=found.options,
+            names=found.names,
             left=found.left,
             right=found.right,
             most_of_right=most or None,
@@ -162,4 +170,6 @@ def read_pairs(
         raise bad_request(str(error), one, error.code) from None
     if len(left) + len(right) > MAX_PROMPTS + 1:
         raise bad_request(f"at most {MAX_PROMPTS} texts per request", other)
-    return PairRequest(options=options, left=left, right=right, most_of_right=most)
+    return PairRequest(
+        options=options, names=(one, other), left=left, right=right, most_of_right=most
+    )
