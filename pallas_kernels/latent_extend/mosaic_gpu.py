@@ -205,6 +205,7 @@ def latent_extend(
             rows.lengths_R,
             rows.kv_lengths_R,
             tuning=tuning,
+            tokens_first=True,
             interpret=interpret,
             scale=options["scale"],
             plan=rows.work,
@@ -253,18 +254,18 @@ def _attend_absorbed(
 def _expanded(
     pages_PCW: Array, page_E: Array, first_page: Array | None, up: UpProjections
 ) -> tuple[Array, Array]:
-    """Keys and values of all heads `[E, N, C, H]`, each key with the turned part that heads
-    share, and zeros up to widths that the kernel takes."""
+    """Keys and values of all heads `[E, C, N, H]`, as products leave them. Each key has the turned
+    part that heads share, and zeros up to a width that the kernel takes, as values have."""
     page_E = page_E if first_page is None else page_E + first_page
     rank = up.keys_NEV.shape[-1]
     entry_ECW = pages_PCW.at[page_E].get(mode="clip")
     latent_ECV, turned_ECR = entry_ECW[..., :rank], entry_ECW[..., rank:]
-    k_ENCH = jnp.einsum("ecv,nhv->ench", latent_ECV, up.keys_NEV)
-    v_ENCF = jnp.einsum("ecv,nfv->encf", latent_ECV, up.values_NFV)
-    shared = jnp.broadcast_to(turned_ECR[:, None], (*k_ENCH.shape[:-1], turned_ECR.shape[-1]))
-    keys = jnp.concatenate([k_ENCH, shared], axis=-1)
-    widths = extend.stored(keys.shape[-1], v_ENCF.shape[-1])
-    return _padded(keys, widths[0]), _padded(v_ENCF, widths[1])
+    k_ECNH = jnp.einsum("ecv,nhv->ecnh", latent_ECV, up.keys_NEV)
+    v_ECNF = jnp.einsum("ecv,nfv->ecnf", latent_ECV, up.values_NFV)
+    shared = jnp.broadcast_to(turned_ECR[:, :, None], (*k_ECNH.shape[:-1], turned_ECR.shape[-1]))
+    keys = jnp.concatenate([k_ECNH, shared], axis=-1)
+    widths = extend.stored(keys.shape[-1], v_ECNF.shape[-1])
+    return _padded(keys, widths[0]), _padded(v_ECNF, widths[1])
 
 
 def _padded(x: Array, width: int) -> Array:

@@ -31,12 +31,14 @@ class Spec(PagedSpec):
         T: tokens of the step.
         F: width of values and outputs.
         share: query heads that share a tile.
+        tokens_first: pages are [C, K, H], not [K, C, H].
     """
 
     T: int
     F: int
     share: int
     tuning: Tuning
+    tokens_first: bool = False
 
     @property
     def size(self) -> int:

@@ -18,6 +18,7 @@ import json
 import pathlib
 from typing import Any, Unpack
 
+import jax
 import jax.numpy as jnp
 from jax import Array
 
@@ -115,6 +116,7 @@ def extend_attention(
     kv_lengths_R: Array,
     *,
     tuning: Tuning | None = None,
+    tokens_first: bool = False,
     interpret: Any = None,
     **options: Unpack[AttentionOptions],
 ) -> Array:
@@ -122,12 +124,14 @@ def extend_attention(
     same rows, window and tuning.
 
     bfloat16 or float16, and pages of the same or of 8-bit floats; head_dim 64, 128, 256, or keys
-    of 192 with values of 128 in 16 bits; pages of 16 to 128 tokens (64 and 128 in 8 bits). Raises
-    ValueError otherwise. `interpret` is a `plgpu.InterpretGPUParams` for machines without a GPU.
+    of 192 with values of 128 in 16 bits; pages of 16 to 128 tokens (64 and 128 in 8 bits). With
+    `tokens_first` pages are `[P, C, K, H]`, in 16 bits alone. Raises ValueError otherwise.
+    `interpret` is a `plgpu.InterpretGPUParams` for machines without a GPU.
     """
-    check(q_TNH, k_pages, v_pages)
+    usual = [_heads_first(pages) if tokens_first else pages for pages in (k_pages, v_pages)]
+    check(q_TNH, *usual)
     T, N, H = q_TNH.shape
-    _, K, C, _ = k_pages.shape
+    _, K, C, _ = usual[0].shape
     tuning = tuning or default_tuning(H, k_pages.dtype.itemsize)
     window = options.get("window")
     planned = options.get("plan") or plan(
@@ -157,7 +161,14 @@ def extend_attention(
         window=window,
         softcap=options.get("softcap"),
         tuning=tuning,
+        tokens_first=tokens_first,
         interpret=interpret,
     )
     table = (page_table_RM.astype(jnp.int32), first_page_of(options.get("first_page")))
     return attend(spec, q_TNH, pools, table, planned, options.get("sinks"))
+
+
+def _heads_first(pages: Array) -> Any:
+    """The shape and type of pages `[P, C, K, H]` as if heads came first."""
+    P, C, K, H = pages.shape
+    return jax.ShapeDtypeStruct((P, K, C, H), pages.dtype)
