@@ -49,23 +49,19 @@ NAMES = {
     },
 }
 IGNORED = ("transformer.rotary_pos_emb.inv_freq",)
-REMOTE_CODE = ("modeling_chatglm",)
-GENERATES = ("ChatGLMModel",)
+REMOTE_CODE, GENERATES = ("modeling_chatglm",), ("ChatGLMModel",)
+FIRST = ("position_encoding_2d", "apply_residual_connection_post_layernorm")  # ChatGLM has these
 
 
 def spec(hf: Config) -> ModelSpec:
     """The spec of a complete configuration. Raises ConfigError."""
-    if flag(hf, "position_encoding_2d") or flag(hf, "apply_residual_connection_post_layernorm"):
+    if any(flag(hf, key) for key in FIRST) or not flag(hf, "post_layer_norm"):
         raise ConfigError(
-            "config.json: the first ChatGLM (position_encoding_2d, "
-            "apply_residual_connection_post_layernorm) is not supported; use ChatGLM 2 or later"
+            f"config.json: {' and '.join(FIRST)} must be false and post_layer_norm true; use "
+            "ChatGLM 2 or later"
         )
-    if not flag(hf, "post_layer_norm"):
-        raise ConfigError("config.json: post_layer_norm is false; ChatGLM needs its final norm")
-    grouped = flag(hf, "multi_query_attention")
-    groups = positive(hf, "multi_query_group_num") if grouped else None
-    theta = 10000.0 * number(hf, "rope_ratio")
-    own = {"num_key_value_heads": groups, "rope_theta": theta}
+    groups = positive(hf, "multi_query_group_num") if flag(hf, "multi_query_attention") else None
+    own = {"num_key_value_heads": groups, "rope_theta": 10000.0 * number(hf, "rope_ratio")}
     return transformer_spec({**hf, **own}, partial=True, paired=True)
 
 

@@ -42,13 +42,21 @@ def directory(path: Path, config: object, generation: object = None) -> Path:
     return path
 
 
+# Encoders, blocks of another order, routers and experts of their own
+UNLIKE_LLAMA = (
+    *("bert", "cohere2_moe", "ernie4_5_moe", "falcon", "gemma2", "gpt_oss", "gte", "modernbert"),
+    *("nomic_bert", "phimoe", "stablelm"),
+)
+
+
 def test_the_families_are_the_files_of_the_folder() -> None:
     files = {path.stem for path in Path(models.__path__[0]).glob("[a-z]*.py")}
     assert models.families() == sorted(files)
     assert {"llama", "mistral", "qwen2", "qwen3"} < files
     folder = Path(models.__file__).parent
     for name in models.families():
-        assert len((folder / f"{name}.py").read_text().splitlines()) <= 150
+        lines = len((folder / f"{name}.py").read_text().splitlines())
+        assert lines <= (150 if name in UNLIKE_LLAMA else 80), name
 
 
 def test_reading_a_config_imports_no_jax() -> None:

@@ -41,7 +41,7 @@ def test_norms_of_heads_are_those_of_the_true_width(name: str) -> None:
     [
         ("falcon-groups", {"alibi": True}, "alibi is true with 4 query heads over 2 key heads"),
         ("chatglm-groups", {"position_encoding_2d": True}, "use ChatGLM 2 or later"),
-        ("chatglm-groups", {"post_layer_norm": False}, "post_layer_norm is false"),
+        ("chatglm-groups", {"post_layer_norm": False}, "post_layer_norm true; use ChatGLM 2"),
         ("smollm3-positions", {"no_rope_layers": [1]}, "no_rope_layers must be 2 times 0 or 1"),
         ("smollm3-positions", {"no_rope_layers": [1, []]}, "no_rope_layers must be 2 times"),
     ],
