@@ -1,4 +1,4 @@
-"""Products that are yet to be added up and scaled, by whatever reads them."""
+"""Products that are yet to be added up, scaled or normed, by whatever reads them."""
 
 from __future__ import annotations
 
@@ -12,6 +12,8 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 from jax import Array
+
+from pallas_kernels.norm import rms_norm
 
 
 @jax.tree_util.register_dataclass
@@ -94,6 +96,34 @@ class WeightedRows(NamedTuple):
         return self.total.astype(self.dtype)
 
 
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class NormedRows:
+    """Rows `[T, D]` whose root-mean-square norm is meant.
+
+    Attributes:
+        y_TD: the rows.
+        weight_D, eps: those of the norm.
+    """
+
+    y_TD: Array
+    weight_D: Array
+    eps: float = field(metadata={"static": True})
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.y_TD.shape
+
+    @property
+    def dtype(self) -> Any:
+        return self.y_TD.dtype
+
+    @property
+    def whole(self) -> Array:
+        """The norm."""
+        return rms_norm(self.y_TD, self.weight_D, self.eps)
+
+
 def added(
     dtype: Any, t: Array, load: Callable[[Any], Array], sums_ref: Any, *scale_refs: Any
 ) -> Array:
@@ -107,9 +137,9 @@ def added(
     return total.astype(dtype)
 
 
-type Product = Array | Parts | WeightedRows
+type Product = Array | Parts | WeightedRows | NormedRows
 
 
 def whole(product: Product) -> Array:
     """The product as one array."""
-    return product.whole if isinstance(product, Parts | WeightedRows) else product
+    return product.whole if isinstance(product, Parts | WeightedRows | NormedRows) else product

@@ -13,7 +13,7 @@ from jaxllm.cache.collective import Collective
 from jaxllm.nn.contexts.protocol import AttentionContext, RowContext
 from jaxllm.nn.linear import Linear, reader_of
 from jaxllm.nn.mlp import FeedForward
-from jaxllm.nn.norm import Norm
+from jaxllm.nn.norm import Norm, RMSNorm
 from jaxllm.nn.rope import Rotation
 from pallas_kernels.parts import Product, whole
 from pallas_kernels.scaled_matmul import Inputs
@@ -27,13 +27,13 @@ class Carry(NamedTuple):
         part_TD: this device's part of what is yet to be added to it, by the norm that follows; None
             where it has been added.
         beside_TE: whatever else the block's own feed-forward reads; None for most blocks.
-        delta_TD: in place of a part, the whole of what is yet to be added.
+        delta_TD: in place of a part, the whole of what is yet to be added, or of what its norm is.
     """
 
     x_TD: Array
     part_TD: Product | None = None
     beside_TE: Array | None = None
-    delta_TD: Array | None = None
+    delta_TD: Product | None = None
 
     def normed(
         self, norm: Norm, context: RowContext, reader: Linear | None = None
@@ -49,21 +49,28 @@ class Carry(NamedTuple):
 
     def settled(self, collective: Collective) -> Array:
         """The residual stream with everything added."""
-        delta_TD = self.delta_TD if self.part_TD is None else collective.sum(self.part_TD)
-        return self.x_TD if delta_TD is None else self.x_TD + delta_TD
+        if self.part_TD is not None:
+            return self.x_TD + collective.sum(self.part_TD)
+        return self._with_delta
+
+    @property
+    def _with_delta(self) -> Array:
+        return self.x_TD if self.delta_TD is None else self.x_TD + whole(self.delta_TD)
 
     def rows(self, row_R: Array) -> Carry:
         """These rows alone."""
-        part_TD = None if self.part_TD is None else whole(self.part_TD)
-        return jax.tree.map(lambda leaf: leaf[row_R], self._replace(part_TD=part_TD))
+        part_TD, delta_TD = (
+            None if each is None else whole(each) for each in (self.part_TD, self.delta_TD)
+        )
+        carry = self._replace(part_TD=part_TD, delta_TD=delta_TD)
+        return jax.tree.map(lambda leaf: leaf[row_R], carry)
 
     def packed(self, collective: Collective) -> Array:
         """This device's part of one array [T, `ModelSpec.carry_width`], see `Decoder.unpacked`.
 
         What is summed later costs nothing where nobody asks for it.
         """
-        whole_TD = self.x_TD if self.delta_TD is None else self.x_TD + self.delta_TD
-        packed_TD = collective.once(whole_TD)
+        packed_TD = collective.once(self._with_delta)
         packed_TD = packed_TD if self.part_TD is None else packed_TD + whole(self.part_TD)
         if self.beside_TE is None:
             return packed_TD
@@ -158,12 +165,17 @@ class SandwichBlock(Block):
         self, layer: int, carry: Carry, rotation: Rotation, context: AttentionContext
     ) -> Carry:
         x_TD, part_TD, *_ = super().attend(layer, carry, rotation, context)
-        delta_TD = self.attention_out_norm(context.collective.sum(part_TD))
+        delta_TD = _later(self.attention_out_norm, context.collective.sum(part_TD))
         return Carry(x_TD, delta_TD=delta_TD)
 
     def feed_forward(self, carry: Carry, context: RowContext) -> Carry:
         x_TD, part_TD, *_ = super().feed_forward(carry, context)
-        return Carry(x_TD, delta_TD=self.mlp_out_norm(context.collective.sum(part_TD)))
+        return Carry(x_TD, delta_TD=_later(self.mlp_out_norm, context.collective.sum(part_TD)))
+
+
+def _later(norm: Norm, y_TD: Array) -> Product:
+    """The norm of y, which the norm that follows takes along where it can."""
+    return norm.later(y_TD) if isinstance(norm, RMSNorm) else norm(y_TD)
 
 
 class PostNormBlock(Block):

@@ -14,7 +14,7 @@ from jaxllm.nn.contexts.protocol import RowContext
 from jaxllm.nn.linear import Init, Stored
 from jaxllm.nn.rules import Ordered, Piece, Plus, Rule
 from pallas_kernels.add_norm import rms_norm
-from pallas_kernels.parts import Product
+from pallas_kernels.parts import NormedRows, Product
 from pallas_kernels.scaled_matmul import Inputs, Rounding
 
 
@@ -85,6 +85,10 @@ class RMSNorm(Stored):
         rounding: Rounding | None = None,
     ) -> tuple[Array, Inputs]:
         return context.add_norm(x_TD, part_TD, self.weight[...], self.eps, rounding)
+
+    def later(self, y_TD: Array) -> NormedRows:
+        """The norm, for whatever adds it to the residual stream."""
+        return NormedRows(y_TD, self.weight[...], self.eps)
 
     def rules(self, name: str) -> Iterator[Rule]:
         (rule,) = super().rules(name)

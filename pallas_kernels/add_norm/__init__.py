@@ -5,8 +5,8 @@ from __future__ import annotations
 
 from jax import Array
 
-from pallas_kernels.add_norm.reference import rms_norm as rms_norm
 from pallas_kernels.backends import Backends
+from pallas_kernels.norm import rms_norm as rms_norm
 from pallas_kernels.parts import Product
 from pallas_kernels.scaled_matmul import Inputs, Rounding
 
@@ -23,7 +23,7 @@ def add_norm(
     backend: str,
 ) -> tuple[Array, Inputs]:
     """`(x + delta, rms_norm(x + delta) * weight)`, both `[T, D]` in x's dtype. Parts of `delta`
-    are added up before; `WeightedRows` are added to x in float32.
+    are added up before, `NormedRows` normed; `WeightedRows` are added to x in float32.
 
     The sum is rounded once; the norm is computed in float32 from the rounded sum and rounded once.
     With a `rounding`, the norm is then rounded to that, as a product that reads it would do.

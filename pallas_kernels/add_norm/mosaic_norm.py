@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from jax import Array, lax
 
 from pallas_kernels.mosaic_gpu import store
-from pallas_kernels.parts import Parts, Product, WeightedRows, added, whole
+from pallas_kernels.parts import NormedRows, Parts, Product, WeightedRows, added, whole
 from pallas_kernels.scaled_matmul import Inputs, RoundedRows, Rounding, mosaic_rounding
 
 type Load = Callable[[Any], Array]
@@ -32,11 +32,19 @@ class Delta(NamedTuple):
             return cls((delta_TD.sums, *delta_TD.scales), lambda *given: [row(*given)])
         if isinstance(delta_TD, WeightedRows):
             return cls(delta_TD[:3], _weighted)
+        if isinstance(delta_TD, NormedRows):
+            arrays = delta_TD.y_TD, delta_TD.weight_D
+            return cls(arrays, functools.partial(_normed, delta_TD.eps))
         return cls((whole(delta_TD),), _row)
 
 
 def _row(t: Array, load: Load, delta_ref: Any) -> list[Array]:
     return [load(delta_ref.at[t])]
+
+
+def _normed(eps: float, t: Array, load: Load, y_ref: Any, weight_ref: Any) -> list[Array]:
+    row, weight = load(y_ref.at[t]), load(weight_ref)
+    return [_norm(row, weight.astype(jnp.float32), eps)]
 
 
 def _weighted(t: Array, load: Load, y_ref: Any, place_ref: Any, weight_ref: Any) -> list[Array]:
@@ -67,10 +75,15 @@ def norm_of(x_TD: Array, results: list[Array]) -> Inputs:
 
 def store_norm(total: Array, weight: Array, eps: float, t: Array, refs: Sequence[Any]) -> None:
     """Norm row t, which the warpgroup holds in registers, and round it if `refs` say so."""
-    wide = total.astype(jnp.float32)
-    scale = lax.rsqrt(jnp.sum(wide * wide) * (1 / len(total)) + eps)
-    norm = (wide * scale * weight).astype(total.dtype)
+    norm = _norm(total, weight, eps)
     if len(refs) == 1:
         store(refs[0].at[t], norm)
     else:
         mosaic_rounding.store_rounded(norm, [t], *refs)
+
+
+def _norm(row: Array, weight: Array, eps: float) -> Array:
+    """The norm of a row in registers."""
+    wide = row.astype(jnp.float32)
+    scale = lax.rsqrt(jnp.sum(wide * wide) * (1 / len(row)) + eps)
+    return (wide * scale * weight).astype(row.dtype)

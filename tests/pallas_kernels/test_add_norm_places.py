@@ -16,7 +16,7 @@ from pallas_kernels import mosaic_team
 from pallas_kernels.add_norm import add_norm, mosaic_few, mosaic_gpu, rms_norm
 from pallas_kernels.add_norm.cases import CASES, Case, expected, inputs
 from pallas_kernels.add_norm.mosaic_norm import Delta
-from pallas_kernels.parts import Parts, WeightedRows
+from pallas_kernels.parts import NormedRows, Parts, WeightedRows
 from pallas_kernels.scaled_matmul import Rounding, mosaic_rounding
 from tests.pallas_kernels.places import (
     CARD,
@@ -159,6 +159,21 @@ def test_parts_are_added_to_the_bits_of_their_sum(place: str, scaled: bool) -> N
         launched(place, (x, parts, weight)), launched(place, (x, whole, weight)), strict=True
     ):
         np.testing.assert_array_equal(one, two)
+
+
+@places
+@pytest.mark.parametrize("weights", [jnp.bfloat16, jnp.float32], ids=["bfloat16", "float32"])
+def test_rows_are_normed_before_they_are_added(place: str, weights: Any) -> None:
+    case = pick(place, Case(name="", rows=2, width=384), Case(name="", rows=200, width=3584))
+    x, delta, weight = arguments(case, "bfloat16", seed=12)
+    own = jnp.flip(weight).astype(weights)
+    found = launched(place, (x, NormedRows(delta, own, 1e-3), weight))
+    wanted = launched(place, (x, rms_norm(delta, own, 1e-3), weight))
+    for one, two in zip(found, wanted, strict=True):
+        one, two = one.astype(np.float64), two.astype(np.float64)
+        # The norms are added up in other orders
+        np.testing.assert_allclose(one, two, rtol=2 * ULP["bfloat16"], atol=2e-2)
+        assert np.linalg.norm(one - two) < 1e-3 * np.linalg.norm(two)
 
 
 @slow_places
