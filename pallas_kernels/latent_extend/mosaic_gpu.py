@@ -26,6 +26,7 @@ from pallas_kernels.paged_extend.plan import ExtendPlan
 
 WIDEST = 256  # heads that `paged_extend` takes
 ROOM = 2  # tokens that are expanded at most, a token of the step
+PLENTY = 16384  # tokens of room beyond which rows get no page more for their last ones
 SLAB = 2048  # tokens absorbed at once: more rows would count more tiles than int32 can divide
 UNASKED = 512  # tokens up to which absorbing nothing costs less than the host's look at a loop
 
@@ -90,7 +91,7 @@ def plan(
     With `no_split` a row's result does not depend on the others: all are absorbed.
     """
     pages_R = jnp.where(lengths_R > 0, -(-kv_lengths_R // page_size), 0).astype(jnp.int32)
-    room = -(-ROOM * tokens // page_size) + lengths_R.shape[0]
+    room = room_of(tokens, lengths_R.shape[0], page_size)
     fits_R = _shortest(pages_R, room)
     if no_split or max(widths) > WIDEST:
         fits_R, expanded = jnp.zeros_like(fits_R), None
@@ -113,6 +114,12 @@ def plan(
     )
     slabs = _slabs(table_TM, seen_T, heads, no_split)
     return Plan(expanded, slabs, _bounds(jnp.any(slabs.seen_ST > 0, axis=1)))
+
+
+def room_of(tokens: int, rows: int, page_size: int) -> int:
+    """Pages that are expanded in every layer of a step, whether rows have them or not."""
+    pages = -(-ROOM * tokens // page_size)
+    return max(pages, min(pages + rows, PLENTY // page_size))
 
 
 def _slabs(table_TM: Array, seen_T: Array, heads: int, no_split: bool) -> Absorbed:

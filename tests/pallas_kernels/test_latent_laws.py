@@ -258,6 +258,14 @@ def test_expanded_pages_lie_one_row_after_another(pages: list[int]) -> None:
     assert owned == list(range(sum(pages)))
 
 
+@pytest.mark.parametrize(
+    ("tokens", "rows", "pages"),
+    [(64, 4, 6), (2048, 64, 128), (4096, 64, 192), (8192, 64, 256), (10000, 64, 313)],
+)
+def test_short_steps_have_room_for_a_page_more_a_row(tokens: int, rows: int, pages: int) -> None:
+    assert extend.room_of(tokens, rows, 64) == pages
+
+
 @pytest.mark.parametrize(("tokens", "slabs"), [(32, 1), (33, 2)])
 def test_absorbed_tokens_come_in_slabs(
     tokens: int, slabs: int, monkeypatch: pytest.MonkeyPatch
