@@ -20,7 +20,7 @@ HEAD_DIMS_8_BITS: Mapping[str, tuple[int, ...]] = {"mosaic_gpu": (64, 128, 256)}
 
 
 def head_dims(backend: str, pages: DTypeLike) -> tuple[int, ...]:
-    """Widths of heads that a back end takes over pages of this type, in ascending order; () = all."""
+    """Widths of heads that a back end takes over pages of this type, ascending; () = all."""
     wide = HEAD_DIMS.get(backend, ())
     return HEAD_DIMS_8_BITS.get(backend, wide) if is_quantised(pages) else wide
 

@@ -206,19 +206,19 @@ def tile_of(heads: int, tokens: int) -> int:
 
 def _layout(heads: int, half: int) -> Any:
     """Rows over warps and columns over lanes, so that a sum over a row stays within a warp; with
-    few rows warps, and in an odd number of rows of 48 half the lanes, do the same work."""
-    unit = math.gcd(heads, 8)
-    across = 32 if unit < 8 and half % 32 == 0 else 16  # lanes of a row
-    down = min(unit, 32 // across)  # rows of a warp
-    word = math.gcd(half // across, 16)
-    tiling = plgpu.Tiling(((unit, half), (down, across * word), (word,)))
-    warps = unit // down
-    return plgpu.Layout.TILED(
-        tiling,
-        warp_dims=(*[-5] * (warps > 1), *[plgpu.Replicated(4 // warps)] * (warps < 4)),
-        lane_dims=(-2,) if across == 32 else (-3, -2) if down == 2 else (plgpu.Replicated(2), -2),
-        vector_dim=-1,
-    )
+    few rows warps, and of a single row of 48 half the lanes, do the same work."""
+    layout, copies = functools.partial(plgpu.Layout.TILED, vector_dim=-1), plgpu.Replicated
+    unit, word = math.gcd(heads, 8), math.gcd(half // 16, 16)
+    if unit < 8 and half % 32 == 0:  # a warp a row
+        tiling = plgpu.Tiling(((unit, half), (half // 32,)))
+        warps = {4: (-3,), 2: (-3, copies(2)), 1: (copies(4),)}[unit]
+        return layout(tiling, warp_dims=warps, lane_dims=(-2,))
+    if unit == 1:
+        tiling = plgpu.Tiling(((1, half), (16 * word,), (word,)))
+        return layout(tiling, warp_dims=(copies(4),), lane_dims=(copies(2), -2))
+    tiling = plgpu.Tiling(((unit, half), (2, 16 * word), (word,)))
+    warps = {8: (-5,), 4: (-5, copies(2)), 2: (copies(4),)}[unit]
+    return layout(tiling, warp_dims=warps, lane_dims=(-3, -2))
 
 
 def _scaled(both: list[Array], dtype: Any, given: Array | None) -> tuple[list[Array], Array]:
