@@ -84,8 +84,9 @@ def test_two_consumers_need_8_bit_pages_and_an_even_ring(dtype: str, stages: int
 
 
 @both
-@pytest.mark.parametrize("head_dim", [64, 128, 256])
-@pytest.mark.parametrize("itemsize", [1, 2])
+@pytest.mark.parametrize(
+    ("head_dim", "itemsize"), [(64, 1), (64, 2), (96, 2), (128, 1), (128, 2), (256, 1), (256, 2)]
+)
 def test_tuned_sizes_exist_for_every_head_dimension_and_page_type(
     op: str, head_dim: int, itemsize: int
 ) -> None:
