@@ -364,14 +364,6 @@ def test_a_row_that_is_not_split_gets_the_same_bits_in_any_batch(sizes: dict[str
         assert (alone[row] == crowd[row]).all()
 
 
-def test_keys_for_rows_refuse_heads_that_do_not_fill_an_operand() -> None:
-    q, pages = jnp.zeros((2, 4, 96), jnp.bfloat16), jnp.zeros((3, 2, 16, 96), jnp.bfloat16)
-    ints = jnp.zeros((2, 1), jnp.int32), jnp.zeros((2,), jnp.int32)
-    tuning = mosaic_gpu.Tuning(cluster=1, swapped=True)
-    with pytest.raises(ValueError, match="multiple of 64; got bfloat16 and 96; set swapped"):
-        mosaic_gpu.decode_attention(q, pages, pages, *ints, scale=1.0, tuning=tuning)
-
-
 def test_clusters_split_rows_and_refuse_not_to() -> None:
     with pytest.raises(ValueError, match="take a cluster of 1"):
         mosaic_gpu.plan(
