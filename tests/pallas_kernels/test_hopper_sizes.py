@@ -28,13 +28,7 @@ COMMON: dict[str, Any] = {
     "softcap": None,
     "interpret": None,
 }
-HEADS = (64, 96, 128, 256)
-head_dims = pytest.mark.parametrize("head_dim", HEADS)
-# Pages of 8 bits store heads of 96 wider
-sized = pytest.mark.parametrize(
-    ("head_dim", "itemsize"),
-    [(dim, size) for dim in HEADS for size in (1, 2) if (dim, size) != (96, 1)],
-)
+head_dims = pytest.mark.parametrize("head_dim", [64, 128, 256])
 page_sizes = pytest.mark.parametrize("page", [16, 32, 64, 128])
 
 
@@ -156,7 +150,8 @@ def test_more_blocks_never_make_fewer_splits(kv_heads: int) -> None:
     assert found == sorted(found) and found[0] == 1
 
 
-@sized
+@head_dims
+@pytest.mark.parametrize("itemsize", [1, 2])
 @pytest.mark.parametrize("rows", [0, 1, 2, 8, 17, 64, 256, 10**5])
 def test_rings_of_tuned_decodes_fit_shared_memory(head_dim: int, itemsize: int, rows: int) -> None:
     for kv_heads in (1, 2, 4, 8):
@@ -171,7 +166,8 @@ def test_rings_of_tuned_decodes_fit_shared_memory(head_dim: int, itemsize: int, 
         assert tuning.cluster or not tuning.swapped
 
 
-@sized
+@head_dims
+@pytest.mark.parametrize("itemsize", [1, 2])
 def test_rings_of_tuned_extends_fit_shared_memory(head_dim: int, itemsize: int) -> None:
     tuning = extend.default_tuning(head_dim, itemsize)
     size = ROWS * tuning.groups
@@ -218,8 +214,8 @@ def test_8_bit_pages_have_cases_of_their_own() -> None:
 
 
 def test_a_head_dimension_without_sizes_is_a_key_error() -> None:
-    with pytest.raises(KeyError, match="80"):
-        decode.tuning_of(TUNED, 80, 2, 1, 2)
+    with pytest.raises(KeyError, match="96"):
+        decode.tuning_of(TUNED, 96, 2, 1, 2)
 
 
 @pytest.mark.parametrize("room", ["paged_decode", "paged_extend"])
@@ -228,8 +224,7 @@ def test_tuned_files_hold_sizes_that_the_kernels_have(room: str, repo: pathlib.P
     known = set((decode if room == "paged_decode" else extend).Tuning._fields)
     for part in ("head_dim", "head_dim, 8 bits"):
         unequal = {str(key) for key, _ in extend.UNEQUAL} if room == "paged_extend" else set()
-        more = {"96"} if part == "head_dim" else set()
-        assert set(found[part]) - unequal == {"64", "128", "256"} | more
+        assert set(found[part]) - unequal == {"64", "128", "256"}
         assert all(set(sizes) <= known for sizes in found[part].values())
     for cases in ("cases", "cases, 8 bits"):
         assert all(set(case["sizes"]) <= known for case in found.get(cases, []))
