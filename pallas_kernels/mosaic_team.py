@@ -18,7 +18,7 @@ from pallas_kernels.mosaic_gpu import THREADS, launch, row_layout, store
 from pallas_kernels.mosaic_units import PROCESSORS
 
 TEAM = 8  # warpgroups
-MOST_BLOCKS = 1  # 8 once clusters have told each other anything on a card
+MOST_BLOCKS = 8  # a cluster of more needs leave, and some cards have no room for it
 # Registers of a thread that are filled before the first is used, by the blocks of a team
 LOADED = {1: 48, 2: 72, 4: 160, 8: 160}
 PIECE = 4 * THREADS  # columns of 16 bits that a warpgroup gives away at once

@@ -1,7 +1,7 @@
 """Sum and norm for NVIDIA Hopper in Pallas Mosaic GPU: one small launch, a warpgroup a row.
 
 A warpgroup keeps its row in registers. A thread issues all its loads at once, those of rows that
-are yet to be added up included. Few rows with many shares may have a team each (`mosaic_few`).
+are yet to be added up included. Few rows with many shares have a team each (`mosaic_few`).
 The sum's store starts before the threads synchronise to add up the squares.
 """
 

@@ -12,7 +12,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pallas_kernels import mosaic_team
 from pallas_kernels.add_norm import add_norm, mosaic_few, mosaic_gpu, rms_norm
 from pallas_kernels.add_norm.cases import CASES, Case, expected, inputs
 from pallas_kernels.add_norm.mosaic_norm import Delta
@@ -212,13 +211,12 @@ def test_a_team_lowers_for_cuda_as_one_launch() -> None:
     assert text.count("mosaic_gpu_v2") == 1
 
 
-def test_few_rows_of_few_shares_have_a_team_each(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_few_rows_of_few_shares_have_a_team_each() -> None:
     def taken(rows: int = 1, width: int = 3584, shares: int = 9, done: bool = False) -> bool:
         sums = jax.ShapeDtypeStruct((shares, 64, width), jnp.float32)
         held = jax.ShapeDtypeStruct((64, width), jnp.bfloat16) if done else None
         return mosaic_few.takes(Parts(sums, (), (rows, width), jnp.bfloat16, held))  # type: ignore[arg-type]
 
-    monkeypatch.setattr(mosaic_team, "MOST_BLOCKS", 8)
     assert taken() and taken(66) and taken(width=8192) and taken(33, 1024, 33)
     assert not taken(67) and not taken(width=896) and not taken(shares=1) and not taken(done=True)
     assert not taken(64, shares=30) and not taken(width=16384)  # registers would not do
