@@ -14,8 +14,9 @@ from pallas_kernels.quantised import SCALE_DTYPE, quantise
 
 TABLE_WIDTH = 130
 POOL_PAGES = 8320
-# KV heads and query heads of each: Qwen2.5 7B and Llama 3.1 8B; Llama 3.2 1B and gpt-oss
-DECODE_HEADS = {128: ((4, 7), (8, 4)), 64: ((8, 4), (8, 8))}
+# KV heads and query heads of each: Qwen2.5 7B and Llama 3.1 8B; Llama 3.2 1B and gpt-oss; Gemma 2's
+DECODE_HEADS = {128: ((4, 7), (8, 4)), 64: ((8, 4), (8, 8)), 256: ((8, 2), (4, 2))}
+SOFTCAPS = {256: 50.0}  # of scores, by head dimension: Gemma 2's
 DECODE_LOADS = ((1, 2048), (16, 2048), (64, 2048), (256, 1024), (64, 8192), (16, 8192))
 
 
@@ -216,6 +217,10 @@ def decode_tunings(itemsize: int, head_dim: int) -> list[Any]:
             Tuning(stages=stages, blocks=blocks, cluster=1, swapped=True)
             for stages, blocks in ((6, 132), (6, 264), (8, 132), (4, 264))
         ]
+    if head_dim == 256:  # a tile is twice as large: two slots, or three with keys for rows
+        deep = Tuning(stages=3, cluster=1, swapped=True)
+        clusters = [deep._replace(cluster=n, min_tiles=2 * n) for n in (2, 8)]
+        return [Tuning(stages=2, queries=1), deep, deep._replace(stages=2), *clusters]
     return [Tuning(), Tuning(min_tiles=1), Tuning(min_tiles=4), Tuning(stages=2), Tuning(stages=4)]
 
 

@@ -109,7 +109,12 @@ def time_decode(
     ) -> tuple[Array, Any]:
         plan = open_plan(plan)
         out = mosaic_gpu.decode_attention(
-            q, k, v, table, lengths, scale=H**-0.5, plan=plan, tuning=tuning, **more
+            *(q, k, v, table, lengths),
+            scale=H**-0.5,
+            softcap=cases.SOFTCAPS.get(H),
+            plan=plan,
+            tuning=tuning,
+            **more,
         )
         return out, close_plan(plan)
 

@@ -85,6 +85,16 @@ CASES = (
         value_dim=16,
         sinks=True,
     ),
+    Case(
+        name="heads of 256 in pairs, softcap and window",
+        lengths=(65, 0, 300, 7),
+        heads=4,
+        kv_heads=2,
+        head_dim=256,
+        page_size=64,
+        softcap=5.0,
+        window=150,
+    ),
     Case(name="infinite poison", lengths=(0, 12, 140), poison=float("inf")),
     Case(name="a table without spare entries", lengths=(48, 17), spare=0),
 )

@@ -13,7 +13,6 @@ from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 from jax import Array, lax
-from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from pallas_kernels.mosaic_flash import LOG2E, NEVER, ROWS, Carry, add_product, product
@@ -60,15 +59,15 @@ def arithmetic_of(spec: Spec) -> Arithmetic:
 
 def _scratch_of_16_bits(spec: Spec) -> dict[str, Any]:
     stages, queries, swapped = spec.tuning.stages, spec.tuning.queries, spec.tuning.swapped
+    rows = spec.group if swapped else ROWS
     scratch = {
-        "q": plgpu.SMEM((queries, ROWS, spec.H), spec.dtype, transforms=TILED),
+        "q": plgpu.SMEM((queries, rows, spec.H), spec.dtype, transforms=TILED),
         "k": plgpu.SMEM((stages, TILE, spec.H), spec.dtype, transforms=TILED),
         "v": plgpu.SMEM((stages, TILE, spec.H), spec.dtype, transforms=TILED),
         "k_full": plgpu.Barrier(num_arrivals=spec.copies, num_barriers=stages),
         "v_full": plgpu.Barrier(num_arrivals=spec.copies, num_barriers=stages),
     }
     if swapped or spec.interpret is not None:
-        rows = spec.group if swapped else ROWS
         scratch["p"] = plgpu.SMEM((rows, TILE), spec.dtype, transforms=TILED)
     return scratch
 
@@ -128,8 +127,7 @@ def _start_swapped(spec: Spec, sinks: list[Array] | None, own: Array, begins: Ar
 def _scores_swapped(spec: Spec, q: Any, k: Any, first: Array, length: Array) -> Array:
     """K·qᵀ in the log2 domain, soft-capped, -inf where unseen; float32 `[TILE, group]`. The tile's
     first token is at position `first`."""
-    queries = q.at[pl.ds(0, spec.group)].T
-    scores = product(k, queries, (TILE, spec.group), lambda: None)
+    scores = product(k, q.T, (TILE, spec.group), lambda: None)
     return visible(spec, scores, 0, first, length)
 
 

@@ -27,12 +27,14 @@ from pallas_kernels.mosaic_gpu import check_pages, first_page_of
 from pallas_kernels.paged_decode.mosaic_cluster import attend_clusters
 from pallas_kernels.paged_decode.mosaic_flash import TILE, Spec, Tuning
 from pallas_kernels.paged_decode.mosaic_kernel import attend
+from pallas_kernels.paged_decode.mosaic_peers import PAD
 from pallas_kernels.paged_decode.plan import DecodePlan, make_plan
 
 # Number of rows whose sizes serve `no_split`: however few rows there are, no two blocks share one
 MANY = 10**5
 MOST_CLUSTERED = 16  # query heads of a block in a cluster
 NARROW_HEADS = 16  # query heads of a block over 8-bit pages
+SHARED_BYTES = 224 << 10  # of a block, without barriers and small buffers
 TUNED = pathlib.Path(__file__).parent / "tuned" / "nvidia_h200.json"
 
 
@@ -98,6 +100,15 @@ def padded_heads(heads: int) -> int:
     return max(8, 1 << (heads - 1).bit_length())
 
 
+def fitting(tuning: Tuning, head_dim: int, group: int) -> Tuning:
+    """The same sizes with no more slots than fit beside what keys for rows keep of a group: its
+    queries, two buffers of float32 outputs, and the weights of a tile."""
+    kept = padded_heads(group) * (2 * tuning.queries * head_dim + 8 * (head_dim + PAD) + 2 * TILE)
+    return tuning._replace(
+        stages=min(tuning.stages, (SHARED_BYTES - kept) // (4 * TILE * head_dim))
+    )
+
+
 def sizes_of(head_dim: int, itemsize: int, rows: int, heads: int, kv_heads: int) -> Tuning:
     """The tuned sizes for the query heads of one device, too.
 
@@ -106,7 +117,8 @@ def sizes_of(head_dim: int, itemsize: int, rows: int, heads: int, kv_heads: int)
     reading.
     """
     if heads // kv_heads <= MOST_CLUSTERED:
-        return default_tuning(head_dim, itemsize, rows, kv_heads)
+        tuning = default_tuning(head_dim, itemsize, rows, kv_heads)
+        return fitting(tuning, head_dim, heads // kv_heads) if tuning.swapped else tuning
     tuning = default_tuning(head_dim, itemsize)  # cases have sizes of clusters
     group = padded_heads(tiles_of(heads, kv_heads, itemsize)[1])
     shortest = max(tuning.min_tiles, group // 8)

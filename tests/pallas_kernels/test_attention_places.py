@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from benchmarks import kernel_cases
 from pallas_kernels import paged_decode, paged_extend
 from pallas_kernels.backends import close_plan, open_plan
 from pallas_kernels.paged_decode import cases as decode_cases
@@ -226,8 +227,9 @@ def test_clusters_over_8_bit_pages_decode_ragged_batches(cluster: int, kv_dtype:
 @pytest.mark.parametrize("kv_dtype", [None, "float8_e4m3fn"])
 @pytest.mark.parametrize("rows", [1, 2, 8, 9, 64, 256])
 @pytest.mark.parametrize("kv_heads", [1, 2, 4, 8])
+@pytest.mark.parametrize(("head_dim", "softcap"), [(128, None), (256, 50.0)])
 def test_the_tuned_sizes_of_every_number_of_rows_and_heads_are_right(
-    rows: int, kv_heads: int, kv_dtype: str | None
+    rows: int, kv_heads: int, kv_dtype: str | None, head_dim: int, softcap: float | None
 ) -> None:
     lengths = np.random.default_rng(rows).integers(1, 1200 if rows > 9 else 5000, rows)
     case = Decode(
@@ -235,10 +237,29 @@ def test_the_tuned_sizes_of_every_number_of_rows_and_heads_are_right(
         lengths=tuple(map(int, lengths)),
         heads=4 * kv_heads,
         kv_heads=kv_heads,
-        head_dim=128,
+        head_dim=head_dim,
         page_size=64,
+        softcap=softcap,
     )
     assert error("decode", CARD, case, None, "bfloat16", kv_dtype) < TOLERANCE
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("sizes", kernel_cases.decode_tunings(2, 256), ids=str)
+def test_every_candidate_of_a_sweep_of_wide_heads_is_right(sizes: hopper_decode.Tuning) -> None:
+    for seed, (rows, group) in enumerate(((1, 2), (16, 1), (64, 2), (9, 8))):
+        lengths = np.random.default_rng(seed).integers(0, 3000, rows)
+        case = Decode(
+            name="wide heads",
+            lengths=tuple(map(int, lengths)),
+            heads=4 * group,
+            kv_heads=4,
+            head_dim=256,
+            page_size=64,
+            window=(None, 700, None, None)[seed],
+            softcap=50.0,
+        )
+        assert error("decode", CARD, case, sizes, "bfloat16", None, seed) < TOLERANCE, rows
 
 
 @pytest.mark.gpu

@@ -157,13 +157,32 @@ def test_rings_of_tuned_decodes_fit_shared_memory(head_dim: int, itemsize: int, 
     for kv_heads in (1, 2, 4, 8):
         tuning = decode.default_tuning(head_dim, itemsize, rows, kv_heads)
         ring = 2 * tuning.stages * TILE * head_dim * itemsize
-        query_rows = ROWS if itemsize == 2 else 16
+        query_rows = 16 if itemsize == 1 else 8 if tuning.swapped else ROWS
         queries = tuning.queries * query_rows * head_dim * 2
-        output = 2 * 16 * (head_dim + 4) * 4 if tuning.cluster else ROWS * head_dim * 2
+        outputs = 8 if tuning.swapped else 16
+        output = 2 * outputs * (head_dim + 4) * 4 if tuning.cluster else ROWS * head_dim * 2
         warps = ROWS * head_dim * 2 if itemsize == 1 else 0
         assert ring + queries + output + warps <= SHARED_BYTES
         assert tuning.consumers == 1 or (itemsize == 1 and tuning.stages % 2 == 0)
         assert tuning.cluster or not tuning.swapped
+
+
+@head_dims
+@pytest.mark.parametrize("group", [1, 2, 8, 9, 16])
+@pytest.mark.parametrize("queries", [1, 2])
+def test_keys_for_rows_have_as_many_slots_as_fit_beside_a_group(
+    head_dim: int, group: int, queries: int
+) -> None:
+    wanted = decode.Tuning(stages=12, queries=queries, cluster=1, swapped=True)
+    found, padded = decode.fitting(wanted, head_dim, group), 8 if group <= 8 else 16
+    slot = 2 * TILE * head_dim * 2
+    queries_and_outputs = padded * (queries * head_dim * 2 + 2 * (head_dim + 4) * 4)
+    kept = queries_and_outputs + padded * TILE * 2 + 2 * 2 * ROWS * 4 + 1024  # and barriers
+    assert found._replace(stages=12) == wanted
+    assert found.stages * slot + kept <= SHARED_BYTES
+    assert found.stages >= (3 if group <= 8 else 2)
+    few = wanted._replace(stages=2)
+    assert decode.fitting(few, head_dim, group) == few
 
 
 @head_dims
