@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from flax import nnx
@@ -12,6 +12,7 @@ from jax import Array
 from jaxllm.mesh import is_split
 from jaxllm.nn.contexts.protocol import RowContext
 from jaxllm.nn.rules import Layout, Ordered, Part, Piece, Rows, Rule, Step, Transposed
+from jaxllm.nn.weight.apart import Apart
 from jaxllm.nn.weight.dense import Dense
 from jaxllm.nn.weight.parameters import Axes, Init
 from jaxllm.nn.weight.protocol import Shape, Weight
@@ -48,11 +49,16 @@ class Linear(nnx.Module):
         self.order = order
         self.layout = Layout.OUT_IN
 
-    def hold(self, kind: WeightFormat, shards: int, tensors: int) -> None:
-        """Have an empty weight of this format, over `shards` tensor shards, in place of plain
-        numbers; so many `tensors` of the checkpoint fill it."""
-        shape = Shape(self.out, self.inp, self.axes, self.order, shards, tensors, self.dtype)
-        self.weight = held(kind, shape)
+    def hold(self, kinds: Sequence[WeightFormat | None], shards: int) -> None:
+        """Have an empty weight, over `shards` tensor shards, in place of plain numbers: of the
+        `kinds` of the checkpoint's tensors that fill it, None for plain ones, or of the one that
+        all have."""
+        shape = Shape(self.out, self.inp, self.axes, self.order, shards, len(kinds), self.dtype)
+        first, *others = set(kinds)
+        if others:
+            self.weight = Apart(kinds, [rows.count for rows in self.parts], shape)
+        elif first is not None:
+            self.weight = held(first, shape)
 
     def rounding(self, tokens: int, context: RowContext) -> Rounding | None:
         """What the map takes in place of so many plain tokens, from a norm that can make it; None:

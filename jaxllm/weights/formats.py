@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
@@ -27,8 +27,8 @@ def weight_formats(
 ) -> dict[str, WeightFormat]:
     """`ModelSpec.formats` for a checkpoint, and for the `wish` for `--quantization`.
 
-    Packed weights of linear maps are held as they are stored, if all parts of a map are alike;
-    maps with few outputs only where plain numbers would not give the same.
+    Packed weights of linear maps are held as they are stored; those of experts if all parts of a
+    map are alike, and maps with few outputs only where plain numbers would not give the same.
     Files that cannot be read are left to `check`. Raises ConfigError for a wish that does not fit
     the checkpoint.
     """
@@ -47,9 +47,8 @@ def weight_formats(
     return {
         name.removesuffix(".weight"): kind
         for own in maps
-        if (kind := _shared(formats, own.pieces)) is not None
+        for name, kind in _of_map(own, formats)
         if not own.is_small or kind.inputs != "plain"
-        for name in own.pieces
     }
 
 
@@ -60,6 +59,7 @@ type _Pieces = dict[str, tuple[int, ...]]
 class _Map(NamedTuple):
     pieces: _Pieces
     is_small: bool = False  # it has few outputs
+    of_experts: bool = False
 
 
 class _Header(NamedTuple):
@@ -102,12 +102,15 @@ def _maps(spec: ModelSpec, rounded: bool = False) -> Iterator[_Map]:
             yield _Map(pieces, math.prod(linear.out) < LEAST_ROWS)
     for _, _, forms in expert_maps(spec, body):
         for form in forms:
-            yield _Map({piece.name: piece.source for piece in form("weight")})
+            pieces = {piece.name: piece.source for piece in form("weight")}
+            yield _Map(pieces, of_experts=True)
 
 
-def _shared(
-    formats: Mapping[str, WeightFormat | None], names: Iterable[str]
-) -> WeightFormat | None:
-    """The format that all of these tensors have."""
-    first, *others = {formats.get(name) for name in names}
-    return None if others else first
+def _of_map(
+    own: _Map, formats: Mapping[str, WeightFormat | None]
+) -> Iterator[tuple[str, WeightFormat]]:
+    """Tensors of a map and what they are held in."""
+    kinds = {name: formats.get(name) for name in own.pieces}
+    if own.of_experts and len(set(kinds.values())) > 1:
+        return
+    yield from ((name, kind) for name, kind in kinds.items() if kind is not None)

@@ -38,7 +38,7 @@ def fed(mlp: MLP | GatedMLP, kind: WeightFormat) -> MLP | GatedMLP:
 def held(linear: Linear, kind: WeightFormat) -> None:
     """Round the map's weight."""
     plain = linear.weight.get_value()
-    linear.hold(kind, 1, 1)
+    linear.hold([kind], 1)
     for name, value in rounded(kind, plain).items():
         parameter = getattr(linear.weight, name)
         if parameter is not None:

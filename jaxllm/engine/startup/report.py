@@ -264,7 +264,7 @@ def _format_rows(setup: Setup) -> Rows:
 def _is_plain(path: tuple[Any, ...]) -> bool:
     """Whether a parameter is an array of plain numbers, not one of those that make a weight."""
     keys = _keys(path)
-    return "weight" not in keys or keys[-1] == "weight"
+    return "weight" not in keys or keys[-1] == "weight" or isinstance(keys[-1], int)
 
 
 def _keys(path: tuple[Any, ...]) -> list[Any]:

@@ -50,8 +50,7 @@ def build(spec: ModelSpec, shards: int, rngs: nnx.Rngs, dtype: DTypeLike) -> Mod
             layer.attention.take_kv_scales()
     if spec.formats:
         for _, module, names in linear_maps(spec, model):
-            if kind := spec.formats.get(names[0]):
-                module.hold(kind, shards, len(names))
+            module.hold([spec.formats.get(name) for name in names], shards)
         for _, maps, forms in expert_maps(spec, model):
             first = [form.names[0].removesuffix(".weight") for form in forms]
             if kind := next((spec.formats[n] for n in first if n in spec.formats), None):
