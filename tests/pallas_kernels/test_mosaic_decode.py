@@ -6,7 +6,6 @@ from __future__ import annotations
 import functools
 import json
 import pathlib
-from dataclasses import replace
 from typing import Any
 
 import jax
@@ -96,15 +95,6 @@ def test_what_the_blocks_of_a_cluster_leave_merges_to_the_reference(
     name = "dead rows between live ones" if cluster == 1 else "sinks, groups of seven, pages of 64"
     case = next(c for c in CASES if c.name == name)
     assert run(case, SMALL._replace(blocks=12, cluster=cluster, swapped=swapped)) < 5e-3
-
-
-@pytest.mark.filterwarnings("ignore:invalid value encountered:RuntimeWarning")
-@pytest.mark.slow
-@pytest.mark.parametrize("group", [2, 9])
-def test_wide_heads_with_keys_for_rows_merge_to_the_reference(group: int) -> None:
-    case = next(c for c in CASES if c.name == "heads of 256 in pairs, softcap and window")
-    case = replace(case, heads=2 * group)
-    assert run(case, SMALL._replace(blocks=4, cluster=1, swapped=True)) < 5e-3
 
 
 def test_a_number_of_rows_and_heads_may_have_sizes_of_its_own() -> None:
