@@ -170,28 +170,30 @@ class Buckets:
         return next(rows for rows in self.logits if rows >= needed)
 
     def trim(self, tokens: int, chunks: int, decodes: int) -> int:
-        """Tokens of these to run now: all, or those of the next smaller shape when that and a step
+        """Tokens of these to run now: all, or those of the next smaller shape when that and steps
         for the rest cost less.
 
         Example (accelerator, no decodes): 700 tokens would pad to 1024; 608 now, 92 (padded to 128)
         in the next step and 128 for that step come to 864, so the answer is 608. For 900 tokens,
         608 + 352 + 128 is more than 1024: all of them run now.
         """
-        whole = self.fit_extend(tokens, chunks, decodes)
-        if whole.tokens == tokens:
-            return tokens
+        return self._cheapest(tokens, chunks, decodes)[1]
+
+    def _cheapest(self, tokens: int, chunks: int, decodes: int) -> tuple[int, int]:
+        """What these tokens cost, in tokens, and how many of them then run now."""
+        whole = self.fit_extend(tokens, chunks, decodes).tokens
         below = [
             s.tokens
             for s in self.extend
             if s.tokens < tokens and s.chunks >= chunks and s.decodes >= decodes
         ]
-        if not below:
-            return tokens
+        if whole == tokens or not below:
+            return whole, tokens
         now = max(below)
-        rest = self.fit_extend(tokens - now, 1, decodes).tokens
         # Decodes make the next step run anyway
-        cost = self.step_cost // 2 if decodes else self.step_cost
-        return now if now + rest + cost < whole.tokens else tokens
+        step = self.step_cost // 2 if decodes else self.step_cost
+        cost = now + step + self._cheapest(tokens - now, 1, decodes)[0]
+        return (cost, now) if cost < whole else (whole, tokens)
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-able form."""

@@ -125,11 +125,7 @@ class ChunkPlanner:
         waiting = sum(map(len, self._queues))
         if not prefilling and not (admissions is not None and waiting):
             return ()
-        limit = min(self._limits.max_num_batched_tokens - num_decodes, self._buckets.max_tokens)
-        if num_decodes and self.budget is not None:
-            tokens = self._prompt_tokens(prefilling, 4 * self.budget.max_tokens)
-            several = len(prefilling) + waiting > 1
-            limit = min(limit, self.budget.tokens(tokens, several, num_decodes))
+        limit = self._limit(prefilling, waiting, num_decodes)
         if limit < 1:
             return ()
         chunks: list[Chunk] = []
@@ -149,6 +145,20 @@ class ChunkPlanner:
             chunks[-1] = self._trimmed(chunks, total, num_decodes)
             self._advance(chunks[-1])
         return tuple(chunks)
+
+    def _limit(self, prefilling: list[Request], waiting: int, num_decodes: int) -> int:
+        """Chunk tokens of a step, below 1 for none: what its limits and the budget leave, less what
+        would pad it to a shape whose time is better spent on two smaller ones."""
+        most = min(self._limits.max_num_batched_tokens - num_decodes, self._buckets.max_tokens)
+        if most < 1 or self.whole_prompts:
+            return most
+        budget = self.budget if num_decodes else None
+        enough = most if budget is None else 4 * budget.max_tokens
+        tokens = self._prompt_tokens(prefilling, enough)
+        if budget is not None:
+            several = len(prefilling) + waiting > 1
+            most = min(most, budget.tokens(tokens, several, num_decodes))
+        return self._buckets.trim(min(tokens, most), 1, num_decodes)
 
     def _prompt_tokens(self, prefilling: list[Request], enough: int) -> int:
         """Prompt tokens yet to be computed, counted up to `enough`."""

@@ -142,12 +142,22 @@ def test_a_cut_always_ends_at_a_full_shape_and_saves_rows(
     kept = buckets.trim(tokens, chunks, decodes)
     assert 1 <= kept <= tokens
     if kept < tokens:
-        now, rest = (
-            buckets.fit_extend(kept, chunks, decodes),
-            buckets.fit_extend(tokens - kept, 1, decodes),
-        )
-        assert now.tokens == kept
-        assert now.tokens + rest.tokens < buckets.fit_extend(tokens, chunks, decodes).tokens
+        assert buckets.fit_extend(kept, chunks, decodes).tokens == kept
+        computed, rest = kept, tokens - kept
+        while rest:
+            part = buckets.trim(rest, 1, decodes)
+            computed, rest = computed + buckets.fit_extend(part, 1, decodes).tokens, rest - part
+        assert computed < buckets.fit_extend(tokens, chunks, decodes).tokens
+
+
+def test_tokens_between_two_shapes_run_in_several_steps_of_the_smaller_one() -> None:
+    buckets = Buckets.build(256, 8192, "gpu")
+    left, steps = 6041, []
+    while left:
+        steps.append(buckets.trim(left, 1, 209))
+        left -= steps[-1]
+    assert steps == [1536, 1536, 1536, 1433], "8,192 for 6,041 would compute a third too much"
+    assert buckets.trim(7900, 1, 209) == 7900, "which is nearly all of 8,192"
 
 
 def test_what_does_not_fit_is_an_error_that_names_the_limit_and_the_remedy() -> None:

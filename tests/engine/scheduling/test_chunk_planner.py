@@ -3,6 +3,8 @@ ones."""
 
 from __future__ import annotations
 
+import pytest
+
 from jaxllm.engine.scheduling.buckets import ExtendShape
 from jaxllm.engine.scheduling.chunk_planner import PrefillBudget, prefill_budget
 from tests.engine.fake_loop import Loop, Setup
@@ -36,6 +38,20 @@ def test_with_a_pace_several_short_prompts_run_together_where_one_alone_would_wa
     loop.add(prompt(32, 3), 1)
     loop.add(prompt(32, 4), 1)
     assert [sum(length for _, _, length, _ in chunks(loop.step())) for _ in range(2)] == [64, 0]
+
+
+@pytest.mark.parametrize("paced", [True, False])
+def test_a_step_of_several_prompts_is_cut_to_a_shape_that_they_fill(paced: bool) -> None:
+    """The CPU's shapes end at 64, 256 and 1,024 tokens."""
+    loop = Loop(Setup(page_size=4, num_pages=2000, max_num_batched_tokens=1024, max_num_seqs=16))
+    if paced:
+        loop.scheduler.chunk_planner.budget = PrefillBudget(((16, 64, 400, 1024),))
+    loop.add(lasting(20, 0), 60)
+    step_until(loop, decodes)
+    for number in range(1, 9):
+        loop.add(prompt(40, number), 9)
+    lengths = [sum(length for _, _, length, _ in chunks(loop.step())) for _ in range(2)]
+    assert lengths == [256, 64], "320 tokens in one step would be computed as 1,024"
 
 
 def test_the_pace_follows_what_shapes_took() -> None:

@@ -121,15 +121,17 @@ def test_a_chunk_is_cut_at_a_shape_and_its_rest_comes_in_the_next_step() -> None
     assert chunks(loop.step()) == [("1", 572, 28, True)]
 
 
-def test_a_cut_never_takes_a_whole_chunk() -> None:
+def test_a_cut_may_take_whole_prompts() -> None:
     loop = Loop(
         Setup(
             page_size=16, num_pages=100, max_num_seqs=4, max_num_batched_tokens=2048, platform="gpu"
         )
     )
-    loop.add(prompt(640), 4)
+    loop.add(prompt(632), 4)
     loop.add(prompt(4, 2), 4)
-    assert chunks(loop.step()) == [("0", 0, 640, True), ("1", 0, 4, True)]
+    loop.add(prompt(60, 3), 4)
+    assert chunks(loop.step()) == [("0", 0, 632, True), ("1", 0, 4, True)]
+    assert chunks(loop.step()) == [("2", 0, 60, True)]
 
 
 def test_chunk_rows_are_limited_by_the_shapes() -> None:
