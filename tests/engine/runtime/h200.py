@@ -24,6 +24,7 @@ from typing import Any
 COMPILER = Path(sys.prefix) / "cuda-compiler"
 SPEC = Path(__file__).with_name("h200.txtpb")
 PAGE_SIZE, PAGES, PAGES_PER_REQUEST, SLOTS, TOKENS, MOVED = 64, 4096, 512, 256, 8192, 8
+LEAST_WEIGHT = 8 << 20  # bytes; nothing that a step of few rows computes has as many
 POOLS = ("pool", "encode")  # forwards of models that pool
 COLLECTIVES = (
     r" (all-reduce|all-gather|all-to-all|reduce-scatter|collective-permute|collective-broadcast)"
@@ -87,6 +88,18 @@ def copies(hlo: str, sizes: set[int]) -> list[str]:
             items = math.prod(int(size) for size in match[2].split(",") if size)
             size = items * ITEM_BYTES[match[1]]
             if size in sizes or size > max(sizes):
+                found.append(line.strip())
+    return found
+
+
+def joined(hlo: str, least: int) -> list[str]:
+    """Instructions of compiled HLO that write arrays of at least so many bytes side by side."""
+    found = []
+    for line in hlo.splitlines():
+        match = re.search(r"%\S*concatenate\S* = (\w+)\[([\d,]+)\]", line)
+        if match:
+            items = math.prod(int(size) for size in match[2].split(","))
+            if items * ITEM_BYTES[match[1]] >= least:
                 found.append(line.strip())
     return found
 
@@ -245,6 +258,7 @@ def _report(programs: Any, key: Any, donating: bool, devices: int) -> dict[str, 
         - memory.alias_size_in_bytes,
         "not_aliased": sorted(donated - aliased(hlo)),
         "copies": copies(hlo, pages),
+        "joined": joined(hlo, LEAST_WEIGHT),
         "calls": Counter(re.findall(r'custom_call_target="([^"]+)"', hlo)),
         "kernels": Counter(re.findall(r'op_name="[^"]*?(\w+)/mpmd_map', hlo)),
         "collectives": Counter(re.findall(COLLECTIVES, hlo)),

@@ -107,6 +107,12 @@ def test_a_forward_of_an_encoder_compiles_and_holds_no_scores_of_all_pairs(
     check(model, compiler.reports(model=model, kind="encode", places=[place], layers=2), 512 * MIB)
 
 
+def test_a_step_writes_no_weights_side_by_side(compiler: Compiler) -> None:
+    # XLA would merge the products of a latent's queries and of its down projection
+    (report,) = compiler.reports(model="deepseek-v2-lite", kind="decode", places=[-1])
+    assert report["joined"] == []
+
+
 @pytest.mark.parametrize("place", [pytest.param(0, marks=pytest.mark.slow), -1])
 @pytest.mark.parametrize("kind", [pytest.param("decode", marks=pytest.mark.slow), "extend"])
 @pytest.mark.slow

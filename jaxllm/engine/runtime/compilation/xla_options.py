@@ -13,8 +13,12 @@ type Value = bool | int | str
 TUNED = Path(__file__).parent / "tuned"
 # Of every program for GPUs. Rematerialization computes values again where memory lacks. It counts
 # pages anew for each kernel that writes them in place, so it would search for memory in vain, and
-# leave copies of small kernels behind.
-FOR_GPUS: Mapping[str, Value] = {"xla_disable_hlo_passes": "rematerialization"}
+# leave copies of small kernels behind. Products of the same rows are not merged: XLA would write
+# their weights side by side at every step. Those that pay have been stored so.
+FOR_GPUS: Mapping[str, Value] = {
+    "xla_disable_hlo_passes": "rematerialization",
+    "xla_gpu_dot_merger_threshold_mb": 0,
+}
 
 
 @dataclass(frozen=True)

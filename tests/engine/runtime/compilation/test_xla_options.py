@@ -97,10 +97,13 @@ def test_a_program_is_compiled_with_its_options_and_takes_its_donated_buffer() -
 
 
 @pytest.mark.parametrize("rows", [1, 64])
-def test_programs_for_gpus_compute_nothing_twice_to_save_memory(rows: int) -> None:
+def test_programs_for_gpus_compute_nothing_twice_and_merge_no_weights(rows: int) -> None:
     table = XlaOptions.of("NVIDIA H200")
     found = Executables(table, platform="gpu").options("decode", rows)
-    assert found == table.at("decode", rows) | {"xla_disable_hlo_passes": "rematerialization"}
+    assert found == table.at("decode", rows) | {
+        "xla_disable_hlo_passes": "rematerialization",
+        "xla_gpu_dot_merger_threshold_mb": 0,
+    }
     assert Executables(table, platform="cpu").options("decode", rows) == table.at("decode", rows)
 
 
