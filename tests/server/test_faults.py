@@ -205,8 +205,7 @@ def test_a_stopped_engine_process_shows_in_health_and_goes_on_where_it_was(launc
 
 @pytest.mark.slow
 def test_a_stopped_http_process_loses_nothing_that_the_engine_said(launch: Any) -> None:
-    """The engine goes on until their socket is full, then waits between two steps. It holds the
-    device for nobody, and its memory does not grow."""
+    """The engine goes on, and keeps what the socket between them does not take."""
     server = launch(frozen=True).up()
     streams = [server.begin(stream=True, n=8, logprobs=20) for _ in range(3)]
     try:

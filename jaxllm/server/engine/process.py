@@ -29,6 +29,7 @@ from jaxllm.engine.runtime.profile import Profiler
 from jaxllm.messages import GenerateRequest, PoolingRequest, RequestError, TextDelta
 from jaxllm.sampling.values import OptionError
 from jaxllm.server import logs
+from jaxllm.server.engine.outbox import Outbox
 from jaxllm.server.engine.wire import (
     Abort,
     Add,
@@ -103,7 +104,7 @@ class EngineProcess:
         # SimpleQueue.get may wait for ever for a timeout of a few µs (CPython 3.12)
         self._inbox: queue.Queue[Message] = queue.Queue()
         self._failed_steps = 0  # since a request last finished
-        self._sending = threading.Lock()  # several threads report phases of the start
+        self._outbox = Outbox(sock)  # several threads report phases of the start
         self._profiler = Profiler(None)
         self._prefixes: list[KVEvent] = []  # not yet sent
         # Steps so far at the last self-check, and when it was (time.monotonic)
@@ -310,13 +311,12 @@ class EngineProcess:
         return None
 
     def _send(self, message: ToServer) -> None:
-        data = encode(message)
-        with self._sending:
-            self._sock.sendall(data)
+        self._outbox.send(encode(message))
 
     def _die(self, reason: str, expected: bool = False) -> int:
         with contextlib.suppress(OSError):
             self._send(Died(reason if expected else sanitize(reason), expected))
+            self._outbox.flush()
         return 1
 
 

@@ -383,3 +383,17 @@ def test_a_message_that_comes_while_the_engine_is_patient_is_there_before_the_ne
             process._inbox.put(message)
         looking.join(60)
     assert found == [[Abort("x"), Stop()]]
+
+
+def test_the_engine_steps_on_while_nobody_reads_what_it_says(peer: Peer, control: Control) -> None:
+    """The socket takes a few of its messages, of 100 KB each."""
+    params = SamplingParams(max_tokens=50, ignore_eos=True, logprobs=20)
+    ids = [str(number) * 5000 for number in range(20)]
+    requests = [GenerateRequest(id=id, prompt_token_ids=[1, 2, 3], params=params) for id in ids]
+    peer.send(*map(Add, requests))
+    done = control.saw(lambda: len(control.added) == len(ids) and not control.running, 20)
+    assert done, "it waits for its reader"
+    finished: list[str] = []
+    while len(finished) < len(ids):
+        finished += [delta.id for delta in peer.next().deltas if delta.finish_reason == "length"]
+    assert sorted(finished) == sorted(ids)
