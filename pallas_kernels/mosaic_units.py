@@ -25,6 +25,7 @@ from pallas_kernels.parts import Parts, Product
 PROCESSORS = 132
 ROWS = 64  # of a warpgroup
 STAGED = 64  # tokens whose results are staged at once
+BAND_GROUP = 9  # tiles of tokens that pass over the weight side by side, about 2,048
 LAUNCH_STEPS = 4  # of a processor, while a program that adds shares up begins
 # The layout of a product with single numbers, which a transposed store needs
 SINGLE = plgpu.Layout.TILED(
@@ -90,8 +91,13 @@ class Split(NamedTuple):
         return self.down // PROCESSORS * PROCESSORS if self.bands == 1 else 0
 
     @property
+    def places(self) -> int:
+        """Units of a tile of tokens."""
+        return self.whole + (self.down - self.whole) * self.shares
+
+    @property
     def units(self) -> int:
-        return (self.whole + (self.down - self.whole) * self.shares) * self.bands
+        return self.places * self.bands
 
     @property
     def blocks(self) -> int:
@@ -114,9 +120,9 @@ class Split(NamedTuple):
 
     def unit(self, index: Array) -> Unit:
         """Units of the same rows and columns are neighbours, so that they share the weight in the
-        L2 cache."""
+        L2 cache; `BAND_GROUP` tiles of tokens at a time, so that those stay in it too."""
         shares = jnp.int32(self.shares)
-        place, band = lax.div(index, jnp.int32(self.bands)), lax.rem(index, jnp.int32(self.bands))
+        place, band = self._place(index)
         beyond = jnp.maximum(place - self.whole, 0)
         block = jnp.minimum(place, self.whole) + lax.div(beyond, shares)
         share = lax.rem(beyond, shares)
@@ -125,6 +131,16 @@ class Split(NamedTuple):
         last = jnp.where(is_whole, self.steps, lax.div((share + 1) * self.steps, shares))
         token = pl.multiple_of(band * self.tokens, 8)
         return Unit(block, token, share, first, last - first)
+
+    def _place(self, index: Array) -> tuple[Array, Array]:
+        """The number of a unit among those of its tile of tokens, and that tile."""
+        if self.bands <= BAND_GROUP:
+            return lax.div(index, jnp.int32(self.bands)), lax.rem(index, jnp.int32(self.bands))
+        together = -(-self.bands // -(-self.bands // BAND_GROUP))
+        group = lax.div(index, jnp.int32(together * self.places))
+        rest = lax.rem(index, jnp.int32(together * self.places))
+        here = jnp.minimum(jnp.int32(together), self.bands - group * together)
+        return lax.div(rest, here), group * together + lax.rem(rest, here)
 
     def each(self, block: Array, run: Callable[[Unit, Array], None]) -> Array:
         """Call `run(unit, steps done before)` for each unit of a thread block; returns the steps

@@ -43,6 +43,7 @@ from pallas_kernels.int4_matmul.packed import (
 )
 from pallas_kernels.int4_matmul.plan import Tuning
 from pallas_kernels.model_shapes import LAYER_SHAPES
+from pallas_kernels.mosaic_units import Split
 from pallas_kernels.parts import Parts
 from tests.pallas_kernels.operand_lanes import Lanes
 from tests.pallas_kernels.places import (
@@ -227,6 +228,26 @@ def test_many_tokens_leave_few_processors_idle() -> None:
             busiest += steps * sizes.tokens * spec.height * sizes.columns
             mean += rows * O * I / plan.PROCESSORS
         assert busiest < 1.1 * mean, rows
+
+
+@pytest.mark.parametrize(
+    "split",
+    [
+        Split(2300, 300, jnp.bfloat16, 8, 2, 64, 1),
+        Split(2300, 300, jnp.bfloat16, 8, 2, 64, 3),
+        Split(16, 17408, jnp.bfloat16, 8, 2, 16, 2),
+        Split(512, 300, jnp.bfloat16, 8, 2, 128, 1),
+    ],
+    ids=["groups of tiles, the last with fewer", "shares", "whole blocks and shares", "one group"],
+)
+def test_every_unit_is_computed_once(split: Split) -> None:
+    found = [split.unit(jnp.int32(i)) for i in range(split.units)]
+    places = {(int(unit.block), int(unit.token), int(unit.share)) for unit in found}
+    assert len(places) == split.units
+    each = {(block, 0) for block in range(split.whole)}
+    each |= {(b, share) for b in range(split.whole, split.down) for share in range(split.shares)}
+    assert {(block, share) for block, _, share in places} == each
+    assert {token for _, token, _ in places} == {split.tokens * i for i in range(split.bands)}
 
 
 @pytest.mark.parametrize("rows", [1, 16, 64])
