@@ -9,9 +9,25 @@ from typing import Any, Required, TypedDict
 
 import jax
 from jax import Array
+from jax.typing import DTypeLike
+
+from pallas_kernels.quantised import is_quantised
 
 # Widths of heads that a back end takes, in ascending order; a back end that is not here takes all
-HEAD_DIMS: Mapping[str, tuple[int, ...]] = {"mosaic_gpu": (64, 128, 256)}
+HEAD_DIMS: Mapping[str, tuple[int, ...]] = {"mosaic_gpu": (64, 96, 128, 256)}
+# The same over pages of 8 bits, where they differ
+HEAD_DIMS_8_BITS: Mapping[str, tuple[int, ...]] = {"mosaic_gpu": (64, 128, 256)}
+
+
+def head_dims(backend: str, pages: DTypeLike) -> tuple[int, ...]:
+    """Widths of heads that a back end takes over pages of this type, ascending; () = all."""
+    wide = HEAD_DIMS.get(backend, ())
+    return HEAD_DIMS_8_BITS.get(backend, wide) if is_quantised(pages) else wide
+
+
+def named(widths: tuple[int, ...]) -> str:
+    """The widths in an error: 64, 128 or 256."""
+    return f"{', '.join(map(str, widths[:-1]))} or {widths[-1]}"
 
 
 class AttentionOptions(TypedDict, total=False):

@@ -64,7 +64,7 @@ class PagedSpec(AttentionSpec):
     @property
     def width(self) -> int:
         """Columns of one plain buffer: layout inference of JAX 0.12 does not end on 256."""
-        return math.gcd(self.H, 128)
+        return self.H if self.H < 128 else math.gcd(self.H, 128)
 
     @property
     def columns(self) -> list[Any]:
@@ -128,17 +128,17 @@ def weights_operand(p16: Array, p_sm: Any) -> Any:
 def zero_from(v: Any, size: int, H: int, count: Array) -> None:
     """Zeroes the values from token `count` on: they get weight 0, but 0 · NaN is NaN and a page may
     hold anything."""
-    columns = H // 64
+    width = math.gcd(H, 64)
+    columns = H // width
 
     @pl.loop(0, (size // 64) * columns)
     def _(i):  # type: ignore[no-untyped-def]
         # Small pieces, since the producer has few registers; a loop, since layout inference is slow
         # on many pieces.
         base = pl.multiple_of(lax.div(i, jnp.int32(columns)) * 64, 64)
-        piece = v.at[
-            pl.ds(base, 64), pl.ds(pl.multiple_of(lax.rem(i, jnp.int32(columns)) * 64, 64), 64)
-        ]
-        token = plgpu.broadcasted_iota(jnp.int32, (64, 64), 0, layout=plgpu.Layout.WGMMA)
+        column = pl.multiple_of(lax.rem(i, jnp.int32(columns)) * width, width)
+        piece = v.at[pl.ds(base, 64), pl.ds(column, width)]
+        token = plgpu.broadcasted_iota(jnp.int32, (64, width), 0, layout=plgpu.Layout.WGMMA)
         values = plgpu.load(piece, layout=plgpu.Layout.WGMMA)
         piece[...] = jnp.where(token < count - base, values, jnp.zeros_like(values))
 

@@ -15,14 +15,23 @@ from jax.experimental import pallas as pl
 from jax.experimental.mosaic import gpu as mgpu
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
-from pallas_kernels.backends import HEAD_DIMS
+from pallas_kernels.backends import head_dims, named
 from pallas_kernels.quantised import is_quantised
 
-# How the tensor cores read an operand of 16-bit numbers in shared memory
-TILED = plgpu.TilingTransform((8, 64)), plgpu.SwizzleTransform(128)
 THREADS = 128  # of a warpgroup
 PRODUCER_REGISTERS = 40  # of a thread of a warpgroup that only copies
 PROXY_FENCE = "fence.proxy.async;"  # orders plain accesses against those of the copy engine
+
+
+def tiled(width: int) -> tuple[Any, Any]:
+    """How the tensor cores read an operand of 16-bit numbers in shared memory, in rows of `width`:
+    pieces of 128 bytes, or of the largest power of two that divides a row. Both operands of a
+    product have pieces of one size if both lie in shared memory."""
+    piece = math.gcd(width, 64)
+    return plgpu.TilingTransform((8, piece)), plgpu.SwizzleTransform(2 * piece)
+
+
+TILED = tiled(64)
 
 
 def launch(
@@ -113,11 +122,12 @@ def check_pages(
         )
     if eight and C not in (64, 128):
         raise ValueError(f"mosaic_gpu {op} takes 8-bit pages of 64 or 128 tokens, got {C}")
-    equal = H in HEAD_DIMS["mosaic_gpu"] and v_pages.shape == k_pages.shape
+    widths = head_dims("mosaic_gpu", k_pages.dtype)
+    equal = H in widths and v_pages.shape == k_pages.shape
     other = (HK, v_pages.shape[3]) in unequal and v_pages.shape[:3] == k_pages.shape[:3]
     if HK != H or not (equal or (other and not eight)):
         raise ValueError(
-            f"mosaic_gpu {op} takes head_dim 64, 128 or 256 and equal K and V pools, "
+            f"mosaic_gpu {op} takes head_dim {named(widths)} and equal K and V pools, "
             f"got q {q.shape}, k {k_pages.shape}, v {v_pages.shape}"
         )
     if C not in (16, 32, 64, 128):

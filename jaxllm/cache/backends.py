@@ -16,7 +16,7 @@ from pallas_kernels import (
     paged_extend,
     segment_attention,
 )
-from pallas_kernels.backends import HEAD_DIMS, UnknownBackend
+from pallas_kernels.backends import UnknownBackend, head_dims
 
 FALLBACK = "xla"
 HOPPER = "9.0"
@@ -57,10 +57,15 @@ class Shapes:
     group: int
     kv_dtype: DTypeLike | None = None
 
+    @property
+    def stored_dtype(self) -> DTypeLike:
+        """The type of stored keys and values."""
+        return self.kv_dtype or self.dtype
+
     def check(self, name: str, width: int) -> None:
         """Raise ValueError if a back end does not take these shapes with heads of `width`."""
         q = jax.ShapeDtypeStruct((1, self.group, width), self.dtype)
-        pages = jax.ShapeDtypeStruct((1, 1, self.page_size, width), self.kv_dtype or self.dtype)
+        pages = jax.ShapeDtypeStruct((1, 1, self.page_size, width), self.stored_dtype)
         for op in (paged_decode, paged_extend):
             op.BACKENDS.check(name, q, pages, pages)
 
@@ -77,7 +82,7 @@ class LatentShapes(Shapes):
         if width != self.head_dim:
             raise ValueError(f"{name} takes no latent entries of {self.head_dim} numbers")
         q = jax.ShapeDtypeStruct((1, self.group, width), self.dtype)
-        pages = jax.ShapeDtypeStruct((1, self.page_size, width), self.kv_dtype or self.dtype)
+        pages = jax.ShapeDtypeStruct((1, self.page_size, width), self.stored_dtype)
         for op in (latent_decode, latent_extend):
             op.BACKENDS.check(name, q, pages, self.rank)
 
@@ -89,6 +94,11 @@ class SegmentShapes:
     fallback: ClassVar[str] = "reference"
     dtype: DTypeLike
     head_dim: int
+
+    @property
+    def stored_dtype(self) -> DTypeLike:
+        """As of `Shapes`."""
+        return self.dtype
 
     def check(self, name: str, width: int) -> None:
         """As of `Shapes`. Raises UnknownBackend for a back end that this op does not have."""
@@ -111,13 +121,14 @@ def choose_backend(
     return Backend(shapes.fallback, refused, shapes.head_dim)
 
 
-def stored_dim(name: str, head_dim: int) -> int:
-    """The width at which a back end wants heads stored: the next that it takes, or their own."""
-    return next((width for width in HEAD_DIMS.get(name, ()) if width >= head_dim), head_dim)
+def stored_dim(name: str, head_dim: int, pages: DTypeLike) -> int:
+    """The width at which a back end wants heads stored in pages of this type: the next that it
+    takes, or their own."""
+    return next((width for width in head_dims(name, pages) if width >= head_dim), head_dim)
 
 
 def _stored(name: str, reason: str, shapes: Shapes | SegmentShapes) -> Backend:
-    width = stored_dim(name, shapes.head_dim)
+    width = stored_dim(name, shapes.head_dim, shapes.stored_dtype)
     if width != shapes.head_dim:
         reason = f"{reason}; heads of {shapes.head_dim} are stored as {width}, with zeros"
     return Backend(name, reason, width)
@@ -146,7 +157,7 @@ def refusal(name: str, shapes: Shapes | SegmentShapes) -> str | None:
     """The reason why a back end does not take these shapes, with heads as it wants them; None when
     all ops do."""
     try:
-        shapes.check(name, stored_dim(name, shapes.head_dim))
+        shapes.check(name, stored_dim(name, shapes.head_dim, shapes.stored_dtype))
     except (ValueError, UnknownBackend) as error:
         return str(error)
     return None

@@ -16,7 +16,7 @@ from jax import Array, lax
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from pallas_kernels.mosaic_flash import LOG2E, NEVER, ROWS, Carry, add_product, product
-from pallas_kernels.mosaic_gpu import TILED
+from pallas_kernels.mosaic_gpu import TILED, tiled
 from pallas_kernels.paged_decode import mosaic_narrow as narrow
 from pallas_kernels.paged_decode.mosaic_flash import TILE, Spec, Tiles, start, visible, zero_tail
 from pallas_kernels.paged_decode.mosaic_peers import keep_columns, keep_group
@@ -61,9 +61,9 @@ def _scratch_of_16_bits(spec: Spec) -> dict[str, Any]:
     stages, queries, swapped = spec.tuning.stages, spec.tuning.queries, spec.tuning.swapped
     rows = spec.group if swapped else ROWS
     scratch = {
-        "q": plgpu.SMEM((queries, rows, spec.H), spec.dtype, transforms=TILED),
-        "k": plgpu.SMEM((stages, TILE, spec.H), spec.dtype, transforms=TILED),
-        "v": plgpu.SMEM((stages, TILE, spec.H), spec.dtype, transforms=TILED),
+        "q": plgpu.SMEM((queries, rows, spec.H), spec.dtype, transforms=tiled(spec.H)),
+        "k": plgpu.SMEM((stages, TILE, spec.H), spec.dtype, transforms=tiled(spec.H)),
+        "v": plgpu.SMEM((stages, TILE, spec.H), spec.dtype, transforms=tiled(spec.H)),
         "k_full": plgpu.Barrier(num_arrivals=spec.copies, num_barriers=stages),
         "v_full": plgpu.Barrier(num_arrivals=spec.copies, num_barriers=stages),
     }

@@ -23,6 +23,7 @@ from pallas_kernels.mosaic_gpu import (
     raise_flag,
     registers_of,
     take,
+    tiled,
 )
 from pallas_kernels.paged_decode import mosaic_narrow as narrow
 from pallas_kernels.paged_decode.mosaic_flash import TILE, Spec, Tiles, start
@@ -357,9 +358,9 @@ def _scratch(spec: Spec) -> dict[str, Any]:
         scratch |= narrow.scratch(spec) | narrow.parts_scratch(spec)
     else:
         scratch |= {
-            "q": plgpu.SMEM((queries, ROWS, spec.H), spec.dtype, transforms=TILED),
-            "k": plgpu.SMEM((stages, TILE, spec.H), spec.dtype, transforms=TILED),
-            "v": plgpu.SMEM((stages, TILE, spec.H), spec.dtype, transforms=TILED),
+            "q": plgpu.SMEM((queries, ROWS, spec.H), spec.dtype, transforms=tiled(spec.H)),
+            "k": plgpu.SMEM((stages, TILE, spec.H), spec.dtype, transforms=tiled(spec.H)),
+            "v": plgpu.SMEM((stages, TILE, spec.H), spec.dtype, transforms=tiled(spec.H)),
             "lse_in": plgpu.SMEM((stages, ROWS), jnp.float32),
             "k_full": plgpu.Barrier(num_arrivals=spec.copies, num_barriers=stages),
             "v_full": plgpu.Barrier(num_arrivals=spec.copies, num_barriers=stages),

@@ -3,6 +3,7 @@ copies into them, and the steps over what they hold."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -21,11 +22,6 @@ from pallas_kernels.paged_decode.mosaic_flash import (
     part_scores,
     scores_of,
     zero_tail,
-)
-
-# 8 x 64 elements over a warpgroup: a warp two rows, a thread 8 bytes of one.
-QUERY_LAYOUT = plgpu.Layout.TILED(
-    plgpu.Tiling(((8, 64), (2, 64), (4,))), warp_dims=(-5,), lane_dims=(-3, -2), vector_dim=-1
 )
 
 MOST_QUERIES = 16  # that pass through the producer's few registers at once
@@ -109,13 +105,21 @@ def copy_parts(
         )
 
 
+def query_layout(H: int) -> Any:
+    """Eight rows of a piece of `tiled(H)` over a warpgroup: a warp two of them, a thread 8 bytes of
+    one, or less of narrower pieces."""
+    piece = math.gcd(H, 64)
+    tiling = plgpu.Tiling(((8, piece), (2, piece), (piece // 16,)))
+    return plgpu.Layout.TILED(tiling, warp_dims=(-5,), lane_dims=(-3, -2), vector_dim=-1)
+
+
 def copy_queries(spec: Spec, q_ref: Any, first: Array, dst: Any) -> None:
     """Rows `first` to `first + group` of q into the first rows of a tile. By registers: tiled TMA
     copies begin at multiples of 8 rows."""
-    size = min(spec.group, MOST_QUERIES)
+    size, layout = min(spec.group, MOST_QUERIES), query_layout(spec.H)
     for at in range(0, spec.group, size):
         source = q_ref.at[pl.ds(first + at if at else first, size)]
-        dst.at[pl.ds(at, size)][...] = plgpu.load(source, layout=QUERY_LAYOUT, optimized=False)
+        dst.at[pl.ds(at, size)][...] = plgpu.load(source, layout=layout, optimized=False)
     plgpu.commit_smem()
 
 

@@ -69,6 +69,7 @@ CASES = (
     Case(name="pages of 1", rows=((0, 30), (7, 3)), page_size=1, head_dim=16),
     Case(name="pages that do not divide a tile", rows=((0, 100), (31, 20)), page_size=24),
     Case(name="heads of 80", rows=((0, 20), (5, 3)), head_dim=80),
+    Case(name="heads of 96", rows=((100, 140), (0, 3)), head_dim=96, gap=2, sinks=True),
     Case(name="window", rows=((0, 50), (100, 40), (300, 3), (31, 2)), window=32),
     Case(name="window of one", rows=((0, 40), (7, 1)), window=1),
     Case(name="window wider than anything", rows=((0, 40), (7, 9)), window=4096),

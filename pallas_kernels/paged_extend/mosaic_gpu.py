@@ -123,10 +123,10 @@ def extend_attention(
     """See `pallas_kernels.paged_extend`. The option `plan` is this module's `plan(...)` for the
     same rows, window and tuning.
 
-    bfloat16 or float16, and pages of the same or of 8-bit floats; head_dim 64, 128, 256, or keys
-    of 192 with values of 128 in 16 bits; pages of 16 to 128 tokens (64 and 128 in 8 bits). With
-    `tokens_first` pages are `[P, C, K, H]`, in 16 bits alone. Raises ValueError otherwise.
-    `interpret` is a `plgpu.InterpretGPUParams` for machines without a GPU.
+    bfloat16 or float16, and pages of the same or of 8-bit floats; head_dim 64, 128, 256, in 16
+    bits also 96, or keys of 192 with values of 128; pages of 16 to 128 tokens (64 and 128 in 8
+    bits). With `tokens_first` pages are `[P, C, K, H]`, in 16 bits alone. Raises ValueError
+    otherwise. `interpret` is a `plgpu.InterpretGPUParams` for machines without a GPU.
     """
     usual = [_heads_first(pages) if tokens_first else pages for pages in (k_pages, v_pages)]
     check(q_TNH, *usual)

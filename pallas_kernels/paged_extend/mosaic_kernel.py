@@ -14,7 +14,16 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from pallas_kernels.mosaic_flash import ROWS, Carry, finish, fold, merged, product, start
-from pallas_kernels.mosaic_gpu import TILED, PageTable, await_flag, drain, launch, raise_flag, take
+from pallas_kernels.mosaic_gpu import (
+    TILED,
+    PageTable,
+    await_flag,
+    drain,
+    launch,
+    raise_flag,
+    take,
+    tiled,
+)
 from pallas_kernels.paged_extend import mosaic_narrow as narrow
 from pallas_kernels.paged_extend.mosaic_copies import Share, Unit, copy_part, produce
 from pallas_kernels.paged_extend.mosaic_flash import Spec, add_sinks, causal, merge
@@ -195,9 +204,9 @@ def _scratch(spec: Spec) -> dict[str, Any]:
     scratch = {
         "q_in": plgpu.SMEM((groups, columns, ROWS, spec.width), spec.dtype),
         "o": plgpu.SMEM((groups, spec.F // spec.width, ROWS, spec.width), spec.dtype),
-        "q": plgpu.SMEM((groups, ROWS, spec.H), spec.dtype, transforms=TILED),
-        "k": plgpu.SMEM((stages, spec.size, spec.H), spec.dtype, transforms=TILED),
-        "v": plgpu.SMEM((stages, spec.size, spec.F), spec.dtype, transforms=TILED),
+        "q": plgpu.SMEM((groups, ROWS, spec.H), spec.dtype, transforms=tiled(spec.H)),
+        "k": plgpu.SMEM((stages, spec.size, spec.H), spec.dtype, transforms=tiled(spec.H)),
+        "v": plgpu.SMEM((stages, spec.size, spec.F), spec.dtype, transforms=tiled(spec.F)),
         "lse_in": plgpu.SMEM((stages, groups, ROWS), jnp.float32),
         "lse_out": plgpu.SMEM((groups, ROWS), jnp.float32),
         "q_full": plgpu.Barrier(

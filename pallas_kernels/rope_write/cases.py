@@ -56,6 +56,7 @@ CASES = (
     Case(name="bias, groups of seven", kept=5, dropped=1, heads=14, bias=True, head_dim=128),
     Case(name="norm", kept=5, dropped=1, heads=16, kv_heads=8, norm=True, head_dim=128),
     Case(name="norm with a large eps", kept=3, norm=True, eps=0.1),
+    Case(name="heads of 96", kept=5, dropped=1, heads=6, norm=True, head_dim=96),
     Case(name="heads of 96 among zeros", kept=5, bias=True, norm=True, head_dim=128, dim=96),
     Case(
         name="bias and norm, heads of 256",

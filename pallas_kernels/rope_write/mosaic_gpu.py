@@ -20,7 +20,7 @@ from jax import Array, lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
-from pallas_kernels.backends import HEAD_DIMS
+from pallas_kernels.backends import head_dims, named
 from pallas_kernels.mosaic_gpu import first_page_of, launch, store
 from pallas_kernels.parts import Parts, Product, added, whole
 from pallas_kernels.quantised import clipped, inverse_of, is_quantised, scale_of
@@ -46,8 +46,9 @@ def check(rows: HeadRows, k_pages: Array, v_pages: Array) -> None:
             "mosaic_gpu rope_write takes bfloat16 or float16 throughout, or pages of 8-bit floats, "
             f"{types}"
         )
-    if rows.qkv.shape[-1] not in HEAD_DIMS["mosaic_gpu"] or k_pages.shape[3] != rows.qkv.shape[-1]:
-        raise ValueError(f"mosaic_gpu rope_write takes head_dim 64, 128 or 256, got {given}")
+    widths = head_dims("mosaic_gpu", pool)
+    if rows.qkv.shape[-1] not in widths or k_pages.shape[3] != rows.qkv.shape[-1]:
+        raise ValueError(f"mosaic_gpu rope_write takes head_dim {named(widths)}, got {given}")
     if v_pages.shape != k_pages.shape or k_pages.shape[1] != rows.keys:
         raise ValueError(
             f"mosaic_gpu rope_write takes K and V pools of {rows.keys} heads, got {given}"
@@ -66,7 +67,7 @@ def rope_write(
     interpret: Any = None,
 ) -> tuple[Array, ...]:
     """See `pallas_kernels.rope_write`. bfloat16 or float16, pages of the same or of 8-bit floats;
-    head_dim 64, 128, 256. Raises ValueError otherwise.
+    head_dim 64, 96 (16-bit pages alone), 128, 256. Raises ValueError otherwise.
 
     `interpret` is a `plgpu.InterpretGPUParams` for machines without a GPU.
     """
@@ -205,16 +206,19 @@ def tile_of(heads: int, tokens: int) -> int:
 
 def _layout(heads: int, half: int) -> Any:
     """Rows over warps and columns over lanes, so that a sum over a row stays within a warp; with
-    few rows warps do the same work."""
-    layout = functools.partial(plgpu.Layout.TILED, vector_dim=-1)
-    unit = math.gcd(heads, 8)
-    if unit == 8:
-        return layout(
-            plgpu.Tiling(((8, half), (2, half), (half // 16,))), warp_dims=(-5,), lane_dims=(-3, -2)
-        )
-    tiling = plgpu.Tiling(((unit, half), (half // 32,)))
-    warps = {4: (-3,), 2: (-3, plgpu.Replicated(2)), 1: (plgpu.Replicated(4),)}[unit]
-    return layout(tiling, warp_dims=warps, lane_dims=(-2,))
+    few rows warps, and of a single row of 48 half the lanes, do the same work."""
+    layout, copies = functools.partial(plgpu.Layout.TILED, vector_dim=-1), plgpu.Replicated
+    unit, word = math.gcd(heads, 8), math.gcd(half // 16, 16)
+    if unit < 8 and half % 32 == 0:  # a warp a row
+        tiling = plgpu.Tiling(((unit, half), (half // 32,)))
+        warps = {4: (-3,), 2: (-3, copies(2)), 1: (copies(4),)}[unit]
+        return layout(tiling, warp_dims=warps, lane_dims=(-2,))
+    if unit == 1:
+        tiling = plgpu.Tiling(((1, half), (16 * word,), (word,)))
+        return layout(tiling, warp_dims=(copies(4),), lane_dims=(copies(2), -2))
+    tiling = plgpu.Tiling(((unit, half), (2, 16 * word), (word,)))
+    warps = {8: (-5,), 4: (-5, copies(2)), 2: (copies(4),)}[unit]
+    return layout(tiling, warp_dims=warps, lane_dims=(-3, -2))
 
 
 def _scaled(both: list[Array], dtype: Any, given: Array | None) -> tuple[list[Array], Array]:

@@ -37,6 +37,7 @@ CASES = (
     Case(name="one token", lengths=(1,)),
     Case(name="no segment at all", lengths=(), rest=130),
     Case(name="whole tiles", lengths=(128, 256), head_dim=128),
+    Case(name="heads of 96", lengths=(70, 3), rest=9, head_dim=96),
     Case(name="ragged", lengths=(1, 130, 7, 60, 128), rest=74),
     Case(name="full tiles between others", lengths=(70, 400), heads=4, kv_heads=2),
     Case(name="itself alone", lengths=(5, 140), window=0),

@@ -20,7 +20,15 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from pallas_kernels.mosaic_flash import ROWS, AttentionSpec, finish, fold, product, start
-from pallas_kernels.mosaic_gpu import PRODUCER_REGISTERS, TILED, drain, launch, registers_of, take
+from pallas_kernels.mosaic_gpu import (
+    PRODUCER_REGISTERS,
+    TILED,
+    drain,
+    launch,
+    registers_of,
+    take,
+    tiled,
+)
 from pallas_kernels.segment_attention.plan import SIZE, SegmentPlan
 from pallas_kernels.segment_attention.plan import plan as plan
 from pallas_kernels.segment_attention.segments import Segments
@@ -28,7 +36,7 @@ from pallas_kernels.segment_attention.segments import Segments
 BLOCKS = 132  # at most, one a processor
 GROUPS = SIZE // ROWS  # compute warpgroups
 QUERIES = 2  # slots of queries
-STAGES = {64: 4, 128: 2}  # slots of keys and of values, by the width of a head
+STAGES = {64: 4, 96: 3, 128: 2}  # slots of keys and of values, by the width of a head
 # Of a thread of the producer, and of a compute warpgroup
 REGISTERS = PRODUCER_REGISTERS, registers_of(GROUPS)
 
@@ -98,8 +106,8 @@ def check(q_TNH: Any, k_TKH: Any, v_TKH: Any) -> None:
     (_, N, H), (_, K, HK) = q_TNH.shape, k_TKH.shape
     if H not in STAGES or HK != H or v_TKH.shape != k_TKH.shape or N % K:
         raise ValueError(
-            "mosaic_gpu segment_attention takes head_dim 64 or 128 and equally many heads of keys "
-            f"and values, which divide the query heads, got q {q_TNH.shape}, k {k_TKH.shape}, "
+            "mosaic_gpu segment_attention takes head_dim 64, 96 or 128 and equally many heads of "
+            f"keys and values, which divide the query heads, got q {q_TNH.shape}, k {k_TKH.shape}, "
             f"v {v_TKH.shape}"
         )
 
@@ -180,7 +188,7 @@ def _scratch(spec: Spec) -> dict[str, Any]:
     """Shared memory and barriers of one block."""
 
     def tiles(slots: int, rows: int) -> Any:
-        return plgpu.SMEM((slots, rows, spec.H), spec.dtype, transforms=TILED)
+        return plgpu.SMEM((slots, rows, spec.H), spec.dtype, transforms=tiled(spec.H))
 
     scratch = {
         "q": tiles(QUERIES, SIZE),

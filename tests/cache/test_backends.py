@@ -45,7 +45,7 @@ def test_every_device_gets_its_fastest_back_end_and_says_why(device, name, reaso
 
 
 @pytest.mark.parametrize(
-    ("head_dim", "stored"), [(32, 64), (64, 64), (80, 128), (96, 128), (112, 128), (192, 256)]
+    ("head_dim", "stored"), [(32, 64), (64, 64), (80, 96), (96, 96), (112, 128), (192, 256)]
 )
 @pytest.mark.parametrize("asked", [None, "mosaic_gpu"])
 def test_heads_are_stored_at_the_next_width_that_the_kernels_take(head_dim, stored, asked):
@@ -59,10 +59,17 @@ def test_heads_are_stored_at_the_next_width_that_the_kernels_take(head_dim, stor
         )
 
 
+@pytest.mark.parametrize("head_dim", [80, 96])
+def test_pages_of_8_bits_store_heads_of_96_wider(head_dim):
+    backend = choose_backend(HOPPER, Shapes(jnp.bfloat16, head_dim, 64, 1, jnp.float8_e4m3fn))
+    assert (backend.name, backend.head_dim) == ("mosaic_gpu", 128)
+    assert f"heads of {head_dim} are stored as 128, with zeros" in backend.reason
+
+
 @pytest.mark.parametrize(
     ("device", "shapes", "said"),
     [
-        (HOPPER, Shapes(jnp.bfloat16, 512, 64, 1), "head_dim 64, 128 or 256"),
+        (HOPPER, Shapes(jnp.bfloat16, 512, 64, 1), "head_dim 64, 96, 128 or 256"),
         (HOPPER, Shapes(jnp.float32, 80, 64, 1), "bfloat16 or float16"),
         (HOPPER, Shapes(jnp.float32, 128, 64, 1), "bfloat16 or float16"),
         (HOPPER, Shapes(jnp.bfloat16, 128, 8, 1), "pages of 16, 32, 64 or 128"),
@@ -145,9 +152,9 @@ def test_both_ops_have_every_back_end_that_can_be_asked_for():
     [
         (HOPPER, jnp.bfloat16, 64, "mosaic_gpu", "compute capability 9.0"),
         (HOPPER, jnp.bfloat16, 32, "mosaic_gpu", "heads of 32 are stored as 64, with zeros"),
-        (HOPPER, jnp.float16, 96, "mosaic_gpu", "heads of 96 are stored as 128, with zeros"),
+        (HOPPER, jnp.float16, 80, "mosaic_gpu", "heads of 80 are stored as 96, with zeros"),
         (HOPPER, jnp.float32, 64, "reference", "takes bfloat16 or float16"),
-        (HOPPER, jnp.bfloat16, 192, "reference", "takes head_dim 64 or 128"),
+        (HOPPER, jnp.bfloat16, 192, "reference", "takes head_dim 64, 96 or 128"),
         (AMPERE, jnp.bfloat16, 64, "reference", "8.0 has no kernel of its own"),
         (TPU, jnp.bfloat16, 64, "reference", "segment_attention has no back end 'mosaic_tpu'"),
         (CPU, jnp.float32, 32, "reference", "CPU"),

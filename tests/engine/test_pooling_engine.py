@@ -18,13 +18,13 @@ from tokenizers import Tokenizer as Backend
 from tokenizers.models import WordLevel
 
 from jaxllm import models, weights
-from jaxllm.cache import backends
 from jaxllm.config import ConfigError
 from jaxllm.engine.pooling_engine import PoolingEngine
 from jaxllm.mesh import make_mesh
 from jaxllm.messages import GenerateRequest, PoolingRequest, RequestError
 from jaxllm.pooled import PoolingParams, check_params, normalised
 from jaxllm.sampling.options import SamplingParams
+from pallas_kernels import backends
 from tests.engine.pooled_goldens import (
     GOLDENS,
     RAW,

@@ -7,9 +7,9 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from jaxllm.cache import backends
 from jaxllm.engine.engine import Engine
 from jaxllm.sampling.options import SamplingParams
+from pallas_kernels import backends
 from tests.engine.conftest import LOGPROB_BOUND, TINY, outcomes
 
 PROMPTS = [[5, 17, 3, 80, 41], [9] * 11, list(range(40))]

@@ -67,12 +67,12 @@ EXTEND_VARIANTS = {
 SUPPORTED_DECODE = [
     c
     for c in decode_cases.CASES
-    if c.head_dim in (64, 128, 256) and c.page_size in (16, 32, 64, 128)
+    if c.head_dim in (64, 96, 128, 256) and c.page_size in (16, 32, 64, 128)
 ]
 SUPPORTED_EXTEND = [
     c
     for c in extend_cases.CASES
-    if c.head_dim in (64, 128, 256) and c.page_size in (16, 32, 64, 128)
+    if c.head_dim in (64, 96, 128, 256) and c.page_size in (16, 32, 64, 128)
 ]
 SMALL_DECODE = Decode(
     name="small", lengths=(130, 0, 5), heads=4, kv_heads=2, page_size=64, sinks=True
@@ -80,6 +80,11 @@ SMALL_DECODE = Decode(
 SMALL_EXTEND = Extend(
     name="small", rows=((100, 20), (0, 0), (3, 5)), gap=2, heads=2, kv_heads=1, page_size=64
 )
+
+
+def in_bytes(case: Any) -> bool:
+    """Whether the kernels take the case over 8-bit pages."""
+    return case.page_size in (64, 128) and case.head_dim != 96
 
 
 def in_type(given: Any, dtype: str) -> list[jax.Array]:
@@ -140,9 +145,11 @@ def error(
     + [pytest.param(CARD, name, marks=pytest.mark.gpu) for name in DECODE_VARIANTS],
 )
 def test_every_version_of_decode_equals_the_reference(place: str, variant: str) -> None:
-    for case in pick(place, [SMALL_DECODE], SUPPORTED_DECODE):
+    tuning = DECODE_VARIANTS[variant]
+    known = [c for c in SUPPORTED_DECODE if c.head_dim != 96 or not tuning.swapped]
+    for case in pick(place, [SMALL_DECODE], known):
         for dtype in pick(place, ("bfloat16",), ("bfloat16", "float16")):
-            found = error("decode", place, case, DECODE_VARIANTS[variant], dtype, None)
+            found = error("decode", place, case, tuning, dtype, None)
             assert found < TOLERANCE, (case.name, dtype)
 
 
@@ -153,7 +160,7 @@ def test_every_version_of_decode_equals_the_reference(place: str, variant: str) 
 def test_decode_over_8_bit_pages_equals_the_reference(
     place: str, variant: str, kv_dtype: str
 ) -> None:
-    found = [case for case in SUPPORTED_DECODE if case.page_size in (64, 128)]
+    found = [case for case in SUPPORTED_DECODE if in_bytes(case)]
     for case in pick(place, [SMALL_DECODE], found):
         tuning = NARROW_VARIANTS[variant]
         assert error("decode", place, case, tuning, "bfloat16", kv_dtype) < TOLERANCE, case.name
@@ -173,15 +180,17 @@ def test_every_version_of_extend_equals_the_reference(place: str, variant: str) 
 @slow_places
 @pytest.mark.parametrize("kv_dtype", EIGHT_BITS)
 def test_extend_over_8_bit_pages_equals_the_reference(place: str, kv_dtype: str) -> None:
-    found = [case for case in SUPPORTED_EXTEND if case.page_size in (64, 128)]
+    found = [case for case in SUPPORTED_EXTEND if in_bytes(case)]
     tuning = hopper_extend.Tuning(groups=1, stages=2, blocks=8, min_tiles=1)
     for case in pick(place, [SMALL_EXTEND], found):
         assert error("extend", place, case, tuning, "bfloat16", kv_dtype) < TOLERANCE, case.name
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("head_dim", [64, 128, 256])
-@pytest.mark.parametrize("kv_dtype", [None, *EIGHT_BITS])
+@pytest.mark.parametrize(
+    ("head_dim", "kv_dtype"),
+    [(96, None), *((dim, kind) for dim in (64, 128, 256) for kind in (None, *EIGHT_BITS))],
+)
 @pytest.mark.parametrize("group", [1, 4, 7, 8, 9, 16, 24, 64, 71])
 def test_the_tuned_sizes_decode_ragged_batches_of_several_seeds(
     head_dim: int, kv_dtype: str | None, group: int
@@ -245,6 +254,7 @@ def test_the_tuned_sizes_of_every_number_of_rows_and_heads_are_right(
 
 
 @pytest.mark.gpu
+<<<<<<< HEAD
 @pytest.mark.parametrize("sizes", kernel_cases.decode_tunings(2, 256), ids=str)
 def test_every_candidate_of_a_sweep_of_wide_heads_is_right(sizes: hopper_decode.Tuning) -> None:
     for seed, (rows, group) in enumerate(((1, 2), (16, 1), (64, 2), (9, 8))):
@@ -265,6 +275,12 @@ def test_every_candidate_of_a_sweep_of_wide_heads_is_right(sizes: hopper_decode.
 @pytest.mark.gpu
 @pytest.mark.parametrize("kv_dtype", [None, "float8_e4m3fn"])
 @pytest.mark.parametrize("head_dim", [64, 128, 256])
+=======
+@pytest.mark.parametrize(
+    ("head_dim", "kv_dtype"),
+    [(96, None), *((dim, kind) for dim in (64, 128, 256) for kind in (None, "float8_e4m3fn"))],
+)
+>>>>>>> 67489684 (Revert "Heads of 96 are stored as 128 again: the kernels for 96 read a misaligned address on a card")
 @pytest.mark.parametrize("group", [1, 4, 7])
 def test_the_tuned_sizes_extend_chunks_of_several_seeds(
     kv_dtype: str | None, head_dim: int, group: int

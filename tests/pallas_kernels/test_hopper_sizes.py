@@ -28,7 +28,13 @@ COMMON: dict[str, Any] = {
     "softcap": None,
     "interpret": None,
 }
-head_dims = pytest.mark.parametrize("head_dim", [64, 128, 256])
+HEADS = (64, 96, 128, 256)
+head_dims = pytest.mark.parametrize("head_dim", HEADS)
+# Pages of 8 bits store heads of 96 wider
+sized = pytest.mark.parametrize(
+    ("head_dim", "itemsize"),
+    [(dim, size) for dim in HEADS for size in (1, 2) if (dim, size) != (96, 1)],
+)
 page_sizes = pytest.mark.parametrize("page", [16, 32, 64, 128])
 
 
@@ -150,8 +156,7 @@ def test_more_blocks_never_make_fewer_splits(kv_heads: int) -> None:
     assert found == sorted(found) and found[0] == 1
 
 
-@head_dims
-@pytest.mark.parametrize("itemsize", [1, 2])
+@sized
 @pytest.mark.parametrize("rows", [0, 1, 2, 8, 17, 64, 256, 10**5])
 def test_rings_of_tuned_decodes_fit_shared_memory(head_dim: int, itemsize: int, rows: int) -> None:
     for kv_heads in (1, 2, 4, 8):
@@ -167,6 +172,7 @@ def test_rings_of_tuned_decodes_fit_shared_memory(head_dim: int, itemsize: int, 
         assert tuning.cluster or not tuning.swapped
 
 
+<<<<<<< HEAD
 @head_dims
 @pytest.mark.parametrize("group", [1, 2, 8, 9, 16])
 @pytest.mark.parametrize("queries", [1, 2])
@@ -187,6 +193,9 @@ def test_keys_for_rows_have_as_many_slots_as_fit_beside_a_group(
 
 @head_dims
 @pytest.mark.parametrize("itemsize", [1, 2])
+=======
+@sized
+>>>>>>> 67489684 (Revert "Heads of 96 are stored as 128 again: the kernels for 96 read a misaligned address on a card")
 def test_rings_of_tuned_extends_fit_shared_memory(head_dim: int, itemsize: int) -> None:
     tuning = extend.default_tuning(head_dim, itemsize)
     size = ROWS * tuning.groups
@@ -233,8 +242,8 @@ def test_8_bit_pages_have_cases_of_their_own() -> None:
 
 
 def test_a_head_dimension_without_sizes_is_a_key_error() -> None:
-    with pytest.raises(KeyError, match="96"):
-        decode.tuning_of(TUNED, 96, 2, 1, 2)
+    with pytest.raises(KeyError, match="80"):
+        decode.tuning_of(TUNED, 80, 2, 1, 2)
 
 
 @pytest.mark.parametrize("room", ["paged_decode", "paged_extend"])
@@ -243,7 +252,8 @@ def test_tuned_files_hold_sizes_that_the_kernels_have(room: str, repo: pathlib.P
     known = set((decode if room == "paged_decode" else extend).Tuning._fields)
     for part in ("head_dim", "head_dim, 8 bits"):
         unequal = {str(key) for key, _ in extend.UNEQUAL} if room == "paged_extend" else set()
-        assert set(found[part]) - unequal == {"64", "128", "256"}
+        more = {"96"} if part == "head_dim" else set()
+        assert set(found[part]) - unequal == {"64", "128", "256"} | more
         assert all(set(sizes) <= known for sizes in found[part].values())
     for cases in ("cases", "cases, 8 bits"):
         assert all(set(case["sizes"]) <= known for case in found.get(cases, []))

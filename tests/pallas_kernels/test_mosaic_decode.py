@@ -19,11 +19,14 @@ from pallas_kernels.paged_decode.cases import CASES, Case, inputs
 from pallas_kernels.paged_decode.plan import SPLIT_FIELDS, make_plan
 from tests.pallas_kernels.places import jitted
 
-SUPPORTED = [c for c in CASES if c.head_dim in (64, 128, 256) and c.page_size in (16, 32, 64, 128)]
+SUPPORTED = [
+    c for c in CASES if c.head_dim in (64, 96, 128, 256) and c.page_size in (16, 32, 64, 128)
+]
 EXTRA = (
     Case(
-        name="ragged, sinks, softcap and window",
+        name="ragged, heads of 96, sinks, softcap and window",
         lengths=(1, 5, 16, 17, 33, 200),
+        head_dim=96,
         softcap=5.0,
         window=20,
         sinks=True,
@@ -184,7 +187,7 @@ LOWERED = [
     (128, 16, "bfloat16"),
     (64, 71, "bfloat16"),
 ]
-FAST = [(16, 1, 64), (32, 5, 256), (64, 71, 128)]
+FAST = [(16, 1, 64), (16, 1, 96), (32, 5, 256), (64, 71, 128)]
 
 
 @pytest.mark.parametrize(
@@ -194,7 +197,7 @@ FAST = [(16, 1, 64), (32, 5, 256), (64, 71, 128)]
             *each, head_dim, marks=[] if (*each[:2], head_dim) in FAST else pytest.mark.slow
         )
         for each in LOWERED
-        for head_dim in (64, 128, 256)
+        for head_dim in (64, 96, 128, 256)
     ],
 )
 def test_the_kernel_lowers_for_cuda(page: int, group: int, dtype: str, head_dim: int) -> None:
@@ -209,12 +212,15 @@ def test_the_kernel_lowers_for_cuda(page: int, group: int, dtype: str, head_dim:
     assert lowered.as_text().count("mosaic_gpu_v2") == 1
 
 
-@pytest.mark.parametrize("swapped", [False, True])
+@pytest.mark.parametrize(
+    ("head_dim", "swapped"),
+    [pytest.param(96, False, marks=pytest.mark.slow), (128, False), (128, True)],
+)
 @pytest.mark.parametrize("cluster", [1, 8])
-def test_clusters_lower_for_cuda(cluster: int, swapped: bool) -> None:
-    pool = jax.ShapeDtypeStruct((64, 2, 64, 128), jnp.bfloat16)
+def test_clusters_lower_for_cuda(cluster: int, head_dim: int, swapped: bool) -> None:
+    pool = jax.ShapeDtypeStruct((64, 2, 64, head_dim), jnp.bfloat16)
     ints = [jax.ShapeDtypeStruct(shape, jnp.int32) for shape in ((3, 8), (3,))]
-    args = (jax.ShapeDtypeStruct((3, 14, 128), jnp.bfloat16), pool, pool, *ints)
+    args = (jax.ShapeDtypeStruct((3, 14, head_dim), jnp.bfloat16), pool, pool, *ints)
     tuning = mosaic_gpu.Tuning(cluster=cluster, swapped=swapped)
     lowered = (
         jitted(mosaic_gpu.decode_attention)
@@ -374,7 +380,7 @@ def test_clusters_split_rows_and_refuse_not_to() -> None:
     ("q", "pool", "message"),
     [
         (((2, 4, 64), "float32"), ((3, 2, 16, 64), "float32"), "bfloat16 or float16"),
-        (((2, 4, 80), "bfloat16"), ((3, 2, 16, 80), "bfloat16"), "head_dim 64, 128 or 256"),
+        (((2, 4, 80), "bfloat16"), ((3, 2, 16, 80), "bfloat16"), "head_dim 64, 96, 128 or 256"),
         (((2, 4, 64), "bfloat16"), ((3, 2, 24, 64), "bfloat16"), "pages of 16, 32, 64 or 128"),
         (((2, 5, 64), "bfloat16"), ((3, 2, 16, 64), "bfloat16"), "a whole number of query heads"),
     ],

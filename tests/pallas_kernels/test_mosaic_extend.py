@@ -15,23 +15,26 @@ from pallas_kernels.paged_extend import mosaic_gpu, reference
 from pallas_kernels.paged_extend.cases import CASES, Case, inputs
 from pallas_kernels.paged_extend.plan import Cut, make_plan
 
-SUPPORTED = [c for c in CASES if c.head_dim in (64, 128, 256) and c.page_size in (16, 32, 64, 128)]
+SUPPORTED = [
+    c for c in CASES if c.head_dim in (64, 96, 128, 256) and c.page_size in (16, 32, 64, 128)
+]
 ONE = mosaic_gpu.Tuning(groups=1, blocks=8, min_tiles=1)
 TWO = mosaic_gpu.Tuning(blocks=8, min_tiles=1)
 APART = 0  # heads never share a tile
 # What costs is compiling each
 FAST = (
-    "ragged, sinks, groups of seven, many parts, tokens of no row",
+    "ragged, sinks, groups of seven, heads of 96, many parts, tokens of no row",
     "a prefix, window and softcap",
 )
 CHOSEN = (
     (
         Case(
-            name="ragged, sinks, groups of seven, many parts, tokens of no row",
+            name="ragged, sinks, groups of seven, heads of 96, many parts, tokens of no row",
             rows=((0, 12), (270, 5), (9, 2)),
             gap=3,
             heads=7,
             kv_heads=1,
+            head_dim=96,
             page_size=32,
             sinks=True,
         ),
@@ -157,6 +160,7 @@ def test_every_shared_case_passes_interpreted(case: Case) -> None:
         *(
             pytest.param(*each, marks=pytest.mark.slow)
             for each in (
+                (2048, 96, 64, 1, "bfloat16", False),
                 (2048, 128, 64, 7, "bfloat16", False),
                 (128, 128, 64, 7, "bfloat16", True),
                 (1, 128, 16, 40, "bfloat16", False),

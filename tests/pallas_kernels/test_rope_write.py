@@ -17,7 +17,7 @@ from pallas_kernels.rope_write import HeadRows, mosaic_gpu, rope_write
 from pallas_kernels.rope_write.cases import CASES, Case, inputs
 from tests.pallas_kernels.places import jitted
 
-HOPPER = [case for case in CASES if case.head_dim in (64, 128, 256) and case.kept < 20]
+HOPPER = [case for case in CASES if case.head_dim in (64, 96, 128, 256) and case.kept < 20]
 plain = jax.jit(rope_write, static_argnames="backend")
 
 
@@ -125,6 +125,7 @@ def test_the_interpreted_kernel_equals_the_reference_up_to_rounding(case: Case, 
 
 HEADS = [(28, 4), (16, 8), (14, 2), (7, 1), (40, 8), (64, 8), (12, 12), (3, 3)]
 GRID = [(64, False), (64, True), (128, False), (128, True), (256, False), (256, True)]
+IN_THREES = [((32, 32), True), ((4, 4), False), ((6, 2), False), ((3, 1), True)]  # heads of 96
 
 
 @pytest.mark.parametrize(
@@ -134,6 +135,10 @@ GRID = [(64, False), (64, True), (128, False), (128, True), (256, False), (256, 
         pytest.param(*heads, *each, marks=[] if (i - j) % len(GRID) in (0, 3) else pytest.mark.slow)
         for i, heads in enumerate(HEADS)
         for j, each in enumerate(GRID)
+    ]
+    + [
+        pytest.param(*heads, 96, large, marks=[] if heads == (6, 2) else pytest.mark.slow)
+        for heads, large in IN_THREES
     ],
 )
 def test_the_kernel_lowers_for_cuda_and_aliases_the_pools(
@@ -171,7 +176,7 @@ def test_the_kernel_lowers_for_cuda_and_aliases_the_pools(
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"head_dim": 32}, "head_dim 64, 128 or 256"),
+        ({"head_dim": 32}, "head_dim 64, 96, 128 or 256"),
         ({"dtype": "float32"}, "bfloat16 or float16 throughout"),
         ({"kv_heads": 3}, "pools of 2 heads"),
     ],

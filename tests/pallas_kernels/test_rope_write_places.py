@@ -36,7 +36,7 @@ from tests.pallas_kernels.places import (
 from tests.pallas_kernels.test_rope_write import arguments
 
 ULP = {"bfloat16": 2**-8, "float16": 2**-10}
-HOPPER = [case for case in CASES if case.head_dim in (64, 128, 256)]
+HOPPER = [case for case in CASES if case.head_dim in (64, 96, 128, 256)]
 written = jax.jit(rope_write, static_argnames="backend")
 turned = jax.jit(rotated)
 
@@ -245,8 +245,9 @@ def test_tiles_of_heads_divide_the_heads_and_stay_small(heads: int, tokens: int)
         ({"qkv": "float32"}, "bfloat16 or float16 throughout.*got float32"),
         ({"v": "float16"}, "got bfloat16, bfloat16, float16"),
         ({"k": "float32", "v": "float32"}, "got bfloat16, float32, float32"),
-        ({"dim": 96}, "head_dim 64, 128 or 256"),
-        ({"pool_dim": 128}, "head_dim 64, 128 or 256"),
+        ({"dim": 80}, "head_dim 64, 96, 128 or 256"),
+        ({"dim": 96, "k": "float8_e4m3fn", "v": "float8_e4m3fn"}, "head_dim 64, 128 or 256"),
+        ({"pool_dim": 128}, "head_dim 64, 96, 128 or 256"),
         ({"pool_heads": 3}, "pools of 2 heads"),
         ({"v_pages": 8}, "pools of 2 heads"),
     ],

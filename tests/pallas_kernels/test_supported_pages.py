@@ -32,7 +32,7 @@ def shapes(
 
 
 @pytest.mark.parametrize("page", [16, 32, 64, 128])
-@pytest.mark.parametrize("head_dim", [64, 128, 256])
+@pytest.mark.parametrize("head_dim", [64, 96, 128, 256])
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 def test_hopper_takes_pages_of_its_sizes(dtype: str, head_dim: int, page: int) -> None:
     mosaic_gpu.check_pages("decode", *shapes(dtype, head_dim=(head_dim, head_dim), page=page))
@@ -51,8 +51,12 @@ def test_hopper_takes_pages_of_8_bits(pages: str, size: int) -> None:
         ({"k": "float16"}, "got q bfloat16, k float16, v float16"),
         ({"k": "float8_e4m3fn", "v": "bfloat16"}, "k float8_e4m3fn, v bfloat16"),
         ({"k": "float8_e4m3fn", "page": 32}, "8-bit pages of 64 or 128 tokens, got 32"),
-        ({"head_dim": (96, 96)}, r"head_dim 64, 128 or 256.*got q \(3, 8, 96\)"),
-        ({"head_dim": (128, 64)}, "head_dim 64, 128 or 256"),
+        ({"head_dim": (80, 80)}, r"head_dim 64, 96, 128 or 256.*got q \(3, 8, 80\)"),
+        (
+            {"k": "float8_e5m2", "head_dim": (96, 96)},
+            r"head_dim 64, 128 or 256.*got q \(3, 8, 96\)",
+        ),
+        ({"head_dim": (128, 64)}, "head_dim 64, 96, 128 or 256"),
         ({"v_pages": 11}, "equal K and V pools"),
         ({"page": 256}, "pages of 16, 32, 64 or 128 tokens, got 256"),
         ({"page": 24}, "pages of 16, 32, 64 or 128 tokens, got 24"),
@@ -68,7 +72,7 @@ def test_hopper_extends_over_keys_of_192_and_values_of_128() -> None:
     values = shapes()[2]
     extend.check(q, keys, values)
     for others in ((keys, keys), (values, keys), (values, values)):
-        with pytest.raises(ValueError, match="mosaic_gpu extend takes head_dim 64, 128 or 256"):
+        with pytest.raises(ValueError, match="mosaic_gpu extend takes head_dim 64, 96, 128 or 256"):
             extend.check(q, *others)
     with pytest.raises(ValueError, match="mosaic_gpu decode takes"):
         mosaic_gpu.check_pages("decode", q, keys, values)
@@ -80,7 +84,8 @@ def test_hopper_extends_over_keys_of_192_and_values_of_128() -> None:
 @pytest.mark.parametrize(
     ("widths", "stored"),
     [
-        ((96, 64), (128, 128)),
+        ((96, 64), (96, 96)),
+        ((128, 64), (128, 128)),
         ((192, 128), (192, 128)),
         ((160, 96), (192, 128)),
         ((192, 192), (256, 256)),

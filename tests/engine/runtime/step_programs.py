@@ -38,7 +38,7 @@ def lattice(
     of `StepShapes`."""
     spec = replace(models.make_spec(config), pooling=more.get("pooling"))
     spec = replace(spec, formats=weights.weight_formats("", spec, quantization, "dummy"))
-    spec = spec.with_heads_of(stored_dim(backend, spec.heads(1).dim))
+    spec = spec.with_heads_of(stored_dim(backend, spec.heads(1).dim, kv_dtype))
     heads = spec.heads(layer_devices(mesh))
     stage = more.get("stage", WHOLE)
     graphdef, state = weights.abstract(spec, mesh, jnp.bfloat16, stage)
