@@ -58,6 +58,29 @@ def store(ref: Any, x: Array) -> None:
         ref[...] = x
 
 
+def rows_apart(width: int) -> int:
+    """Rows of `width` 16-bit numbers between two places of shared memory where a tensor copy may
+    begin: multiples of 128 bytes. Any other is a "misaligned address" on a card."""
+    return 128 // math.gcd(128, 2 * width)
+
+
+def plain(ref: Any, interpret: Any) -> Any:
+    """The ref, rows of 16-bit numbers in shared memory. Where a tensor copy cannot begin at each of
+    them they lie as they follow, in neither tiles nor swizzle: a copy of rows that lie together on
+    both sides, or of one, is then no tensor copy, and begins at multiples of 16 bytes."""
+    if interpret is None and rows_apart(ref.shape[-1]) > 1:
+        plgpu.inline_mgpu(arg_types=(plgpu.RefType(),))(lambda _, ref: None)(ref)
+    return ref
+
+
+def store_rows(ref: Any, x: Array, interpret: Any) -> None:
+    """Store x in rows from which copies begin at any; see `plain`."""
+    if rows_apart(ref.shape[-1]) > 1:
+        store(plain(ref, interpret), x)
+    else:
+        ref[...] = x.astype(ref.dtype)
+
+
 def registers_of(consumers: int, producers: int = 1) -> int:
     """Registers of a thread of the warpgroups that multiply, beside so many that copy.
 

@@ -22,6 +22,7 @@ from pallas_kernels.mosaic_gpu import (
     launch,
     raise_flag,
     registers_of,
+    store_rows,
     take,
     tiled,
 )
@@ -311,7 +312,8 @@ def _keep(spec: Spec, sm: dict[str, Any], own: Array, carry: Carry) -> None:
     acc = jnp.where(mine, acc / lax.broadcast_in_dim(total, acc.shape, [0]), 0.0).astype(spec.dtype)
     plgpu.wait_smem_to_gmem(0, wait_read_only=True)
     for c in range(spec.H // spec.width):
-        sm["o"].at[c][...] = acc[:, c * spec.width : (c + 1) * spec.width]
+        columns = acc[:, c * spec.width : (c + 1) * spec.width]
+        store_rows(sm["o"].at[c], columns, spec.interpret)
     sm["lse_out"][...] = top + jnp.log2(total)
     plgpu.commit_smem()
 
@@ -394,7 +396,7 @@ def _zero_dead_rows(
     def _() -> None:
         zeros = plgpu.layout_cast(jnp.full(o.shape[1:], 0.0, spec.dtype), plgpu.Layout.WGMMA)
         for c in range(o.shape[0]):
-            o.at[c][...] = zeros
+            store_rows(o.at[c], zeros, spec.interpret)
         plgpu.commit_smem()
         for row, is_dead in zip(rows, dead, strict=True):
             pl.when(is_dead)(lambda row=row: store(row, 0))

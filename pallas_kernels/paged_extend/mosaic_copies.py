@@ -194,5 +194,8 @@ def _copy_queries(spec: Spec, unit: Unit, q_ref: Any, sm: dict[str, Any]) -> Non
                 token = jnp.minimum(unit.at + wg * spec.tokens + j, spec.T - 1)
                 rows = dst.at[pl.ds(j * spec.share, spec.share)]
                 plgpu.copy_gmem_to_smem(
-                    q_ref.at[token, pl.ds(unit.head, spec.share), column], rows, sm["q_full"].at[wg]
+                    q_ref.at[token, pl.ds(unit.head, spec.share), column],
+                    rows,
+                    sm["q_full"].at[wg],
+                    oob_mode=plgpu.OOBFillMode.PROMISE_IN_BOUNDS,  # others are tensor copies
                 )

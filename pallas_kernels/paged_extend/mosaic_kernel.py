@@ -20,7 +20,10 @@ from pallas_kernels.mosaic_gpu import (
     await_flag,
     drain,
     launch,
+    plain,
     raise_flag,
+    rows_apart,
+    store_rows,
     take,
     tiled,
 )
@@ -184,7 +187,7 @@ def _keep(spec: Spec, sm: dict[str, Any], wg: Array, result: tuple[Array, Array]
     plgpu.wait_smem_to_gmem(0, wait_read_only=True)
     for c in range(spec.F // spec.width):
         columns = out[:, c * spec.width : (c + 1) * spec.width]
-        sm["o"].at[wg, c][...] = columns.astype(spec.dtype)
+        store_rows(sm["o"].at[wg, c], columns, spec.interpret)
     sm["lse_out"].at[wg][...] = lse
     plgpu.commit_smem()
 
@@ -233,8 +236,10 @@ def _take_queries(spec: Spec, sm: dict[str, Any], wg: Array) -> None:
     buffers."""
     plgpu.barrier_wait(sm["q_full"].at[wg])
     for c, column in enumerate(spec.columns):
-        rows = plgpu.load(sm["q_in"].at[wg, c], layout=plgpu.Layout.WGMMA, optimized=False)
-        sm["q"].at[wg, :, column][...] = rows
+        rows = plain(sm["q_in"].at[wg, c], spec.interpret)
+        sm["q"].at[wg, :, column][...] = plgpu.load(
+            rows, layout=plgpu.Layout.WGMMA, optimized=False
+        )
     plgpu.commit_smem()
     plgpu.barrier_arrive(sm["q_free"])
 
@@ -285,7 +290,8 @@ def _attend_tiles(
 
 def _store(spec: Spec, out: Any, o_ref: Any, unit: Unit, wg: Array) -> None:
     """Writes own tokens alone: one after the other with their heads, or as boxes of tokens of one
-    head, whose sizes are powers of two."""
+    head, whose sizes are powers of two. Where boxes cannot begin at odd rows, the first token goes
+    by itself if its row is one."""
     own = jnp.maximum(unit.low - unit.at - wg * spec.tokens, 0)
     count = jnp.minimum(unit.high - unit.at - wg * spec.tokens, spec.tokens) - own
     first = unit.at + wg * spec.tokens
@@ -313,8 +319,13 @@ def _store(spec: Spec, out: Any, o_ref: Any, unit: Unit, wg: Array) -> None:
 
     @pl.when(jnp.logical_and(count > 0, count < ROWS))
     def _() -> None:
+        begins, rest = own, count
+        if rows_apart(spec.width) > 1:
+            odd = lax.bitwise_and(own, jnp.int32(1))
+            pl.when(odd == 1)(lambda: store(own, 1))
+            begins, rest = own + odd, count - odd
         for size in (32, 16, 8, 4, 2, 1):
-            begin = own + lax.bitwise_and(count, jnp.int32(ROWS - 2 * size))
-            pl.when(lax.bitwise_and(count, jnp.int32(size)) != 0)(
+            begin = begins + lax.bitwise_and(rest, jnp.int32(ROWS - 2 * size))
+            pl.when(lax.bitwise_and(rest, jnp.int32(size)) != 0)(
                 lambda size=size, begin=begin: store(begin, size)
             )
