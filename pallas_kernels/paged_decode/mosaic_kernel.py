@@ -3,6 +3,7 @@ producer and one or two consumer warpgroups."""
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -312,8 +313,7 @@ def _keep(spec: Spec, sm: dict[str, Any], own: Array, carry: Carry) -> None:
     acc = jnp.where(mine, acc / lax.broadcast_in_dim(total, acc.shape, [0]), 0.0).astype(spec.dtype)
     plgpu.wait_smem_to_gmem(0, wait_read_only=True)
     for c in range(spec.H // spec.width):
-        columns = acc[:, c * spec.width : (c + 1) * spec.width]
-        store_rows(sm["o"].at[c], columns, spec.interpret)
+        store_rows(sm["o"].at[c], acc[:, c * spec.width : (c + 1) * spec.width], spec.interpret)
     sm["lse_out"][...] = top + jnp.log2(total)
     plgpu.commit_smem()
 
@@ -388,11 +388,8 @@ def _zero_dead_rows(
         jnp.logical_and(row < spec.B, lengths_ref[jnp.minimum(row, spec.B - 1)] == 0)
         for row in rows
     ]
-    some = dead[0]
-    for more in dead[1:]:
-        some = jnp.logical_or(some, more)
 
-    @pl.when(some)
+    @pl.when(functools.reduce(jnp.logical_or, dead))
     def _() -> None:
         zeros = plgpu.layout_cast(jnp.full(o.shape[1:], 0.0, spec.dtype), plgpu.Layout.WGMMA)
         for c in range(o.shape[0]):

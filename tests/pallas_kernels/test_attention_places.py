@@ -254,7 +254,6 @@ def test_the_tuned_sizes_of_every_number_of_rows_and_heads_are_right(
 
 
 @pytest.mark.gpu
-<<<<<<< HEAD
 @pytest.mark.parametrize("sizes", kernel_cases.decode_tunings(2, 256), ids=str)
 def test_every_candidate_of_a_sweep_of_wide_heads_is_right(sizes: hopper_decode.Tuning) -> None:
     for seed, (rows, group) in enumerate(((1, 2), (16, 1), (64, 2), (9, 8))):
@@ -273,14 +272,10 @@ def test_every_candidate_of_a_sweep_of_wide_heads_is_right(sizes: hopper_decode.
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("kv_dtype", [None, "float8_e4m3fn"])
-@pytest.mark.parametrize("head_dim", [64, 128, 256])
-=======
 @pytest.mark.parametrize(
     ("head_dim", "kv_dtype"),
     [(96, None), *((dim, kind) for dim in (64, 128, 256) for kind in (None, "float8_e4m3fn"))],
 )
->>>>>>> 67489684 (Revert "Heads of 96 are stored as 128 again: the kernels for 96 read a misaligned address on a card")
 @pytest.mark.parametrize("group", [1, 4, 7])
 def test_the_tuned_sizes_extend_chunks_of_several_seeds(
     kv_dtype: str | None, head_dim: int, group: int

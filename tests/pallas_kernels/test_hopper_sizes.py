@@ -172,8 +172,7 @@ def test_rings_of_tuned_decodes_fit_shared_memory(head_dim: int, itemsize: int, 
         assert tuning.cluster or not tuning.swapped
 
 
-<<<<<<< HEAD
-@head_dims
+@pytest.mark.parametrize("head_dim", [64, 128, 256])
 @pytest.mark.parametrize("group", [1, 2, 8, 9, 16])
 @pytest.mark.parametrize("queries", [1, 2])
 def test_keys_for_rows_have_as_many_slots_as_fit_beside_a_group(
@@ -191,11 +190,7 @@ def test_keys_for_rows_have_as_many_slots_as_fit_beside_a_group(
     assert decode.fitting(few, head_dim, group) == few
 
 
-@head_dims
-@pytest.mark.parametrize("itemsize", [1, 2])
-=======
 @sized
->>>>>>> 67489684 (Revert "Heads of 96 are stored as 128 again: the kernels for 96 read a misaligned address on a card")
 def test_rings_of_tuned_extends_fit_shared_memory(head_dim: int, itemsize: int) -> None:
     tuning = extend.default_tuning(head_dim, itemsize)
     size = ROWS * tuning.groups
