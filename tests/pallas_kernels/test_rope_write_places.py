@@ -191,8 +191,16 @@ def test_parts_of_the_projection_are_added_to_the_bits_of_their_sum(
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("tokens", [1, 7, 512, 513, 2048])
-@pytest.mark.parametrize(("heads", "kv_heads"), [(28, 4), (32, 8), (14, 2), (7, 1), (12, 12)])
-def test_on_the_card_all_tiles_of_heads_are_right(tokens: int, heads: int, kv_heads: int) -> None:
+@pytest.mark.parametrize(
+    ("heads", "kv_heads", "head_dim"),
+    [
+        *((heads, K, 128) for heads, K in ((28, 4), (32, 8), (14, 2), (7, 1), (12, 12))),
+        *((heads, K, 96) for heads, K in ((32, 32), (7, 1), (14, 2), (12, 4))),
+    ],
+)
+def test_on_the_card_all_tiles_of_heads_are_right(
+    tokens: int, heads: int, kv_heads: int, head_dim: int
+) -> None:
     case = Case(
         name="tiles",
         kept=tokens,
@@ -200,7 +208,7 @@ def test_on_the_card_all_tiles_of_heads_are_right(tokens: int, heads: int, kv_he
         num_pages=-(-tokens // 16) + 2,
         heads=heads,
         kv_heads=kv_heads,
-        head_dim=128,
+        head_dim=head_dim,
         norm=True,
         bias=True,
     )
