@@ -4,7 +4,7 @@ producer and one or two compute warpgroups."""
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
@@ -319,13 +319,17 @@ def _store(spec: Spec, out: Any, o_ref: Any, unit: Unit, wg: Array) -> None:
 
     @pl.when(jnp.logical_and(count > 0, count < ROWS))
     def _() -> None:
-        begins, rest = own, count
-        if rows_apart(spec.width) > 1:
-            odd = lax.bitwise_and(own, jnp.int32(1))
-            pl.when(odd == 1)(lambda: store(own, 1))
-            begins, rest = own + odd, count - odd
-        for size in (32, 16, 8, 4, 2, 1):
-            begin = begins + lax.bitwise_and(rest, jnp.int32(ROWS - 2 * size))
-            pl.when(lax.bitwise_and(rest, jnp.int32(size)) != 0)(
-                lambda size=size, begin=begin: store(begin, size)
-            )
+        for there, begin, size in boxes(own, count, even=rows_apart(spec.width) > 1):
+            pl.when(there)(lambda size=size, begin=begin: store(begin, size))
+
+
+def boxes(own: Any, count: Any, *, even: bool) -> Iterator[tuple[Any, Any, int]]:
+    """Rows `own` to `own + count`, fewer than a tile and at least one, as boxes of powers of two:
+    whether each is there, its first row and its rows. With `even`, boxes of several rows begin at
+    even ones."""
+    if even:
+        odd = own & 1
+        yield odd == 1, own, 1
+        own, count = own + odd, count - odd
+    for size in (32, 16, 8, 4, 2, 1):
+        yield (count & size) != 0, own + (count & (ROWS - 2 * size)), size

@@ -13,11 +13,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pallas_kernels.mosaic_flash import ROWS
+from pallas_kernels.mosaic_gpu import rows_apart
 from pallas_kernels.paged_decode import mosaic_gpu as decode
 from pallas_kernels.paged_decode.mosaic_flash import TILE
 from pallas_kernels.paged_decode.mosaic_flash import Spec as DecodeSpec
 from pallas_kernels.paged_extend import mosaic_gpu as extend
 from pallas_kernels.paged_extend.mosaic_flash import Spec as ExtendSpec
+from pallas_kernels.paged_extend.mosaic_kernel import boxes
 
 SHARED_BYTES = 227 << 10  # of one multiprocessor
 PROCESSORS = 132
@@ -252,3 +254,17 @@ def test_tuned_files_hold_sizes_that_the_kernels_have(room: str, repo: pathlib.P
         assert all(set(sizes) <= known for sizes in found[part].values())
     for cases in ("cases", "cases, 8 bits"):
         assert all(set(case["sizes"]) <= known for case in found.get(cases, []))
+
+
+@pytest.mark.parametrize("width", [64, 96, 128])
+def test_boxes_of_rows_are_all_rows_and_begin_where_a_tensor_copy_may(width: int) -> None:
+    apart = rows_apart(width)
+    assert apart * width * 2 % 128 == 0 and (apart == 1) == (width != 96)
+    for own in range(ROWS):
+        for count in range(1, min(ROWS - own, ROWS - 1) + 1):
+            found = [
+                (begin, size) for there, begin, size in boxes(own, count, even=apart > 1) if there
+            ]
+            rows = [row for begin, size in found for row in range(begin, begin + size)]
+            assert sorted(rows) == list(range(own, own + count))
+            assert all(size == 1 or begin % apart == 0 for begin, size in found)
