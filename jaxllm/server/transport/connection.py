@@ -38,7 +38,7 @@ class Chunks:
 
     def __init__(self, cycle: Any):
         self._cycle = cycle
-        self._flow, self._conn, self._write = cycle.flow, cycle.conn, cycle.transport.write
+        self._flow, self._conn, self._transport = cycle.flow, cycle.conn, cycle.transport
 
     @property
     def open(self) -> bool:
@@ -49,7 +49,7 @@ class Chunks:
 
     def write(self, data: bytes) -> None:
         """Write part of the body; only while `open`."""
-        self._write(self._conn.data(data))
+        self._transport.write(self._conn.data(data))
 
 
 def framed(data: bytes) -> bytes:

@@ -13,7 +13,7 @@ import socket
 import ssl
 import sys
 from asyncio.sslproto import SSLProtocol
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from http import HTTPStatus
 from typing import Any
 from urllib.parse import unquote
@@ -58,6 +58,7 @@ class HttpProtocol(H11Protocol):
     """
 
     server_state: HttpState
+    transport: LingeringTransport  # type: ignore[assignment]
 
     def __init__(self, *args: Any, **kwargs: Any):
         super().__init__(*args, **kwargs)
@@ -71,13 +72,23 @@ class HttpProtocol(H11Protocol):
         self._unparsed = 0  # this connection's part of `server_state.unparsed`
 
     async def _run_application(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """ASGI; the message that starts a response gets what writes its chunks."""
-        cycle = self.cycle
+        """ASGI; the message that starts a response gets what writes its chunks. A head is written
+        with the part of the body that follows at once, and the end of a body with its last part: a
+        write costs as much as all else of a short reply."""
+        cycle, transport = self.cycle, self.transport
 
         async def sending(message: Message) -> None:
-            await send(message)
+            transport.hold()
+            try:
+                await send(message)
+            except BaseException:
+                transport.release()
+                raise
             if message["type"] == "http.response.start":
                 message[CHUNKS] = Chunks(cycle)
+                self.loop.call_soon(transport.release)
+            else:
+                transport.release()
 
         await self._application(scope, receive, sending)
 
@@ -198,17 +209,31 @@ class HttpProtocol(H11Protocol):
 
 
 class LingeringTransport:
-    """A transport whose `close` is its protocol's `linger`."""
+    """A transport whose `close` is its protocol's `linger`, and which can hold what is written."""
 
     def __init__(self, transport: asyncio.Transport, protocol: HttpProtocol):
         self._transport, self._protocol = transport, protocol
-        self.write = transport.write  # found at once, for every token
+        self._held: list[bytes] = []
+        # Found at once, for every token
+        self.write: Callable[[bytes], None] = transport.write
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._transport, name)
 
+    def hold(self) -> None:
+        """Write nothing until `release`, and then all at once."""
+        self.write = self._held.append
+
+    def release(self) -> None:
+        """Write what was held, and from now on at once."""
+        self.write = self._transport.write
+        if self._held:
+            self._transport.write(b"".join(self._held))
+            self._held.clear()
+
     def close(self) -> None:
         """asyncio.Transport"""
+        self.release()
         self._protocol.linger(self._transport)
 
     def is_closing(self) -> bool:

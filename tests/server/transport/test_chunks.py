@@ -108,11 +108,14 @@ def test_a_token_that_cannot_be_written_ends_its_own_stream_alone(
             raise ZeroDivisionError
         return real(self, deltas)
 
+    # The engine must not end it before it hears of the failure
+    stepped.control.pieces = PIECES + ["more "] * 200
     with monkeypatch.context() as patched:
         patched.setattr(CompletionReply, "all_events", breaks)
-        *told, last = events(stepped, {})
+        *told, last = events(stepped, {"max_tokens": 205})
     assert [each["choices"][0]["text"] for each in told] == PIECES[:2]
     assert last["error"]["code"] == "internal_error"
     stepped.control.step_until(lambda: len(stepped.control.aborted) == 1)
+    stepped.control.pieces = PIECES
     assert len(events(stepped, {})) == len(PIECES)
     assert stepped.server_state.client.in_flight == 0
