@@ -8,7 +8,9 @@ from typing import Any
 import jax.numpy as jnp
 from jax import Array, lax
 
-from pallas_kernels.lanes.ptx import HALF_LIMIT, LANES
+from pallas_kernels.lanes.ptx import LANES
+
+HALF_LIMIT = 65504.0  # the largest float16
 
 
 class Words:
@@ -61,9 +63,6 @@ class Emulated:
     def fma(self, a: Any, b: Any, c: Any) -> Array:
         return a * b + c
 
-    def clamp(self, a: Any) -> Array:
-        return jnp.clip(a, -HALF_LIMIT, HALF_LIMIT)
-
     def reciprocal(self, a: Any) -> Array:
         return 1 / a
 
@@ -87,6 +86,13 @@ class Emulated:
 
     def word(self, words: Words, at: Any) -> Array:
         return words.at(at)
+
+    def words(self, words: Words, at: Any, count: int, after: int = 0) -> list[Array]:
+        return [words.at(at + after + i) for i in range(count)]
+
+    def put_words(self, words: Words, at: Any, values: list[Any], after: int = 0) -> None:
+        for i, value in enumerate(values):
+            words.put(at + after + i, jnp.broadcast_to(value, (LANES,)).astype(words.array.dtype))
 
     def put_word(self, words: Words, at: Any, value: Any, where: Array) -> None:
         own = jnp.broadcast_to(jnp.asarray(value, words.array.dtype), (LANES,))
@@ -112,6 +118,9 @@ class Emulated:
 
     def pair(self, low: Array, high: Array, dtype: str = "float16") -> Array:
         return joined(jnp.stack([low, high], axis=1).astype(dtype))
+
+    def clamped(self, low: Array, high: Array) -> Array:
+        return self.pair(*(jnp.clip(x, -HALF_LIMIT, HALF_LIMIT) for x in (low, high)))
 
     def halves(self, a: Array) -> tuple[Array, Array]:
         numbers = bits_of(a, jnp.float16).astype(jnp.float32)

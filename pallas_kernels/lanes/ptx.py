@@ -8,7 +8,6 @@ from collections.abc import Callable, Collection
 from typing import Any
 
 LANES = 128  # of a warpgroup
-HALF_LIMIT = 65504.0  # the largest float16
 _CVT = {"float8_e4m3fn": "e4m3x2", "float8_e5m2": "e5m2x2"}
 _PAIR = {"float16": "f16x2", "bfloat16": "bf16x2"}
 
@@ -118,10 +117,6 @@ class Ptx:
     def select(self, predicate: str, a: Any, b: Any) -> str:
         return self._make("selp.b32", a, b, predicate)
 
-    def clamp(self, a: Any) -> str:
-        """Within the range of float16; NaN stays."""
-        return self._make("max.NaN.f32", self._make("min.NaN.f32", a, HALF_LIMIT), -HALF_LIMIT)
-
     def shuffle(self, a: Any, mask: int) -> str:
         """The value of the lane whose number differs in these bits."""
         return self._make("shfl.sync.bfly.b32", a, mask, 31, "0xffffffff")
@@ -150,6 +145,22 @@ class Ptx:
     def word(self, words: str, at: Any) -> str:
         """The `at`-th 32-bit word of a plain array."""
         return self._make(f"ld.{self._space(words)}.b32", f"[{self._place(words, at)}]")
+
+    def words(self, words: str, at: Any, count: int, after: int = 0) -> list[str]:
+        """The 2 or 4 words from the `at + after`-th on, which is a multiple of so many."""
+        place, out = self._place(words, at), [f"r{self._name()}" for _ in range(count)]
+        self._lines.append(
+            f"ld.{self._space(words)}.v{count}.b32 {{{', '.join(out)}}}, [{place}+{4 * after}];"
+        )
+        return out
+
+    def put_words(self, words: str, at: Any, values: list[Any], after: int = 0) -> None:
+        """2 or 4 words to a plain array, from the `at + after`-th on. Lanes that write to one place
+        write the same."""
+        place, given = self._place(words, at), ", ".join(map(_immediate, values))
+        self._lines.append(
+            f"st.{self._space(words)}.v{len(values)}.b32 [{place}+{4 * after}], {{{given}}};"
+        )
 
     def put_word(self, words: str, at: Any, value: Any, where: str) -> None:
         """A word to a plain array, from the lanes `where` this holds."""
@@ -188,6 +199,10 @@ class Ptx:
     def pair(self, low: Any, high: Any, dtype: str = "float16") -> str:
         """Two floats rounded to 16 bits in one register."""
         return self._make(f"cvt.rn.{_PAIR[dtype]}.f32", high, low)
+
+    def clamped(self, low: Any, high: Any) -> str:
+        """Two floats rounded to float16, within its range; NaN stays."""
+        return self._make("cvt.rn.satfinite.f16x2.f32", high, low)
 
     def halves(self, a: Any) -> tuple[str, str]:
         """A pair of float16 as two floats."""

@@ -11,15 +11,17 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+import jax
 import jax.numpy as jnp
 from jax import Array, lax
+from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from pallas_kernels.mosaic_flash import LOG2E, NEVER, ROWS, Carry, add_product, product
 from pallas_kernels.mosaic_gpu import TILED, tiled
 from pallas_kernels.paged_decode import mosaic_narrow as narrow
 from pallas_kernels.paged_decode.mosaic_flash import TILE, Spec, Tiles, start, visible, zero_tail
-from pallas_kernels.paged_decode.mosaic_peers import keep_columns, keep_group
+from pallas_kernels.paged_decode.mosaic_peers import PAD, keep_columns, keep_group
 from pallas_kernels.paged_decode.mosaic_ring import copy_tile, fold_tile, step_over
 
 WGMMA = plgpu.Layout.WGMMA
@@ -36,18 +38,20 @@ class Arithmetic(NamedTuple):
         pools: arrays of a pool: pages of keys and of values, and perhaps their scales.
         scratch: shared memory and barriers of tiles and queries.
         copy_tile: as `mosaic_ring.copy_tile`.
-        attend: from (spec, shared memory, buffer of queries, `Tiles`, `Queries`) to weighted
-            values, maxima and sums of the queries. There may be no tile, and then no queries.
-        keep: stores weighted values where `mosaic_peers.merge_peers` finds them.
-        shape: of those values.
+        attend: of (spec, shared memory, buffer of queries, `Tiles`, `Queries`, which of two
+            buffers): leaves weighted values, maxima and sums of the queries in that buffer, where
+            `mosaic_peers.merge_peers` finds them; values in "acc" where the kernel is interpreted.
+            There may be no tile, and then no queries.
+        shape: of those values where the kernel is interpreted.
+        queries: of those maxima and sums.
     """
 
     pools: int
     scratch: Callable[[Spec], dict[str, Any]]
     copy_tile: Callable[..., None]
-    attend: Callable[[Spec, dict[str, Any], Array, Tiles, Queries], Carry]
-    keep: Callable[[Array, Any, Array], None]
+    attend: Callable[[Spec, dict[str, Any], Array, Tiles, Queries, Array], None]
     shape: Callable[[Spec], tuple[int, int]]
+    queries: Callable[[Spec], int]
 
 
 def arithmetic_of(spec: Spec) -> Arithmetic:
@@ -73,25 +77,35 @@ def _scratch_of_16_bits(spec: Spec) -> dict[str, Any]:
 
 
 def _scratch_of_8_bits(spec: Spec) -> dict[str, Any]:
-    scratch = narrow.scratch(spec)
-    if spec.interpret is not None:
-        scratch["p"] = plgpu.SMEM((ROWS, TILE), spec.dtype, transforms=TILED)
-    return scratch
+    return narrow.scratch(spec) | narrow.sums_scratch(spec)
+
+
+def _keep(spec: Spec, sm: dict[str, Any], carry: Carry, at: Array) -> None:
+    acc, top, total = carry
+    with jax.named_scope("keep"):
+        if spec.interpret is not None:
+            sm["acc"][...] = acc
+        elif spec.tuning.swapped:
+            keep_columns(acc, sm["o"], at)
+        else:
+            keep_group(acc, sm["o"], at)
+        for name, x in (("top", top), ("total", total)):
+            sm[name].at[at, pl.ds(0, x.shape[0])][...] = x
 
 
 def _queries_for_rows(
-    spec: Spec, sm: dict[str, Any], slot: Array, tiles: Tiles, queries: Queries
-) -> Carry:
+    spec: Spec, sm: dict[str, Any], slot: Array, tiles: Tiles, queries: Queries, buffer: Array
+) -> None:
     def step(i: Array, carry: Carry) -> Carry:
         at = lax.rem(tiles.entry + i, jnp.int32(spec.tuning.stages))
         return fold_tile(spec, sm, slot, at, tiles.position(i), tiles.length, carry)
 
-    return lax.fori_loop(0, tiles.count, step, start(spec.H, *queries))
+    _keep(spec, sm, lax.fori_loop(0, tiles.count, step, start(spec.H, *queries)), buffer)
 
 
 def _keys_for_rows(
-    spec: Spec, sm: dict[str, Any], slot: Array, tiles: Tiles, queries: Queries
-) -> Carry:
+    spec: Spec, sm: dict[str, Any], slot: Array, tiles: Tiles, queries: Queries, buffer: Array
+) -> None:
     def step(i: Array, carry: Carry) -> Carry:
         at = lax.rem(tiles.entry + i, jnp.int32(spec.tuning.stages))
         first, keys, values = tiles.position(i), sm["k"].at[at], sm["v"].at[at]
@@ -104,7 +118,7 @@ def _keys_for_rows(
         )
 
     acc, top, sums = lax.fori_loop(0, tiles.count, step, _start_swapped(spec, *queries))
-    return acc, top, sums.sum(axis=0)
+    _keep(spec, sm, (acc, top, sums.sum(axis=0)), buffer)
 
 
 def _start_swapped(spec: Spec, sinks: list[Array] | None, own: Array, begins: Array) -> Carry:
@@ -149,23 +163,22 @@ def _fold_swapped(
 
 
 def _in_8_bits(
-    spec: Spec, sm: dict[str, Any], slot: Array, tiles: Tiles, queries: Queries
-) -> Carry:
-    def attend(_: Array, carry: Carry) -> Carry:
-        return narrow.attend(spec, sm, slot, tiles, queries[1], lambda: carry)
-
-    # A block without tiles gets no queries to read either
-    return lax.fori_loop(0, jnp.minimum(tiles.count, 1), attend, start(spec.H, *queries))
+    spec: Spec, sm: dict[str, Any], slot: Array, tiles: Tiles, queries: Queries, buffer: Array
+) -> None:
+    sums = sm["o"].at[buffer] if spec.interpret is None else sm["acc"]
+    kept = sums, *(sm[name].at[buffer, pl.ds(0, spec.group)] for name in ("top", "total"))
+    narrow.gather(spec, sm, slot, tiles, queries, kept)
 
 
 QUERIES_FOR_ROWS = Arithmetic(
-    2, _scratch_of_16_bits, copy_tile, _queries_for_rows, keep_group, lambda spec: (ROWS, spec.H)
+    *(2, _scratch_of_16_bits, copy_tile, _queries_for_rows),
+    *(lambda spec: (ROWS, spec.H), lambda spec: ROWS),
 )
 KEYS_FOR_ROWS = Arithmetic(
-    *(2, _scratch_of_16_bits, copy_tile, _keys_for_rows, keep_columns),
-    lambda spec: (spec.H, spec.group),
+    *(2, _scratch_of_16_bits, copy_tile, _keys_for_rows),
+    *(lambda spec: (spec.H, spec.group), lambda spec: spec.group),
 )
 NARROW = Arithmetic(
-    *(3, _scratch_of_8_bits, narrow.copy_tile, _in_8_bits, keep_group),
-    lambda spec: (ROWS, spec.H),
+    *(3, _scratch_of_8_bits, narrow.copy_tile, _in_8_bits),
+    *(lambda spec: (spec.group, spec.H + PAD), lambda spec: spec.group),
 )

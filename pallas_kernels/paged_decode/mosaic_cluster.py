@@ -18,6 +18,7 @@ from jax import Array, lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
+from pallas_kernels.lanes import sync
 from pallas_kernels.mosaic_flash import ROWS
 from pallas_kernels.mosaic_gpu import (
     PRODUCER_REGISTERS,
@@ -129,26 +130,15 @@ def _launch(spec: Spec, splits: int, given: tuple[Array, ...]) -> tuple[Array, .
                 own = spec.first_query(r, h)[1]
                 begins = jnp.logical_and(ours, rank == 0)
 
+                # A block that met for the row before has merged the one before that
+                at = lax.rem(live, jnp.int32(2))
                 pl.when(tiles.count > 0)(lambda: plgpu.barrier_wait(sm["q_full"].at[slot]))
-                acc, top, total = way.attend(spec, sm, slot, tiles, (sinks_G, own, begins))
+                way.attend(spec, sm, slot, tiles, (sinks_G, own, begins), at)
                 pl.when(tiles.count > 0)(lambda: plgpu.barrier_arrive(sm["q_free"].at[slot]))
                 if not merged:
-                    _leave(
-                        spec,
-                        sm,
-                        (acc, top, total),
-                        [
-                            ref.at[r, h, split * cluster + rank]
-                            for ref in (o_ref, parts_o, parts_lse)
-                        ],
-                    )
+                    place = r, h, split * cluster + rank
+                    _leave(spec, sm, at, [ref.at[place] for ref in (o_ref, parts_o, parts_lse)])
                     return
-                # A block that meets here has merged the row before the last
-                at = lax.rem(live, jnp.int32(2))
-                with jax.named_scope("keep"):
-                    way.keep(acc, sm["o"], at)
-                    sm["top"].at[at, pl.ds(0, top.shape[0])][...] = top
-                    sm["total"].at[at, pl.ds(0, top.shape[0])][...] = total
                 meet()
                 unit = Unit(spec, rank, own, at)
                 flag = SPLIT_FIELDS + h * cluster + rank
@@ -169,6 +159,9 @@ def _launch(spec: Spec, splits: int, given: tuple[Array, ...]) -> tuple[Array, .
 
             def meet() -> None:
                 with jax.named_scope("meet"):
+                    if cluster == 1:
+                        sync(spec.interpret)
+                        return
                     fence_cluster()
                     plgpu.barrier_arrive(sm["met"])
                     plgpu.barrier_wait(sm["met"])
@@ -266,8 +259,7 @@ def _outputs(spec: Spec, splits: int) -> tuple[jax.ShapeDtypeStruct, ...]:
         )
     blocks = (spec.B, spec.K, splits * spec.tuning.cluster)
     kept = arithmetic_of(spec).shape(spec)
-    queries = group if spec.tuning.swapped else ROWS
-    sums = jax.ShapeDtypeStruct((*blocks, queries), jnp.float32)
+    sums = jax.ShapeDtypeStruct((*blocks, arithmetic_of(spec).queries(spec)), jnp.float32)
     return jax.ShapeDtypeStruct((*blocks, *kept), jnp.float32), sums, sums
 
 
@@ -275,7 +267,6 @@ def _scratch(spec: Spec) -> dict[str, Any]:
     """Shared memory and barriers of one block."""
     stages, queries = spec.tuning.stages, spec.tuning.queries
     merged, way = spec.interpret is None, arithmetic_of(spec)
-    meeting = merged and spec.tuning.cluster > 1
     scratch = {
         "o": plgpu.SMEM((2, spec.group, spec.H + PAD), jnp.float32),
         "top": plgpu.SMEM((2, ROWS), jnp.float32),
@@ -283,19 +274,18 @@ def _scratch(spec: Spec) -> dict[str, Any]:
         "q_full": plgpu.Barrier(num_barriers=queries),
         "q_free": plgpu.Barrier(num_arrivals=spec.tuning.consumers, num_barriers=queries),
         "free": plgpu.Barrier(num_barriers=stages),
-        "met": plgpu.ClusterBarrier(collective_axes=("rank",)) if meeting else plgpu.Barrier(),
     }
+    if merged and spec.tuning.cluster > 1:
+        scratch["met"] = plgpu.ClusterBarrier(collective_axes=("rank",))
     if not merged:
         scratch["acc"] = plgpu.SMEM(way.shape(spec), jnp.float32)
     return scratch | way.scratch(spec)
 
 
-def _leave(spec: Spec, sm: dict[str, Any], carry: tuple[Array, ...], places: list[Any]) -> None:
+def _leave(spec: Spec, sm: dict[str, Any], at: Array, places: list[Any]) -> None:
     """Stores accumulator, maximum and sum in device memory, for `_merge`."""
-    rows = pl.ds(0, carry[1].shape[0])
-    sources = sm["acc"], sm["top"].at[0, rows], sm["total"].at[0, rows]
-    for source, x in zip(sources, carry, strict=True):
-        source[...] = x
+    rows = pl.ds(0, arithmetic_of(spec).queries(spec))
+    sources = sm["acc"], sm["top"].at[at, rows], sm["total"].at[at, rows]
     plgpu.commit_smem()
     for source, place in zip(sources, places, strict=True):
         plgpu.copy_smem_to_gmem(source, place)
@@ -318,6 +308,7 @@ def _merge(spec: Spec, plan: DecodePlan, acc: Array, top: Array, total: Array) -
     cluster = spec.tuning.cluster
     if spec.tuning.swapped:
         acc = jnp.swapaxes(acc, 3, 4)
+    acc = acc[..., : spec.H]
     begin = jnp.maximum(plan.rows_B4[:, :1], plan.splits_SF[None, :, 0])
     end = jnp.minimum(plan.rows_B4[:, 1:2], plan.splits_SF[None, :, 1])
     left = jnp.repeat(end > begin, cluster, axis=1)[:, None, :, None]

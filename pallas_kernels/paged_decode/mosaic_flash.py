@@ -33,6 +33,9 @@ class Tuning(NamedTuple):
     queries: int = 2  # query buffers
     blocks: int = 132
     min_tiles: int = 2  # smallest share of one block
+    # Tiles that a block reads in the time of a merge by flags. Where shares of whole rows are no
+    # longer than equal ones and these, rows are not split
+    merge: int = 0
     # Blocks that share a row and merge through distributed shared memory; 0: equal shares of all
     # rows, merged by flags
     cluster: int = 0

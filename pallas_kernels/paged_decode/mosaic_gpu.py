@@ -157,6 +157,7 @@ def plan(
         min_tiles=tuning.min_tiles,
         window=window,
         flags=blocks * max(1, tuning.cluster),
+        merge=tuning.merge * max(1, tuning.cluster),
         no_split=no_split,
     )
 

@@ -19,9 +19,10 @@ from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 
-from pallas_kernels.lanes import Machine
+from pallas_kernels.lanes import LANES, Machine
 from pallas_kernels.mosaic_flash import LOG2E, NEVER
 from pallas_kernels.paged_decode.mosaic_flash import Spec
+from pallas_kernels.paged_decode.mosaic_peers import PAD
 
 WARPS, WARP_TOKENS = 4, 16
 # Below any sum of weights; where nothing was seen, outputs are 0 times its inverse
@@ -84,7 +85,7 @@ def read_queries(m: Machine, spec: Spec, rows: Any) -> list[Any]:
         for s in range(spec.H // 16):
             words = m.queries(rows, m.add(m.g, 8 * n), m.add(m.times(m.c, 4), 16 * s))
             if spec.dtype != "float16":
-                words = [m.pair(*(m.clamp(x) for x in m.wide(word))) for word in words]
+                words = [m.clamped(*m.wide(word)) for word in words]
             out += words
     return out
 
@@ -256,6 +257,105 @@ def _mix(
             halves.append(accs)
         mixed.append(halves)
     return mixed
+
+
+def leave(m: Machine, spec: Spec, to: tuple[Any, Any], state: State) -> None:
+    """Leave each warp's sums as they are, rows warp · group + query of `[warps · group, H + PAD]`,
+    and its maxima and totals, `[warps · group, 2]`."""
+    sums, tops = to
+    for n in range(spec.group // 8):
+        for i in range(2):
+            query = m.add(m.times(m.c, 2), 8 * n + i)
+            row = m.add(m.times(m.warp, spec.group), query)
+            total = _over_tokens(m, state.total[n][i])
+            m.put_words(tops, m.times(row, 2), [state.top[n][i], total])
+            place = m.add(m.times(row, spec.H + PAD), m.times(m.g, 4))
+            for block in range(spec.H // 32):
+                first, second = (state.mixed[block][half][n] for half in range(2))
+                four = [first[i], first[2 + i], second[i], second[2 + i]]
+                m.put_words(sums, place, four, 32 * block)
+
+
+def gather(
+    m: Machine,
+    spec: Spec,
+    left: tuple[Any, Any],
+    kept: tuple[Any, Any, Any],
+    sinks: tuple[list[Any], Any, Any],
+) -> None:
+    """Add up what `WARPS` · consumers warps left: sums `[group, H + PAD]`, maxima and totals
+    `[group]`. A lane has four columns of a query at a time.
+
+    `sinks` are logits, the row of the first one's query, and whether they count (1 or 0).
+    """
+    sums, tops = left
+    for query, column in _fours(m, spec):
+        place = m.add(m.times(query, spec.H + PAD), column)
+        found = [
+            m.words(tops, m.times(query, 2), 2, 2 * spec.group * warp)
+            for warp in range(WARPS * spec.tuning.consumers)
+        ]
+        sink = _sink(m, query, *sinks)
+        top = found[0][0] if sink is None else m.fmax(found[0][0], sink[0])
+        for other, _ in found[1:]:
+            top = m.fmax(top, other)
+        below = m.fmul(top, -1.0)
+        total = m.constant(0.0)
+        if sink is not None:
+            total = m.fmul(m.exp2(m.fadd(sink[0], below)), sink[1])
+        four = [m.constant(0.0)] * 4
+        for warp, (one, part) in enumerate(found):
+            weight = m.exp2(m.fadd(one, below))
+            total = m.fma(part, weight, total)
+            values = m.words(sums, place, 4, warp * spec.group * (spec.H + PAD))
+            four = [m.fma(x, weight, y) for x, y in zip(values, four, strict=True)]
+        _keep(m, kept, (query, column, place), (top, total, four))
+
+
+def _sink(
+    m: Machine, query: Any, logits: list[Any], own: Any, counts: Any
+) -> tuple[Any, Any] | None:
+    """Maximum and total of a query's sink: a key with no value."""
+    if not logits:
+        return None
+    top, total = m.constant(NEVER), m.constant(0.0)
+    for i, logit in enumerate(logits):
+        here = m.both(m.equal(query, m.add(own, i)), m.equal(counts, 1))
+        top = m.select(here, m.fmax(m.fmul(logit, LOG2E), NEVER), top)
+        total = m.select(here, 1.0, total)
+    return top, total
+
+
+def clear(m: Machine, spec: Spec, kept: tuple[Any, Any, Any]) -> None:
+    """What `gather` keeps where there was no tile."""
+    zero = m.constant(0.0)
+    for query, column in _fours(m, spec):
+        place = m.add(m.times(query, spec.H + PAD), column)
+        _keep(m, kept, (query, column, place), (m.constant(NEVER), zero, [zero] * 4))
+
+
+def _fours(m: Machine, spec: Spec) -> list[tuple[Any, Any]]:
+    """Query and first of four columns of each unit of a lane."""
+    mine, bits = m.add(m.times(m.warp, 32), m.lane), (spec.H // 4).bit_length() - 1
+    units = [m.add(mine, first) for first in range(0, spec.group * spec.H // 4, LANES)]
+    return [(m.right(unit, bits), m.times(m.bits(unit, 0, bits), 4)) for unit in units]
+
+
+def _keep(
+    m: Machine, kept: tuple[Any, Any, Any], at: tuple[Any, Any, Any], state: tuple[Any, Any, Any]
+) -> None:
+    (query, column, place), (top, total, four) = at, state
+    m.put_words(kept[0], place, four)
+    first = m.equal(column, 0)
+    m.put_word(kept[1], query, top, first)
+    m.put_word(kept[2], query, total, first)
+
+
+def _over_tokens(m: Machine, total: Any) -> Any:
+    """A query's total over the warp's tokens."""
+    for mask in (4, 8, 16):
+        total = m.fadd(total, m.shuffle(total, mask))
+    return total
 
 
 def finish(m: Machine, spec: Spec, to: tuple[Any, Any], own: Any, state: State) -> None:

@@ -20,7 +20,7 @@ from jax import Array, lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
-from pallas_kernels.lanes import Machine, byte_tiled, plain, run
+from pallas_kernels.lanes import Machine, byte_tiled, plain, run, sync
 from pallas_kernels.mosaic_flash import ROWS, Carry
 from pallas_kernels.mosaic_gpu import TILED, registers_of
 from pallas_kernels.paged_decode import mosaic_lanes as lanes
@@ -32,6 +32,7 @@ from pallas_kernels.paged_decode.mosaic_flash import (
     part_scores,
     zero_tail,
 )
+from pallas_kernels.paged_decode.mosaic_peers import PAD
 from pallas_kernels.quantised import SCALE_DTYPE
 
 
@@ -43,8 +44,6 @@ def scratch(spec: Spec) -> dict[str, Any]:
         "k": plgpu.SMEM((stages, TILE, spec.H), spec.kv_dtype, transforms=byte_tiled(spec.H)),
         "v": plgpu.SMEM((stages, TILE, spec.H), spec.kv_dtype, transforms=byte_tiled(spec.H)),
         "scales": plgpu.SMEM((stages, 2, TILE), SCALE_DTYPE),
-        "warps": plgpu.SMEM((ROWS, spec.H), spec.dtype, transforms=TILED),
-        "warps_lse": plgpu.SMEM((ROWS,), jnp.float32),
         "k_full": plgpu.Barrier(num_arrivals=2, num_barriers=stages),
         "v_full": plgpu.Barrier(num_barriers=stages),
         "warps_full": plgpu.Barrier(),
@@ -53,14 +52,25 @@ def scratch(spec: Spec) -> dict[str, Any]:
 
 
 def parts_scratch(spec: Spec) -> dict[str, Any]:
-    """The ring of parts of other blocks."""
+    """What warps leave, and the ring of parts of other blocks."""
     parts = spec.parts
     return {
+        "warps": plgpu.SMEM((ROWS, spec.H), spec.dtype, transforms=TILED),
+        "warps_lse": plgpu.SMEM((ROWS,), jnp.float32),
         "parts": plgpu.SMEM((parts, ROWS, spec.H), spec.dtype, transforms=TILED),
         "lse_in": plgpu.SMEM((parts, ROWS), jnp.float32),
         "part_full": plgpu.Barrier(num_barriers=parts),
         "part_free": plgpu.Barrier(num_barriers=parts),
         "lse_full": plgpu.Barrier(num_barriers=parts),
+    }
+
+
+def sums_scratch(spec: Spec) -> dict[str, Any]:
+    """What warps leave where the blocks of a cluster merge: sums, maxima and totals."""
+    rows = lanes.WARPS * spec.tuning.consumers * spec.group
+    return {
+        "sums": plgpu.SMEM((rows, spec.H + PAD), jnp.float32),
+        "tops": plgpu.SMEM((rows, 2), jnp.float32),
     }
 
 
@@ -103,6 +113,46 @@ def attend(
     return merged
 
 
+def gather(
+    spec: Spec,
+    sm: dict[str, Any],
+    slot: Array,
+    tiles: Tiles,
+    sinks: tuple[list[Array] | None, Array, Array],
+    kept: tuple[Any, Any, Any],
+) -> None:
+    """A row's tiles by the warps of all consumers, and their sums, maxima and totals together into
+    `kept`. `sinks` are logits, the row of the first one's query, and whether they count."""
+
+    @pl.when(tiles.count > 0)
+    def _some() -> None:
+        _leave(spec, sm, _take_tiles(spec, sm, slot, tiles, 0), 0)
+        sync(spec.interpret)
+        if spec.tuning.consumers > 1:
+            plgpu.barrier_wait(sm["warps_full"])
+        logits, own, counts = sinks
+
+        def program(m: Machine, refs: list[Any], scalars: list[Any], _: list[Any]) -> list[Any]:
+            given = scalars[2:], scalars[0], scalars[1]
+            lanes.gather(m, spec, tuple(refs[:2]), tuple(refs[2:]), given)
+            return []
+
+        scalars = (own, counts.astype(jnp.int32), *(logits or ()))
+        words = (sm["sums"], sm["tops"], *kept)
+        run(program, spec.interpret, 0, words=words, scalars=scalars)
+        if spec.tuning.consumers > 1:
+            sync(spec.interpret)
+            plgpu.barrier_arrive(sm["warps_free"])
+
+    @pl.when(tiles.count == 0)
+    def _none() -> None:
+        def program(m: Machine, refs: list[Any], *_: Any) -> list[Any]:
+            lanes.clear(m, spec, tuple(refs))
+            return []
+
+        run(program, spec.interpret, 0, words=kept)
+
+
 def second_consumer(
     spec: Spec, sm: dict[str, Any], each_row: Callable[..., Array], h: Array
 ) -> None:
@@ -118,8 +168,12 @@ def second_consumer(
             plgpu.barrier_wait(sm["q_full"].at[slot])
             state = _take_tiles(spec, sm, slot, tiles, 1)
             pl.when(n > 0)(lambda: plgpu.barrier_wait(sm["warps_free"]))
-            _finish(spec, sm, spec.first_query(r, h)[1], state, 1)
-            plgpu.commit_smem()
+            if "sums" in sm:
+                _leave(spec, sm, state, 1)
+                sync(spec.interpret)
+            else:
+                _finish(spec, sm, spec.first_query(r, h)[1], state, 1)
+                plgpu.commit_smem()
             plgpu.barrier_arrive(sm["warps_full"])
             plgpu.barrier_arrive(sm["q_free"].at[slot])
 
@@ -138,7 +192,7 @@ def _take_tiles(spec: Spec, sm: dict[str, Any], slot: Array, tiles: Tiles, consu
         plgpu.barrier_wait(sm["k_full"].at[at])
         plgpu.barrier_wait(sm["v_full"].at[at])
         state = _fold(spec, sm, at, (tiles.position(t), tiles.length), row, state)
-        plgpu.commit_smem()  # all warps have read before the next copy into the slot
+        sync(spec.interpret)  # all warps have read before the next copy into the slot
         plgpu.barrier_arrive(sm["free"].at[at])
         return state
 
@@ -179,6 +233,16 @@ def _fold(
     return run(
         program, spec.interpret, state.shape[1], refs=refs, scalars=place, arrays=(row, state)
     )
+
+
+def _leave(spec: Spec, sm: dict[str, Any], state: Array, consumer: int) -> None:
+    def program(m: Machine, refs: list[Any], _: list[Any], registers: list[Any]) -> list[Any]:
+        lanes.leave(m, spec, tuple(refs), lanes.State.of(registers, spec.H, spec.group))
+        return []
+
+    rows = lanes.WARPS * spec.group
+    words = [sm[name].at[pl.ds(consumer * rows, rows)] for name in ("sums", "tops")]
+    run(program, spec.interpret, 0, words=words, arrays=(state,))
 
 
 def _finish(spec: Spec, sm: dict[str, Any], own: Array, state: Array, consumer: int) -> None:

@@ -6,9 +6,10 @@ One split x one KV head is one thread block, so every block reads the same numbe
 ragged the batch.
 
 A row belongs to the split with its first tile, its owner. Later splits that read some of the row
-are its followers: they hand their partial results to the owner. With `no_split` every cut moves on
-to the next row's first tile. Then no row has partial results, whose sum would round differently in
-another batch.
+are its followers: they hand their partial results to the owner, which waits for them. That takes as
+long as some tiles do. So if the longest share grows by no more than these (`merge`), every cut
+moves on to the next row's first tile. With `no_split` they always do. Then no row has partial
+results, whose sum would round differently in another batch.
 """
 
 from typing import NamedTuple
@@ -45,10 +46,11 @@ def make_plan(
     min_tiles: int,
     window: int | None,
     flags: int,
+    merge: int = 0,
     no_split: bool = False,
 ) -> DecodePlan:
     """Cut the tiles of all rows into at most `splits` equal shares of at least `min_tiles` tiles;
-    the last share may be shorter.
+    the last share may be shorter. Shares of whole rows may be longer by `merge` tiles.
 
     `lengths_B` counts the current token; 0 is a row that is not in use. There are no sorts, scans
     or gathers: sums over [B, B] and [splits, B] masks fuse into a few kernels, and into one kernel
@@ -69,9 +71,12 @@ def make_plan(
     used = jnp.clip((total + (min_tiles - 1)) // min_tiles, 1, splits)
     split_S = jnp.arange(splits, dtype=jnp.int32)
     cuts = jnp.minimum(jnp.arange(splits + 1, dtype=jnp.int32), used) * total // used
-    if no_split:
+    whole = no_split or (merge > 0 and B > 1)
+    if whole:
         ahead = (tiles_B > 0) & (start_B >= cuts[:, None])
-        cuts = jnp.min(jnp.where(ahead, start_B, total), axis=1)
+        edges = jnp.min(jnp.where(ahead, start_B, total), axis=1)
+        longest = (total + used - 1) // used + merge
+        cuts = edges if no_split else jnp.where(jnp.max(jnp.diff(edges)) <= longest, edges, cuts)
     low_S, high_S = cuts[:-1], cuts[1:]
 
     def row_field(tile_S: jax.Array, field_B: jax.Array) -> jax.Array:
@@ -83,7 +88,7 @@ def make_plan(
 
     def split_at(tile_S: jax.Array) -> jax.Array:
         """The split that reads a tile of the line: the last whose low bound is not beyond it."""
-        if no_split:
+        if whole:
             return jnp.sum(low_S <= tile_S[:, None], axis=1, dtype=jnp.int32) - 1
         return ((tile_S + 1) * used - 1) // jnp.maximum(total, 1)
 

@@ -70,6 +70,8 @@ OPS: dict[str, Callable[..., Any]] = {
     "shfl.sync.up.b32": _up,
     "add.f32": _float(operator.add),
     "mul.f32": _float(operator.mul),
+    "max.f32": _float(np.fmax),
+    "fma.rn.f32": _float(lambda a, b, c: a * b + c),
     "ex2.approx.ftz.f32": _float(np.exp2),
     "rcp.approx.ftz.f32": _float(lambda a: ONE / a),
 }
@@ -103,7 +105,10 @@ class Assembly:
             where = self._value(name[1:])
         op, rest = line.split(" ", 1)
         names = rest.split(", ")
-        place = re.match(r"(ld|st|red)\.(global|shared)(\.or)?\.b32", op)
+        place = re.match(r"(ld|st|red)\.(global|shared)(\.or)?(?:\.v(\d))?\.b32", op)
+        if place and place[4]:
+            self._several(place[1] == "ld", place[2], int(place[4]), rest)
+            return
         if place is None:
             made = OPS[op](*(self._value(name) for name in names[1:]))
             if not op.startswith(("setp", "and.pred", "mad.wide", "mov.b64")):
@@ -119,6 +124,21 @@ class Assembly:
                 np.bitwise_or.at(words, at[where], value)
             else:
                 words[at[where]] = value
+
+    def _several(self, loads: bool, space: str, count: int, rest: str) -> None:
+        """Loads or stores 2 or 4 words at an address with an offset, which they divide."""
+        listed = re.search(r"\{(.*)\}", rest)
+        place = re.search(r"\[(\w+)\+(\d+)\]", rest)
+        assert listed and place
+        self.registers["place"] = self.registers[place[1]] + int(place[2])
+        everywhere = np.ones(LANES, bool)
+        words, at = self._at("place", space, everywhere)
+        assert (self.registers["place"] % (4 * count) == 0).all()
+        for i, name in enumerate(listed[1].split(", ")):
+            if loads:
+                self.registers[name] = words[at + i].astype(np.int64)
+            else:
+                words[at + i] = np.broadcast_to(_signed(self._value(name)), (LANES,))
 
     def _at(self, name: str, space: str, where: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """The array that the lanes address, and where; lanes that do not take part are at 0."""

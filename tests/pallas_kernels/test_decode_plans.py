@@ -20,7 +20,7 @@ from pallas_kernels.paged_decode.plan import ROW_FIELDS, SPLIT_FIELDS, DecodePla
 TILE = 64
 LONGEST = 40 * TILE
 planned = jax.jit(
-    functools.partial(make_plan, tile=TILE, flags=2), static_argnames=("splits", "no_split")
+    functools.partial(make_plan, tile=TILE, flags=2), static_argnames=("splits", "merge", "no_split")
 )
 rows = st.lists(
     st.one_of(
@@ -33,6 +33,7 @@ rows = st.lists(
 )
 sizes = st.sampled_from([(5, 1), (5, 3), (13, 1), (13, 2)])
 windows = st.sampled_from([None, 1, 100])
+merges = st.sampled_from([0, 4, 30])
 
 
 class Piece(NamedTuple):
@@ -47,7 +48,11 @@ class Piece(NamedTuple):
 
 
 def plan_of(
-    lengths: list[int], size: tuple[int, int], window: int | None, no_split: bool = False
+    lengths: list[int],
+    size: tuple[int, int],
+    window: int | None,
+    no_split: bool = False,
+    merge: int = 0,
 ) -> DecodePlan:
     """The plan as NumPy arrays."""
     splits, min_tiles = size
@@ -56,6 +61,7 @@ def plan_of(
         splits=splits,
         min_tiles=min_tiles,
         window=window,
+        merge=merge,
         no_split=no_split,
     )
     return DecodePlan(*(np.asarray(x) for x in made))
@@ -82,12 +88,12 @@ def tiles_of(length: int, window: int | None) -> range:
 
 
 @settings(max_examples=60)
-@given(lengths=rows, size=sizes, window=windows, no_split=st.booleans())
+@given(lengths=rows, size=sizes, window=windows, no_split=st.booleans(), merge=merges)
 def test_every_tile_of_every_row_is_read_exactly_once(
-    lengths: list[int], size: tuple[int, int], window: int | None, no_split: bool
+    lengths: list[int], size: tuple[int, int], window: int | None, no_split: bool, merge: int
 ) -> None:
     read: dict[int, list[int]] = {row: [] for row in range(len(lengths))}
-    for piece in pieces_of(plan_of(lengths, size, window, no_split)):
+    for piece in pieces_of(plan_of(lengths, size, window, no_split, merge)):
         assert piece.end > piece.begin, "a piece without tiles would store a row of nothing"
         read[piece.row] += range(piece.begin, piece.end)
     for row, length in enumerate(lengths):
@@ -112,11 +118,11 @@ def test_shares_differ_by_one_tile_and_respect_the_smallest(
 
 
 @settings(max_examples=60)
-@given(lengths=rows, size=sizes, window=windows)
+@given(lengths=rows, size=sizes, window=windows, merge=merges)
 def test_every_row_has_one_owner_that_awaits_as_many_followers_as_raise_its_flag(
-    lengths: list[int], size: tuple[int, int], window: int | None
+    lengths: list[int], size: tuple[int, int], window: int | None, merge: int
 ) -> None:
-    plan = plan_of(lengths, size, window)
+    plan = plan_of(lengths, size, window, merge=merge)
     pieces = pieces_of(plan)
     raised: dict[int, int] = {}
     for row, length in enumerate(lengths):
@@ -140,6 +146,31 @@ def test_every_row_has_one_owner_that_awaits_as_many_followers_as_raise_its_flag
         if fields[SPLIT_FIELDS - 1]
     }
     assert awaited == raised
+
+
+@settings(max_examples=100)
+@given(lengths=rows, size=sizes, window=windows, merge=merges)
+def test_rows_are_whole_where_the_longest_share_grows_by_no_more_than_a_merge(
+    lengths: list[int], size: tuple[int, int], window: int | None, merge: int
+) -> None:
+    whole, equal = (plan_of(lengths, size, window, no_split=how) for how in (True, False))
+    longest_whole, longest = (
+        int((plan.splits_SF[:, 1] - plan.splits_SF[:, 0]).max()) for plan in (whole, equal)
+    )
+    wanted = whole if merge and longest_whole <= longest + merge else equal
+    made = plan_of(lengths, size, window, merge=merge)
+    assert pieces_of(made) == pieces_of(wanted)
+    np.testing.assert_array_equal(made.splits_SF, wanted.splits_SF)
+
+
+def test_equal_rows_are_whole_and_a_long_one_is_split() -> None:
+    assert all(piece.is_owner for piece in pieces_of(plan_of([640] * 8, (5, 1), None, merge=4)))
+    long = pieces_of(plan_of([640] * 7 + [64000], (5, 1), None, merge=4))
+    assert not all(piece.is_owner for piece in long)
+
+
+def test_the_only_row_of_a_batch_is_split_however_long_a_merge_takes() -> None:
+    assert len(pieces_of(plan_of([640], (5, 1), None, merge=99))) == 5
 
 
 @settings(max_examples=40)
