@@ -20,7 +20,8 @@ from pallas_kernels.paged_decode.plan import ROW_FIELDS, SPLIT_FIELDS, DecodePla
 TILE = 64
 LONGEST = 40 * TILE
 planned = jax.jit(
-    functools.partial(make_plan, tile=TILE, flags=2), static_argnames=("splits", "merge", "no_split")
+    functools.partial(make_plan, tile=TILE, flags=2),
+    static_argnames=("splits", "merge", "no_split"),
 )
 rows = st.lists(
     st.one_of(
