@@ -159,8 +159,8 @@ def _launch(spec: Spec, splits: int, given: tuple[Array, ...]) -> tuple[Array, .
 
             def meet() -> None:
                 with jax.named_scope("meet"):
+                    sync(spec.interpret)  # one warp arrives for all
                     if cluster == 1:
-                        sync(spec.interpret)
                         return
                     fence_cluster()
                     plgpu.barrier_arrive(sm["met"])
@@ -176,7 +176,11 @@ def _launch(spec: Spec, splits: int, given: tuple[Array, ...]) -> tuple[Array, .
                 lambda r: o_ref.at[r, h * G, 0],
             )
             if merged and cluster > 1:
-                meet()  # a block stays while others read its part
+                # A block stays while others read its part. Without fences, which would wait until
+                # the results are in device memory
+                sync(spec.interpret)
+                plgpu.barrier_arrive(sm["met"])
+                plgpu.barrier_wait(sm["met"])
 
         def each_with_tiles(step):  # type: ignore[no-untyped-def]
             return share.each_row(lambda r, _, tiles, busy, __: step(r, tiles, busy))[1]
