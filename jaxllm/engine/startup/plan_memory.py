@@ -12,6 +12,9 @@ from jaxllm.models import ModelSpec
 from jaxllm.units import GIB, amount
 
 PAGE_ROUND = 64  # pages; a stable count keeps compiled programs reusable between starts
+# One part of it, of what pages may have, is kept beside the expected step: a step that needs more
+# than the pool left would have every program made again
+MARGIN_SHARE = 250
 CPU_POOL_CAP = 4 * GIB  # development machines share their memory with everything else
 
 
@@ -23,12 +26,15 @@ def first_plan(
 ) -> MemoryPlan:
     """`plan_memory` before any step is compiled.
 
-    A pool of the `expected_workspace` is most often right already. An estimate refuses nothing
-    where a step is going to be compiled: `sizing.fit_pool` and `sizing.check_largest_step` do.
+    A pool of the `expected_workspace`, and a margin, is most often right already. An estimate
+    refuses nothing where a step is going to be compiled: `sizing.fit_pool` and
+    `sizing.check_largest_step` do.
     """
     if expected_workspace is not None and is_measured(config, budget):
         with contextlib.suppress(ConfigError):  # the step may need less
             expected = replace(budget, workspace=expected_workspace, expected=True)
+            margin = max(0, expected.for_pages) // MARGIN_SHARE
+            expected = replace(expected, workspace=expected_workspace + margin)
             return plan_memory(config, expected, need)
     least = replace(budget, workspace=0) if _compiles(config, budget) else budget
     return replace(plan_memory(config, least, need), budget=budget)

@@ -47,6 +47,7 @@ from jaxllm.models import ModelSpec, Wish, read_spec
 from jaxllm.models.config.expert_groups import expert_groups
 from jaxllm.nn.heads import Heads
 from jaxllm.nn.rope import Alibi
+from jaxllm.nn.weight.schemes import backend
 
 # Of every prompt step where one shape serves all: short prompts are padded to it, long ones lose
 # little by it
@@ -287,9 +288,9 @@ def _buckets(config: EngineConfig, spec: ModelSpec, limits: Limits, platform: st
 
 def _expected_workspace(model: _Model, rows: int, scored: int) -> int | None:
     """What a step of so many rows should need where Hopper's kernels run; None elsewhere."""
-    spec, itemsize = model.spec, model.dtype.itemsize
-    if model.backend.name != "mosaic_gpu" or spec.formats:
-        return None
+    spec, itemsize, own = model.spec, model.dtype.itemsize, model.backend.name
+    if own != "mosaic_gpu" or any(backend(kind, own) != own for kind in spec.formats.values()):
+        return None  # weights in few bits without a kernel are unpacked
     return expected_workspace_bytes(spec, rows, scored, itemsize, layer_devices(model.mesh))
 
 

@@ -5,13 +5,19 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from benchmarks.shapes import ALWAYS, SHAPES
-from jaxllm.engine.startup.memory import expected_workspace_bytes
+from jaxllm.config import EngineConfig
+from jaxllm.engine.startup.memory import KVRequirements, MemoryBudget, expected_workspace_bytes
+from jaxllm.engine.startup.plan_memory import first_plan
+from jaxllm.engine.startup.sizing import workspace_to_reserve
 from jaxllm.models import make_spec
+from jaxllm.units import GIB
+from jaxllm.weights import weight_formats
 from pallas_kernels.grouped_matmul import tile_for
 from pallas_kernels.grouped_matmul.groups import tiles_of
 from pallas_kernels.grouped_matmul.plan import ONE_LAUNCH
@@ -81,6 +87,44 @@ def test_a_forward_or_a_draw_compiles_and_writes_pages_in_place(
     model: str, kind: str, place: int, compiler: Compiler
 ) -> None:
     check(model, compiler.reports(model=model, kind=kind, places=[place]), LIMITS.get(kind))
+
+
+@pytest.mark.parametrize(
+    ("model", "wish"),
+    [
+        ("qwen2.5-7b", "fp8"),
+        *(
+            pytest.param(*each, marks=pytest.mark.slow)
+            for each in [
+                ("qwen2.5-7b", None),
+                ("qwen2.5-7b", "int4"),
+                ("qwen2.5-7b", "int8"),
+                ("gemma2-9b", None),
+                ("phi3-mini", None),
+                ("qwen3-30b-a3b", None),
+                ("qwen3-30b-a3b", "fp8"),
+                ("deepseek-v2-lite", None),
+                ("gpt-oss-20b", None),
+            ]
+        ),
+    ],
+)
+def test_a_start_compiles_its_programs_once(
+    model: str, wish: str | None, compiler: Compiler
+) -> None:
+    # They are compiled for a pool beside the expected step, which the largest ones confirm
+    spec = make_spec(ALWAYS | SHAPES[model])
+    spec = replace(spec, formats=weight_formats("", spec, wish, "dummy"))
+    expected = expected_workspace_bytes(spec, TOKENS + SLOTS, SCORED, 2, 1)
+    card = MemoryBudget(usable=126 * GIB, weights=20 * GIB, workspace=0, shared=False)
+    pages = KVRequirements(page_bytes=2 * MIB, page_size=64, max_num_seqs=256, max_model_len=4096)
+    budget = first_plan(EngineConfig(), card, pages, expected).budget
+    reports = [
+        *compiler.reports(model=model, kind="extend", places=[-1], layers=4, quantization=wish),
+        *compiler.reports(model=model, kind="prompt_logprobs", places=[-1], quantization=wish),
+    ]
+    need = max(report["needed_bytes"] for report in reports)
+    assert workspace_to_reserve(budget, need) == budget.workspace, (need, expected)
 
 
 @pytest.mark.parametrize("place", [pytest.param(0, marks=pytest.mark.slow), -1])

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from jaxllm import models
 from jaxllm.config import ConfigError, EngineConfig
 from jaxllm.engine.startup.memory import MemoryBudget
-from jaxllm.engine.startup.plan_memory import plan_memory, pool_pages, splits
+from jaxllm.engine.startup.plan_memory import first_plan, plan_memory, pool_pages, splits
+from jaxllm.engine.startup.sizing import workspace_to_reserve
 from jaxllm.units import GIB, amount
 from tests.engine.conftest import TINY
 from tests.engine.startup.test_memory import CARD, NEED
@@ -35,6 +36,15 @@ def test_too_little_memory_names_what_is_needed_what_there_is_and_what_helps() -
             "auto",
         )
     )
+
+
+def test_a_step_that_needs_a_little_more_than_expected_leaves_the_pool_that_was_planned() -> None:
+    budget = first_plan(EngineConfig(), replace(CARD, spare=0), NEED, 2**28).budget
+    margin = budget.workspace - 2**28
+    assert 0 < margin <= budget.for_pages // 200, "it costs at most half a hundredth of the tokens"
+    for need in (2**28, budget.workspace):
+        assert workspace_to_reserve(budget, need) == budget.workspace
+    assert workspace_to_reserve(budget, budget.workspace + 1) == budget.workspace + 1
 
 
 @pytest.mark.parametrize(

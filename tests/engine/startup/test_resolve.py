@@ -13,11 +13,12 @@ from jaxllm.config import ConfigError, EngineConfig
 from jaxllm.engine.startup import memory
 from jaxllm.engine.startup import resolve as module
 from jaxllm.engine.startup.memory import KVRequirements, MemoryBudget, expected_workspace_bytes
-from jaxllm.engine.startup.plan_memory import first_plan
+from jaxllm.engine.startup.plan_memory import MARGIN_SHARE, first_plan
 from jaxllm.engine.startup.resolve import resolve
 from jaxllm.engine.startup.sizing import with_workspace
 from jaxllm.mesh import make_mesh
 from jaxllm.models import make_spec
+from jaxllm.quantisation import ONLINE
 from jaxllm.units import GIB
 from tests.engine.conftest import TINY
 from tests.weights.packed import write
@@ -118,13 +119,11 @@ def test_on_hopper_the_pool_that_is_likely_is_the_one_that_a_step_of_that_need_l
     config = EngineConfig(model=str(tmp_path), **(usual | wishes))
     setup = resolve(config, tmp_path, [make_mesh(1)])
     budget = setup.memory.budget
-    assert (setup.resolved.max_model_len, budget.expected, budget.workspace == LIKELY) == (
-        length,
-        likely,
-        likely,
-    )
+    assert (setup.resolved.max_model_len, budget.expected) == (length, likely)
     if likely:
-        found = with_workspace(setup, config, LIKELY)
+        without = replace(budget, workspace=LIKELY).for_pages
+        assert budget.workspace == LIKELY + without // MARGIN_SHARE
+        found = with_workspace(setup, config, budget.workspace)
         assert (found.resolved, found.memory.budget) == (
             setup.resolved,
             replace(budget, expected=False),
@@ -148,13 +147,26 @@ def test_packed_weights_count_as_they_are_unpacked(
 
 
 @pytest.mark.parametrize(
-    ("activation", "shards", "products"), [("silu", 1, 1), ("silu", 2, 1), ("gelu", 2, 2)]
+    ("activation", "wish", "shards", "products"),
+    [
+        ("silu", None, 1, 1),
+        ("silu", None, 2, 1),
+        ("gelu", None, 2, 2),
+        ("silu", "fp8", 1, 2),
+        ("silu", "int4", 1, 2),
+        ("silu", "int8", 1, 5),
+        ("silu", "fp8_w8a16", 1, 5),
+    ],
 )
 def test_both_products_of_a_feed_forward_are_expected_where_no_kernel_makes_one_of_them(
-    activation: str, shards: int, products: int
+    activation: str, wish: str | None, shards: int, products: int
 ) -> None:
+    formats = {} if wish is None else {"model.layers.0.mlp.up_proj": ONLINE[wish]}
     small, large = (
-        make_spec(TINY | {"hidden_act": activation, "intermediate_size": inner})
+        replace(
+            make_spec(TINY | {"hidden_act": activation, "intermediate_size": inner}),
+            formats=formats,
+        )
         for inner in (2**20, 2**21)
     )
     sizes = [expected_workspace_bytes(spec, 16, 1, 2, shards) for spec in (small, large)]
