@@ -17,6 +17,7 @@ from typing import Any
 
 from jaxllm.config import ConfigError
 from jaxllm.gguf import architectures
+from jaxllm.gguf.file import StoredTensor
 from jaxllm.gguf.metadata import Metadata
 from jaxllm.gguf.model import Model
 from jaxllm.tensors import Deferred
@@ -48,6 +49,11 @@ EXPERT_NAMES: Mapping[str, str | None] = {
     f"{_IN}.ffn_gate_inp": f"{_MLP}.gate",
     **{f"{_IN}.ffn_{p}_exps": f"{_MLP}.experts.{{}}.{p}_proj" for p in ("gate", "up", "down")},
 }
+SHARED_NAMES: Mapping[str, str | None] = {
+    f"{_IN}.ffn_{p}_shexp": f"{_MLP}.shared_experts.{p}_proj" for p in ("gate", "up", "down")
+}
+# Of layers that predict further tokens, which no family uses
+PREDICTING = "blk.{}.nextn."
 
 type Change = Callable[[Deferred, Metadata], Deferred]
 
@@ -60,11 +66,13 @@ class Join:
         parts: their names; {} is a layer.
         name: of the whole.
         make: the whole from the parts.
+        by_rows: the whole's rows are those of the parts, so the parts of groups are joined alike.
     """
 
     parts: tuple[str, ...]
     name: str
     make: Callable[..., Deferred]
+    by_rows: bool = False
 
 
 @dataclass(frozen=True)
@@ -78,6 +86,7 @@ class Architecture:
             which is a tensor there. None: it is in the configuration already.
         changes: what is done to a tensor, by its name in the file without ".weight" and ".bias".
         joins: tensors that are put together.
+        turned: names in checkpoints of tensors of experts [E, out, in] that are [E, in, out] there.
         added: the tokens of which a file does not say all, as `added_tokens_decoder` of
             tokenizer_config.json.
     """
@@ -86,24 +95,24 @@ class Architecture:
     names: Mapping[str, str | None]
     changes: Mapping[str, Change] = field(default_factory=dict)
     joins: tuple[Join, ...] = ()
+    turned: tuple[str, ...] = ()
     added: Callable[[Metadata], dict[str, Any]] = lambda own: {}
 
     def keeps(self, name: str) -> bool:
-        """Whether a matrix of the file is a matrix of the checkpoint, with its rows in some
-        order."""
+        """Whether a matrix of the file is one of the checkpoint, with its rows in some order."""
         joined = {part for join in self.joins for part in join.parts}
         return _layer(name)[1] not in joined and name.endswith(".weight")
 
 
 def known() -> list[str]:
-    """The architectures that run."""
+    """The architectures that run, with hyphens for underscores."""
     return sorted(m.name.replace("_", "-") for m in pkgutil.iter_modules(architectures.__path__))
 
 
 def architecture(metadata: Metadata) -> Architecture:
     """The architecture of a model. Raises ConfigError for an unknown one."""
     name = metadata.architecture
-    if name not in known():
+    if name.replace("_", "-") not in known():
         raise ConfigError(
             f"the GGUF architecture {name!r:.80} is not supported (supported: "
             f"{', '.join(known())}); use the model's safetensors"
@@ -118,21 +127,42 @@ def checkpoint_tensors(model: Model) -> dict[str, Deferred]:
     ConfigError for an unknown architecture."""
     own = architecture(model.metadata)
     left = {name: tensor.deferred() for name, tensor in model.tensors.items()}
-    return dict(_joined(own.joins, left)) | _changed(own, left, model.metadata)
+    found = dict(_joined(own.joins, left)) | _changed(own, left, model.metadata)
+    for name, tensor in found.items():
+        if name.endswith(own.turned):
+            found[name] = tensor.swapaxes(1, 2)
+    return found
 
 
 def checkpoint_parts(model: Model) -> dict[str, tuple[str, tuple[Deferred, ...]]]:
-    """Those of the tensors that are matrices of integers in groups: what integers, and these with
-    their scales and offsets. Raises ConfigError for an unknown architecture."""
+    """Those of the tensors that are matrices of numbers in groups, or such of all experts
+    [E, out, in]: what numbers, and these with their scales and offsets. Raises ConfigError for an
+    unknown architecture."""
     own = architecture(model.metadata)
-    found: dict[str, tuple[str, tuple[Deferred, ...]]] = {}
+    found = dict(_joined_parts(own.joins, model.tensors))
     for name, tensor in model.tensors.items():
-        if tensor.type.integers is None or len(tensor.shape) != 2 or not own.keeps(name):
+        if tensor.type.integers is None or len(tensor.shape) < 2 or not own.keeps(name):
             continue
         each = [_changed(own, {name: part}, model.metadata) for part in tensor.parts()]
         for whole in each[0]:
             found[whole] = (tensor.type.integers, tuple(part[whole] for part in each))
     return found
+
+
+def _joined_parts(
+    joins: tuple[Join, ...], tensors: Mapping[str, StoredTensor]
+) -> Iterator[tuple[str, tuple[str, tuple[Deferred, ...]]]]:
+    """The parts of tensors that are put together of some in one type."""
+    layers = sorted({_layer(name)[0] for name in tensors})
+    for join in (join for join in joins if join.by_rows):
+        for layer in layers:
+            given = [tensors[n] for part in join.parts if (n := part.format(layer)) in tensors]
+            kinds = {tensor.type.name: tensor.type.integers for tensor in given}
+            kind = next(iter(kinds.values()), None)
+            if len(given) == len(join.parts) and len(kinds) == 1 and kind is not None:
+                with _fitting(given[0].name, *(tensor.deferred() for tensor in given)):
+                    parts = zip(*(tensor.parts() for tensor in given), strict=True)
+                    yield join.name.format(layer), (kind, tuple(join.make(*own) for own in parts))
 
 
 def _changed(
@@ -174,6 +204,8 @@ def _named(
 ) -> dict[str, Deferred]:
     """The tensor under its name in a checkpoint, or its entries under theirs."""
     layer, inner, stem, leaf = parts
+    if inner.startswith(PREDICTING):
+        return {}
     whole = names.get(inner, "")
     if whole == "" and stem in names:
         whole = None if names[stem] is None else f"{names[stem]}.{leaf}"

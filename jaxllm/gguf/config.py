@@ -72,6 +72,26 @@ def long_rope(model: Model, short: str, long: str, **others: Any) -> dict[str, A
     return {"rope_type": "longrope", **tables, **others}
 
 
+def stretched(model: Model) -> dict[str, Any]:
+    """`rope_scaling` where the file keeps Llama 3's frequencies as factors."""
+    found = long_rope(
+        model,
+        "rope_freqs.weight",
+        "rope_freqs.weight",
+        attention_factor=1.0,
+        original_max_position_embeddings=model.metadata.count("context_length"),
+    )
+    return {} if found is None else {"rope_scaling": found}
+
+
+def turning_share(own: Metadata) -> float | None:
+    """The part of a head's dimensions that turn, None where the file does not say."""
+    turning, dim = own.count("rope.dimension_count"), own.count("attention.key_length")
+    width, heads = own.count("embedding_length"), own.count("attention.head_count")
+    dim = dim or (width // heads if width and heads else None)
+    return turning / dim if turning and dim else None
+
+
 def end_ids(own: Metadata) -> list[int]:
     """Ids of the tokens that end an answer."""
     stated = (own.count(f".tokenizer.ggml.{key}_token_id") for key in ("eos", "eot", "eom"))

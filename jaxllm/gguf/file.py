@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from jaxllm.config import ConfigError
-from jaxllm.gguf.types import TYPES, U4, UNREAD, BlockType
+from jaxllm.gguf.types import OFFSETS, TYPES, UNREAD, BlockType
 from jaxllm.tensors import Bounds, Deferred
 
 MAGIC = b"GGUF"
@@ -71,8 +71,8 @@ class StoredTensor:
         return Deferred(self.shape, functools.partial(self._read, self.type.size, self._values))
 
     def parts(self) -> tuple[Deferred, ...]:
-        """The integers of its groups, and their scales and offsets, float32 [..., G]; () where
-        these are not worth keeping. Reading raises ConfigError where one is infinite."""
+        """The numbers of its groups, and their scales and offsets, float32 [..., G]; () where it is
+        plain. Reading raises ConfigError where one is infinite."""
         kind = self.type.integers
         if kind is None:
             return ()
@@ -85,7 +85,7 @@ class StoredTensor:
 
         scales, offsets = (part(which, grouped, size // group) for which in (1, 2))
         found = (part(0, self.shape, size), scales, offsets)
-        return found if kind == U4 else found[:2]
+        return found if kind in OFFSETS else found[:2]
 
     def _read(
         self, size: int, part: Callable[[np.ndarray], np.ndarray], bounds: Bounds

@@ -6,27 +6,31 @@ each other along a row.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import NamedTuple
 
 import ml_dtypes
 import numpy as np
 
 F16, U8 = "<f2", "u1"
-I8, I4, U4 = "I8", "I4", "U4"
+I8, I4, U4, U5, F4, N4 = "I8", "I4", "U4", "U5", "F4", "N4"
 NIBBLES = np.array(  # of IQ4
     (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113), np.int8
 )
 HALVES = np.array((0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12), np.int8)  # of MXFP4
 BIAS = 128  # of the exponent of such a half
+# What numbers stand for where they are no integers
+TABLES: Mapping[str, np.ndarray] = MappingProxyType({F4: HALVES, N4: NIBBLES})
+OFFSETS = (U4, U5)  # beside which groups have offsets
 
 
 class Groups(NamedTuple):
     """Blocks [...] as groups of numbers that share a scale.
 
     Attributes:
-        numbers: integers of 8 bits, [..., G, numbers of a group].
+        numbers: integers of 8 bits, or places in a table, [..., G, numbers of a group].
         scale: float32, [..., G].
         offset: what is added to the products, float32, [..., G]; None: nothing.
     """
@@ -46,8 +50,8 @@ class BlockType:
         group: those that share a scale.
         layout: of a block.
         groups: of blocks; None: they are plain numbers.
-        integers: what the numbers of groups are, where these are worth keeping: I8, I4 (-8 to 7),
-            or U4 (0 to 15) in groups with offsets.
+        integers: what the numbers of groups are: I8, I4 (-8 to 7), U4 (0 to 15) or U5 (0 to 31)
+            in groups with offsets, F4 or N4 (places in `TABLES`); None where they are plain.
     """
 
     name: str
@@ -67,6 +71,8 @@ class BlockType:
         if self.groups is None:
             return blocks
         numbers, scale, offset = self.groups(blocks)
+        if (table := TABLES.get(self.integers or "")) is not None:
+            numbers = table[numbers]
         found = numbers.astype(np.float32)
         found *= scale[..., None]
         if offset is not None:
@@ -126,12 +132,12 @@ def _q8_0(blocks: np.ndarray) -> Groups:
 
 
 def _iq4_nl(blocks: np.ndarray) -> Groups:
-    return Groups(NIBBLES[_q4(blocks)], _float(blocks, "d"))
+    return Groups(_q4(blocks), _float(blocks, "d"))
 
 
 def _mxfp4(blocks: np.ndarray) -> Groups:
     exponents = blocks["e"].astype(np.int32)[..., None] - BIAS
-    return Groups(HALVES[_q4(blocks)], np.ldexp(np.float32(1), exponents))
+    return Groups(_q4(blocks), np.ldexp(np.float32(1), exponents))
 
 
 def _q2_k(blocks: np.ndarray) -> Groups:
@@ -180,7 +186,7 @@ def _iq4_xs(blocks: np.ndarray) -> Groups:
     low = _joined(fields(blocks["low"], 1, 4), 1)
     high = _joined(fields(blocks["high"], 1, 2), 1) << np.uint8(4)
     scales = ((low | high).astype(np.float32) - 32)[..., 0, :]
-    numbers = NIBBLES[_joined(fields(blocks["q"], 16, 4), 8)]
+    numbers = _joined(fields(blocks["q"], 16, 4), 8)
     return Groups(numbers, _float(blocks, "d") * scales)
 
 
@@ -197,22 +203,22 @@ TYPES: dict[int, BlockType] = {
     2: BlockType("Q4_0", 32, 32, _blocks(_D, _Q), _q4_0, I4),
     3: BlockType("Q4_1", 32, 32, _blocks(_D, _M, _Q), _q4_1, U4),
     6: BlockType("Q5_0", 32, 32, _blocks(_D, ("high", U8, 4), _Q), _q5_0, I8),
-    7: BlockType("Q5_1", 32, 32, _blocks(_D, _M, ("high", U8, 4), _Q), _q5_1),
+    7: BlockType("Q5_1", 32, 32, _blocks(_D, _M, ("high", U8, 4), _Q), _q5_1, U5),
     8: BlockType("Q8_0", 32, 32, _blocks(_D, ("q", "i1", 32)), _q8_0, I8),
     10: BlockType("Q2_K", 256, 16, _blocks(("scales", U8, 16), ("q", U8, 64), _D, _M), _q2_k, U4),
     11: BlockType(
         "Q3_K", 256, 16, _blocks(("high", U8, 32), ("q", U8, 64), _SCALES_K, _D), _q3_k, I4
     ),
     12: BlockType("Q4_K", 256, 32, _blocks(_D, _M, _SCALES_K, _Q_K), _q4_k, U4),
-    13: BlockType("Q5_K", 256, 32, _blocks(_D, _M, _SCALES_K, ("high", U8, 32), _Q_K), _q5_k),
+    13: BlockType("Q5_K", 256, 32, _blocks(_D, _M, _SCALES_K, ("high", U8, 32), _Q_K), _q5_k, U5),
     14: BlockType("Q6_K", 256, 16, _blocks(_Q_K, ("high", U8, 64), _SCALES_6, _D), _q6_k, I8),
-    20: BlockType("IQ4_NL", 32, 32, _blocks(_D, _Q), _iq4_nl, I8),
+    20: BlockType("IQ4_NL", 32, 32, _blocks(_D, _Q), _iq4_nl, N4),
     23: BlockType(
-        "IQ4_XS", 256, 32, _blocks(_D, ("high", U8, 2), ("low", U8, 4), _Q_K), _iq4_xs, I8
+        "IQ4_XS", 256, 32, _blocks(_D, ("high", U8, 2), ("low", U8, 4), _Q_K), _iq4_xs, N4
     ),
     28: BlockType("F64", 1, 1, np.dtype("<f8")),
     30: BlockType("BF16", 1, 1, np.dtype(ml_dtypes.bfloat16)),
-    39: BlockType("MXFP4", 32, 32, _blocks(("e", U8), _Q), _mxfp4, I8),
+    39: BlockType("MXFP4", 32, 32, _blocks(("e", U8), _Q), _mxfp4, F4),
 }
 # Named in errors
 UNREAD = {

@@ -55,7 +55,8 @@ class Linear(nnx.Module):
         all have."""
         shape = Shape(self.out, self.inp, self.axes, self.order, shards, len(kinds), self.dtype)
         first, *others = set(kinds)
-        if others:
+        reordered = first is not None and not first.ordered and len(kinds) > 1
+        if others or reordered:  # each part has an order of its own
             self.weight = Apart(kinds, [rows.count for rows in self.parts], shape)
         elif first is not None:
             self.weight = held(first, shape)
@@ -161,9 +162,9 @@ class Tensors:
         order, inp = (own.order, own.inp) if columns is None else ((), (columns,))
         return tuple(own.pieces(leaf, self.names, inp, order))
 
-    def each(self, leaf: str) -> tuple[Piece, ...]:
-        names = (f"{name}.{leaf}" for name in self.names)
-        return tuple(Piece(name, (1, 1), (1, 1), row=row) for row, name in enumerate(names))
+    def each(self, leaf: str, columns: int = 1) -> tuple[Piece, ...]:
+        names, shape = (f"{name}.{leaf}" for name in self.names), (1, columns)
+        return tuple(Piece(name, shape, shape, row=row) for row, name in enumerate(names))
 
 
 def _stored(shape: tuple[int, ...], axis: int, order: tuple[int, ...]) -> tuple[int, ...]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -13,7 +13,7 @@ import numpy as np
 from jaxllm.config import ConfigError
 from jaxllm.quantisation.int4_rows import row_bytes, rows_of
 from jaxllm.quantisation.scheme import Bounds, Header, PackedPart, PackedTensor
-from jaxllm.quantisation.weight_format import INT4, INT8, SYMMETRIC, ZEROS, WeightFormat
+from jaxllm.quantisation.weight_format import INT4, INT8, OFFSETS, SYMMETRIC, ZEROS, WeightFormat
 
 I32, FLOATS = ("I32",), ("F16", "BF16", "F32")
 WORD = 32  # bits
@@ -64,20 +64,28 @@ class GroupedMatrix(PackedTensor):
 
     @property
     def format(self) -> WeightFormat | None:
-        if not self.ordered:
-            return None
         group = self.group if self.group < self.shape[1] else None
-        return _held(self.bits, group, self.symmetric)
+        kind = _held(self.bits, group, self.symmetric)
+        return kind and replace(kind, ordered=self.ordered)
 
     def leaves(self) -> tuple[PackedTensor, ...]:
         assert self.format is not None
-        if self.format.numbers == INT8:
+        if self.ordered:
+            return self._leaves(self.format)
+        order = ColumnOrder(f"{self.name}.order", (1, self.shape[1]), self.parts, self)
+        return (*self._leaves(self.format), order)
+
+    def _leaves(self, kind: WeightFormat) -> tuple[PackedTensor, ...]:
+        if kind.numbers == INT8:
             scales = (self.shape[0], -(-self.shape[1] // self.group))
-            return (
+            found = (
                 Int8Numbers(f"{self.name}.values", self.shape, self.parts, self),
                 Int8Scales(f"{self.name}.scale", scales, self.parts, self),
             )
-        shape = (self.shape[0], row_bytes(self.format, self.shape[1]))
+            if self.symmetric:
+                return found
+            return (*found, Int8Offsets(f"{self.name}.offset", scales, self.parts, self))
+        shape = (self.shape[0], row_bytes(kind, self.shape[1]))
         return (Int4Rows(f"{self.name}.rows", shape, self.parts, self),)
 
     def checked_scales(self, arrays: Arrays, rows: slice) -> np.ndarray:
@@ -90,14 +98,27 @@ class GroupedMatrix(PackedTensor):
             )
         return scales
 
-    def check_order(self, arrays: Arrays) -> None:
-        """Raises ConfigError unless groups follow each other."""
-        columns = slice(0, self.shape[1])
-        if not np.array_equal(self.groups(arrays, columns), np.arange(columns.stop) // self.group):
+    def order(self, arrays: Arrays) -> np.ndarray:
+        """The columns by their groups. Raises ConfigError where groups have other columns than the
+        settings say."""
+        columns = self.shape[1]
+        groups, wanted = self.groups(arrays, slice(0, columns)), np.arange(columns) // self.group
+        found = np.arange(columns) if self.ordered else np.argsort(groups, kind="stable")
+        if np.array_equal(groups[found], wanted):
+            return found
+        if self.ordered:
             raise ConfigError(
                 f"{self.parts[-1].name} has groups in another order than the settings say; "
                 "set desc_act to true in quantization_config"
             )
+        raise ConfigError(
+            f"{self.parts[-1].name} has groups of other sizes than {self.group} columns: download "
+            "or convert the checkpoint again"
+        )
+
+    def by_group(self, arrays: Arrays, rows: tuple[int, int]) -> np.ndarray:
+        """Numbers of rows, their columns in the order of groups."""
+        return self.numbers(arrays, (rows, (0, self.shape[1])))[:, self.order(arrays)]
 
     def unpack(self, arrays: Arrays, bounds: Bounds) -> np.ndarray:
         rows, columns = (slice(*bound) for bound in bounds)
@@ -115,38 +136,60 @@ class Int4Rows(PackedTensor):
 
     def unpack(self, arrays: Arrays, bounds: Bounds) -> np.ndarray:
         own, rows = self.matrix, slice(*bounds[0])
-        own.check_order(arrays)
-        numbers = own.numbers(arrays, (bounds[0], (0, own.shape[1])))
         zeros = None if own.symmetric else own.zeros(arrays, rows)
-        return rows_of(numbers, own.checked_scales(arrays, rows), zeros)[:, slice(*bounds[1])]
+        return rows_of(own.by_group(arrays, bounds[0]), own.checked_scales(arrays, rows), zeros)[
+            :, slice(*bounds[1])
+        ]
 
 
 @dataclass(frozen=True)
 class Int8Numbers(PackedTensor):
-    """The numbers of a symmetric matrix of 8 bits, with their signs."""
+    """The numbers of a matrix of 8 bits, around zero."""
 
     matrix: GroupedMatrix
 
     def unpack(self, arrays: Arrays, bounds: Bounds) -> np.ndarray:
-        self.matrix.check_order(arrays)
-        return (self.matrix.numbers(arrays, bounds) - MIDDLE).astype(np.int8)
+        numbers = self.matrix.by_group(arrays, bounds[0])[:, slice(*bounds[1])]
+        return (numbers - MIDDLE).astype(np.int8)
+
+
+@dataclass(frozen=True)
+class ColumnOrder(PackedTensor):
+    """The columns by their groups, int32 [1, K]."""
+
+    matrix: GroupedMatrix
+
+    def unpack(self, arrays: Arrays, bounds: Bounds) -> np.ndarray:
+        return self.matrix.order(arrays).astype(np.int32)[None][tuple(slice(*b) for b in bounds)]
 
 
 @dataclass(frozen=True)
 class Int8Scales(PackedTensor):
-    """The scales of a symmetric matrix of 8 bits, [N, G]."""
+    """The scales of a matrix of 8 bits, [N, G]."""
 
     matrix: GroupedMatrix
 
     def unpack(self, arrays: Arrays, bounds: Bounds) -> np.ndarray:
         rows, columns = (slice(*each) for each in bounds)
         zeros = self.matrix.zeros(arrays, rows)
-        if (zeros != MIDDLE).any():
+        if self.matrix.symmetric and (zeros != MIDDLE).any():
             raise ConfigError(
                 f"{self.parts[2].name} has the zero point {zeros[zeros != MIDDLE][0]}, and "
                 f"symmetric numbers have {MIDDLE}; set sym to false in quantization_config"
             )
         return self.matrix.checked_scales(arrays, rows)[:, columns]
+
+
+@dataclass(frozen=True)
+class Int8Offsets(PackedTensor):
+    """What is added to the products of numbers and scales of a matrix of 8 bits, [N, G]."""
+
+    matrix: GroupedMatrix
+
+    def unpack(self, arrays: Arrays, bounds: Bounds) -> np.ndarray:
+        rows, columns = (slice(*each) for each in bounds)
+        scales, zeros = self.matrix.checked_scales(arrays, rows), self.matrix.zeros(arrays, rows)
+        return ((MIDDLE - zeros).astype(np.float32) * scales)[:, columns]
 
 
 @dataclass(frozen=True)
@@ -189,9 +232,9 @@ class Grouping:
 
 def _held(bits: int, group: int | None, symmetric: bool) -> WeightFormat | None:
     """What holds such numbers: those of fewer bits are numbers of 4, with zero points of their
-    own, and those of 8 have none."""
-    if bits == 8 and symmetric:
-        return WeightFormat(INT8, group)
+    own."""
+    if bits == 8:
+        return WeightFormat(INT8, group, form=SYMMETRIC if symmetric else OFFSETS)
     if bits > 4 or (symmetric and bits < 4):
         return None
     return WeightFormat(INT4, group, form=SYMMETRIC if symmetric else ZEROS)

@@ -16,7 +16,7 @@ from jaxllm.quantisation.scheme import (
     PackedTensor,
     check_scales,
 )
-from jaxllm.quantisation.weight_format import FP8, INT8, WeightFormat
+from jaxllm.quantisation.weight_format import FP8, INT8, OFFSETS, SYMMETRIC, WeightFormat
 
 NUMBERS = {"F8_E4M3": FP8, "I8": INT8}  # by the type in files
 # The float32 value of each byte: a look-up takes a seventh of the time of a cast
@@ -52,12 +52,13 @@ class ScaledMatrix(PackedTensor):
 
     @property
     def format(self) -> WeightFormat | None:
-        if self.shifted:
+        if self.shifted and self.grid.inputs != "plain":
             return None
         columns = self.grid.columns
         group = columns if columns < self.shape[1] else None
         inputs = "token" if group is None and self.grid.inputs == "group" else self.grid.inputs
-        return WeightFormat(NUMBERS[self.parts[0].dtypes[0]], group, inputs)
+        form = OFFSETS if self.shifted else SYMMETRIC
+        return WeightFormat(NUMBERS[self.parts[0].dtypes[0]], group, inputs, form)
 
     def leaves(self) -> tuple[PackedTensor, ...]:
         groups = -(-self.shape[1] // self.grid.columns)
@@ -68,6 +69,9 @@ class ScaledMatrix(PackedTensor):
         )
         if self.grid.inputs == "given":
             found += (InputScale(f"{self.name}.input_scale", (1, 1), self.parts[2:]),)
+        if self.shifted:
+            own = (self.shape[0], groups), self.parts[1:], rows
+            found += (RowOffsets(f"{self.name}.offset", *own),)
         return found
 
     def unpack(self, arrays: Sequence[np.ndarray], bounds: Bounds) -> np.ndarray:
@@ -107,6 +111,22 @@ class RowScales(PackedTensor):
         found = scales[np.arange(top, bottom) // self.grid.rows, columns].astype(np.float32)
         check_scales(self.parts[0], found)
         return found
+
+
+@dataclass(frozen=True)
+class RowOffsets(PackedTensor):
+    """What is added to the products of numbers and scales, [N, G]: of `parts`, the scales and the
+    numbers that stand for zero."""
+
+    grid: Grid
+
+    def unpack(self, arrays: Sequence[np.ndarray], bounds: Bounds) -> np.ndarray:
+        rows, columns = np.arange(*bounds[0]) // self.grid.rows, slice(*bounds[1])
+        scales, zeros = (
+            _blocks(each, self.shape, self.grid)[rows, columns].astype(np.float32)
+            for each in arrays
+        )
+        return -zeros * scales
 
 
 @dataclass(frozen=True)

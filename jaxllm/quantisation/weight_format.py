@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
-FP8, INT8, INT4, FP4, NF4 = "fp8", "int8", "int4", "fp4", "nf4"
+FP8, INT8, INT4, FP4, NF4, IQ4 = "fp8", "int8", "int4", "fp4", "nf4", "iq4"
 SYMMETRIC, ZEROS, OFFSETS = "symmetric", "zeros", "offsets"
 
 
@@ -16,11 +16,15 @@ class WeightFormat:
 
     Attributes:
         numbers: the type, FP8 (float8_e4m3fn), INT8, or one of 4 bits (see
-            `pallas_kernels.int4_matmul`): INT4 (0 to 15), FP4 (e2m1) or NF4 (quantiles).
+            `pallas_kernels.int4_matmul`): INT4 (0 to 15), FP4 (e2m1), NF4 (quantiles), or IQ4
+            (the steps of GGUF's IQ4).
         group: columns of a row that share a scale; None: all of them.
         inputs: how inputs of the product are rounded, see `pallas_kernels.scaled_matmul`.
-        form: of INT4: SYMMETRIC, or groups have ZEROS (zero points) or OFFSETS (that are added).
+        form: SYMMETRIC, or groups of INT4 have ZEROS (zero points), or those of INT4, or of INT8
+            with plain inputs, OFFSETS (that are added).
         rounded: the checkpoint holds plain numbers, which are rounded while they are loaded.
+        ordered: groups follow each other along a row; else columns are put into the order of their
+            groups, and inputs with them.
     """
 
     numbers: str
@@ -28,6 +32,7 @@ class WeightFormat:
     inputs: str = "plain"
     form: str = SYMMETRIC
     rounded: bool = False
+    ordered: bool = True
 
     @property
     def title(self) -> str:
@@ -40,7 +45,8 @@ class WeightFormat:
             "given": "inputs with the checkpoint's scale",
         }
         own = {SYMMETRIC: "scales", ZEROS: "scales and zero points", OFFSETS: "scales and offsets"}
-        return f"{self.numbers} with {own[self.form]} of {scales}, {inputs[self.inputs]}"
+        order = "" if self.ordered else " in an order of their own"
+        return f"{self.numbers} with {own[self.form]} of {scales}{order}, {inputs[self.inputs]}"
 
 
 # What `--quantization` makes of plain weights while they are loaded

@@ -111,6 +111,11 @@ def _of_map(
 ) -> Iterator[tuple[str, WeightFormat]]:
     """Tensors of a map and what they are held in."""
     kinds = {name: formats.get(name) for name in own.pieces}
-    if own.of_experts and len(set(kinds.values())) > 1:
+    if own.of_experts and not _alike(set(kinds.values())):
         return
     yield from ((name, kind) for name, kind in kinds.items() if kind is not None)
+
+
+def _alike(kinds: set[WeightFormat | None]) -> bool:
+    """Whether weights of all experts can be held as one."""
+    return len(kinds) == 1 and all(kind is None or kind.ordered for kind in kinds)

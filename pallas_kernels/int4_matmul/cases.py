@@ -20,7 +20,7 @@ class Case:
       outputs: rows of the weight.
       inputs: columns of x and of the weight.
       group: columns that share a scale.
-      form: "symmetric", "zeros", "offsets", "fp4" or "nf4".
+      form: "symmetric", "zeros", "offsets", "fp4", "nf4" or "iq4".
     """
 
     name: str
@@ -46,6 +46,7 @@ CASES = (
     Case(name="groups of 64, two bands", tokens=300, outputs=320, inputs=192, group=64),
     Case(name="floats", tokens=5, outputs=128, inputs=320, group=32, form="fp4"),
     Case(name="quantiles", tokens=6, outputs=64, inputs=320, group=64, form="nf4"),
+    Case(name="steps of IQ4", tokens=7, outputs=64, inputs=320, group=32, form="iq4"),
     Case(name="a wide tile", tokens=130, outputs=256, inputs=640, group=128, form="symmetric"),
 )
 
@@ -65,15 +66,13 @@ def inputs(case: Case, seed: int = 0) -> tuple[np.ndarray, Plain]:
     x = rng.standard_normal((case.tokens, case.inputs)).astype(np.float32)
     groups = (case.outputs, -(-case.inputs // case.group))
     numbers = rng.integers(0, 16, (case.outputs, case.inputs), dtype=np.uint8)
-    scales = (rng.random(groups) + 0.5) / (5 * case.inputs**0.5)
+    typical = 64 if case.form == "iq4" else 5
+    scales = (rng.random(groups) + 0.5) / (typical * case.inputs**0.5)
     others: dict[str, Any] = {
-        "symmetric": None,
-        "fp4": None,
-        "nf4": None,
         "zeros": rng.integers(0, 16, groups).astype(np.float32),
         "offsets": (-8 * scales * rng.random(groups)).astype(np.float32),
     }
-    return x, Plain(numbers, scales.astype(np.float32), others[case.form])
+    return x, Plain(numbers, scales.astype(np.float32), others.get(case.form))
 
 
 def packed(case: Case, plain: Plain, dtype: Any) -> Int4:

@@ -24,7 +24,8 @@ MIDDLE = 8  # the zero point of weights that have none of their own
 FP4 = "fp4"
 _FP4 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 # What numbers of 0 to 15 stand for where they are no integers: floats of 2 exponent bits and 1 of
-# mantissa (OCP Microscaling Formats 1.0), and the quantiles of QLoRA, appendix E
+# mantissa (OCP Microscaling Formats 1.0), the quantiles of QLoRA, appendix E, and the steps of
+# llama.cpp's IQ4
 TABLES = {
     FP4: (*_FP4, *(-value for value in _FP4)),
     "nf4": (
@@ -45,6 +46,7 @@ TABLES = {
         0.7229568362236023,
         1.0,
     ),
+    "iq4": (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113),
 }
 
 

@@ -27,6 +27,15 @@ NAMES = [
     (r"self_attn\.sinks", "attn_sinks.weight"),
     (r"self_attn\.(\w+)_proj", r"attn_\1"),
     (r"self_attn\.([qk])_norm", r"attn_\1_norm"),
+    (r"self_attn\.([qk])\w+_layernorm", r"attn_\1_norm"),
+    (r"post_self_attn_layernorm", "post_attention_norm"),
+    (r"post_mlp_layernorm", "post_ffw_norm"),
+    (r"mlp\.c_fc", "ffn_up"),
+    (r"mlp\.c_proj", "ffn_down"),
+    (r"block_sparse_moe\.router\.layer", "ffn_gate_inp"),
+    (r"block_sparse_moe\.output_linear", "ffn_down_exps"),
+    (r"shared_mlp\.output_linear", "ffn_down_shexp"),
+    (r"(mlp\.moe_statics|block_sparse_moe)\.e_score_correction_bias", "exp_probs_b.bias"),
     (r"input_layernorm", "attn_norm"),
     (r"pre_feedforward_layernorm", "ffn_norm"),
     (r"post_feedforward_layernorm", "post_ffw_norm"),
@@ -232,6 +241,88 @@ def qwen2moe(hf: Mapping[str, Any], tensors: Tensors) -> dict[str, Any]:
     return qwen3moe(hf, tensors)
 
 
+def gemma1(hf: Mapping[str, Any], tensors: Tensors) -> dict[str, Any]:
+    for name in tensors:
+        if name.endswith("norm.weight"):
+            tensors[name] = tensors[name] + np.float32(1)
+    return {}
+
+
+def turning(hf: Mapping[str, Any], tensors: Tensors) -> dict[str, Any]:
+    dim = hf.get("head_dim") or hf["hidden_size"] // hf["num_attention_heads"]
+    return {"rope.dimension_count": int(dim * hf.get("partial_rotary_factor", 0.5))}
+
+
+def glm4moe(hf: Mapping[str, Any], tensors: Tensors) -> dict[str, Any]:
+    names = {
+        "expert_count": "n_routed_experts",
+        "expert_used_count": "num_experts_per_tok",
+        "expert_shared_count": "n_shared_experts",
+        "expert_feed_forward_length": "moe_intermediate_size",
+        "leading_dense_block_count": "first_k_dense_replace",
+        "expert_weights_scale": "routed_scaling_factor",
+        "expert_group_count": "n_group",
+        "expert_group_used_count": "topk_group",
+        "nextn_predict_layers": "num_nextn_predict_layers",
+    }
+    return turning(hf, tensors) | {key: hf[own] for key, own in names.items() if own in hf}
+
+
+def ernie_moe(hf: Mapping[str, Any], tensors: Tensors) -> dict[str, Any]:
+    for name in tensors:
+        if name.endswith("exp_probs_b.bias"):
+            tensors[name] = tensors[name].reshape(-1)
+    names = {
+        "expert_count": "moe_num_experts",
+        "expert_used_count": "moe_k",
+        "expert_shared_count": "moe_num_shared_experts",
+        "expert_feed_forward_length": "moe_intermediate_size",
+        "leading_dense_block_count": "moe_layer_start_index",
+    }
+    return {key: hf[own] for key, own in names.items()}
+
+
+def hunyuan_dense(hf: Mapping[str, Any], tensors: Tensors) -> dict[str, Any]:
+    dim, alpha = hf["head_dim"], hf["rope_scaling"]["alpha"]
+    return {"rope.freq_base": hf["rope_theta"] * alpha ** (dim / (dim - 2))}
+
+
+def minimax_m2(hf: Mapping[str, Any], tensors: Tensors) -> dict[str, Any]:
+    return {
+        "expert_count": hf["num_local_experts"],
+        "expert_used_count": hf["num_experts_per_tok"],
+        "expert_feed_forward_length": hf["intermediate_size"],
+        "rope.dimension_count": hf["rotary_dim"],
+    }
+
+
+def cohere(hf: Mapping[str, Any], tensors: Tensors) -> dict[str, Any]:
+    window = {"attention.sliding_window": hf["sliding_window"]} if "sliding_window" in hf else {}
+    return {"attention.layer_norm_epsilon": 1e-5, "logit_scale": hf["logit_scale"], **window}
+
+
+def exaone4(hf: Mapping[str, Any], tensors: Tensors) -> dict[str, Any]:
+    every = hf["sliding_window_pattern"]
+    pattern = [(layer + 1) % every != 0 for layer in range(hf["num_hidden_layers"])]
+    own = "attention.sliding_window"
+    return {own: hf["sliding_window"], f"{own}_pattern": pattern}
+
+
+def starcoder2(hf: Mapping[str, Any], tensors: Tensors) -> dict[str, Any]:
+    return {"attention.layer_norm_epsilon": hf["norm_epsilon"]}
+
+
+def granitemoe(hf: Mapping[str, Any], tensors: Tensors) -> dict[str, Any]:
+    for name in [name for name in tensors if "input_linear" in name]:
+        gate, up = np.split(tensors.pop(name), 2, axis=-2)
+        owner, suffix = name.partition(".input_linear")[0].rpartition(".")[::2]
+        kind = "shexp" if suffix == "shared_mlp" else "exps"
+        tensors[f"{owner}.ffn_gate_{kind}.weight"] = gate
+        tensors[f"{owner}.ffn_up_{kind}.weight"] = up
+    shared = hf.get("shared_intermediate_size")
+    return granite(hf, tensors) | ({"expert_shared_feed_forward_length": shared} if shared else {})
+
+
 KINDS: dict[str, Callable[[Mapping[str, Any], Tensors], dict[str, Any]]] = {
     "llama": llama,
     "smollm3": llama,
@@ -243,8 +334,24 @@ KINDS: dict[str, Callable[[Mapping[str, Any], Tensors], dict[str, Any]]] = {
     "phi3": phi3,
     "gpt-oss": gpt_oss,
     "deepseek2": deepseek2,
+    "gemma": gemma1,
+    "olmoe": lambda hf, tensors: qwen3moe({"moe_intermediate_size": 8, **hf}, tensors),
+    "glm4": turning,
+    "glm4moe": glm4moe,
+    "ernie4_5-moe": ernie_moe,
+    "hunyuan-dense": hunyuan_dense,
+    "minimax-m2": minimax_m2,
+    "command-r": cohere,
+    "cohere2": cohere,
+    "exaone4": exaone4,
+    "starcoder2": starcoder2,
+    "granitemoe": granitemoe,
+    "arcee": lambda hf, tensors: llama(hf, tensors),
 }
-POST_ATTENTION = dict.fromkeys(("gemma2", "gemma3", "gpt-oss", "olmo2"), "post_attention_norm")
+POST_ATTENTION = dict.fromkeys(
+    ("gemma2", "gemma3", "gpt-oss", "olmo2", "seed_oss", "glm4moe", "exaone4"),
+    "post_attention_norm",
+)
 
 
 def converted(
@@ -256,9 +363,21 @@ def converted(
 ) -> Path:
     """A golden checkpoint as a GGUF file, whose tensors are `stored(name, tensor)`."""
     hf = json.loads((HERE / name / "config.json").read_text())
-    tensors = renamed(
-        load_file(HERE / name / "model.safetensors"), POST_ATTENTION.get(architecture, "ffn_norm")
+    return written(
+        hf, load_file(HERE / name / "model.safetensors"), architecture, path, stored, **more
     )
+
+
+def written(
+    hf: Mapping[str, Any],
+    checkpoint: Tensors,
+    architecture: str,
+    path: Path,
+    stored: Callable[[str, np.ndarray], Stored],
+    **more: Any,
+) -> Path:
+    """A checkpoint as a GGUF file, whose tensors are `stored(name, tensor)`."""
+    tensors = renamed(checkpoint, POST_ATTENTION.get(architecture, "ffn_norm"))
     own = common(hf) | KINDS.get(architecture, lambda hf, tensors: {})(hf, tensors)
     metadata = {
         "general.architecture": architecture,

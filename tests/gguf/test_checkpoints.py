@@ -26,7 +26,7 @@ from jaxllm.models.config.read import family
 from jaxllm.quantisation import WeightFormat
 from pallas_kernels.int4_matmul.packed import Int4, dequantised
 from tests.gguf.converted import converted
-from tests.gguf.writer import Q4_0, Q4_K, Q8_0, Stored, plain, quantised, random_q4_k
+from tests.gguf.writer import Q4_0, Q4_K, Q8_0, Stored, plain, quantised, random_blocks
 from tests.goldens.golden import HERE
 
 CASES = [
@@ -46,13 +46,33 @@ CASES = [
     ("gpt-oss-fused", "gpt-oss"),
     ("deepseek-v2-lite", "deepseek2"),
     ("deepseek-v3-groups", "deepseek2"),
+    ("seed_oss-biases", "seed_oss"),
+    ("glm4-quarter", "glm4"),
+    ("glm4-moe-groups", "glm4moe"),
+    ("ernie4_5-biases", "ernie4_5"),
+    ("ernie4-5-moe", "ernie4_5-moe"),
+    ("hunyuan_v1_dense-alpha", "hunyuan-dense"),
+    ("minimax-m2-rotary-dim", "minimax-m2"),
+    ("cohere-head-norms", "command-r"),
+    ("exaone4-window", "exaone4"),
+    ("arcee-biases", "arcee"),
+    ("granitemoe-multipliers", "granitemoe"),
+    ("granitemoeshared-multipliers", "granitemoe"),
 ]
 # Whose configurations have what files do not state
-TENSORS = [*CASES, ("smollm3-positions", "smollm3"), ("qwen2-moe-shared", "qwen2moe")]
+TENSORS = [
+    *CASES,
+    ("smollm3-positions", "smollm3"),
+    ("qwen2-moe-shared", "qwen2moe"),
+    ("gemma-gelu", "gemma"),
+    ("olmoe-clip", "olmoe"),
+    ("cohere2-window", "cohere2"),
+    ("starcoder2-window", "starcoder2"),
+]
 # Compared as ropes and fields of the spec
 ELSEWHERE = {
     *("rope_scaling", "rope_parameters", "rope_theta", "eos_token_id", "dtype"),
-    *("sliding_window", "max_window_layers"),
+    *("sliding_window", "max_window_layers", "sliding_window_pattern"),
     "query_pre_attn_scalar",  # not in files, see below
 }
 
@@ -153,7 +173,9 @@ def stored_as(number: int) -> Callable[[str, np.ndarray], Stored]:
     """Matrices in this type; those of Q4_K are random."""
     if number != Q4_K:
         return quantised_matrices(number)
-    return lambda name, tensor: random_q4_k(tensor.shape) if tensor.ndim > 1 else plain(tensor)
+    return lambda name, tensor: (
+        random_blocks(number, tensor.shape) if tensor.ndim > 1 else plain(tensor)
+    )
 
 
 def spread(values: np.ndarray, columns: int) -> np.ndarray:

@@ -12,7 +12,26 @@ import numpy as np
 
 ALIGNMENT = 32
 PLAIN = {0: np.dtype("<f4"), 1: np.dtype("<f2"), 30: np.dtype(ml_dtypes.bfloat16)}
-Q8_0, Q4_0, Q4_K = 8, 2, 12
+Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q2_K, Q3_K, Q4_K, Q5_K, Q6_K = 2, 3, 6, 7, 8, 10, 11, 12, 13, 14
+IQ4_NL, IQ4_XS, MXFP4 = 20, 23, 39
+# Numbers of a block, its bytes, and where it has float16
+BLOCKS = {
+    Q4_0: (32, 18, (0,)),
+    Q4_1: (32, 20, (0, 2)),
+    Q5_0: (32, 22, (0,)),
+    Q5_1: (32, 24, (0, 2)),
+    Q8_0: (32, 34, (0,)),
+    Q2_K: (256, 84, (80, 82)),
+    Q3_K: (256, 110, (108,)),
+    Q4_K: (256, 144, (0, 2)),
+    Q5_K: (256, 176, (0, 2)),
+    Q6_K: (256, 210, (208,)),
+    IQ4_NL: (32, 18, (0,)),
+    IQ4_XS: (256, 136, (0,)),
+    MXFP4: (32, 17, ()),
+}
+SCALES = {**dict.fromkeys((Q8_0, IQ4_NL), 0.001), **dict.fromkeys((Q4_K, Q5_K), 0.0003)}
+SCALES |= {IQ4_XS: 0.0001, Q6_K: 0.0001}
 
 
 class Stored(NamedTuple):
@@ -62,12 +81,17 @@ def quantised(array: np.ndarray, number: int) -> Stored:
     return Stored(number, array.shape, rows.tobytes())
 
 
-def random_q4_k(shape: tuple[int, ...]) -> Stored:
-    """Random blocks of Q4_K."""
-    rng = np.random.default_rng(0)
-    blocks = rng.integers(0, 256, (int(np.prod(shape)) // 256, 144), np.uint8)
-    blocks[:, :4] = np.tile(np.array([0.001, 0.004], "<f2").view(np.uint8), (len(blocks), 1))
-    return Stored(Q4_K, shape, blocks.tobytes())
+def random_blocks(number: int, shape: tuple[int, ...]) -> Stored:
+    """Random blocks of a quantised type, whose numbers are of order 0.1."""
+    size, length, floats = BLOCKS[number]
+    rng = np.random.default_rng(number)
+    blocks = rng.integers(0, 256, (int(np.prod(shape)) // size, length), np.uint8)
+    for at in floats:
+        scales = rng.uniform(0.5, 1, (len(blocks), 1)) * SCALES.get(number, 0.01)
+        blocks[:, at : at + 2] = scales.astype("<f2").view(np.uint8)
+    if number == MXFP4:
+        blocks[:, 0] = rng.integers(118, 124, len(blocks))
+    return Stored(number, shape, blocks.tobytes())
 
 
 def header(metadata: Mapping[str, Any], tensors: Mapping[str, Stored], version: int = 3) -> bytes:

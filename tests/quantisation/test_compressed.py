@@ -57,11 +57,12 @@ def test_matrices_are_what_their_library_makes_of_them(name: str) -> None:
     (found,) = tensors(config(weights), headers).values()
     plain = GOLDEN[f"{name}/plain"]
     np.testing.assert_array_equal(unpacked(found, arrays), plain)
-    assert (found.format is None) == ("zero" in name)
-    if found.format is not None:
-        values, scale = (unpacked(leaf, arrays).astype(np.float32) for leaf in found.leaves())
-        wide = np.repeat(scale, found.format.group or 80, axis=1)[:, :80]
-        np.testing.assert_array_equal(values * wide, plain)
+    assert found.format is not None
+    assert (found.format.form == "offsets") == ("zero" in name)
+    values, *others = (unpacked(leaf, arrays).astype(np.float32) for leaf in found.leaves())
+    group = found.format.group or 80
+    scale, *offsets = (np.repeat(each, group, axis=1)[:, :80] for each in others)
+    np.testing.assert_allclose(values * scale + sum(offsets), plain, rtol=1e-5, atol=1e-6)
 
 
 def test_a_group_that_names_a_module_goes_before_one_of_all_linear_maps() -> None:

@@ -35,6 +35,8 @@ HELD = {
     "gptq": WeightFormat("int4", 8, form="zeros"),
     "gptq of 8 bits, symmetric": WeightFormat("int8", 16),
     "pack-quantized of 8 bits": WeightFormat("int8", 16),
+    "gptq of 8 bits": WeightFormat("int8", None, form="offsets"),
+    "gptq with groups in no order": WeightFormat("int4", 16, form="zeros", ordered=False),
 }
 
 
@@ -53,6 +55,7 @@ def held(path: Path, case: str, kind: str) -> tuple[Path, models.ModelSpec, Path
         ("awq", "llama-gqa", 1),
         ("pack-quantized symmetric", "llama-gqa", 2),
         ("gptq of 8 bits, symmetric", "llama-gqa", 1),
+        ("gptq with groups in no order", "llama-gqa", 2),
         *(
             pytest.param(*each, marks=pytest.mark.slow)
             for each in (
@@ -62,6 +65,9 @@ def held(path: Path, case: str, kind: str) -> tuple[Path, models.ModelSpec, Path
                 ("pack-quantized", "llama-mqa-tied-linear", 1),
                 ("awq", "qwen2-tied", 2),
                 ("pack-quantized", "glm-biases", 1),
+                ("gptq with groups in no order", "glm-biases", 1),
+                ("gptq of 8 bits", "llama-gqa", 2),
+                ("gptq of 8 bits", "qwen3-moe-normalised", 1),
             )
         ),
     ],
@@ -86,14 +92,25 @@ def test_zero_points_of_8_bits_that_settings_deny_are_named(tmp_path: Path) -> N
         logits(packed, spec)
     mixed = settings | {"dynamic": {"up_proj": {"sym": False}}}
     write(packed, made.config | {"quantization_config": mixed}, made.packed)
-    assert weights.weight_formats(packed, models.read_spec(packed), None) == {}
+    formats = weights.weight_formats(packed, models.read_spec(packed), None)
+    assert set(formats.values()) == {WeightFormat("int8", 16, form="offsets")}
 
 
-def test_groups_in_no_order_and_8_bits_are_unpacked(tmp_path: Path) -> None:
-    for kind in ("gptq with groups in no order", "gptq of 8 bits"):
-        (tmp_path / kind).mkdir()
-        _, spec, _ = held(tmp_path / kind, "llama-gqa", kind)
-        assert spec.formats == {}
+def test_experts_with_groups_in_no_order_are_unpacked(tmp_path: Path) -> None:
+    _, spec, _ = held(tmp_path, "qwen3-moe-normalised", "gptq with groups in no order")
+    assert spec.formats
+    assert not any(".experts." in name for name in spec.formats)
+
+
+def test_groups_of_uneven_sizes_are_named(tmp_path: Path) -> None:
+    kind = "gptq with groups in no order"
+    packed, spec, _ = held(tmp_path, "llama-gqa", kind)
+    made, settings = pair("llama-gqa", kind)
+    name = "model.layers.0.mlp.up_proj.g_idx"
+    made.packed[name] = np.zeros_like(made.packed[name])
+    write(packed, made.config | {"quantization_config": settings}, made.packed)
+    with pytest.raises(ConfigError, match=f"{name} has groups of other sizes than 16 columns"):
+        logits(packed, spec)
 
 
 def test_groups_in_no_order_that_the_settings_deny_are_named(tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from jaxllm.gguf.architecture import EXPERT_NAMES, LLAMA_NAMES, Architecture, Join
+from jaxllm.gguf.architecture import EXPERT_NAMES, LLAMA_NAMES, SHARED_NAMES, Architecture, Join
 from jaxllm.gguf.changes import joined
 from jaxllm.gguf.config import base_config, scaling
 from jaxllm.gguf.metadata import Metadata
@@ -13,7 +13,7 @@ from jaxllm.gguf.model import Model
 from jaxllm.tensors import Deferred
 
 SIGMOID = 2  # expert_gating_func
-_ATTENTION, _SHARED = "model.layers.{}.self_attn", "model.layers.{}.mlp.shared_experts"
+_ATTENTION = "model.layers.{}.self_attn"
 NAMES = {
     **LLAMA_NAMES,
     **EXPERT_NAMES,
@@ -24,7 +24,7 @@ NAMES = {
     "blk.{}.attn_kv_a_norm": f"{_ATTENTION}.kv_a_layernorm",
     "blk.{}.attn_kv_b": f"{_ATTENTION}.kv_b_proj",
     "blk.{}.exp_probs_b.bias": "model.layers.{}.mlp.gate.e_score_correction_bias",
-    **{f"blk.{{}}.ffn_{part}_shexp": f"{_SHARED}.{part}_proj" for part in ("gate", "up", "down")},
+    **SHARED_NAMES,
 }
 
 

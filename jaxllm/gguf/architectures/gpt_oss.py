@@ -7,9 +7,7 @@ from typing import Any
 from jaxllm.gguf.architecture import LLAMA_NAMES, Architecture, Join
 from jaxllm.gguf.changes import alternating
 from jaxllm.gguf.config import base_config, scaling
-from jaxllm.gguf.metadata import Metadata
 from jaxllm.gguf.model import Model
-from jaxllm.tensors import Deferred
 
 _MLP = "model.layers.{}.mlp"
 NAMES = {
@@ -36,23 +34,15 @@ def config(model: Model) -> dict[str, Any]:
     )
 
 
-def _turned(tensor: Deferred, own: Metadata) -> Deferred:
-    return tensor.swapaxes(-1, -2) if len(tensor.shape) > 2 else tensor
-
-
-def _gate_up(gate: Deferred, up: Deferred) -> Deferred:
-    return alternating(gate, up).swapaxes(-1, -2)
-
-
 ARCHITECTURE = Architecture(
     config,
     NAMES,
-    changes={"blk.{}.ffn_down_exps": _turned},
     joins=(
         Join(
             ("blk.{}.ffn_gate_exps.weight", "blk.{}.ffn_up_exps.weight"),
             f"{_MLP}.experts.gate_up_proj",
-            _gate_up,
+            alternating,
+            by_rows=True,
         ),
         Join(
             ("blk.{}.ffn_gate_exps.bias", "blk.{}.ffn_up_exps.bias"),
@@ -60,4 +50,5 @@ ARCHITECTURE = Architecture(
             alternating,
         ),
     ),
+    turned=("experts.gate_up_proj", "experts.down_proj"),
 )

@@ -8,7 +8,7 @@ from typing import Any
 
 from jaxllm.gguf.architecture import LLAMA_NAMES, Architecture
 from jaxllm.gguf.changes import halves
-from jaxllm.gguf.config import base_config, long_rope
+from jaxllm.gguf.config import base_config, stretched
 from jaxllm.gguf.metadata import Metadata
 from jaxllm.gguf.model import Model
 from jaxllm.tensors import Deferred
@@ -28,14 +28,6 @@ def config(model: Model) -> dict[str, Any]:
     own = model.metadata
     experts = own.count("expert_count")
     biased = "blk.0.attn_q.bias" in model.tensors
-    length = own.count("context_length")
-    stretched = long_rope(
-        model,
-        "rope_freqs.weight",
-        "rope_freqs.weight",
-        attention_factor=1.0,
-        original_max_position_embeddings=length,
-    )
     found = base_config(
         model,
         "mixtral" if experts else "llama",
@@ -45,7 +37,7 @@ def config(model: Model) -> dict[str, Any]:
     )
     if "head_dim" not in found and own.count("rope.dimension_count"):
         found["head_dim"] = own.count("rope.dimension_count")
-    return found | ({} if stretched is None else {"rope_scaling": stretched})
+    return found | stretched(model)
 
 
 def _queries(tensor: Deferred, own: Metadata) -> Deferred:

@@ -167,10 +167,10 @@ class Tensors:
             for expert in range(experts)
         )
 
-    def each(self, leaf: str) -> tuple[Piece, ...]:
-        experts = self.maps.shape[0]
+    def each(self, leaf: str, columns: int = 1) -> tuple[Piece, ...]:
+        experts, source, view = self.maps.shape[0], (1, columns), (1, 1, columns)
         return tuple(
-            Piece(leaf_of(name, leaf), (1, 1), (1, 1, 1), index // experts, row=index % experts)
+            Piece(leaf_of(name, leaf), source, view, index // experts, row=index % experts)
             for index, name in enumerate(self.names)
         )
 

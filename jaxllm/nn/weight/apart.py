@@ -60,8 +60,8 @@ class OnePart:
     def __call__(self, leaf: str, columns: int | None = None) -> tuple[Piece, ...]:
         return (replace(self.all(leaf, columns)[self.index], start=0),)
 
-    def each(self, leaf: str) -> tuple[Piece, ...]:
-        return (replace(self.all.each(leaf)[self.index], row=0),)
+    def each(self, leaf: str, columns: int = 1) -> tuple[Piece, ...]:
+        return (replace(self.all.each(leaf, columns)[self.index], row=0),)
 
 
 def _one(kind: WeightFormat | None, shape: Shape) -> Weight:

@@ -30,9 +30,9 @@ class Fill(Protocol):
         """Pieces of the tensors `{name}.{leaf}`, `[out, in]`; or, given `columns`, of such with as
         many columns, for an array `[*out, columns]`."""
 
-    def each(self, leaf: str) -> tuple[Piece, ...]:
-        """Pieces of the tensors `{name}.{leaf}`, `[1, 1]`, for an array `[tensors, 1]`; of experts,
-        `[E, tensors, 1]`."""
+    def each(self, leaf: str, columns: int = 1) -> tuple[Piece, ...]:
+        """Pieces of the tensors `{name}.{leaf}`, `[1, columns]`, for an array
+        `[tensors, columns]`; of experts, `[E, tensors, columns]`."""
 
 
 class Weight(Protocol):

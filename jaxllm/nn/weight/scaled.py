@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator
 
 import jax
@@ -11,8 +12,10 @@ from jax import Array
 
 from jaxllm.nn.contexts.protocol import RowContext
 from jaxllm.nn.rules import Rounded, Rule
+from jaxllm.nn.weight.parameters import contract
 from jaxllm.nn.weight.protocol import Fill, Shape
 from jaxllm.quantisation import WeightFormat
+from jaxllm.quantisation.weight_format import OFFSETS
 from pallas_kernels import scaled_matmul as op
 from pallas_kernels.grouped_matmul import Gating, Groups
 from pallas_kernels.parts import Product, whole
@@ -30,7 +33,8 @@ class Scaled(nnx.Module):
     inputs in the checkpoint's order. See `weight.protocol.Weight`.
 
     Scales of whole tensors and of blocks of rows are repeated for each row, so that rows of several
-    checkpoint matrices may follow each other in any order.
+    checkpoint matrices may follow each other in any order. Where groups have offsets, these times
+    the sums of a group's inputs are added to products.
     """
 
     def __init__(self, kind: WeightFormat, shape: Shape):
@@ -45,7 +49,10 @@ class Scaled(nnx.Module):
         rows = shape.axes[: len(shape.out)]
         whole_rows = groups == 1
         self.values = nnx.Param(values, axes=(*rows, shape.inp_axis if whole_rows else by_columns))
-        self.scale = nnx.Param(scale, axes=(*rows, None if whole_rows else by_columns))
+        of_scale = (*rows, None if whole_rows else by_columns)
+        self.scale = nnx.Param(scale, axes=of_scale)
+        added = kind.form == OFFSETS
+        self.offset = nnx.Param(scale.astype(shape.dtype), axes=of_scale) if added else None
         self.kind, self.shape = kind, shape
         # Parts that were calibrated apart saw the same inputs: the largest scale serves all
         ones = jnp.ones((shape.tensors, 1), jnp.float32)
@@ -72,7 +79,7 @@ class Scaled(nnx.Module):
         group = self.group if scale_OG.shape[1] > 1 else min(self.group, w_OI.shape[1])
         backend = op.backend_for(context.row_backend, x_TI, w_OI, scale_OG, group, inputs)
         given = None if self.input_scale is None else jnp.max(self.input_scale[...])
-        return _scaled_parts(
+        product = _scaled_parts(
             x_TI,
             w_OI,
             scale_OG,
@@ -81,6 +88,11 @@ class Scaled(nnx.Module):
             input_scale=given,
             backend=backend,
         )
+        if self.offset is None:
+            return product
+        assert isinstance(x_TI, Array) and inputs == "plain"
+        offset_OG = self.offset[...].reshape(scale_OG.shape)
+        return _with_offsets(whole(product), x_TI, offset_OG, group)
 
     def grouped(
         self,
@@ -90,7 +102,7 @@ class Scaled(nnx.Module):
         bias_EO: Array | None,
         gating: Gating | None,
     ) -> Array | None:
-        if context.row_backend != "mosaic_gpu":
+        if context.row_backend != "mosaic_gpu" or self.offset is not None:
             return None
         given = None if self.input_scale is None else jnp.max(self.input_scale[...], axis=(1, 2))
         weight = op.ScaledExperts(
@@ -102,6 +114,8 @@ class Scaled(nnx.Module):
 
     def takes_all(self) -> bool:
         gated, kind = self.shape.tensors > 1, self.kind
+        if self.offset is not None:
+            return False
         return _kernels_take(kind) and op.experts_fit(*self.shape.of_device, gated, kind.inputs)
 
     def gated(
@@ -120,6 +134,8 @@ class Scaled(nnx.Module):
             return
         yield Rule(f"{path}.values", fill("weight.values", columns))
         yield Rule(f"{path}.scale", fill("weight.scale", self.scale.shape[-1]))
+        if self.offset is not None:
+            yield Rule(f"{path}.offset", fill("weight.offset", self.offset.shape[-1]))
         if self.input_scale is not None:
             yield Rule(f"{path}.input_scale", fill.each("weight.input_scale"))
 
@@ -129,12 +145,23 @@ class Scaled(nnx.Module):
 
     @staticmethod
     def rounded(kind: WeightFormat, plain: Array) -> dict[str, Array]:
-        """The parameters of a plain weight `[*out, K]`; a scale of inputs, which random weights
-        alone lack, is that of inputs near one."""
+        """The parameters of a plain weight `[*out, K]`; a scale of inputs and offsets, which random
+        weights alone lack, are those of inputs near one and zeros."""
         dtype = DTYPES[kind.numbers]
         values, scale = op.rounded(plain, dtype, kind.group or plain.shape[-1])
         input_scale = jnp.full((1, 1), LARGEST_INPUT / op.largest(dtype))
-        return {"values": values, "scale": scale, "input_scale": input_scale}
+        offset = jnp.zeros_like(scale)
+        return {"values": values, "scale": scale, "input_scale": input_scale, "offset": offset}
+
+
+@functools.partial(jax.jit, static_argnames="group")
+def _with_offsets(y_TO: Array, x_TI: Array, offset_OG: Array, group: int) -> Array:
+    """y plus each offset times the sum of its group's inputs, in float32."""
+    (tokens, columns), groups = x_TI.shape, offset_OG.shape[1]
+    filled = jnp.pad(x_TI, ((0, 0), (0, groups * group - columns)))
+    sum_TG = filled.reshape(tokens, groups, group).sum(axis=2, dtype=jnp.float32)
+    added_TO = contract(sum_TG, offset_OG.astype(jnp.float32), 1)
+    return (y_TO.astype(jnp.float32) + added_TO).astype(y_TO.dtype)
 
 
 # Jitted, so that a kernel is lowered once, not for every layer

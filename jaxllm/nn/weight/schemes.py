@@ -3,23 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from types import MappingProxyType
 
 from jax import Array
 
 from jaxllm.nn.weight.int4 import Int4
 from jaxllm.nn.weight.protocol import Held, Shape
+from jaxllm.nn.weight.reordered import Reordered
 from jaxllm.nn.weight.scaled import Scaled
 from jaxllm.quantisation import WeightFormat
 
 SCHEMES: Mapping[str, type[Held]] = MappingProxyType(
-    {"fp8": Scaled, "int8": Scaled, "int4": Int4, "fp4": Int4, "nf4": Int4}
+    {"fp8": Scaled, "int8": Scaled, "int4": Int4, "fp4": Int4, "nf4": Int4, "iq4": Int4}
 )
 
 
-def held(kind: WeightFormat, shape: Shape) -> Held:
+def held(kind: WeightFormat, shape: Shape) -> Held | Reordered:
     """An empty weight of this format."""
-    return SCHEMES[kind.numbers](kind, shape)
+    if kind.ordered:
+        return SCHEMES[kind.numbers](kind, shape)
+    axes = (*shape.axes[: len(shape.out)], None)
+    inner = replace(shape, inp=(shape.columns,), axes=axes, order=())
+    return Reordered(SCHEMES[kind.numbers](replace(kind, ordered=True), inner), shape)
 
 
 def backend(kind: WeightFormat, wanted: str) -> str:

@@ -1,8 +1,9 @@
-"""Matrices of GGUF files whose blocks are integers in groups of columns. The source unpacks all
-other blocks before anything else sees them.
+"""Matrices of GGUF files, whose blocks are numbers of few bits in groups of columns.
 
-It names the integers `X.weight.integers` [N, K], of the type I8, I4 (-8 to 7) or U4 (0 to 15),
-their scales `X.weight.scales` [N, G] and, beside U4, what is added, `X.weight.offsets` [N, G].
+The source names the numbers `X.weight.integers` [N, K], of the type I8, I4 (-8 to 7), U4 (0 to 15),
+U5 (0 to 31), F4 or N4 (places in a table); their scales `X.weight.scales` [N, G] and, beside U4 and
+U5, what is added, `X.weight.offsets` [N, G]. Where a checkpoint has one tensor of all experts, they
+have an axis of these before, and a tensor X without ".weight" is [E, K, N].
 """
 
 from __future__ import annotations
@@ -13,53 +14,71 @@ from typing import Any
 
 import numpy as np
 
+from jaxllm.gguf.types import F4, I4, I8, N4, OFFSETS, TABLES, U4, U5
+from jaxllm.quantisation import weight_format
 from jaxllm.quantisation.int4_rows import row_bytes, rows_of
 from jaxllm.quantisation.scheme import Bounds, Header, PackedPart, PackedTensor
-from jaxllm.quantisation.weight_format import INT4, INT8, OFFSETS, SYMMETRIC, WeightFormat
+from jaxllm.quantisation.weight_format import FP4, INT4, INT8, IQ4, SYMMETRIC, WeightFormat
 
 PARTS = INTEGERS, SCALES, ADDED = ".integers", ".scales", ".offsets"
-I8, I4, U4 = TYPES = ("I8", "I4", "U4")
-MIDDLE = 8  # of the integers that INT4 holds
+NUMBERS = {I8: INT8, U5: INT8, I4: INT4, U4: INT4, F4: FP4, N4: IQ4}  # that hold them
+# What the numbers that hold them have more, and how many times their scales
+MORE, TIMES = {I4: 8, U5: -16}, {F4: 2}
 
 
 @dataclass(frozen=True)
-class IntegerMatrix(PackedTensor):
-    """A matrix whose `parts` are the integers, the scales and, beside U4, the offsets."""
+class GroupedNumbers(PackedTensor):
+    """A matrix [N, K], or those of experts [E, N, K] or [E, K, N], whose `parts` are the numbers,
+    the scales and, beside some, the offsets."""
 
     @property
-    def integers(self) -> str:
-        """The type of the integers."""
+    def kind(self) -> str:
+        """The type of the numbers."""
         return self.parts[0].dtypes[0]
 
     @property
-    def group(self) -> int:
-        """Columns that share a scale."""
-        return self.shape[1] // self.parts[1].shape[1]
+    def turned(self) -> bool:
+        return is_turned(self.name, self.shape)
+
+    @property
+    def columns(self) -> int:
+        return self.parts[0].shape[-1]
 
     @property
     def format(self) -> WeightFormat:
-        group = self.group if self.group < self.shape[1] else None
-        if self.integers == I8:
-            return WeightFormat(INT8, group)
-        return WeightFormat(INT4, group, form=OFFSETS if self.integers == U4 else SYMMETRIC)
+        group = self.columns // self.parts[1].shape[-1]
+        form = weight_format.OFFSETS if self.kind in OFFSETS else SYMMETRIC
+        return WeightFormat(NUMBERS[self.kind], group if group < self.columns else None, form=form)
 
     def leaves(self) -> tuple[PackedTensor, ...]:
-        if self.integers == I8:
-            suffixes = (".values", ".scale")
-            pairs = zip(suffixes, self.parts, strict=True)
-            return tuple(Part(self.name + suffix, own.shape, (own,)) for suffix, own in pairs)
-        shape = (self.shape[0], row_bytes(self.format, self.shape[1]))
-        return (Int4Rows(f"{self.name}.rows", shape, self.parts),)
+        numbers, scales, *_ = self.parts
+        if NUMBERS[self.kind] != INT8:
+            shape = (*numbers.shape[:-1], row_bytes(self.format, self.columns))
+            return (Rows(f"{self.name}.rows", shape, self.parts),)
+        found: list[PackedTensor] = [
+            Integers(f"{self.name}.values", numbers.shape, (numbers,)),
+            Part(f"{self.name}.scale", scales.shape, (scales,)),
+        ]
+        if self.kind in OFFSETS:
+            found.append(Moved(f"{self.name}.offset", scales.shape, self.parts))
+        return tuple(found)
 
     def unpack(self, arrays: Sequence[np.ndarray], bounds: Bounds) -> np.ndarray:
-        rows, (left, right) = slice(*bounds[0]), bounds[1]
-        first, group = left // self.group, self.group
+        *rows, (left, right) = bounds
+        if self.turned:
+            rows[1], (left, right) = (left, right), rows[1]
+        own, group = tuple(slice(*each) for each in rows), self.columns // self.parts[1].shape[-1]
+        first = left // group
         columns = np.arange(left, right) // group - first
-        values = np.asarray(arrays[0][rows, left:right]).astype(np.float32)
+        numbers = np.asarray(arrays[0][(*own, slice(left, right))])
+        stands = TABLES[self.kind][numbers] if self.kind in TABLES else numbers
         scales, *offsets = (
-            np.asarray(part[rows, first : -(-right // group)])[:, columns] for part in arrays[1:]
+            np.asarray(part[(*own, slice(first, -(-right // group)))])[..., columns]
+            for part in arrays[1:]
         )
-        return values * scales + offsets[0] if offsets else values * scales
+        values = stands.astype(np.float32) * scales
+        found = values + offsets[0] if offsets else values
+        return found.swapaxes(1, 2) if self.turned else found
 
 
 @dataclass(frozen=True)
@@ -71,13 +90,36 @@ class Part(PackedTensor):
 
 
 @dataclass(frozen=True)
-class Int4Rows(PackedTensor):
-    """A matrix of 4 bits as the bytes of its rows, see `int4_rows`."""
+class Integers(PackedTensor):
+    """Numbers as integers of 8 bits around zero."""
 
     def unpack(self, arrays: Sequence[np.ndarray], bounds: Bounds) -> np.ndarray:
-        numbers, scales, *offsets = (np.asarray(part[slice(*bounds[0])]) for part in arrays)
-        unsigned = numbers if offsets else numbers + np.int8(MIDDLE)
-        return rows_of(unsigned, scales, offsets[0] if offsets else None)[:, slice(*bounds[1])]
+        found = np.asarray(arrays[0][tuple(slice(*each) for each in bounds)]).astype(np.int8)
+        return found + np.int8(MORE.get(self.parts[0].dtypes[0], 0))
+
+
+@dataclass(frozen=True)
+class Moved(PackedTensor):
+    """The offsets of integers around zero."""
+
+    def unpack(self, arrays: Sequence[np.ndarray], bounds: Bounds) -> np.ndarray:
+        index = tuple(slice(*each) for each in bounds)
+        scales, offsets = (np.asarray(part[index]) for part in arrays[1:])
+        return offsets - np.float32(MORE[self.parts[0].dtypes[0]]) * scales
+
+
+@dataclass(frozen=True)
+class Rows(PackedTensor):
+    """Numbers of 4 bits as the bytes of their rows, see `int4_rows`."""
+
+    def unpack(self, arrays: Sequence[np.ndarray], bounds: Bounds) -> np.ndarray:
+        index, kind = tuple(slice(*each) for each in bounds[:-1]), self.parts[0].dtypes[0]
+        numbers, scales, *offsets = (np.asarray(part[index]) for part in arrays)
+        flat = [each.reshape(-1, each.shape[-1]) for each in (numbers, scales, *offsets)]
+        flat[0] = flat[0].astype(np.int8) + np.int8(MORE.get(kind, 0))
+        flat[1] = flat[1] * np.float32(TIMES.get(kind, 1))
+        rows = rows_of(*flat, *([] if offsets else [None]))
+        return rows.reshape(*numbers.shape[:-1], -1)[..., slice(*bounds[-1])]
 
 
 @dataclass(frozen=True)
@@ -96,13 +138,19 @@ class Gguf:
 
     def tensors(self, stored: Mapping[str, Header]) -> Iterator[PackedTensor]:
         for name, found in stored.items():
-            if not name.endswith(INTEGERS) or found.dtype not in TYPES:
+            if not name.endswith(INTEGERS) or found.dtype not in NUMBERS:
                 continue
-            own = name.removesuffix(INTEGERS)
-            others = PARTS[1:] if found.dtype == U4 else (SCALES,)
+            own, shape = name.removesuffix(INTEGERS), found.shape
+            others = PARTS[1:] if found.dtype in OFFSETS else (SCALES,)
             parts = [PackedPart(own + each, stored[own + each].shape, ("F32",)) for each in others]
-            integers = PackedPart(name, found.shape, (found.dtype,))
-            yield IntegerMatrix(own, found.shape, (integers, *parts))
+            integers = PackedPart(name, shape, (found.dtype,))
+            plain = (shape[0], shape[2], shape[1]) if is_turned(own, shape) else shape
+            yield GroupedNumbers(own, plain, (integers, *parts))
+
+
+def is_turned(name: str, shape: tuple[int, ...]) -> bool:
+    """Whether a tensor of all experts is [E, in, out]."""
+    return len(shape) > 2 and not name.endswith(".weight")
 
 
 def read(settings: Mapping[str, Any]) -> Gguf:

@@ -1,0 +1,24 @@
+"""Command R7B and A. Every fourth layer sees all, which files do not state."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from jaxllm.gguf.architecture import LLAMA_NAMES, Architecture
+from jaxllm.gguf.config import base_config
+from jaxllm.gguf.model import Model
+
+
+def config(model: Model) -> dict[str, Any]:
+    """The configuration."""
+    own = model.metadata
+    return base_config(
+        model,
+        "cohere2",
+        layer_norm_eps=own.number("attention.layer_norm_epsilon"),
+        logit_scale=own.number("logit_scale"),
+        sliding_window=own.count("attention.sliding_window"),
+    )
+
+
+ARCHITECTURE = Architecture(config, LLAMA_NAMES)

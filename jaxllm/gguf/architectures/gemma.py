@@ -1,0 +1,18 @@
+"""Gemma, whose converters add one to the weights of norms."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from jaxllm.gguf.architecture import LLAMA_NAMES, Architecture
+from jaxllm.gguf.architectures import gemma2
+from jaxllm.gguf.config import base_config
+from jaxllm.gguf.model import Model
+
+
+def config(model: Model) -> dict[str, Any]:
+    """The configuration."""
+    return base_config(model, "gemma", attention_bias="blk.0.attn_q.bias" in model.tensors)
+
+
+ARCHITECTURE = Architecture(config, LLAMA_NAMES, gemma2.CHANGES)

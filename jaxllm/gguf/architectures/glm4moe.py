@@ -1,0 +1,44 @@
+"""GLM-4.5 to 4.7. Layers that predict further tokens follow the others."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from jaxllm.gguf.architecture import EXPERT_NAMES, LLAMA_NAMES, SHARED_NAMES, Architecture
+from jaxllm.gguf.config import base_config, turning_share
+from jaxllm.gguf.model import Model
+
+NAMES = {
+    **LLAMA_NAMES,
+    **EXPERT_NAMES,
+    **SHARED_NAMES,
+    "blk.{}.post_attention_norm": "model.layers.{}.post_attention_layernorm",
+    "blk.{}.exp_probs_b.bias": "model.layers.{}.mlp.gate.e_score_correction_bias",
+}
+
+
+def config(model: Model) -> dict[str, Any]:
+    """The configuration."""
+    own = model.metadata
+    layers, predicting = own.count("block_count"), own.count("nextn_predict_layers") or 0
+    return base_config(
+        model,
+        "glm4_moe",
+        num_hidden_layers=layers - predicting if layers else None,
+        num_nextn_predict_layers=predicting,
+        attention_bias="blk.0.attn_q.bias" in model.tensors,
+        use_qk_norm="blk.0.attn_q_norm.weight" in model.tensors,
+        partial_rotary_factor=turning_share(own),
+        n_routed_experts=own.count("expert_count"),
+        num_experts_per_tok=own.count("expert_used_count"),
+        n_shared_experts=own.count("expert_shared_count"),
+        moe_intermediate_size=own.count("expert_feed_forward_length"),
+        first_k_dense_replace=own.count("leading_dense_block_count"),
+        routed_scaling_factor=own.number("expert_weights_scale"),
+        norm_topk_prob=own.flag("expert_weights_norm"),
+        n_group=own.count("expert_group_count"),
+        topk_group=own.count("expert_group_used_count"),
+    )
+
+
+ARCHITECTURE = Architecture(config, NAMES)
