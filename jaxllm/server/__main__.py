@@ -66,7 +66,8 @@ def run(models: list[Options], command: tuple[str, ...] | None = None) -> int:
     from jaxllm.server.transport.sockets import bind
 
     options = models[0]
-    command = command or (*ENGINE_COMMAND, "--log-format", options.log_format)
+    log = ("--log-format", options.log_format, "--log-level", options.log_level)
+    command = command or (*ENGINE_COMMAND, *log)
     if options.config.node_rank:
         (own,) = engine_launches(options, find_model(options))
         return follow(own.config, own.command(command))

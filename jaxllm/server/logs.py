@@ -50,7 +50,7 @@ def configure(level: str, format: str, access: bool = False) -> None:
     handler.setFormatter(JsonFormatter() if format == "json" else logging.Formatter(TEXT))
     logging.basicConfig(level=level.upper(), handlers=[handler])
     logging.captureWarnings(format == "json")
-    for name in ("asyncio", "uvicorn"):
+    for name in ("asyncio", "jax", "uvicorn"):
         logging.getLogger(name).setLevel(logging.WARNING)
     if access or level == "debug":
         logging.getLogger(ACCESS).setLevel(logging.INFO)

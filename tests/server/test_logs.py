@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import subprocess
 import sys
 from typing import Any
 
@@ -13,6 +14,23 @@ from jaxllm.engine.startup.report import LogReport
 from jaxllm.server.logs import JsonFormatter
 from jaxllm.tokenizer import Tokenizer
 from tests.server.harness import Open, Running, with_settings
+
+# An engine process that says three things and ends
+ENGINE = """
+import logging, socket, sys
+from jaxllm.config import ConfigError, EngineConfig
+from jaxllm.server.engine import process, wire
+
+def factory(config, on_phase):
+    logging.getLogger("jaxllm.engine").info("a phase")
+    logging.getLogger("jax._src.xla_bridge").info("no other devices")
+    logging.getLogger("jax._src.xla_bridge").warning("a warning")
+    raise ConfigError("that is all")
+
+ours, theirs = socket.socketpair()
+ours.sendall(wire.encode(wire.Start(EngineConfig())))
+process.main(["--fd", str(theirs.detach()), "--log-format", "json", *sys.argv[1:]], factory)
+"""
 
 
 def lines_of(process: Any) -> list[dict[str, Any]]:
@@ -69,6 +87,20 @@ def test_a_line_about_a_request_has_its_id(
         logger.removeHandler(handler)
     found = [json.loads(line) for line in shown if "prompts of" in line]
     assert [line["request_id"] for line in found] == ["first", "second"]
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [([], ["a phase", "a warning"]), (["--log-level", "warning"], ["a warning"])],
+    ids=["info", "warning"],
+)
+def test_an_engine_process_says_what_the_level_lets_through(
+    flags: list[str], said: list[str]
+) -> None:
+    """Of JAX warnings alone: which devices it does not find is no news."""
+    command = [sys.executable, "-c", ENGINE, *flags]
+    shown = subprocess.run(command, stderr=subprocess.PIPE, text=True, check=True, timeout=60)
+    assert [json.loads(line)["message"] for line in shown.stderr.splitlines()] == said
 
 
 def test_an_exception_and_odd_text_stay_on_one_line() -> None:

@@ -366,10 +366,11 @@ def main(argv: list[str] | None = None, factory: Factory | None = None) -> int:
     parser = argparse.ArgumentParser(prog="jaxllm.server.engine.process")
     parser.add_argument("--fd", type=int, required=True)
     parser.add_argument("--log-format", choices=logs.FORMATS, default="text")
+    parser.add_argument("--log-level", default="info")
     args = parser.parse_args(argv)
     sock = socket.socket(fileno=args.fd)
     if args.log_format == "json":
-        logs.configure("info", args.log_format)
+        logs.configure(args.log_level, args.log_format)
     make = factory or (load_in_lines if args.log_format == "json" else load)
     sock.set_inheritable(False)  # a child that outlives this process must not hold it open
     # Systemd sends them to every process of a service
