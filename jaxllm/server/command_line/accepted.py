@@ -165,8 +165,11 @@ ACCEPTED: dict[str, Accepted] = {
     "log-config-file": refused("--log-level and --log-format"),
     "kv-cache-metrics": refused_switch("GET /metrics counts prefixes and pages"),
     "custom-histogram-buckets": refused("buckets are those of the stock dashboards"),
+    "show-hidden-metrics-for-version": Accepted(ANY, "older names of metrics are there always"),
     "collect-detailed-traces": refused("--otlp-traces-endpoint traces whole requests"),
     "profiler-config": refused("--profiler-dir"),
+    "ray-workers-use-nsight": refused_switch("--profiler-dir"),
+    "use-tqdm-on-load": switch("--log-format json says lines instead of bars"),
 }
 
 
