@@ -24,7 +24,12 @@ PACKAGES = ("jaxllm", "pallas_kernels")
 PAGE, BEFORE = REPO / "docs" / "house.md", REPO / "docs" / "house_before.json"
 MAX_FILES, MAX_CLASSES = 15, 4
 # Folders of like files, one for each format, where the shared parts lie in another room
-REGISTRIES = {"jaxllm/models", "jaxllm/server/parsing/tools", "jaxllm/server/parsing/reasoning"}
+REGISTRIES = {
+    "jaxllm/gguf/architectures",
+    "jaxllm/models",
+    "jaxllm/server/parsing/reasoning",
+    "jaxllm/server/parsing/tools",
+}
 type Graph = dict[str, set[str]]
 Function = (ast.FunctionDef, ast.AsyncFunctionDef)
 
