@@ -19,14 +19,14 @@ from pallas_kernels.grouped_matmul import Gating, Groups
 from pallas_kernels.int4_matmul.mosaic_gpu import parts_of
 from pallas_kernels.int4_matmul.mosaic_grouped import grouped_products
 from pallas_kernels.int4_matmul.mosaic_operand import Blocks, Place, Rows, Spec, Weight, made_by
-from pallas_kernels.int4_matmul.plan import Tuning, is_dense
+from pallas_kernels.int4_matmul.plan import Tuning
 from pallas_kernels.lanes import byte_tiled
 from pallas_kernels.mosaic_units import ROWS
 from pallas_kernels.parts import Product
 from pallas_kernels.scaled_matmul import reference
 from pallas_kernels.scaled_matmul.conversion import conversion
 from pallas_kernels.scaled_matmul.experts import ScaledExperts
-from pallas_kernels.scaled_matmul.plan import K, converted_tuning, converted_with
+from pallas_kernels.scaled_matmul.plan import DENSE_ROWS, K, converted_tuning, converted_with
 
 NUMBERS = {jnp.dtype(jnp.float8_e4m3fn): "fp8", jnp.dtype(jnp.int8): "int8"}
 GROUPS = (16, 32, 64)  # and multiples of 128
@@ -162,11 +162,11 @@ def scaled_parts(
 ) -> Product:
     """See `pallas_kernels.scaled_matmul`, of inputs that are "plain". Raises what `check` raises.
 
-    Without a `tuning` the product is XLA's, of the whole weight, where `is_dense` says so.
+    Without a `tuning` the product is XLA's, of the whole weight, from `plan.DENSE_ROWS` tokens on.
     """
     check(x_TI, w_OI, scale_OG, group)
     (T, I), O = x_TI.shape, w_OI.shape[0]  # noqa: E741
-    if tuning is None and is_dense(T):
+    if tuning is None and T >= DENSE_ROWS:
         return reference.scaled_parts(x_TI, w_OI, scale_OG, group, "plain")
     scale = jnp.pad(scale_OG, ((0, -O % ROWS), (0, 0)))
     sizes = tuning or converted_tuning(T, O, I)

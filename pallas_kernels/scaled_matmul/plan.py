@@ -19,6 +19,7 @@ PROMOTED = 128  # tokens up to which registers hold two sums
 MOST_EXPERT_TOKENS = 64
 MOST_EXPERT_STAGES = 12  # 200 KiB of weights under way on each processor
 TWO_FROM = LARGEST_TILE  # rows of experts' tiles from which two warpgroups multiply
+DENSE_ROWS = 4096  # from here on a weight that is converted is so as a whole, by XLA
 FEW_ROWS = 64  # up to here cuBLASLt reads the weight at 2.2 to 2.4 TB/s of 4.3, measured
 
 

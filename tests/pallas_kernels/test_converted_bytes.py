@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from pallas_kernels.grouped_matmul import by_tile, group
 from pallas_kernels.grouped_matmul.cases import choices
-from pallas_kernels.int4_matmul.plan import DENSE_ROWS, Tuning
+from pallas_kernels.int4_matmul.plan import Tuning
 from pallas_kernels.model_shapes import LAYER_SHAPES
 from pallas_kernels.parts import whole
 from pallas_kernels.scaled_matmul import (
@@ -235,7 +235,7 @@ def test_any_sizes_have_a_plan_that_fits_the_card(T: int, O: int, I: int) -> Non
     assert 1 <= shares <= -(-I // columns)
 
 
-@pytest.mark.parametrize(("rows", "dense"), [(DENSE_ROWS, True), (2048, False)])
+@pytest.mark.parametrize(("rows", "dense"), [(plan.DENSE_ROWS, True), (2048, False)])
 def test_the_weight_is_xlas_for_very_many_rows(rows: int, dense: bool) -> None:
     x, w = (jax.ShapeDtypeStruct((n, 256), t) for n, t in ((rows, jnp.bfloat16), (128, jnp.int8)))
     scale = jax.ShapeDtypeStruct((128, 1), jnp.float32)

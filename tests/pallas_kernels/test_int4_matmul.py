@@ -146,7 +146,7 @@ def test_a_whole_weight_in_16_bits_is_the_references(place: str, form: str) -> N
     np.testing.assert_array_equal(got, dequantised(w, case.inputs, jnp.bfloat16))
 
 
-@pytest.mark.parametrize(("rows", "dense"), [(plan.DENSE_ROWS, True), (2048, False)])
+@pytest.mark.parametrize(("rows", "dense"), [(plan.DENSE_ROWS, True), (8448, False)])
 def test_the_weight_is_converted_once_for_very_many_rows(rows: int, dense: bool) -> None:
     case = Case(name="", tokens=rows, outputs=128, inputs=256)
     w = packed(case, inputs(case)[1], "bfloat16")

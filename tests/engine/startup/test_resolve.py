@@ -153,7 +153,7 @@ def test_packed_weights_count_as_they_are_unpacked(
         ("silu", None, 2, 1),
         ("gelu", None, 2, 2),
         ("silu", "fp8", 1, 2),
-        ("silu", "int4", 1, 2),
+        ("silu", "int4", 1, 3),
         ("silu", "int8", 1, 5),
         ("silu", "fp8_w8a16", 1, 5),
     ],
