@@ -98,7 +98,7 @@ def test_every_case_is_right_in_the_interpreter(case: Case) -> None:
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("rows", [1, 16, 64, 100, 256, 300, 512])
+@pytest.mark.parametrize("rows", [1, 16, 64, 100, 256, 300, 512, 2500])
 @pytest.mark.parametrize("product", LAYER_SHAPES)
 def test_a_models_shape_equals_the_reference_on_a_card(product: str, rows: int) -> None:
     O, I = LAYER_SHAPES[product]  # noqa: E741
