@@ -217,6 +217,12 @@ def decode_tunings(itemsize: int, head_dim: int) -> list[Any]:
             Tuning(stages=stages, blocks=blocks, cluster=1, swapped=True)
             for stages, blocks in ((6, 132), (6, 264), (8, 132), (4, 264))
         ]
+    if head_dim == 96:
+        deep = Tuning(stages=6, cluster=1, swapped=True)
+        clusters = [deep._replace(cluster=n, min_tiles=t) for n, t in ((2, 2), (2, 16), (4, 16))]
+        slots = [deep._replace(stages=n) for n in (4, 8)]
+        longer = [deep._replace(min_tiles=n) for n in (4, 16)]
+        return [Tuning(stages=4), deep, *slots, *longer, *clusters]
     if head_dim == 256:  # a tile is twice as large: two slots, or three with keys for rows
         deep = Tuning(stages=3, cluster=1, swapped=True)
         clusters = [deep._replace(cluster=n, min_tiles=2 * n) for n in (2, 8)]

@@ -3,7 +3,8 @@ what is computed there. 16-bit pages have two versions, 8-bit pages one.
 
 With keys for rows scores are K·qᵀ, `[TILE, group]`, so that nothing is computed for queries that
 are not there. The carry is transposed too: weighted values `[H, group]`, the running maximum
-`[group]`, and the weights' sums by token, `[TILE, group]`.
+`[group]`, and the weights' sums by token, `[TILE, group]`. Tensor cores take rows by 64, so the
+weighted values come in blocks of them, of which the last two overlap where 64 does not divide H.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from pallas_kernels.mosaic_flash import LOG2E, NEVER, ROWS, Carry, add_product, product
-from pallas_kernels.mosaic_gpu import TILED, tiled
+from pallas_kernels.mosaic_gpu import tiled
 from pallas_kernels.paged_decode import mosaic_narrow as narrow
 from pallas_kernels.paged_decode.mosaic_flash import TILE, Spec, Tiles, start, visible, zero_tail
 from pallas_kernels.paged_decode.mosaic_peers import PAD, keep_columns, keep_group
@@ -72,7 +73,7 @@ def _scratch_of_16_bits(spec: Spec) -> dict[str, Any]:
         "v_full": plgpu.Barrier(num_arrivals=spec.copies, num_barriers=stages),
     }
     if swapped or spec.interpret is not None:
-        scratch["p"] = plgpu.SMEM((rows, TILE), spec.dtype, transforms=TILED)
+        scratch["p"] = plgpu.SMEM((rows, TILE), spec.dtype, transforms=tiled(spec.H))
     return scratch
 
 
@@ -80,17 +81,25 @@ def _scratch_of_8_bits(spec: Spec) -> dict[str, Any]:
     return narrow.scratch(spec) | narrow.sums_scratch(spec)
 
 
-def _keep(spec: Spec, sm: dict[str, Any], carry: Carry, at: Array) -> None:
+def _keep(spec: Spec, sm: dict[str, Any], carry: Any, at: Array) -> None:
     acc, top, total = carry
     with jax.named_scope("keep"):
-        if spec.interpret is not None:
+        if not spec.tuning.swapped and spec.interpret is not None:
             sm["acc"][...] = acc
-        elif spec.tuning.swapped:
-            keep_columns(acc, sm["o"], at)
-        else:
+        elif not spec.tuning.swapped:
             keep_group(acc, sm["o"], at)
+        else:
+            _keep_blocks(spec, sm, acc, at)
         for name, x in (("top", top), ("total", total)):
             sm[name].at[at, pl.ds(0, x.shape[0])][...] = x
+
+
+def _keep_blocks(spec: Spec, sm: dict[str, Any], acc: list[Array], at: Array) -> None:
+    for (first, rows), block in zip(_spans(spec.H), acc, strict=True):
+        if spec.interpret is not None:
+            sm["acc"].at[pl.ds(first, rows)][...] = block
+        else:
+            keep_columns(block, sm["o"], at, first)
 
 
 def _queries_for_rows(
@@ -106,7 +115,7 @@ def _queries_for_rows(
 def _keys_for_rows(
     spec: Spec, sm: dict[str, Any], slot: Array, tiles: Tiles, queries: Queries, buffer: Array
 ) -> None:
-    def step(i: Array, carry: Carry) -> Carry:
+    def step(i: Array, carry: Any) -> Any:
         at = lax.rem(tiles.entry + i, jnp.int32(spec.tuning.stages))
         first, keys, values = tiles.position(i), sm["k"].at[at], sm["v"].at[at]
         return step_over(
@@ -121,9 +130,17 @@ def _keys_for_rows(
     _keep(spec, sm, (acc, top, sums.sum(axis=0)), buffer)
 
 
-def _start_swapped(spec: Spec, sinks: list[Array] | None, own: Array, begins: Array) -> Carry:
+def _spans(H: int) -> list[tuple[int, int]]:
+    """(first row, rows) of the blocks of weighted values that products take of H rows."""
+    return [(min(at, H - ROWS), ROWS) for at in range(0, H, ROWS)] if H % ROWS else [(0, H)]
+
+
+def _start_swapped(spec: Spec, sinks: list[Array] | None, own: Array, begins: Array) -> Any:
     """The carry before any tile; as `mosaic_flash.start`."""
-    acc = plgpu.layout_cast(jnp.full((spec.H, spec.group), 0.0, jnp.float32), WGMMA)
+    acc = [
+        plgpu.layout_cast(jnp.full((rows, spec.group), 0.0, jnp.float32), WGMMA)
+        for _, rows in _spans(spec.H)
+    ]
     top = plgpu.layout_cast(jnp.full((spec.group,), NEVER, jnp.float32), WGMMA.reduce(0))
     sums = plgpu.layout_cast(jnp.full((TILE, spec.group), 0.0, jnp.float32), WGMMA)
     if sinks is None:
@@ -145,9 +162,7 @@ def _scores_swapped(spec: Spec, q: Any, k: Any, first: Array, length: Array) -> 
     return visible(spec, scores, 0, first, length)
 
 
-def _fold_swapped(
-    spec: Spec, carry: Carry, scores: Array, v: Any, count: Array, p_sm: Any
-) -> Carry:
+def _fold_swapped(spec: Spec, carry: Any, scores: Array, v: Any, count: Array, p_sm: Any) -> Any:
     """One step over a tile of which the first `count` tokens are there; the weights go to the
     tensor cores by `p_sm` `[group, TILE]`."""
     acc, top, sums = carry
@@ -156,10 +171,13 @@ def _fold_swapped(
     p = jnp.exp2(scores - lax.broadcast_in_dim(new_top, scores.shape, [1]))
     p_sm.T[...] = p.astype(spec.dtype)
     sums = sums * lax.broadcast_in_dim(decay, sums.shape, [1]) + p
-    acc = acc * lax.broadcast_in_dim(decay, acc.shape, [1])
+    acc = [block * lax.broadcast_in_dim(decay, block.shape, [1]) for block in acc]
     zero_tail(v, spec.H, count)
     plgpu.commit_smem()
-    return add_product(acc, v.T, p_sm.T, spec.interpret), new_top, sums
+    for i, (first, rows) in enumerate(_spans(spec.H)):
+        columns = v if rows == spec.H else v.at[:, pl.ds(first, rows)]
+        acc[i] = add_product(acc[i], columns.T, p_sm.T, spec.interpret)
+    return acc, new_top, sums
 
 
 def _in_8_bits(

@@ -188,9 +188,8 @@ def decode_attention(
 
     bfloat16 or float16, and pages of the same or of 8-bit floats; head_dim 64, 96 (16-bit pages
     alone), 128, 256; pages of 16 to 128 tokens (64 and 128 in 8 bits); any group of query heads.
-    Raises ValueError otherwise, for clusters with more than 16 query heads a block, and for keys as
-    rows of a head_dim that is no multiple of 64. `interpret` is a
-    `plgpu.InterpretGPUParams` for machines without a GPU.
+    Raises ValueError otherwise, and for clusters with more than 16 query heads a block. `interpret`
+    is a `plgpu.InterpretGPUParams` for machines without a GPU.
     """
     check(q_BNH, k_pages, v_pages)
     B, N, H = q_BNH.shape
@@ -238,11 +237,8 @@ def decode_attention(
     q_QH = q_BNH.reshape(B * N, H)
     if B * N < spec.group:
         q_QH = jnp.pad(q_QH, ((0, spec.group - B * N), (0, 0)))
-    if tuning.swapped and (spec.kv_dtype is not None or H % ROWS):
-        raise ValueError(
-            "keys for rows take 16-bit pages and a head_dim that is a multiple of 64; got "
-            f"{k_pages.dtype} and {H}; set swapped to False"
-        )
+    if tuning.swapped and spec.kv_dtype is not None:
+        raise ValueError("keys for rows take 16-bit pages; set swapped to False")
     if tuning.consumers > 1 and (spec.kv_dtype is None or tuning.stages % 2):
         raise ValueError(
             "two consumers take 8-bit pages and an even number of stages; "

@@ -85,16 +85,19 @@ def keep_group(acc: Array, kept: Any, at: Array) -> None:
     keep(acc, kept, at)
 
 
-def keep_columns(acc: Array, kept: Any, at: Array) -> None:
-    """As `keep_group`, for `acc` `[H, group]`. Every warp holds some of its rows."""
+def keep_columns(acc: Array, kept: Any, at: Array, first: int) -> None:
+    """As `keep_group`, for `acc` `[some of H, group]`, of H from `first` on. Every warp holds some
+    of its rows; those that the 64 before have too are theirs to keep."""
     _, group, stride = kept.shape
+    again = -first % ROWS  # whole warps have them, as they have 16 rows each
 
     @plgpu.inline_mgpu(arg_types=(plgpu.Layout.WGMMA, plgpu.RefType(), SCALAR))
     def keep(_: Any, acc: Any, kept: Any, at: Any) -> None:
         thread = _thread()
         warp, lane = ut.arith.divui(thread, _i32(32)), ut.arith.remui(thread, _i32(32))
-        row = _sum(_times(warp, 16), ut.arith.divui(lane, _i32(4)))
+        row = _sum(_times(warp, 16), ut.arith.divui(lane, _i32(4)), _i32(first))
         column = _times(ut.arith.remui(lane, _i32(4)), 2)
+        new = ut.arith.cmpi(ut.arith.CmpIPredicate.uge, warp, _i32(again // 16)) if again else None
         pointer = ut.getelementptr(
             ut.memref_ptr(kept),
             [_sum(_times(_scalar(at), group * stride), _times(column, stride), row)],
@@ -109,6 +112,7 @@ def keep_columns(acc: Array, kept: Any, at: Array) -> None:
                     f"st.shared.f32 [$0+{place}], $1;",
                     pointer,
                     _element(registers[m, n, half], i),
+                    predicate=new,
                     has_side_effects=True,
                 )
 

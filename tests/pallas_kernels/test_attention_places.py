@@ -146,8 +146,7 @@ def error(
 )
 def test_every_version_of_decode_equals_the_reference(place: str, variant: str) -> None:
     tuning = DECODE_VARIANTS[variant]
-    known = [c for c in SUPPORTED_DECODE if c.head_dim != 96 or not tuning.swapped]
-    for case in pick(place, [SMALL_DECODE], known):
+    for case in pick(place, [SMALL_DECODE], SUPPORTED_DECODE):
         for dtype in pick(place, ("bfloat16",), ("bfloat16", "float16")):
             found = error("decode", place, case, tuning, dtype, None)
             assert found < TOLERANCE, (case.name, dtype)
@@ -254,16 +253,20 @@ def test_the_tuned_sizes_of_every_number_of_rows_and_heads_are_right(
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("sizes", kernel_cases.decode_tunings(2, 256), ids=str)
-def test_every_candidate_of_a_sweep_of_wide_heads_is_right(sizes: hopper_decode.Tuning) -> None:
+@pytest.mark.parametrize(
+    ("head_dim", "sizes"),
+    [(dim, sizes) for dim in (96, 256) for sizes in kernel_cases.decode_tunings(2, dim)],
+    ids=str,
+)
+def test_every_candidate_of_a_sweep_is_right(head_dim: int, sizes: hopper_decode.Tuning) -> None:
     for seed, (rows, group) in enumerate(((1, 2), (16, 1), (64, 2), (9, 8))):
         lengths = np.random.default_rng(seed).integers(0, 3000, rows)
         case = Decode(
-            name="wide heads",
+            name="candidates",
             lengths=tuple(map(int, lengths)),
             heads=4 * group,
             kv_heads=4,
-            head_dim=256,
+            head_dim=head_dim,
             page_size=64,
             window=(None, 700, None, None)[seed],
             softcap=50.0,

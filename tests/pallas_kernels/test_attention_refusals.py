@@ -83,16 +83,6 @@ def test_two_consumers_need_8_bit_pages_and_an_even_ring(dtype: str, stages: int
         )
 
 
-def test_keys_for_rows_refuse_heads_that_do_not_fill_an_operand() -> None:
-    q, pages = (jax.ShapeDtypeStruct((3, 4, *rest, 96), jnp.bfloat16) for rest in ((), (64,)))
-    ints = [jax.ShapeDtypeStruct(shape, jnp.int32) for shape in ((3, 2), (3,))]
-    tuning = hopper_decode.Tuning(cluster=1, swapped=True)
-    with pytest.raises(ValueError, match="multiple of 64; got bfloat16 and 96; set swapped"):
-        jitted(hopper_decode.decode_attention).trace(
-            q, pages, pages, *ints, scale=0.1, tuning=tuning
-        )
-
-
 @both
 @pytest.mark.parametrize(
     ("head_dim", "itemsize"), [(64, 1), (64, 2), (96, 2), (128, 1), (128, 2), (256, 1), (256, 2)]

@@ -176,7 +176,7 @@ def test_rings_of_tuned_decodes_fit_shared_memory(head_dim: int, itemsize: int, 
         assert tuning.cluster or not tuning.swapped
 
 
-@pytest.mark.parametrize("head_dim", [64, 128, 256])
+@head_dims
 @pytest.mark.parametrize("group", [1, 2, 8, 9, 16])
 @pytest.mark.parametrize("queries", [1, 2])
 def test_keys_for_rows_have_as_many_slots_as_fit_beside_a_group(

@@ -214,7 +214,7 @@ def test_the_kernel_lowers_for_cuda(page: int, group: int, dtype: str, head_dim:
 
 @pytest.mark.parametrize(
     ("head_dim", "swapped"),
-    [pytest.param(96, False, marks=pytest.mark.slow), (128, False), (128, True)],
+    [pytest.param(96, False, marks=pytest.mark.slow), (96, True), (128, False), (128, True)],
 )
 @pytest.mark.parametrize("cluster", [1, 8])
 def test_clusters_lower_for_cuda(cluster: int, head_dim: int, swapped: bool) -> None:
