@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jax import Array
+from jax import Array, lax
 
 from pallas_kernels.norm import rms_norm
 
@@ -57,6 +57,35 @@ class Parts:
         if self.done is not None:
             rest = jnp.concatenate([self.done[:T, : self.cut], rest], axis=1)
         return rest.reshape(self.shape)
+
+
+# Products of few rows with long columns are made in shares: XLA would make some of its own, and add
+# them up in one more launch. Measured: benchmarks/LOG.md
+SHARES = 4
+MOST_ROWS = 1
+FEWEST_COLUMNS = 8192
+
+
+def in_shares(x_TI: Array, w_OI: Array) -> Parts:
+    """x · wᵀ in shares of the columns, float32."""
+    (T, I), O = x_TI.shape, w_OI.shape[0]  # noqa: E741
+    x_TSI, w_OSI = (each.reshape(-1, SHARES, I // SHARES) for each in (x_TI, w_OI))
+    sums = lax.dot_general(
+        x_TSI, w_OSI, (((2,), (2,)), ((1,), (1,))), preferred_element_type=jnp.float32
+    )
+    return Parts(sums, (), (T, O), x_TI.dtype)
+
+
+def takes_shares(backend: str, x_TI: Array) -> bool:
+    """Whether a product of these rows is faster in shares, on a device with this back end."""
+    rows, columns = x_TI.shape
+    return (
+        backend == "mosaic_gpu"
+        and x_TI.dtype in (jnp.bfloat16, jnp.float16)
+        and rows <= MOST_ROWS
+        and columns >= FEWEST_COLUMNS
+        and columns % (8 * SHARES) == 0
+    )
 
 
 class WeightedRows(NamedTuple):

@@ -12,6 +12,7 @@ from jaxllm.nn.rules import Rule
 from jaxllm.nn.weight.parameters import contract
 from jaxllm.nn.weight.protocol import Fill
 from pallas_kernels.grouped_matmul import Gating, Groups
+from pallas_kernels.parts import Product, in_shares, takes_shares
 from pallas_kernels.scaled_matmul import Inputs, Rounding
 
 
@@ -25,7 +26,11 @@ class Dense(nnx.Param):
         assert isinstance(x, Array)  # no rounding is asked for
         return contract(x, self[...], dims)
 
-    def part(self, x: Inputs, dims: int, context: RowContext) -> Array:
+    def part(self, x: Inputs, dims: int, context: RowContext) -> Product:
+        weight = self[...]
+        assert isinstance(x, Array)
+        if dims == 1 and weight.ndim == 2 and takes_shares(context.row_backend, x):
+            return in_shares(x, weight)
         return self.product(x, dims, context)
 
     def gated(self, x_TD: Inputs, context: RowContext, rounding: Rounding | None) -> Array | None:

@@ -1,0 +1,54 @@
+"""Products of plain numbers in shares of their columns, which the norm behind them adds up."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+from jaxllm.cache.row_kernels import RowKernels
+from jaxllm.nn.linear import Init, Linear
+from pallas_kernels.parts import FEWEST_COLUMNS, MOST_ROWS, SHARES, Parts, takes_shares
+
+WIDTH = 24
+
+
+def map_of(columns: int, *, bias: bool = False) -> Linear:
+    init = Init(nnx.Rngs(0), jnp.bfloat16)
+    return Linear(init, (WIDTH,), (columns,), ("embed", "mlp"), bias)
+
+
+def rows_of(rows: int, columns: int) -> jax.Array:
+    return jax.random.normal(jax.random.key(1), (rows, columns), jnp.bfloat16)
+
+
+def test_a_long_product_of_one_row_is_in_shares_that_add_up_to_it() -> None:
+    linear, x = map_of(FEWEST_COLUMNS), rows_of(1, FEWEST_COLUMNS)
+    part = linear.part(x, RowKernels("mosaic_gpu"))
+    assert isinstance(part, Parts)
+    assert part.sums.shape == (SHARES, 1, WIDTH) and part.sums.dtype == jnp.float32
+    wanted = np.asarray(x, np.float64) @ np.asarray(linear.weight[...], np.float64).T
+    np.testing.assert_allclose(np.asarray(part.sums, np.float64).sum(axis=0), wanted, rtol=1e-4)
+    assert part.whole.dtype == jnp.bfloat16
+    np.testing.assert_allclose(np.asarray(part.whole, np.float64), wanted, rtol=2**-8)
+
+
+@pytest.mark.parametrize(
+    ("backend", "rows", "columns", "bias"),
+    [
+        ("reference", 1, FEWEST_COLUMNS, False),
+        ("mosaic_gpu", MOST_ROWS + 1, FEWEST_COLUMNS, False),
+        ("mosaic_gpu", 1, FEWEST_COLUMNS // 2, False),
+        ("mosaic_gpu", 1, FEWEST_COLUMNS + 2, False),
+        ("mosaic_gpu", 1, FEWEST_COLUMNS, True),
+    ],
+)
+def test_other_products_are_whole(backend: str, rows: int, columns: int, bias: bool) -> None:
+    found = map_of(columns, bias=bias).part(rows_of(rows, columns), RowKernels(backend))
+    assert isinstance(found, jax.Array) and found.dtype == jnp.bfloat16
+
+
+def test_float32_is_computed_as_it_was() -> None:
+    assert not takes_shares("mosaic_gpu", jnp.zeros((1, FEWEST_COLUMNS), jnp.float32))
