@@ -64,6 +64,7 @@ class Parts:
 SHARES = 4
 MOST_ROWS = 1
 FEWEST_COLUMNS = 8192
+MOST_NUMBERS = 32 << 20  # of a weight; of larger ones an addition is a small part
 
 
 def in_shares(x_TI: Array, w_OI: Array) -> Parts:
@@ -76,7 +77,7 @@ def in_shares(x_TI: Array, w_OI: Array) -> Parts:
     return Parts(sums, (), (T, O), x_TI.dtype)
 
 
-def takes_shares(backend: str, x_TI: Array) -> bool:
+def takes_shares(backend: str, x_TI: Array, outputs: int) -> bool:
     """Whether a product of these rows is faster in shares, on a device with this back end."""
     rows, columns = x_TI.shape
     return (
@@ -84,6 +85,7 @@ def takes_shares(backend: str, x_TI: Array) -> bool:
         and x_TI.dtype in (jnp.bfloat16, jnp.float16)
         and rows <= MOST_ROWS
         and columns >= FEWEST_COLUMNS
+        and columns * outputs <= MOST_NUMBERS
         and columns % (8 * SHARES) == 0
     )
 

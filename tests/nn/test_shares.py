@@ -10,7 +10,14 @@ from flax import nnx
 
 from jaxllm.cache.row_kernels import RowKernels
 from jaxllm.nn.linear import Init, Linear
-from pallas_kernels.parts import FEWEST_COLUMNS, MOST_ROWS, SHARES, Parts, takes_shares
+from pallas_kernels.parts import (
+    FEWEST_COLUMNS,
+    MOST_NUMBERS,
+    MOST_ROWS,
+    SHARES,
+    Parts,
+    takes_shares,
+)
 
 WIDTH = 24
 
@@ -50,5 +57,12 @@ def test_other_products_are_whole(backend: str, rows: int, columns: int, bias: b
     assert isinstance(found, jax.Array) and found.dtype == jnp.bfloat16
 
 
-def test_float32_is_computed_as_it_was() -> None:
-    assert not takes_shares("mosaic_gpu", jnp.zeros((1, FEWEST_COLUMNS), jnp.float32))
+def test_float32_and_large_weights_are_computed_as_they_were() -> None:
+    most = MOST_NUMBERS // FEWEST_COLUMNS
+    for dtype, outputs, taken in (
+        ("bfloat16", most, True),
+        ("bfloat16", most + 1, False),
+        ("float32", WIDTH, False),
+    ):
+        x = jax.ShapeDtypeStruct((1, FEWEST_COLUMNS), dtype)
+        assert takes_shares("mosaic_gpu", x, outputs) == taken

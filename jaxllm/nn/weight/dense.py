@@ -29,7 +29,7 @@ class Dense(nnx.Param):
     def part(self, x: Inputs, dims: int, context: RowContext) -> Product:
         weight = self[...]
         assert isinstance(x, Array)
-        if dims == 1 and weight.ndim == 2 and takes_shares(context.row_backend, x):
+        if weight.ndim == 2 and takes_shares(context.row_backend, x, weight.shape[0]):
             return in_shares(x, weight)
         return self.product(x, dims, context)
 
