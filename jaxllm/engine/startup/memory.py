@@ -287,17 +287,19 @@ def expected_workspace_bytes(
     """What the largest step should need where Hopper's kernels run, before it is compiled.
 
     It is the largest of three. A forward holds four residual streams of its `tokens` and the
-    product of gate and up. Where no kernel makes that of both at once, as of weights in few bits
-    that are no experts', it holds both, and three streams; of weights of 4 bits what XLA makes of
-    both, too. Products of int8 numbers, and of 8-bit weights with plain inputs, are added up in 32
-    bits. Prompt log-probabilities hold float32 logits of `scored` tokens, and a quarter more. A 7B
-    model with 8192 tokens needs 0.42 GiB of the 0.52 GiB given, in fp8 0.69 of 0.77, in int4 1.01
-    of 1.06; Gemma 2 9B 0.52 of 0.62.
+    product of gate and up. Where no kernel makes that of both at once it holds both: beside five
+    streams for the activation's sake, beside three for weights in few bits that are no experts'.
+    Products of int8 numbers, and of 8-bit weights with plain inputs, are added up in 32 bits.
+    Prompt log-probabilities hold float32 logits of `scored` tokens, and a quarter more. A 7B model
+    with 8192 tokens needs 0.42 GiB of the 0.52 GiB given, in fp8 0.69 of 0.77; Gemma 2 9B 0.52 to
+    0.72, by its groups of layers, of 0.73.
     """
     inner = spec.inner_width // shards
     width = 4 * spec.width + inner
     kinds = set(spec.formats.values()) if spec.mixture is None else set()
-    if kinds or ACTIVATIONS[spec.activation] is not FUSED_ACTIVATION:
+    if ACTIVATIONS[spec.activation] is not FUSED_ACTIVATION:
+        width = 5 * spec.width + 2 * inner
+    if kinds:
         width = max(width, 3 * spec.width + 2 * inner)
     if any(kind.numbers not in (FP8, INT8) for kind in kinds):
         width = 3 * spec.width + 3 * inner
