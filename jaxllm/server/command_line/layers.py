@@ -217,8 +217,11 @@ def _read_mapping(
     found: Layer = {}
     for key, value in options.items():
         flag = f"--{str(key).replace('_', '-')}"
-        if flag not in actions or flag == "--config":
-            meant = _meant(flag, list(actions)).replace("--", "")
+        if flag == "--config":
+            raise ConfigError(f"{where}: a file names no other file; put its options here")
+        if flag not in actions:
+            meant = _meant(flag, [each for each in actions if each != "--config"])
+            meant = meant.replace("--", "")
             raise ConfigError(f"{where}: {key!r:.80} is no option{meant}")
         if value is not None:
             read = _read(actions[flag], flag, value, f"{where}: {key}")

@@ -68,7 +68,7 @@ SERVER_FLAGS: dict[str, dict[tuple[str, ...], dict[str, Any]]] = {
             "help": "address to listen on",
         },
         ("--port",): {
-            "type": int,
+            "type": integer,
             "default": 8000,
             "help": "port to listen on; 0 takes a free one",
         },
@@ -106,12 +106,12 @@ SERVER_FLAGS: dict[str, dict[tuple[str, ...], dict[str, Any]]] = {
             "requests get 503",
         },
         ("--shutdown-timeout",): {
-            "type": float,
+            "type": real,
             "default": 30.0,
             "help": "seconds for requests in flight to finish after SIGTERM",
         },
         ("--stall-timeout",): {
-            "type": float,
+            "type": real,
             "default": 60.0,
             "help": "seconds without a step until /health answers 503",
         },
@@ -156,7 +156,7 @@ SERVER_FLAGS: dict[str, dict[tuple[str, ...], dict[str, Any]]] = {
             "help": "PEM file of the authorities that sign clients' certificates",
         },
         ("--ssl-cert-reqs",): {
-            "type": int,
+            "type": integer,
             "choices": (0, 1, 2),
             "default": 0,
             "help": "certificates of clients: 0 none, 1 checked if sent, 2 required",

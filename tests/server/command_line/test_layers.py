@@ -152,8 +152,9 @@ def test_a_service_named_jaxllm_sets_no_port_and_a_misspelt_variable_is_told() -
     ("text", "says"),
     [
         ("max-modle-len: 8", "'max-modle-len' is no option (did you mean max-model-len?)"),
-        ("config: other.yaml", "'config' is no option"),
-        ("port: many", "port: invalid literal"),
+        ("config: other.yaml", "a file names no other file; put its options here"),
+        ("stall-timeout: soon", "stall-timeout: 'soon' is no number (write 4 or 0.5"),
+        ("port: many", "port: 'many' is no number (write 8192"),
         ("max-model-len: 12q", "max-model-len: '12q' is no number"),
         ("no-page: perhaps", "no-page must be true or false, got 'perhaps'"),
         ("log-level: loud", "log-level must be one of debug, info, warning, error"),
@@ -166,7 +167,7 @@ def test_a_service_named_jaxllm_sets_no_port_and_a_misspelt_variable_is_told() -
         ("", "must hold options"),
         ("#" * (MAX_FILE + 1), "is larger than"),
     ],
-    ids=range(14),
+    ids=range(15),
 )
 def test_a_file_that_cannot_be_is_refused_in_one_line(
     text: str, says: str, tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
@@ -181,7 +182,7 @@ def test_a_file_that_is_not_there_and_a_wrong_variable_are_refused(
 ) -> None:
     absent = refusal(["--config", str(tmp_path / "no")], {}, capsys)
     assert "cannot be read: No such file" in absent
-    assert "JAXLLM_PORT: invalid literal" in refusal([], {"JAXLLM_PORT": "x"}, capsys)
+    assert "JAXLLM_PORT: 'x' is no number (write 8192" in refusal([], {"JAXLLM_PORT": "x"}, capsys)
     unknown = refusal(["--no-such-flag", "--port", "1"], {}, capsys)
     assert "unrecognized arguments: --no-such-flag" in unknown
 
