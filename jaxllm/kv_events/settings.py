@@ -51,8 +51,8 @@ class KVEventSettings:
         """The settings in a JSON object; None when events are off. Raises ConfigError."""
         if config is None:
             return None
-        known = {field.name for field in fields(cls)}
-        unknown = sorted(config.keys() - known - {"enable_kv_cache_events"})
+        known = {field.name for field in fields(cls)} | {"enable_kv_cache_events"}
+        unknown = sorted(config.keys() - known)
         if unknown:
             raise refused(f"{unknown[0]!r:.80} is unknown; known are {', '.join(sorted(known))}")
         enabled = config.get("enable_kv_cache_events", False)
