@@ -51,10 +51,10 @@ class KVEventSettings:
         """The settings in a JSON object; None when events are off. Raises ConfigError."""
         if config is None:
             return None
-        known = {field.name for field in fields(cls)} | {"enable_kv_cache_events"}
-        unknown = sorted(config.keys() - known)
-        if unknown:
-            raise refused(f"{unknown[0]!r:.80} is unknown; known are {', '.join(sorted(known))}")
+        known = {field.name for field in fields(cls)}
+        keys = known | {"enable_kv_cache_events"}
+        if unknown := sorted(config.keys() - keys):
+            raise refused(f"{unknown[0]!r:.80} is unknown; known are {', '.join(sorted(keys))}")
         enabled = config.get("enable_kv_cache_events", False)
         if type(enabled) is not bool:
             raise refused("enable_kv_cache_events must be true or false")
