@@ -66,6 +66,9 @@ class Fp4Matrix(PackedTensor):
         check_scales(own, scales)
         return scales
 
+    def check(self, arrays: Sequence[np.ndarray]) -> None:
+        self.scales(arrays, slice(0, self.shape[0]))
+
     def unpack(self, arrays: Sequence[np.ndarray], bounds: Bounds) -> np.ndarray:
         rows, (left, right) = slice(*bounds[0]), bounds[1]
         scales = self.scales(arrays, rows)[:, np.arange(left, right) // self.group]
@@ -80,6 +83,9 @@ class Fp4Rows(PackedTensor):
 
     matrix: Fp4Matrix
 
+    def check(self, arrays: Sequence[np.ndarray]) -> None:
+        self.matrix.check(arrays)
+
     def unpack(self, arrays: Sequence[np.ndarray], bounds: Bounds) -> np.ndarray:
         rows = slice(*bounds[0])
         stored = np.ascontiguousarray(arrays[0][rows]).view(np.uint8)
@@ -88,12 +94,17 @@ class Fp4Rows(PackedTensor):
 
 def powers(part: PackedPart, exponents: np.ndarray) -> np.ndarray:
     """2 ** (exponent - 127), float32. Raises ConfigError for one that weights cannot have."""
+    check_exponents(part, exponents)
+    return np.ldexp(np.float32(1), exponents.astype(np.int32) - BIAS)
+
+
+def check_exponents(part: PackedPart, exponents: np.ndarray) -> None:
+    """Raises ConfigError for an exponent that weights cannot have."""
     if exponents.max(initial=0) > LARGEST:
         raise ConfigError(
             f"{part.name} has the exponent {exponents.max()}; exponents of weights are at most "
             f"{LARGEST}: download or convert the checkpoint again"
         )
-    return np.ldexp(np.float32(1), exponents.astype(np.int32) - BIAS)
 
 
 def with_scales(stored: np.ndarray, scales: np.ndarray) -> np.ndarray:

@@ -120,6 +120,10 @@ class GroupedMatrix(PackedTensor):
         """Numbers of rows, their columns in the order of groups."""
         return self.numbers(arrays, (rows, (0, self.shape[1])))[:, self.order(arrays)]
 
+    def check(self, arrays: Arrays) -> None:
+        self.checked_scales(arrays, slice(0, self.shape[0]))
+        self.groups(arrays, slice(0, self.shape[1]))
+
     def unpack(self, arrays: Arrays, bounds: Bounds) -> np.ndarray:
         rows, columns = (slice(*bound) for bound in bounds)
         scales = self.checked_scales(arrays, rows)
@@ -133,6 +137,10 @@ class Int4Rows(PackedTensor):
     """A matrix of 4 bits as the bytes of its rows, see `int4_rows`."""
 
     matrix: GroupedMatrix
+
+    def check(self, arrays: Arrays) -> None:
+        self.matrix.check(arrays)
+        self.matrix.order(arrays)
 
     def unpack(self, arrays: Arrays, bounds: Bounds) -> np.ndarray:
         own, rows = self.matrix, slice(*bounds[0])
@@ -168,6 +176,11 @@ class Int8Scales(PackedTensor):
     """The scales of a matrix of 8 bits, [N, G]."""
 
     matrix: GroupedMatrix
+
+    def check(self, arrays: Arrays) -> None:
+        self.matrix.check(arrays)
+        self.matrix.order(arrays)
+        self.checked_whole(arrays)
 
     def unpack(self, arrays: Arrays, bounds: Bounds) -> np.ndarray:
         rows, columns = (slice(*each) for each in bounds)

@@ -74,6 +74,9 @@ class ScaledMatrix(PackedTensor):
             found += (RowOffsets(f"{self.name}.offset", *own),)
         return found
 
+    def check(self, arrays: Sequence[np.ndarray]) -> None:
+        check_scales(self.parts[1], arrays[1].astype(np.float32))
+
     def unpack(self, arrays: Sequence[np.ndarray], bounds: Bounds) -> np.ndarray:
         (matrix, scales, *others), ((top, bottom), (left, right)) = arrays, bounds
         scales = _blocks(scales, self.shape, self.grid)
@@ -105,6 +108,9 @@ class RowScales(PackedTensor):
 
     grid: Grid
 
+    def check(self, arrays: Sequence[np.ndarray]) -> None:
+        check_scales(self.parts[0], arrays[0].astype(np.float32))
+
     def unpack(self, arrays: Sequence[np.ndarray], bounds: Bounds) -> np.ndarray:
         (top, bottom), columns = bounds[0], slice(*bounds[1])
         scales = _blocks(arrays[0], self.shape, self.grid)
@@ -132,6 +138,9 @@ class RowOffsets(PackedTensor):
 @dataclass(frozen=True)
 class InputScale(PackedTensor):
     """The scale of a product's inputs, [1, 1]."""
+
+    def check(self, arrays: Sequence[np.ndarray]) -> None:
+        self.checked_whole(arrays)
 
     def unpack(self, arrays: Sequence[np.ndarray], bounds: Bounds) -> np.ndarray:
         found = arrays[0].astype(np.float32).reshape(1, 1)

@@ -48,14 +48,21 @@ class PackedMatrix(GroupedMatrix):
     def ordered(self) -> bool:
         return not self._has(OPTIONAL[1])
 
+    def check(self, arrays: Arrays) -> None:
+        super().check(arrays)
+        self._check_shape(arrays)
+
     def numbers(self, arrays: Arrays, bounds: Bounds) -> np.ndarray:
+        self._check_shape(arrays)
         rows, columns = bounds
+        return fields(arrays[0][slice(*rows)], self.bits, columns)
+
+    def _check_shape(self, arrays: Arrays) -> None:
         if tuple(arrays[2].tolist()) != self.shape:
             raise ConfigError(
                 f"{self.parts[2].name} is {arrays[2].tolist()}, the numbers have the shape "
                 f"{list(self.shape)}: download or convert the checkpoint again"
             )
-        return fields(arrays[0][slice(*rows)], self.bits, columns)
 
     def scales(self, arrays: Arrays, rows: slice) -> np.ndarray:
         return arrays[1][rows]

@@ -74,10 +74,19 @@ class PackedTensor(ABC):
         what they unpack to is of the parameter's type."""
         return ()
 
+    def check(self, arrays: Sequence[np.ndarray]) -> None:
+        """Raises ConfigError where a scale, or anything else that is small, has a value that cannot
+        be; other values are seen when they are unpacked."""
+        return None
+
     @abstractmethod
     def unpack(self, arrays: Sequence[np.ndarray], bounds: Bounds) -> np.ndarray:
         """The values within `bounds`, of which alone it reads the `arrays`; those of plain tensors
         are float32. Raises ConfigError for values that cannot be weights."""
+
+    def checked_whole(self, arrays: Sequence[np.ndarray]) -> None:
+        """Raises ConfigError where `unpack` would."""
+        self.unpack(arrays, tuple((0, size) for size in self.shape))
 
 
 class Scheme(Protocol):

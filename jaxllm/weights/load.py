@@ -81,12 +81,17 @@ def check(
     mesh: Mesh,
     dtype: DTypeLike,
     load_format: str = "auto",
+    cache: Path | None = None,
 ) -> None:
-    """Raises the ConfigError that `load` would raise, from the files' headers alone."""
+    """Raises the ConfigError that `load` would raise, from the files' headers and, of weights that
+    are not kept in the `cache`, from scales of packed ones."""
     if _reads_files(load_format):
-        checkpoint = open_checkpoint(model_dir, spec)
-        table = _held(checkpoint, _outline(spec, mesh, dtype).rules)
+        checkpoint, graph = open_checkpoint(model_dir, spec), _outline(spec, mesh, dtype)
+        table = _held(checkpoint, graph.rules)
         _check(checkpoint, table, spec)
+        entry = _entry(cache, spec, checkpoint, table, graph.likes)
+        if entry is None or not entry.folder.is_dir():
+            checkpoint.check_values()
 
 
 def check_shapes(model_dir: str | Path, spec: ModelSpec, load_format: str = "auto") -> None:

@@ -6,6 +6,7 @@ import functools
 import importlib
 import pkgutil
 from collections.abc import Callable, Container
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -116,6 +117,15 @@ class Checkpoint:
             return self._tensor(name)
         arrays: list[Any] = [self._tensor(part.name) for part in tensor.parts]
         return Deferred(tensor.shape, functools.partial(tensor.unpack, arrays))
+
+    def check_values(self) -> None:
+        """Raises ConfigError for a packed tensor whose scales have values that cannot be."""
+        with ThreadPoolExecutor(thread_name_prefix="check") as pool:
+            list(pool.map(self._check_values, self._packed.values()))
+
+    def _check_values(self, tensor: PackedTensor) -> None:
+        arrays: list[Any] = [self._tensor(part.name) for part in tensor.parts]
+        tensor.check(arrays)
 
     def _array(self, name: str) -> np.ndarray:
         return np.asarray(self._tensor(name))

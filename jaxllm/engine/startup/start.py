@@ -91,7 +91,8 @@ class WeightSource:
         self._setup, self._config = setup, config
 
     def check(self, directory: Path) -> None:
-        """Raise ConfigError unless the checkpoint there fits the engine, from its headers alone."""
+        """Raise ConfigError unless the checkpoint there fits the engine, from its headers and
+        scales."""
         weights.check(directory, *self._shapes, "auto")
 
     def read(
@@ -143,7 +144,8 @@ def start(
             setup = resolve(config, model_dir, meshes, spec, hosts)
             tokenizer, matchers = reading.result()
         grammars = Grammars(matchers, setup.resolved.vocab_size, eos_ids)
-        weights.check(model_dir, setup.spec, setup.mesh, setup.dtype, config.load_format)
+        shapes, kept = (setup.spec, setup.mesh, setup.dtype), weight_cache(config)
+        weights.check(model_dir, *shapes, config.load_format, kept)
         if logits_processors and setup.spec.pooling is not None:
             raise ConfigError("logits_processors are for models that generate; leave them out")
         processors = read_processors(logits_processors, setup.resolved.vocab_size)

@@ -11,6 +11,7 @@ Of 8 bits, `X.weight` int8 [N, K] times `X.SCB` [N] / 127 is the weight. Inputs 
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import NormalDist
@@ -96,6 +97,9 @@ class BlockMatrix(PackedTensor):
         check_scales(self.parts[1], found)
         return found
 
+    def check(self, arrays: Sequence[np.ndarray]) -> None:
+        self.maxima(arrays, 0, -(-math.prod(self.shape) // self.state.block))
+
     def unpack(self, arrays: Sequence[np.ndarray], bounds: Bounds) -> np.ndarray:
         (top, bottom), columns = bounds[0], slice(*bounds[1])
         place = np.arange(top * self.shape[1], bottom * self.shape[1]) // self.state.block
@@ -118,10 +122,16 @@ class BlockRows(PackedTensor):
 
     matrix: BlockMatrix
 
+    def check(self, arrays: Sequence[np.ndarray]) -> None:
+        self.matrix.check(arrays)
+        if not np.allclose(arrays[2], nf4_map(), rtol=0, atol=1e-6):
+            raise ConfigError(
+                f"{self.parts[2].name} does not hold the numbers of nf4: download the checkpoint "
+                "again"
+            )
+
     def unpack(self, arrays: Sequence[np.ndarray], bounds: Bounds) -> np.ndarray:
         own, (top, bottom) = self.matrix, bounds[0]
-        if not np.allclose(arrays[2], nf4_map(), rtol=0, atol=1e-6):
-            raise ConfigError(f"{self.parts[2].name} does not hold the numbers of nf4")
         each = own.shape[1] // own.state.block
         maxima = own.maxima(arrays, top * each, bottom * each).reshape(-1, each)
         numbers = own.numbers(arrays, slice(top, bottom))
@@ -149,6 +159,9 @@ class RowMatrix(PackedTensor):
 @dataclass(frozen=True)
 class RowScale(PackedTensor):
     """The scales of rows [N, 1]."""
+
+    def check(self, arrays: Sequence[np.ndarray]) -> None:
+        self.checked_whole(arrays)
 
     def unpack(self, arrays: Sequence[np.ndarray], bounds: Bounds) -> np.ndarray:
         return _row_scales(self.parts, arrays, slice(*bounds[0]))

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from jaxllm.quantisation.fp4 import U8, VALUES, powers, with_scales
+from jaxllm.quantisation.fp4 import U8, VALUES, check_exponents, powers, with_scales
 from jaxllm.quantisation.int4_rows import row_bytes
 from jaxllm.quantisation.scheme import Bounds, Header, PackedPart, PackedTensor
 from jaxllm.quantisation.weight_format import FP4, WeightFormat
@@ -35,6 +35,9 @@ class Mxfp4Experts(PackedTensor):
         shape = (experts, out, row_bytes(WeightFormat(FP4, BLOCK), inp))
         return (Mxfp4Rows(f"{self.name}.rows", shape, self.parts),)
 
+    def check(self, arrays: Sequence[np.ndarray]) -> None:
+        check_exponents(self.parts[1], arrays[1])
+
     def unpack(self, arrays: Sequence[np.ndarray], bounds: Bounds) -> np.ndarray:
         (blocks, exponents), (expert, (first, last), out) = arrays, bounds
         begin, end = first // BLOCK, -(-last // BLOCK)
@@ -48,6 +51,9 @@ class Mxfp4Experts(PackedTensor):
 @dataclass(frozen=True)
 class Mxfp4Rows(PackedTensor):
     """The same as the bytes of its rows [E, out, bytes], see `int4_rows`."""
+
+    def check(self, arrays: Sequence[np.ndarray]) -> None:
+        check_exponents(self.parts[1], arrays[1])
 
     def unpack(self, arrays: Sequence[np.ndarray], bounds: Bounds) -> np.ndarray:
         (blocks, exponents), index = arrays, tuple(slice(*each) for each in bounds[:2])
