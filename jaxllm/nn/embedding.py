@@ -5,15 +5,18 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import jax.numpy as jnp
+from flax import nnx
 from jax import Array
 
 from jaxllm.nn.contexts.protocol import RowContext
 from jaxllm.nn.linear import Init, Stored
 from jaxllm.nn.norm import Norm
 from jaxllm.nn.rules import Piece, Rule
+from jaxllm.nn.weight.table import HeldTable, Table
+from jaxllm.quantisation import WeightFormat
 
 
-class Embedding(Stored):
+class Embedding(nnx.Module):
     """Token table [V, D], also the output head of tied models.
 
     `axis` is the logical name of the vocabulary: "vocab" where the table is split, as that of a
@@ -21,11 +24,18 @@ class Embedding(Stored):
     """
 
     def __init__(self, init: Init, vocab: int, width: int, axis: str | None):
-        self.weight = init.normal((vocab, width), (axis, "embed"))
-        self.vocab = vocab
+        self.weight: Table | HeldTable = init.normal((vocab, width), (axis, "embed"), Table)
+        self.vocab, self.width, self.dtype = vocab, width, init.dtype
+
+    def hold(self, kind: WeightFormat) -> None:
+        """Have an empty table of this format in place of plain numbers. It cannot be a head."""
+        self.weight = HeldTable(kind, self.vocab, self.width, self.dtype)
 
     def __call__(self, token_T: Array, position_T: Array, context: RowContext) -> Array:
-        return context.collective.rows(self.weight[...], token_T, self.vocab)
+        return self.weight.looked_up(token_T, context, self.vocab)
+
+    def rules(self, name: str) -> Iterator[Rule]:
+        yield from self.weight.rules("weight", name)
 
 
 class LogitsBias(Stored):

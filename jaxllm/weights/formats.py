@@ -11,10 +11,11 @@ import numpy as np
 
 from jaxllm.config import ConfigError
 from jaxllm.models import ModelSpec
-from jaxllm.models.config.build import expert_maps, linear_maps, outline
+from jaxllm.models.config.build import expert_maps, linear_maps, outline, table_name
 from jaxllm.nn.linear import Tensors
 from jaxllm.nn.pooling import PoolingModel
 from jaxllm.nn.rules import Layout
+from jaxllm.nn.weight.table import takes
 from jaxllm.quantisation import ONLINE, Scheme, WeightFormat
 from jaxllm.quantisation.matrix import NUMBERS
 from jaxllm.weights.load import open_checkpoint
@@ -28,7 +29,8 @@ def weight_formats(
     """`ModelSpec.formats` for a checkpoint, and for the `wish` for `--quantization`.
 
     Packed weights of linear maps are held as they are stored; those of experts if all parts of a
-    map are alike, and maps with few outputs only where plain numbers would not give the same.
+    map are alike, and maps with few outputs only where plain numbers would not give the same. So
+    are tables of tokens in 4 bits that are no heads.
     Files that cannot be read are left to `check`. Raises ConfigError for a wish that does not fit
     the checkpoint.
     """
@@ -44,7 +46,10 @@ def weight_formats(
         formats = _likely(spec.scheme, [own.pieces for own in maps])
     else:
         formats = open_checkpoint(model_dir, spec).formats
-    return {
+    table = table_name(spec)
+    kind = None if spec.tied or spec.pooling else formats.get(f"{table}.weight")
+    own_table = {table: kind} if kind is not None and takes(kind) else {}
+    return own_table | {
         name.removesuffix(".weight"): kind
         for own in maps
         for name, kind in _of_map(own, formats)

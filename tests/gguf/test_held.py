@@ -59,14 +59,20 @@ WIDE = {"hidden_size": 256, "intermediate_size": 512, "moe_intermediate_size": 2
 
 
 def file(
-    path: Path, case: str, architecture: str, number: Callable[[str], int]
+    path: Path,
+    case: str,
+    architecture: str,
+    number: Callable[[str], int],
+    table: int | None = None,
 ) -> tuple[Path, ModelSpec, Path]:
     """A directory of a GGUF file whose matrices of layers are random blocks of the types that
-    their names give, its spec with formats, and a directory with the plain checkpoint."""
+    their names give, and the table of one of its own, its spec with formats, and a directory with the plain checkpoint."""
     own = CASES[case] | {key: size for key, size in WIDE.items() if key in CASES[case]}
     config: dict[str, Any] = own | {"num_hidden_layers": 2, "eos_token_id": 1}
 
     def stored(name: str, tensor: np.ndarray) -> Stored:
+        if table is not None and name == "token_embd.weight":
+            return random_blocks(table, tensor.shape)
         if tensor.ndim < 2 or name.endswith(".bias") or "blk." not in name or "gate_inp" in name:
             return plain(tensor)
         return random_blocks(number(name), tensor.shape)
@@ -106,6 +112,31 @@ def test_matrices_of_every_type_stay_in_few_bits(number: int, tmp_path: Path) ->
     assert set(spec.formats.values()) == {HELD[number]}
     assert len(spec.formats) == 7 * len(spec.layers)
     check(directory, spec, wanted)
+
+
+@pytest.mark.parametrize(
+    ("number", "case", "shards"),
+    [
+        (Q4_K, "llama-gqa", 1),
+        *(
+            pytest.param(*each, marks=pytest.mark.slow)
+            for each in (
+                (Q4_0, "llama-gqa", 2),
+                (MXFP4, "llama-gqa", 1),
+                (IQ4_NL, "llama-gqa", 1),
+                (Q8_0, "llama-gqa", 1),
+                (Q4_K, "llama-mqa-tied-linear", 1),
+            )
+        ),
+    ],
+)
+def test_a_table_of_4_bits_stays_so_unless_it_is_the_head(
+    number: int, case: str, shards: int, tmp_path: Path
+) -> None:
+    directory, spec, wanted = file(tmp_path, case, "llama", lambda name: Q8_0, number)
+    held = HELD[number] if number != Q8_0 and not spec.tied else None
+    assert spec.formats.get("model.embed_tokens") == held
+    check(directory, spec, wanted, shards)
 
 
 @pytest.mark.parametrize("shards", [1, pytest.param(2, marks=pytest.mark.slow)])

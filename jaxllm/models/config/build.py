@@ -49,6 +49,8 @@ def build(spec: ModelSpec, shards: int, rngs: nnx.Rngs, dtype: DTypeLike) -> Mod
         if cache.scales:
             layer.attention.take_kv_scales()
     if spec.formats:
+        if model.embed is not None and (kind := spec.formats.get(table_name(spec))):
+            model.embed.hold(kind)
         for _, module, names in linear_maps(spec, model):
             module.hold([spec.formats.get(name) for name in names], shards)
         for _, maps, forms in expert_maps(spec, model):
@@ -86,6 +88,11 @@ def expert_maps(spec: ModelSpec, model: Decoder) -> Iterator[tuple[str, ExpertMa
     for path, module, own in model.named(family(spec.model_type).NAMES):
         if isinstance(module, ExpertMaps):
             yield path, module, module.forms(*own)
+
+
+def table_name(spec: ModelSpec) -> str:
+    """The name of the table of tokens without ".weight"."""
+    return str(family(spec.model_type).NAMES["embed"][0])
 
 
 def outline(spec: ModelSpec, shards: int, dtype: DTypeLike) -> Model:

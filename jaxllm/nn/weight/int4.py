@@ -138,7 +138,7 @@ class Int4(nnx.Module):
         elif kind.rounded:
             numbers, scales, others = rounded(rows, group, plain.dtype)
         else:
-            numbers, scales, others = _parts(kind, rows, columns)
+            numbers, scales, others = row_parts(kind, rows, columns)
         made = {"values": words_of(numbers), "scales": values_of(scales, columns, group)}
         if kind.form != SYMMETRIC:
             made["others"] = values_of(others, columns, group)
@@ -154,7 +154,7 @@ def _table(kind: WeightFormat) -> str | None:
     return None if kind.numbers == INT4 else kind.numbers
 
 
-def _parts(kind: WeightFormat, rows: Array, columns: int) -> tuple[Array, Array, Array]:
+def row_parts(kind: WeightFormat, rows: Array, columns: int) -> tuple[Array, Array, Array]:
     """Numbers, scales and zero points or offsets in the bytes of rows."""
     groups, half = groups_of(kind, columns), -(-columns // 2)
     numbers = jnp.stack([rows[:, :half] & 15, rows[:, :half] >> 4], axis=-1)
