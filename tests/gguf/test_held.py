@@ -66,7 +66,8 @@ def file(
     table: int | None = None,
 ) -> tuple[Path, ModelSpec, Path]:
     """A directory of a GGUF file whose matrices of layers are random blocks of the types that
-    their names give, and the table of one of its own, its spec with formats, and a directory with the plain checkpoint."""
+    their names give, and the table of one of its own; its spec with formats; and a directory with
+    the plain checkpoint."""
     own = CASES[case] | {key: size for key, size in WIDE.items() if key in CASES[case]}
     config: dict[str, Any] = own | {"num_hidden_layers": 2, "eos_token_id": 1}
 

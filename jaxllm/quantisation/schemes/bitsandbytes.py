@@ -124,6 +124,9 @@ class BlockRows(PackedTensor):
 
     def check(self, arrays: Sequence[np.ndarray]) -> None:
         self.matrix.check(arrays)
+        self._check_map(arrays)
+
+    def _check_map(self, arrays: Sequence[np.ndarray]) -> None:
         if not np.allclose(arrays[2], nf4_map(), rtol=0, atol=1e-6):
             raise ConfigError(
                 f"{self.parts[2].name} does not hold the numbers of nf4: download the checkpoint "
@@ -131,6 +134,7 @@ class BlockRows(PackedTensor):
             )
 
     def unpack(self, arrays: Sequence[np.ndarray], bounds: Bounds) -> np.ndarray:
+        self._check_map(arrays)
         own, (top, bottom) = self.matrix, bounds[0]
         each = own.shape[1] // own.state.block
         maxima = own.maxima(arrays, top * each, bottom * each).reshape(-1, each)
