@@ -159,6 +159,8 @@ def in_group(**settings: Any) -> Made:
         (changed(gptq((8, 8)), bits=True), "bits is True; 2 or 3 or 4 or 8 are read: take"),
         (changed(gptq((8, 8)), checkpoint_format="marlin"), "is 'marlin'; gptq and gptq_v2 are"),
         (changed(MADE["auto-round"], packing_format="itrex"), "packing_format is 'itrex'; auto_"),
+        (changed(MADE["auto-round"], act_bits=8), "act_bits is 8; integers with inputs as they"),
+        (changed(MADE["auto-round"], data_type="mx_fp"), "data_type is 'mx_fp'; integers"),
         (changed(pack_quantized((8, 8)), config_groups=None), "config_groups must be an object"),
         (
             changed(pack_quantized((8, 8)), format="marlin-24"),

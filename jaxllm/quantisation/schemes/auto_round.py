@@ -21,6 +21,11 @@ GPTQ = {
 
 def read(settings: Mapping[str, Any]) -> Awq | Gptq:
     """The scheme of these settings. Raises ConfigError."""
+    for key, plain in (("data_type", (None, "int")), ("act_bits", (None, 16, 32))):
+        if settings.get(key) not in plain:
+            raise ConfigError(
+                f"{key} is {settings[key]!r:.40}; integers with inputs as they are, are read"
+            )
     packing = settings.get("packing_format", "auto_round:auto_gptq")
     if packing == AWQ:
         return Awq(read_grouping(settings, (4,)))
