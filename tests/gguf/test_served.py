@@ -50,7 +50,8 @@ def test_a_file_and_a_directory_with_one_model_are_found(tmp_path: Path) -> None
 
 def test_an_architecture_that_does_not_run_is_refused_with_those_that_do(tmp_path: Path) -> None:
     path = converted("qwen3-gqa", "mamba", tmp_path / "m.gguf")
-    with pytest.raises(ConfigError, match=r"'mamba' is not supported \(supported: deepseek2, "):
+    message = r"'mamba' is not supported \(supported: arcee, .*deepseek2, "
+    with pytest.raises(ConfigError, match=message):
         locate(str(path), download_dir=str(tmp_path))
 
 
