@@ -177,6 +177,7 @@ def load(
         if stage == WHOLE:  # the rules of a stage know only their own tensors
             _check(checkpoint, table, spec)
         filled = _place_all(table, rounding, checkpoint)
+    rounding.take_room(graph.rules)
     for arrays in filled:
         take(arrays)
     if entry is not None:
@@ -213,7 +214,8 @@ class _Outline:
         graphdef: its modules.
         state: its parameters as ShapeDtypeStructs with shardings.
         likes: the state's leaves by dotted path, in flatten order.
-        rules: one for each of them.
+        rules: one for each of them, those of plain parameters first: what is freed while others are
+        rounded then leaves no holes between parameters.
     """
 
     graphdef: nnx.GraphDef
@@ -233,6 +235,7 @@ def _outline(spec: ModelSpec, mesh: Mesh, dtype: DTypeLike, stage: Stage = WHOLE
     table = rules(spec, model)
     if stage != WHOLE:
         table = keep_stage(model, table, stage)
+    table.sort(key=lambda rule: rule.rounded is not None)
     graphdef, state = nnx.split(model)
     parameters, _ = jax.tree_util.tree_flatten_with_path(
         state, is_leaf=lambda x: isinstance(x, nnx.Variable)

@@ -29,6 +29,10 @@ class Rounding:
     """Rounds the weights of one model, one at a time, so that devices hold no more than one of them
     as plain numbers.
 
+    Rounded parameters are written into arrays that are made together, before the first plain
+    weight. Made one by one they would lie where plain weights have been, and an allocator that
+    gives away such a hole whole loses what is too much.
+
     Args:
         likes: the model's parameters.
         dtype: of plain weights.
@@ -36,6 +40,7 @@ class Rounding:
 
     def __init__(self, likes: Mapping[str, jax.ShapeDtypeStruct], dtype: DTypeLike):
         self._likes, self._dtype = likes, dtype
+        self._room: dict[str, jax.Array] = {}
         self._turn = threading.Lock()
         self._programs = functools.cache(self._program)
 
@@ -50,6 +55,17 @@ class Rounding:
         dtype = self._dtype if kind.rounded else np.uint8
         return jax.ShapeDtypeStruct(shape, dtype, sharding=split)
 
+    def take_room(self, rules: Iterable[Rule]) -> None:
+        """Make the arrays that the rounded parameters of these rules are written into."""
+        names = [name for rule in rules if rule.rounded for name in filled_by(rule, self._likes)]
+        likes = {name: self._likes[name] for name in names}
+
+        def empty() -> dict[str, jax.Array]:
+            return {name: jnp.zeros(like.shape, like.dtype) for name, like in likes.items()}
+
+        places = {name: like.sharding for name, like in likes.items()}
+        self._room = jax.block_until_ready(jax.jit(empty, out_shardings=places)())
+
     def placed(self, rule: Rule, blocks: Mapping[Index, np.ndarray]) -> dict[str, jax.Array]:
         """The parameters of a rule, of the plain weight's blocks on the host."""
         like = self.like(rule)
@@ -61,24 +77,30 @@ class Rounding:
         """The parameters of a rule, of what its pieces fill; a plain weight is freed."""
         if rule.rounded is None:
             return {rule.parameter: plain}
-        names = filled_by(rule, self._likes)
-        likes = tuple((name.rpartition(".")[2], self._likes[name]) for name in names)
-        made = self._programs(rule.rounded, likes)(plain)
+        names = {name.rpartition(".")[2]: name for name in filled_by(rule, self._likes)}
+        likes = tuple((own, self._likes[name]) for own, name in names.items())
+        room = {own: self._room.pop(name) for own, name in names.items()}
+        made = self._programs(rule.rounded, likes)(plain, room)
         jax.block_until_ready(made)
         plain.delete()
-        return {name: made[name.rpartition(".")[2]] for name in names}
+        return {name: made[own] for own, name in names.items()}
 
     @staticmethod
     def _program(
         given: Rounded, likes: tuple[tuple[str, jax.ShapeDtypeStruct], ...]
-    ) -> Callable[[jax.Array], dict[str, jax.Array]]:
+    ) -> Callable[[jax.Array, dict[str, jax.Array]], dict[str, jax.Array]]:
         one = functools.partial(rounded, given.kind)
 
-        def program(plain: jax.Array) -> dict[str, jax.Array]:
+        def program(plain: jax.Array, room: dict[str, jax.Array]) -> dict[str, jax.Array]:
             made = jax.lax.map(one, plain) if given.experts else one(plain)
             return {
                 name: jnp.broadcast_to(made[name].astype(like.dtype), like.shape)
                 for name, like in likes
             }
 
-        return jax.jit(program, out_shardings={name: like.sharding for name, like in likes})
+        return jax.jit(
+            program,
+            out_shardings={name: like.sharding for name, like in likes},
+            donate_argnames="room",
+            keep_unused=True,
+        )

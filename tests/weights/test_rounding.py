@@ -123,6 +123,33 @@ def test_a_device_holds_one_plain_weight_at_a_time(monkeypatch: pytest.MonkeyPat
     assert most == [True] * 4 * len(spec.layers)
 
 
+def test_rounded_weights_are_where_room_was_made_before_any_plain_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    places: dict[str, set[int]] = {"made before": set(), "given": set()}
+    real_room, real_finished = Rounding.take_room, Rounding.finished
+
+    def where(arrays) -> set[int]:
+        return {array.unsafe_buffer_pointer() for array in arrays}
+
+    def take_room(self, rules):
+        real_room(self, rules)
+        places["made before"] = where(self._room.values())
+
+    def finished(self, rule, plain):
+        made = real_finished(self, rule, plain)
+        if rule.rounded is not None:
+            places["given"] |= where(made.values())
+        else:
+            assert not places["given"], f"{rule.parameter} is plain and behind rounded ones"
+        return made
+
+    monkeypatch.setattr(Rounding, "take_room", take_room)
+    monkeypatch.setattr(Rounding, "finished", finished)
+    weights.load(LLAMA, online(LLAMA, "fp8"), make_mesh(1), jnp.bfloat16, "dummy")
+    assert places["given"] == places["made before"] and places["given"]
+
+
 def test_numbers_take_half_the_bytes_and_the_head_stays_plain() -> None:
     spec, mesh = online(LLAMA, "fp8"), make_mesh(1)
     _, state = weights.abstract(spec, mesh, jnp.bfloat16)
