@@ -232,10 +232,9 @@ class _Outline:
 def _outline(spec: ModelSpec, mesh: Mesh, dtype: DTypeLike, stage: Stage = WHOLE) -> _Outline:
     spec = replace(spec, expert_groups=mesh.shape["expert"])
     model = outline(spec, layer_devices(mesh), dtype)
-    table = rules(spec, model)
+    table = sorted(rules(spec, model), key=lambda rule: rule.rounded is not None)
     if stage != WHOLE:
         table = keep_stage(model, table, stage)
-    table.sort(key=lambda rule: rule.rounded is not None)
     graphdef, state = nnx.split(model)
     parameters, _ = jax.tree_util.tree_flatten_with_path(
         state, is_leaf=lambda x: isinstance(x, nnx.Variable)
@@ -390,10 +389,8 @@ def _refuse(checkpoint: reader.Checkpoint, problems: list[str]) -> None:
 
 def _equal(checkpoint: reader.Checkpoint, name: str, other: str) -> bool:
     """Whether two tensors hold the same values; they are compared in parts to bound memory."""
-    if (
-        checkpoint.entries[name].shape != checkpoint.entries[other].shape
-        or checkpoint.entries[name].dtype not in PLAIN_DTYPES
-    ):
+    own, another = checkpoint.entries[name], checkpoint.entries[other]
+    if own.shape != another.shape or own.dtype not in PLAIN_DTYPES:
         return False
     left, right = (np.asarray(checkpoint.view(each)).reshape(-1) for each in (name, other))
     step = COMPARE_BYTES // left.itemsize

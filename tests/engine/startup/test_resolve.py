@@ -17,7 +17,7 @@ from jaxllm.engine.startup.plan_memory import MARGIN_SHARE, first_plan
 from jaxllm.engine.startup.resolve import resolve
 from jaxllm.engine.startup.sizing import with_workspace
 from jaxllm.mesh import make_mesh
-from jaxllm.models import make_spec, read_spec
+from jaxllm.models import make_spec
 from jaxllm.quantisation import ONLINE
 from jaxllm.units import GIB
 from tests.engine.conftest import TINY
@@ -137,16 +137,15 @@ def test_packed_weights_count_as_they_are_unpacked(
     packed = write(tmp_path / "a", made.config | {"quantization_config": settings}, made.packed)
     plain = write(tmp_path / "b", made.config, made.plain)
     config = EngineConfig(dtype="bfloat16", max_num_seqs=4, max_num_batched_tokens=64)
-    # Formats that are held as they are take less; this one stands for those that are not
-    unheld = replace(read_spec(packed), formats={})
-    found = resolve(config, packed, meshes, unheld).memory.budget
-    expected = resolve(config, plain, meshes).memory.budget
+    # This format is held as it is and takes less; it stands for those that are not
+    monkeypatch.setattr("jaxllm.weights.weight_formats", lambda *given: {})
+    found, expected = (resolve(config, path, meshes).memory.budget for path in (packed, plain))
     assert found.weights == expected.weights == 2 * sum(x.size for x in made.plain.values())
     (packed / "model.safetensors").unlink()  # nothing is read before memory is refused
     monkeypatch.setattr(memory, "usable_bytes", lambda *given: found.weights - 1)
     message = r"is lacking for the rest .* weights unpacked from gptq: 8 bits .*helps"
     with pytest.raises(ConfigError, match=message):
-        resolve(config, packed, meshes, unheld)
+        resolve(config, packed, meshes)
 
 
 @pytest.mark.parametrize(
