@@ -217,9 +217,11 @@ def check_norm(case: norm_cases.Case, backend: str) -> Row:
 def check_product(case: product_cases.Case, backend: str) -> Row:
     """The gated product, beside numpy in float64 on the same rounded factors."""
     x, w = (jnp.asarray(a, jnp.bfloat16) for a in product_cases.inputs(case))
-    wanted = product_cases.expected(np.asarray(x), np.asarray(w))
+    wanted = product_cases.expected(np.asarray(x), np.asarray(w), products.SILU)
     return kernel_cases.difference(
-        jax.jit(functools.partial(products.gated_matmul, backend=backend))(x, w),
+        jax.jit(functools.partial(products.gated_matmul, gating=products.SILU, backend=backend))(
+            x, w
+        ),
         jnp.asarray(wanted, jnp.float32),
     )
 

@@ -19,8 +19,8 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from pallas_kernels.gated_matmul import SILU, gated_matmul
 from pallas_kernels.gated_matmul import backend_for as gated_backend
-from pallas_kernels.gated_matmul import gated_matmul
 from pallas_kernels.int4_matmul import Int4
 from pallas_kernels.int4_matmul.mosaic_dense import dense
 from pallas_kernels.int4_matmul.mosaic_gpu import int4_matmul
@@ -98,14 +98,15 @@ def product(x: Any, w: Any) -> Any:
 
 
 def activation(y: Any) -> Any:
-    gate, up = jnp.split(y, 2, axis=1)
-    return jax.nn.silu(gate) * up
+    return SILU(*jnp.split(y, 2, axis=1))
 
 
 def gated(x: Any, w: Any) -> Any:
     """As the engine computes gate and up."""
-    backend = gated_backend("mosaic_gpu", x, w)
-    return activation(product(x, w)) if backend is None else gated_matmul(x, w, backend=backend)
+    backend = gated_backend("mosaic_gpu", x, w, SILU)
+    if backend is None:
+        return activation(product(x, w))
+    return gated_matmul(x, w, gating=SILU, backend=backend)
 
 
 def tunings(T: int, O: int, I: int) -> Iterator[Tuning]:  # noqa: E741

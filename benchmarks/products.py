@@ -2,6 +2,7 @@
 activation after it.
 
     python -m benchmarks.products --weight 37888x3584 --rows 64 128 192 256 2048
+    python -m benchmarks.products --weight 28672x3584 --activation gelu
 
 A weight is O x I, gate and up together. Calls go through weights of their own that are larger than
 the L2 cache together, x and weights are normal; `error` is the largest difference from the float32
@@ -22,9 +23,10 @@ from jax import Array
 
 from benchmarks.record import finish, parser
 from benchmarks.steps import TURNS, timed
-from pallas_kernels.gated_matmul import gated_matmul, reference
+from pallas_kernels.gated_matmul import GELU, SILU, Gating, gated_matmul, reference
 
 BYTES = 1 << 30  # of all weights of one shape
+GATINGS = {"silu": SILU, "gelu": GELU}
 UNTUNED = {"xla_gpu_enable_triton_gemm": False, "xla_gpu_autotune_level": 0}
 
 
@@ -41,24 +43,25 @@ def seconds_a_call(
     return statistics.median(timed(lambda: run(xs, ws), seconds) for _ in range(TURNS)) / len(ws)
 
 
-def plain(x: Array, w: Array) -> Array:
+def plain(x: Array, w: Array, gating: Gating) -> Array:
     """Product, then activation, rounded between."""
-    gate, up = jnp.split(jax.lax.dot_general(x, w, (((1,), (1,)), ((), ()))), 2, axis=1)
-    return jax.nn.silu(gate) * up
+    return gating(*jnp.split(jax.lax.dot_general(x, w, (((1,), (1,)), ((), ()))), 2, axis=1))
 
 
-def kernel(x: Array, w: Array) -> Array:
+def kernel(x: Array, w: Array, gating: Gating) -> Array:
     """The one that the device has."""
-    return gated_matmul(x, w, backend="mosaic_gpu")
+    return gated_matmul(x, w, gating=gating, backend="mosaic_gpu")
 
 
-def rows_of(weight: tuple[int, int], rows: Sequence[int], seconds: float) -> list[dict[str, Any]]:
+def rows_of(
+    weight: tuple[int, int], rows: Sequence[int], seconds: float, gating: Gating = SILU
+) -> list[dict[str, Any]]:
     """Microseconds, TFLOP/s and GB/s of weight of every way, at every number of rows."""
     O, I = weight  # noqa: E741
     count = max(2, BYTES // (2 * O * I))
     make = jax.jit(lambda key: jax.random.normal(key, (O, I), jnp.bfloat16) / I**0.5)
     ws = [make(jax.random.key(i)) for i in range(count)]
-    ways: list[tuple[str, Callable[[Array, Array], Array], dict[str, Any]]] = [
+    ways: list[tuple[str, Callable[..., Array], dict[str, Any]]] = [
         ("xla", plain, {}),
         ("xla untuned", plain, UNTUNED),
     ]
@@ -67,10 +70,12 @@ def rows_of(weight: tuple[int, int], rows: Sequence[int], seconds: float) -> lis
         xs = [
             jax.random.normal(jax.random.key(count + i), (M, I), jnp.bfloat16) for i in range(count)
         ]
-        wanted = np.asarray(reference.gated_matmul(xs[0], ws[0]), np.float32)
+        wanted = np.asarray(reference.gated_matmul(xs[0], ws[0], gating), np.float32)
         for how, product, options in [*ways, ("kernel", kernel, UNTUNED)]:
             every = jax.jit(
-                lambda xs, ws, product=product: [product(x, w) for x, w in zip(xs, ws, strict=True)]
+                lambda xs, ws, product=product: [
+                    product(x, w, gating) for x, w in zip(xs, ws, strict=True)
+                ]
             )
             run = every.lower(xs, ws).compile(compiler_options=options)
             error = float(
@@ -106,12 +111,19 @@ def main() -> None:
         nargs="+",
         default=[16, 64, 96, 128, 160, 192, 224, 256, 512, 640, 1024, 1792, 2048],
     )
+    args.add_argument("--activation", choices=GATINGS, default="silu")
     args.add_argument("--seconds", type=float, default=0.05, help="of a turn")
     a = args.parse_args()
     finish(
         "products",
         a,
-        {"rows": [row for weight in a.weight for row in rows_of(weight, a.rows, a.seconds)]},
+        {
+            "rows": [
+                row
+                for weight in a.weight
+                for row in rows_of(weight, a.rows, a.seconds, GATINGS[a.activation])
+            ]
+        },
     )
 
 

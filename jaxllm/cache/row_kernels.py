@@ -45,11 +45,15 @@ class RowKernels:
         """`x` plus the sum of all devices' parts, and its norm, rounded if that is asked for."""
         return self.collective.add_norm(x_TD, part_TD, weight_D, eps, self.row_backend, rounding)
 
-    def gated_product(self, x_TD: Array, weight_X2FD: Array) -> Array | None:
+    def gated_product(
+        self, x_TD: Array, weight_X2FD: Array, gating: gated_matmul.Gating
+    ) -> Array | None:
         """An MLP's gated product, or None where no kernel of the back end is faster than XLA."""
         weight_OD = weight_X2FD.reshape(-1, weight_X2FD.shape[-1])
-        backend = gated_matmul.backend_for(self.row_backend, x_TD, weight_OD)
-        return None if backend is None else _gated_matmul(x_TD, weight_OD, backend=backend)
+        backend = gated_matmul.backend_for(self.row_backend, x_TD, weight_OD, gating)
+        if backend is None:
+            return None
+        return _gated_matmul(x_TD, weight_OD, gating=gating, backend=backend)
 
     def route(
         self, logit_TE: Array, correction_E: Array | None, rule: Rule
@@ -88,7 +92,7 @@ class RowKernels:
 
 
 # Jitted, so that a kernel is lowered once, not for every layer.
-_gated_matmul = jax.jit(gated_matmul.gated_matmul, static_argnames=("backend",))
+_gated_matmul = jax.jit(gated_matmul.gated_matmul, static_argnames=("gating", "backend"))
 _route = jax.jit(route.route, static_argnames=("rule", "backend"))
 _feed_forward = jax.jit(grouped_matmul.feed_forward, static_argnames=("gating",))
 _grouped_matmul = jax.jit(grouped_matmul.grouped_matmul, static_argnames=("gating", "backend"))

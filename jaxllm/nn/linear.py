@@ -18,6 +18,7 @@ from jaxllm.nn.weight.parameters import Axes, Init
 from jaxllm.nn.weight.protocol import Shape, Weight
 from jaxllm.nn.weight.schemes import held
 from jaxllm.quantisation import WeightFormat
+from pallas_kernels.gated_matmul import Gating
 from pallas_kernels.parts import Product
 from pallas_kernels.scaled_matmul import Inputs, Rounding
 
@@ -70,12 +71,14 @@ class Linear(nnx.Module):
         """x · weight, for callers that add the bias later."""
         return self.weight.product(x, len(self.inp), context)
 
-    def gated(self, x: Inputs, context: RowContext, reader: Linear) -> Inputs | None:
-        """silu(gate(x)) · up(x), as its `reader` may have it; None where the product and XLA's
+    def gated(
+        self, x: Inputs, gating: Gating, context: RowContext, reader: Linear
+    ) -> Inputs | None:
+        """gating(gate(x), up(x)), as its `reader` may have it; None where the product and XLA's
         activation are as fast, or need a bias."""
         if self.bias is not None:
             return None
-        return self.weight.gated(x, context, reader.rounding(x.shape[0], context))
+        return self.weight.gated(x, gating, context, reader.rounding(x.shape[0], context))
 
     def __call__(self, x: Inputs, context: RowContext) -> Array:
         """The map; where its inputs are split, this device's part of a sum."""

@@ -16,6 +16,7 @@ from jaxllm.config import ConfigError
 from jaxllm.nn.contexts.protocol import RowContext
 from jaxllm.nn.linear import Init, Linear
 from jaxllm.nn.rules import Rows
+from pallas_kernels.gated_matmul import Gated, computes
 from pallas_kernels.parts import Product
 from pallas_kernels.scaled_matmul import Inputs
 
@@ -33,7 +34,13 @@ ACTIVATIONS: Mapping[str, Callable[[Array], Array]] = MappingProxyType(
         "relu2": lambda x: jnp.square(jax.nn.relu(x)),
     }
 )
-FUSED_ACTIVATION = jax.nn.silu  # which a kernel computes with the products of gate and up
+
+
+def is_fused(activation: str) -> bool:
+    """Whether kernels compute this one of `ACTIVATIONS` with the products of gate and up."""
+    return computes(Gated(ACTIVATIONS[activation]))
+
+
 type FeedForward = Callable[[Any, RowContext], Product]  # of tokens, or what its reader takes
 
 
@@ -60,7 +67,7 @@ class GatedMLP(nnx.Module):
         out, parts = (shards, 2, inner // shards), (Rows(1), Rows(1))
         self.gate_up = Linear(init, out, (width,), axes, bias, parts=parts)
         self.down = Linear(init, (width,), (inner,), ("embed", "mlp"), bias)
-        self.activation = ACTIVATIONS[activation]
+        self.gating = Gated(ACTIVATIONS[activation])
 
     @property
     def reader(self) -> Linear:
@@ -68,13 +75,10 @@ class GatedMLP(nnx.Module):
         return self.gate_up
 
     def __call__(self, x_TD: Inputs, context: RowContext) -> Product:
-        fused = self.activation is FUSED_ACTIVATION
-        gated = self.gate_up.gated(x_TD, context, self.down) if fused else None
+        gated = self.gate_up.gated(x_TD, self.gating, context, self.down)
         if gated is None:
-            gate_up = self.gate_up(x_TD, context)
-            gated = (self.activation(gate_up[:, :, 0]) * gate_up[:, :, 1]).reshape(
-                x_TD.shape[0], -1
-            )
+            both = self.gate_up(x_TD, context)
+            gated = self.gating(both[:, :, 0], both[:, :, 1]).reshape(x_TD.shape[0], -1)
         return self.down.part(gated, context)
 
 

@@ -1,30 +1,43 @@
-"""The gated product of an MLP, y = silu(x · gateᵀ) · (x · upᵀ), with the weight in the checkpoint's
-layout."""
+"""The gated product of an MLP, y = activation(x · gateᵀ) · (x · upᵀ), with the weight in the
+checkpoint's layout."""
 
 from __future__ import annotations
 
 from jax import Array
 
 from pallas_kernels.backends import Backends
+from pallas_kernels.gated_matmul.gating import GELU, SILU, Gated, Gating, computes
+
+__all__ = [
+    "BACKENDS",
+    "GELU",
+    "SILU",
+    "Gated",
+    "Gating",
+    "backend_for",
+    "computes",
+    "gated_matmul",
+    "is_faster",
+]
 
 BACKENDS = Backends(__name__, "gated_matmul", ("reference", "mosaic_gpu"))
 
 
-def gated_matmul(x_MI: Array, w_OI: Array, *, backend: str) -> Array:
-    """silu(x · gateᵀ) * (x · upᵀ), summed and activated in float32; returns `y_MF` in x's dtype.
+def gated_matmul(x_MI: Array, w_OI: Array, *, gating: Gating, backend: str) -> Array:
+    """gating(x · gateᵀ, x · upᵀ), summed and activated in float32; returns `y_MF` in x's dtype.
 
     `x_MI` holds one row a token; `w_OI` holds F rows of the gate, then F of up. Raises
-    `UnknownBackend` for a name not in `BACKENDS`, and ValueError for shapes or types that the back
-    end does not support.
+    `UnknownBackend` for a name not in `BACKENDS`, and ValueError for shapes, types or gatings that
+    the back end does not support.
     """
-    return BACKENDS[backend](x_MI, w_OI)
+    return BACKENDS[backend](x_MI, w_OI, gating)
 
 
-def backend_for(wanted: str, x_MI: Array, w_OI: Array) -> str | None:
-    """`wanted` if that back end supports these arrays and is faster than XLA's product and
-    activation, else None."""
+def backend_for(wanted: str, x_MI: Array, w_OI: Array, gating: Gating) -> str | None:
+    """`wanted` if that back end supports these and is faster than XLA's product and activation,
+    else None."""
     faster = wanted != "reference" and is_faster(x_MI.shape[0], w_OI.size * w_OI.dtype.itemsize)
-    return wanted if faster and BACKENDS.supports(wanted, x_MI, w_OI) else None
+    return wanted if faster and BACKENDS.supports(wanted, x_MI, w_OI, gating) else None
 
 
 def is_faster(rows: int, weight_bytes: int) -> bool:

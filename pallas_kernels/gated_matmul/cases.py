@@ -6,6 +6,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from pallas_kernels.gated_matmul.gating import GELU, SILU, Gated
+
 
 @dataclass(frozen=True, kw_only=True)
 class Case:
@@ -38,6 +40,7 @@ CASES = (
 MODEL_SHAPES = {
     "Qwen2.5-7B": (37888, 3584),
     "Llama-3.1-8B": (28672, 4096),
+    "Gemma-2-9B": (28672, 3584),
     "Qwen3-0.6B": (6144, 1024),
 }
 
@@ -50,7 +53,21 @@ def inputs(case: Case, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
     return x, w.astype(np.float32)
 
 
-def expected(x: np.ndarray, w: np.ndarray) -> np.ndarray:
+def silu(x: np.ndarray) -> np.ndarray:
+    """In the type of x."""
+    return x / (1 + np.exp(-x))
+
+
+def gelu(x: np.ndarray) -> np.ndarray:
+    """Its approximation by tanh, in the type of x."""
+    return x * (1 + np.tanh(np.sqrt(2 / np.pi) * (x + 0.044715 * x**3))) / 2
+
+
+# Each gating's activation as the oracle has it
+ACTIVATIONS = {SILU: silu, GELU: gelu}
+
+
+def expected(x: np.ndarray, w: np.ndarray, gating: Gated) -> np.ndarray:
     """The gated product in float64."""
     gate, up = np.split(x.astype(np.float64) @ w.astype(np.float64).T, 2, axis=1)
-    return gate / (1 + np.exp(-gate)) * up
+    return ACTIVATIONS[gating](gate) * up

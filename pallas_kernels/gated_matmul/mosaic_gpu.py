@@ -18,6 +18,7 @@ from jax import Array, lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
+from pallas_kernels.gated_matmul.gating import Gating, computes, in_kernels
 from pallas_kernels.gated_matmul.plan import PROCESSORS, K, Tuning, bands, chunk_of, tuning_of
 from pallas_kernels.mosaic_gpu import (
     PRODUCER_REGISTERS,
@@ -33,12 +34,13 @@ BAND_GROUP = 8  # bands of x that pass over the weight side by side
 
 
 class _Spec(NamedTuple):
-    """Static parameters of a compiled kernel: shapes, type and sizes."""
+    """Static parameters of a compiled kernel: shapes, type, gating and sizes."""
 
     M: int
     F: int
     I: int  # noqa: E741
     dtype: Any
+    gating: Gating
     tuning: Tuning
     interpret: Any
 
@@ -78,8 +80,9 @@ class _Tile(NamedTuple):
     column: Array
 
 
-def check(x: Any, w: Any) -> None:
-    """Raise ValueError unless x and w are bfloat16 or float16, F is a multiple of 8 and I of 64."""
+def check(x: Any, w: Any, gating: Gating) -> None:
+    """Raise ValueError unless x and w are bfloat16 or float16, F is a multiple of 8 and I of 64,
+    and Mosaic has the gating's functions."""
     if x.ndim != 2 or w.ndim != 2 or x.shape[1] != w.shape[1] or not x.shape[0]:
         raise ValueError(
             f"mosaic_gpu gated_matmul takes x [M, I] and w [O, I], got {x.shape} and {w.shape}"
@@ -93,19 +96,27 @@ def check(x: Any, w: Any) -> None:
         raise ValueError(
             f"mosaic_gpu gated_matmul takes O a multiple of 16 and I of {K}, got w {w.shape}"
         )
+    if not computes(gating):
+        raise ValueError("mosaic_gpu gated_matmul takes gatings without erf; approximate gelu")
 
 
 def gated_matmul(
-    x_MI: Array, w_OI: Array, *, tuning: Tuning | None = None, interpret: Any = None
+    x_MI: Array,
+    w_OI: Array,
+    gating: Gating,
+    *,
+    tuning: Tuning | None = None,
+    interpret: Any = None,
 ) -> Array:
     """See `pallas_kernels.gated_matmul`. Raises what `check` raises.
 
     `interpret` is a `plgpu.InterpretGPUParams` for machines without a GPU.
     """
-    check(x_MI, w_OI)
+    check(x_MI, w_OI, gating)
     (M, I), O = x_MI.shape, w_OI.shape[0]  # noqa: E741
     x_MI = padded(x_MI)
-    spec = _Spec(x_MI.shape[0], O // 2, I, x_MI.dtype, tuning or tuning_of(M, O, I), interpret)
+    sizes = tuning or tuning_of(M, O, I)
+    spec = _Spec(x_MI.shape[0], O // 2, I, x_MI.dtype, gating, sizes, interpret)
     return _multiply(spec, x_MI, w_OI)[:M]
 
 
@@ -229,8 +240,7 @@ def _consume(spec: _Spec, done: Array, wg: Array, sm: dict[str, Any]) -> Array:
     both = pl.run_scoped(multiply, plgpu.ACC((spec.height, 2 * spec.width), jnp.float32))
     plgpu.barrier_arrive(sm["free"].at[lax.rem(done + steps - 1, stages)])
     gate, up = both[:, : spec.width], both[:, spec.width :]
-    # Without a division, which would take longer than the rest
-    return gate * jnp.exp2(-jnp.log2(1.0 + jnp.exp(-gate))) * up
+    return in_kernels(spec.gating)(gate, up)
 
 
 def _store(spec: _Spec, y: Array, tile: _Tile, wg: Array, o: Any, o_ref: Any) -> None:

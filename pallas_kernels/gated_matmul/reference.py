@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import jax.numpy as jnp
-from jax import Array, lax, nn
+from jax import Array, lax
+
+from pallas_kernels.gated_matmul.gating import Gating
 
 
-def gated_matmul(x_MI: Array, w_OI: Array) -> Array:
+def gated_matmul(x_MI: Array, w_OI: Array, gating: Gating) -> Array:
     """See `pallas_kernels.gated_matmul`."""
     both = lax.dot_general(x_MI, w_OI, (((1,), (1,)), ((), ())), preferred_element_type=jnp.float32)
     gate, up = jnp.split(both, 2, axis=1)
-    return (nn.silu(gate) * up).astype(x_MI.dtype)
+    return gating(gate, up).astype(x_MI.dtype)

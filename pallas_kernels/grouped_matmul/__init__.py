@@ -3,12 +3,11 @@ weight of its own expert alone."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import jax
 from jax import Array
 
 from pallas_kernels.backends import Backends
+from pallas_kernels.gated_matmul.gating import Gating
 from pallas_kernels.grouped_matmul.experts import Experts
 from pallas_kernels.grouped_matmul.groups import (
     Groups,
@@ -41,8 +40,6 @@ __all__ = [
 ]
 
 BACKENDS = Backends(__name__, "grouped_matmul", ("reference", "mosaic_gpu"))
-
-type Gating = Callable[[Array, Array], Array]  # of gate and up, float32, element by element
 
 
 def grouped_matmul(

@@ -18,10 +18,10 @@ from jax import Array, lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
+from pallas_kernels.gated_matmul.gating import Gating
 from pallas_kernels.grouped_matmul.experts import Experts
 from pallas_kernels.grouped_matmul.groups import Groups
 from pallas_kernels.grouped_matmul.mosaic_gpu import (
-    Gating,
     Spec,
     Unit,
     check,

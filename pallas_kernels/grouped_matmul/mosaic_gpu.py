@@ -20,6 +20,7 @@ from jax import Array, lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
+from pallas_kernels.gated_matmul.gating import Gating, computes
 from pallas_kernels.grouped_matmul.groups import LARGEST_TILE, SMALLEST_TILE, Groups
 from pallas_kernels.grouped_matmul.mosaic_rows import spread
 from pallas_kernels.grouped_matmul.plan import (
@@ -39,8 +40,6 @@ from pallas_kernels.mosaic_gpu import (
     registers_of,
     take,
 )
-
-type Gating = Callable[[Array, Array], Array]
 
 
 class Spec(NamedTuple):
@@ -138,11 +137,6 @@ def check_units(w: Any, groups: Groups, gating: Any, columns: int) -> None:
             f"mosaic_gpu grouped_matmul takes tiles of {SMALLEST_TILE} to {LARGEST_TILE} rows, "
             f"a power of two, got {tile}"
         )
-
-
-def computes(gating: Gating) -> bool:
-    """Whether Mosaic has the gating's functions."""
-    return "erf" not in str(jax.make_jaxpr(gating)(0.0, 0.0))
 
 
 def grouped_matmul(

@@ -16,11 +16,10 @@ from jax import Array, lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
+from pallas_kernels.gated_matmul.gating import Gating, computes
 from pallas_kernels.grouped_matmul.groups import Groups
 from pallas_kernels.grouped_matmul.mosaic_gpu import (
-    Gating,
     at_width,
-    computes,
     plus,
     row_of_x,
     tile_rows,

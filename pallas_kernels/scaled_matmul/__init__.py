@@ -6,7 +6,8 @@ from jax import Array
 from jax.typing import DTypeLike
 
 from pallas_kernels.backends import Backends
-from pallas_kernels.grouped_matmul import Gating, Groups
+from pallas_kernels.gated_matmul.gating import Gating, computes
+from pallas_kernels.grouped_matmul import Groups
 from pallas_kernels.parts import Parts, Product
 from pallas_kernels.scaled_matmul.experts import ScaledExperts
 from pallas_kernels.scaled_matmul.plan import K, is_faster, room_of
@@ -80,29 +81,29 @@ def scaled_parts(
     return PARTS[backend](x_TI, w_OI, scale_OG, group, inputs, input_scale)
 
 
-def gated_rows(product: Product, rounding: Rounding, *, backend: str) -> Inputs:
-    """silu(gate) · up of a product `[T, 2F]` whose first F columns are the gate's, rounded for the
+def gated_rows(product: Product, rounding: Rounding, *, gating: Gating, backend: str) -> Inputs:
+    """gating(gate, up) of a product `[T, 2F]` whose first F columns are the gate's, rounded for the
     product that reads it. The reference serves where the back end does not take these; what it
     makes of few tokens stays plain where a kernel will round it."""
     from pallas_kernels.scaled_matmul import reference
 
-    if backend != "mosaic_gpu":
-        return reference.gated_rows(product, rounding)
+    if backend != "mosaic_gpu" or not computes(gating):
+        return reference.gated_rows(product, rounding, gating)
     from pallas_kernels.scaled_matmul import mosaic_gating, mosaic_gating_few
 
     if mosaic_gating_few.supports(product, rounding):
-        return mosaic_gating_few.gated_rows(product, rounding)
+        return mosaic_gating_few.gated_rows(product, rounding, gating)
     if mosaic_gating.supports(product, rounding):
         assert isinstance(product, Parts)
-        return mosaic_gating.gated_rows(product, rounding)
+        return mosaic_gating.gated_rows(product, rounding, gating)
     if is_faster(product.shape[0], grouped=False):
-        return reference.gated(product)
-    return reference.gated_rows(product, rounding)
+        return reference.gated(product, gating)
+    return reference.gated_rows(product, rounding, gating)
 
 
-def gates(wanted: str) -> bool:
+def gates(wanted: str, gating: Gating) -> bool:
     """Whether `gated_rows` is faster than the activation and the rounding by themselves."""
-    return wanted == "mosaic_gpu"
+    return wanted == "mosaic_gpu" and computes(gating)
 
 
 def backend_for(

@@ -15,6 +15,7 @@ from jax import Array, lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
+from pallas_kernels.gated_matmul.gating import Gating, in_kernels
 from pallas_kernels.mosaic_gpu import THREADS, launch, row_layout, store
 from pallas_kernels.parts import Parts, Product
 from pallas_kernels.scaled_matmul.mosaic_rounding import NUMBERS, numbers_of, results, scale_of
@@ -39,7 +40,9 @@ def supports(product: Product, rounding: Rounding) -> bool:
     )
 
 
-def gated_rows(product: Parts, rounding: Rounding, *, interpret: Any = None) -> RoundedRows:
+def gated_rows(
+    product: Parts, rounding: Rounding, gating: Gating, *, interpret: Any = None
+) -> RoundedRows:
     """See `pallas_kernels.scaled_matmul`; for what `supports` allows.
 
     `interpret` is a `plgpu.InterpretGPUParams` for machines without a GPU.
@@ -52,7 +55,9 @@ def gated_rows(product: Parts, rounding: Rounding, *, interpret: Any = None) -> 
     def gated_rows_kernel(y_ref, rows_ref, columns_ref, numbers_ref, scale_ref, held):  # type: ignore[no-untyped-def]
         first = lax.axis_index("rows") * own
         rows = [jnp.minimum(first + r, T - 1) for r in range(own)]
-        activate = partial(_activate, (y_ref, rows_ref, columns_ref), rows, held)
+        activate = partial(
+            _activate, (y_ref, rows_ref, columns_ref), in_kernels(gating), rows, held
+        )
         most = activate(0, size, None)
         most = lax.fori_loop(1, pieces, lambda i, most: activate(_at(i, size), size, most), most)
         largest = [jnp.max(each) for each in most]
@@ -83,6 +88,7 @@ def gated_rows(product: Parts, rounding: Rounding, *, interpret: Any = None) -> 
 
 def _activate(
     given: tuple[Any, Any, Any],
+    gating: Gating,
     rows: list[Array],
     held: Any,
     begin: Any,
@@ -101,7 +107,7 @@ def _activate(
             .astype(jnp.float32)
             for at, by in ((begin, gate_scale), (begin + F, up_scale))
         )
-        y = (gate / (1 + jnp.exp(-gate)) * up).astype(dtype)
+        y = gating(gate, up).astype(dtype)
         store(held.at[r, pl.ds(begin, width)], y)
         y = y.astype(jnp.float32)
         size = jnp.maximum(y, -y)

@@ -16,6 +16,7 @@ from jax import Array, lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
+from pallas_kernels.gated_matmul.gating import Gating, in_kernels
 from pallas_kernels.mosaic_gpu import store
 from pallas_kernels.mosaic_team import LOADED, TEAM, Team, blocks_of
 from pallas_kernels.parts import Parts, Product
@@ -80,7 +81,12 @@ def supports(product: Product, rounding: Rounding) -> bool:
 
 
 def gated_rows(
-    product: Product, rounding: Rounding, *, blocks: int | None = None, interpret: Any = None
+    product: Product,
+    rounding: Rounding,
+    gating: Gating,
+    *,
+    blocks: int | None = None,
+    interpret: Any = None,
 ) -> RoundedRows:
     """See `pallas_kernels.scaled_matmul`; for what `supports` allows. The `blocks` of a row change
     only speed.
@@ -110,7 +116,7 @@ def gated_rows(
                 .astype(jnp.float32)
                 for part in (gate, up)
             )
-            return (x / (1 + jnp.exp(-x)) * by).astype(dtype).astype(jnp.float32)
+            return in_kernels(gating)(x, by).astype(dtype).astype(jnp.float32)
 
         team.begin(met, told=4 * LINES * TEAM)
         tiles = list(_tiles(given, member))

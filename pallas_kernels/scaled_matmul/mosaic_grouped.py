@@ -16,9 +16,10 @@ from jax import Array, lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
+from pallas_kernels.gated_matmul.gating import Gating
 from pallas_kernels.grouped_matmul.groups import Groups
+from pallas_kernels.grouped_matmul.mosaic_gpu import Spec as Units
 from pallas_kernels.grouped_matmul.mosaic_gpu import (
-    Gating,
     Unit,
     at_width,
     check_units,
@@ -28,7 +29,6 @@ from pallas_kernels.grouped_matmul.mosaic_gpu import (
     finish,
     row_of_x,
 )
-from pallas_kernels.grouped_matmul.mosaic_gpu import Spec as Units
 from pallas_kernels.grouped_matmul.plan import PROCESSORS, widths_of
 from pallas_kernels.mosaic_gpu import PRODUCER_REGISTERS, drain, launch, registers_of, take
 from pallas_kernels.mosaic_gpu import TILED as TILED_Y

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
+from pallas_kernels.gated_matmul.gating import Gating
 from pallas_kernels.parts import Product, whole
 from pallas_kernels.scaled_matmul.rounding import (
     Inputs,
@@ -31,15 +31,15 @@ def scaled_matmul(
     return multiplied(rounded, w_OI, scale_OG, group, x_TI.dtype)
 
 
-def gated_rows(product: Product, rounding: Rounding) -> RoundedRows:
+def gated_rows(product: Product, rounding: Rounding, gating: Gating) -> RoundedRows:
     """See `pallas_kernels.scaled_matmul`."""
-    return rounding.of(gated(product))
+    return rounding.of(gated(product, gating))
 
 
-def gated(product: Product) -> Array:
-    """silu(gate) · up, not rounded further."""
+def gated(product: Product, gating: Gating) -> Array:
+    """gating(gate, up), not rounded further."""
     gate, up = jnp.split(whole(product), 2, axis=1)
-    return jax.nn.silu(gate) * up
+    return gating(gate, up)
 
 
 scaled_parts = scaled_matmul  # XLA joins its program with that of what follows

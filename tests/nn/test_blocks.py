@@ -12,8 +12,9 @@ from jaxllm.nn.contexts.dense import DenseContext
 from jaxllm.nn.embedding import Embedding, vocab_axis
 from jaxllm.nn.heads import Heads
 from jaxllm.nn.linear import Init, Linear
-from jaxllm.nn.mlp import ACTIVATIONS, GatedMLP
+from jaxllm.nn.mlp import ACTIVATIONS, GatedMLP, is_fused
 from jaxllm.nn.norm import RMSNorm
+from pallas_kernels.gated_matmul import Gating
 
 
 def init(dtype: jax.typing.DTypeLike = jnp.float32) -> Init:
@@ -67,23 +68,31 @@ def test_a_gated_mlp_keeps_gate_and_up_of_a_shard_together() -> None:
 
 
 class Fused(DenseContext):
-    """Answers every gated product with ones."""
+    """Answers every gated product with that of gates of two and ups of three."""
 
-    def gated_product(self, x_TD: jax.Array, weight_X2FD: jax.Array) -> jax.Array | None:
-        return jnp.ones((x_TD.shape[0], weight_X2FD.shape[0] * weight_X2FD.shape[2]), x_TD.dtype)
+    def gated_product(
+        self, x_TD: jax.Array, weight_X2FD: jax.Array, gating: Gating
+    ) -> jax.Array | None:
+        shape = x_TD.shape[0], weight_X2FD.shape[0] * weight_X2FD.shape[2]
+        return gating(jnp.full(shape, 2.0), jnp.full(shape, 3.0))
 
 
 @pytest.mark.parametrize(
     ("activation", "bias", "asked"),
-    [("silu", False, True), ("swish", False, True), ("gelu", False, False), ("silu", True, False)],
+    [("silu", False, True), ("gelu", False, True), ("relu2", False, True), ("silu", True, False)],
 )
-def test_the_context_computes_the_gated_product_that_it_stands_for_only(
+def test_the_context_computes_the_gated_product_of_any_activation_without_a_bias(
     activation: str, bias: bool, asked: bool
 ) -> None:
     mlp = GatedMLP(init(), 6, 8, 2, activation, bias)
     x = random(5, 6)
-    ones = np.ones((5, 8)) @ np.asarray(mlp.down.weight[...]).T
-    assert np.allclose(mlp(x, Fused()), ones, atol=1e-6) == asked
+    hidden = np.full((5, 8), 3 * float(ACTIVATIONS[activation](jnp.float32(2.0))))
+    wanted = hidden @ np.asarray(mlp.down.weight[...]).T
+    assert np.allclose(mlp(x, Fused()), wanted, atol=1e-5) == asked
+
+
+def test_activations_are_fused_but_for_those_with_erf() -> None:
+    assert {name for name in ACTIVATIONS if not is_fused(name)} == {"gelu", "gelu_python"}
 
 
 def test_gelu_and_its_approximation_differ() -> None:

@@ -19,7 +19,7 @@ from jaxllm.nn.weight import int4, scaled
 from jaxllm.nn.weight.protocol import Shape
 from jaxllm.nn.weight.schemes import rounded
 from jaxllm.quantisation import WeightFormat
-from pallas_kernels.gated_matmul import gated_matmul
+from pallas_kernels.gated_matmul import Gating, gated_matmul
 from pallas_kernels.int4_matmul.packed import dequantised
 from pallas_kernels.parts import Parts, Product, whole
 from pallas_kernels.scaled_matmul import Inputs, RoundedRows
@@ -138,9 +138,9 @@ def test_the_whole_weight_of_gate_and_up_gives_what_its_groups_do(
     mlp, x_TD = fed(GatedMLP(init, WIDTH, 48, 1, "silu"), kind), jnp.ones((TOKENS, WIDTH)) / 7
     wanted, asked = whole(mlp(x_TD, DenseContext())), []
 
-    def gated(self: object, x: jax.Array, weight: jax.Array) -> jax.Array:
+    def gated(self: object, x: jax.Array, weight: jax.Array, gating: Gating) -> jax.Array:
         asked.append(weight.shape)
-        return gated_matmul(x, weight.reshape(-1, WIDTH), backend="reference")
+        return gated_matmul(x, weight.reshape(-1, WIDTH), gating=gating, backend="reference")
 
     monkeypatch.setattr(int4.op, "is_dense", lambda *given: True)
     monkeypatch.setattr(int4, "_dense", lambda x, w: dequantised(w, WIDTH, x.dtype))
@@ -159,8 +159,8 @@ def test_an_activation_is_rounded_for_the_map_that_reads_it(
         held(linear, FP8)
     x_TD = jax.random.normal(jax.random.key(0), (TOKENS, WIDTH))
     wanted = whole(mlp(x_TD, context))
-    assert mlp.gate_up.gated(x_TD, context, mlp.down) is None
-    monkeypatch.setattr(scaled.op, "gates", lambda wanted: True)
-    found = mlp.gate_up.gated(x_TD, context, mlp.down)
+    assert mlp.gate_up.gated(x_TD, mlp.gating, context, mlp.down) is None
+    monkeypatch.setattr(scaled.op, "gates", lambda wanted, gating: True)
+    found = mlp.gate_up.gated(x_TD, mlp.gating, context, mlp.down)
     assert isinstance(found, RoundedRows) and found.shape == (TOKENS, 48)
     np.testing.assert_allclose(whole(mlp(x_TD, context)), wanted, rtol=1e-5, atol=1e-6)

@@ -19,8 +19,8 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 
 INTERPRETER, CARD = "interpreter", "card"
 STATIC = (
-    *("eps", "filters", "interpret", "no_split", "rounding", "scale", "softcap", "tuning"),
-    "window",
+    *("eps", "filters", "gating", "interpret", "no_split", "rounding", "scale", "softcap"),
+    *("tuning", "window"),
 )
 card = pytest.param(CARD, marks=pytest.mark.gpu)
 places = pytest.mark.parametrize("place", [INTERPRETER, card])

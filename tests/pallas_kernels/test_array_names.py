@@ -16,7 +16,7 @@ from pallas_kernels import items, quantised
 from pallas_kernels.add_norm import add_norm
 from pallas_kernels.draw import draw
 from pallas_kernels.draw.cases import OPTIONS, logits, rows_of
-from pallas_kernels.gated_matmul import gated_matmul
+from pallas_kernels.gated_matmul import SILU, gated_matmul
 from pallas_kernels.gated_matmul import mosaic_gpu as product
 from pallas_kernels.grouped_matmul import combine, group_tokens, grouped_matmul
 from pallas_kernels.paged_decode import cases as decode_cases
@@ -45,7 +45,7 @@ def test_the_residual_sum_and_norm(backend: str) -> None:
 
 @pytest.mark.parametrize("backend", ["reference", "mosaic_gpu"])
 def test_the_gated_product(backend: str) -> None:
-    seen = traced(gated_matmul, low((9, 64)), low((32, 64)), backend=backend)
+    seen = traced(gated_matmul, low((9, 64)), low((32, 64)), gating=SILU, backend=backend)
     assert seen["x_MI"] and seen["w_OI"]
 
 
@@ -120,7 +120,7 @@ def test_a_wrong_axis_is_noticed_in_the_kernels_too() -> None:
 
 
 def test_the_kernels_wrappers_name_their_arrays_by_shape() -> None:
-    seen = traced(product.gated_matmul, low((9, 64)), low((32, 64)))
+    seen = traced(product.gated_matmul, low((9, 64)), low((32, 64)), gating=SILU)
     assert seen["x_MI"] and seen["w_OI"]
     heads = jax.ShapeDtypeStruct((3, 2, 16), jnp.float32)
     assert traced(quantised.quantise, heads, dtype=quantised.DTYPES[0]) is not None

@@ -15,7 +15,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pallas_kernels.gated_matmul import backend_for, gated_matmul, is_faster, mosaic_gpu, plan
+from pallas_kernels.gated_matmul import (
+    GELU,
+    SILU,
+    Gated,
+    backend_for,
+    gated_matmul,
+    is_faster,
+    mosaic_gpu,
+    plan,
+)
 from pallas_kernels.gated_matmul.cases import CASES, MODEL_SHAPES, Case, expected, inputs
 from pallas_kernels.gated_matmul.plan import Tuning
 from tests.pallas_kernels.places import (
@@ -28,7 +37,8 @@ from tests.pallas_kernels.places import (
     relative_error,
 )
 
-reference = jax.jit(functools.partial(gated_matmul, backend="reference"))
+reference = jax.jit(functools.partial(gated_matmul, backend="reference"), static_argnames="gating")
+gatings = pytest.mark.parametrize("gating", [SILU, GELU], ids=["silu", "gelu"])
 ERROR = {"bfloat16": 5e-3, "float16": 1e-3}
 SMALLEST = Case(name="the smallest", tokens=3, outputs=16, inputs=64)
 any_rows = st.integers(1, 5000)
@@ -36,19 +46,23 @@ any_outputs = st.integers(1, 2500).map(lambda x: 16 * x)
 any_inputs = st.integers(1, 250).map(lambda x: 64 * x)
 
 
-def launched(place: str, x: Any, w: Any, tuning: Tuning | None = None) -> np.ndarray:
+def launched(
+    place: str, x: Any, w: Any, tuning: Tuning | None = None, gating: Gated = SILU
+) -> np.ndarray:
     """The kernel's product, with an output that starts as NaN."""
     poison_outputs(place, jax.ShapeDtypeStruct((x.shape[0], w.shape[0] // 2), x.dtype))
-    return np.asarray(jitted(mosaic_gpu.gated_matmul)(x, w, tuning=tuning, **launch_options(place)))
+    run = jitted(mosaic_gpu.gated_matmul)
+    return np.asarray(run(x, w, gating=gating, tuning=tuning, **launch_options(place)))
 
 
 @places
+@gatings
 @pytest.mark.parametrize("dtype", ERROR)
-def test_the_product_equals_float64(place: str, dtype: str) -> None:
+def test_the_product_equals_float64(place: str, dtype: str, gating: Gated) -> None:
     for case, seed in itertools.product(pick(place, [SMALLEST], CASES), pick(place, [3], [1, 2])):
         x, w = (jnp.asarray(a, dtype) for a in inputs(case, seed))
-        got = launched(place, x, w, pick(place, Tuning(64, 16, 2, 1), None))
-        wanted = expected(np.asarray(x), np.asarray(w))
+        got = launched(place, x, w, pick(place, Tuning(64, 16, 2, 1), None), gating)
+        wanted = expected(np.asarray(x), np.asarray(w), gating)
         assert got.shape == wanted.shape and got.dtype == x.dtype
         assert relative_error(got, wanted) < ERROR[dtype], (case.name, seed)
 
@@ -58,10 +72,12 @@ def test_the_product_equals_float64(place: str, dtype: str) -> None:
 @pytest.mark.parametrize("model", MODEL_SHAPES)
 def test_a_models_shape_equals_the_reference_on_a_card(model: str, rows: int) -> None:
     O, I = MODEL_SHAPES[model]  # noqa: E741
+    gating = GELU if "Gemma" in model else SILU
     keys = jax.random.split(jax.random.key(rows))
     x = jax.random.normal(keys[0], (rows, I), jnp.bfloat16)
     w = jax.random.normal(keys[1], (O, I), jnp.bfloat16) / I**0.5
-    assert relative_error(launched(CARD, x, w), reference(x, w)) < 5e-3
+    found = launched(CARD, x, w, gating=gating)
+    assert relative_error(found, reference(x, w, gating=gating)) < 5e-3
 
 
 @pytest.mark.gpu
@@ -77,7 +93,7 @@ def test_widths_that_no_wide_copy_divides_equal_the_reference_on_a_card(
     keys = jax.random.split(jax.random.key(rows))
     x = jax.random.normal(keys[0], (rows, I), jnp.bfloat16)
     w = jax.random.normal(keys[1], (O, I), jnp.bfloat16) / I**0.5
-    assert relative_error(launched(CARD, x, w), reference(x, w)) < 5e-3
+    assert relative_error(launched(CARD, x, w), reference(x, w, gating=SILU)) < 5e-3
 
 
 @places
@@ -105,7 +121,7 @@ def test_every_class_of_rows_and_cluster_is_right_on_a_card(rows: int, cluster: 
     for n in (16, 96, plan.MAX_N[rows]):
         stages = min(8, plan.stages_of(rows, n, case.outputs // 2))
         got = launched(CARD, x, w, Tuning(rows, n, stages, cluster))
-        assert relative_error(got, expected(np.asarray(x), np.asarray(w))) < 5e-3, n
+        assert relative_error(got, expected(np.asarray(x), np.asarray(w), SILU)) < 5e-3, n
 
 
 @given(M=any_rows, O=any_outputs, I=any_inputs)
@@ -176,9 +192,13 @@ def test_the_choice_asks_the_kernel_whether_it_supports_the_arrays() -> None:
     shape = jax.ShapeDtypeStruct
     x, odd = shape((64, 3600), jnp.bfloat16), shape((37888, 3600), jnp.bfloat16)
     assert is_faster(64, odd.size * 2)
-    assert backend_for("mosaic_gpu", x, odd) is None  # type: ignore[arg-type]
+    assert backend_for("mosaic_gpu", x, odd, SILU) is None  # type: ignore[arg-type]
     fit = shape((37888, 3584), jnp.bfloat16)
-    assert backend_for("mosaic_gpu", shape((64, 3584), jnp.bfloat16), fit) == "mosaic_gpu"  # type: ignore[arg-type]
+    x = shape((64, 3584), jnp.bfloat16)
+    assert backend_for("mosaic_gpu", x, fit, SILU) == "mosaic_gpu"  # type: ignore[arg-type]
+    assert backend_for("mosaic_gpu", x, fit, GELU) == "mosaic_gpu"  # type: ignore[arg-type]
+    exact = Gated(functools.partial(jax.nn.gelu, approximate=False))
+    assert backend_for("mosaic_gpu", x, fit, exact) is None  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -202,13 +222,13 @@ def test_a_refusal_names_what_was_given(
     x: tuple[tuple[int, ...], str], w: tuple[tuple[int, ...], str], message: str
 ) -> None:
     with pytest.raises(ValueError, match=f"mosaic_gpu gated_matmul takes .*{message}"):
-        mosaic_gpu.check(jax.ShapeDtypeStruct(*x), jax.ShapeDtypeStruct(*w))
+        mosaic_gpu.check(jax.ShapeDtypeStruct(*x), jax.ShapeDtypeStruct(*w), SILU)
 
 
 def test_the_reference_is_silu_of_the_gate_times_up_in_float32() -> None:
     x = jnp.array([[1.0, 2.0]], jnp.bfloat16)
     w = jnp.array([[1.0, 0.0], [0.0, -1.0], [0.5, 0.5], [1.0, 1.0]], jnp.bfloat16)
-    got = np.asarray(gated_matmul(x, w, backend="reference"), np.float64)
+    got = np.asarray(gated_matmul(x, w, gating=SILU, backend="reference"), np.float64)
     silu = lambda g: g / (1 + np.exp(-g))
     np.testing.assert_allclose(got, [[silu(1.0) * 1.5, silu(-2.0) * 3.0]], rtol=2**-8)
     assert got.shape == (1, 2)

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pallas_kernels.gated_matmul import BACKENDS, backend_for, is_faster, plan
+from pallas_kernels.gated_matmul import BACKENDS, SILU, backend_for, is_faster, plan
 from pallas_kernels.gated_matmul.cases import CASES, MODEL_SHAPES, expected, inputs
 from pallas_kernels.gated_matmul.plan import (
     MAX_N,
@@ -120,12 +120,12 @@ def test_a_back_end_is_none_where_it_is_slower_refuses_or_is_the_reference() -> 
         return jax.ShapeDtypeStruct((M, 4096), types), jax.ShapeDtypeStruct((O, 4096), types)
 
     fast = shape(256, 28672)
-    assert backend_for("mosaic_gpu", *fast) == "mosaic_gpu"
-    assert backend_for("reference", *fast) is None
-    assert backend_for("xla", *fast) is None, "a name that this op does not have"
-    assert backend_for("mosaic_gpu", *shape(16, 28672)) is None
-    assert backend_for("mosaic_gpu", *shape(256, 28672, "float32")) is None
-    assert backend_for("mosaic_gpu", *shape(256, 28680)) is None
+    assert backend_for("mosaic_gpu", *fast, SILU) == "mosaic_gpu"
+    assert backend_for("reference", *fast, SILU) is None
+    assert backend_for("xla", *fast, SILU) is None, "a name that this op does not have"
+    assert backend_for("mosaic_gpu", *shape(16, 28672), SILU) is None
+    assert backend_for("mosaic_gpu", *shape(256, 28672, "float32"), SILU) is None
+    assert backend_for("mosaic_gpu", *shape(256, 28680), SILU) is None
 
 
 @pytest.mark.parametrize(
@@ -144,7 +144,7 @@ def test_shapes_that_are_refused_are_named(
 ) -> None:
     given = (jax.ShapeDtypeStruct(shape, jnp.bfloat16) for shape in (x, w))
     with pytest.raises(ValueError, match=message):
-        BACKENDS.check("mosaic_gpu", *given)
+        BACKENDS.check("mosaic_gpu", *given, SILU)
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
@@ -152,7 +152,7 @@ def test_the_oracle_is_odd_in_up_and_zero_where_up_is_zero(case: object) -> None
     x, w = inputs(case)  # type: ignore[arg-type]
     half = len(w) // 2
     gate, up = w[:half], w[half:]
-    plain = expected(x, w)
-    np.testing.assert_allclose(expected(x, np.concatenate([gate, -up])), -plain)
-    assert not expected(x, np.concatenate([gate, 0 * up])).any()
+    plain = expected(x, w, SILU)
+    np.testing.assert_allclose(expected(x, np.concatenate([gate, -up]), SILU), -plain)
+    assert not expected(x, np.concatenate([gate, 0 * up]), SILU).any()
     assert plain.shape == (len(x), half)

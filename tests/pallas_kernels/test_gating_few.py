@@ -10,6 +10,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from pallas_kernels.gated_matmul import GELU, SILU
+from pallas_kernels.gated_matmul.cases import ACTIVATIONS
 from pallas_kernels.parts import Parts, Product, whole
 from pallas_kernels.scaled_matmul import Rounding, gated_rows, mosaic_gating_few
 from tests.pallas_kernels.places import launch_options, pick, places
@@ -40,18 +42,22 @@ def product_of(tokens: int, width: int, cut: int, shares: int) -> Product:
     "kind",
     ["both", *(pytest.param(kind, marks=pytest.mark.slow) for kind in ("done", "shares"))],
 )
-def test_few_rows_are_silu_times_up_rounded_once_more(place: str, kind: str) -> None:
+def test_few_rows_are_gated_and_rounded_once_more(place: str, kind: str) -> None:
+    gating = GELU if kind == "shares" else SILU
     tokens, width, shares = pick(place, (2, 1536, 2), (64, 18944, 7))
     cut = {"done": 2 * width, "shares": 0, "both": pick(place, 2560, 33792)}[kind]
     product, rounding = product_of(tokens, width, cut, shares), Rounding(FP8, max(8, tokens))
     assert mosaic_gating_few.supports(product, rounding)
     run = functools.partial(
-        mosaic_gating_few.gated_rows, rounding=rounding, **launch_options(place)
+        mosaic_gating_few.gated_rows,
+        rounding=rounding,
+        gating=gating,
+        **launch_options(place),
     )
     rows = jax.jit(run)(product).sized(tokens)
     numbers, scale = np.asarray(rows.numbers, np.float32), np.asarray(rows.scale)
     gate, up = np.split(np.asarray(whole(product), np.float64), 2, axis=1)
-    wanted = gate / (1 + np.exp(-gate)) * up
+    wanted = ACTIVATIONS[gating](gate) * up
     assert rows.shape == (tokens, width) and rows.dtype == BF16
     assert (numbers[1] == 0).all() and scale[1] == 1
     # Numbers of 8 bits have four bits of precision, and steps of 2^-9 at the least
@@ -64,7 +70,9 @@ def test_few_rows_are_silu_times_up_rounded_once_more(place: str, kind: str) -> 
 
 @pytest.mark.parametrize("blocks", [1, 8])
 def test_a_row_over_several_blocks_lowers_for_cuda_as_one_launch(blocks: int) -> None:
-    run = functools.partial(mosaic_gating_few.gated_rows, rounding=Rounding(FP8, 8), blocks=blocks)
+    run = functools.partial(
+        mosaic_gating_few.gated_rows, rounding=Rounding(FP8, 8), gating=SILU, blocks=blocks
+    )
     traced = jax.jit(run).trace(product_of(2, 512, 0, 2))
     text = traced.lower(lowering_platforms=("cuda",)).as_text()
     assert text.count("mosaic_gpu_v2") == 1
@@ -77,7 +85,7 @@ def test_a_row_over_several_blocks_has_the_bits_of_one_block_on_a_card(
 ) -> None:
     for tokens, blocks in (1, 8), (33, 4), (64, 2):
         product, rounding = product_of(tokens, width, cut, 7), Rounding(FP8, max(8, tokens))
-        run = functools.partial(mosaic_gating_few.gated_rows, rounding=rounding)
+        run = functools.partial(mosaic_gating_few.gated_rows, rounding=rounding, gating=SILU)
         alone, together = (jax.jit(functools.partial(run, blocks=own)) for own in (1, blocks))
         wanted = alone(product).sized(tokens)
         for _ in range(50):
@@ -101,6 +109,6 @@ def test_products_of_few_tokens_that_the_kernel_takes() -> None:
 
 def test_few_rows_that_the_kernel_does_not_take_stay_plain() -> None:
     product = jnp.ones((2, 200), jnp.bfloat16)
-    found = gated_rows(product, Rounding(FP8, 8), backend="mosaic_gpu")
+    found = gated_rows(product, Rounding(FP8, 8), gating=SILU, backend="mosaic_gpu")
     assert isinstance(found, jax.Array) and found.dtype == BF16
     np.testing.assert_allclose(np.asarray(found, np.float32), 0.7310586, rtol=2**-7)

@@ -10,7 +10,16 @@ import pytest
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from pallas_kernels.backends import UnknownBackend
-from pallas_kernels.gated_matmul import backend_for, gated_matmul, is_faster, mosaic_gpu, plan
+from pallas_kernels.gated_matmul import (
+    GELU,
+    SILU,
+    Gated,
+    backend_for,
+    gated_matmul,
+    is_faster,
+    mosaic_gpu,
+    plan,
+)
 from pallas_kernels.gated_matmul.cases import CASES, MODEL_SHAPES, Case, expected, inputs
 from pallas_kernels.gated_matmul.plan import Tuning
 from pallas_kernels.mosaic_gpu import PRODUCER_REGISTERS, registers_of
@@ -29,6 +38,7 @@ SMALL = {
     "the smallest": None,
 }
 ROWS = (64, 96, 160, 256, 512, 640, 2048)
+gatings = pytest.mark.parametrize("gating", [SILU, GELU], ids=["silu", "gelu"])
 
 
 def relative_error(out: jax.Array, wanted: np.ndarray) -> float:
@@ -38,16 +48,17 @@ def relative_error(out: jax.Array, wanted: np.ndarray) -> float:
     return float(np.linalg.norm(np.asarray(out, np.float64) - wanted) / np.linalg.norm(wanted))
 
 
-def rounded(case: Case, dtype: str) -> tuple[jax.Array, jax.Array, np.ndarray]:
+def rounded(case: Case, dtype: str, gating: Gated) -> tuple[jax.Array, jax.Array, np.ndarray]:
     """The inputs of a case in `dtype`, and the product of what they were rounded to."""
     x, w = (jnp.asarray(a, dtype) for a in inputs(case))
-    return x, w, expected(np.asarray(x), np.asarray(w))
+    return x, w, expected(np.asarray(x), np.asarray(w), gating)
 
 
+@gatings
 @pytest.mark.parametrize("case", CASES, ids=lambda c: c.name)
-def test_the_reference_equals_the_product_in_float64(case: Case) -> None:
-    x, w, wanted = rounded(case, "float32")
-    assert relative_error(gated_matmul(x, w, backend="reference"), wanted) < 1e-5
+def test_the_reference_equals_the_product_in_float64(case: Case, gating: Gated) -> None:
+    x, w, wanted = rounded(case, "float32", gating)
+    assert relative_error(gated_matmul(x, w, gating=gating, backend="reference"), wanted) < 1e-5
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda c: c.name)
@@ -56,9 +67,13 @@ def test_the_interpreted_kernel_equals_the_product_in_float64(
 ) -> None:
     monkeypatch.setattr(mosaic_gpu, "PROCESSORS", 4)  # so that blocks do several units
     monkeypatch.setattr(mosaic_gpu, "BAND_GROUP", 2)
-    x, w, wanted = rounded(case, "float16" if case.name == "two classes" else "bfloat16")
+    gating = GELU if case.name in ("one token", "two classes") else SILU
+    dtype = "float16" if case.name == "two classes" else "bfloat16"
+    x, w, wanted = rounded(case, dtype, gating)
     out = mosaic_gpu.gated_matmul(
-        x, w, tuning=SMALL[case.name], interpret=plgpu.InterpretGPUParams(detect_races=True)
+        *(x, w, gating),
+        tuning=SMALL[case.name],
+        interpret=plgpu.InterpretGPUParams(detect_races=True),
     )
     assert out.shape == wanted.shape and out.dtype == x.dtype
     assert relative_error(out, wanted) < 5e-3
@@ -70,7 +85,8 @@ def test_every_tile_is_one_units(
 ) -> None:
     monkeypatch.setattr(mosaic_gpu, "BAND_GROUP", together)
     monkeypatch.setattr(mosaic_gpu.lax, "axis_index", lambda name: jnp.int32(0))
-    spec = mosaic_gpu._Spec(bands * 64, 7 * 16, 64, jnp.bfloat16, Tuning(64, 32, 2, 1), None)
+    sizes = Tuning(64, 32, 2, 1)
+    spec = mosaic_gpu._Spec(bands * 64, 7 * 16, 64, jnp.bfloat16, SILU, sizes, None)
     found = [
         tuple(map(int, mosaic_gpu._tile_of(spec, jnp.int32(unit)))) for unit in range(7 * bands)
     ]
@@ -78,18 +94,23 @@ def test_every_tile_is_one_units(
     assert len({band for _, band in found[: 7 * min(together, bands)]}) <= min(together, bands)
 
 
-def test_extreme_gates_give_no_nan() -> None:
+@gatings
+def test_extreme_gates_give_no_nan(gating: Gated) -> None:
     x, w = (
         jnp.full((8, 64), 30.0, jnp.bfloat16),
         jnp.concatenate([jnp.full((8, 64), -30.0), jnp.ones((8, 64))]).astype(jnp.bfloat16),
     )
     params = plgpu.InterpretGPUParams(detect_races=True)
-    assert not np.asarray(
-        mosaic_gpu.gated_matmul(x, w, tuning=Tuning(64, 16, 2, 1), interpret=params), np.float32
-    ).any()
-    wide = np.asarray(
-        mosaic_gpu.gated_matmul(x, -w, tuning=Tuning(64, 16, 2, 1), interpret=params), np.float32
+    none, wide = (
+        np.asarray(
+            mosaic_gpu.gated_matmul(
+                x, sign * w, gating, tuning=Tuning(64, 16, 2, 1), interpret=params
+            ),
+            np.float32,
+        )
+        for sign in (1, -1)
     )
+    assert not none.any()
     assert np.isfinite(wide).all() and (wide < 0).all()
 
 
@@ -106,7 +127,9 @@ def test_the_kernel_lowers_for_cuda(model: str, rows: int) -> None:
         jax.ShapeDtypeStruct(shape, jnp.bfloat16)
         for shape in ((rows, MODEL_SHAPES[model][1]), MODEL_SHAPES[model])
     )
-    lowered = jitted(mosaic_gpu.gated_matmul).trace(x, w).lower(lowering_platforms=("cuda",))
+    lowered = (
+        jitted(mosaic_gpu.gated_matmul).trace(x, w, gating=SILU).lower(lowering_platforms=("cuda",))
+    )
     assert lowered.as_text().count("mosaic_gpu_v2") == 1
 
 
@@ -118,7 +141,10 @@ def test_widths_that_no_wide_copy_divides_lower_too(O: int, I: int, rows: int) -
     x, w = (jax.ShapeDtypeStruct(shape, jnp.bfloat16) for shape in ((rows, I), (O, I)))
     assert (
         "mosaic_gpu_v2"
-        in jitted(mosaic_gpu.gated_matmul).trace(x, w).lower(lowering_platforms=("cuda",)).as_text()
+        in jitted(mosaic_gpu.gated_matmul)
+        .trace(x, w, gating=SILU)
+        .lower(lowering_platforms=("cuda",))
+        .as_text()
     )
 
 
@@ -147,11 +173,11 @@ def test_measured_sizes_come_first(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_the_kernel_is_used_where_it_pays() -> None:
     x, w = jnp.zeros((64, 3584), jnp.bfloat16), jax.ShapeDtypeStruct((37888, 3584), jnp.bfloat16)
-    assert backend_for("mosaic_gpu", x, w) == "mosaic_gpu"  # type: ignore[arg-type]
-    assert backend_for("mosaic_gpu", x[:32], w) is None  # type: ignore[arg-type]
-    assert backend_for("mosaic_tpu", x, w) is None  # type: ignore[arg-type]
-    assert backend_for("reference", x, w) is None  # type: ignore[arg-type]
-    assert backend_for("mosaic_gpu", x.astype(jnp.float32), w) is None  # type: ignore[arg-type]
+    assert backend_for("mosaic_gpu", x, w, SILU) == "mosaic_gpu"  # type: ignore[arg-type]
+    assert backend_for("mosaic_gpu", x[:32], w, SILU) is None  # type: ignore[arg-type]
+    assert backend_for("mosaic_tpu", x, w, SILU) is None  # type: ignore[arg-type]
+    assert backend_for("reference", x, w, SILU) is None  # type: ignore[arg-type]
+    assert backend_for("mosaic_gpu", x.astype(jnp.float32), w, SILU) is None  # type: ignore[arg-type]
     small = 6144 * 1024 * 2
     assert (is_faster(256, small), is_faster(2048, small), is_faster(2048, 1 << 20)) == (
         False,
@@ -180,13 +206,14 @@ def test_the_kernel_is_used_where_it_pays() -> None:
 def test_what_the_kernel_does_not_take_is_an_error(
     x: tuple[int, int], w: tuple[int, int], said: str
 ) -> None:
+    given = (jnp.zeros(shape, jnp.bfloat16) for shape in (x, w))
     with pytest.raises(ValueError, match=said):
-        gated_matmul(jnp.zeros(x, jnp.bfloat16), jnp.zeros(w, jnp.bfloat16), backend="mosaic_gpu")
+        gated_matmul(*given, gating=SILU, backend="mosaic_gpu")
 
 
 def test_float32_and_unknown_back_ends_are_errors() -> None:
     x, w = jnp.zeros((1, 64)), jnp.zeros((16, 64))
     with pytest.raises(ValueError, match="bfloat16 or float16"):
-        gated_matmul(x, w, backend="mosaic_gpu")
+        gated_matmul(x, w, gating=SILU, backend="mosaic_gpu")
     with pytest.raises(UnknownBackend, match="gated_matmul has no back end 'cuda'"):
-        gated_matmul(x, w, backend="cuda")
+        gated_matmul(x, w, gating=SILU, backend="cuda")

@@ -13,6 +13,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from pallas_kernels.gated_matmul import GELU, SILU
+from pallas_kernels.gated_matmul.cases import ACTIVATIONS
 from pallas_kernels.model_shapes import LAYER_SHAPES
 from pallas_kernels.mosaic_units import PROCESSORS, ROWS, STAGED
 from pallas_kernels.parts import Parts
@@ -319,10 +321,11 @@ def test_rows_that_the_rounding_kernel_takes(rows: int, columns: int, taken: boo
 @places
 @pytest.mark.parametrize("sharing", [1, 1024], ids=["rows share", "rows alone"])
 @pytest.mark.parametrize("width", [384, 2304])
-def test_gated_rows_are_silu_times_up_rounded_once_more(
+def test_rows_are_gated_and_rounded_once_more(
     place: str, sharing: int, width: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(mosaic_gating, "SHARING", sharing)
+    gating = GELU if width == 384 else SILU
     rng, tokens = np.random.default_rng(0), pick(place, 3, 257)
     sums = jnp.asarray(rng.standard_normal((1, tokens, 2 * width)) * 40, jnp.bfloat16)
     sums = sums.at[0, 1, :width].set(0)
@@ -334,7 +337,10 @@ def test_gated_rows_are_silu_times_up_rounded_once_more(
         rounding = Rounding(jnp.float8_e4m3fn, len(own[1][0]))
         assert mosaic_gating.supports(product, rounding)
         gate = functools.partial(
-            mosaic_gating.gated_rows, rounding=rounding, **launch_options(place)
+            mosaic_gating.gated_rows,
+            rounding=rounding,
+            gating=gating,
+            **launch_options(place),
         )
         rows = jax.jit(gate)(product)
         return np.asarray(rows.numbers, np.float32), np.asarray(rows.scale)
@@ -342,7 +348,7 @@ def test_gated_rows_are_silu_times_up_rounded_once_more(
     numbers, scale = run(slice(None))
     product = Parts(sums, scales, (tokens, 2 * width), jnp.dtype(jnp.bfloat16)).whole
     gate, up = np.split(np.asarray(product, np.float64), 2, axis=1)
-    wanted = gate / (1 + np.exp(-gate)) * up
+    wanted = ACTIVATIONS[gating](gate) * up
     assert (numbers[1] == 0).all() and scale[1] == 1
     # Numbers of 8 bits have four bits of precision, and steps of 2^-9 at the least
     step = 2.0**-4 * np.abs(wanted) + scale[:, None] * 2.0**-10

@@ -24,7 +24,7 @@ from jaxllm.engine.startup.device_client import limit_bytes, unused_bytes
 from jaxllm.engine.startup.host_memory import available_bytes
 from jaxllm.mesh import layer_devices
 from jaxllm.models import ModelSpec
-from jaxllm.nn.mlp import ACTIVATIONS, FUSED_ACTIVATION
+from jaxllm.nn.mlp import is_fused
 from jaxllm.quantisation.weight_format import FP8, INT8
 from jaxllm.sampling.process import logits_params_bytes
 from jaxllm.units import GIB, amount
@@ -297,7 +297,7 @@ def expected_workspace_bytes(
     inner = spec.inner_width // shards
     width = 4 * spec.width + inner
     kinds = set(spec.formats.values()) if spec.mixture is None else set()
-    if ACTIVATIONS[spec.activation] is not FUSED_ACTIVATION:
+    if not is_fused(spec.activation):
         width = 5 * spec.width + 2 * inner
     if kinds:
         width = max(width, 3 * spec.width + 2 * inner)

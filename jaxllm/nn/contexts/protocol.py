@@ -51,8 +51,8 @@ class RowContext(Protocol):
         See `pallas_kernels.add_norm`.
         """
 
-    def gated_product(self, x_TD: Array, weight_X2FD: Array) -> Array | None:
-        """silu(gate(x)) · up(x) `[T, X·F]` in one pass; None where two products are faster.
+    def gated_product(self, x_TD: Array, weight_X2FD: Array, gating: Gating) -> Array | None:
+        """gating(gate(x), up(x)) `[T, X·F]` in one pass; None where two products are faster.
 
         See `pallas_kernels.gated_matmul`.
         """

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Self
 
@@ -21,19 +21,10 @@ from jaxllm.nn.weight.experts import HeldExperts
 from jaxllm.nn.weight.parameters import Axes, Init
 from jaxllm.nn.weight.protocol import ExpertWeight, Shape
 from jaxllm.quantisation import WeightFormat
+from pallas_kernels.gated_matmul import Gated
 from pallas_kernels.grouped_matmul import Experts as Weights
 from pallas_kernels.grouped_matmul import Gating, Groups, rows_for
 from pallas_kernels.parts import Product, WeightedRows, whole
-
-
-@dataclass(frozen=True)
-class Gated:
-    """activation(gate) · up."""
-
-    activation: Callable[[Array], Array]
-
-    def __call__(self, gate: Array, up: Array) -> Array:
-        return self.activation(gate) * up
 
 
 @dataclass(frozen=True)

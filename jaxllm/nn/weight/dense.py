@@ -33,9 +33,11 @@ class Dense(nnx.Param):
             return in_shares(x, weight)
         return self.product(x, dims, context)
 
-    def gated(self, x_TD: Inputs, context: RowContext, rounding: Rounding | None) -> Array | None:
+    def gated(
+        self, x_TD: Inputs, gating: Gating, context: RowContext, rounding: Rounding | None
+    ) -> Array | None:
         assert isinstance(x_TD, Array)
-        return context.gated_product(x_TD, self[...])
+        return context.gated_product(x_TD, self[...], gating)
 
     def grouped(
         self,

@@ -68,14 +68,16 @@ class Int4(nnx.Module):
         backend = wanted if op.BACKENDS.supports(wanted, x_TI, weight) else "reference"
         return _int4_parts(x_TI, weight, backend=backend)
 
-    def gated(self, x_TD: Inputs, context: RowContext, rounding: Rounding | None) -> Array | None:
+    def gated(
+        self, x_TD: Inputs, gating: Gating, context: RowContext, rounding: Rounding | None
+    ) -> Array | None:
         assert isinstance(x_TD, Array)
         x_TI, weight = self._factors(x_TD, context)
         one_shard = weight.rows * self.shape.shards == math.prod(self.shape.out)
         if not one_shard or not op.is_dense(context.row_backend, x_TI, weight):
             return None
         plain = _dense(x_TI, weight)
-        return context.gated_product(x_TI, plain.reshape(1, 2, -1, plain.shape[1]))
+        return context.gated_product(x_TI, plain.reshape(1, 2, -1, plain.shape[1]), gating)
 
     def _factors(self, x: Array, context: RowContext) -> tuple[Array, op.Int4]:
         values, shape = self.values[...], self.shape

@@ -51,8 +51,10 @@ class Weight(Protocol):
     def part(self, x: Inputs, dims: int, context: RowContext) -> Product:
         """The same, in parts where that saves a launch, for a reader that adds them up."""
 
-    def gated(self, x_TD: Inputs, context: RowContext, rounding: Rounding | None) -> Inputs | None:
-        """silu(gate(x)) · up(x) `[T, X·F]` of a weight `[X, 2, F, D]`, plain or as `rounding` has
+    def gated(
+        self, x_TD: Inputs, gating: Gating, context: RowContext, rounding: Rounding | None
+    ) -> Inputs | None:
+        """gating(gate(x), up(x)) `[T, X·F]` of a weight `[X, 2, F, D]`, plain or as `rounding` has
         it; None where XLA's activation of the product is as fast."""
 
     def rules(self, path: str, fill: Fill) -> Iterator[Rule]:

@@ -119,12 +119,13 @@ class Scaled(nnx.Module):
         return _kernels_take(kind) and op.experts_fit(*self.shape.of_device, gated, kind.inputs)
 
     def gated(
-        self, x_TD: op.Inputs, context: RowContext, rounding: op.Rounding | None
+        self, x_TD: op.Inputs, gating: Gating, context: RowContext, rounding: op.Rounding | None
     ) -> op.Inputs | None:
         backend = context.row_backend
-        if rounding is None or len(self.values) > 1 or not op.gates(backend):
+        if rounding is None or len(self.values) > 1 or not op.gates(backend, gating):
             return None
-        return _gated_rows(self._parts(x_TD, context), rounding=rounding, backend=backend)
+        product = self._parts(x_TD, context)
+        return _gated_rows(product, rounding=rounding, gating=gating, backend=backend)
 
     def rules(self, path: str, fill: Fill) -> Iterator[Rule]:
         columns = self.shape.columns
@@ -165,6 +166,6 @@ def _with_offsets(y_TO: Array, x_TI: Array, offset_OG: Array, group: int) -> Arr
 
 
 # Jitted, so that a kernel is lowered once, not for every layer
-_gated_rows = jax.jit(op.gated_rows, static_argnames=("rounding", "backend"))
+_gated_rows = jax.jit(op.gated_rows, static_argnames=("rounding", "gating", "backend"))
 _grouped = jax.jit(op.grouped_scaled_matmul, static_argnames="gating")
 _scaled_parts = jax.jit(op.scaled_parts, static_argnames=("group", "inputs", "backend"))

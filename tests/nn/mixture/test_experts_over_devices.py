@@ -14,8 +14,9 @@ from jaxllm.cache.row_kernels import RowKernels
 from jaxllm.mesh import make_mesh, over_experts, per_device, sharding
 from jaxllm.nn.contexts.dense import DenseContext
 from jaxllm.nn.linear import Init
-from jaxllm.nn.mixture.experts import DOWN, UP, ExpertMaps, Experts, Gated, MixtureMLP, Split
+from jaxllm.nn.mixture.experts import DOWN, UP, ExpertMaps, Experts, MixtureMLP, Split
 from jaxllm.nn.mixture.routers import Router, Routing
+from pallas_kernels.gated_matmul import SILU
 
 TOKENS, EXPERTS, CHOICES, WIDTH, INNER = 9, 5, 2, 8, 4
 
@@ -31,7 +32,7 @@ def mixture(split: Split) -> MixtureMLP:
         weight, bias = (rng.standard_normal(maps.shape[:n]) for n in (3, 2))
         maps.weight[...] = jnp.pad(weight[:, order], [*spare, (0, 0), (0, 0)])
         maps.bias[...] = jnp.pad(bias[:, order], [*spare, (0, 0)])
-    experts = Experts(up, down, Gated(jax.nn.silu))
+    experts = Experts(up, down, SILU)
     return MixtureMLP(Router(init, WIDTH, EXPERTS, Routing(CHOICES)), experts)
 
 
