@@ -27,7 +27,7 @@ class CacheContext:
     prompt_length_T = None  # only dynamic RoPE scaling needs it
     collective = ALONE
     add_norm = staticmethod(reference.add_norm)
-    gated_product = staticmethod(lambda x_TD, weight_X2FD: None)  # XLA's
+    gated_product = staticmethod(lambda x_TD, weight_X2FD, gating: None)  # XLA's
 
     def __init__(self, start: jax.Array, keys: list[jax.Array], values: list[jax.Array]):
         self.keys, self.values = list(keys), list(values)
