@@ -291,8 +291,8 @@ def expected_workspace_bytes(
     streams for the activation's sake, beside three for weights in few bits that are no experts'.
     Products of int8 numbers, and of 8-bit weights with plain inputs, are added up in 32 bits.
     Prompt log-probabilities hold float32 logits of `scored` tokens, and a quarter more. A 7B model
-    with 8192 tokens needs 0.42 GiB of the 0.52 GiB given, in fp8 0.69 of 0.77; Gemma 2 9B 0.52 to
-    0.72, by its groups of layers, of 0.73.
+    with 8192 tokens needs 0.42 GiB of the 0.52 GiB given, in fp8 0.69 of 0.77; Gemma 2 9B 0.25 of
+    0.44.
     """
     inner = spec.inner_width // shards
     width = 4 * spec.width + inner
