@@ -7,6 +7,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 type Value = bool | int | str
 
@@ -42,21 +43,18 @@ class Entry:
 
 @dataclass(frozen=True)
 class XlaOptions:
-    """The options that measured best on one device kind; empty if none were measured."""
+    """The options that measured best on one device kind or one alike; empty if none were
+    measured."""
 
     entries: tuple[Entry, ...] = ()
 
     @classmethod
     def of(cls, device_kind: str, weights: float = 0, folder: Path = TUNED) -> XlaOptions:
-        """The table of a device kind as JAX names it ("NVIDIA H200"). `weights` are bytes on each
-        device."""
-        path = table_path(device_kind, folder)
-        if not path.is_file():
-            return cls()
-        found = json.loads(path.read_text())["programs"]
+        """The table of a device kind as JAX names it ("NVIDIA H200"), or of one that is alike.
+        `weights` are bytes on each device."""
         entries = [
             Entry(e["program"], e["rows"][0], e["rows"][1], e["options"], e.get("weights", 0))
-            for e in found
+            for e in _programs(device_kind, folder)
         ]
         return cls(tuple(entry for entry in entries if entry.weights <= weights))
 
@@ -71,6 +69,17 @@ class XlaOptions:
             ),
             {},
         )
+
+
+def _programs(device_kind: str, folder: Path) -> list[dict[str, Any]]:
+    """The entries of the device kind's own table, else of one that names it as `alike`: kinds with
+    the same processors, whose own was not measured."""
+    own = table_path(device_kind, folder)
+    for path in [own] if own.is_file() else sorted(folder.glob("*.json")):
+        table = json.loads(path.read_text())
+        if path == own or device_kind.startswith(tuple(table.get("alike", ()))):
+            return table["programs"]
+    return []
 
 
 def table_path(device_kind: str, folder: Path = TUNED) -> Path:

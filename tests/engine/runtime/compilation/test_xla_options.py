@@ -53,6 +53,21 @@ def test_a_device_kind_that_was_never_measured_gets_no_options(kind: str) -> Non
     assert XlaOptions.of(kind) == XlaOptions()
 
 
+@pytest.mark.parametrize("kind", ["NVIDIA H100 80GB HBM3", "NVIDIA GH200 480GB"])
+def test_a_hopper_card_without_a_table_has_the_h200s(kind: str) -> None:
+    assert XlaOptions.of(kind, LARGE) == XlaOptions.of("NVIDIA H200", LARGE) != XlaOptions()
+
+
+def test_a_table_of_its_own_comes_before_one_that_is_alike(tmp_path: Path) -> None:
+    programs = [{"program": "decode", "rows": [1, 8], "options": {"a": True}}]
+    for name, alike in (("a_card", ["B"]), ("b_card", [])):
+        table = {"programs": programs if alike else [], "alike": alike}
+        (tmp_path / f"{name}.json").write_text(json.dumps(table))
+    assert XlaOptions.of("B Card", folder=tmp_path) == XlaOptions()
+    assert XlaOptions.of("B Other", folder=tmp_path).at("decode", 1) == {"a": True}
+    assert XlaOptions.of("C", folder=tmp_path) == XlaOptions()
+
+
 def test_the_first_entry_that_names_a_program_counts(tmp_path: Path) -> None:
     programs = [
         {"program": "decode", "rows": [1, 8], "options": {"a": True}},
