@@ -15,6 +15,7 @@ from jaxllm.nn.weight.dense import Dense
 from jaxllm.nn.weight.protocol import Fill, Shape, Weight
 from jaxllm.nn.weight.schemes import held
 from jaxllm.quantisation import WeightFormat
+from pallas_kernels.gated_matmul import Gating
 from pallas_kernels.parts import Product
 from pallas_kernels.scaled_matmul import Inputs, Rounding
 
@@ -42,7 +43,9 @@ class Apart(nnx.Module):
     def part(self, x: Inputs, dims: int, context: RowContext) -> Product:
         return self.product(x, dims, context)
 
-    def gated(self, x_TD: Inputs, context: RowContext, rounding: Rounding | None) -> None:
+    def gated(
+        self, x_TD: Inputs, gating: Gating, context: RowContext, rounding: Rounding | None
+    ) -> None:
         return None
 
     def rules(self, path: str, fill: Fill) -> Iterator[Rule]:

@@ -11,6 +11,7 @@ from jax import Array
 from jaxllm.nn.contexts.protocol import RowContext
 from jaxllm.nn.rules import Rule
 from jaxllm.nn.weight.protocol import Fill, Held, Shape
+from pallas_kernels.gated_matmul import Gating
 from pallas_kernels.parts import Product
 from pallas_kernels.scaled_matmul import Inputs, Rounding
 
@@ -37,7 +38,9 @@ class Reordered(nnx.Module):
     def part(self, x: Inputs, dims: int, context: RowContext) -> Product:
         return self.each.part(self._ordered(x, context), 1, context)
 
-    def gated(self, x_TD: Inputs, context: RowContext, rounding: Rounding | None) -> None:
+    def gated(
+        self, x_TD: Inputs, gating: Gating, context: RowContext, rounding: Rounding | None
+    ) -> None:
         return None
 
     def _ordered(self, x: Inputs, context: RowContext) -> Array:
