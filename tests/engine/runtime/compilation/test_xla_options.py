@@ -53,7 +53,7 @@ def test_a_device_kind_that_was_never_measured_gets_no_options(kind: str) -> Non
     assert XlaOptions.of(kind) == XlaOptions()
 
 
-@pytest.mark.parametrize("kind", ["NVIDIA H100 80GB HBM3", "NVIDIA GH200 480GB"])
+@pytest.mark.parametrize("kind", ["NVIDIA H100 80GB HBM3", "NVIDIA H200 NVL", "NVIDIA GH200 480GB"])
 def test_a_hopper_card_without_a_table_has_the_h200s(kind: str) -> None:
     assert XlaOptions.of(kind, LARGE) == XlaOptions.of("NVIDIA H200", LARGE) != XlaOptions()
 
