@@ -7,6 +7,8 @@ import importlib.util
 import json
 import os
 import runpy
+import select
+import signal
 import sys
 
 import jaxllm
@@ -28,8 +30,33 @@ usage: jaxllm VERB [options]
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Run one verb; returns the exit status."""
-    verb, *rest = (sys.argv[1:] if argv is None else argv) or ["--help"]
+    """Run one verb; returns the exit status: SIGPIPE's, as of other tools, if `| head` ends."""
+    try:
+        try:
+            return run(sys.argv[1:] if argv is None else argv)
+        finally:
+            sys.stdout.flush()
+    except BrokenPipeError:
+        if not unread():
+            raise
+        return 128 + signal.SIGPIPE
+
+
+def unread() -> bool:
+    """Whether nobody reads what is printed. Then the rest of it goes nowhere."""
+    poll = select.poll()
+    poll.register(sys.stdout, select.POLLOUT)
+    if not any(event & (select.POLLERR | select.POLLHUP) for _, event in poll.poll(0)):
+        return False
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, sys.stdout.fileno())
+    os.close(nowhere)
+    return True
+
+
+def run(argv: list[str]) -> int:
+    """Run one verb; returns its status."""
+    verb, *rest = argv or ["--help"]
     if verb in ("-h", "--help", "help"):
         print(USAGE, end="")
         return 0

@@ -38,7 +38,11 @@ def convert(argv: list[str], environ: Mapping[str, str]) -> int:
         "the options of jaxllm serve, such as --quantization, in place of these",
     )
     parser.add_argument("--revision", help="branch, tag or commit of a hub model")
-    args = parser.parse_args(argv)
+    args, others = parser.parse_known_args(argv)
+    if others:
+        parser.error(
+            f"unrecognized arguments: {' '.join(others)}; options of serve go with --as-served"
+        )
     try:
         source = locate(args.source, args.revision, None)
         written = weights.convert(source, args.target, args.dtype, args.max_shard_size)

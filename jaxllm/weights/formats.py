@@ -85,8 +85,8 @@ def _likely(scheme: Scheme, maps: list[_Pieces]) -> dict[str, WeightFormat | Non
 def _online(spec: ModelSpec, wish: str) -> dict[str, WeightFormat]:
     if wish not in ONLINE:
         raise ConfigError(
-            f"--quantization {wish:.80} is not known; plain weights can be rounded to "
-            f"{', '.join(ONLINE)}"
+            f"--quantization {wish:.80} does not fit the checkpoint, whose weights are plain: "
+            f"{', '.join(ONLINE)} round them; leave it out to keep them"
         )
     return {
         name.removesuffix(".weight"): ONLINE[wish]

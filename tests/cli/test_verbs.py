@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 import types
@@ -24,6 +25,31 @@ def test_help_and_version_answer_without_loading_jax(repo):
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines()[-1] == jaxllm.__version__
     assert all(verb in done.stdout for verb in cli.VERBS)
+
+
+@pytest.mark.parametrize("given", [["serve", "--help=all"], ["models"], ["no_such_verb"]])
+def test_a_reader_that_leaves_ends_a_verb_quietly(given, repo):
+    """Nothing is read, as when `| head` has ended; what failed otherwise keeps its status."""
+    reading, writing = os.pipe()
+    os.close(reading)
+    command = [sys.executable, "-m", "jaxllm", *given]
+    with os.fdopen(writing, "wb") as out:
+        done = subprocess.run(
+            command, cwd=repo, stdout=out, stderr=subprocess.PIPE, text=True, timeout=60
+        )
+    if given == ["no_such_verb"]:
+        assert done.returncode == 2
+        assert "unknown verb" in done.stderr
+    else:
+        assert (done.returncode, done.stderr) == (141, "")
+
+
+def test_convert_says_where_options_of_serve_go(capsys, tmp_path):
+    with pytest.raises(SystemExit) as exit:
+        cli.main(["convert", "demo", str(tmp_path / "new"), "--quantization", "int4"])
+    assert exit.value.code == 2
+    assert "--quantization int4; options of serve go with --as-served" in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_no_verb_prints_the_help(capsys):

@@ -65,8 +65,8 @@ ENGINE_FLAGS: dict[str, dict[str, str]] = {
         "num_gpu_blocks_override": "number of KV pages, instead of the fraction; in models with "
         "sliding windows, of the layers without one",
         "block_size": "tokens per KV page",
-        "quantization": "fp8 or int8 (fp8_w8a16 and int8_w8a16 for weights alone): round the "
-        "weights while they are loaded; or the method of a quantised checkpoint",
+        "quantization": "fp8, int8 or int4 (fp8_w8a16 and int8_w8a16 leave inputs as they "
+        "are): round the weights while they are loaded; or the method of a quantised checkpoint",
         "kv_cache_dtype": "type of KV pages; fp8 (= fp8_e4m3) and fp8_e5m2 take half the memory; "
         "auto follows the checkpoint",
         "kv_offloading_size": "GiB of host memory for cached prefixes that do not fit the KV pool",
