@@ -11,23 +11,19 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from jaxllm.cache.collective import ALONE
 from jaxllm.nn.contexts.dense import heads
-from pallas_kernels.add_norm import reference
+from jaxllm.nn.contexts.rows import PlainRows
 from pallas_kernels.rope_write import HeadRows
 
 SHORT = 32  # answers of up to this many tokens run apart from longer ones
 TOKENS = 16_384  # prompt tokens that run together at most
 
 
-class CacheContext:
+class CacheContext(PlainRows):
     """Attention of one row's new tokens over that row's whole cache. `keys` and `values` hold `[S,
     K, H]` for each layer."""
 
     prompt_length_T = None  # only dynamic RoPE scaling needs it
-    collective = ALONE
-    add_norm = staticmethod(reference.add_norm)
-    gated_product = staticmethod(lambda x_TD, weight_X2FD, gating: None)  # XLA's
 
     def __init__(self, start: jax.Array, keys: list[jax.Array], values: list[jax.Array]):
         self.keys, self.values = list(keys), list(values)

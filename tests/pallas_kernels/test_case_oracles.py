@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from pallas_kernels.add_norm import cases as norms
 from pallas_kernels.draw import cases as draws
 from pallas_kernels.draw.cases import LOGITS, OPTIONS, Options, logits, possible, probabilities
+from pallas_kernels.gated_matmul import GELU, SILU, Gated
 from pallas_kernels.gated_matmul import cases as gated
 from pallas_kernels.gated_matmul import mosaic_gpu as gated_kernel
 from pallas_kernels.grouped_matmul import cases as grouped
@@ -193,10 +194,22 @@ def test_sums_are_rounded_to_their_type_before_the_norm() -> None:
     np.testing.assert_array_equal(total.astype(np.float16), total)
 
 
-@pytest.mark.parametrize(("gate", "wanted"), [(0.0, 0.0), (1.0, 0.7310585786), (-200.0, 0.0)])
-def test_a_gated_product_is_the_gates_silu_times_up(gate: float, wanted: float) -> None:
+@pytest.mark.parametrize(
+    ("gating", "gate", "wanted"),
+    [
+        (SILU, 0.0, 0.0),
+        (SILU, 1.0, 0.7310585786),
+        (SILU, -200.0, 0.0),
+        (GELU, 0.0, 0.0),
+        (GELU, 1.0, 0.8411919906),
+        (GELU, -200.0, 0.0),
+    ],
+)
+def test_a_gated_product_is_the_gates_activation_times_up(
+    gating: Gated, gate: float, wanted: float
+) -> None:
     x, w = np.array([[1.0, 2.0]]), np.array([[gate, 0.0], [0.0, 1.5]])
-    np.testing.assert_allclose(gated.expected(x, w), [[3 * wanted]], rtol=1e-9, atol=1e-12)
+    np.testing.assert_allclose(gated.expected(x, w, gating), [[3 * wanted]], rtol=1e-9, atol=1e-12)
 
 
 @pytest.mark.parametrize("model", gated.MODEL_SHAPES)

@@ -6,13 +6,9 @@ import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
-from jaxllm.cache.collective import ALONE, Collective
-from pallas_kernels.grouped_matmul import Experts, Gating, Groups, grouped_matmul
+from jaxllm.nn.contexts.rows import PlainRows
 from pallas_kernels.latent_decode import LatentRows, absorbed, projected
-from pallas_kernels.parts import Product
 from pallas_kernels.rope_write import HeadRows, rotated
-from pallas_kernels.route import Rule, route
-from pallas_kernels.scaled_matmul import Inputs, Rounding
 
 
 def heads(rows: HeadRows) -> tuple[Array, Array, Array]:
@@ -30,7 +26,7 @@ def _softmax(score_KGTS: Array, sinks_N: Array | None) -> Array:
     return jax.nn.softmax(jnp.concatenate([score_KGTS, sink_KGT1], axis=-1), axis=-1)[..., :-1]
 
 
-class DenseContext:
+class DenseContext(PlainRows):
     """Attention among the tokens of one call: differentiable, and usable under jit and vmap.
 
     Memory grows with T².
@@ -41,9 +37,6 @@ class DenseContext:
             default the whole sequence.
     """
 
-    row_backend = "reference"
-    collective: Collective = ALONE
-
     def __init__(self, segment_T: Array | None = None, prompt_length_T: Array | None = None):
         self.segment_T = segment_T
         if prompt_length_T is None and segment_T is not None:
@@ -51,14 +44,6 @@ class DenseContext:
                 segment_T[:, None] == segment_T[None, :], axis=1, dtype=jnp.int32
             )
         self.prompt_length_T = prompt_length_T
-
-    @property
-    def alone(self) -> DenseContext:
-        return self
-
-    @property
-    def of_expert(self) -> DenseContext:
-        return self
 
     def attend(
         self,
@@ -105,44 +90,6 @@ class DenseContext:
         weight = _softmax(score, sinks).astype(v_TKV.dtype)
         out = jnp.einsum("kgts,skh->tkgh", weight, v_TKV, precision=precision)
         return out.reshape(*q_TNH.shape[:2], -1)
-
-    def add_norm(
-        self,
-        x_TD: Array,
-        part_TD: Product,
-        weight_D: Array,
-        eps: float,
-        rounding: Rounding | None = None,
-    ) -> tuple[Array, Inputs]:
-        """`x + part`, and its norm, rounded if that is asked for."""
-        return self.collective.add_norm(x_TD, part_TD, weight_D, eps, self.row_backend, rounding)
-
-    def gated_product(self, x_TD: Array, weight_X2FD: Array, gating: Gating) -> Array | None:
-        """None: XLA computes and differentiates the products."""
-        return None
-
-    def route(
-        self, logit_TE: Array, correction_E: Array | None, rule: Rule
-    ) -> tuple[Groups, Array]:
-        """The rows of each expert, and the weights of each token's choices."""
-        return route(logit_TE, correction_E, rule, backend="reference")
-
-    def grouped_product(
-        self,
-        x_PI: Array,
-        weight_EOI: Array,
-        groups: Groups,
-        bias_EO: Array | None = None,
-        gating: Gating | None = None,
-    ) -> Array:
-        """Each row times the weight of its expert, plus its bias, tile by tile."""
-        return grouped_matmul(
-            x_PI, weight_EOI, groups, bias_EO=bias_EO, gating=gating, backend="reference"
-        )
-
-    def routed(self, x_PI: Array, experts: Experts, groups: Groups, gating: Gating) -> Array | None:
-        """None: it is computed as two products."""
-        return None
 
     def _mask(self, tokens: int, window: int | None) -> Array:
         """[T, T] true where row t may see column s."""

@@ -1,0 +1,66 @@
+"""What lies between the linear maps of a block, in plain JAX on one device: differentiable."""
+
+from __future__ import annotations
+
+from typing import Self
+
+from jax import Array
+
+from jaxllm.cache.collective import ALONE, Collective
+from pallas_kernels.grouped_matmul import Experts, Gating, Groups, grouped_matmul
+from pallas_kernels.parts import Product
+from pallas_kernels.route import Rule, route
+from pallas_kernels.scaled_matmul import Inputs, Rounding
+
+
+class PlainRows:
+    """A `RowContext`; contexts of plain attention extend it."""
+
+    row_backend = "reference"
+    collective: Collective = ALONE
+
+    @property
+    def alone(self) -> Self:
+        return self
+
+    @property
+    def of_expert(self) -> Self:
+        return self
+
+    def add_norm(
+        self,
+        x_TD: Array,
+        part_TD: Product,
+        weight_D: Array,
+        eps: float,
+        rounding: Rounding | None = None,
+    ) -> tuple[Array, Inputs]:
+        """`x + part`, and its norm, rounded if that is asked for."""
+        return self.collective.add_norm(x_TD, part_TD, weight_D, eps, self.row_backend, rounding)
+
+    def gated_product(self, x_TD: Array, weight_X2FD: Array, gating: Gating) -> Array | None:
+        """None: XLA computes and differentiates the products."""
+        return None
+
+    def route(
+        self, logit_TE: Array, correction_E: Array | None, rule: Rule
+    ) -> tuple[Groups, Array]:
+        """The rows of each expert, and the weights of each token's choices."""
+        return route(logit_TE, correction_E, rule, backend="reference")
+
+    def grouped_product(
+        self,
+        x_PI: Array,
+        weight_EOI: Array,
+        groups: Groups,
+        bias_EO: Array | None = None,
+        gating: Gating | None = None,
+    ) -> Array:
+        """Each row times the weight of its expert, plus its bias, tile by tile."""
+        return grouped_matmul(
+            x_PI, weight_EOI, groups, bias_EO=bias_EO, gating=gating, backend="reference"
+        )
+
+    def routed(self, x_PI: Array, experts: Experts, groups: Groups, gating: Gating) -> Array | None:
+        """None: it is computed as two products."""
+        return None
