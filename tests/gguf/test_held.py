@@ -156,11 +156,11 @@ def test_values_of_6_bits_lie_beside_queries_of_4(tmp_path: Path, shards: int) -
 @pytest.mark.parametrize(
     ("case", "architecture", "number"),
     [
-        ("gpt-oss-fused", "gpt-oss", MXFP4),
         ("qwen3-moe-normalised", "qwen3moe", Q4_K),
         *(
             pytest.param(*each, marks=pytest.mark.slow)
             for each in (
+                ("gpt-oss-fused", "gpt-oss", MXFP4),
                 ("gpt-oss-fused", "gpt-oss", Q8_0),
                 ("gpt-oss-fused", "gpt-oss", Q5_1),
                 ("mixtral-experts", "llama", Q5_K),

@@ -113,10 +113,8 @@ def test_one_consumer_equals_the_reference_when_interpreted(case: Case) -> None:
 # What is masked may be NaN, and so may rows of a tile that nobody uses
 @pytest.mark.filterwarnings("ignore:invalid value encountered:RuntimeWarning")
 @pytest.mark.filterwarnings("ignore:divide by zero encountered:RuntimeWarning")
-@pytest.mark.parametrize(
-    ("cluster", "consumers"),
-    [(2, 2), *(pytest.param(*each, marks=pytest.mark.slow) for each in ((1, 2), (2, 1)))],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize(("cluster", "consumers"), [(2, 2), (1, 2), (2, 1)])
 def test_what_the_blocks_of_a_cluster_leave_merges_to_the_reference(
     cluster: int, consumers: int
 ) -> None:

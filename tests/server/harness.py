@@ -96,8 +96,11 @@ class Running:
         group = EngineGroup(clients)
         self.server_state = ServerState(self._settings, group, self._tokenizer, self._defaults)
         self._server = http_server(build(self.server_state), self._root_path, self._tls)
+        serving = asyncio.create_task(self._server.serve(sockets=[self._socket]))
+        while not (self._server.started or serving.done()):
+            await asyncio.sleep(0)
         self._up.set()
-        await self._server.serve(sockets=[self._socket])
+        await serving
         for client in clients:
             client.stop()
         await self.server_state.shut_down()

@@ -92,6 +92,7 @@ APIS: dict[str, Callable[[Done], dict[str, Any]]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("path", APIS)
 def test_the_model_calls_in_parallel_by_itself_and_answers_from_the_results(
     server: Demo, path: str

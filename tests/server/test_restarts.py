@@ -102,6 +102,7 @@ def test_an_engine_that_dies_during_a_drain_ends_the_server(launch: Any) -> None
     assert "Traceback" not in server.log
 
 
+@pytest.mark.slow
 def test_without_restarts_the_engines_death_ends_the_server_after_its_replies(launch: Any) -> None:
     server = launch("--max-engine-restarts", "0", frozen=True).up()
     with server.begin() as whole:
