@@ -100,6 +100,46 @@ def tables(records: list[dict[str, Any]]) -> str:
     return "\n\n".join([*parts, "\n".join(f"- {note}" for note in notes)])
 
 
+# The columns of the summary: a title, and what rows of it are
+SUMMARY: dict[str, dict[str, Any]] = {
+    **{
+        f"TPOT ms, {batch}": {"figure": "tpot_ms", "batch": batch, "context": 1024}
+        for batch in (1, 16, 64, 256)
+    },
+    **{f"TTFT ms, {prompt:,}": {"figure": "ttft_ms", "prompt": prompt} for prompt in (512, 8192)},
+    "tokens/s": {"figure": "throughput", "mode": "greedy"},
+}
+
+
+def summary(records: list[dict[str, Any]]) -> str:
+    """One row per shape that we have figures of, `ours / theirs` in each cell; empty without our
+    figures."""
+    ours, others = split(records)
+    if not ours:
+        return ""
+    engines = [ours, *others]
+    lines = [
+        f"| {ours['machine']}, {' / '.join(engine['engine'] for engine in engines)} | "
+        + " | ".join(SUMMARY)
+        + " |",
+        "|" + "---|" * (len(SUMMARY) + 1),
+    ]
+    for shape in sorted({row["shape"] for row in ours["rows"]}):
+        cells = [_cell(shape, column, engines) for column in SUMMARY.values()]
+        lines.append(f"| {shape} | " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
+def _cell(shape: str, column: dict[str, Any], engines: list[dict[str, Any]]) -> str:
+    """The figure of each engine; a dash where none has it."""
+    wanted = {"shape": shape, **column}.items()
+    found = [
+        number(next((row for row in engine["rows"] if wanted <= row.items()), None))
+        for engine in engines
+    ]
+    return "–" if set(found) == {"–"} else " / ".join(found)
+
+
 def headline(records: list[dict[str, Any]]) -> str:
     """One sentence per other engine: in how many figures jaxllm is ahead, and every figure in which
     it is not."""
@@ -121,8 +161,8 @@ def headline(records: list[dict[str, Any]]) -> str:
         verdict = "Faster than" if ahead > len(behind) else "Not yet faster than"
         middle = statistics.median(found for _, found in pairs)
         text = (
-            f"{verdict} {other['engine']} on one {ours['machine']} in {ahead} of the "
-            f"{len(pairs)} figures [below](#numbers), median "
+            f"{verdict} {other['engine']} on one {ours['machine']} in {ahead} of "
+            f"[{len(pairs)} figures](docs/figures.md), median "
         )
         lines.append(
             f"{text}{middle:.2f}×. Behind in {len(behind)}: {'; '.join(behind)}."

@@ -1,4 +1,5 @@
-"""The tables of the recorded results: `python -m benchmarks.report` prints what README.md shows."""
+"""The tables of the recorded results: `python -m benchmarks.report` prints what README.md and
+docs/figures.md show."""
 
 from __future__ import annotations
 
@@ -86,6 +87,11 @@ def headline(results: Path = RESULTS) -> str:
     return compare.headline(engines(records(results)))
 
 
+def summary(results: Path = RESULTS) -> str:
+    """The main figures of each shape, engines beside each other."""
+    return compare.summary(engines(records(results)))
+
+
 def engines(found: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """The records of engines beside each other."""
     return [record for record in found if record.get("benchmark") == "engine"]
@@ -162,4 +168,4 @@ def device(machine: dict[str, Any]) -> str:
 
 
 if __name__ == "__main__":
-    print(headline(), tables(), sep="\n\n")
+    print(headline(), summary(), tables(), sep="\n\n")

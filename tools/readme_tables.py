@@ -1,5 +1,5 @@
-"""Write the generated parts of README.md and docs/modes.md: `python -m tools.readme_tables`. With
-`--check` the pages are only compared.
+"""Write the generated parts of README.md and of two pages of docs: `python -m tools.readme_tables`.
+With `--check` the pages are only compared.
 
 A part lies between `<!-- generated: NAME -->` and `<!-- end generated -->`; `TABLES` says which
 function prints it.
@@ -17,7 +17,7 @@ from jaxllm.sampling.options import OPTIONS, default_of
 from jaxllm.sampling.values import legal
 
 REPO = Path(__file__).parents[1]
-PAGES = (REPO / "README.md", REPO / "docs" / "modes.md")
+PAGES = (REPO / "README.md", REPO / "docs" / "figures.md", REPO / "docs" / "modes.md")
 RESULTS = REPO / "benchmarks" / "results"
 PART = re.compile(r"(<!-- generated: (?P<name>[\w-]+) -->\n).*?(<!-- end generated -->)", re.DOTALL)
 
@@ -51,6 +51,13 @@ def benchmarks() -> str:
     return tables(RESULTS) or "None recorded yet."
 
 
+def numbers() -> str:
+    """The main figures of each shape, as benchmarks/report.py prints them."""
+    from benchmarks.report import summary
+
+    return summary(RESULTS) or "None recorded yet."
+
+
 def headline() -> str:
     """How jaxllm compares with other engines, as benchmarks/report.py sums it up."""
     from benchmarks.report import headline as text
@@ -76,6 +83,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "sampling-options": sampling_options,
     "families": families,
     "headline": headline,
+    "numbers": numbers,
     "benchmarks": benchmarks,
     "modes": modes,
     "accuracy": accuracy,

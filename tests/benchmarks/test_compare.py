@@ -133,11 +133,24 @@ def test_the_headline_counts_what_is_ahead_and_names_what_is_behind():
     text = compare.headline(
         [engine("jaxllm", tpot=4.0, rate=900.0), engine("other", tpot=5.0, rate=1000.0)]
     )
-    assert text.startswith("Not yet faster than other on one Card X1 in 1 of the 2 figures")
+    assert text.startswith("Not yet faster than other on one Card X1 in 1 of [2 figures](docs/")
     assert "Behind in 1: s 8 mixed prompts, output tokens/s, greedy (0.90×)." in text
     assert compare.headline([engine("jaxllm", tpot=4.0), engine("other", tpot=5.0)]).startswith(
-        "Faster than other on one Card X1 in 1 of the 1"
+        "Faster than other on one Card X1 in 1 of [1 figures]"
     )
+
+
+def test_the_summary_has_a_row_for_each_shape_and_a_dash_where_nothing_was_measured():
+    ours = engine("jaxllm", tpot=4.0, rate=2000.0)
+    ours["rows"].append({**ours["rows"][0], "shape": "t", "batch": 16})
+    ours["rows"].append({**ours["rows"][0], "batch": 64, "context": 8192})
+    head, _, *rows = compare.summary([ours, engine("other", tpot=5.0)]).splitlines()
+    assert head.startswith("| Card X1, jaxllm / other | TPOT ms, 1 | TPOT ms, 16 |")
+    assert rows == [
+        "| s | 4 / 5 | – | – | – | – | – | 2,000 / – |",
+        "| t | – | 4 / – | – | – | – | – | – |",
+    ]
+    assert compare.summary([engine("other", tpot=5.0)]) == ""
 
 
 def test_nothing_is_claimed_without_figures_of_both_on_one_machine():
