@@ -35,7 +35,8 @@ def main(argv: list[str] | None = None) -> int:
         try:
             return run(sys.argv[1:] if argv is None else argv)
         finally:
-            sys.stdout.flush()
+            if sys.stdout is not None:  # as it is where the shell closed it
+                sys.stdout.flush()
     except BrokenPipeError:
         if not unread():
             raise

@@ -44,6 +44,12 @@ def test_a_reader_that_leaves_ends_a_verb_quietly(given, repo):
         assert (done.returncode, done.stderr) == (141, "")
 
 
+def test_a_verb_runs_without_an_output(repo):
+    command = ["sh", "-c", 'exec "$@" >&-', "sh", sys.executable, "-m", "jaxllm", "--help"]
+    done = subprocess.run(command, cwd=repo, stderr=subprocess.PIPE, text=True, timeout=60)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
 def test_convert_says_where_options_of_serve_go(capsys, tmp_path):
     with pytest.raises(SystemExit) as exit:
         cli.main(["convert", "demo", str(tmp_path / "new"), "--quantization", "int4"])
