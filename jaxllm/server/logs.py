@@ -48,10 +48,11 @@ def configure(level: str, format: str, access: bool = False) -> None:
     for each request."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(JsonFormatter() if format == "json" else logging.Formatter(TEXT))
-    logging.basicConfig(level=level.upper(), handlers=[handler])
+    least = logging.getLevelNamesMapping()[level.upper()]
+    logging.basicConfig(level=least, handlers=[handler])
     logging.captureWarnings(format == "json")
     for name in ("asyncio", "jax", "uvicorn"):
-        logging.getLogger(name).setLevel(logging.WARNING)
+        logging.getLogger(name).setLevel(max(least, logging.WARNING))
     if access or level == "debug":
         logging.getLogger(ACCESS).setLevel(logging.INFO)
     else:

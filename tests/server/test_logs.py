@@ -29,7 +29,7 @@ def factory(config, on_phase):
 
 ours, theirs = socket.socketpair()
 ours.sendall(wire.encode(wire.Start(EngineConfig())))
-process.main(["--fd", str(theirs.detach()), "--log-format", "json", *sys.argv[1:]], factory)
+sys.exit(process.main(["--fd", str(theirs.detach()), *sys.argv[1:]], factory))
 """
 
 
@@ -91,16 +91,26 @@ def test_a_line_about_a_request_has_its_id(
 
 @pytest.mark.parametrize(
     ("flags", "said"),
-    [([], ["a phase", "a warning"]), (["--log-level", "warning"], ["a warning"])],
-    ids=["info", "warning"],
+    [
+        ([], ["a phase", "a warning"]),
+        (["--log-level", "warning"], ["a warning"]),
+        (["--log-level", "error"], []),
+    ],
+    ids=["info", "warning", "error"],
 )
+@pytest.mark.parametrize("form", ["json", "text"])
 def test_an_engine_process_says_what_the_level_lets_through(
-    flags: list[str], said: list[str]
+    flags: list[str], said: list[str], form: str
 ) -> None:
     """Of JAX warnings alone: which devices it does not find is no news."""
-    command = [sys.executable, "-c", ENGINE, *flags]
-    shown = subprocess.run(command, stderr=subprocess.PIPE, text=True, check=True, timeout=60)
-    assert [json.loads(line)["message"] for line in shown.stderr.splitlines()] == said
+    command = [sys.executable, "-c", ENGINE, "--log-format", form, *flags]
+    shown = subprocess.run(command, stderr=subprocess.PIPE, text=True, timeout=60)
+    lines = shown.stderr.splitlines()
+    assert shown.returncode == 1  # of its own, or because the line is cut
+    if form == "json":
+        assert [json.loads(line)["message"] for line in lines] == said
+    else:
+        assert [line.rpartition(": ")[2] for line in lines] == said
 
 
 def test_an_exception_and_odd_text_stay_on_one_line() -> None:

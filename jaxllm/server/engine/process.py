@@ -369,8 +369,7 @@ def main(argv: list[str] | None = None, factory: Factory | None = None) -> int:
     parser.add_argument("--log-level", default="info")
     args = parser.parse_args(argv)
     sock = socket.socket(fileno=args.fd)
-    if args.log_format == "json":
-        logs.configure(args.log_level, args.log_format)
+    logs.configure(args.log_level, args.log_format)
     make = factory or (load_in_lines if args.log_format == "json" else load)
     sock.set_inheritable(False)  # a child that outlives this process must not hold it open
     # Systemd sends them to every process of a service
