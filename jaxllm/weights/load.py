@@ -174,6 +174,7 @@ def load(
         entry = _entry(cache, spec, checkpoint, table, likes)
         if entry is not None and entry.found(likes, take):
             return graph.filled(placed)
+        placed.clear()  # of an entry that is damaged
         if stage == WHOLE:  # the rules of a stage know only their own tensors
             _check(checkpoint, table, spec)
         filled = _place_all(table, rounding, checkpoint)

@@ -16,6 +16,7 @@ import pytest
 from jaxllm import cli, models, weights
 from jaxllm.mesh import make_mesh
 from jaxllm.weights import kept, reader
+from jaxllm.weights.rounding import Rounding
 from tests.weights.test_rounding import LLAMA, online
 
 
@@ -109,6 +110,27 @@ def test_an_entry_that_is_not_whole_is_made_anew(
     assert not list(cache.glob(".*.unfinished"))
     unread(model)
     assert equal(first, load(model, cache))
+
+
+def test_nothing_of_a_damaged_entry_is_left_when_room_is_made(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Devices have no room for weights twice."""
+    cache, alive = tmp_path / "cache", []
+    load(model, cache)
+    file = entries(cache)[0] / kept.FILE
+    content = bytearray(file.read_bytes())
+    content[-1] ^= 1
+    file.write_bytes(content)
+    real, before = Rounding.take_room, len(jax.live_arrays())
+
+    def take_room(self: Rounding, rules: Any) -> None:
+        alive.append(len(jax.live_arrays()) - before)
+        real(self, rules)
+
+    monkeypatch.setattr(Rounding, "take_room", take_room)
+    load(model, cache)
+    assert alive == [0]
 
 
 @pytest.mark.parametrize("full", ["beforehand", "meanwhile"])
