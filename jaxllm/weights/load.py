@@ -244,9 +244,8 @@ def _outline(spec: ModelSpec, mesh: Mesh, dtype: DTypeLike, stage: Stage = WHOLE
     for path, parameter in parameters:
         shape = parameter.get_value()
         where = sharding(mesh, parameter.get_metadata("axes"))
-        likes[".".join(str(getattr(key, "key", key)) for key in path)] = jax.ShapeDtypeStruct(
-            shape.shape, shape.dtype, sharding=where
-        )
+        name = ".".join(str(getattr(key, "key", key)) for key in path)
+        likes[name] = jax.ShapeDtypeStruct(shape.shape, shape.dtype, sharding=where)
     made = [name for rule in table for name in filled_by(rule, likes)]
     if sorted(made) != sorted(likes):
         differing = sorted(set(made) ^ set(likes))[:5]
