@@ -34,11 +34,12 @@ import numpy as np
 from jax import Array, lax
 
 from benchmarks import mixtures
-from benchmarks.mixtures import NUMBERS, OPTIONS, Maps, swiglu
+from benchmarks.mixtures import NUMBERS, OPTIONS, Maps
 from benchmarks.record import finish, parser
 from benchmarks.routing import launches
 from benchmarks.steps import TURNS, timed
 from pallas_kernels.add_norm import mosaic_gpu as norms
+from pallas_kernels.gated_matmul import SILU
 from pallas_kernels.grouped_matmul import (
     Experts,
     Groups,
@@ -141,16 +142,16 @@ def experts(x_TD: Array, layer: Layer, groups: Groups, variant: Variant) -> Arra
         product = functools.partial(
             mosaic_grouped.grouped_scaled_matmul, groups=groups, warpgroups=variant.warpgroups
         )
-        return product(product(x_TD, gate_up, gating=swiglu), down)
+        return product(product(x_TD, gate_up, gating=SILU), down)
     tuning = tuning_of(groups.tile, variant.columns, variant.warpgroups)
-    given = x_TD, Experts(gate_up, down), groups, swiglu
+    given = x_TD, Experts(gate_up, down), groups, SILU
     chosen = 1 if takes_one_launch("mosaic_gpu", PROCESSORS, *given) else 2
     if (variant.launches or chosen) == 1:
         return mosaic_fused.feed_forward(*given, tuning=tuning)
     multiply = functools.partial(
         mosaic_gpu.grouped_matmul, groups=groups, bias_EO=None, tuning=tuning
     )
-    return multiply(multiply(x_TD, gate_up, gating=swiglu), down, gating=None)
+    return multiply(multiply(x_TD, gate_up, gating=SILU), down, gating=None)
 
 
 def chained(x_TD: Array, layers: list[Layer], rule: Rule, variant: Variant) -> tuple[Array, Array]:

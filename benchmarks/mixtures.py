@@ -31,6 +31,7 @@ from jax import Array
 
 from benchmarks.record import finish, parser
 from benchmarks.steps import TURNS, timed
+from pallas_kernels.gated_matmul import SILU
 from pallas_kernels.grouped_matmul import (
     Experts,
     Gating,
@@ -65,11 +66,6 @@ type Maps = Array | ScaledExperts  # of all experts
 type Layer = tuple[Maps, Maps]  # gate and up [E, 2F, D], down [E, D, F]
 
 
-def swiglu(gate: Array, up: Array) -> Array:
-    """silu(gate) · up."""
-    return jax.nn.silu(gate) * up
-
-
 def product(
     x: Array, w: Maps, groups: Groups, gating: Gating | None = None, backend: str | None = None
 ) -> Array:
@@ -96,7 +92,7 @@ def feed_forward(
 ) -> Array:
     """The routed feed-forward of one layer."""
     groups = group(expert, len(jax.tree.leaves(layer)[0]))
-    hidden = product(x, layer[0], groups, swiglu, backend)
+    hidden = product(x, layer[0], groups, SILU, backend)
     return combine(product(hidden, layer[1], groups, None, backend), groups, weight)
 
 
@@ -108,10 +104,10 @@ def variant(
     tuning = tuning_of(groups.tile, columns)
     if launches == 1:
         weights = Experts(*layer)
-        y = mosaic_fused.feed_forward(x, weights, groups, swiglu, tuning=tuning)
+        y = mosaic_fused.feed_forward(x, weights, groups, SILU, tuning=tuning)
     else:
         own = functools.partial(mosaic_gpu.grouped_matmul, groups=groups, tuning=tuning)
-        hidden = own(x, layer[0], bias_EO=None, gating=swiglu)
+        hidden = own(x, layer[0], bias_EO=None, gating=SILU)
         y = own(hidden, layer[1], bias_EO=None, gating=None)
     return combine(y, groups, weight)
 
@@ -134,7 +130,7 @@ def products(shape: ModelShape, expert: Array) -> dict[str, Callable[..., Array]
     groups = jax.jit(group, static_argnums=1)(expert, shape.experts)
     hidden = jnp.ones((groups.rows, shape.inner), jnp.bfloat16)
     return {
-        "gate_up": lambda x, layer, weight: product(x, layer[0], groups, swiglu),
+        "gate_up": lambda x, layer, weight: product(x, layer[0], groups, SILU),
         "down": lambda x, layer, weight: product(hidden, layer[1], groups),
     }
 

@@ -20,7 +20,7 @@ from jax import Array, lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
-from pallas_kernels.gated_matmul.gating import Gating, computes
+from pallas_kernels.gated_matmul.gating import Gating, computes, in_kernels
 from pallas_kernels.grouped_matmul.groups import LARGEST_TILE, SMALLEST_TILE, Groups
 from pallas_kernels.grouped_matmul.mosaic_rows import spread
 from pallas_kernels.grouped_matmul.plan import (
@@ -333,7 +333,7 @@ def finish(
     first, second = both
     store = lambda y, column: _store(spec, y, unit.row, column, sm["y"].at[wg], y_ref)
     if spec.gating is not None:
-        store(spec.gating(first, second), column)
+        store(in_kernels(spec.gating)(first, second), column)
     else:
         store(first, column)
         store(second, pl.multiple_of(column + spec.half, ROWS))

@@ -16,7 +16,7 @@ from jax import Array, lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
-from pallas_kernels.gated_matmul.gating import Gating, computes
+from pallas_kernels.gated_matmul.gating import Gating, computes, in_kernels
 from pallas_kernels.grouped_matmul.groups import Groups
 from pallas_kernels.grouped_matmul.mosaic_gpu import (
     at_width,
@@ -249,4 +249,4 @@ def _gated(
         up = plgpu.load(sm["up"].at[wg, :, tokens], layout=plgpu.Layout.WGMMA, optimized=False)
         plgpu.barrier_arrive(sm["taken"].at[wg])
         split = spec.one.split
-        split.store(gating(y, up), unit, wg, sm, (made,), spec.one.interpret)
+        split.store(in_kernels(gating)(y, up), unit, wg, sm, (made,), spec.one.interpret)

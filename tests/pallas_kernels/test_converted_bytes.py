@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from pallas_kernels.gated_matmul import SILU
 from pallas_kernels.grouped_matmul import by_tile, group
 from pallas_kernels.grouped_matmul.cases import choices
 from pallas_kernels.int4_matmul.plan import Tuning
@@ -148,16 +149,12 @@ def test_the_assembly_makes_the_operand_of_the_tensor_cores(
     np.testing.assert_array_equal(rows, own.astype(np.dtype(dtype)))
 
 
-def swiglu(gate: jax.Array, up: jax.Array) -> jax.Array:
-    return jax.nn.silu(gate) * up
-
-
 EXPERTS, CHOICES = 5, 2
 
 
 @places
 @pytest.mark.parametrize(
-    "gating", [swiglu, pytest.param(None, marks=pytest.mark.slow)], ids=("gated", "plain")
+    "gating", [SILU, pytest.param(None, marks=pytest.mark.slow)], ids=("gated", "plain")
 )
 @pytest.mark.parametrize(
     ("tokens", "outputs", "inner", "columns", "integers"),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -12,6 +14,12 @@ from pallas_kernels.gated_matmul import GELU, SILU, Gated, computes, mosaic_gpu
 from pallas_kernels.gated_matmul.cases import ACTIVATIONS as ORACLES
 from pallas_kernels.gated_matmul.gating import in_kernels
 from pallas_kernels.gated_matmul.plan import K, Tuning
+from pallas_kernels.grouped_matmul import group
+from pallas_kernels.grouped_matmul import mosaic_gpu as grouped
+from pallas_kernels.int4_matmul import cases as int4_cases
+from pallas_kernels.int4_matmul.mosaic_grouped import grouped_int4_matmul
+from pallas_kernels.scaled_matmul.experts import ScaledExperts
+from pallas_kernels.scaled_matmul.mosaic_grouped import grouped_scaled_matmul
 from tests.pallas_kernels.places import jitted, launch_options, pick, places
 
 gatings = pytest.mark.parametrize("gating", [SILU, GELU], ids=["silu", "gelu"])
@@ -76,3 +84,22 @@ def test_the_kernel_lowers_with_every_activation_that_it_is_asked_for(name: str)
     else:
         with pytest.raises(ValueError, match="takes gatings without erf; approximate gelu"):
             mosaic_gpu.check(x, w, gating)
+
+
+@gatings
+@pytest.mark.parametrize("bits", [16, 8, 4])
+def test_kernels_of_experts_compute_a_gating_as_others_do(gating: Gated, bits: int) -> None:
+    x, groups = jnp.ones((4, 256), jnp.bfloat16), group(jnp.zeros((4, 1), jnp.int32), 2)
+    if bits == 16:
+        w = jnp.ones((2, 256, 256), jnp.bfloat16)
+        made = jax.make_jaxpr(lambda x: grouped.grouped_matmul(x, w, groups, None, gating))(x)
+    elif bits == 8:
+        values, scale = jnp.ones((2, 256, 256), jnp.float8_e4m3fn), jnp.ones((2, 256, 1))
+        held = ScaledExperts(values, scale, 256, "token", None)
+        made = jax.make_jaxpr(lambda x: grouped_scaled_matmul(x, held, groups, None, gating))(x)
+    else:
+        case = int4_cases.Case(name="", tokens=4, outputs=256, inputs=256, group=64)
+        one = int4_cases.packed(case, int4_cases.inputs(case)[1], "bfloat16")
+        four = jax.tree.map(lambda leaf: jnp.stack([leaf, leaf]), one)
+        made = jax.make_jaxpr(lambda x: grouped_int4_matmul(x, four, groups, None, gating))(x)
+    assert "log2" in str(made) and not {"tanh", "logistic"} & set(re.findall(r"\w+", str(made)))

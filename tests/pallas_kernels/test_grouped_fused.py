@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pallas_kernels.gated_matmul import SILU
 from pallas_kernels.grouped_matmul import (
     Experts,
     combine,
@@ -39,10 +40,6 @@ FEW = Case(name="few tokens", tokens=3, experts=6, choices=2, width=64)
 SORTED = Case(name="tiles of several experts", tokens=20, experts=4, choices=2, skew=3.0)
 
 MOST_USED, MOST_BLOCKS = 20, 140
-
-
-def swiglu(gate: jax.Array, up: jax.Array) -> jax.Array:
-    return jax.nn.silu(gate) * up
 
 
 @functools.cache
@@ -74,7 +71,7 @@ def one_launch(
     """Each token's result."""
     given, weights = arrays(case, dtype)
     options = launch_options(place) | {"tuning": tuning}
-    y = fused()(given.x, weights, groups, gating=swiglu, **options)
+    y = fused()(given.x, weights, groups, gating=SILU, **options)
     return np.asarray(combine(y, groups, given.weight))
 
 
@@ -82,7 +79,7 @@ def two_products(run: Any, case: Case, groups: Groups, dtype: str, **options: An
     """The same by two calls of an op."""
     given, weights = arrays(case, dtype)
     run = functools.partial(run, groups=groups, **options)
-    hidden = run(given.x, weights.gate_up_EOI, bias_EO=weights.gate_up_bias_EO, gating=swiglu)
+    hidden = run(given.x, weights.gate_up_EOI, bias_EO=weights.gate_up_bias_EO, gating=SILU)
     y = run(hidden, weights.down_EDF, bias_EO=weights.down_bias_ED, gating=None)
     return np.asarray(combine(y, groups, given.weight))
 
@@ -127,7 +124,7 @@ def test_a_models_layer_gives_the_same_bits_each_time_on_a_card(
     given = inputs(case)
     groups = group(jnp.asarray(given.expert), shape.experts)
     low = [jnp.asarray(a, jnp.bfloat16) for a in given[:3]]
-    run = functools.partial(fused(), gating=swiglu, **launch_options(place))
+    run = functools.partial(fused(), gating=SILU, **launch_options(place))
     x = low[0]
     first = np.asarray(combine(run(x, Experts(*low[1:]), groups), groups, given.weight))
     few = min(tokens, 16)  # the oracle is slow
@@ -148,7 +145,7 @@ def spec_of(outputs: int, width: int, gating: Any) -> Spec:
 def places(sizes: tuple[int, int]) -> Any:
     """For each product the number of units of every block, and the number of each unit."""
     inner, width = sizes
-    specs = spec_of(2 * inner, width, swiglu), spec_of(width, inner, None)
+    specs = spec_of(2 * inner, width, SILU), spec_of(width, inner, None)
     turn_N1 = jnp.arange(MOST_USED * max(spec.across for spec in specs))[:, None]
 
     @jax.jit
@@ -187,7 +184,7 @@ def test_a_models_layer_lowers_for_cuda_in_one_launch(tokens: int) -> None:
 
     def layer(x: jax.Array, weights: Experts, expert: jax.Array) -> jax.Array:
         groups = group(expert, experts)
-        return feed_forward(x, weights, groups, swiglu)
+        return feed_forward(x, weights, groups, SILU)
 
     expert = jax.ShapeDtypeStruct((tokens, shape.choices), jnp.int32)
     traced = jax.jit(layer).trace(low((tokens, width)), weights, expert)
@@ -212,7 +209,7 @@ def test_one_launch_is_for_tokens_and_cards_that_gain(
     experts = Experts(low((4, 256, 64)), low((4, 64, 128)))
     choice = jax.ShapeDtypeStruct((tokens, 2), jnp.int32)
     groups = jax.eval_shape(functools.partial(group, experts=4), choice)
-    given = low((tokens, 64)), experts, groups, swiglu
+    given = low((tokens, 64)), experts, groups, SILU
     assert takes_one_launch(backend, processors, *given) is taken
     wrong = experts._replace(down_EDF=low((4, 64, 96)))
     assert not takes_one_launch(backend, processors, given[0], wrong, *given[2:])
@@ -224,4 +221,4 @@ def test_weights_that_do_not_fit_are_refused() -> None:
     groups = group(jnp.asarray(given.expert), 2)
     wrong = weights._replace(down_EDF=weights.down_EDF.astype(jnp.float32))
     with pytest.raises(ValueError, match="takes bfloat16 or float16 throughout"):
-        feed_forward(given.x, wrong, groups, swiglu)
+        feed_forward(given.x, wrong, groups, SILU)

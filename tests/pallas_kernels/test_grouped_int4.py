@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from pallas_kernels.gated_matmul import SILU
 from pallas_kernels.grouped_matmul import by_tile, group
 from pallas_kernels.grouped_matmul.cases import choices
 from pallas_kernels.int4_matmul import Int4, int4_matmul
@@ -19,10 +20,6 @@ from pallas_kernels.int4_matmul.plan import widths_of
 from tests.pallas_kernels.places import launch_options, places, relative_error
 
 EXPERTS, CHOICES = 6, 2
-
-
-def swiglu(gate: jax.Array, up: jax.Array) -> jax.Array:
-    return jax.nn.silu(gate) * up
 
 
 def experts(case: Case, dtype: str) -> Int4:
@@ -45,7 +42,7 @@ def experts(case: Case, dtype: str) -> Int4:
         (200, 100, 200, 16, "offsets"),
     ],
 )
-@pytest.mark.parametrize("gating", [swiglu, None], ids=("gated", "plain"))
+@pytest.mark.parametrize("gating", [SILU, None], ids=("gated", "plain"))
 def test_rows_meet_the_weight_of_their_expert(
     place: str, tokens: int, outputs: int, inner: int, group_size: int, form: str, gating: Any
 ) -> None:

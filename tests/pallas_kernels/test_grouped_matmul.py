@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from pallas_kernels.gated_matmul import SILU
 from pallas_kernels.grouped_matmul import (
     BACKENDS,
     Groups,
@@ -36,10 +37,6 @@ group = jax.jit(group_tokens, static_argnums=(1, 2))
 share = jax.jit(share_tokens, static_argnums=1)
 
 
-def swiglu(gate: jax.Array, up: jax.Array) -> jax.Array:
-    return jax.nn.silu(gate) * up
-
-
 @functools.partial(jax.jit, static_argnums=1)
 def feed_forward(given: Inputs, tile: int | None) -> jax.Array:
     """The routed feed-forward by the op, with tiles of that height or as a step chooses them."""
@@ -49,7 +46,7 @@ def feed_forward(given: Inputs, tile: int | None) -> jax.Array:
     else:
         groups = group_tokens(given.expert, experts, tile)
     product = functools.partial(grouped_matmul, groups=groups, backend="reference")
-    hidden = product(groups.rows_of(given.x), given.gate_up, gating=swiglu)
+    hidden = product(groups.rows_of(given.x), given.gate_up, gating=SILU)
     return combine(product(hidden, given.down), groups, given.weight)
 
 
@@ -218,7 +215,7 @@ def test_a_back_end_that_does_not_take_the_arrays_leaves_them_to_the_reference()
     groups = group(drawn(0, 3, 4, 2, 0.0), 4, 8)
     x, w = jnp.zeros((groups.token_P.shape[0], 7)), jnp.zeros((4, 6, 7))
     assert next(iter(BACKENDS)) == "reference"
-    assert backend_for("mosaic_gpu", x, w, groups, swiglu) == "reference"
+    assert backend_for("mosaic_gpu", x, w, groups, SILU) == "reference"
     assert backend_for("none", x, w, groups, None) == "reference"
 
 

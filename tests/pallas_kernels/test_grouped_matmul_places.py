@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from pallas_kernels.gated_matmul import SILU
 from pallas_kernels.grouped_matmul import (
     Groups,
     combine,
@@ -58,10 +59,6 @@ SMALL = Case(name="several widths", tokens=20, experts=4, choices=2, inner=128, 
 ERROR = {"bfloat16": 5e-3, "float16": 1e-3}
 
 
-def swiglu(gate: jax.Array, up: jax.Array) -> jax.Array:
-    return jax.nn.silu(gate) * up
-
-
 grouped = jax.jit(group_tokens, static_argnums=(1, 2))
 shared = jax.jit(share_tokens, static_argnums=1)
 
@@ -95,7 +92,7 @@ def feed_forward(place: str, given: Inputs, tile: int | None, tuning: Tuning | N
         taken = jnp.zeros(len(x), bool).at[groups.place_TK].set(True)
         x = jnp.where(taken[:, None], x, jnp.nan)
     bias = jnp.asarray(bias_of(given), x.dtype).at[idle].set(jnp.nan)
-    hidden = product(place, x, gate_up, groups, bias, swiglu, tuning)
+    hidden = product(place, x, gate_up, groups, bias, SILU, tuning)
     out = product(place, hidden, down, groups, None, None, tuning)
     return np.asarray(combine(out, groups, given.weight))
 
@@ -223,7 +220,7 @@ def shapes(tokens: int, model: str) -> tuple[Any, Any, Groups]:
 )
 def test_a_models_gate_and_up_lower_for_cuda(tokens: int, model: str) -> None:
     x, w, groups = shapes(tokens, model)
-    run = jitted(functools.partial(mosaic_gpu.grouped_matmul, bias_EO=None, gating=swiglu))
+    run = jitted(functools.partial(mosaic_gpu.grouped_matmul, bias_EO=None, gating=SILU))
     assert "mosaic_gpu_v2" in run.trace(x, w, groups).lower(lowering_platforms=("cuda",)).as_text()
 
 
@@ -236,7 +233,7 @@ LOW = functools.partial(jax.ShapeDtypeStruct, dtype=jnp.bfloat16)
         (LOW((8, 64)), LOW((2, 64)), None, r"x \[P, I\] and w \[E, O, I\], got \(8, 64\)"),
         (LOW((8, 64)), LOW((2, 64, 128)), None, r"w \[E, O, I\], got \(8, 64\)"),
         (LOW((8, 64)), jax.ShapeDtypeStruct((2, 64, 64), "float32"), None, "w float32"),
-        (LOW((8, 64)), LOW((2, 64, 64)), swiglu, r"O a multiple of 128.*w \(2, 64, 64\)"),
+        (LOW((8, 64)), LOW((2, 64, 64)), SILU, r"O a multiple of 128.*w \(2, 64, 64\)"),
         (LOW((8, 96)), LOW((2, 64, 96)), None, r"I of 64, got w \(2, 64, 96\)"),
         (LOW((8, 64)), LOW((2, 128, 64)), lambda g, u: jax.lax.erf(g) * u, "without erf"),
     ],

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from pallas_kernels.gated_matmul import SILU
 from pallas_kernels.grouped_matmul import Groups, group
 from pallas_kernels.grouped_matmul.cases import choices
 from pallas_kernels.scaled_matmul import ScaledExperts, mosaic_grouped, rounded
@@ -36,10 +37,6 @@ class Case:
     rows: bool = False
     integers: bool = False
     warpgroups: int | None = None
-
-
-def swiglu(gate: Any, up: Any) -> Any:
-    return jax.nn.silu(gate) * up
 
 
 def weights(case: Case) -> ScaledExperts:
@@ -71,7 +68,7 @@ def expected(case: Case, x: Any, w: ScaledExperts, bias: Any, expert: Any) -> np
 @functools.cache
 def kernel(place: str, gated: bool, warpgroups: int | None) -> Any:
     options = launch_options(place) | {"warpgroups": warpgroups}
-    gating = swiglu if gated else None
+    gating = SILU if gated else None
 
     def call(x: Any, values: Any, scale: Any, given: Any, groups: Groups, bias: Any, form: Any):  # type: ignore[no-untyped-def]
         w = ScaledExperts(values, scale, *form, given)
@@ -148,10 +145,10 @@ def test_what_it_does_not_take_is_refused() -> None:
     case = Case(tokens=3, outputs=128, columns=128)
     groups = group(jnp.zeros((3, 1), jnp.int32), EXPERTS)
     x, w = jnp.zeros((3, 128), jnp.bfloat16), weights(case)
-    mosaic_grouped.check(x, w, groups, swiglu)
+    mosaic_grouped.check(x, w, groups, SILU)
     mosaic_grouped.check(x, replace(w, inputs="plain"), groups, None)
     with pytest.raises(ValueError, match="O a multiple of 128"):
-        mosaic_grouped.check(x, replace(w, values=w.values[:, :64]), groups, swiglu)
+        mosaic_grouped.check(x, replace(w, values=w.values[:, :64]), groups, SILU)
     narrow = replace(w, scale=jnp.ones((EXPERTS, 128, 2)), group=64)
     with pytest.raises(ValueError, match="groups of 128"):
         mosaic_grouped.check(x, narrow, groups, None)
