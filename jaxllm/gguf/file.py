@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from jaxllm.config import ConfigError
-from jaxllm.gguf.types import OFFSETS, TYPES, UNREAD, BlockType
+from jaxllm.gguf.types import OFFSETS, TABLES, TYPES, UNREAD, BlockType
 from jaxllm.tensors import Bounds, Deferred
 
 MAGIC = b"GGUF"
@@ -110,7 +110,9 @@ class StoredTensor:
         assert self.type.groups is not None
         found = self.type.groups(blocks)[which]
         assert found is not None
-        self._check(found)
+        largest = np.abs(TABLES.get(self.type.integers or "", np.ones(1))).max()
+        with np.errstate(over="ignore"):
+            self._check(found if which == 0 else found * np.float32(largest))
         return found
 
     def _check(self, numbers: np.ndarray) -> None:

@@ -8,6 +8,7 @@ import pytest
 from jaxllm.config import ConfigError
 from jaxllm.gguf.file import StoredTensor
 from jaxllm.gguf.types import TABLES, TYPES
+from tests.gguf.writer import MXFP4
 from tests.goldens.golden import HERE
 
 RANGES = {"I8": (-128, 127), "I4": (-8, 7), "U5": (0, 31)}
@@ -45,6 +46,19 @@ def test_a_scale_that_is_infinite_is_refused() -> None:
     )
     with pytest.raises(ConfigError, match=r"blk\.0\.attn_q\.weight has a scale"):
         np.asarray(broken.deferred())
+
+
+@pytest.mark.parametrize(("exponent", "refused"), [(252, False), (253, True), (255, True)])
+def test_a_scale_of_floats_of_4_bits_makes_no_number_infinite(exponent: int, refused: bool) -> None:
+    blocks = np.zeros(1, TYPES[MXFP4].layout)
+    blocks["e"], blocks["q"] = exponent, 0x77  # 6
+    tensor = StoredTensor("t.weight", TYPES[MXFP4], (1, 32), memoryview(blocks.tobytes()))
+    for numbers in (tensor.deferred(), tensor.parts()[1]):
+        if refused:
+            with pytest.raises(ConfigError, match=r"t\.weight has a scale that makes numbers inf"):
+                np.asarray(numbers)
+        else:
+            assert np.isfinite(np.asarray(numbers)).all()
 
 
 @pytest.mark.parametrize("number", QUANTISED)
