@@ -125,6 +125,16 @@ def drain(free: Any, n: Array, slots: int) -> None:
         plgpu.barrier_wait(free.at[lax.rem(i, jnp.int32(slots))])
 
 
+def banded(index: Array, places: int, bands: int, most: int) -> tuple[Array, Array]:
+    """Place and band of a unit, where each band has so many `places`. At `most` so many bands pass
+    over the places together, place by place, so that what both read stays in the L2 cache."""
+    together = -(-bands // -(-bands // most))
+    group = lax.div(index, jnp.int32(together * places))
+    rest = lax.rem(index, jnp.int32(together * places))
+    here = jnp.minimum(jnp.int32(together), bands - group * together)
+    return lax.div(rest, here), group * together + lax.rem(rest, here)
+
+
 def check_pages(
     op: str, q: Array, k_pages: Array, v_pages: Array, unequal: tuple[tuple[int, int], ...] = ()
 ) -> None:

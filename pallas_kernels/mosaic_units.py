@@ -19,7 +19,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.mosaic import gpu as mgpu
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
-from pallas_kernels.mosaic_gpu import TILED, store
+from pallas_kernels.mosaic_gpu import TILED, banded, store
 from pallas_kernels.parts import Parts, Product
 
 PROCESSORS = 132
@@ -136,11 +136,7 @@ class Split(NamedTuple):
         """The number of a unit among those of its tile of tokens, and that tile."""
         if self.bands <= BAND_GROUP:
             return lax.div(index, jnp.int32(self.bands)), lax.rem(index, jnp.int32(self.bands))
-        together = -(-self.bands // -(-self.bands // BAND_GROUP))
-        group = lax.div(index, jnp.int32(together * self.places))
-        rest = lax.rem(index, jnp.int32(together * self.places))
-        here = jnp.minimum(jnp.int32(together), self.bands - group * together)
-        return lax.div(rest, here), group * together + lax.rem(rest, here)
+        return banded(index, self.places, self.bands, BAND_GROUP)
 
     def each(self, block: Array, run: Callable[[Unit, Array], None]) -> Array:
         """Call `run(unit, steps done before)` for each unit of a thread block; returns the steps

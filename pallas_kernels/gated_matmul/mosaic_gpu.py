@@ -23,6 +23,7 @@ from pallas_kernels.gated_matmul.plan import PROCESSORS, K, Tuning, bands, chunk
 from pallas_kernels.mosaic_gpu import (
     PRODUCER_REGISTERS,
     TILED,
+    banded,
     drain,
     launch,
     padded,
@@ -184,18 +185,11 @@ def _multiply(spec: _Spec, x: Array, w: Array) -> Array:
 
 
 def _tile_of(spec: _Spec, unit: Array) -> tuple[Array, Array]:
-    """Column tile (counted in clusters) and band of a unit. `BAND_GROUP` bands pass over the weight
-    together, column by column, so that both stay in the L2 cache."""
+    """Column tile (counted in clusters) and band of a unit."""
     if spec.bands == 1:
         # Not a constant: the compiler would reject a slice that ends beyond the array
         return unit, lax.axis_index("wg") * 0
-    together = -(-spec.bands // -(-spec.bands // BAND_GROUP))
-    group, rest = (
-        lax.div(unit, jnp.int32(together * spec.across)),
-        lax.rem(unit, jnp.int32(together * spec.across)),
-    )
-    here = jnp.minimum(jnp.int32(together), spec.bands - group * together)
-    return lax.div(rest, here), group * together + lax.rem(rest, here)
+    return banded(unit, spec.across, spec.bands, BAND_GROUP)
 
 
 def _fill(
