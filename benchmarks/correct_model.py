@@ -257,4 +257,5 @@ def forward(
         write_offset_T=given.position_T % PAGE,
     )
     context = PagedContext(pool, [inputs], backend)
-    return module.logits(module(given.token_T, given.position_T, context)), context.kv
+    hidden_TD = module(given.token_T, given.position_T, context)
+    return module.logits(hidden_TD, context), context.kv

@@ -75,7 +75,9 @@ def measured(kind: WeightFormat | None, texts: list[Text]) -> Found:
     @jax.jit
     def scores(state: nnx.State, token_T: jax.Array, position_T: jax.Array, segment_T: jax.Array):  # type: ignore[no-untyped-def]
         model = nnx.merge(graphdef, state)
-        return jax.nn.log_softmax(model.logits(model(token_T, position_T, DenseContext(segment_T))))
+        context = DenseContext(segment_T)
+        hidden_TD = model(token_T, position_T, context)
+        return jax.nn.log_softmax(model.logits(hidden_TD, context))
 
     read = functools.partial(scores, state)
     every = [each for batch in batches(texts) for each in _read(read, batch)]

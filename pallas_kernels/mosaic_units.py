@@ -53,7 +53,7 @@ class Split(NamedTuple):
     Attributes:
       T: tokens, in whole tiles of 8 where there are more.
       O: rows of the weight.
-      dtype: of the product.
+      dtype: of the product. One of float32 is written from registers, as shares are.
       steps: slots of a ring that cover the columns.
       warpgroups: that multiply, each 64 rows of the weight.
       tokens: of a unit.
@@ -105,18 +105,26 @@ class Split(NamedTuple):
         return min(PROCESSORS, self.units)
 
     @property
+    def is_exact(self) -> bool:
+        """Whether sums are not rounded."""
+        return bool(jnp.dtype(self.dtype) == jnp.float32)
+
+    @property
     def results(self) -> list[jax.ShapeDtypeStruct]:
         """Of whole blocks of rows, and the sums of the shares of others; of both what there is."""
         rest, width = (self.down - self.whole) * self.height, self.bands * self.tokens
-        whole = jax.ShapeDtypeStruct((self.T, self.O), self.dtype)
+        # Copies end with the array; what registers hold is stored in full
+        whole = jax.ShapeDtypeStruct((width if self.is_exact else self.T, self.O), self.dtype)
         shared = jax.ShapeDtypeStruct((self.shares, width, rest), jnp.float32)
         return ([whole] if self.whole else []) + ([shared] if rest else [])
 
     @property
     def staged(self) -> dict[str, Any]:
-        """Shared memory for results of whole blocks."""
+        """Shared memory for results of whole blocks, where they are rounded."""
+        if not self.whole or self.is_exact:
+            return {}
         shape = (self.warpgroups, min(self.tokens, STAGED), ROWS)
-        return {"y": plgpu.SMEM(shape, self.dtype, transforms=TILED)} if self.whole else {}
+        return {"y": plgpu.SMEM(shape, self.dtype, transforms=TILED)}
 
     def unit(self, index: Array) -> Unit:
         """Units of the same rows and columns are neighbours, so that they share the weight in the
@@ -159,18 +167,22 @@ class Split(NamedTuple):
     ) -> None:
         """Write `[ROWS, tokens]` of products as rows of tokens, or as a share that is added later;
         `made` are the `results`."""
-        row = self.row(unit, wg)
+        row, tokens = self.row(unit, wg), pl.ds(unit.token, self.tokens)
+
+        def from_registers(ref: Any) -> None:
+            store(ref.T, y if interpret else _single(y))
+
         if self.whole:
-            pl.when(jnp.logical_and(unit.block < self.whole, row < self.O))(
-                lambda: self._store_whole(y, unit, row, sm["y"].at[wg], made[0])
+            store_whole: Callable[[], None] = (
+                (lambda: from_registers(made[0].at[tokens, pl.ds(row, ROWS)]))
+                if self.is_exact
+                else lambda: self._store_whole(y, unit, row, sm["y"].at[wg], made[0])
             )
+            pl.when(jnp.logical_and(unit.block < self.whole, row < self.O))(store_whole)
         if self.whole < self.down:
             own = pl.ds(row - self.whole * self.height, ROWS)
-            tokens = pl.ds(unit.token, self.tokens)
             pl.when(unit.block >= self.whole)(
-                lambda: store(
-                    made[-1].at[unit.share, tokens, own].T, y if interpret else _single(y)
-                )
+                lambda: from_registers(made[-1].at[unit.share, tokens, own])
             )
 
     def _store_whole(self, y: Array, unit: Unit, row: Array, staged: Any, y_ref: Any) -> None:

@@ -90,7 +90,7 @@ def _generate(
         )
 
     def choose(hidden_BD: jax.Array) -> jax.Array:
-        return model.logits(hidden_BD).argmax(-1).astype(jnp.int32)
+        return model.logits(hidden_BD, PlainRows()).argmax(-1).astype(jnp.int32)
 
     def more(carry: tuple) -> jax.Array:
         step, _, token_B, _, _ = carry

@@ -28,6 +28,7 @@ from examples.demo_model import tokenizer
 from examples.demo_model.network import CONFIG, TINY, can_fuse, create, forward, load, save
 from examples.demo_model.pack import Rows, pack
 from examples.demo_model.tokenizer import CONTROL, VOCABULARY
+from jaxllm.nn.contexts.rows import PlainRows
 
 COLUMNS = ("token_NT", "segment_NT", "position_NT", "learn_NT")
 IN_FLIGHT = 4  # steps that the host may be ahead of the device
@@ -85,7 +86,8 @@ def loss_of(graph: nnx.GraphDef, state: nnx.State, rows: Rows) -> jax.Array:
     hidden_BTD = forward(
         model, rows.token_NT, rows.position_NT, rows.segment_NT, can_fuse(jnp.bfloat16)
     )
-    logits_BTV = jax.vmap(model.logits)(hidden_BTD[:, :-1])
+    logits = partial(model.logits, context=PlainRows())
+    logits_BTV = jax.vmap(logits)(hidden_BTD[:, :-1])
     same_BT = rows.segment_NT[:, 1:] == rows.segment_NT[:, :-1]
     weight_BT = (rows.learn_NT[:, 1:] & same_BT).astype(jnp.float32)
     loss_BT = optax.softmax_cross_entropy_with_integer_labels(logits_BTV, rows.token_NT[:, 1:])

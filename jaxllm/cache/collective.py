@@ -6,6 +6,7 @@ inputs are split, its product is this device's part of a sum.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -23,6 +24,8 @@ from pallas_kernels.parts import Product, whole
 from pallas_kernels.scaled_matmul import Inputs, Rounding
 
 WIDTH, EXPERT = LAYER
+
+type Pick = Callable[[Array], Array]
 
 
 class Collective(Protocol):
@@ -53,8 +56,9 @@ class Collective(Protocol):
     def placed(self, x_TI: Array, count: int) -> Array:
         """`[T, count]`: this device's share of so many columns, zeros where the others' are."""
 
-    def rows(self, table: Array, index: Array, count: int) -> Array:
-        """Rows of a table of `count` rows, which lies whole on each device or is split by rows."""
+    def rows(self, pick: Pick, index: Array, held: int, count: int) -> Array:
+        """Rows of a table of `count` rows, of which each device has all or its share, `held`;
+        `pick` gives this device's of the places among these."""
 
     def experts(self, groups: Groups, count: int) -> Groups:
         """The rows of this device's share of `count` experts."""
@@ -93,8 +97,8 @@ class Alone:
     def placed(self, x_TI: Array, count: int) -> Array:
         return x_TI
 
-    def rows(self, table: Array, index: Array, count: int) -> Array:
-        return table[index]
+    def rows(self, pick: Pick, index: Array, held: int, count: int) -> Array:
+        return pick(index)
 
     def experts(self, groups: Groups, count: int) -> Groups:
         return groups
@@ -152,12 +156,11 @@ class AllReduce:
         first = lax.axis_index(self.group.axis) * x_TI.shape[1]
         return lax.dynamic_update_slice_in_dim(whole, x_TI, first, axis=1)
 
-    def rows(self, table: Array, index: Array, count: int) -> Array:
-        held = table.shape[0]
+    def rows(self, pick: Pick, index: Array, held: int, count: int) -> Array:
         if held == count:
-            return table[index]
+            return pick(index)
         place = index - lax.axis_index(self.group.axis) * held
-        found = table[jnp.clip(place, 0, held - 1)]
+        found = pick(jnp.clip(place, 0, held - 1))
         mine = ((place >= 0) & (place < held)).reshape(-1, *(1,) * (found.ndim - 1))
         return self.sum(jnp.where(mine, found, jnp.zeros_like(found)))
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
+from typing import cast
 
 import jax.numpy as jnp
 from flax import nnx
@@ -13,12 +14,13 @@ from jaxllm.mesh import Stage
 from jaxllm.nn.blocks import Block, Carry
 from jaxllm.nn.contexts.protocol import AttentionContext, RowContext
 from jaxllm.nn.embedding import Embedding, LogitsBias
-from jaxllm.nn.linear import Linear
+from jaxllm.nn.linear import OutputHead
 from jaxllm.nn.logits import LogitsMap
 from jaxllm.nn.norm import Norm
 from jaxllm.nn.rope import Rope
 from jaxllm.nn.rules import Rule
 from jaxllm.nn.weight.parameters import contract
+from jaxllm.nn.weight.protocol import HeadWeight
 
 
 class Decoder(nnx.Module):
@@ -36,7 +38,7 @@ class Decoder(nnx.Module):
         embed: Embedding,
         layers: Iterable[Block],
         norm: Norm,
-        head: Linear | None,
+        head: OutputHead | None,
         ropes: tuple[Rope, ...],
         logits_maps: tuple[LogitsMap, ...] = (),
         logits_bias: LogitsBias | None = None,
@@ -96,7 +98,11 @@ class Decoder(nnx.Module):
 
     def unpacked(self, packed_RE: Array) -> Carry:
         """The carry of which `Carry.packed` made these rows, summed over devices."""
-        width = self._head()[0].shape[1]
+        if self.head is not None:
+            (width,) = self.head.inp
+        else:
+            assert self.embed is not None
+            width = self.embed.width
         beside_RE = packed_RE[:, width:] if packed_RE.shape[1] > width else None
         return Carry(packed_RE[:, :width], None, beside_RE)
 
@@ -133,29 +139,31 @@ class Decoder(nnx.Module):
             own = tuple(name.format(*numbers) for name in names[key])
             yield ".".join(map(str, path)), module, own
 
-    def logits(self, hidden_RD: Array) -> Array:
+    def logits(self, hidden_RD: Array, context: RowContext) -> Array:
         """Next-token logits [R, V] in float32; of this device's own share of the vocabulary where
         it is split."""
-        weight_VD, bias_V = self._head()
-        return self._logits(hidden_RD, weight_VD, bias_V)
+        weight, bias_V = self._head()
+        return self._mapped(weight.sums(hidden_RD, context), bias_V)
 
     def token_logits(self, hidden_RD: Array, tokens: tuple[int, ...], context: RowContext) -> Array:
         """The logits of some tokens alone."""
         assert self.embed is not None
-        (weight_VD, bias_V), vocab = self._head(), self.embed.vocab
-        row, rows = jnp.array(tokens), context.collective.rows
-        bias_N = None if bias_V is None else rows(bias_V, row, vocab)
-        return self._logits(hidden_RD, rows(weight_VD, row, vocab), bias_N)
+        (weight, bias), vocab, token_N = self._head(), self.embed.vocab, jnp.array(tokens)
+        if bias is not None:
+            bias = context.collective.rows(bias.__getitem__, token_N, len(bias), vocab)
+        weight_ND = weight.looked_up(token_N, context, vocab)
+        return self._mapped(contract(hidden_RD, weight_ND, 1, jnp.float32), bias)
 
-    def _head(self) -> tuple[Array, Array | None]:
+    def _head(self) -> tuple[HeadWeight, Array | None]:
+        """The weight and the bias of the head."""
         table = self.embed if self.head is None else self.head
-        assert table is not None and isinstance(table.weight, nnx.Param)  # the head stays plain
+        assert table is not None
         tied = None if self.logits_bias is None else self.logits_bias.weight
         bias = tied if self.head is None else self.head.bias
-        return table.weight[...], None if bias is None else bias[...]
+        # A table that is the head is held as one
+        return cast(HeadWeight, table.weight), None if bias is None else bias[...]
 
-    def _logits(self, hidden_RD: Array, weight_VD: Array, bias_V: Array | None) -> Array:
-        logits_RV = contract(hidden_RD, weight_VD, 1, jnp.float32)
+    def _mapped(self, logits_RV: Array, bias_V: Array | None) -> Array:
         if bias_V is not None:
             logits_RV = logits_RV + bias_V.astype(jnp.float32)
         for change in self.logits_maps:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 import jax.numpy as jnp
 from flax import nnx
@@ -12,7 +13,9 @@ from jaxllm.nn.contexts.protocol import RowContext
 from jaxllm.nn.linear import Init, Stored
 from jaxllm.nn.norm import Norm
 from jaxllm.nn.rules import Piece, Rule
-from jaxllm.nn.weight.table import HeldTable, Table
+from jaxllm.nn.weight.dense import Dense
+from jaxllm.nn.weight.protocol import Shape, Table
+from jaxllm.nn.weight.table import held_table
 from jaxllm.quantisation import WeightFormat
 
 
@@ -24,18 +27,37 @@ class Embedding(nnx.Module):
     """
 
     def __init__(self, init: Init, vocab: int, width: int, axis: str | None):
-        self.weight: Table | HeldTable = init.normal((vocab, width), (axis, "embed"), Table)
-        self.vocab, self.width, self.dtype = vocab, width, init.dtype
+        self.weight: Table = init.normal((vocab, width), (axis, "embed"), Dense)
+        self.vocab, self.width, self.axis, self.dtype = vocab, width, axis, init.dtype
 
-    def hold(self, kind: WeightFormat) -> None:
-        """Have an empty table of this format in place of plain numbers. It cannot be a head."""
-        self.weight = HeldTable(kind, self.vocab, self.width, self.dtype)
+    def hold(self, kind: WeightFormat, shards: int) -> None:
+        """Have an empty table of this format, over `shards` tensor shards, in place of plain
+        numbers."""
+        axes = self.axis, "embed"
+        shape = Shape((self.vocab,), (self.width,), axes, shards=shards, dtype=self.dtype)
+        self.weight = held_table(kind, shape)
 
     def __call__(self, token_T: Array, position_T: Array, context: RowContext) -> Array:
         return self.weight.looked_up(token_T, context, self.vocab)
 
     def rules(self, name: str) -> Iterator[Rule]:
-        yield from self.weight.rules("weight", name)
+        yield from self.weight.rules("weight", _Tensor(name, self.vocab, self.width))
+
+
+@dataclass(frozen=True)
+class _Tensor:
+    """The checkpoint tensor of a table, see `weight.protocol.Fill`."""
+
+    name: str
+    vocab: int
+    width: int
+
+    def __call__(self, leaf: str, columns: int | None = None) -> tuple[Piece, ...]:
+        shape = self.vocab, self.width if columns is None else columns
+        return (Piece(f"{self.name}.{leaf}", shape, shape),)
+
+    def each(self, leaf: str, columns: int = 1) -> tuple[Piece, ...]:
+        return (Piece(f"{self.name}.{leaf}", (1, columns), (1, columns)),)
 
 
 class LogitsBias(Stored):

@@ -15,7 +15,7 @@ from jaxllm.nn.rules import Layout, Ordered, Part, Piece, Rows, Rule, Step, Tran
 from jaxllm.nn.weight.apart import Apart
 from jaxllm.nn.weight.dense import Dense
 from jaxllm.nn.weight.parameters import Axes, Init
-from jaxllm.nn.weight.protocol import Shape, Weight
+from jaxllm.nn.weight.protocol import HeadWeight, Shape, Weight
 from jaxllm.nn.weight.schemes import held
 from jaxllm.quantisation import WeightFormat
 from pallas_kernels.gated_matmul import Gating
@@ -145,6 +145,15 @@ class Linear(nnx.Module):
         own = [size // groups for size in sizes]
         start = sum(own[:index])
         return Part((groups, sum(own), *columns), 1, start, start + own[index])
+
+
+class OutputHead(Linear):
+    """A linear map from hidden states to logits, whose rows are those of the vocabulary."""
+
+    weight: HeadWeight
+
+    def __init__(self, init: Init, vocab: int, width: int, axis: str | None, bias: bool = False):
+        super().__init__(init, (vocab,), (width,), (axis, "embed"), bias)
 
 
 def reader_of(part: object) -> Linear | None:

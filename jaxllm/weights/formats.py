@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Container, Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
@@ -11,11 +11,17 @@ import numpy as np
 
 from jaxllm.config import ConfigError
 from jaxllm.models import ModelSpec
-from jaxllm.models.config.build import expert_maps, linear_maps, outline, table_name
+from jaxllm.models.config.build import (
+    expert_maps,
+    head_name,
+    linear_maps,
+    outline,
+    table_name,
+)
 from jaxllm.nn.linear import Tensors
 from jaxllm.nn.pooling import PoolingModel
 from jaxllm.nn.rules import Layout
-from jaxllm.nn.weight.table import takes
+from jaxllm.nn.weight.table import takes, takes_head
 from jaxllm.quantisation import ONLINE, Scheme, WeightFormat
 from jaxllm.quantisation.matrix import NUMBERS
 from jaxllm.weights.load import open_checkpoint
@@ -30,7 +36,7 @@ def weight_formats(
 
     Packed weights of linear maps are held as they are stored; those of experts if all parts of a
     map are alike, and maps with few outputs only where plain numbers would not give the same. So
-    are tables of tokens in 4 bits that are no heads.
+    are tables of tokens, and heads of 8 bits whose products are summed to float32.
     Files that cannot be read are left to `check`. Raises ConfigError for a wish that does not fit
     the checkpoint.
     """
@@ -43,17 +49,34 @@ def weight_formats(
         return {} if wish is None else _online(spec, wish)
     maps = list(_maps(spec))
     if load_format == "dummy":
-        formats = _likely(spec.scheme, [own.pieces for own in maps])
+        formats, ends = _likely(spec.scheme, [own.pieces for own in maps]), {}
     else:
-        formats = open_checkpoint(model_dir, spec).formats
-    table = table_name(spec)
-    kind = None if spec.tied or spec.pooling else formats.get(f"{table}.weight")
-    own_table = {table: kind} if kind is not None and takes(kind) else {}
-    return own_table | {
+        checkpoint = open_checkpoint(model_dir, spec)
+        formats = checkpoint.formats
+        ends = _ends(spec, formats, checkpoint.entries)
+    return ends | {
         name.removesuffix(".weight"): kind
         for own in maps
         for name, kind in _of_map(own, formats)
         if not own.is_small or kind.inputs != "plain"
+    }
+
+
+def _ends(
+    spec: ModelSpec, formats: Mapping[str, WeightFormat | None], stored: Container[str]
+) -> dict[str, WeightFormat]:
+    """What the table of tokens and the head are held in, where these are packed."""
+    table, head = table_name(spec), head_name(spec)
+    is_head = {table: spec.tied and spec.has_head}
+    if spec.tied and f"{head}.weight" in stored:  # which must equal the table
+        return {}
+    if spec.has_head and not spec.tied:
+        is_head[head] = True
+    found = {name: formats.get(f"{name}.weight") for name in is_head}
+    return {
+        name: kind
+        for name, kind in found.items()
+        if kind is not None and (takes_head(kind, spec.width) if is_head[name] else takes(kind))
     }
 
 

@@ -108,11 +108,12 @@ def held(w: Int4) -> Weight:
     return Weight(Words(w.group, w.form), tuple(p for p in parts if p is not None), w.rows)
 
 
-def parts_of(x_TI: Array, w: Weight, sizes: Tuning, interpret: Any) -> Product:
-    """x times a weight in few bits, of whole chunks."""
+def parts_of(x_TI: Array, w: Weight, sizes: Tuning, interpret: Any, made: Any = None) -> Product:
+    """x times a weight in few bits, of whole chunks; of the type `made`, by default x's."""
     T, O = x_TI.shape[0], -(-w.rows // ROWS) * ROWS  # noqa: E741
     x_TI = padded(x_TI, CHUNK)
-    spec = Spec(x_TI.shape[0], O, x_TI.shape[1], w.numbers, x_TI.dtype, sizes, interpret)
+    shape = x_TI.shape[0], O, x_TI.shape[1]
+    spec = Spec(*shape, w.numbers, x_TI.dtype, sizes, interpret, made=made)
     return spec.split.parts(_multiply(spec, x_TI, w.arrays), T, w.rows)
 
 

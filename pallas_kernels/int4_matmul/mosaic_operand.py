@@ -95,8 +95,9 @@ class Weight(NamedTuple):
 
 
 class Spec(NamedTuple):
-    """Static parameters of a compiled kernel: shapes, type and sizes. Of several `parts`, the rows
-    of the weight for the same columns of y lie apart, and O are the rows of one."""
+    """Static parameters of a compiled kernel: shapes, types and sizes. Of several `parts`, the rows
+    of the weight for the same columns of y lie apart, and O are the rows of one. `made` is the type
+    of y; None: that of x, `dtype`."""
 
     T: int
     O: int  # noqa: E741
@@ -106,6 +107,7 @@ class Spec(NamedTuple):
     tuning: Tuning
     interpret: Any
     parts: int = 1
+    made: Any = None
 
     @property
     def K(self) -> int:
@@ -132,8 +134,9 @@ class Spec(NamedTuple):
     @property
     def split(self) -> Split:
         steps, warpgroups = -(-self.I // self.K), self.tuning.warpgroups // self.parts
+        made = self.dtype if self.made is None else self.made
         return Split(
-            self.T, self.O, self.dtype, steps, warpgroups, self.tuning.tokens, self.tuning.shares
+            self.T, self.O, made, steps, warpgroups, self.tuning.tokens, self.tuning.shares
         )
 
 

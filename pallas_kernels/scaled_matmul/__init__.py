@@ -18,6 +18,7 @@ from pallas_kernels.scaled_matmul.rounding import (
     Rounding,
     largest,
     rounded,
+    spread,
 )
 
 __all__ = [
@@ -37,13 +38,17 @@ __all__ = [
     "rounding_for",
     "scaled_matmul",
     "scaled_parts",
+    "scaled_sums",
+    "spread",
     "takes_group",
+    "takes_plain",
 ]
 
 GROUP = K  # columns that share a scale, where not all of a row do: what kernels take
 NAMES = ("reference", "mosaic_gpu")
 BACKENDS = Backends(__name__, "scaled_matmul", NAMES)
 PARTS = Backends(__name__, "scaled_parts", NAMES)
+SUMS = Backends(__name__, "scaled_sums", NAMES)
 
 
 def scaled_matmul(
@@ -79,6 +84,13 @@ def scaled_parts(
 ) -> Product:
     """`scaled_matmul`, in parts where the back end has some, for a reader that adds them up."""
     return PARTS[backend](x_TI, w_OI, scale_OG, group, inputs, input_scale)
+
+
+def scaled_sums(
+    x_TI: Array, w_OI: Array, scale_OG: Array, *, group: int, inputs: str, backend: str
+) -> Array:
+    """`scaled_matmul` in float32, whose sums are not rounded, of inputs that are "plain"."""
+    return SUMS[backend](x_TI, w_OI, scale_OG, group, inputs)
 
 
 def gated_rows(product: Product, rounding: Rounding, *, gating: Gating, backend: str) -> Inputs:
@@ -125,6 +137,12 @@ def takes_group(group: int | None, inputs: str) -> bool:
     from pallas_kernels.scaled_matmul import mosaic_converted
 
     return mosaic_converted.takes_group(group) if inputs == "plain" else group in (None, GROUP)
+
+
+def takes_plain(columns: int, group: int | None) -> bool:
+    """Whether kernels take weights of so many columns, `group` of which share a scale, with inputs
+    that are "plain"."""
+    return columns % K == 0 and takes_group(group, "plain")
 
 
 def experts_fit(rows: int, columns: int, gated: bool, inputs: str) -> bool:

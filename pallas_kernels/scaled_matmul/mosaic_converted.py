@@ -22,7 +22,7 @@ from pallas_kernels.int4_matmul.mosaic_operand import Blocks, Place, Rows, Spec,
 from pallas_kernels.int4_matmul.plan import Tuning
 from pallas_kernels.lanes import byte_tiled
 from pallas_kernels.mosaic_units import ROWS
-from pallas_kernels.parts import Product
+from pallas_kernels.parts import Product, whole
 from pallas_kernels.scaled_matmul import reference
 from pallas_kernels.scaled_matmul.conversion import conversion
 from pallas_kernels.scaled_matmul.experts import ScaledExperts
@@ -165,12 +165,40 @@ def scaled_parts(
     Without a `tuning` the product is XLA's, of the whole weight, from `plan.DENSE_ROWS` tokens on.
     """
     check(x_TI, w_OI, scale_OG, group)
-    (T, I), O = x_TI.shape, w_OI.shape[0]  # noqa: E741
-    if tuning is None and T >= DENSE_ROWS:
+    if tuning is None and x_TI.shape[0] >= DENSE_ROWS:
         return reference.scaled_parts(x_TI, w_OI, scale_OG, group, "plain")
+    return _product(x_TI, w_OI, scale_OG, group, tuning, interpret, x_TI.dtype)
+
+
+def scaled_sums(
+    x_TI: Array,
+    w_OI: Array,
+    scale_OG: Array,
+    group: int,
+    *,
+    tuning: Tuning | None = None,
+    interpret: Any = None,
+) -> Array:
+    """The same in float32, not rounded."""
+    check(x_TI, w_OI, scale_OG, group)
+    if tuning is None and x_TI.shape[0] >= DENSE_ROWS:
+        return reference.scaled_sums(x_TI, w_OI, scale_OG, group, "plain")
+    return whole(_product(x_TI, w_OI, scale_OG, group, tuning, interpret, jnp.float32))
+
+
+def _product(
+    x_TI: Array,
+    w_OI: Array,
+    scale_OG: Array,
+    group: int,
+    tuning: Tuning | None,
+    interpret: Any,
+    made: Any,
+) -> Product:
+    (T, I), O = x_TI.shape, w_OI.shape[0]  # noqa: E741
     scale = jnp.pad(scale_OG, ((0, -O % ROWS), (0, 0)))
     sizes = tuning or converted_tuning(T, O, I)
-    return parts_of(x_TI, _weight(w_OI, scale, group), sizes, interpret)
+    return parts_of(x_TI, _weight(w_OI, scale, group), sizes, interpret, made)
 
 
 def grouped_matmul(

@@ -158,6 +158,23 @@ def scaled_parts(
     return spec.split.parts(_multiply(spec, numbers, w_OI, scales), T, O)
 
 
+def scaled_sums(
+    x_TI: Inputs,
+    w_OI: Array,
+    scale_OG: Array,
+    group: int,
+    inputs: str,
+    *,
+    interpret: Any = None,
+) -> Array:
+    """See `pallas_kernels.scaled_matmul`. Raises ValueError for inputs that are not "plain", and
+    what `check` raises."""
+    if inputs != "plain":
+        raise ValueError(f"mosaic_gpu scaled_sums takes plain inputs, got {inputs!r}")
+    assert isinstance(x_TI, Array)
+    return mosaic_converted.scaled_sums(x_TI, w_OI, scale_OG, group, interpret=interpret)
+
+
 def _multiply(spec: _Spec, x: Array, w: Array, scales: Scales) -> list[Array]:
     split, tuning = spec.split, spec.tuning
 

@@ -27,8 +27,31 @@ def scaled_matmul(
     input_scale: Array | None = None,
 ) -> Array:
     """See `pallas_kernels.scaled_matmul`."""
-    rounded = rounded_inputs(x_TI, w_OI.dtype, group, inputs, input_scale)
-    return multiplied(rounded, w_OI, scale_OG, group, x_TI.dtype)
+    sums = scaled_sums(x_TI, w_OI, scale_OG, group, inputs, input_scale)
+    return sums.astype(x_TI.dtype)
+
+
+def scaled_sums(
+    x_TI: Inputs,
+    w_OI: Array,
+    scale_OG: Array,
+    group: int,
+    inputs: str,
+    input_scale: Array | None = None,
+) -> Array:
+    """See `pallas_kernels.scaled_matmul`; of inputs rounded in any way.
+
+    With one scale a row, numbers are multiplied and sums scaled. With more, factors are scaled and
+    rounded to x's type before, which is exact in float32 alone.
+    """
+    left, left_scale = rounded_inputs(x_TI, w_OI.dtype, group, inputs, input_scale)
+    if scale_OG.shape[1] == 1:
+        return product_of(left, w_OI, x_TI.dtype) * left_scale * scale_OG[:, 0]
+    x, w = (
+        (numbers.astype(jnp.float32) * spread(scale, group, numbers.shape[1])).astype(x_TI.dtype)
+        for numbers, scale in ((left, left_scale), (w_OI, scale_OG))
+    )
+    return product_of(x, w, x_TI.dtype)
 
 
 def gated_rows(product: Product, rounding: Rounding, gating: Gating) -> RoundedRows:
@@ -43,25 +66,6 @@ def gated(product: Product, gating: Gating) -> Array:
 
 
 scaled_parts = scaled_matmul  # XLA joins its program with that of what follows
-
-
-def multiplied(
-    rounded: tuple[Array, Array], w_OI: Array, scale_OG: Array, group: int, dtype: Any
-) -> Array:
-    """The product of `rounding.rounded_inputs`, in `dtype`.
-
-    With one scale a row, numbers are multiplied and sums scaled. With more, factors are scaled and
-    rounded to `dtype` before, which is exact in float32 alone.
-    """
-    left, left_scale = rounded
-    if scale_OG.shape[1] == 1:
-        product = product_of(left, w_OI, dtype)
-        return (product * left_scale * scale_OG[:, 0]).astype(dtype)
-    x, w = (
-        (numbers.astype(jnp.float32) * spread(scale, group, numbers.shape[1])).astype(dtype)
-        for numbers, scale in ((left, left_scale), (w_OI, scale_OG))
-    )
-    return product_of(x, w, dtype).astype(dtype)
 
 
 def product_of(x_TI: Array, w_OI: Array, dtype: jnp.dtype, sums: Any = jnp.float32) -> Array:

@@ -56,7 +56,8 @@ def tokenizer():
 def chosen(model, token_T, position_T, segment_T):
     """The greedy next token after every token of one packed row, by the engine's dense
     attention."""
-    return model.logits(model(token_T, position_T, DenseContext(segment_T))).argmax(-1)
+    context = DenseContext(segment_T)
+    return model.logits(model(token_T, position_T, context), context).argmax(-1)
 
 
 def choices(model, documents: list[list[int]]) -> list[list[int]]:

@@ -28,8 +28,9 @@ def greedy(path: Path, wish: str | None, prompt: list[int]) -> list[int]:
     ids = list(prompt)
     for _ in range(TOKENS):
         token_T = jnp.array(ids)
-        hidden_TD = model(token_T, jnp.arange(len(ids)), DenseContext())
-        ids.append(int(model.logits(hidden_TD[-1:]).argmax()))
+        context = DenseContext()
+        hidden_TD = model(token_T, jnp.arange(len(ids)), context)
+        ids.append(int(model.logits(hidden_TD[-1:], context).argmax()))
     return ids[len(prompt) :]
 
 

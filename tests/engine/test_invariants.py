@@ -240,8 +240,9 @@ def test_paged_steps_equal_the_dense_model(tiny_dir: str, alone: Alone) -> None:
     @jax.jit
     def next_token(state: nnx.State, token_T: jax.Array, length: jax.Array) -> jax.Array:
         module = nnx.merge(graphdef, state)
-        hidden = module(token_T, jnp.arange(token_T.shape[0]), DenseContext())
-        return jnp.argmax(module.logits(hidden[length - 1][None]))
+        context = DenseContext()
+        hidden = module(token_T, jnp.arange(token_T.shape[0]), context)
+        return jnp.argmax(module.logits(hidden[length - 1][None], context))
 
     for prompt, expected in zip(PROMPTS, alone["greedy"], strict=True):
         tokens = list(prompt)

@@ -58,8 +58,9 @@ def logprobs(
         model = nnx.merge(graphdef, state)
 
         def one(token_T: jax.Array, segment_T: jax.Array, prompt_T: jax.Array) -> jax.Array:
-            hidden = model(token_T, jnp.arange(LENGTH), DenseContext(segment_T, prompt_T))
-            return jax.nn.log_softmax(model.logits(hidden))
+            context = DenseContext(segment_T, prompt_T)
+            hidden = model(token_T, jnp.arange(LENGTH), context)
+            return jax.nn.log_softmax(model.logits(hidden, context))
 
         return jax.vmap(one)(token, segment, prompt)
 
@@ -78,7 +79,7 @@ def test_a_head_of_its_own_adds_a_bias_as_a_tied_one_does(tmp_path: Path) -> Non
     for directory in (tied, tmp_path):
         spec = models.read_spec(directory)
         model = nnx.merge(*weights.load(directory, spec, make_mesh(1), jnp.float32))
-        found = model.logits(jnp.asarray(hidden_RD))
+        found = model.logits(jnp.asarray(hidden_RD), DenseContext())
         np.testing.assert_allclose(found, hidden_RD @ wanted[0].T + wanted[1], atol=1e-5)
     assert np.abs(wanted[1]).max() > 0.01
 

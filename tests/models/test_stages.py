@@ -42,7 +42,7 @@ def test_hidden_states_that_stages_hand_on_give_the_logits_of_the_whole_model(na
         return nnx.merge(*own)
 
     whole, context = loaded(WHOLE), DenseContext()
-    wanted = whole.logits(whole(token_T, position_T, context))
+    wanted = whole.logits(whole(token_T, position_T, context), context)
     handed_TD = None
     for stage in stages(count):
         module = loaded(stage)
@@ -51,7 +51,7 @@ def test_hidden_states_that_stages_hand_on_give_the_logits_of_the_whole_model(na
             (after,) = meshes[stage.index + 1].devices.flat
             handed_TD = jax.device_put(module.handed(carry, context), after)
             token_T, position_T = jax.device_put((token_T, position_T), after)
-    found = module.logits(module.after_attention(carry, context))
+    found = module.logits(module.after_attention(carry, context), context)
     np.testing.assert_allclose(found, wanted, atol=BOUND, rtol=0)
 
 

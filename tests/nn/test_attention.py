@@ -15,7 +15,7 @@ from jaxllm.nn.contexts.dense import DenseContext
 from jaxllm.nn.decoder import Decoder
 from jaxllm.nn.embedding import Embedding
 from jaxllm.nn.heads import Heads
-from jaxllm.nn.linear import Init, Linear
+from jaxllm.nn.linear import Init, OutputHead
 from jaxllm.nn.mlp import GatedMLP
 from jaxllm.nn.norm import RMSNorm
 from jaxllm.nn.rope import StaticRope
@@ -130,7 +130,7 @@ def decoder(layers: int, tied: bool) -> Decoder:
             for _ in range(layers)
         ],
         norm=RMSNorm(given, WIDTH, EPS),
-        head=None if tied else Linear(given, (11,), (WIDTH,), ("vocab", "embed")),
+        head=None if tied else OutputHead(given, 11, WIDTH, "vocab"),
         ropes=(StaticRope(INV_FREQ),) * layers,
     )
     return grown(model)
@@ -152,7 +152,8 @@ def read(model: Decoder, tokens: np.ndarray) -> np.ndarray:
 @pytest.mark.parametrize("layers", [1, 3])
 def test_a_decoder_adds_each_block_to_the_residual_stream(layers: int, tied: bool) -> None:
     model, tokens = decoder(layers, tied), np.array([3, 1, 4, 1, 5, 9, 2])
-    found = model.logits(model(jnp.asarray(tokens), jnp.arange(TOKENS), DenseContext()))
+    context = DenseContext()
+    found = model.logits(model(jnp.asarray(tokens), jnp.arange(TOKENS), context), context)
     expected = read(model, tokens)
     assert found.dtype == jnp.float32
     np.testing.assert_allclose(found, expected, atol=1e-4 * np.abs(expected).max())

@@ -17,7 +17,7 @@ from jaxllm.nn.blocks import Block, Carry, ParallelBlock, ResidualNormBlock
 from jaxllm.nn.contexts.dense import DenseContext
 from jaxllm.nn.decoder import Decoder
 from jaxllm.nn.embedding import Embedding
-from jaxllm.nn.linear import Init, Linear
+from jaxllm.nn.linear import Init, OutputHead
 from jaxllm.nn.logits import Scale, Softcap
 from jaxllm.nn.norm import BareLayerNorm, LayerNorm, NoNorm, Norm, OffsetRMSNorm, RMSNorm
 from jaxllm.nn.rope import NoRope, StaticRope
@@ -165,7 +165,7 @@ def test_a_block_of_a_model_without_norms_adds_alone() -> None:
 
 
 def decoder(**given: Any) -> Decoder:
-    head = Linear(init(), (11,), (WIDTH,), ("vocab", "embed"), given.pop("bias", False))
+    head = OutputHead(init(), 11, WIDTH, "vocab", given.pop("bias", False))
     if head.bias is not None:
         head.bias[...] = random(11, seed=4)
     block = given.pop("block", Block)(
@@ -186,7 +186,7 @@ def decoder(**given: Any) -> Decoder:
 def test_logits_of_some_tokens_are_those_of_all(tied: bool, bias: bool) -> None:
     model = decoder(tied=tied, bias=bias, logits_maps=(Scale(0.5), Softcap(0.3)))
     hidden = random(3, WIDTH)
-    every = model.logits(hidden)
+    every = model.logits(hidden, DenseContext())
     weight = np.asarray((model.embed if tied else model.head).weight[...], np.float64)
     plain = np.asarray(hidden, np.float64) @ weight.T
     plain = plain + (np.asarray(model.head.bias[...]) if bias and not tied else 0)

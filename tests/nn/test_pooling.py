@@ -15,7 +15,7 @@ from jaxllm.nn.blocks import Block, Carry
 from jaxllm.nn.contexts.dense import DenseContext
 from jaxllm.nn.decoder import Decoder
 from jaxllm.nn.embedding import Embedding, EncoderEmbedding
-from jaxllm.nn.linear import Init, Linear
+from jaxllm.nn.linear import Init, OutputHead
 from jaxllm.nn.norm import LayerNorm, NoNorm
 from jaxllm.nn.pooling import PoolingModel, pooled
 from jaxllm.nn.rope import NoRope
@@ -102,7 +102,7 @@ def body(embed: Embedding, tied: bool = False) -> Decoder:
     norm = LayerNorm(init(), WIDTH, 1e-5, bias=False)
     norm.weight[...] = random(WIDTH, seed=3)
     block = Block(attention_norm=NoNorm(), attention=Summed(), mlp_norm=NoNorm(), mlp=halved)
-    head = None if tied else Linear(init(), (VOCAB,), (WIDTH,), ("vocab", "embed"), True)
+    head = None if tied else OutputHead(init(), VOCAB, WIDTH, "vocab", True)
     if head is not None:
         head.bias[...] = random(VOCAB, seed=9)
     return Decoder(embed=embed, layers=[block], norm=norm, head=head, ropes=(NoRope(2),))
@@ -166,7 +166,7 @@ def test_logits_of_tokens_and_their_differences(tied: bool) -> None:
     )
     model, decoder = model_of(pooling, tied)
     last = jnp.array(STARTS) + jnp.array(LENGTHS) - 1
-    logits = np.asarray(decoder.logits(hidden_of(decoder, TOKEN_T)[last]))
+    logits = np.asarray(decoder.logits(hidden_of(decoder, TOKEN_T)[last], DenseContext()))
     expected = np.stack(
         [logits[:, 2], logits[:, 5] - logits[:, 7], logits[:, 7] - logits[:, 0]], axis=1
     )

@@ -20,8 +20,8 @@ MODULES = ("jaxllm.nn", "jaxllm.models", "pallas_kernels.rope_write", "pallas_ke
 def forward(model: Decoder, tokens: int, segments: bool) -> jax.Array:
     token_T, position_T = jnp.arange(tokens) % 67, jnp.arange(tokens)
     segment_T = position_T // 4 if segments else None
-    hidden_TD = model(token_T, position_T, DenseContext(segment_T))
-    return model.logits(hidden_TD)
+    context = DenseContext(segment_T)
+    return model.logits(model(token_T, position_T, context), context)
 
 
 @pytest.mark.parametrize("shards", [1, 4])

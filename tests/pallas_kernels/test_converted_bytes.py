@@ -27,6 +27,7 @@ from pallas_kernels.scaled_matmul import (
     plan,
     scaled_matmul,
     scaled_parts,
+    scaled_sums,
     takes_experts,
 )
 from pallas_kernels.scaled_matmul.cases import Case, expected, inputs
@@ -84,6 +85,47 @@ def test_the_product_equals_float64(place: str, at: int) -> None:
         for dtype in pick(place, ["bfloat16"], ERROR):
             got, wanted = launched(place, case, dtype, pick(place, SMALL[at][1], None))
             assert relative_error(got, wanted) < ERROR[dtype], (case.name, dtype)
+
+
+SUMS = [
+    (
+        plain(name="shares", tokens=3, outputs=72, columns=384, integers=True),
+        Tuning(8, 1, 128, 2, 2),
+    ),
+    (
+        plain(name="odd rows", tokens=9, outputs=129, columns=256, group=16, integers=True),
+        Tuning(16, 2, 128, 2, 1),
+    ),
+    (
+        plain(name="two bands", tokens=20, outputs=64, columns=128, group=32, integers=True),
+        Tuning(16, 1, 128, 2, 1),
+    ),
+    (
+        plain(name="blocks that fill a card, and shares", tokens=2, outputs=64 * 133, columns=256),
+        Tuning(8, 1, 128, 2, 2),
+    ),
+]
+
+
+@places
+@pytest.mark.parametrize("at", [0, 1, 2, pytest.param(3, marks=pytest.mark.slow)])
+def test_sums_are_not_rounded(place: str, at: int) -> None:
+    case, tuning = SUMS[at]
+    own, group = inputs(case), case.group or case.columns
+    x, w, scale = jnp.asarray(own.x, jnp.bfloat16), jnp.asarray(own.weight), jnp.asarray(own.scale)
+    poison_outputs(place, jax.ShapeDtypeStruct((case.tokens, case.outputs), jnp.float32))
+    kernel = functools.partial(
+        mosaic_converted.scaled_sums,
+        group=group,
+        tuning=pick(place, tuning, None),
+        **launch_options(place),
+    )
+    got = jax.jit(kernel)(x, w, scale)
+    assert got.shape == (case.tokens, case.outputs) and got.dtype == jnp.float32
+    wanted = scaled_sums(x, w, scale, group=group, inputs="plain", backend="reference")
+    assert relative_error(got, wanted) < 2e-6
+    rounded = np.asarray(got).astype(jnp.bfloat16).astype(np.float32)
+    assert relative_error(rounded, wanted) > 1e-3  # so that rounding would be found
 
 
 @pytest.mark.slow
@@ -238,6 +280,10 @@ def test_the_weight_is_xlas_for_very_many_rows(rows: int, dense: bool) -> None:
     scale = jax.ShapeDtypeStruct((128, 1), jnp.float32)
     call = functools.partial(scaled_parts, group=256, inputs="plain", backend="mosaic_gpu")
     assert ("dot_general" in str(jax.make_jaxpr(call)(x, w, scale))) == dense
+    sums = functools.partial(scaled_sums, group=256, inputs="plain", backend="mosaic_gpu")
+    made = jax.make_jaxpr(sums)(x, w, scale)
+    assert ("dot_general" in str(made)) == dense
+    assert made.out_avals[0].dtype == jnp.float32
 
 
 @pytest.mark.parametrize(
@@ -256,3 +302,9 @@ def test_what_the_kernel_does_not_take_is_refused_with_the_reason(
         BACKENDS["mosaic_gpu"](
             jnp.zeros(x, jnp.bfloat16), jnp.zeros((64, x[1]), w), scale, columns, "plain"
         )
+
+
+def test_sums_of_inputs_that_are_to_be_rounded_are_refused() -> None:
+    x, w = jnp.zeros((1, 128), jnp.bfloat16), jnp.zeros((64, 128), jnp.int8)
+    with pytest.raises(ValueError, match="scaled_sums takes plain inputs, got 'token'"):
+        scaled_sums(x, w, jnp.ones((64, 1)), group=128, inputs="token", backend="mosaic_gpu")

@@ -43,7 +43,8 @@ def logits(path: Path, spec: models.ModelSpec, shards: int = 1) -> np.ndarray:
     weights.check_shapes(path, spec)
     graphdef, state = weights.load(path, spec, make_mesh(shards), jnp.float32)
     model, token_T = nnx.merge(graphdef, state), jnp.arange(TOKENS) % spec.vocab_size
-    return np.asarray(model.logits(model(token_T, token_T, DenseContext())))
+    context = DenseContext()
+    return np.asarray(model.logits(model(token_T, token_T, context), context))
 
 
 def held(tmp_path: Path, pair: Pair, settings: dict[str, Any]) -> tuple[Path, models.ModelSpec]:

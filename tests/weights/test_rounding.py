@@ -32,7 +32,8 @@ TOKENS = 12
 def logits(path: Path, spec: models.ModelSpec, shards: int = 1, form: str = "auto") -> np.ndarray:
     graphdef, state = weights.load(path, spec, make_mesh(shards), jnp.float32, form)
     model, token_T = nnx.merge(graphdef, state), jnp.arange(TOKENS) % spec.vocab_size
-    return np.asarray(model.logits(model(token_T, token_T, DenseContext())))
+    context = DenseContext()
+    return np.asarray(model.logits(model(token_T, token_T, context), context))
 
 
 def online(path: Path, wish: str) -> models.ModelSpec:

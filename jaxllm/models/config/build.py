@@ -50,7 +50,9 @@ def build(spec: ModelSpec, shards: int, rngs: nnx.Rngs, dtype: DTypeLike) -> Mod
             layer.attention.take_kv_scales()
     if spec.formats:
         if model.embed is not None and (kind := spec.formats.get(table_name(spec))):
-            model.embed.hold(kind)
+            model.embed.hold(kind, shards)
+        if model.head is not None and (kind := spec.formats.get(head_name(spec))):
+            model.head.hold([kind], shards)
         for _, module, names in linear_maps(spec, model):
             module.hold([spec.formats.get(name) for name in names], shards)
         for _, maps, forms in expert_maps(spec, model):
@@ -93,6 +95,12 @@ def expert_maps(spec: ModelSpec, model: Decoder) -> Iterator[tuple[str, ExpertMa
 def table_name(spec: ModelSpec) -> str:
     """The name of the table of tokens without ".weight"."""
     return str(family(spec.model_type).NAMES["embed"][0])
+
+
+def head_name(spec: ModelSpec) -> str:
+    """The name of the output head without ".weight", tied or not; "" where the family has none."""
+    (name,) = family(spec.model_type).NAMES.get("head", ("",))
+    return str(name)
 
 
 def outline(spec: ModelSpec, shards: int, dtype: DTypeLike) -> Model:
@@ -208,7 +216,7 @@ def ignored(spec: ModelSpec) -> dict[str, str | None]:
         unused = () if spec.pooling.token_logits else family(spec.model_type).NAMES.get("head", ())
         for name in (*unused, "score"):
             found |= {f"{name}.{leaf}": None for leaf in ("weight", "bias")}
-    if spec.tied and (spec.pooling is None or spec.pooling.token_logits):
+    if spec.tied and spec.has_head:
         for names in _forms(spec):
             (head,), (embed,) = names["head"], names["embed"]
             found[f"{head}.weight"] = f"{embed}.weight"

@@ -65,8 +65,8 @@ class ModelSpec:
         config: the complete `config.json`, for the family's `build` alone.
         pooling: what is made of hidden states in place of logits; None when the model generates.
         scheme: how the checkpoint packs weights in fewer bits; None when they are plain numbers.
-        formats: what weights of linear maps and of experts are held in, by the names of all their
-            tensors without ".weight"; those of others are plain numbers.
+        formats: what weights of linear maps, of experts, of the table and of the head are held in,
+            by the names of all their tensors without ".weight"; others are plain numbers.
         mixture: sizes of the layers that are mixtures of experts; None where none is.
         expert_groups: of the devices, each with experts of its own.
     """
@@ -102,6 +102,11 @@ class ModelSpec:
         """The window behind which each layer's cache forgets, in tokens; None for all."""
         caches = self.pooling is None or not self.pooling.bidirectional
         return tuple(layer.window if caches else None for layer in self.layers)
+
+    @property
+    def has_head(self) -> bool:
+        """Whether hidden states become logits."""
+        return self.pooling is None or bool(self.pooling.token_logits)
 
     @property
     def pools(self) -> int:

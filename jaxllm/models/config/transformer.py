@@ -27,7 +27,7 @@ from jaxllm.nn.blocks import Block
 from jaxllm.nn.decoder import Decoder
 from jaxllm.nn.embedding import Embedding, LogitsBias, vocab_axis
 from jaxllm.nn.head_maps import HeadMap
-from jaxllm.nn.linear import Init, Linear
+from jaxllm.nn.linear import Init, OutputHead
 from jaxllm.nn.logits import LogitsMap
 from jaxllm.nn.mlp import ACTIVATIONS, MLP, FeedForward, GatedMLP, check_inner
 from jaxllm.nn.norm import Norm, RMSNorm
@@ -265,13 +265,12 @@ class Parts:
         """The model of one `block(layer)` for each layer."""
         spec, vocab = self.spec, self.spec.vocab_size
         axis = vocab_axis(vocab, self.shards)
-        sizes = (vocab,), (spec.width,), (axis, "embed")
         bias = LogitsBias(self.init, vocab, axis) if spec.tied and head_bias else None
         return Decoder(
             embed=self.embedding() if embed is None else embed,
             layers=[block(layer) for layer in range(len(spec.layers))],
             norm=self.norm(),
-            head=None if spec.tied else Linear(self.init, *sizes, head_bias),
+            head=None if spec.tied else OutputHead(self.init, vocab, spec.width, axis, head_bias),
             ropes=spec.ropes,
             logits_maps=logits_maps,
             logits_bias=bias,

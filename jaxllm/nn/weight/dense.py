@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+import jax.numpy as jnp
 from flax import nnx
 from jax import Array
 
@@ -17,7 +18,7 @@ from pallas_kernels.scaled_matmul import Inputs, Rounding
 
 
 class Dense(nnx.Param):
-    """A weight that is one array; see `weight.protocol.Weight`."""
+    """A weight that is one array; see `weight.protocol.Weight` and `HeadWeight`."""
 
     def rounding(self, tokens: int, context: RowContext) -> None:
         return None
@@ -25,6 +26,13 @@ class Dense(nnx.Param):
     def product(self, x: Inputs, dims: int, context: RowContext) -> Array:
         assert isinstance(x, Array)  # no rounding is asked for
         return contract(x, self[...], dims)
+
+    def sums(self, x_TD: Array, context: RowContext) -> Array:
+        return contract(x_TD, self[...], 1, jnp.float32)
+
+    def looked_up(self, token_T: Array, context: RowContext, vocab: int) -> Array:
+        table = self[...]
+        return context.collective.rows(table.__getitem__, token_T, len(table), vocab)
 
     def part(self, x: Inputs, dims: int, context: RowContext) -> Product:
         weight = self[...]

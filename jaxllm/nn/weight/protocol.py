@@ -61,6 +61,24 @@ class Weight(Protocol):
         """What fills the parameters, which lie at `path` in the map."""
 
 
+class Table(Protocol):
+    """Rows `[V, D]` of tokens."""
+
+    def looked_up(self, token_T: Array, context: RowContext, vocab: int) -> Array:
+        """The rows `[T, D]` of tokens, of V = `vocab`."""
+
+    def rules(self, path: str, fill: Fill) -> Iterator[Rule]:
+        """What fills the parameters, which lie at `path` in the table."""
+
+
+class HeadWeight(Weight, Table, Protocol):
+    """The weight `[V, D]` of an output head, which may be the table of tokens, too."""
+
+    def sums(self, x_TD: Array, context: RowContext) -> Array:
+        """`[T, D]` → `[T, V]` in float32, as they are summed: rounded logits would make likely
+        tokens equal. Of this device's own share of V where it is split."""
+
+
 class ExpertWeight(Protocol):
     """The weight `[E, out, inp]` of a linear map for each expert."""
 

@@ -30,7 +30,7 @@ def _kernels_take(kind: WeightFormat) -> bool:
 
 class Scaled(nnx.Module):
     """A weight as numbers `values` `[*out, K]` and float32 `scale` `[*out, G]`, where K are the
-    inputs in the checkpoint's order. See `weight.protocol.Weight`.
+    inputs in the checkpoint's order. See `weight.protocol.Weight`, and `HeadWeight` for `[V, D]`.
 
     Scales of whole tensors and of blocks of rows are repeated for each row, so that rows of several
     checkpoint matrices may follow each other in any order. Where groups have offsets, these times
@@ -69,6 +69,24 @@ class Scaled(nnx.Module):
 
     def part(self, x: op.Inputs, dims: int, context: RowContext) -> Product:
         return self.shape.parted(self._parts(x, context), context.collective)
+
+    def sums(self, x_TD: Array, context: RowContext) -> Array:
+        values, scale, inputs = self.values[...], self.scale[...], self.kind.inputs
+        backend = op.backend_for(context.row_backend, x_TD, values, scale, self.group, inputs)
+        how = {"group": self.group, "inputs": inputs, "backend": backend}
+        return self.shape.shaped(_scaled_sums(x_TD, values, scale, **how), context.collective)
+
+    def looked_up(self, token_T: Array, context: RowContext, vocab: int) -> Array:
+        values, scale, columns = self.values[...], self.scale[...], self.shape.columns
+        offset = None if self.offset is None else self.offset[...]
+
+        def plain(place: Array) -> Array:
+            rows = values[place].astype(jnp.float32) * op.spread(scale[place], self.group, columns)
+            if offset is not None:
+                rows = rows + op.spread(offset[place].astype(jnp.float32), self.group, columns)
+            return rows.astype(self.shape.dtype)
+
+        return context.collective.rows(plain, token_T, len(values), vocab)
 
     def _parts(self, x: op.Inputs, context: RowContext) -> Product:
         values, scale, inputs = self.values[...], self.scale[...], self.kind.inputs
@@ -141,6 +159,18 @@ class Scaled(nnx.Module):
             yield Rule(f"{path}.input_scale", fill.each("weight.input_scale"))
 
     @staticmethod
+    def is_table(kind: WeightFormat) -> bool:
+        """Whether rows of this format are looked up."""
+        return kind.inputs == "plain" and kind.ordered
+
+    @staticmethod
+    def is_head(kind: WeightFormat, columns: int) -> bool:
+        """Whether a head of so many columns may have this format: its sums are float32, in Hopper's
+        kernel, too."""
+        own = Scaled.is_table(kind) and kind.form != OFFSETS
+        return own and op.takes_plain(columns, kind.group)
+
+    @staticmethod
     def backend(kind: WeightFormat, wanted: str) -> str:
         return wanted if _kernels_take(kind) and wanted in op.BACKENDS else "reference"
 
@@ -169,3 +199,4 @@ def _with_offsets(y_TO: Array, x_TI: Array, offset_OG: Array, group: int) -> Arr
 _gated_rows = jax.jit(op.gated_rows, static_argnames=("rounding", "gating", "backend"))
 _grouped = jax.jit(op.grouped_scaled_matmul, static_argnames="gating")
 _scaled_parts = jax.jit(op.scaled_parts, static_argnames=("group", "inputs", "backend"))
+_scaled_sums = jax.jit(op.scaled_sums, static_argnames=("group", "inputs", "backend"))

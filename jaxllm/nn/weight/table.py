@@ -1,4 +1,4 @@
-"""Tables of tokens, whose rows are looked up: plain, or as the bytes of rows of 4 bits."""
+"""Tables of tokens in few bits, whose rows are looked up; those of 4 bits are the bytes of rows."""
 
 from __future__ import annotations
 
@@ -11,30 +11,19 @@ from jax import Array
 from jax.typing import DTypeLike
 
 from jaxllm.nn.contexts.protocol import RowContext
-from jaxllm.nn.rules import Piece, Rule
+from jaxllm.nn.rules import Rule
 from jaxllm.nn.weight.int4 import row_parts
+from jaxllm.nn.weight.protocol import Fill, Shape
+from jaxllm.nn.weight.scaled import DTYPES, Scaled
 from jaxllm.quantisation import WeightFormat
 from jaxllm.quantisation.int4_rows import row_bytes
-from jaxllm.quantisation.weight_format import OFFSETS, ZEROS
+from jaxllm.quantisation.weight_format import INT4, OFFSETS, ZEROS
 from pallas_kernels.int4_matmul.packed import MIDDLE, TABLES
 
 
-class Table(nnx.Param):
-    """Rows `[V, D]` of plain numbers."""
-
-    def looked_up(self, token_T: Array, context: RowContext, vocab: int) -> Array:
-        """The rows `[T, D]` of tokens."""
-        return context.collective.rows(self[...], token_T, vocab)
-
-    def rules(self, path: str, name: str) -> Iterator[Rule]:
-        """The checkpoint tensor `{name}.weight` fills the table, which lies at `path`."""
-        shape = self.get_value().shape
-        yield Rule(path, (Piece(f"{name}.weight", shape, shape),))
-
-
 class HeldTable(nnx.Module):
-    """Rows as bytes `[V, B]`, see `quantisation.int4_rows`; all of them on each device. It has the
-    methods of `Table`."""
+    """Rows as bytes `[V, B]`, see `quantisation.int4_rows`; all of them on each device. See
+    `weight.protocol.Table`."""
 
     def __init__(self, kind: WeightFormat, vocab: int, width: int, dtype: DTypeLike):
         rows = jnp.zeros((vocab, row_bytes(kind, width)), jnp.uint8)
@@ -42,17 +31,30 @@ class HeldTable(nnx.Module):
         self.kind, self.width, self.dtype = kind, width, dtype
 
     def looked_up(self, token_T: Array, context: RowContext, vocab: int) -> Array:
-        rows = context.collective.rows(self.rows[...], token_T, vocab)
-        return plain_rows(self.kind, rows, self.width).astype(self.dtype)
+        return plain_rows(self.kind, self.rows[...][token_T], self.width).astype(self.dtype)
 
-    def rules(self, path: str, name: str) -> Iterator[Rule]:
-        shape = self.rows.shape
-        yield Rule(f"{path}.rows", (Piece(f"{name}.weight.rows", shape, shape),))
+    def rules(self, path: str, fill: Fill) -> Iterator[Rule]:
+        yield Rule(f"{path}.rows", fill("weight.rows", self.rows.shape[1]))
 
 
-def takes(kind: WeightFormat | None) -> bool:
-    """Whether a table can be held so."""
-    return kind is not None and kind.ordered and kind.numbers in ("int4", *TABLES)
+def held_table(kind: WeightFormat, shape: Shape) -> Scaled | HeldTable:
+    """An empty table of this format; one of 8 bits may be a head."""
+    if kind.numbers in DTYPES:
+        return Scaled(kind, shape)
+    (vocab,), (width,) = shape.out, shape.inp
+    return HeldTable(kind, vocab, width, shape.dtype)
+
+
+def takes(kind: WeightFormat) -> bool:
+    """Whether a table that is no head can be held so."""
+    if kind.numbers in DTYPES:
+        return Scaled.is_table(kind)
+    return kind.ordered and kind.numbers in (INT4, *TABLES)
+
+
+def takes_head(kind: WeightFormat, columns: int) -> bool:
+    """Whether a head of so many columns, which may be the table, too, can be held so."""
+    return kind.numbers in DTYPES and Scaled.is_head(kind, columns)
 
 
 def plain_rows(kind: WeightFormat, rows: Array, columns: int) -> Array:

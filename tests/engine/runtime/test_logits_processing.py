@@ -59,9 +59,9 @@ def dense(tiny_dir: str) -> Dense:
     @jax.jit
     def last(state: nnx.State, token_T: jax.Array, length: jax.Array) -> jax.Array:
         module = nnx.merge(graphdef, state)
-        return module.logits(
-            module(token_T, jnp.arange(token_T.shape[0]), DenseContext())[length - 1][None]
-        )[0]
+        context = DenseContext()
+        hidden_TD = module(token_T, jnp.arange(token_T.shape[0]), context)
+        return module.logits(hidden_TD[length - 1][None], context)[0]
 
     return lambda tokens: np.asarray(
         last(state, jnp.array([*tokens, *[0] * (96 - len(tokens))]), jnp.array(len(tokens)))

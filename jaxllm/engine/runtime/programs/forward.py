@@ -58,7 +58,7 @@ def decode(
     hidden = module.after_attention(carry, context)
     spare = reused.logits.shape[0] - rows
     slots = jnp.pad(given.slots, (0, spare), constant_values=state.rows.shape[0])
-    logits = jax.lax.dynamic_update_slice(reused.logits, module.logits(hidden), (0, 0))
+    logits = jax.lax.dynamic_update_slice(reused.logits, module.logits(hidden, context), (0, 0))
     return context.kv, ForwardOutput(logits, slots, jnp.pad(given.alive, (0, spare)))
 
 
@@ -131,7 +131,7 @@ def extend(
     hidden_states = jax.lax.dynamic_update_slice(
         hidden_states, carry.packed(model.collective)[shape.decodes :], (0, 0)
     )
-    output = ForwardOutput(module.logits(hidden), slots, emit)
+    output = ForwardOutput(module.logits(hidden, context), slots, emit)
     return context.kv, state, output, hidden_states
 
 

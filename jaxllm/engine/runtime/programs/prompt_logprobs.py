@@ -53,7 +53,7 @@ def prompt_logits(
     """The logits behind some rows of the `hidden_states` that `extend` left."""
     module, kernels = model.rebuild(weights), RowKernels(model.backend, model.collective)
     carry = module.unpacked(model.collective.sum(hidden_states[row]))
-    return module.logits(module.after_attention(carry, kernels))
+    return module.logits(module.after_attention(carry, kernels), kernels)
 
 
 def pack_scores(todo: list[Span], shapes: StepShapes) -> list[tuple[Key, np.ndarray]]:
