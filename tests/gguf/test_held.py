@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -55,6 +56,8 @@ HELD = {
     IQ4_XS: WeightFormat("iq4", 32),
     MXFP4: WeightFormat("fp4", 32),
 }
+TABLE, HEAD = "token_embd.weight", "output.weight"
+TIED = "llama-mqa-tied-linear"
 WIDE = {"hidden_size": 256, "intermediate_size": 512, "moe_intermediate_size": 256, "head_dim": 32}
 
 
@@ -63,17 +66,18 @@ def file(
     case: str,
     architecture: str,
     number: Callable[[str], int],
-    table: int | None = None,
+    ends: Mapping[str, int] = MappingProxyType({}),
+    **more: Any,
 ) -> tuple[Path, ModelSpec, Path]:
     """A directory of a GGUF file whose matrices of layers are random blocks of the types that
-    their names give, and the table of one of its own; its spec with formats; and a directory with
-    the plain checkpoint."""
+    their names give, and the table and the head of those of `ends`; its spec with formats; and a
+    directory with the plain checkpoint. `more` are keys of config.json."""
     own = CASES[case] | {key: size for key, size in WIDE.items() if key in CASES[case]}
-    config: dict[str, Any] = own | {"num_hidden_layers": 2, "eos_token_id": 1}
+    config: dict[str, Any] = own | {"num_hidden_layers": 2, "eos_token_id": 1} | more
 
     def stored(name: str, tensor: np.ndarray) -> Stored:
-        if table is not None and name == "token_embd.weight":
-            return random_blocks(table, tensor.shape)
+        if name in ends:
+            return random_blocks(ends[name], tensor.shape)
         if tensor.ndim < 2 or name.endswith(".bias") or "blk." not in name or "gate_inp" in name:
             return plain(tensor)
         return random_blocks(number(name), tensor.shape)
@@ -119,24 +123,25 @@ def test_matrices_of_every_type_stay_in_few_bits(number: int, tmp_path: Path) ->
     ("number", "case", "shards"),
     [
         (Q4_K, "llama-gqa", 1),
+        (Q5_K, "llama-gqa", 1),
         *(
             pytest.param(*each, marks=pytest.mark.slow)
             for each in (
                 (Q4_0, "llama-gqa", 2),
                 (MXFP4, "llama-gqa", 1),
                 (IQ4_NL, "llama-gqa", 1),
-                (Q8_0, "llama-gqa", 1),
-                (Q4_K, "llama-mqa-tied-linear", 1),
+                (Q8_0, "llama-gqa", 2),
+                (Q5_K, TIED, 1),
+                (Q4_K, TIED, 1),
             )
         ),
     ],
 )
-def test_a_table_of_4_bits_stays_so_unless_it_is_the_head(
+def test_a_table_stays_so_unless_it_is_a_head_whose_sums_are_rounded(
     number: int, case: str, shards: int, tmp_path: Path
 ) -> None:
-    directory, spec, wanted = file(tmp_path, case, "llama", lambda name: Q8_0, number)
-    held = HELD[number] if number != Q8_0 and not spec.tied else None
-    assert spec.formats.get("model.embed_tokens") == held
+    directory, spec, wanted = file(tmp_path, case, "llama", lambda name: Q8_0, {TABLE: number})
+    assert spec.formats.get("model.embed_tokens") == (None if spec.tied else HELD[number])
     check(directory, spec, wanted, shards)
 
 

@@ -1,0 +1,135 @@
+"""Heads of 8 bits stay so on the devices, tied ones too, and give the logits of their plain
+numbers."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxllm.messages import GenerateRequest
+from jaxllm.pooled import PoolingParams
+from jaxllm.sampling.options import SamplingParams
+from tests.engine.conftest import Outcome, collect
+from tests.engine.pooled_goldens import make, pool
+from tests.gguf.test_held import HEAD, HELD, TABLE, TIED, check, file
+from tests.gguf.writer import Q4_K, Q5_0, Q5_K, Q6_K, Q8_0
+from tests.goldens.pooled_cases import CASES as SCORED
+from tests.goldens.test_served import engine
+
+ENDS = {TABLE: Q6_K, HEAD: Q6_K}
+PROMPTS = [[3, 5, 7, 9, 11], [1, 2, 3], [40, 2, 40, 2, 8, 6, 4]]
+GREEDY = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True, logprobs=3, prompt_logprobs=2)
+
+
+@pytest.mark.parametrize(
+    ("number", "case", "architecture", "shards"),
+    [
+        (Q6_K, "llama-gqa", "llama", 1),
+        (Q6_K, TIED, "llama", 2),
+        *(
+            pytest.param(*each, marks=pytest.mark.slow)
+            for each in (
+                (Q8_0, "llama-gqa", "llama", 2),
+                (Q5_0, TIED, "llama", 1),
+                (Q8_0, "gemma2-window", "gemma2", 1),
+                (Q5_K, "llama-gqa", "llama", 1),
+                (Q4_K, "llama-gqa", "llama", 1),
+            )
+        ),
+    ],
+)
+def test_a_head_of_8_bits_stays_so(
+    number: int, case: str, architecture: str, shards: int, tmp_path: Path
+) -> None:
+    ends = {TABLE: number, HEAD: number}
+    directory, spec, wanted = file(tmp_path, case, architecture, lambda name: Q8_0, ends)
+    name = "model.embed_tokens" if spec.tied else "lm_head"
+    kept = number in (Q6_K, Q8_0, Q5_0)  # others have offsets, or 4 bits
+    assert spec.formats.get(name) == (HELD[number] if kept else None)
+    check(directory, spec, wanted, shards)
+
+
+@pytest.mark.parametrize("case", ["llama-gqa", pytest.param(TIED, marks=pytest.mark.slow)])
+def test_a_vocabulary_that_devices_do_not_share_is_whole_on_each(case: str, tmp_path: Path) -> None:
+    ends = {TABLE: Q6_K, HEAD: Q6_K}
+    directory, spec, wanted = file(tmp_path, case, "llama", lambda name: Q4_K, ends, vocab_size=67)
+    assert HELD[Q6_K] in spec.formats.values()
+    check(directory, spec, wanted, shards=2)
+
+
+def test_a_head_of_columns_that_no_kernel_takes_becomes_plain(tmp_path: Path) -> None:
+    directory, spec, wanted = file(
+        tmp_path,
+        "llama-gqa",
+        "llama",
+        lambda name: Q8_0,
+        {TABLE: Q8_0, HEAD: Q8_0},
+        hidden_size=192,
+    )
+    assert "model.embed_tokens" in spec.formats and "lm_head" not in spec.formats
+    check(directory, spec, wanted)
+
+
+@pytest.mark.parametrize(
+    ("case", "wishes"),
+    [
+        (TIED, {"tensor_parallel_size": 2}),
+        *(
+            pytest.param(*each, marks=pytest.mark.slow)
+            for each in (
+                ("llama-gqa", {"tensor_parallel_size": 2}),
+                ("llama-gqa", {}),
+                (TIED, {}),
+                (TIED, {"pipeline_parallel_size": 2}),
+                ("llama-gqa", {"pipeline_parallel_size": 2}),
+                ("gemma2-window", {"tensor_parallel_size": 4}),
+            )
+        ),
+    ],
+)
+def test_an_engine_gives_the_tokens_and_log_probabilities_of_plain_numbers(
+    case: str, wishes: dict[str, Any], tmp_path: Path
+) -> None:
+    architecture = "gemma2" if "gemma" in case else "llama"
+    packed, spec, plain = file(tmp_path, case, architecture, lambda name: Q8_0, ENDS)
+    assert HELD[Q6_K] in spec.formats.values()
+    found, wanted = (served(path, wishes) for path in (packed, plain))
+    for one, other in zip(found, wanted, strict=True):
+        one.assert_like(other)
+
+
+def served(directory: Path, wishes: dict[str, Any]) -> list[Outcome]:
+    core = engine(directory, **wishes)
+    requests = [
+        GenerateRequest(id=str(i), prompt_token_ids=prompt, params=GREEDY)
+        for i, prompt in enumerate(PROMPTS)
+    ]
+    deltas = collect(core, requests)
+    return [Outcome.of(deltas, str(i)) for i in range(len(PROMPTS))]
+
+
+@pytest.mark.parametrize(
+    ("case", "shards"),
+    [(TIED, 2), *(pytest.param(*e, marks=pytest.mark.slow) for e in ((TIED, 1), ("llama-gqa", 2)))],
+)
+def test_scores_of_single_tokens_are_those_of_plain_numbers(
+    case: str, shards: int, tmp_path: Path
+) -> None:
+    packed, _, plain = file(tmp_path, case, "llama", lambda name: Q4_K, ENDS)
+    found = []
+    for directory in (packed, plain):
+        (directory / "1_LogitScore").mkdir()
+        for name, content in SCORED["qwen3-logit-score"].items():
+            if name != "config.json":
+                (directory / name).write_text(json.dumps(content))
+        core = make(directory, tensor_parallel_size=shards)
+        rows = [leaf.dtype for leaf in core.runner.weights if leaf.shape == (96, 256)]
+        assert jnp.int8 in rows or directory == plain
+        found.append(pool(core, PROMPTS, PoolingParams(use_activation=False)))
+    np.testing.assert_allclose(found[0], found[1], atol=1e-4)
+    assert np.abs(found[1]).max() > 1e-2
