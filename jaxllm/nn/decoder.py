@@ -98,11 +98,7 @@ class Decoder(nnx.Module):
 
     def unpacked(self, packed_RE: Array) -> Carry:
         """The carry of which `Carry.packed` made these rows, summed over devices."""
-        if self.head is not None:
-            (width,) = self.head.inp
-        else:
-            assert self.embed is not None
-            width = self.embed.width
+        _, width = self._head_sizes
         beside_RE = packed_RE[:, width:] if packed_RE.shape[1] > width else None
         return Carry(packed_RE[:, :width], None, beside_RE)
 
@@ -142,17 +138,25 @@ class Decoder(nnx.Module):
     def logits(self, hidden_RD: Array, context: RowContext) -> Array:
         """Next-token logits [R, V] in float32; of this device's own share of the vocabulary where
         it is split."""
-        weight, bias_V = self._head()
-        return self._mapped(weight.sums(hidden_RD, context), bias_V)
+        (weight, bias_V), (vocab, _) = self._head(), self._head_sizes
+        return self._mapped(weight.sums(hidden_RD, context)[:, :vocab], bias_V)
 
     def token_logits(self, hidden_RD: Array, tokens: tuple[int, ...], context: RowContext) -> Array:
         """The logits of some tokens alone."""
-        assert self.embed is not None
-        (weight, bias), vocab, token_N = self._head(), self.embed.vocab, jnp.array(tokens)
+        (weight, bias), (vocab, _), token_N = self._head(), self._head_sizes, jnp.array(tokens)
         if bias is not None:
             bias = context.collective.rows(bias.__getitem__, token_N, len(bias), vocab)
         weight_ND = weight.looked_up(token_N, context, vocab)
         return self._mapped(contract(hidden_RD, weight_ND, 1, jnp.float32), bias)
+
+    @property
+    def _head_sizes(self) -> tuple[int, int]:
+        """V and D."""
+        if self.head is not None:
+            (vocab,), (width,) = self.head.out, self.head.inp
+            return vocab, width
+        assert self.embed is not None
+        return self.embed.vocab, self.embed.width
 
     def _head(self) -> tuple[HeadWeight, Array | None]:
         """The weight and the bias of the head."""

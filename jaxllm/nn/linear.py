@@ -17,6 +17,7 @@ from jaxllm.nn.weight.dense import Dense
 from jaxllm.nn.weight.parameters import Axes, Init
 from jaxllm.nn.weight.protocol import HeadWeight, Shape, Weight
 from jaxllm.nn.weight.schemes import held
+from jaxllm.nn.weight.table import held_head
 from jaxllm.quantisation import WeightFormat
 from pallas_kernels.gated_matmul import Gating
 from pallas_kernels.parts import Product
@@ -154,6 +155,12 @@ class OutputHead(Linear):
 
     def __init__(self, init: Init, vocab: int, width: int, axis: str | None, bias: bool = False):
         super().__init__(init, (vocab,), (width,), (axis, "embed"), bias)
+
+    def hold(self, kinds: Sequence[WeightFormat | None], shards: int) -> None:
+        (kind,) = kinds
+        if kind is not None:
+            shape = Shape(self.out, self.inp, self.axes, shards=shards, dtype=self.dtype)
+            self.weight = held_head(kind, shape)
 
 
 def reader_of(part: object) -> Linear | None:

@@ -290,15 +290,15 @@ def place(rule: Rule, like: jax.ShapeDtypeStruct, view: View) -> jax.Array:
 
 
 def read_block(rule: Rule, like: jax.ShapeDtypeStruct, index: Index, view: View) -> np.ndarray:
-    """parameter[index], cast while it is copied.
-
-    Slices have step 1. Rows behind all pieces are zero.
-    """
+    """parameter[index], cast while it is copied. Slices have step 1, and rows behind all pieces are
+    zero."""
     bounds = [part.indices(size)[:2] for part, size in zip(index, like.shape, strict=True)]
     out = np.empty([stop - start for start, stop in bounds], like.dtype)
     (whole, *others), cuts = rule.pieces, tuple(slice(*bound) for bound in bounds)
-    if not others and whole.view == like.shape:
-        _copy(out, whole.arranged(view(whole.name))[cuts], rule.parameter)
+    if not others and (whole.view[1:], whole.repeat, whole.row) == (like.shape[1:], 1, 0):
+        found = whole.arranged(view(whole.name))[cuts]
+        _copy(out[: found.shape[0]], found, rule.parameter)
+        out[found.shape[0] :] = 0
         return out
     (begin, end), (left, right) = bounds[:2]
     for piece in rule.pieces:

@@ -33,7 +33,8 @@ GROUPS = (16, 32, 64)  # and multiples of 128
 
 
 class Bytes(NamedTuple):
-    """Weights of 8 bits, `[O, I]`. Their scales are `[O]`, or `[O, G]` of `group` columns."""
+    """Weights of 8 bits, `[O, I]`. Their scales are `[O]`, or `[O, G]` of `group` columns; floats
+    of 32 or of 16 bits."""
 
     dtype: Any
     group: int | None
@@ -103,13 +104,14 @@ class Bytes(NamedTuple):
 
 
 def _load(ref: Any) -> Array:
-    """A vector along the rows of a product."""
-    return plgpu.load(ref, layout=plgpu.Layout.WGMMA.reduce(1), optimized=False)
+    """A vector along the rows of a product, float32."""
+    found = plgpu.load(ref, layout=plgpu.Layout.WGMMA.reduce(1), optimized=False)
+    return found.astype(jnp.float32)
 
 
 def check(x: Any, w: Any, scale: Any, group: int) -> None:
-    """Raise ValueError unless x is of 16 bits, w of 8, I a multiple of 128, and groups are of all
-    columns, of 16, 32, 64 or of a multiple of 128."""
+    """Raise ValueError unless x is of 16 bits, w of 8, O a multiple of 8 and I of 128, and groups
+    are of all columns, of 16, 32, 64 or of a multiple of 128."""
     if x.ndim != 2 or w.ndim != 2 or x.shape[1] != w.shape[1] or not x.shape[0]:
         raise ValueError(
             f"mosaic_gpu scaled_matmul takes x [T, I] and w [O, I], got {x.shape} and {w.shape}"
@@ -119,9 +121,10 @@ def check(x: Any, w: Any, scale: Any, group: int) -> None:
             "mosaic_gpu scaled_matmul takes x of bfloat16 or float16 and w of float8_e4m3fn or "
             f"int8, got x {x.dtype}, w {w.dtype}"
         )
-    if w.shape[1] % K or 0 in w.shape:  # JAX 0.11 copies whole pieces alone
+    if w.shape[0] % 8 or w.shape[1] % K or 0 in w.shape:  # JAX 0.12 copies whole pieces alone
         raise ValueError(
-            f"mosaic_gpu scaled_matmul takes plain inputs with I a multiple of {K}, got w {w.shape}"
+            f"mosaic_gpu scaled_matmul takes plain inputs with O a multiple of 8 and I of {K}, "
+            f"got w {w.shape}"
         )
     if scale.shape[1] > 1 and not takes_group(group):
         raise ValueError(
@@ -196,7 +199,7 @@ def _product(
     made: Any,
 ) -> Product:
     (T, I), O = x_TI.shape, w_OI.shape[0]  # noqa: E741
-    scale = jnp.pad(scale_OG, ((0, -O % ROWS), (0, 0)))
+    scale = jnp.pad(scale_OG, ((0, -O % ROWS), (0, 0))) if O % ROWS else scale_OG
     sizes = tuning or converted_tuning(T, O, I)
     return parts_of(x_TI, _weight(w_OI, scale, group), sizes, interpret, made)
 

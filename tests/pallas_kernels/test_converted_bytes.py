@@ -93,7 +93,7 @@ SUMS = [
         Tuning(8, 1, 128, 2, 2),
     ),
     (
-        plain(name="odd rows", tokens=9, outputs=129, columns=256, group=16, integers=True),
+        plain(name="rows of eights", tokens=9, outputs=136, columns=256, group=16, integers=True),
         Tuning(16, 2, 128, 2, 1),
     ),
     (
@@ -112,7 +112,8 @@ SUMS = [
 def test_sums_are_not_rounded(place: str, at: int) -> None:
     case, tuning = SUMS[at]
     own, group = inputs(case), case.group or case.columns
-    x, w, scale = jnp.asarray(own.x, jnp.bfloat16), jnp.asarray(own.weight), jnp.asarray(own.scale)
+    x, w = jnp.asarray(own.x, jnp.bfloat16), jnp.asarray(own.weight)
+    scale = jnp.asarray(own.scale, jnp.float16 if group <= 32 else jnp.float32)
     poison_outputs(place, jax.ShapeDtypeStruct((case.tokens, case.outputs), jnp.float32))
     kernel = functools.partial(
         mosaic_converted.scaled_sums,
@@ -289,7 +290,7 @@ def test_the_weight_is_xlas_for_very_many_rows(rows: int, dense: bool) -> None:
 @pytest.mark.parametrize(
     ("x", "w", "columns", "message"),
     [
-        ((3, 192), "int8", 192, r"I a multiple of 128, got w \(64, 192\)"),
+        ((3, 192), "int8", 192, r"O a multiple of 8 and I of 128, got w \(64, 192\)"),
         ((3, 384), "int8", 96, "groups of .* or a multiple of 128, got 96"),
         ((3, 192), "uint8", 64, "float8_e4m3fn or int8, got x bfloat16, w uint8"),
     ],

@@ -76,7 +76,7 @@ class HeadWeight(Weight, Table, Protocol):
 
     def sums(self, x_TD: Array, context: RowContext) -> Array:
         """`[T, D]` → `[T, V]` in float32, as they are summed: rounded logits would make likely
-        tokens equal. Of this device's own share of V where it is split."""
+        tokens equal. Of this device's own share of V where it is split; more may follow."""
 
 
 class ExpertWeight(Protocol):

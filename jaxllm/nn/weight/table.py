@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import jax.numpy as jnp
@@ -18,7 +19,7 @@ from jaxllm.nn.weight.scaled import DTYPES, Scaled
 from jaxllm.quantisation import WeightFormat
 from jaxllm.quantisation.int4_rows import row_bytes
 from jaxllm.quantisation.weight_format import INT4, OFFSETS, ZEROS
-from pallas_kernels.int4_matmul.packed import MIDDLE, TABLES
+from pallas_kernels.int4_matmul.packed import MIDDLE, ROWS, TABLES
 
 
 class HeldTable(nnx.Module):
@@ -40,9 +41,17 @@ class HeldTable(nnx.Module):
 def held_table(kind: WeightFormat, shape: Shape) -> Scaled | HeldTable:
     """An empty table of this format; one of 8 bits may be a head."""
     if kind.numbers in DTYPES:
-        return Scaled(kind, shape)
+        return held_head(kind, shape)
     (vocab,), (width,) = shape.out, shape.inp
     return HeldTable(kind, vocab, width, shape.dtype)
+
+
+def held_head(kind: WeightFormat, shape: Shape) -> Scaled:
+    """An empty head of this format, which may be the table, too. Where each device has all rows,
+    zeros follow them up to whole blocks of the kernel's: their logits are to be cut off."""
+    (vocab,) = shape.out
+    split = shape.shards > 1 and shape.out_axis is not None
+    return Scaled(kind, shape if split else replace(shape, out=(vocab + -vocab % ROWS,)))
 
 
 def takes(kind: WeightFormat) -> bool:

@@ -131,6 +131,7 @@ def _lattice(
     peers: bool = False,
     groups: int = 1,
     stage: tuple[int, int] = (0, 1),
+    head_group: int | None = None,
 ) -> Any:
     """The lattice of a benchmark's shape with the limits that the engine takes on an H200; of an
     embedding model of that shape for a `kind` of its forwards, and "" for all others."""
@@ -138,6 +139,7 @@ def _lattice(
     from jaxllm.engine.scheduling.buckets import Buckets
     from jaxllm.mesh import Stage, make_mesh, over_experts
     from jaxllm.pooling import Pooling
+    from jaxllm.quantisation import WeightFormat
     from tests.engine.runtime.step_programs import lattice
 
     pools, mode = kind in POOLS, "cls" if kind == "encode" else "last"
@@ -164,6 +166,7 @@ def _lattice(
         quantization=quantization,
         peers=peers,
         stage=Stage(*stage),
+        head=None if head_group is None else WeightFormat("int8", head_group),
     )
 
 
@@ -180,6 +183,7 @@ def reports_on(
     peers: bool = False,
     groups: int = 1,
     stage: Sequence[int] = (0, 1),
+    head_group: int | None = None,
 ) -> list[dict[str, Any]]:
     """Compile the programs of a kind and say what came of each.
 
@@ -191,11 +195,12 @@ def reports_on(
         peers: Devices add up through inboxes.
         groups: Groups of devices that have experts of their own.
         stage: Number of the stage whose programs they are, and of all stages.
+        head_group: Columns that share a scale in a head of int8; None: the head is plain.
     """
     from jaxllm.engine.runtime.programs import PROGRAMS
 
     pools = kind if kind in POOLS else ""
-    options = quantization, peers, groups, tuple(stage)
+    options = quantization, peers, groups, tuple(stage), head_group
     programs = _lattice(model, layers, kv_dtype, devices, pools, *options)
     keys = [key for key in programs.lattice if key.program == kind]
     keys.sort(key=lambda key: (PROGRAMS[kind].rows(key.sizes), programs.name(key)))

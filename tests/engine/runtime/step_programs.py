@@ -16,6 +16,8 @@ from jaxllm.engine.runtime.shapes import Model, StepShapes, packed_carries
 from jaxllm.engine.scheduling.buckets import Buckets
 from jaxllm.engine.startup.resolve import largest_inboxes
 from jaxllm.mesh import WHOLE, layer_devices
+from jaxllm.models.config.build import head_name, table_name
+from jaxllm.quantisation import WeightFormat
 from pallas_kernels.grouped_matmul.plan import PROCESSORS
 
 
@@ -31,13 +33,16 @@ def lattice(
     pages_per_request: int = 16,
     quantization: str | None = None,
     peers: bool = False,
+    head: WeightFormat | None = None,
     **more: Any,
 ) -> Programs:
     """Programs of a model in bfloat16 from its config.json, over one pool of `pages`, with weights
-    as `--quantization` rounds them. With `peers`, devices add up through inboxes. `more` are fields
-    of `StepShapes`."""
+    as `--quantization` rounds them and its `head` in this format. With `peers`, devices add up
+    through inboxes. `more` are fields of `StepShapes`."""
     spec = replace(models.make_spec(config), pooling=more.get("pooling"))
-    spec = replace(spec, formats=weights.weight_formats("", spec, quantization, "dummy"))
+    ends = {} if head is None else {table_name(spec) if spec.tied else head_name(spec): head}
+    formats = weights.weight_formats("", spec, quantization, "dummy")
+    spec = replace(spec, formats={**formats, **ends})
     spec = spec.with_heads_of(stored_dim(backend, spec.heads(1).dim, kv_dtype))
     heads = spec.heads(layer_devices(mesh))
     stage = more.get("stage", WHOLE)
