@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import struct
 from collections.abc import Mapping
 from pathlib import Path
@@ -40,6 +41,17 @@ class Stored(NamedTuple):
     number: int
     shape: tuple[int, ...]
     data: bytes
+
+    @property
+    def size(self) -> int:
+        """Bytes of the data; without any, those that it should have."""
+        count = math.prod(self.shape)
+        if self.data:
+            return len(self.data)
+        if self.number in PLAIN:
+            return count * PLAIN[self.number].itemsize
+        numbers, length, _ = BLOCKS[self.number]
+        return count // numbers * length
 
 
 def text(value: str) -> bytes:
@@ -103,7 +115,7 @@ def header(metadata: Mapping[str, Any], tensors: Mapping[str, Stored], version: 
     for name, tensor in tensors.items():
         axes = struct.pack(f"<I{len(tensor.shape)}Q", len(tensor.shape), *reversed(tensor.shape))
         found += [text(name), axes, struct.pack("<IQ", tensor.number, offset)]
-        offset += padded(len(tensor.data))
+        offset += padded(tensor.size)
     whole = b"".join(found)
     return whole.ljust(padded(len(whole)), b"\0")
 
@@ -115,4 +127,13 @@ def padded(size: int) -> int:
 def write(path: Path, metadata: Mapping[str, Any], tensors: Mapping[str, Stored]) -> Path:
     data = b"".join(t.data.ljust(padded(len(t.data)), b"\0") for t in tensors.values())
     path.write_bytes(header(metadata, tensors) + data)
+    return path
+
+
+def write_empty(path: Path, metadata: Mapping[str, Any], tensors: Mapping[str, Stored]) -> Path:
+    """A file with the header alone and as long as if it had the tensors."""
+    first = header(metadata, tensors)
+    with path.open("wb") as file:
+        file.write(first)
+        file.truncate(len(first) + sum(padded(tensor.size) for tensor in tensors.values()))
     return path

@@ -28,6 +28,7 @@ from jaxllm.engine.scheduling.chunk_planner import seconds_per_token
 from jaxllm.engine.startup.memory import shard_bytes
 from jaxllm.engine.startup.resolve import Setup
 from jaxllm.mesh import stages
+from jaxllm.models.config.build import head_name, table_name
 from jaxllm.nn.weight.experts import HeldExperts
 from jaxllm.nn.weight.schemes import backend
 from jaxllm.units import GIB, amount
@@ -256,9 +257,18 @@ def _format_rows(setup: Setup) -> Rows:
             f"{amount(saved)} per device, {int(saved / token) if token else 0} tokens of KV",
         ),
         ("other weights", f"{amount(others)} per device as plain numbers"),
+        *([("output head", _head_row(setup))] if spec.has_head else []),
         ("products of these", f"{', '.join(sorted(products))}{slow}"),
         *([("products of experts", EXPERTS)] if by_tile else []),
     ]
+
+
+def _head_row(setup: Setup) -> str:
+    """What makes logits."""
+    name = table_name(setup.spec) if setup.spec.tied else head_name(setup.spec)
+    own = setup.spec.formats.get(name)
+    held = "plain numbers" if own is None else f"{own.numbers}, summed in float32"
+    return f"{held}, also the table of tokens" if setup.spec.tied else held
 
 
 def _is_plain(path: tuple[Any, ...]) -> bool:

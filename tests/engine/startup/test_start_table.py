@@ -23,6 +23,7 @@ from jaxllm.engine.startup.report import Report, link_rows, table_rows
 from jaxllm.engine.startup.resolve import Setup, resolve
 from jaxllm.mesh import make_mesh
 from jaxllm.nn.linear import Linear
+from jaxllm.quantisation import WeightFormat
 from jaxllm.units import GIB, amount
 
 
@@ -112,6 +113,13 @@ def test_weights_in_few_bits_are_named_with_what_they_save(tiny_dir: str) -> Non
     others = 4 * (every - sum(weight.size for weight in maps))
     assert rows["other weights"] == f"{amount(others)} per device as plain numbers"
     assert rows["products of these"] == "reference (plain JAX: may be slower than 16 bits)"
+    assert rows["output head"] == "plain numbers"
+    head = {"lm_head": WeightFormat("int8", 16)}
+    held = replace(setup, spec=replace(setup.spec, formats=head))
+    assert rows_of(held)["output head"] == "int8, summed in float32"
+    tied = {"model.embed_tokens": WeightFormat("int8", 16)}
+    held = replace(setup, spec=replace(setup.spec, formats=tied, tied=True))
+    assert rows_of(held)["output head"] == "int8, summed in float32, also the table of tokens"
 
 
 def test_what_was_decided_of_memory_is_shown(tiny_dir: str) -> None:
