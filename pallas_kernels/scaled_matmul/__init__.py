@@ -64,10 +64,10 @@ def scaled_matmul(
     """x · (w · scale)ᵀ, summed in float32; returns `y_TO` in x's type.
 
     `w_OI` is float8_e4m3fn or int8. Column i of row o has the scale `scale_OG[o, i // group]`,
-    float32; the last group may be cut off. `inputs` says how x is rounded to the weight's type
-    before, one of `INPUTS`; "given" needs `input_scale`, a float32 scalar. x may be rounded
-    already, see `rounding_for`. Raises `UnknownBackend` for a name not in `BACKENDS`, and
-    ValueError for what the back end does not support.
+    float32, or of 16 bits where inputs are "plain"; the last group may be cut off. `inputs` says
+    how x is rounded to the weight's type before, one of `INPUTS`; "given" needs `input_scale`, a
+    float32 scalar. x may be rounded already, see `rounding_for`. Raises `UnknownBackend` for a name
+    not in `BACKENDS`, and ValueError for what the back end does not support.
     """
     return BACKENDS[backend](x_TI, w_OI, scale_OG, group, inputs, input_scale)
 

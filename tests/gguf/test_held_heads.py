@@ -12,7 +12,11 @@ import numpy as np
 import pytest
 
 from jaxllm.messages import GenerateRequest
+from jaxllm.nn.contexts.dense import DenseContext
+from jaxllm.nn.weight.protocol import Shape
+from jaxllm.nn.weight.scaled import Scaled
 from jaxllm.pooled import PoolingParams
+from jaxllm.quantisation import WeightFormat
 from jaxllm.sampling.options import SamplingParams
 from tests.engine.conftest import Outcome, collect
 from tests.engine.pooled_goldens import make, pool
@@ -76,27 +80,27 @@ def test_a_head_of_columns_that_no_kernel_takes_becomes_plain(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize(
-    ("case", "wishes"),
+    ("case", "wishes", "more"),
     [
-        (TIED, {"tensor_parallel_size": 2}),
+        (TIED, {"tensor_parallel_size": 2}, {}),
         *(
             pytest.param(*each, marks=pytest.mark.slow)
             for each in (
-                ("llama-gqa", {"tensor_parallel_size": 2}),
-                ("llama-gqa", {}),
-                (TIED, {}),
-                (TIED, {"pipeline_parallel_size": 2}),
-                ("llama-gqa", {"pipeline_parallel_size": 2}),
-                ("gemma2-window", {"tensor_parallel_size": 4}),
+                ("llama-gqa", {"tensor_parallel_size": 2}, {}),
+                ("llama-gqa", {}, {"vocab_size": 67}),
+                (TIED, {"tensor_parallel_size": 2}, {"vocab_size": 67}),
+                (TIED, {"pipeline_parallel_size": 2}, {}),
+                ("llama-gqa", {"pipeline_parallel_size": 2}, {"vocab_size": 67}),
+                ("gemma2-window", {"tensor_parallel_size": 4}, {}),
             )
         ),
     ],
 )
 def test_an_engine_gives_the_tokens_and_log_probabilities_of_plain_numbers(
-    case: str, wishes: dict[str, Any], tmp_path: Path
+    case: str, wishes: dict[str, Any], more: dict[str, Any], tmp_path: Path
 ) -> None:
     architecture = "gemma2" if "gemma" in case else "llama"
-    packed, spec, plain = file(tmp_path, case, architecture, lambda name: Q8_0, ENDS)
+    packed, spec, plain = file(tmp_path, case, architecture, lambda name: Q8_0, ENDS, **more)
     assert HELD[Q6_K] in spec.formats.values()
     found, wanted = (served(path, wishes) for path in (packed, plain))
     for one, other in zip(found, wanted, strict=True):
@@ -133,3 +137,38 @@ def test_scores_of_single_tokens_are_those_of_plain_numbers(
         found.append(pool(core, PROMPTS, PoolingParams(use_activation=False)))
     np.testing.assert_allclose(found[0], found[1], atol=1e-4)
     assert np.abs(found[1]).max() > 1e-2
+
+
+@pytest.mark.parametrize(
+    ("kind", "dtype", "wanted"),
+    [
+        (WeightFormat("int8", 16), "bfloat16", "float16"),
+        (WeightFormat("int8", 32, form="offsets"), "float16", "float16"),
+        (WeightFormat("int8", 16), "float32", "float32"),
+        (WeightFormat("int8", 128), "bfloat16", "float32"),
+        (WeightFormat("fp8", 32), "bfloat16", "float32"),  # whose scales may be below float16's
+        (WeightFormat("int8"), "bfloat16", "float32"),
+    ],
+)
+def test_scales_of_small_groups_of_integers_have_16_bits_where_the_model_has(
+    kind: WeightFormat, dtype: str, wanted: str
+) -> None:
+    shape = Shape((64,), (256,), (None, "embed"), dtype=jnp.dtype(dtype))
+    assert Scaled(kind, shape).scale.get_value().dtype == jnp.dtype(wanted)
+
+
+def test_rows_in_16_bits_are_those_of_exact_scales_rounded_once_more() -> None:
+    rng, kind = np.random.default_rng(0), WeightFormat("int8", 16)
+    numbers = rng.integers(-32, 32, (64, 256)).astype(np.int8)
+    scale = rng.uniform(1e-5, 1e-3, (64, 16)).astype(np.float32)
+    exact = numbers * np.repeat(scale, 16, axis=1)
+    x = rng.standard_normal((3, 256)).astype(jnp.bfloat16)
+    held = Scaled(kind, Shape((64,), (256,), (None, "embed"), dtype=jnp.bfloat16))
+    held.values[...], held.scale[...] = jnp.asarray(numbers), jnp.asarray(scale, jnp.float16)
+    rows = held.looked_up(jnp.arange(64), DenseContext(), 64)
+    assert rows.dtype == jnp.bfloat16
+    np.testing.assert_allclose(rows.astype(np.float32), exact, rtol=2**-8 + 2**-11, atol=1e-6)
+    sums = held.sums(jnp.asarray(x), DenseContext())
+    assert sums.dtype == jnp.float32
+    wanted = x.astype(np.float32) @ np.asarray(rows).astype(np.float32).T
+    np.testing.assert_allclose(sums, wanted, atol=1e-6)

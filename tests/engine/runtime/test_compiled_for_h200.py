@@ -215,34 +215,6 @@ def test_products_of_few_rows_in_8_bits_are_the_kernels(wish: str, compiler: Com
     assert not any("cublas" in call for call in report["calls"])
 
 
-@pytest.mark.parametrize(
-    ("model", "group", "kind", "place", "devices"),
-    [
-        ("llama-3.1-8b", 16, "decode", -1, 1),
-        *(
-            pytest.param(*each, marks=pytest.mark.slow)
-            for each in (
-                ("llama-3.1-8b", 16, "decode", 0, 1),
-                ("llama-3.1-8b", 16, "decode", -1, 8),
-                ("llama-3.1-8b", 16, "extend", -1, 1),
-                ("llama-3.1-8b", 16, "prompt_logprobs", -1, 1),
-                ("qwen2.5-7b", 16, "decode", -1, 1),
-                ("qwen3-0.6b", 32, "decode", 0, 1),  # its table is its head
-                ("qwen3-0.6b", 32, "decode", -1, 2),
-            )
-        ),
-    ],
-)
-def test_logits_of_a_head_in_8_bits_are_one_kernel(
-    model: str, group: int, kind: str, place: int, devices: int, compiler: Compiler
-) -> None:
-    given: dict[str, Any] = {"model": model, "kind": kind, "places": [place], "devices": devices}
-    (report,) = compiler.reports(**given, head_group=group)
-    check(model, [report], LIMITS.get(kind))
-    head = [name for name in report["kernels"] if name.startswith("int8_w8a16_matmul_")]
-    assert len(head) == 1 and report["calls"]["mosaic_gpu_v2"] > 0, report["kernels"]
-
-
 @pytest.mark.slow
 def test_both_products_of_experts_are_one_launch_where_that_is_faster(compiler: Compiler) -> None:
     reports = compiler.reports(model="qwen3-30b-a3b", kind="decode")
