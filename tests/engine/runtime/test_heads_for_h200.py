@@ -1,5 +1,5 @@
-"""Step programs of models whose output head has 8 bits, compiled for an H200: one kernel of its own,
-whose logits are float32, and no array of the head's size beside it."""
+"""Step programs of models whose output head has 8 bits, compiled for an H200: one kernel of its
+own, whose logits are float32, and no array of the head's size beside it."""
 
 from __future__ import annotations
 
