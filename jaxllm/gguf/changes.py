@@ -41,7 +41,8 @@ def joined(tensors: Sequence[Deferred], axis: int) -> Deferred:
         for tensor, end in zip(tensors, ends, strict=True):
             start = end - tensor.shape[axis]
             own = (min(max(low, start), end) - start, min(max(high, start), end) - start)
-            parts.append(tensor.read((*bounds[:axis], own, *bounds[axis + 1 :])))
+            if own[0] < own[1]:  # blocks cannot be made of nothing
+                parts.append(tensor.read((*bounds[:axis], own, *bounds[axis + 1 :])))
         return np.concatenate(parts, axis)
 
     first = tensors[0].shape

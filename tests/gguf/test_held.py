@@ -59,6 +59,7 @@ HELD = {
 TABLE, HEAD = "token_embd.weight", "output.weight"
 TIED = "llama-mqa-tied-linear"
 WIDE = {"hidden_size": 256, "intermediate_size": 512, "moe_intermediate_size": 256, "head_dim": 32}
+WIDE |= {"shared_intermediate_size": 256}
 
 
 def file(
@@ -194,4 +195,15 @@ def test_a_router_and_gates_of_experts_in_unlike_types_become_plain(tmp_path: Pa
     )
     experts = {name for name in spec.formats if ".experts." in name}
     assert experts == {f"model.layers.{i}.mlp.experts.down_proj" for i in range(2)}
+    check(directory, spec, wanted)
+
+
+@pytest.mark.parametrize("up", [Q4_K, Q5_K], ids=["alike", "unlike"])
+def test_a_gate_is_read_without_the_up_that_is_joined_to_it(up: int, tmp_path: Path) -> None:
+    directory, spec, wanted = file(
+        tmp_path,
+        "granitemoeshared-multipliers",
+        "granitemoe",
+        lambda name: up if "ffn_up" in name else Q4_K,
+    )
     check(directory, spec, wanted)
