@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
+import jax.numpy as jnp
+import numpy as np
 import pytest
 
 from jaxllm.config import ConfigError
+from jaxllm.models import read_spec
 from jaxllm.models.config.rope import rope
 from jaxllm.nn.rope import DynamicRope, StaticRope
+from tests.goldens.golden import HERE
 
 BASE = {"max_position_embeddings": 64}
 LONG = {"rope_type": "longrope", "short_factor": [1.0] * 4, "long_factor": [4.0] * 4}
@@ -57,6 +61,21 @@ def test_dynamic_scaling_starts_at_the_models_length() -> None:
     assert rope(BASE | {"rope_scaling": {"type": "dynamic", "factor": 3}}, 8) == DynamicRope(
         10000.0, 8, 3.0, 64
     )
+
+
+@pytest.mark.parametrize(
+    ("length", "factors", "scale"), [(256, [1.0, 1.5], 1.2), (257, [2.0, 3.0], 1.4)]
+)
+def test_phi_3_5_moe_turns_by_long_factors_where_more_than_its_first_length_is_served(
+    length: int, factors: list[float], scale: float
+) -> None:
+    # As published and in transformers 4; transformers 5 has the long scale with short factors
+    found = read_spec(HERE / "phimoe-longrope").serving(length).ropes[0]
+    position, frequency = np.arange(300), 1 / (np.array(factors) * 1e6 ** np.array([0, 0.5]))
+    angle = position[:, None] * frequency
+    cos, sin, *_ = found(jnp.asarray(position), None)
+    np.testing.assert_allclose(cos, scale * np.cos(angle), atol=1e-4)
+    np.testing.assert_allclose(sin, scale * np.sin(angle), atol=1e-4)
 
 
 @pytest.mark.parametrize("theta", [0, 0.0, -1, "10000", True, 1e300])
