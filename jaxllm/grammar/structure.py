@@ -135,8 +135,10 @@ def structure(value: Any) -> StructuredOutputsParams:
     known = {f.name for f in fields(StructuredOutputsParams)}
     # As of GuidedDecodingParams
     value = {name: item for name, item in value.items() if name != "backend"}
-    if unknown := next((name for name in value if name not in known), None):
-        raise StructureError(f"has no field {unknown!r:.80}; it takes {', '.join(sorted(known))}")
+    if unknown := [name for name in value if name not in known]:
+        raise StructureError(
+            f"has no field {unknown[0]!r:.80}; it takes {', '.join(sorted(known))}"
+        )
     return StructuredOutputsParams(
         **{name: item for name, item in value.items() if item is not None}
     )

@@ -191,7 +191,13 @@ def test_what_is_no_constraint_is_refused_with_the_reason(given: dict[str, Any],
 
 @pytest.mark.parametrize(
     ("given", "says"),
-    [(3, "got int"), ("a", "got str"), ([], "got list"), ({"jsn": {}}, "no field 'jsn'")],
+    [
+        (3, "got int"),
+        ("a", "got str"),
+        ([], "got list"),
+        ({"jsn": {}}, "no field 'jsn'"),
+        ({"regex": "a", "": 1}, "no field ''"),
+    ],
 )
 def test_what_is_no_object_or_has_unknown_fields_is_refused(given: Any, says: str) -> None:
     with pytest.raises(StructureError, match=says):
