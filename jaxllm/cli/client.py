@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import http.client
 import json
 import urllib.error
@@ -11,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 TIMEOUT = 600.0  # seconds between two bytes
+BROKEN = (OSError, http.client.HTTPException)  # what a connection that ends early raises
 
 
 class Refused(Exception):
@@ -27,22 +29,42 @@ class Client:
     def model(self) -> str:
         """The first model that is served."""
         with self._open("/models", None) as reply:
-            return str(json.load(reply)["data"][0]["id"])
+            try:
+                return str(json.load(reply)["data"][0]["id"])
+            except (*BROKEN, ValueError, LookupError, TypeError):
+                raise self._stranger() from None
 
     def events(self, path: str, body: dict[str, Any]) -> Iterator[dict[str, Any]]:
         """The events of a stream as they come. Closing the iterator ends the request."""
         with self._open(path, body | {"stream": True}) as reply:
-            for line in reply:
+            for line in _lines(reply):
                 data = line.strip().removeprefix(b"data: ")
                 if not data or data == line.strip():
                     continue
                 if data == b"[DONE]":
                     return
-                event = json.loads(data)
-                if "error" in event:
-                    raise Refused(event["error"]["message"])
-                yield event
+                yield self._event(data)
         raise Refused("the server ended the answer before it was finished")
+
+    def _event(self, data: bytes) -> dict[str, Any]:
+        """An event with choices. Raises Refused."""
+        try:
+            event: dict[str, Any] = json.loads(data)
+            message = str(event["error"]["message"]) if "error" in event else None
+            strange = message is None and not isinstance(event["choices"], list)
+        except (ValueError, LookupError, TypeError):
+            raise self._stranger() from None
+        if strange:
+            raise self._stranger()
+        if message is not None:
+            raise Refused(message)
+        return event
+
+    def _stranger(self) -> Refused:
+        return Refused(
+            f"what answers at {self.url} does not speak the OpenAI protocol; "
+            "give the address of `jaxllm serve` as --url"
+        )
 
     def _open(self, path: str, body: dict[str, Any] | None) -> http.client.HTTPResponse:
         base = self.url.rstrip("/").removesuffix("/v1")
@@ -56,13 +78,19 @@ class Client:
         except urllib.error.HTTPError as error:
             with error:
                 raise Refused(_message(error)) from None
-        except (OSError, ValueError, http.client.HTTPException) as error:
+        except (*BROKEN, ValueError) as error:
             reason = getattr(error, "reason", error)
             raise Refused(
                 f"no server at {base} ({reason}); "
                 "start one with `jaxllm serve MODEL`, or give --url"
             ) from None
         return reply
+
+
+def _lines(reply: http.client.HTTPResponse) -> Iterator[bytes]:
+    """What comes until the connection ends, whether well or not."""
+    with contextlib.suppress(*BROKEN):
+        yield from reply
 
 
 def _message(error: urllib.error.HTTPError) -> str:

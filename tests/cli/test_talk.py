@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import io
 import itertools
+import socket
+import struct
+import threading
 from typing import Any
 
 import pytest
@@ -137,3 +140,48 @@ def test_an_answer_that_breaks_off_says_so(tokenizer: Tokenizer) -> None:
         with pytest.raises(Refused, match="engine"):
             list(Client(running.url).events("/completions", {"model": "fake", "prompt": "abc"}))
         running.control.fail_step = None
+
+
+MODELS = b'HTTP/1.1 200 OK\r\n\r\n{"data": [{"id": "m"}]}'
+EVENTS = b"HTTP/1.1 200 OK\r\n\r\n"
+STRANGE = "does not speak the OpenAI protocol"
+
+
+@pytest.mark.parametrize(
+    ("replies", "says"),
+    [
+        ([b"HTTP/1.1 200 OK\r\n\r\n<html>"], STRANGE),
+        ([b'HTTP/1.1 200 OK\r\n\r\n{"data": []}'], STRANGE),
+        ([MODELS, EVENTS + b"data: {no\n\n"], STRANGE),
+        ([MODELS, EVENTS + b"data: []\n\n"], STRANGE),
+        ([MODELS, EVENTS + b'data: {"choices": 5}\n\n'], STRANGE),
+        ([MODELS, EVENTS + b'data: {"error": "no"}\n\n'], STRANGE),
+        ([MODELS, b"HTTP/1.1 200 OK\r\ncontent-length: 9\r\n\r\ndata"], "before it was finished"),
+        ([MODELS, b"RESET"], "no server at"),
+        ([MODELS, EVENTS + b"RESET"], "before it was finished"),
+    ],
+    ids=range(9),
+)
+def test_what_is_no_such_server_or_breaks_off_is_one_line_and_status_1(
+    replies: list[bytes], says: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        answering = threading.Thread(target=answer_each, args=(listening, replies))
+        answering.start()
+        port: int = listening.getsockname()[1]
+        assert cli.main(["chat", "--url", f"http://127.0.0.1:{port}", "-q", "a"]) == 1
+        answering.join(20)
+    (line,) = capsys.readouterr().err.splitlines()
+    assert says in line
+
+
+def answer_each(listening: socket.socket, replies: list[bytes]) -> None:
+    """One reply for each connection; RESET at its end breaks that."""
+    for reply in replies:
+        sock, _ = listening.accept()
+        with sock:
+            sock.settimeout(20)
+            sock.recv(1 << 16)
+            sock.sendall(reply.removesuffix(b"RESET"))
+            if reply.endswith(b"RESET"):
+                sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
