@@ -7,11 +7,10 @@ import importlib.util
 import json
 import os
 import runpy
-import select
-import signal
 import sys
 
 import jaxllm
+from jaxllm.server.command_line.pipes import while_read
 
 USAGE = """\
 usage: jaxllm VERB [options]
@@ -30,29 +29,8 @@ usage: jaxllm VERB [options]
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Run one verb; returns the exit status: SIGPIPE's, as of other tools, if `| head` ends."""
-    try:
-        try:
-            return run(sys.argv[1:] if argv is None else argv)
-        finally:
-            if sys.stdout is not None:  # as it is where the shell closed it
-                sys.stdout.flush()
-    except BrokenPipeError:
-        if not unread():
-            raise
-        return 128 + signal.SIGPIPE
-
-
-def unread() -> bool:
-    """Whether nobody reads what is printed. Then the rest of it goes nowhere."""
-    poll = select.poll()
-    poll.register(sys.stdout, select.POLLOUT)
-    if not any(event & (select.POLLERR | select.POLLHUP) for _, event in poll.poll(0)):
-        return False
-    nowhere = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(nowhere, sys.stdout.fileno())
-    os.close(nowhere)
-    return True
+    """Run one verb; returns the exit status: SIGPIPE's if `| head` ends."""
+    return while_read(lambda: run(sys.argv[1:] if argv is None else argv))
 
 
 def run(argv: list[str]) -> int:

@@ -21,7 +21,9 @@ def main(argv: list[str] | None = None, command: tuple[str, ...] | None = None) 
     `command` replaces the engine process in tests.
     """
     try:
-        return start(sys.argv[1:] if argv is None else argv, command)
+        from jaxllm.server.command_line.pipes import while_read
+
+        return while_read(lambda: start(sys.argv[1:] if argv is None else argv, command))
     except KeyboardInterrupt:
         return 130
 
