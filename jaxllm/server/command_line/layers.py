@@ -224,8 +224,10 @@ def _read_mapping(
             meant = meant.replace("--", "")
             raise ConfigError(f"{where}: {key!r:.80} is no option{meant}")
         if value is not None:
-            read = _read(actions[flag], flag, value, f"{where}: {key}")
-            found[actions[flag].dest] = (read, source)
+            option = actions[flag].dest
+            if option in found:
+                raise ConfigError(f"{where}: {key!r:.80} is there twice, under two names")
+            found[option] = (_read(actions[flag], flag, value, f"{where}: {key}"), source)
     return found
 
 

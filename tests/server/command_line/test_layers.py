@@ -160,6 +160,7 @@ def test_a_service_named_jaxllm_sets_no_port_and_a_misspelt_variable_is_told() -
         ("log-level: loud", "log-level must be one of debug, info, warning, error"),
         ("allowed-origins: [1]", "allowed-origins: '[1]' is no JSON list of strings"),
         ("port: 1\nport: 2", "no YAML in line 2: 'port' is there twice"),
+        ("max-model-len: 8\nmax_model_len: 9", "'max_model_len' is there twice, under two names"),
         ("- port", "must hold options as `name: value`"),
         ("port: [", "no YAML in line 1"),
         ("port: !!python/object/apply:os.getcwd []", "no YAML in line 1"),
@@ -167,7 +168,7 @@ def test_a_service_named_jaxllm_sets_no_port_and_a_misspelt_variable_is_told() -
         ("", "must hold options"),
         ("#" * (MAX_FILE + 1), "is larger than"),
     ],
-    ids=range(15),
+    ids=range(16),
 )
 def test_a_file_that_cannot_be_is_refused_in_one_line(
     text: str, says: str, tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
