@@ -73,7 +73,8 @@ class ByModel:
             elif path in ASKED:
                 app = self._app_of[self._named(dict(Request(scope).query_params))]
             elif path.startswith(f"{MODELS}/"):
-                app = self._app_of.get(path.removeprefix(f"{MODELS}/"), app)
+                name = path.removeprefix(f"{MODELS}/")
+                app = self._app_of[self._named({"model": name})] if name else app
             elif scope["method"] == "POST" and path in self._posts:
                 scope[PARSED] = await self._bodies.read_json(scope, receive)
                 app = self._app_of[self._named(scope[PARSED])]

@@ -97,6 +97,12 @@ def test_a_request_must_name_a_model_that_is_served(two: Process, path: str) -> 
     assert asked(two, path, QUESTION | {"model": 3})[0] == 400
 
 
+def test_a_model_that_is_not_served_is_not_found_among_all_that_are(two: Process) -> None:
+    status, reply = asked(two, "/v1/models/none")
+    assert status == 404
+    assert "serves m, first, second" in reply["error"]["message"]
+
+
 def test_what_is_unknown_to_all_models_is_not_found(two: Process) -> None:
     for path in ("/v1/responses/resp_nothing", "/nothing", "/v1/models/nothing"):
         assert asked(two, path)[0] == 404
