@@ -245,7 +245,8 @@ def parse_error(why: BaseException | None, whole_head: bool) -> ApiError:
     """The reply to input that h11 cannot parse, in or after a head."""
     if isinstance(why, h11.RemoteProtocolError) and why.error_status_hint == 431 and not whole_head:
         return head_too_large(f"more than {MAX_UNPARSED} bytes")
-    return bad_request(f"this is no HTTP/1.1 request: {sanitize(str(why))}", code="invalid_http")
+    what = str(why).partition(": bytearray(")[0]  # the client knows what it has sent
+    return bad_request(f"this is no HTTP/1.1 request: {sanitize(what)}", code="invalid_http")
 
 
 def head_too_large(what: str) -> ApiError:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import resource
 import socket
 import stat
@@ -50,8 +51,10 @@ def bind_unix(path: Path) -> socket.socket:
         sock.bind(str(path))
     except OSError as error:
         sock.close()
+        taken = "stop the program that listens there, remove what else is there, or "
+        remedy = f"{taken if error.errno == errno.EADDRINUSE else ''}choose another --uds"
         raise ConfigError(
-            f"cannot listen on {path}: {error.strerror or error}; remove it or choose another --uds"
+            f"cannot listen on {path}: {error.strerror or error}; {remedy}"
         ) from None
     return sock
 

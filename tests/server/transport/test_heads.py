@@ -50,6 +50,12 @@ def test_a_head_that_is_not_taken_ends_its_connection(
     assert server.server_state.client.in_flight == server.server_state.client.choices == 0
 
 
+def test_what_is_no_http_is_refused_without_names_of_python(server: Running) -> None:
+    with server.begin_raw(b"no request at all\r\n\r\n") as sock:
+        answer = sock.rest()
+    assert b'"this is no HTTP/1.1 request: illegal request line"' in answer
+
+
 @pytest.mark.parametrize(
     ("parts", "status", "code"),
     [

@@ -1,0 +1,27 @@
+"""Where a server cannot listen, and what it says then."""
+
+from __future__ import annotations
+
+import pathlib
+import socket
+
+import pytest
+
+from jaxllm.config import ConfigError
+from jaxllm.server.transport.sockets import bind
+
+
+def test_a_unix_socket_that_is_in_use_is_not_to_be_removed_first(tmp_path: pathlib.Path) -> None:
+    path = tmp_path / "s"
+    with socket.socket(socket.AF_UNIX) as other:
+        other.bind(str(path))
+        other.listen()
+        with pytest.raises(ConfigError, match="stop the program that listens there, remove"):
+            bind("", 0, str(path))
+        assert path.exists()
+
+
+def test_a_path_that_can_be_no_unix_socket_is_only_to_be_changed(tmp_path: pathlib.Path) -> None:
+    for path in (tmp_path / "none" / "s", tmp_path / ("a" * 200)):
+        with pytest.raises(ConfigError, match=r"(file or directory|too long); choose another --uds"):
+            bind("", 0, str(path))
