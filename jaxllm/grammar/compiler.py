@@ -26,6 +26,7 @@ from llguidance.gbnf_to_lark import any_to_lark
 
 from jaxllm.grammar.lark import STRICT, composed, literal, quoted, schema_options, special
 from jaxllm.grammar.limits import MEMORY_BYTES, STEP_SECONDS, STEPS, parser_limits
+from jaxllm.grammar.reasons import plain
 from jaxllm.grammar.structure import checked_schema
 
 # Signals that no limit of a fork sends; SIGKILL comes when the machine is out of memory
@@ -87,18 +88,7 @@ def compiled(job: dict[str, Any], specials: dict[str, int], tokenizer: LLTokeniz
 def _check(matcher: LLMatcher) -> None:
     """Raises ValueError when a matcher has failed."""
     if matcher.is_error():
-        raise ValueError(_plain(matcher.get_error()))
-
-
-def _plain(error: str) -> str:
-    """llguidance's message without its parser's state, and without an option that clients cannot
-    set."""
-    text = error.split("<non-verbose/>")[0].split("<state>")[0].strip()
-    text = text.replace(
-        "Enable 'coerce_one_of' option to approximate oneOf with anyOf",
-        "Where several cases may match, write anyOf",
-    )
-    return "nothing that ends can match it" if text == "NoExtensionBias" else text
+        raise ValueError(plain(matcher.get_error()))
 
 
 def _first(mask: bytes) -> int:

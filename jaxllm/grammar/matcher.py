@@ -17,6 +17,7 @@ from tokenizers import Tokenizer
 
 from jaxllm.background.thread import BackgroundThread
 from jaxllm.grammar.limits import parser_limits
+from jaxllm.grammar.reasons import plain
 
 # Matchers kept for the next request with their grammar; the parser states that they have found make
 # that one faster
@@ -111,7 +112,7 @@ class Matcher:
     def raise_if_failed(self) -> None:
         """Raises GrammarError when the matcher has failed."""
         if self.failed:
-            raise GrammarError(self.state.get_error().split("<non-verbose/>")[0].strip())
+            raise GrammarError(plain(self.state.get_error()))
 
 
 class Matchers:
