@@ -101,7 +101,9 @@ class ServedModel:
             raise ConfigError(str(error)) from None
 
     def announce(self) -> None:
-        """Log how chats are read."""
+        """Log how chats are read, by a model that has any."""
+        if self.state.resolved.pooling is not None:
+            return
         formats = self.state.formats
         logger.info(
             "chats with %s: reasoning as %s, tool calls as %s "

@@ -10,6 +10,7 @@ import numpy as np
 import openai
 import pytest
 
+from jaxllm.server.lifecycle.served_model import ServedModel
 from tests.server.harness import Running
 from tests.server.pooling.conftest import PoolingServer
 
@@ -50,6 +51,20 @@ def test_a_reply_has_vllms_shape_and_base64_is_little_endian(embedder: PoolingSe
     assert (data["index"], data["object"]) == (0, "embedding")
     raw = np.frombuffer(base64.b64decode(data["embedding"]), "<f4")
     np.testing.assert_allclose(raw, vector([97, 98]), atol=1e-6)
+
+
+def test_formats_of_chats_are_told_of_models_that_chat_alone(
+    embedder: PoolingServer, server: Running, caplog: pytest.LogCaptureFixture
+) -> None:
+    model = object.__new__(ServedModel)  # it would start engines
+    model.name = "m"
+    with caplog.at_level("INFO", "jaxllm.server"):
+        model.state = embedder.server_state
+        model.announce()
+        assert not caplog.messages
+        model.state = server.server_state
+        model.announce()
+    assert len(caplog.messages) == 1
 
 
 def test_dimensions_and_raw_vectors(embedder: PoolingServer) -> None:
