@@ -53,9 +53,7 @@ def bind_unix(path: Path) -> socket.socket:
         sock.close()
         taken = "stop the program that listens there, remove what else is there, or "
         remedy = f"{taken if error.errno == errno.EADDRINUSE else ''}choose another --uds"
-        raise ConfigError(
-            f"cannot listen on {path}: {error.strerror or error}; {remedy}"
-        ) from None
+        raise ConfigError(f"cannot listen on {path}: {error.strerror or error}; {remedy}") from None
     return sock
 
 
