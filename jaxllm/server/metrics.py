@@ -31,7 +31,7 @@ OLD_NAMES = {
     "vllm:prefix_cache_hits": "vllm:gpu_prefix_cache_hits",
 }
 NO_ADAPTERS = {"max_lora": "0", "running_lora_adapters": "", "waiting_lora_adapters": ""}
-FINISH_REASONS = ("stop", "length", "abort", "error", "tool_calls")
+FINISH_REASONS = ("stop", "length", "abort", "error")
 LABELS = ["model_name", "engine"]
 SLEEP_STATES = ("awake", "weights_offloaded", "discard_all")  # by the level of sleep
 REFUSALS = ("queue_full", "grammar_queue_full", "engine_down", "invalid")

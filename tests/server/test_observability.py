@@ -43,6 +43,9 @@ def test_the_fifteen_names_of_the_stock_dashboard_are_there_from_the_start(fresh
     names = {name.partition("[")[0] for name in samples(fresh)}
     assert len(DASHBOARD) == 15
     assert set(DASHBOARD) <= names
+    ends = {"stop", "length", "abort", "error"}  # all that an engine says
+    finished = {n for n in samples(fresh) if n.startswith("vllm:request_success_total")}
+    assert finished == {f"vllm:request_success_total[{end}]" for end in ends}
     assert {"jaxllm:compiles_after_warmup_total", "jaxllm:build_info"} <= names
 
 
