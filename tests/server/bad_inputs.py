@@ -306,7 +306,10 @@ INPUTS: dict[int, list[Sent]] = {
             for one in ("", "start: start", "start: " + "(" * 30_000, "start: none", "\x01\x02")
         ),
     ],
-    57: both(400, guided_regex="a", guided_json={}),
+    57: [
+        *both(400, guided_regex="a", guided_json={}),
+        *both(400, structured_outputs={"regex": "a", "": 1}),
+    ],
     59: both(200, guided_json={"type": "object"}, max_tokens=1),
     60: [schema(200, {"const": f"unique {at}"}) for at in range(40)],
     61: [
