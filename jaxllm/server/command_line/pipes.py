@@ -16,7 +16,8 @@ def while_read(work: Callable[[], int]) -> int:
         try:
             return work()
         finally:
-            sys.stdout.flush()
+            if sys.stdout is not None:  # as it is where the shell closed it
+                sys.stdout.flush()
     except BrokenPipeError:
         if not unread():
             raise
