@@ -7,6 +7,7 @@ from typing import Any
 import jax
 from jax import Array
 
+from jaxllm.cache.collective import ALONE, Collective
 from jaxllm.cache.row_kernels import RowKernels
 from pallas_kernels.rope_write import HeadRows, rotated
 from pallas_kernels.segment_attention import BACKENDS, segment_attention
@@ -17,10 +18,11 @@ _segment_attention = jax.jit(segment_attention, static_argnames=("scale", "windo
 
 
 class SegmentContext(RowKernels):
-    """Tokens of the same prompt, which are `segments`, see each other, whatever their order."""
+    """Tokens of the same prompt, which are `segments`, see each other, whatever their order; on one
+    of the devices of `collective`, over its own heads."""
 
-    def __init__(self, segments: Segments, backend: str):
-        super().__init__(backend)
+    def __init__(self, segments: Segments, backend: str, collective: Collective = ALONE):
+        super().__init__(backend, collective)
         self.prompt_length_T = segments.end_T - segments.first_T
         self._segments = segments
         self._plans: dict[int | None, Any] = {}  # by window, one for all layers with it

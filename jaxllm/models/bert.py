@@ -11,7 +11,7 @@ from jaxllm.nn.blocks import ResidualNormBlock
 from jaxllm.nn.decoder import Decoder
 from jaxllm.nn.embedding import EncoderEmbedding
 from jaxllm.nn.linear import Init
-from jaxllm.nn.mlp import MLP
+from jaxllm.nn.mlp import MLP, check_inner
 from jaxllm.nn.norm import LayerNorm, NoNorm
 from jaxllm.pooling import DenseMap
 
@@ -70,8 +70,10 @@ def classifier(hf: Config, labels: int) -> tuple[str, tuple[DenseMap, ...]]:
 
 
 def build(spec: ModelSpec, shards: int, init: Init, first: int = 0) -> Decoder:
-    """The model with fresh parameters; `first` is the first position's entry of its table."""
+    """The model with fresh parameters; `first` is the first position's entry of its table. Raises
+    ConfigError."""
     width, config = spec.width, spec.config
+    check_inner(spec.inner_width, shards)
 
     def norm() -> LayerNorm:
         return LayerNorm(init, width, spec.norm_eps)
@@ -79,7 +81,7 @@ def build(spec: ModelSpec, shards: int, init: Init, first: int = 0) -> Decoder:
     def block() -> ResidualNormBlock:
         return ResidualNormBlock(
             attention_norm=norm(),
-            attention=attention(spec, init, bias=True),
+            attention=attention(spec, shards, init, bias=True),
             mlp_norm=norm(),
             mlp=MLP(init, width, spec.inner_width, spec.activation, bias=True),
         )

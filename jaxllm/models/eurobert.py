@@ -50,7 +50,7 @@ def classifier(hf: Config, labels: int) -> tuple[str, tuple[DenseMap, ...]]:
 
 def build(spec: ModelSpec, shards: int, init: Init) -> Decoder:
     """The model with fresh parameters. Raises ConfigError."""
-    parts, bias = Parts(spec, 1, init), flag(spec.config, "attention_bias")
+    parts, bias = Parts(spec, shards, init), flag(spec.config, "attention_bias")
     mlp_bias = flag(spec.config, "mlp_bias")
 
     def block(layer: int) -> Block:

@@ -107,13 +107,13 @@ def build(spec: ModelSpec, shards: int, init: Init) -> Decoder:
         return LayerNorm(init, width, spec.norm_eps)
 
     def block() -> ResidualNormBlock:
-        mlp = GatedMLP(init, width, inner, 1, spec.activation)
+        mlp = GatedMLP(init, width, inner, shards, spec.activation)
         rows, axes = (Rows(1), Rows(1)), ("shard", None, None, "embed")
-        mlp.gate_up = UpGate(init, (1, 2, inner), (width,), axes, parts=rows)
+        mlp.gate_up = UpGate(init, (shards, 2, inner // shards), (width,), axes, parts=rows)
         mlp.down = Linear(init, (width,), (inner,), ("embed", "mlp"), bias=True)
         return ResidualNormBlock(
             attention_norm=norm(),
-            attention=attention(spec, init, bias=True),
+            attention=attention(spec, shards, init, bias=True),
             mlp_norm=norm(),
             mlp=mlp,
         )

@@ -126,9 +126,9 @@ def build(spec: ModelSpec, shards: int, init: Init) -> Decoder:
         window = reach if types[layer] == "sliding_attention" else None
         return Block(
             attention_norm=norm() if layer else NoNorm(),
-            attention=attention(spec, init, bias=bias, window=window),
+            attention=attention(spec, shards, init, bias=bias, window=window),
             mlp_norm=norm(),
-            mlp=GatedMLP(init, width, spec.inner_width, 1, spec.activation, mlp_bias),
+            mlp=GatedMLP(init, width, spec.inner_width, shards, spec.activation, mlp_bias),
         )
 
     embed = EncoderEmbedding(init, spec.vocab_size, width, norm=norm())

@@ -122,9 +122,9 @@ def build(spec: ModelSpec, shards: int, init: Init) -> Decoder:
     def block() -> ResidualNormBlock:
         return ResidualNormBlock(
             attention_norm=norm(),
-            attention=attention(spec, init, bias=False),
+            attention=attention(spec, shards, init, bias=False),
             mlp_norm=norm(),
-            mlp=GatedMLP(init, width, spec.inner_width, 1, spec.activation),
+            mlp=GatedMLP(init, width, spec.inner_width, shards, spec.activation),
         )
 
     types = positive(spec.config, "type_vocab_size")

@@ -78,13 +78,24 @@ def test_chunks_and_cached_prefixes_change_nothing() -> None:
     assert engine.stats().prefix_hits > 0
 
 
+OVER_DEVICES = ("qwen3-embedding", "bert-mean")
+
+
 @pytest.mark.parametrize(
-    "case", ["qwen3-embedding", pytest.param("qwen2-classifier", marks=pytest.mark.slow)]
+    ("case", "shards"),
+    [
+        pytest.param(
+            case, shards, marks=[pytest.mark.slow] * (shards > 2 or case not in OVER_DEVICES)
+        )
+        for case in CASES
+        for shards in (2, 4)
+    ],
 )
-def test_shards_change_nothing(case: str) -> None:
+def test_shards_change_nothing(case: str, shards: int) -> None:
     prompts, vectors = golden(case)
-    raw = RAW if case == "qwen2-classifier" else None
-    assert_close(pool(make(case, tensor_parallel_size=2), prompts, raw), vectors)
+    engine = make(case, tensor_parallel_size=shards)
+    assert engine.runner.shapes.model.mesh.size == shards
+    assert_close(pool(engine, prompts, params_of(case), second_texts(case)), vectors)
 
 
 def test_a_pool_over_all_tokens_runs_whole_prompts() -> None:
@@ -226,7 +237,7 @@ def test_an_encoder_caches_nothing_and_runs_whole_prompts() -> None:
     [
         ({"runner": "generate"}, "is an encoder, which cannot generate"),
         ({"convert": "classify"}, "has no labels"),
-        ({"tensor_parallel_size": 2}, "encoders run on one device"),
+        ({"tensor_parallel_size": 3}, "4 attention heads do not divide over 3 tensor shards"),
         ({"max_num_batched_tokens": 64}, "--max-num-batched-tokens"),
         ({"hf_overrides": {"position_embedding_type": "relative_key"}}, "must be absolute"),
         ({"hf_overrides": {"num_attention_heads": 5}}, "does not divide into 5 heads"),

@@ -336,8 +336,6 @@ def _cache(config: EngineConfig, model: _Model, limits: Limits) -> tuple[KVRequi
         )
     if spec.pooling is not None and spec.pooling.bidirectional:
         page = 0
-        if shards > 1:
-            raise ConfigError("encoders run on one device; leave out --tensor-parallel-size")
     windows = [None if host.pages else effective_window(window, length) for window in spec.windows]
     groups, pipeline = group_windows(windows), stages(config.pipeline_parallel_size)
     own = [[windows[layer] for layer in stage.layers(len(windows))] for stage in pipeline]

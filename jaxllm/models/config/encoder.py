@@ -80,11 +80,13 @@ def _check_choices(hf: Config, activation: str) -> None:
         )
 
 
-def attention(spec: ModelSpec, init: Init, *, bias: bool, window: int | None = None) -> Attention:
+def attention(
+    spec: ModelSpec, shards: int, init: Init, *, bias: bool, window: int | None = None
+) -> Attention:
     """The attention of one layer, to tokens at most `window` away."""
     return Attention(
         init,
-        spec.heads(1),
+        spec.heads(shards),
         spec.width,
         qkv_bias=bias,
         out_bias=bias,

@@ -66,7 +66,7 @@ def summary(model_type: str) -> str:
 def state(model_type: str) -> str:
     """What models of a family do here. The family's file is read without running it."""
     names = {node.id for node in ast.walk(_parsed(model_type)) if isinstance(node, ast.Name)}
-    return "pools, on one device" if "ENCODES" in names else "generates or pools"
+    return "pools" if "ENCODES" in names else "generates or pools"
 
 
 def _parsed(model_type: str) -> ast.Module:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import jax
 import jax.numpy as jnp
@@ -20,19 +20,20 @@ from jaxllm.engine.scheduling.plan import Chunk
 
 
 def encode(
-    model: Model,
-    layout: Layout,
-    longest: int,
-    weights: tuple[Array, ...],
-    buffer: Array,
-    *,
-    local: NamedSharding,
+    encoded: Callable, weights: tuple[Array, ...], buffer: Array, *, local: NamedSharding
+) -> Array:
+    """`encoded_prompts` of a buffer that the host filled."""
+    return encoded(weights, jax.device_put(buffer, local))
+
+
+def encoded_prompts(
+    model: Model, layout: Layout, longest: int, weights: tuple[Array, ...], buffer: Array
 ) -> Array:
     """float32 `[R, E]`, the vector of each prompt of `buffer`."""
-    batch = layout.unpack(jax.device_put(buffer, local))
+    batch = layout.unpack(buffer)
     start, end = batch["start"], batch["start"] + batch["length"]
     first_T, end_T = (jnp.pad(x, (0, 1))[batch["row"]] for x in (start, end))
-    context = SegmentContext(Segments(first_T, end_T, longest), model.backend)
+    context = SegmentContext(Segments(first_T, end_T, longest), model.backend, model.collective)
     return model.rebuild(weights).encode(
         batch["token"], batch["position"], batch["second"], batch["start"], batch["length"], context
     )
@@ -69,8 +70,13 @@ def pack_prompts(chunks: Sequence[Chunk], tokens: int, prompts: int) -> np.ndarr
 def _build(shapes: StepShapes, tokens: int, prompts: int) -> Variant:
     layout = prompt_layout(tokens, prompts)
     longest = shapes.table_width * shapes.model.page_size
+    encoded = shapes.per_device(
+        functools.partial(encoded_prompts, shapes.model, layout, longest),
+        (shapes.weights, shapes.array((layout.size,), jnp.int32)),
+        shapes.replicated,
+    )
     return Variant(
-        functools.partial(encode, shapes.model, layout, longest, local=shapes.replicated),
+        functools.partial(encode, encoded, local=shapes.replicated),
         takes=(WEIGHTS, shapes.host_buffer(layout.size)),
         gives=(shapes.host,),
     )
