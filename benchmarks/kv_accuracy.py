@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import functools
 import json
+from dataclasses import replace
 from typing import Any
 
 import jax
@@ -64,11 +65,14 @@ def answers(goldens: dict[str, Any], kind: str, dtype: str) -> Row:
 
 
 class Reader:
-    """The demo model's log-likelihood of texts through pages of one type."""
+    """The demo model's log-likelihood of texts through pages of one type, with its weights as they
+    are or rounded as `--quantization` would."""
 
-    def __init__(self, kind: str, dtype: str):
+    def __init__(self, kind: str, dtype: str, quantization: str | None = None):
         self.directory, self.mesh = locate("demo", None, None), make_mesh(1)
         spec = models.read_spec(self.directory)
+        formats = weights.weight_formats(self.directory, spec, quantization)
+        spec = replace(spec, formats=formats)
         self.graphdef, self.state = weights.load(self.directory, spec, self.mesh, jnp.dtype(dtype))
         heads, layers = spec.heads(1), len(spec.layers)
         page_dtype = PAGE_DTYPES[kind] or dtype

@@ -15,10 +15,13 @@ from benchmarks.kv_accuracy import Reader
 from benchmarks.perplexity import FORMATS, Found, Text, held_out, measured, perplexity
 from benchmarks.record import finish, parser
 
+# Types of pages, each with what weights are rounded to
+PAGES = (("auto", None), ("fp8_e4m3", None), ("fp8_e4m3", "fp8"), ("fp8_e5m2", None))
 
-def with_pages(kind: str, texts: list[Text]) -> Found:
-    """The same with plain weights and pages of 8 bits."""
-    reader = Reader(kind, "float32")
+
+def with_pages(kind: str, quantization: str | None, texts: list[Text]) -> Found:
+    """The same with pages of 8 bits."""
+    reader = Reader(kind, "float32", quantization)
     losses = [reader.losses([*prompt, *answer], whole=True) for prompt, answer in texts]
     answers = [own[len(prompt) - 1 :] for own, (prompt, _) in zip(losses, texts, strict=True)]
     return Found(perplexity(losses), perplexity(answers), -1)
@@ -52,9 +55,9 @@ def main() -> None:
     for name, kind in FORMATS.items():
         rows.append(row(name, measured(kind, texts), plain, tokens))
         print(json.dumps(rows[-1]), flush=True)
-    for kind in ("auto", "fp8_e4m3", "fp8_e5m2"):
-        name = f"kv_cache_dtype {kind}"
-        rows.append(row(name, with_pages(kind, texts), plain, tokens))
+    for kind, wish in PAGES:
+        name = f"kv_cache_dtype {kind}" if wish is None else f"{wish}, kv_cache_dtype {kind}"
+        rows.append(row(name, with_pages(kind, wish, texts), plain, tokens))
         print(json.dumps(rows[-1]), flush=True)
     finish("weight-accuracy", a, rows)
 

@@ -3,6 +3,7 @@ decided."""
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable
 from dataclasses import replace
@@ -14,12 +15,13 @@ import jax
 import pytest
 from flax import nnx
 
+from benchmarks.modes import change, costs
 from jaxllm.config import EngineConfig
 from jaxllm.engine.engine import Engine
 from jaxllm.engine.scheduling.chunk_planner import seconds_per_token
 from jaxllm.engine.scheduling.kv_offload import Link
 from jaxllm.engine.startup.memory import MemoryBudget, MemoryPlan
-from jaxllm.engine.startup.report import Report, link_rows, table_rows
+from jaxllm.engine.startup.report import PROMPTS, Report, link_rows, table_rows
 from jaxllm.engine.startup.resolve import Setup, resolve
 from jaxllm.mesh import make_mesh
 from jaxllm.nn.linear import Linear
@@ -120,6 +122,28 @@ def test_weights_in_few_bits_are_named_with_what_they_save(tiny_dir: str) -> Non
     tied = {"model.embed_tokens": WeightFormat("int8", 16)}
     held = replace(setup, spec=replace(setup.spec, formats=tied, tied=True))
     assert rows_of(held)["output head"] == "int8, summed in float32, also the table of tokens"
+
+
+@pytest.mark.parametrize(
+    ("wish", "on", "slower"),
+    [("int4", "mosaic_gpu", True), ("int4", "xla", False), ("fp8", "mosaic_gpu", False)],
+)
+def test_a_start_says_where_weights_in_few_bits_are_slower(
+    tiny_dir: str, wish: str, on: str, slower: bool
+) -> None:
+    setup = decided(tiny_dir, quantization=wish)
+    setup = replace(setup, resolved=replace(setup.resolved, attention_backend=on))
+    assert (rows_of(setup).get("prompts") == PROMPTS) == slower
+
+
+def test_what_a_start_says_of_slower_weights_is_what_was_measured() -> None:
+    measured = [cost for cost in costs() if cost.mode.startswith("weights in")]
+    slower = [cost for cost in measured if change(cost).startswith("−")]
+    assert slower and {cost.mode for cost in slower} == {"weights in 4 bits"}
+    tokens = [int(re.search(r"TTFT ms, prompt (\d+)", cost.load)[1]) for cost in slower]  # type: ignore[index]
+    assert f"from {min(tokens)} tokens on" in PROMPTS
+    most = max(1 - cost.without / cost.with_mode for cost in slower)  # type: ignore[operator]
+    assert f"up to {math.ceil(100 * most)} %" in PROMPTS
 
 
 def test_what_was_decided_of_memory_is_shown(tiny_dir: str) -> None:
