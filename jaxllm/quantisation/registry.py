@@ -18,13 +18,19 @@ def methods() -> list[str]:
     return sorted(module.name.replace("_", "-") for module in pkgutil.iter_modules(folder))
 
 
+def common_name(method: str) -> str:
+    """What older checkpoints and other writers call a `quant_method`, as `methods` has it."""
+    return method.lower().replace("_", "-").removeprefix("intel/")
+
+
 def read_scheme(method: object, settings: Mapping[str, Any]) -> Scheme:
     """The scheme of a `quant_method` with the settings beside it.
 
     Raises ConfigError for an unknown method and for settings that it cannot have.
     """
-    if not isinstance(method, str) or method not in methods():
+    found = common_name(method) if isinstance(method, str) else None
+    if found not in methods():
         raise ConfigError(f"methods that are read are {', '.join(methods())}")
-    name = f"jaxllm.quantisation.schemes.{method.replace('-', '_')}"
+    name = f"jaxllm.quantisation.schemes.{found.replace('-', '_')}"
     scheme: Scheme = importlib.import_module(name).read(settings)
     return scheme

@@ -189,10 +189,26 @@ def test_settings_that_are_not_read_are_named(made: Made, message: str) -> None:
     assert len(str(error.value)) < 200 and not re.search(r"\n", str(error.value))
 
 
+@pytest.mark.parametrize(
+    ("settings", "like"),
+    [
+        ({"quant_method": "intel/auto-round", "packing_format": "auto_round:gptq"}, "as gptq"),
+        ({"quant_method": "auto_round", "packing_format": "auto"}, "as gptq"),
+        ({"quant_method": "auto-round", "packing_format": "auto_round:awq"}, "as awq"),
+    ],
+)
+def test_auto_rounds_older_names_are_read(settings: dict[str, Any], like: str) -> None:
+    made = MADE[f"auto-round {like}"]
+    own = made.settings | settings
+    found, wanted = (read_scheme(s["quant_method"], s) for s in (own, made.settings))
+    assert found == wanted and found.method == "auto-round"
+
+
 def test_titles_say_the_bits_and_the_groups() -> None:
     titles = {
         name: read_scheme(m.settings["quant_method"], m.settings).title for name, m in MADE.items()
     }
     assert titles["awq"] == "awq: 4 bits with scales of 8 columns"
+    assert titles["auto-round as awq"] == "auto-round: 4 bits with scales of 8 columns"
     assert titles["gptq of 2 bits, one group"] == "gptq: 2 bits with scales of rows"
     assert titles["pack-quantized"] == "compressed-tensors: 4 bits with scales of 8 columns"

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from jaxllm.config import ConfigError
-from jaxllm.quantisation import PackedTensor, WeightFormat, methods, read_scheme
+from jaxllm.quantisation import PackedTensor, WeightFormat, common_name, methods, read_scheme
 
 
 class Header(NamedTuple):
@@ -146,6 +146,7 @@ def test_schemes_are_found_by_their_files() -> None:
         "mxfp4",
     ]
     assert methods() == known
+    assert methods() == [*map(common_name, ("Auto_Round", *known[1:]))]
     assert read_scheme("fp8", {"weight_block_size": [128, 64]}).title == "fp8 in blocks of 128 × 64"
     with pytest.raises(ConfigError, match=f"methods that are read are {', '.join(known)}"):
         read_scheme("quip", {})

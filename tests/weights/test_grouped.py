@@ -9,10 +9,11 @@ from typing import Any
 import numpy as np
 import pytest
 
+from jaxllm import models, weights
 from jaxllm.config import ConfigError
 from tests.goldens.cases import CASES
 from tests.quantisation.grouped_checkpoints import Made, auto_round, awq, gptq, pack_quantized
-from tests.weights.packed import Pair, Tensors, random_tensors
+from tests.weights.packed import Pair, Tensors, random_tensors, write
 from tests.weights.test_packed import both, load
 
 KINDS: dict[str, Callable[[tuple[int, int]], Made]] = {
@@ -75,3 +76,13 @@ def test_what_is_wrong_with_words_is_said_before_they_are_read(
     packed, _ = both(tmp_path, made, settings)
     with pytest.raises(ConfigError, match=message):
         load(packed)
+
+
+@pytest.mark.parametrize("kind", ["auto-round", "awq", "gptq"])
+def test_a_wish_for_the_checkpoints_own_method_is_no_contradiction(
+    tmp_path: Path, kind: str
+) -> None:
+    made, settings = pair("llama-gqa", kind)
+    path = write(tmp_path / "a", made.config | {"quantization_config": settings}, made.packed)
+    spec = models.read_spec(path)
+    assert weights.weight_formats(path, spec, kind) == weights.weight_formats(path, spec, None)

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from jaxllm.config import ConfigError
-from jaxllm.quantisation import Scheme, read_scheme
+from jaxllm.quantisation import Scheme, common_name, read_scheme
 
 KEY = "quantization_config"
 # What a group of modules may quantise, in compressed-tensors' terms
@@ -65,7 +65,8 @@ def leaves_weights(quantisation: Any) -> bool:
 
 
 def _is_read(quantisation: dict[str, Any]) -> bool:
-    return quantisation.get("quant_method", "modelopt") in ("compressed-tensors", "modelopt")
+    method = quantisation.get("quant_method", "modelopt")
+    return isinstance(method, str) and common_name(method) in ("compressed-tensors", "modelopt")
 
 
 def _settings(quantisation: dict[str, Any]) -> dict[str, Any]:

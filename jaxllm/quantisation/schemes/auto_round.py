@@ -12,25 +12,41 @@ from jaxllm.quantisation.schemes.awq import Awq
 from jaxllm.quantisation.schemes.gptq import BITS, LESS, Gptq, is_centred
 
 AWQ = "auto_round:auto_awq"
+USUAL = "auto_round:auto_gptq"
+# Older names of packings
+OLDER = {"auto": USUAL, "auto_round:gptq": USUAL, "auto_round:awq": AWQ}
 GPTQ = {
-    "auto_round:auto_gptq": LESS["gptq"],
+    USUAL: LESS["gptq"],
     "auto_round:gptqmodel": LESS["gptq_v2"],
     "auto_round": LESS["gptq_v2"],
 }
 
 
-def read(settings: Mapping[str, Any]) -> Awq | Gptq:
+class AutoRoundAwq(Awq):
+    """AWQ's matrices."""
+
+    method = "auto-round"
+
+
+class AutoRoundGptq(Gptq):
+    """GPTQ's matrices."""
+
+    method = "auto-round"
+
+
+def read(settings: Mapping[str, Any]) -> AutoRoundAwq | AutoRoundGptq:
     """The scheme of these settings. Raises ConfigError."""
     for key, plain in (("data_type", (None, "int")), ("act_bits", (None, 16, 32))):
         if settings.get(key) not in plain:
             raise ConfigError(
                 f"{key} is {settings[key]!r:.40}; integers with inputs as they are, are read"
             )
-    packing = settings.get("packing_format", "auto_round:auto_gptq")
+    given = settings.get("packing_format", USUAL)
+    packing = OLDER.get(given, given) if isinstance(given, str) else None
     if packing == AWQ:
-        return Awq(read_grouping(settings, (4,)))
+        return AutoRoundAwq(read_grouping(settings, (4,)))
     if packing not in GPTQ:
-        known = ", ".join((AWQ, *GPTQ))
+        known, packing = ", ".join((AWQ, *GPTQ)), given
         raise ConfigError(f"packing_format is {packing!r:.60}; {known} are read")
     grouping = read_grouping(settings, BITS, mixed="extra_config")
-    return Gptq(grouping, GPTQ[packing], False, is_centred(settings, "extra_config"))
+    return AutoRoundGptq(grouping, GPTQ[packing], False, is_centred(settings, "extra_config"))

@@ -60,7 +60,7 @@ class Awq:
 
     @property
     def title(self) -> str:
-        return f"awq: {self.grouping.title}"
+        return f"{self.method}: {self.grouping.title}"
 
     def usual(self, shape: tuple[int, ...]) -> WeightFormat | None:
         return self.grouping.usual(shape, symmetric=False)

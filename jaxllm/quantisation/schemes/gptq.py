@@ -94,7 +94,7 @@ class Gptq:
 
     @property
     def title(self) -> str:
-        return f"gptq: {self.grouping.title}"
+        return f"{self.method}: {self.grouping.title}"
 
     def usual(self, shape: tuple[int, ...]) -> WeightFormat | None:
         return self.grouping.usual(shape, self.centred and self.grouping.bits == 8)
