@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import json
 from pathlib import Path
+from typing import Any
 
 import jax
 import numpy as np
@@ -67,6 +68,33 @@ def test_an_engine_that_wakes_answers_as_before_and_compiles_nothing(
     assert answers(llm) == before
     assert llm.engine.stats().sleep_level == 0
     assert llm.engine.stats().compiles_after_warmup == compiles
+    llm.engine.scheduler.check()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "wishes",
+    [
+        {"tensor_parallel_size": 2},
+        {"quantization": "fp8"},
+        {"tensor_parallel_size": 2, "quantization": "int4"},
+    ],
+    ids=str,
+)
+def test_weights_over_devices_and_in_few_bits_sleep_and_are_replaced_too(
+    wishes: dict[str, Any], tmp_path: Path
+) -> None:
+    with few_shapes():
+        llm = LLM("demo", max_model_len=512, max_num_seqs=4, enforce_eager=True, **wishes)
+    before = answers(llm)
+    for level in (1, 2):
+        llm.sleep(level)
+        llm.wake_up()
+        assert answers(llm) == before
+    llm.update_weights(str(changed(tmp_path)))
+    assert answers(llm) != before
+    llm.update_weights("demo")
+    assert answers(llm) == before
     llm.engine.scheduler.check()
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -11,10 +12,12 @@ from transformers import CONFIG_MAPPING, AutoConfig
 
 from jaxllm import models
 from jaxllm.config import ConfigError
+from jaxllm.models.config.build import outline
 from jaxllm.models.config.rope import rope
 from jaxllm.models.config.transformer import layer_window
 from jaxllm.nn.rope import LongRope, StaticRope
 from tests.goldens.cases import CASES
+from tests.goldens.pooled_cases import CASES as POOLED
 
 DIM, LENGTH = 16, 1024
 WAVE = 2 * math.pi * 10000.0 ** (np.arange(0, DIM, 2) / DIM)  # tokens of a turn
@@ -41,6 +44,18 @@ def test_what_a_config_may_leave_out_is_what_transformers_takes(family: str) -> 
             assert getattr(theirs, key) == value, key
         else:
             raise AssertionError(f"transformers has no {key}")
+
+
+@pytest.mark.parametrize("shards", [2, 4])
+def test_every_family_has_a_golden_that_divides_over_devices(shards: int) -> None:
+    # Those that do not are skipped where engines over devices run them
+    of_encoders = [files["config.json"] for files in POOLED.values()]
+    divided = {"new"}  # GTE under other names
+    for config in (*CASES.values(), *of_encoders):
+        with suppress(ConfigError):
+            outline(models.make_spec(config), shards, np.float32)
+            divided.add(config["model_type"].replace("-", "_"))
+    assert divided == {*models.families()}
 
 
 def frequencies(settings: dict[str, Any]) -> np.ndarray:
