@@ -52,3 +52,31 @@ def test_two_engines_of_a_model_answer_as_one_and_find_its_prefixes() -> None:
     assert together == alone
     assert found_alone > 0.4
     assert found_together >= 0.9 * found_alone
+
+
+def vectors(*flags: str) -> tuple[list[list[float]], set[str]]:
+    """Embeddings of texts, asked for one by one and at once, and the engines that gave some."""
+    server = Demo(*EAGER, "--runner", "pooling", *flags)
+    texts = [f"sort {n}, {n * 7 % 100}, {n * 31 % 100}" for n in range(12)]
+    try:
+        found = [server.ask("/v1/embeddings", {"input": text})["data"] for text in texts[:4]]
+        found.append(server.ask("/v1/embeddings", {"input": texts[4:]})["data"])
+        name = "vllm:prompt_tokens_total{"
+        worked = {
+            line.partition('engine="')[2][0]
+            for line in server.scrape()
+            if line.startswith(name) and float(line.rpartition(" ")[2]) > 0
+        }
+    finally:
+        status = server.stop()
+    assert status == 0, server.log
+    return [each["embedding"] for data in found for each in data], worked
+
+
+@pytest.mark.slow
+def test_two_engines_of_a_pooling_model_give_the_vectors_of_one() -> None:
+    alone, _ = vectors()
+    together, worked = vectors("--data-parallel-size", "2")
+    assert worked == {"0", "1"}
+    for one, other in zip(alone, together, strict=True):
+        assert other == pytest.approx(one, abs=1e-4)
