@@ -134,20 +134,23 @@ class Tokenizer:
         return self.backend.encode(text, add_special_tokens=add_special_tokens).ids
 
     def encode_all(
-        self, texts: Sequence[str], limit: int | None, side: str = "right"
+        self, texts: Sequence[str], limit: int | None, side: str = "right", special: bool = True
     ) -> list[list[int]]:
         """Token ids of texts, each cut at its `side` to `limit` tokens with the special ones, which
-        stay. Many texts are encoded on all cores, outside Python's lock."""
+        stay; without these if not `special`. Many texts are encoded on all cores, outside Python's
+        lock."""
         found: list[list[int]] = []
-        room = max(0, (limit or 0) - self.backend.num_special_tokens_to_add(False))
+        own = self.backend.num_special_tokens_to_add(False) if special else 0
+        room = max(0, (limit or 0) - own)
         for start in range(0, len(texts), AT_ONCE):
             some = list(texts[start : start + AT_ONCE])
-            for each in self.backend.encode_batch(some, add_special_tokens=limit is None):
+            whole = special and limit is None
+            for each in self.backend.encode_batch(some, add_special_tokens=whole):
                 if limit is None:
                     found.append(each.ids)
                     continue
                 each.truncate(room, direction=side)
-                found.append(self.backend.post_process(each).ids)
+                found.append(self.backend.post_process(each).ids if special else each.ids)
         return found
 
     def encode_pair(

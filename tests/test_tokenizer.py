@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 import pytest
 from tokenizers import Tokenizer as Backend
-from tokenizers import decoders, models, normalizers
+from tokenizers import decoders, models, normalizers, processors
 
 from jaxllm.chat_template import TemplateError, TemplateInput, template_text
 from jaxllm.config import ConfigError
@@ -268,3 +268,20 @@ def test_one_conversation_can_have_a_template_of_its_own(tokenizer: Tokenizer) -
     loud = TemplateInput(messages=messages, template_kwargs={"loud": True, "quiet": 1})
     assert tokenizer.decode(tokenizer.chat(loud, chat_template=source)) == "hi!"
     assert "assistant" in tokenizer.decode(tokenizer.chat(TemplateInput(messages=messages)))
+
+
+@pytest.mark.parametrize("limit", [None, 3, 100])
+def test_texts_may_go_without_the_tokenizers_own_tokens(
+    directory: pathlib.Path, limit: int | None
+) -> None:
+    own = Tokenizer.load(directory)
+    ends = [("<s>", own.encode("x")[0]), ("</s>", own.encode("y")[0])]
+    own.backend.post_processor = processors.TemplateProcessing(
+        single="<s> $A </s>", special_tokens=ends
+    )
+    (plain,) = own.encode_all(["abcdef"], limit, special=False)
+    (whole,) = own.encode_all(["abcdef"], limit)
+    first, last = ends[0][1], ends[1][1]
+    assert plain == own.encode("abcdef", add_special_tokens=False)[:limit]
+    room = None if limit is None else max(0, limit - 2)
+    assert whole == [first, *plain[:room], last]

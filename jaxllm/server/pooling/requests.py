@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
+
+import ml_dtypes
+import numpy as np
+from numpy.typing import DTypeLike
 
 from jaxllm.messages import RequestError
 from jaxllm.pooled import PoolingParams, check_params, check_task
@@ -27,13 +33,24 @@ from jaxllm.server.openai.requests import (
 )
 
 # Fields that are not supported, with the values that request nothing
-NEUTRAL: dict[str, tuple[Any, ...]] = {
+OF_INPUTS: dict[str, tuple[Any, ...]] = {"mm_processor_kwargs": ({},), "data": ()}
+NEUTRAL: dict[str, tuple[Any, ...]] = {  # of what compares texts and gives numbers
     "embed_dtype": ("float32",),
     "endianness": ("native", "little"),
     "add_special_tokens": (True,),
-    "mm_processor_kwargs": ({},),
-    "data": (),
+    **OF_INPUTS,
 }
+# Types of the numbers of a vector, and the order of their bytes in base64
+EMBED_DTYPES: Mapping[str, DTypeLike] = MappingProxyType(
+    {
+        "float32": np.float32,
+        "float16": np.float16,
+        "bfloat16": ml_dtypes.bfloat16,
+        "fp8_e4m3": ml_dtypes.float8_e4m3fn,
+        "fp8_e5m2": ml_dtypes.float8_e5m2,
+    }
+)
+ENDIANNESS: Mapping[str, str] = MappingProxyType({"native": "<", "little": "<", "big": ">"})
 IGNORED = frozenset({"user", "request_id"})
 OPTIONS = frozenset(
     "model dimensions use_activation normalize activation truncate_prompt_tokens truncation_side "
@@ -63,23 +80,45 @@ class Options:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Form:
+    """How vectors are written.
+
+    Attributes:
+        encoding: "float" or "base64".
+        dtype: one of `EMBED_DTYPES`, to which numbers are rounded.
+        order: of bytes in base64, as numpy writes it.
+    """
+
+    encoding: str = "float"
+    dtype: str = "float32"
+    order: str = "<"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class InputRequest:
     """A request with inputs, or with a conversation in their place.
 
     Attributes:
-        encoding: "float" or "base64".
+        special: whether texts get the tokenizer's own tokens.
     """
 
     options: Options
     inputs: list[str | list[int]]
     conversation: Conversation | None
-    encoding: str = "float"
+    form: Form = Form()
+    special: bool = True
 
 
-def read_options(body: dict[str, Any], rules: Rules, *tasks: str) -> Options:
-    """The options of a request to a model that does one of `tasks`. Raises ApiError."""
+def read_options(
+    body: dict[str, Any],
+    rules: Rules,
+    *tasks: str,
+    neutral: Mapping[str, tuple[Any, ...]] = NEUTRAL,
+) -> Options:
+    """The options of a request to a model that does one of `tasks`; the fields of `neutral` may say
+    nothing else. Raises ApiError."""
     model = read_model(body, rules.served, required=False)
-    refuse_unsupported(body, NEUTRAL)
+    refuse_unsupported(body, neutral)
     activation = [
         read_optional(body, name, bool) for name in ("use_activation", "normalize", "activation")
     ]
@@ -108,12 +147,13 @@ def read_options(body: dict[str, Any], rules: Rules, *tasks: str) -> Options:
 
 def read_inputs(body: dict[str, Any], rules: Rules, *tasks: str) -> InputRequest:
     """`input` or `messages`, with the options. Raises ApiError."""
-    options = read_options(body, rules, *tasks)
-    encoding = read_field(body, "encoding_format", str, "float")
-    if encoding not in ("float", "base64"):
-        raise bad_request(
-            f"encoding_format must be float or base64, got {describe(encoding)}", "encoding_format"
-        )
+    options = read_options(body, rules, *tasks, neutral=OF_INPUTS)
+    form = Form(
+        encoding=_one_of(body, "encoding_format", ("float", "base64")),
+        dtype=_one_of(body, "embed_dtype", tuple(EMBED_DTYPES)),
+        order=ENDIANNESS[_one_of(body, "endianness", tuple(ENDIANNESS))],
+    )
+    special = read_field(body, "add_special_tokens", bool, True)
     if body.get("messages") is None:
         inputs, conversation = _input_list(body.get("input"), rules, options.params), None
     elif body.get("input") is None:
@@ -121,8 +161,16 @@ def read_inputs(body: dict[str, Any], rules: Rules, *tasks: str) -> InputRequest
     else:
         raise bad_request("input and messages exclude each other; send one of them", "input")
     return InputRequest(
-        options=options, inputs=inputs, conversation=conversation, encoding=encoding
+        options=options, inputs=inputs, conversation=conversation, form=form, special=special
     )
+
+
+def _one_of(body: dict[str, Any], name: str, legal: tuple[str, ...]) -> str:
+    """A field's value, by default the first. Raises ApiError."""
+    found = read_field(body, name, str, legal[0])
+    if found not in legal:
+        raise bad_request(f"{name} must be {' or '.join(legal)}, got {describe(found)}", name)
+    return found
 
 
 def read_texts(value: Any, rules: Rules, field: str, cut: bool) -> list[str]:

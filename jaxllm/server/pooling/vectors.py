@@ -11,7 +11,13 @@ import numpy as np
 from jaxllm.pooling import TASKS
 from jaxllm.server.errors import bad_request, describe
 from jaxllm.server.pooling.endpoint import PoolingEndpoint, listing
-from jaxllm.server.pooling.requests import INPUT_FIELDS, InputRequest, read_inputs
+from jaxllm.server.pooling.requests import (
+    EMBED_DTYPES,
+    INPUT_FIELDS,
+    Form,
+    InputRequest,
+    read_inputs,
+)
 from jaxllm.tokenizer import Pair, Tokenizer
 
 
@@ -31,7 +37,8 @@ class InputEndpoint(PoolingEndpoint):
             return [Pair(ids) for ids in request.inputs if isinstance(ids, list)]
 
         def encode(tokenizer: Tokenizer) -> list[Pair]:
-            ids = tokenizer.encode_all(texts, params.length(limit), params.truncation_side)
+            cut = params.length(limit), params.truncation_side
+            ids = tokenizer.encode_all(texts, *cut, special=request.special)
             return [*map(Pair, ids)]
 
         return await self.encoded(encode)
@@ -49,7 +56,7 @@ class Embeddings(InputEndpoint):
     def full_reply(self, request: InputRequest, vectors: Sequence[np.ndarray]) -> dict[str, Any]:
         """OpenAI's form."""
         data = [
-            {"index": index, "object": "embedding", "embedding": encode(vector, request.encoding)}
+            {"index": index, "object": "embedding", "embedding": encode(vector, request.form)}
             for index, vector in enumerate(vectors)
         ]
         return listing(data)
@@ -71,7 +78,7 @@ class Pooling(InputEndpoint):
     def full_reply(self, request: InputRequest, vectors: Sequence[np.ndarray]) -> dict[str, Any]:
         """vLLM's form."""
         data = [
-            {"index": index, "object": "pooling", "data": encode(vector, request.encoding)}
+            {"index": index, "object": "pooling", "data": encode(vector, request.form)}
             for index, vector in enumerate(vectors)
         ]
         return listing(data)
@@ -101,7 +108,11 @@ class Classify(InputEndpoint):
         return listing(data)
 
 
-def encode(vector: np.ndarray, encoding: str) -> Any:
-    """The vector for JSON: numbers, or little-endian float32 in base64."""
-    vector = np.ascontiguousarray(vector, "<f4")
-    return base64.b64encode(vector.tobytes()).decode() if encoding == "base64" else vector
+def encode(vector: np.ndarray, form: Form) -> Any:
+    """The vector for JSON: float32 numbers, or the bytes of its type in base64."""
+    rounded = np.ascontiguousarray(vector.astype(EMBED_DTYPES[form.dtype]))
+    if form.encoding == "float":
+        return rounded.astype(np.float32)
+    size = rounded.itemsize
+    words = rounded.view(f"u{size}").astype(f"{form.order}u{size}")
+    return base64.b64encode(words.tobytes()).decode()

@@ -6,6 +6,7 @@ import base64
 from typing import Any
 
 import jsonschema
+import ml_dtypes
 import numpy as np
 import openai
 import pytest
@@ -65,6 +66,31 @@ def test_formats_of_chats_are_told_of_models_that_chat_alone(
         model.state = server.server_state
         model.announce()
     assert len(caplog.messages) == 1
+
+
+@pytest.mark.parametrize(
+    ("name", "dtype"),
+    [
+        ("float16", np.float16),
+        ("bfloat16", ml_dtypes.bfloat16),
+        ("fp8_e4m3", ml_dtypes.float8_e4m3fn),
+        ("fp8_e5m2", ml_dtypes.float8_e5m2),
+    ],
+)
+def test_numbers_are_rounded_and_their_bytes_ordered_as_asked(
+    name: str, dtype: Any, embedder: PoolingServer
+) -> None:
+    body, wanted = {"input": "ab", "embed_dtype": name}, vector([97, 98]).astype(dtype)
+    plain = embedder.post("/v1/embeddings", body).json()["data"][0]["embedding"]
+    np.testing.assert_array_equal(np.array(plain, np.float32), wanted.astype(np.float32))
+    body |= {"encoding_format": "base64"}
+    for order, turned in (("native", False), ("little", False), ("big", True)):
+        reply = embedder.post("/v1/embeddings", body | {"endianness": order}).json()
+        words = np.frombuffer(
+            base64.b64decode(reply["data"][0]["embedding"]), f"u{wanted.itemsize}"
+        )
+        own = words.byteswap() if turned else words
+        np.testing.assert_array_equal(own, wanted.view(own.dtype))
 
 
 def test_dimensions_and_raw_vectors(embedder: PoolingServer) -> None:
@@ -175,7 +201,9 @@ BAD: list[tuple[str, dict[str, Any], str, str]] = [
     ("/v1/embeddings", {"input": "a", "dimensions": 4}, "from 1 to 3", "dimensions"),
     ("/v1/embeddings", {"input": "a", "dimensions": "2"}, "an integer", "dimensions"),
     ("/v1/embeddings", {"input": "a", "encoding_format": "hex"}, "hex", "encoding_format"),
-    ("/v1/embeddings", {"input": "a", "embed_dtype": "int8"}, "embed_dtype", "embed_dtype"),
+    ("/v1/embeddings", {"input": "a", "embed_dtype": "int8"}, "must be float32 or", "embed_dtype"),
+    ("/v1/embeddings", {"input": "a", "endianness": "odd"}, "little or big", "endianness"),
+    ("/score", {"text_1": "a", "text_2": "b", "endianness": "big"}, "endianness", "endianness"),
     (
         "/v1/embeddings",
         {"input": "a", "truncate_prompt_tokens": 0},
