@@ -113,7 +113,7 @@ def read_options(
     body: dict[str, Any],
     rules: Rules,
     *tasks: str,
-    neutral: Mapping[str, tuple[Any, ...]] = NEUTRAL,
+    neutral: dict[str, tuple[Any, ...]] = NEUTRAL,
 ) -> Options:
     """The options of a request to a model that does one of `tasks`; the fields of `neutral` may say
     nothing else. Raises ApiError."""
