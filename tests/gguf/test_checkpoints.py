@@ -214,7 +214,9 @@ def test_blocks_of_integers_stay_integers(number: int, kind: WeightFormat, tmp_p
     weights.check(directory, spec, make_mesh(1), "float32")
     held, plain = leaves(spec, directory), leaves(plain_spec, directory)
     paths = [name.removesuffix("['values']") for name in held if name.endswith("['values']")]
-    assert len(paths) == 4 * len(spec.layers)
+    # A table that is the head stays in few bits where its product is summed in float32
+    assert ("['embed']['weight']" in paths) == (number == Q8_0)
+    assert len(paths) == 4 * len(spec.layers) + (number == Q8_0)
     for name in paths:
         columns = 512 if "['out']" in name or "['down']" in name else 256
         found, wanted = unpacked(held, name, columns), plain[name].reshape(-1, columns)
