@@ -388,9 +388,9 @@ def _refuse(checkpoint: reader.Checkpoint, problems: list[str]) -> None:
 
 
 def _equal(checkpoint: reader.Checkpoint, name: str, other: str) -> bool:
-    """Whether two tensors hold the same values; they are compared in parts to bound memory."""
-    own, another = checkpoint.entries[name], checkpoint.entries[other]
-    if own.shape != another.shape or own.dtype not in PLAIN_DTYPES:
+    """Whether two tensors are there as plain numbers, and equal; compared in parts for memory."""
+    own, another = checkpoint.entries[name], checkpoint.entries.get(other)
+    if another is None or own.shape != another.shape or own.dtype not in PLAIN_DTYPES:
         return False
     left, right = (np.asarray(checkpoint.view(each)).reshape(-1) for each in (name, other))
     step = COMPARE_BYTES // left.itemsize

@@ -11,6 +11,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from jaxllm import weights
+from jaxllm.config import ConfigError
+from jaxllm.mesh import make_mesh
 from jaxllm.messages import GenerateRequest
 from jaxllm.nn.contexts.dense import DenseContext
 from jaxllm.nn.weight.protocol import Shape
@@ -115,6 +118,20 @@ def served(directory: Path, wishes: dict[str, Any]) -> list[Outcome]:
     ]
     deltas = collect(core, requests)
     return [Outcome.of(deltas, str(i)) for i in range(len(PROMPTS))]
+
+
+def test_weights_with_a_head_do_not_replace_those_of_a_table_that_is_the_head(
+    tmp_path: Path,
+) -> None:
+    for name in ("tied", "apart"):
+        (tmp_path / name).mkdir()
+    _, spec, _ = file(tmp_path / "tied", TIED, "llama", lambda name: Q8_0, ENDS)
+    apart, other, _ = file(
+        tmp_path / "apart", TIED, "llama", lambda name: Q8_0, ENDS, tie_word_embeddings=False
+    )
+    assert spec.tied and not other.tied
+    with pytest.raises(ConfigError, match=r"lm_head\.weight differs from model\.embed_tokens"):
+        weights.check(apart, spec, make_mesh(1), jnp.float32)
 
 
 @pytest.mark.parametrize(
