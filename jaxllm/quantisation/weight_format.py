@@ -8,6 +8,7 @@ from types import MappingProxyType
 
 FP8, INT8, INT4, FP4, NF4, IQ4 = "fp8", "int8", "int4", "fp4", "nf4", "iq4"
 SYMMETRIC, ZEROS, OFFSETS = "symmetric", "zeros", "offsets"
+FLOAT32, FLOAT16 = "float32", "float16"
 
 
 @dataclass(frozen=True)
@@ -25,6 +26,8 @@ class WeightFormat:
         rounded: the checkpoint holds plain numbers, which are rounded while they are loaded.
         ordered: groups follow each other along a row; else columns are put into the order of their
             groups, and inputs with them.
+        scales: their type beside numbers of 8 bits where the model computes in 16. FLOAT16 is for
+            those that are integers times numbers of that type: none is too small for it.
     """
 
     numbers: str
@@ -33,6 +36,7 @@ class WeightFormat:
     form: str = SYMMETRIC
     rounded: bool = False
     ordered: bool = True
+    scales: str = FLOAT32
 
     @property
     def title(self) -> str:

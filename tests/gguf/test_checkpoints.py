@@ -197,7 +197,7 @@ def unpacked(held: dict[str, np.ndarray], path: str, columns: int) -> np.ndarray
 @pytest.mark.parametrize(
     ("number", "kind"),
     [
-        pytest.param(Q8_0, WeightFormat("int8", 32), marks=pytest.mark.slow),
+        pytest.param(Q8_0, WeightFormat("int8", 32, scales="float16"), marks=pytest.mark.slow),
         pytest.param(Q4_0, WeightFormat("int4", 32), marks=pytest.mark.slow),
         (Q4_K, WeightFormat("int4", 32, form="offsets")),
     ],

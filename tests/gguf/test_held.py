@@ -42,16 +42,16 @@ from tests.weights.packed import random_tensors, write
 from tests.weights.test_held import logits
 
 HELD = {
-    Q8_0: WeightFormat("int8", 32),
+    Q8_0: WeightFormat("int8", 32, scales="float16"),
     Q4_0: WeightFormat("int4", 32),
     Q4_1: WeightFormat("int4", 32, form="offsets"),
-    Q5_0: WeightFormat("int8", 32),
-    Q5_1: WeightFormat("int8", 32, form="offsets"),
+    Q5_0: WeightFormat("int8", 32, scales="float16"),
+    Q5_1: WeightFormat("int8", 32, form="offsets", scales="float16"),
     Q2_K: WeightFormat("int4", 16, form="offsets"),
     Q3_K: WeightFormat("int4", 16),
     Q4_K: WeightFormat("int4", 32, form="offsets"),
-    Q5_K: WeightFormat("int8", 32, form="offsets"),
-    Q6_K: WeightFormat("int8", 16),
+    Q5_K: WeightFormat("int8", 32, form="offsets", scales="float16"),
+    Q6_K: WeightFormat("int8", 16, scales="float16"),
     IQ4_NL: WeightFormat("iq4", 32),
     IQ4_XS: WeightFormat("iq4", 32),
     MXFP4: WeightFormat("fp4", 32),

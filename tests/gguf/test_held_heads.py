@@ -159,15 +159,14 @@ def test_scores_of_single_tokens_are_those_of_plain_numbers(
 @pytest.mark.parametrize(
     ("kind", "dtype", "wanted"),
     [
-        (WeightFormat("int8", 16), "bfloat16", "float16"),
-        (WeightFormat("int8", 32, form="offsets"), "float16", "float16"),
-        (WeightFormat("int8", 16), "float32", "float32"),
-        (WeightFormat("int8", 128), "bfloat16", "float32"),
-        (WeightFormat("fp8", 32), "bfloat16", "float32"),  # whose scales may be below float16's
-        (WeightFormat("int8"), "bfloat16", "float32"),
+        (HELD[Q6_K], "bfloat16", "float16"),
+        (HELD[Q5_K], "float16", "float16"),
+        (HELD[Q6_K], "float32", "float32"),
+        (WeightFormat("int8", 16), "bfloat16", "float32"),  # whose scales may be below float16's
+        (WeightFormat("fp8", 32), "bfloat16", "float32"),
     ],
 )
-def test_scales_of_small_groups_of_integers_have_16_bits_where_the_model_has(
+def test_scales_that_are_multiples_of_float16s_have_16_bits_where_the_model_has(
     kind: WeightFormat, dtype: str, wanted: str
 ) -> None:
     shape = Shape((64,), (256,), (None, "embed"), dtype=jnp.dtype(dtype))
@@ -175,7 +174,7 @@ def test_scales_of_small_groups_of_integers_have_16_bits_where_the_model_has(
 
 
 def test_rows_in_16_bits_are_those_of_exact_scales_rounded_once_more() -> None:
-    rng, kind = np.random.default_rng(0), WeightFormat("int8", 16)
+    rng, kind = np.random.default_rng(0), HELD[Q6_K]
     numbers = rng.integers(-32, 32, (64, 256)).astype(np.int8)
     scale = rng.uniform(1e-5, 1e-3, (64, 16)).astype(np.float32)
     exact = numbers * np.repeat(scale, 16, axis=1)

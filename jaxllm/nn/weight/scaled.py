@@ -16,13 +16,12 @@ from jaxllm.nn.rules import Rounded, Rule
 from jaxllm.nn.weight.parameters import contract
 from jaxllm.nn.weight.protocol import Fill, Shape
 from jaxllm.quantisation import WeightFormat
-from jaxllm.quantisation.weight_format import INT8, OFFSETS
+from jaxllm.quantisation.weight_format import OFFSETS
 from pallas_kernels import scaled_matmul as op
 from pallas_kernels.grouped_matmul import Gating, Groups
 from pallas_kernels.parts import Product, whole
 
 LARGEST_INPUT = 16.0
-SMALL_GROUP = 32  # columns
 DTYPES = {"fp8": jnp.float8_e4m3fn, "int8": jnp.int8}
 
 
@@ -188,13 +187,11 @@ class Scaled(nnx.Module):
 
 
 def _scale_dtype(kind: WeightFormat, shape: Shape) -> DTypeLike:
-    """float32; of small groups of integers float16 where the model computes in 16 bits. Such
-    scales are an eighth of the weight's bytes and more, and that type rounds them 16 times finer
-    than bfloat16 the weights; those of most formats have it in their files."""
-    small = kind.group is not None and kind.group <= SMALL_GROUP
-    integers = kind.numbers == INT8 and kind.inputs == "plain"
+    """float32, or the format's own where the model computes in 16 bits. Scales of small groups are
+    an eighth of the weight's bytes and more, and float16 rounds them 8 times finer than bfloat16
+    the weights."""
     exact = jnp.dtype(shape.dtype).itemsize > jnp.dtype(jnp.float16).itemsize
-    return jnp.float32 if exact or not (small and integers) else jnp.float16
+    return jnp.float32 if exact else kind.scales
 
 
 @functools.partial(jax.jit, static_argnames="group")

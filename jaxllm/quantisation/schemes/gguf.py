@@ -18,7 +18,16 @@ from jaxllm.gguf.types import F4, I4, I8, N4, OFFSETS, TABLES, U4, U5
 from jaxllm.quantisation import weight_format
 from jaxllm.quantisation.int4_rows import row_bytes, rows_of
 from jaxllm.quantisation.scheme import Bounds, Header, PackedPart, PackedTensor
-from jaxllm.quantisation.weight_format import FP4, INT4, INT8, IQ4, SYMMETRIC, WeightFormat
+from jaxllm.quantisation.weight_format import (
+    FLOAT16,
+    FLOAT32,
+    FP4,
+    INT4,
+    INT8,
+    IQ4,
+    SYMMETRIC,
+    WeightFormat,
+)
 
 PARTS = INTEGERS, SCALES, ADDED = ".integers", ".scales", ".offsets"
 NUMBERS = {I8: INT8, U5: INT8, I4: INT4, U4: INT4, F4: FP4, N4: IQ4}  # that hold them
@@ -48,7 +57,9 @@ class GroupedNumbers(PackedTensor):
     def format(self) -> WeightFormat:
         group = self.columns // self.parts[1].shape[-1]
         form = weight_format.OFFSETS if self.kind in OFFSETS else SYMMETRIC
-        return WeightFormat(NUMBERS[self.kind], group if group < self.columns else None, form=form)
+        numbers, own = NUMBERS[self.kind], group if group < self.columns else None
+        scales = FLOAT16 if numbers == INT8 else FLOAT32
+        return WeightFormat(numbers, own, form=form, scales=scales)
 
     def leaves(self) -> tuple[PackedTensor, ...]:
         numbers, scales, *_ = self.parts

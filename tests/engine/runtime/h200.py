@@ -166,7 +166,7 @@ def _lattice(
         quantization=quantization,
         peers=peers,
         stage=Stage(*stage),
-        head=None if head_group is None else WeightFormat("int8", head_group),
+        head=None if head_group is None else WeightFormat("int8", head_group, scales="float16"),
     )
 
 
@@ -195,7 +195,7 @@ def reports_on(
         peers: Devices add up through inboxes.
         groups: Groups of devices that have experts of their own.
         stage: Number of the stage whose programs they are, and of all stages.
-        head_group: Columns that share a scale in a head of int8; None: the head is plain.
+        head_group: Columns that share a scale (float16) in a head of int8; None: a plain head.
     """
     from jaxllm.engine.runtime.programs import PROGRAMS
 
