@@ -28,6 +28,7 @@ from jaxllm.nn.mixture.experts import DOWN, UP, ExpertMaps, Experts, MixtureMLP
 from jaxllm.nn.mixture.routers import Router, Routing, softmax, unchanged
 from jaxllm.nn.rules import Ordered, Piece, Rule, Step, Transposed
 
+SPELLING = {"num_experts": "num_local_experts"}  # transformers reads either
 DEFAULTS: Config = {
     "hidden_act": "silu",
     "rms_norm_eps": 1e-5,

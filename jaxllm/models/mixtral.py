@@ -10,6 +10,7 @@ from jaxllm.nn.blocks import Block
 from jaxllm.nn.decoder import Decoder
 from jaxllm.nn.linear import Init
 
+SPELLING = {"num_experts": "num_local_experts"}  # transformers reads either
 DEFAULTS: Config = {
     "hidden_act": "silu",
     "rms_norm_eps": 1e-5,

@@ -17,6 +17,7 @@ from jaxllm.nn.linear import Init
 from jaxllm.nn.mixture.routers import normalised, unchanged
 from jaxllm.nn.rope import Rotation
 
+SPELLING = {"num_local_experts": "num_experts"}  # transformers reads either
 DEFAULTS: Config = {
     "hidden_act": "silu",
     "rms_norm_eps": 1e-5,

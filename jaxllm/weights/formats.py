@@ -26,6 +26,7 @@ from jaxllm.quantisation import ONLINE, Scheme, WeightFormat
 from jaxllm.quantisation.matrix import NUMBERS
 from jaxllm.weights.load import open_checkpoint
 
+GGUF = "gguf"  # whose files may hold plain tensors alone
 LEAST_ROWS = 16  # gates of fewer outputs stay plain, unless their inputs are rounded
 
 
@@ -53,6 +54,12 @@ def weight_formats(
     else:
         checkpoint = open_checkpoint(model_dir, spec)
         formats = checkpoint.formats
+        if not (formats or checkpoint.problems or spec.scheme.method == GGUF):
+            raise ConfigError(
+                f"config.json: quantization_config names {spec.scheme.method}, but no tensor of the "
+                "checkpoint is packed so: download it again, or serve its plain weights with "
+                """--hf-overrides '{"quantization_config": null}'"""
+            )
         ends = _ends(spec, formats, checkpoint.entries)
     return ends | {
         name.removesuffix(".weight"): kind

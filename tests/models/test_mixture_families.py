@@ -12,7 +12,7 @@ import pytest
 from jaxllm import models
 from jaxllm.config import ConfigError
 from jaxllm.models.config.build import outline, rules
-from jaxllm.models.config.mixture import dense_layers
+from jaxllm.models.config.mixture import dense_layers, sparse_layers
 from jaxllm.models.phimoe import SparseMixer
 from jaxllm.nn.mixture.routers import unchanged
 from jaxllm.nn.rope import LongRope, NoRope
@@ -53,6 +53,33 @@ def test_layers_are_dense_by_their_types_or_the_first(
     changes: dict[str, Any], dense: set[int]
 ) -> None:
     assert dense_layers({"num_hidden_layers": 3} | changes) == dense
+
+
+@pytest.mark.parametrize(
+    ("case", "own", "other"),
+    [
+        ("qwen3-moe-normalised", "num_experts", "num_local_experts"),
+        ("olmoe-clip", "num_experts", "num_local_experts"),
+        ("mixtral-experts", "num_local_experts", "num_experts"),
+        ("gpt-oss-fused", "num_local_experts", "num_experts"),
+        ("minimax-m2-rotary-dim", "num_local_experts", "num_experts"),
+    ],
+)
+def test_experts_are_counted_under_either_name_but_not_under_two(
+    case: str, own: str, other: str
+) -> None:
+    config = {key: value for key, value in CASES[case].items() if key not in (own, other)}
+    for names in ([own], [other], [own, other]):
+        mixture = models.make_spec(config | dict.fromkeys(names, 7)).mixture
+        assert mixture is not None and mixture.experts == 7
+    with pytest.raises(ConfigError, match=f"{own} is 7, but {other} is 9; both are the number of"):
+        models.make_spec(config | {own: 7, other: 9})
+
+
+def test_a_dense_layer_that_is_not_there_is_passed_over() -> None:
+    config = CASES["qwen3-moe-normalised"] | {"decoder_sparse_step": 1}
+    layers = range(config["num_hidden_layers"])
+    assert sparse_layers(config | {"mlp_only_layers": [0, -1, 99]}) == set(layers) - {0}
 
 
 def test_a_dense_layer_of_command_a_may_turn_where_it_sees_everything() -> None:

@@ -57,6 +57,11 @@ def test_yarn_without_a_factor_takes_the_ratio_of_lengths() -> None:
     assert rope(BASE | {"rope_scaling": without}, 8) == rope(BASE | {"rope_scaling": YARN}, 8)
 
 
+def test_yarn_without_a_factor_and_a_first_length_is_refused() -> None:
+    with pytest.raises(ConfigError, match="YaRN scaling has no factor; give it, or original_max"):
+        rope(BASE | {"rope_scaling": {"rope_type": "yarn", "factor": None}}, 8)
+
+
 def test_dynamic_scaling_starts_at_the_models_length() -> None:
     assert rope(BASE | {"rope_scaling": {"type": "dynamic", "factor": 3}}, 8) == DynamicRope(
         10000.0, 8, 3.0, 64

@@ -184,6 +184,18 @@ def test_what_is_wrong_with_4_bit_experts_is_said(
         load(packed)
 
 
+@pytest.mark.parametrize("method", ["gptq", "fp8"])
+def test_a_packing_that_no_tensor_has_is_refused(tmp_path: Path, method: str) -> None:
+    pair, settings = fp8_pair(LLAMA), {"quant_method": method, "bits": 4, "group_size": 32}
+    path = write(tmp_path / "plain", pair.config | {"quantization_config": settings}, pair.plain)
+    spec = models.read_spec(path)
+    with pytest.raises(ConfigError, match=rf"names {method}, but no tensor .*--hf-overrides '\{{"):
+        weights.weight_formats(path, spec, None)
+    assert weights.weight_formats(path, spec, None, "dummy") is not None
+    plain = models.read_spec(path, models.Wish(overrides={"quantization_config": None}))
+    assert plain.scheme is None and weights.weight_formats(path, plain, None) == {}
+
+
 def test_packed_tensors_need_the_configuration_that_says_so(tmp_path: Path) -> None:
     pair = fp8_pair(LLAMA)
     with pytest.raises(ConfigError, match=f"{UP} has dtype F8_E4M3, which is not one of F64"):

@@ -154,7 +154,17 @@ def _foreign_code(hf: Config) -> bool:
 
 def common_keys(hf: Config, spelling: Mapping[str, str]) -> dict[str, Any]:
     """The configuration with a family's own keys under their common names; `spelling` maps the
-    former to the latter. The family's own keys win, as in transformers."""
+    former to the latter. The family's own keys win, as in transformers.
+
+    Raises ConfigError for two numbers of experts.
+    """
+    for key in (key for key in spelling if key.endswith("_experts")):
+        pair = hf.get(spelling[key]), hf.get(key)
+        if None not in pair and pair[0] != pair[1]:
+            raise ConfigError(
+                f"config.json: {spelling[key]} is {pair[0]!r:.40}, but {key} is {pair[1]!r:.40}; "
+                "both are the number of experts: keep that of the checkpoint"
+            )
     own = {spelling[key]: value for key, value in hf.items() if key in spelling}
     return {**{key: value for key, value in hf.items() if key not in spelling}, **own}
 

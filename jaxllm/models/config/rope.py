@@ -15,6 +15,8 @@ from jaxllm.config import ConfigError
 from jaxllm.models.config.read import Config, number, positive
 from jaxllm.nn.rope import DynamicRope, LongRope, PartialRope, Rope, StaticRope
 
+ORIGINAL = "original_max_position_embeddings"
+
 
 def rope(hf: Config, dim: int, layer_type: str | None = None) -> Rope:
     """The rotary embedding of a complete configuration, of `dim` turning dimensions of a head, for
@@ -115,7 +117,7 @@ def context_length(hf: Config) -> int:
     settings = rope_parameters(hf)
     stretched = float(length)
     if settings["rope_type"] == "yarn":
-        stretched = number(settings, "original_max_position_embeddings", length)
+        stretched = number(settings, ORIGINAL, length)
     if settings["rope_type"] in ("linear", "dynamic", "yarn"):
         return max(int(int(stretched) * number(settings, "factor", 1.0)), length)
     return length
@@ -183,6 +185,11 @@ def _longrope(settings: dict[str, Any], hf: Config, dim: int) -> Rope:
 def _yarn(settings: dict[str, Any], hf: Config, dim: int) -> Rope:
     """Slow dimensions are interpolated, fast ones kept; cos and sin are scaled by the attention
     factor."""
+    if {"factor", ORIGINAL}.isdisjoint(settings) and hf.get(ORIGINAL) is None:
+        raise ConfigError(
+            f"config.json: YaRN scaling has no factor; give it, or {ORIGINAL}, which "
+            "max_position_embeddings is divided by"
+        )
     original = _original_length(settings, hf)
     factor = number(settings, "factor", positive(hf, "max_position_embeddings") / original)
     theta = number(settings, "rope_theta")
@@ -230,10 +237,9 @@ def _static(inv_freq: np.ndarray, scale: float = 1.0) -> StaticRope:
 
 def _original_length(settings: dict[str, Any], hf: Config) -> float:
     """Tokens that the model was trained on; beside the RoPE settings it wins over inside them."""
-    key = "original_max_position_embeddings"
-    if hf.get(key) is not None:
-        return positive(hf, key)
-    return number(settings, key, positive(hf, "max_position_embeddings"))
+    if hf.get(ORIGINAL) is not None:
+        return positive(hf, ORIGINAL)
+    return number(settings, ORIGINAL, positive(hf, "max_position_embeddings"))
 
 
 _TYPES: Mapping[str, Callable[[dict[str, Any], Config, int], Rope]] = {
