@@ -56,8 +56,8 @@ def weight_formats(
         formats = checkpoint.formats
         if not (formats or checkpoint.problems or spec.scheme.method == GGUF):
             raise ConfigError(
-                f"config.json: quantization_config names {spec.scheme.method}, but no tensor of the "
-                "checkpoint is packed so: download it again, or serve its plain weights with "
+                f"config.json: quantization_config names {spec.scheme.method}, but no tensor of "
+                "the checkpoint is packed so: download it again, or serve its plain weights with "
                 """--hf-overrides '{"quantization_config": null}'"""
             )
         ends = _ends(spec, formats, checkpoint.entries)
