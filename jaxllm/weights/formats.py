@@ -39,7 +39,7 @@ def weight_formats(
     map are alike, and maps with few outputs only where plain numbers would not give the same. So
     are tables of tokens, and heads of 8 bits whose products are summed to float32.
     Files that cannot be read are left to `check`. Raises ConfigError for a wish that does not fit
-    the checkpoint, and where no tensor is packed as the configuration says.
+    the checkpoint.
     """
     if spec.scheme is not None and wish not in (None, spec.scheme.method):
         raise ConfigError(
@@ -54,12 +54,6 @@ def weight_formats(
     else:
         checkpoint = open_checkpoint(model_dir, spec)
         formats = checkpoint.formats
-        if not (formats or checkpoint.problems or spec.scheme.method == GGUF):
-            raise ConfigError(
-                f"quantization_config names {spec.scheme.method}, but no tensor of the checkpoint "
-                "is packed so: download it again, or remove quantization_config from config.json "
-                "(or hf_quant_config.json) to serve its plain weights"
-            )
         ends = _ends(spec, formats, checkpoint.entries)
     return ends | {
         name.removesuffix(".weight"): kind

@@ -185,15 +185,13 @@ def test_what_is_wrong_with_4_bit_experts_is_said(
 
 
 @pytest.mark.parametrize("method", ["gptq", "fp8"])
-def test_a_packing_that_no_tensor_has_is_refused(tmp_path: Path, method: str) -> None:
+def test_a_copy_in_plain_numbers_is_served_as_it_is(tmp_path: Path, method: str) -> None:
     pair, settings = fp8_pair(LLAMA), {"quant_method": method, "bits": 4, "group_size": 32}
     path = write(tmp_path / "plain", pair.config | {"quantization_config": settings}, pair.plain)
-    spec = models.read_spec(path)
-    with pytest.raises(ConfigError, match=f"names {method}, but no tensor .* remove quant"):
-        weights.weight_formats(path, spec, None)
-    assert weights.weight_formats(path, spec, None, "dummy") is not None
-    plain = models.read_spec(path, models.Wish(overrides={"quantization_config": None}))
-    assert plain.scheme is None and weights.weight_formats(path, plain, None) == {}
+    assert weights.weight_formats(path, models.read_spec(path), None) == {}
+    without = write(tmp_path / "without", pair.config, pair.plain)
+    for own, other in zip(load(path), load(without), strict=True):
+        np.testing.assert_array_equal(own, other)
 
 
 def test_packed_tensors_need_the_configuration_that_says_so(tmp_path: Path) -> None:
