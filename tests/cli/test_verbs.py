@@ -153,8 +153,8 @@ def test_models_lists_every_family_without_loading_jax(repo):
     assert done.returncode == 0, done.stderr
     rows = dict(line.split(maxsplit=1) for line in done.stdout.splitlines())
     assert sorted(rows) == models.families()
-    assert rows["qwen3"].startswith("generates or pools    Qwen3: Qwen2 with norms")
-    assert rows["bert"].startswith("pools, on one device  BERT: an encoder")
+    assert rows["qwen3"].startswith("generates or pools  Qwen3: Qwen2 with norms")
+    assert rows["bert"].startswith("pools               BERT: an encoder")
 
 
 def test_models_takes_no_options(capsys):

@@ -254,13 +254,14 @@ W8, SCALE = np.ones((128, 256), jnp.float8_e4m3fn), np.ones((128, 1), np.float32
     ("x", "w", "group", "inputs", "message"),
     [
         ((0, 256), W8, 256, "token", r"x \[T, I\] and w \[O, I\]"),
-        ((2, 200), W8[:, :200], 200, "plain", "plain inputs with I a multiple of 128"),
+        ((2, 200), W8[:, :200], 200, "plain", "plain inputs with O a multiple of 8 and I of 128"),
+        ((2, 256), W8[:12], 256, "plain", "plain inputs with O a multiple of 8 and I of 128"),
         ((2, 256), W8.astype(jnp.bfloat16), 256, "token", "w bfloat16"),
         ((2, 256), W8[:12], 256, "token", "O a multiple of 8"),
         ((2, 192), W8[:, :192], 192, "token", "I of 128"),
         ((2, 256), W8, 64, "group", "groups of 128 columns, got 64"),
     ],
-    ids=["rows", "plain", "type", "outputs", "columns", "group"],
+    ids=["rows", "plain", "plain outputs", "type", "outputs", "columns", "group"],
 )
 def test_what_the_kernel_does_not_take_is_refused_with_the_reason(
     x: tuple[int, ...], w: jax.Array, group: int, inputs: str, message: str
