@@ -134,10 +134,8 @@ def test_weights_with_a_head_do_not_replace_those_of_a_table_that_is_the_head(
         weights.check(apart, spec, make_mesh(1), jnp.float32)
 
 
-@pytest.mark.parametrize(
-    ("case", "shards"),
-    [(TIED, 2), *(pytest.param(*e, marks=pytest.mark.slow) for e in ((TIED, 1), ("llama-gqa", 2)))],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize(("case", "shards"), [(TIED, 2), (TIED, 1), ("llama-gqa", 2)])
 def test_scores_of_single_tokens_are_those_of_plain_numbers(
     case: str, shards: int, tmp_path: Path
 ) -> None:

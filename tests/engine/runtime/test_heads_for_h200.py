@@ -22,22 +22,18 @@ def compiler() -> Iterator[Compiler]:
     process.close()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("model", "group", "kind", "place", "devices"),
     [
         ("llama-3.1-8b", 16, "decode", -1, 1),
-        *(
-            pytest.param(*each, marks=pytest.mark.slow)
-            for each in (
-                ("llama-3.1-8b", 16, "decode", 0, 1),
-                ("llama-3.1-8b", 16, "decode", -1, 8),
-                ("llama-3.1-8b", 16, "extend", -1, 1),
-                ("llama-3.1-8b", 16, "prompt_logprobs", -1, 1),
-                ("qwen2.5-7b", 16, "decode", -1, 1),
-                ("qwen3-0.6b", 32, "decode", 0, 1),  # its table is its head
-                ("qwen3-0.6b", 32, "decode", -1, 2),
-            )
-        ),
+        ("llama-3.1-8b", 16, "decode", 0, 1),
+        ("llama-3.1-8b", 16, "decode", -1, 8),
+        ("llama-3.1-8b", 16, "extend", -1, 1),
+        ("llama-3.1-8b", 16, "prompt_logprobs", -1, 1),
+        ("qwen2.5-7b", 16, "decode", -1, 1),
+        ("qwen3-0.6b", 32, "decode", 0, 1),  # its table is its head
+        ("qwen3-0.6b", 32, "decode", -1, 2),
     ],
 )
 def test_logits_of_a_head_in_8_bits_are_one_kernel(
