@@ -26,7 +26,6 @@ from jaxllm.quantisation import ONLINE, Scheme, WeightFormat
 from jaxllm.quantisation.matrix import NUMBERS
 from jaxllm.weights.load import open_checkpoint
 
-GGUF = "gguf"  # whose files may hold plain tensors alone
 LEAST_ROWS = 16  # gates of fewer outputs stay plain, unless their inputs are rounded
 
 
