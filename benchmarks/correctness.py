@@ -3,6 +3,7 @@ seeds, and updates in place.
 
     python -m benchmarks.correctness --output-json results.json
     python -m benchmarks.correctness --parts kernels,demo
+    python -m benchmarks.correctness --parts invariants,demo --options '{"tensor_parallel_size": 2}'
 
 One JSON line per check as it is done; the exit status is 1 when a check is not ok. On a CPU the
 demo model alone is checked by default.
@@ -93,6 +94,12 @@ def main() -> int:
     args.formatter_class = argparse.RawDescriptionHelpFormatter
     args.set_defaults(model="shape:qwen2.5-7b")
     args.add_argument("--parts", help=f"of {','.join(PARTS)}; by default all, on a CPU demo")
+    args.add_argument(
+        "--options",
+        type=json.loads,
+        default={},
+        help="JSON object of further arguments of LLM, for parts that have engines",
+    )
     a = args.parse_args()
     if a.parts and not set(a.parts.split(",")) <= set(PARTS):
         args.error(f"--parts must be of {','.join(PARTS)}")
@@ -100,15 +107,16 @@ def main() -> int:
     reserve_memory(SHARE)
     accelerator = jax.devices()[0].platform != "cpu"
     parts = a.parts.split(",") if a.parts else PARTS if accelerator else ("demo",)
+    on_cpu: dict[str, Any] = {"dtypes": ("float32",), "enforce_eager": True}
     checks: dict[str, Callable[[], Iterator[Row]]] = {
         "kernels": kernels,
         "model": lambda: model(a.model),
         "narrow": lambda: narrow_pages(a.model),
-        "invariants": invariants,
-        "demo": lambda: demo() if accelerator else demo(("float32",), enforce_eager=True),
-        "seeds": seeds,
-        "mixed": mixed,
-        "memory": lambda: memory(a.model),
+        "invariants": lambda: invariants(**a.options),
+        "demo": lambda: demo(**({} if accelerator else on_cpu) | a.options),
+        "seeds": lambda: seeds(**a.options),
+        "mixed": lambda: mixed(**a.options),
+        "memory": lambda: memory(a.model, **a.options),
     }
     found: list[Row] = []
 

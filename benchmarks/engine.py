@@ -281,7 +281,8 @@ def main() -> None:
         ):
             found.append({"shape": shape} | row)
             print(json.dumps(found[-1]), flush=True)
-    finish("engine-figures", a, found, None if a.engine == "jaxllm" else host())
+            # Each time: what was measured stays when the next figure fails
+            finish("engine-figures", a, found, None if a.engine == "jaxllm" else host())
 
 
 if __name__ == "__main__":

@@ -4,6 +4,7 @@ docs/figures.md show."""
 from __future__ import annotations
 
 import json
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -78,6 +79,7 @@ def tables(results: Path = RESULTS) -> str:
     found = records(results)
     parts = [compare.tables(engines(found))]
     parts += [table(name, [r for r in found if r.get("benchmark") == name]) for name in COLUMNS]
+    parts += [collectives(r) for r in found if r.get("benchmark") == "collective"]
     parts += [kernels(r, ceilings(found)) for r in found if r.get("mode") == "time"]
     return "\n\n".join(part for part in parts if part)
 
@@ -113,6 +115,29 @@ def table(name: str, records: list[dict[str, Any]]) -> str:
     ]
     lines = [f"{TITLES[name]}:", "", "| " + " | ".join(head) + " |", "|" + "---|" * len(head)]
     return "\n".join(lines + ["| " + " | ".join(row) + " |" for row in rows])
+
+
+def collectives(record: dict[str, Any]) -> str:
+    """Microseconds of a sum over GPUs: a row per size, a column per way."""
+    rows, ways = record["figures"], record["arguments"]["ways"]
+    lines = [
+        "A sum over GPUs with residual sum and norm (`python -m benchmarks.collective`), "
+        f"{device(record['machine'])}, µs (where only the host's launch was the limit: ≤):",
+        "",
+        "| rows | width | " + " | ".join(ways) + " |",
+        "|---|---|" + "---|" * len(ways),
+    ]
+    for size in dict.fromkeys((row["rows"], row["width"]) for row in rows):
+        us = {row["way"]: row for row in rows if (row["rows"], row["width"]) == size}
+        cells = [_microseconds(us.get(way)) for way in ways]
+        lines.append(f"| {size[0]:,} | {size[1]:,} | " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
+def _microseconds(row: dict[str, Any] | None) -> str:
+    if row is None:
+        return "–"
+    return f"≤ {row['us']}" if row["launch_us"] > 0.9 * row["us"] else str(row["us"])
 
 
 def ceilings(found: list[dict[str, Any]]) -> dict[str, dict[str, float]]:
@@ -158,12 +183,14 @@ def named(model: str) -> str:
 
 
 def device(machine: dict[str, Any]) -> str:
-    """The device's name; for a CPU, its model and cores."""
-    kinds = {d["kind"] for d in machine["devices"]}
+    """The device's name, and of several their number; for a CPU, its model and cores."""
+    kinds = Counter(d["kind"] for d in machine["devices"])
     return (
         f"{machine['cpu']}, {machine['cpu_cores']} cores"
-        if kinds == {"cpu"}
-        else ", ".join(sorted(kinds))
+        if kinds.keys() == {"cpu"}
+        else ", ".join(
+            f"{count} × {kind}" if count > 1 else kind for kind, count in sorted(kinds.items())
+        )
     )
 
 
