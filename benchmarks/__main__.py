@@ -22,6 +22,8 @@ HERE = {
     "serving": "load on an OpenAI-compatible server: TTFT, TPOT, ITL, goodput at a request rate",
     "stall": "the worst gap of running streams while a long prompt arrives at a server",
     "startup": "process start to first token, with empty caches and in a second process",
+    "apart": "prefill and decode on a GPU each, beside one GPU for both: TTFT, worst gap, and the "
+    "prefill server killed",
     "kv_transfer": "pages of keys and values between two processes: GB/s through shared memory and "
     "through TCP",
     "loading": "loading a checkpoint of random safetensors: GB/s and host memory",

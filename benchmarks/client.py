@@ -7,21 +7,14 @@ import argparse
 import asyncio
 import contextlib
 import json
-import shlex
-import socket
-import subprocess
-import sys
-import tempfile
 import time
 import urllib.request
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
 from benchmarks.record import parser
-from benchmarks.shapes import PREFIX, write, write_tokenizer
 
 LIMIT = 1 << 24  # bytes of one line that are still read
 
@@ -35,6 +28,7 @@ class Call:
     # Of every event that brings a choice, which is one or more tokens
     stamps: list[float] = field(default_factory=list)
     prompt_tokens: int = 0
+    cached_tokens: int = 0
     output_tokens: int = 0
     error: str = ""
 
@@ -63,6 +57,10 @@ class Refused(Exception):
     """The server answered with an error; the message is its own."""
 
 
+# Whatever a server may do to a request
+FAULTS = (OSError, EOFError, ValueError, LookupError, asyncio.LimitOverrunError, Refused)
+
+
 async def call(
     url: str,
     body: dict[str, Any],
@@ -87,24 +85,45 @@ async def call(
                         usage["prompt_tokens"],
                         usage["completion_tokens"],
                     )
+                    out.cached_tokens = (usage.get("prompt_tokens_details") or {}).get(
+                        "cached_tokens", 0
+                    )
         if not out.stamps:
             raise Refused("the stream ended without a token")
-    except (
-        OSError,
-        EOFError,
-        ValueError,
-        LookupError,
-        asyncio.LimitOverrunError,
-        Refused,
-    ) as error:
-        out.error = f"{type(error).__name__}: {error}"[:300]
+    except FAULTS as error:
+        out.error = said(error)
     return out
+
+
+def said(error: Exception) -> str:
+    """A fault in a line."""
+    return f"{type(error).__name__}: {error}"[:300]
+
+
+async def post(url: str, body: dict[str, Any], headers: dict[str, str]) -> Any:
+    """The JSON that answers a request. Raises one of FAULTS."""
+    async with contextlib.aclosing(reply(url, body, headers)) as chunks:
+        return json.loads(b"".join([chunk async for chunk in chunks]))
 
 
 async def events(
     url: str, body: dict[str, Any], headers: dict[str, str]
 ) -> AsyncIterator[dict[str, Any]]:
     """The JSON of every event until [DONE]. Raises Refused on any status but 200."""
+    rest = b""
+    async with contextlib.aclosing(reply(url, body, headers)) as chunks:
+        async for chunk in chunks:
+            *lines, rest = (rest + chunk).split(b"\n")
+            for line in lines:
+                field, _, data = line.partition(b":")
+                if data.strip() == b"[DONE]":
+                    return
+                if field == b"data":
+                    yield json.loads(data)
+
+
+async def reply(url: str, body: dict[str, Any], headers: dict[str, str]) -> AsyncIterator[bytes]:
+    """The body of the answer, as it arrives. Raises Refused on any status but 200."""
     at = urlsplit(url)
     secure = at.scheme == "https"
     reader, writer = await asyncio.open_connection(
@@ -115,17 +134,10 @@ async def events(
         status, fields = await answer(reader)
         chunks = content(reader, fields)
         if status != 200:
-            reply = b"".join([chunk async for chunk in chunks])[:300]
-            raise Refused(f"{status} {reply.decode(errors='replace')}")
-        rest = b""
+            words = b"".join([chunk async for chunk in chunks])[:300]
+            raise Refused(f"{status} {words.decode(errors='replace')}")
         async for chunk in chunks:
-            *lines, rest = (rest + chunk).split(b"\n")
-            for line in lines:
-                field, _, data = line.partition(b":")
-                if data.strip() == b"[DONE]":
-                    return
-                if field == b"data":
-                    yield json.loads(data)
+            yield chunk
     finally:
         writer.close()
 
@@ -169,57 +181,6 @@ async def content(reader: asyncio.StreamReader, fields: dict[str, str]) -> Async
     else:
         while data := await reader.read(1 << 16):
             yield data
-
-
-@contextlib.contextmanager
-def served(arguments: str | None, base_url: str) -> Iterator[tuple[str, dict[str, float]]]:
-    """The URL of a server, and how long it took to be ready: one that is there, or with `arguments`
-    one of our own that ends afterwards. `shape:NAME` as the first argument stands for random
-    weights of a shape. Raises SystemExit when the server ends before it is ready."""
-    if arguments is None:
-        yield base_url, {}
-        return
-    with tempfile.TemporaryDirectory() as folder, socket.socket() as free:
-        words = shlex.split(arguments)
-        if words[0].startswith(PREFIX):
-            directory = write(words[0].removeprefix(PREFIX), Path(folder))
-            write_tokenizer(directory)
-            words[:1] = [str(directory), "--load-format", "dummy"]
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-        free.close()
-        begin = time.perf_counter()
-        with subprocess.Popen(
-            [
-                sys.executable,
-                "-m",
-                "jaxllm.server",
-                *words,
-                "--host",
-                "127.0.0.1",
-                "--port",
-                str(port),
-            ]
-        ) as process:
-            try:
-                while not ready(f"http://127.0.0.1:{port}/ready"):
-                    if process.poll() is not None:
-                        raise SystemExit("the server ended before it was ready")
-                    time.sleep(0.05)
-                yield (
-                    f"http://127.0.0.1:{port}",
-                    {"server_ready_s": round(time.perf_counter() - begin, 2)},
-                )
-            finally:
-                process.terminate()
-
-
-def ready(url: str) -> bool:
-    """Whether a server takes requests."""
-    try:
-        return bool(urllib.request.urlopen(url, timeout=5).status == 200)
-    except OSError:
-        return False
 
 
 def client_parser(what: str | None) -> argparse.ArgumentParser:

@@ -20,8 +20,9 @@ import urllib.request
 from collections.abc import Callable
 from typing import Any
 
-from benchmarks.client import first_model, key_header, served
+from benchmarks.client import first_model, key_header
 from benchmarks.record import finish, host, parser
+from benchmarks.server import served
 from benchmarks.shapes import engine_options
 
 WARM = 64  # prompts of a first call

@@ -24,8 +24,9 @@ from typing import Any
 import numpy as np
 from tqdm import tqdm
 
-from benchmarks.client import Call, call, client_parser, first_model, key_header, served
+from benchmarks.client import Call, call, client_parser, first_model, key_header
 from benchmarks.record import finish, host
+from benchmarks.server import served
 
 METRICS = ("ttft", "tpot", "itl", "e2el")
 START_SECONDS = 0.2  # between the moment at which all clients are ready and the first arrival

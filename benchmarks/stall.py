@@ -14,22 +14,38 @@ from __future__ import annotations
 import asyncio
 import random
 import statistics
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
-from benchmarks.client import Call, call, client_parser, first_model, key_header, served
+from benchmarks.client import Call, call, client_parser, first_model, key_header
 from benchmarks.record import finish, host
+from benchmarks.server import served
+
+type Send = Callable[[list[int]], Awaitable[Call]]
 
 
 class Round:
-    """One round: streams, then the long prompt among them."""
+    """One round: streams, then long prompts among them, one after another. `send` sends one of
+    these; without it they go where the streams go, for one token."""
 
-    def __init__(self, url: str, headers: dict[str, str], model: str, streams: int, settle: int):
+    def __init__(
+        self,
+        url: str,
+        headers: dict[str, str],
+        model: str,
+        streams: int,
+        settle: int,
+        send: Send | None = None,
+    ):
         self.url, self.headers, self.model, self.settle = url, headers, model, settle
+        self.send = send or (lambda ids: call(self.url, self._body(ids, 1), self.headers))
         self.calls: dict[int, Call] = {}
         self.settled = asyncio.Event()
         self.streams = streams
 
-    async def run(self, prompts: list[list[int]], long: list[int], output: int) -> dict[str, Any]:
+    async def run(
+        self, prompts: list[list[int]], longs: list[list[int]], output: int
+    ) -> dict[str, Any]:
         """Figures of the round, in ms. Raises SystemExit when the server refuses a request or a
         stream ends too early."""
         tasks = [asyncio.create_task(self._stream(ids, output)) for ids in prompts]
@@ -38,22 +54,23 @@ class Round:
             [asyncio.create_task(self.settled.wait()), asyncio.create_task(ended)],
             return_when=asyncio.FIRST_COMPLETED,
         )
-        late = (
-            Call()
-            if not self.settled.is_set()
-            else await call(self.url, self._body(long, 1), self.headers)
-        )
+        lates: list[Call] = []
+        for ids in longs if self.settled.is_set() else []:
+            lates.append(await self.send(ids))
+            if lates[-1].error:
+                break
         early = [task for task in tasks if task.done()]
         for task in tasks:
             task.cancel()
         await asyncio.wait(tasks)
-        if problem := late.error or next((task.result().error for task in early), ""):
+        problems = [*(late.error for late in lates), *(task.result().error for task in early)]
+        if problem := next(filter(None, problems), ""):
             raise SystemExit(f"a request failed: {problem}")
         if early:
             raise SystemExit(
                 "a stream ended before the long prompt had its first token; give --output-len more"
             )
-        return figures(list(self.calls.values()), late)
+        return figures(list(self.calls.values()), lates)
 
     async def _stream(self, ids: list[int], output: int) -> Call:
         def seen(each: Call) -> None:
@@ -75,19 +92,21 @@ class Round:
         }
 
 
-def figures(calls: list[Call], late: Call) -> dict[str, Any]:
-    """Gaps of the streams before the long prompt was sent and while it waited for its first token,
-    in ms."""
+def figures(calls: list[Call], lates: Sequence[Call]) -> dict[str, Any]:
+    """Gaps of the streams before long prompts were sent and while these waited for their first
+    token, in ms."""
     gaps = [pair for each in calls for pair in zip(each.stamps, each.stamps[1:], strict=False)]
-    before = [after - start for start, after in gaps if after <= late.begin]
+    before = [after - start for start, after in gaps if after <= lates[0].begin]
     during = [
-        after - start for start, after in gaps if after > late.begin and start < late.stamps[0]
+        after - start
+        for start, after in gaps
+        if any(after > late.begin and start < late.stamps[0] for late in lates)
     ]
     return {
         "stall_ms": round(max(during) * 1e3, 2),
         "median_itl_ms": round(statistics.median(before) * 1e3, 3),
         "worst_itl_before_ms": round(max(before) * 1e3, 2),
-        "prompt_ttft_ms": round(late.ttft * 1e3, 2),
+        "prompt_ttft_ms": round(statistics.median(late.ttft for late in lates) * 1e3, 2),
     }
 
 
@@ -101,7 +120,7 @@ async def measure(a: Any) -> list[dict[str, Any]]:
         ]
         long = [rng.randrange(*a.token_ids) for _ in range(a.prompt_len)]
         one = Round(a.base_url + "/v1/completions", headers, a.model, a.streams, a.settle)
-        found.append(await one.run(prompts, long, a.output_len))
+        found.append(await one.run(prompts, [long], a.output_len))
     return found[1:]
 
 

@@ -29,8 +29,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from benchmarks.client import head, ready
+from benchmarks.client import head
 from benchmarks.record import finish, host, parser
+from benchmarks.server import ready
 
 HERE = Path(__file__).parents[1]
 WORDS = "The quick brown fox jumps over the lazy dog, and then it sleeps (for 8 hours).\n"

@@ -13,7 +13,8 @@ import numpy as np
 import pytest
 
 from benchmarks import import_driver, report, serving, stall
-from benchmarks.client import Call, call, served
+from benchmarks.client import Call, call
+from benchmarks.server import served
 from jaxllm.tokenizer import Tokenizer
 from tests.server.conftest import write_tokenizer
 from tests.server.harness import Running
@@ -284,7 +285,7 @@ def test_whatever_a_server_does_is_an_error_of_that_request_alone(reply, error):
 
 def test_gaps_count_that_overlap_the_wait_for_the_long_prompt():
     streams = [Call(stamps=[0.0, 0.01, 0.03, 0.2, 0.21]), Call(stamps=[0.0, 0.02, 0.04, 0.9])]
-    found = stall.figures(streams, Call(begin=0.035, stamps=[0.15]))
+    found = stall.figures(streams, [Call(begin=0.035, stamps=[0.15])])
     assert found == {
         "stall_ms": 860.0,
         "median_itl_ms": 20.0,
@@ -292,9 +293,9 @@ def test_gaps_count_that_overlap_the_wait_for_the_long_prompt():
         "prompt_ttft_ms": 115.0,
     }
     assert (
-        stall.figures([Call(stamps=[0.0, 0.01, 0.03, 0.2, 0.9])], Call(begin=0.035, stamps=[0.15]))[
-            "stall_ms"
-        ]
+        stall.figures(
+            [Call(stamps=[0.0, 0.01, 0.03, 0.2, 0.9])], [Call(begin=0.035, stamps=[0.15])]
+        )["stall_ms"]
         == 170.0
     )
 
@@ -332,7 +333,7 @@ def test_a_round_sends_the_long_prompt_among_running_streams_and_ends_them():
     async def go() -> dict:
         async with await asyncio.start_server(endless(50), "127.0.0.1", 0) as server:
             url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/v1/completions"
-            return await stall.Round(url, {}, "m", 3, 5).run([[1], [2], [3]], [4] * 9, 1000)
+            return await stall.Round(url, {}, "m", 3, 5).run([[1], [2], [3]], [[4] * 9], 1000)
 
     found = asyncio.run(go())
     assert found["stall_ms"] > 0 and found["prompt_ttft_ms"] > 0
@@ -347,7 +348,7 @@ def test_a_round_whose_streams_end_early_says_so():
     async def go() -> None:
         async with await asyncio.start_server(handler, "127.0.0.1", 0) as server:
             url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/v1/completions"
-            await stall.Round(url, {}, "m", 2, 5).run([[1], [2]], [3], 10)
+            await stall.Round(url, {}, "m", 2, 5).run([[1], [2]], [[3]], 10)
 
     with pytest.raises(SystemExit, match="ended before"):
         asyncio.run(go())
