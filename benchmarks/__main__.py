@@ -45,7 +45,8 @@ HERE = {
     "int4_products": "products with 4-bit weights: the kernel beside bfloat16",
     "mixtures": "a mixture's routed feed-forward: its grouped products, and the whole",
     "mixture_layers": "a mixture's half of a layer, norm to norm, and variants of it",
-    "collective": "a sum over GPUs with residual sum and norm: plain stores, NCCL, XLA's own",
+    "collective": "a sum over GPUs with residual sum and norm: plain stores, NCCL, XLA's own; "
+    "and a device that leaves one out",
     "routing": "what stands around the products of a mixture's experts: routing, gather, sum",
     "segments": "attention of encoders: microseconds and TFLOP/s of a step, by length of inputs",
     "steps": "what step programs of chosen shapes take under load",

@@ -1,17 +1,23 @@
 """Times a sum over GPUs with the residual sum and norm after it, one after another, by way.
 
     python -m benchmarks.collective --devices 2 --rows 1 16 64 256 2048 --widths 4096 8192
+    python -m benchmarks.collective --devices 2 --absent
 
 Ways: "peers" is the kernel that stores into its peers' memory, one-shot or two-shot by its cost
 rule; "nccl" and "nccl in the graph" are XLA's all-reduce by NCCL; "xla" is XLA's own choice; "none"
 is the norm alone. `us` is of one sum in a chain of `--count`; below `launch_us` the host was the
 limit. `error` is the largest difference of one sum from float64, and `same` says whether all
 devices held the same bits in the end. With --check nothing is timed.
+
+With --absent the last device leaves out one sum: `seconds` is how soon all devices have ended, and
+`error` what the engine would be told. Then a sum of all devices must be right again.
 """
 
 from __future__ import annotations
 
 import argparse
+import os
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -20,6 +26,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import lax
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
@@ -27,8 +34,9 @@ from benchmarks.record import finish, parser
 from pallas_kernels import add_norm as alone
 from pallas_kernels.all_reduce import Group, add_norm
 from pallas_kernels.all_reduce.cases import Case, expected, inputs
-from pallas_kernels.all_reduce.choose import refusal
-from pallas_kernels.all_reduce.inboxes import Inboxes, group_of
+from pallas_kernels.all_reduce.choose import are_right, refusal
+from pallas_kernels.all_reduce.group import Layout
+from pallas_kernels.all_reduce.inboxes import Inboxes, PeerTimeout, group_of
 from pallas_kernels.all_reduce.plan import is_one_shot, layout_for
 
 AXIS = "tensor"
@@ -36,6 +44,8 @@ GRAPHS = "xla_gpu_enable_command_buffer"
 KERNELS = "xla_gpu_experimental_use_collective_kernels"
 ALL_GRAPHS = "FUSION,CUBLAS,CUBLASLT,CUSTOM_CALL,CUDNN,DYNAMIC_SLICE_FUSION,COLLECTIVES"
 LOADING_RUNS, CALLS, TURNS = 3, 20, 3
+PATIENCE_SECONDS = 2.0  # within which devices must give up one that is absent
+LOST_SECONDS = 60.0  # after which this process ends if they do not
 
 type Sum = Callable[..., tuple[Any, Any]]
 
@@ -123,6 +133,35 @@ class Bench:
             for shard in array.addressable_shards
         )
 
+    def absent(self) -> dict[str, Any]:
+        """How soon the others end when the last device leaves out a sum, and whether a sum is right
+        afterwards."""
+        program = leaving(self.mesh, self.case, self.inboxes.layout, "mosaic_gpu_peers")
+        given = self.given()
+        leave = [jax.device_put(np.array([bit], np.int32), given[0].sharding) for bit in (0, 1)]
+        # Every kernel of both ways must be there before a device waits
+        ready = program.lower(*given, leave[0], *self.inboxes.arrays).compile(
+            compiler_options={GRAPHS: ""}
+        )
+        run = lambda bit: jax.block_until_ready(ready(*given, leave[bit], *self.inboxes.arrays))
+        self.inboxes.expect_nobody()
+        for bit in (0, 1) * LOADING_RUNS:
+            run(bit)
+        self.inboxes.refill()
+        before = are_right(run(0), self.wanted)
+        self.inboxes.check()
+        begun, told = time.perf_counter(), ""
+        run(1)
+        seconds = time.perf_counter() - begun
+        try:
+            self.inboxes.check()
+        except PeerTimeout as error:
+            told = str(error)
+        self.inboxes.refill()
+        after = [are_right(run(0), self.wanted) for _ in range(LOADING_RUNS)]
+        self.inboxes.check()
+        return verdict(seconds, told, [before, *after])
+
     def times(self, way: Way, count: int) -> dict[str, Any]:
         """Microseconds of a sum, and of the host to launch it."""
         run = self.chain(way, count)
@@ -142,6 +181,50 @@ class Bench:
         return {"us": round(seconds, 2), "launch_us": round(launched, 2), "same": same}
 
 
+def leaving(mesh: Mesh, case: Case, layout: Layout, backend: str) -> Any:
+    """A program of one sum: (x, parts, weight, leave, inboxes, tables) -> (sum, norm). Where
+    `leave` is [1] the last device has no part in it and gives back x."""
+
+    def body(x: Any, part: Any, weight: Any, leave: Any, *arrays: Any) -> tuple[Any, Any]:
+        group = Group(AXIS, case.devices)
+        if backend != "reference":
+            group = group_of(AXIS, layout, *arrays)
+        is_last = lax.axis_index(AXIS) == case.devices - 1
+        return lax.cond(
+            is_last & (leave[0] == 1),
+            lambda: (x, x),
+            lambda: add_norm(x, part, weight, case.eps, group=group, backend=backend),
+        )
+
+    specs = (P(), P(AXIS), P(), P(), P(AXIS), P(AXIS))
+    mapped = jax.shard_map(body, mesh=mesh, in_specs=specs, out_specs=P(), check_vma=False)
+    return jax.jit(mapped)
+
+
+def verdict(seconds: float, told: str, right: list[bool]) -> dict[str, Any]:
+    """The row of an absent device; `right` is of the sum before and of those after."""
+    ok = bool(told) and 0 < seconds < PATIENCE_SECONDS and all(right)
+    return {"absent": 1, "seconds": round(seconds, 4), "error": told, "right": right, "ok": ok}
+
+
+def measure_absent(mesh: Mesh, rows: list[int], widths: list[int]) -> Iterator[dict[str, Any]]:
+    """A row for each shape. Ends the process when a device waits for ever."""
+
+    def lost() -> None:
+        print({"absent": 1, "error": f"no end in {LOST_SECONDS:g} s", "ok": False}, flush=True)
+        os._exit(1)
+
+    for width in widths:
+        for count in rows:
+            case = Case(name="bench", rows=count, width=width, devices=mesh.shape[AXIS])
+            watch = threading.Timer(LOST_SECONDS, lost)
+            watch.start()
+            try:
+                yield {"rows": count, "width": width} | Bench(mesh, case).absent()
+            finally:
+                watch.cancel()
+
+
 def rows_of(
     mesh: Mesh, rows: int, width: int, ways: list[str], count: int
 ) -> Iterator[dict[str, Any]]:
@@ -157,8 +240,8 @@ def rows_of(
         yield row | (bench.times(way, count) if count else {})
 
 
-def main() -> None:
-    """Time, or check, the ways that were named."""
+def main() -> int:
+    """Time, or check, the ways that were named; 1 when something is not ok."""
     args = parser(__doc__ or "")
     args.formatter_class = argparse.RawDescriptionHelpFormatter
     args.add_argument("--devices", type=int, default=2)
@@ -167,20 +250,32 @@ def main() -> None:
     args.add_argument("--ways", nargs="+", choices=WAYS, default=list(WAYS))
     args.add_argument("--count", type=int, default=128, help="sums of a chain")
     args.add_argument("--check", action="store_true", help="compare with float64 alone")
+    args.add_argument("--absent", action="store_true", help="leave a device out of a sum, alone")
     a = args.parse_args()
     mesh = Mesh(np.asarray(jax.devices()[: a.devices]), (AXIS,))
     refused, ways = refusal(mesh, AXIS), a.ways
     print({"peers": refused or "right in a trial"}, flush=True)
     if refused:
         ways = [way for way in ways if way != "peers"]
+    if a.absent and refused:
+        raise SystemExit(f"--absent needs GPUs that store into their peers' memory: {refused}")
+    found = (
+        measure_absent(mesh, a.rows, a.widths)
+        if a.absent
+        else (
+            row
+            for width in a.widths
+            for count in a.rows
+            for row in rows_of(mesh, count, width, ways, 0 if a.check else a.count)
+        )
+    )
     rows = []
-    for width in a.widths:
-        for count in a.rows:
-            for row in rows_of(mesh, count, width, ways, 0 if a.check else a.count):
-                print(row, flush=True)
-                rows.append(row)
-                finish("collective", a, rows)
+    for row in found:
+        print(row, flush=True)
+        rows.append(row)
+        finish("collective", a, rows)
+    return int(any(row.get("ok") is False for row in rows))
 
 
 if __name__ == "__main__":
-    main()
+    raise SystemExit(main())

@@ -59,7 +59,9 @@ def _compile(op: str, devices: int, rows: int, width: int) -> str:
     from jax.sharding import Mesh, NamedSharding
     from jax.sharding import PartitionSpec as P
 
+    from benchmarks.collective import GRAPHS, leaving
     from pallas_kernels.all_reduce import Group, Inbox, add_norm, all_reduce, largest
+    from pallas_kernels.all_reduce.cases import Case
     from pallas_kernels.all_reduce.plan import layout_for
     from pallas_kernels.all_reduce.protocol import TABLE
 
@@ -67,6 +69,8 @@ def _compile(op: str, devices: int, rows: int, width: int) -> str:
     target = topologies.get_topology_desc(platform="cuda", **shape).devices
     mesh = Mesh(np.asarray(target), ("tensor",))
     layout = layout_for(devices, rows, 2 * width, 8 * rows)
+
+    kept = {"xla_gpu_autotune_level": 0}
 
     def run(x: Any, part: Any, weight: Any, words: Any, table: Any) -> Any:
         group = Group("tensor", devices, Inbox(words, table, layout))
@@ -88,10 +92,16 @@ def _compile(op: str, devices: int, rows: int, width: int) -> str:
             ((devices * TABLE,), jnp.int32, over),
         )
     ]
+    if op == "absent":
+        leave = jax.ShapeDtypeStruct((1,), jnp.int32, sharding=NamedSharding(mesh, P()))
+        case = Case(name="", rows=rows, width=width, devices=devices)
+        program = leaving(mesh, case, layout, "mosaic_gpu_peers")
+        lowered = program.lower(*given[:3], leave, *given[3:])
+        return lowered.compile(compiler_options=kept | {GRAPHS: ""}).as_text()
     specs = (P(), over, P(), over, over)
     mapped = jax.shard_map(run, mesh=mesh, in_specs=specs, out_specs=P(), check_vma=False)
     lowered = jax.jit(mapped).lower(*given)
-    return lowered.compile(compiler_options={"xla_gpu_autotune_level": 0}).as_text()
+    return lowered.compile(compiler_options=kept).as_text()
 
 
 def main() -> None:

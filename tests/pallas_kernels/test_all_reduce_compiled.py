@@ -78,6 +78,16 @@ def test_every_exchange_is_one_kernel_of_plain_loads_and_stores() -> None:
         check(made, *case)
 
 
+def test_a_sum_that_a_device_may_leave_out_uses_the_inboxes_themselves() -> None:
+    (made,) = compiled({"op": "absent", "devices": 2, "rows": 3, "width": WIDTH})
+    text = "\n".join(made.hlo)
+    assert text.count("mosaic_gpu_v2") == 1 and " conditional(" in text
+    assert not re.search(r" (all-\w+|collective-\w+|reduce-scatter)(-start)?\(", text)
+    # A copy would be another place than the one that the peers store into
+    assert not re.search(r"s32\[\d+\]\S* copy\(", text)
+    assert re.search(r"= s32\[\d+\]\S* parameter\(4\)", text)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("width", [256, 896 * 2, 2560, 3584, 4096, 5120, 8192])
 def test_rows_of_every_supported_width_compile(width: int) -> None:
