@@ -32,7 +32,7 @@ HERE = {
     "process": "penalties, biases and masks between a forward and the draw",
     "sampling": "draws and log-probabilities, what follows a forward",
     "correctness": "is what the device computes right: kernels, a whole model, an engine's "
-    "invariants, the demo model",
+    "invariants, the demo model, a soak",
     "streaming": "what a streamed token costs the server, parsers off and on, before and after",
     "paced_engine": "a server over an engine without a model, for `streaming`",
     "parsers": "what reading reasoning and tool calls costs: tokens a second and core, each format",

@@ -16,8 +16,6 @@ With --absent the last device leaves out one sum: `seconds` is how soon all devi
 from __future__ import annotations
 
 import argparse
-import os
-import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -30,6 +28,7 @@ from jax import lax
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
+from benchmarks.deadline import ends_within
 from benchmarks.record import finish, parser
 from pallas_kernels import add_norm as alone
 from pallas_kernels.all_reduce import Group, add_norm
@@ -209,20 +208,12 @@ def verdict(seconds: float, told: str, right: list[bool]) -> dict[str, Any]:
 
 def measure_absent(mesh: Mesh, rows: list[int], widths: list[int]) -> Iterator[dict[str, Any]]:
     """A row for each shape. Ends the process when a device waits for ever."""
-
-    def lost() -> None:
-        print({"absent": 1, "error": f"no end in {LOST_SECONDS:g} s", "ok": False}, flush=True)
-        os._exit(1)
-
     for width in widths:
         for count in rows:
             case = Case(name="bench", rows=count, width=width, devices=mesh.shape[AXIS])
-            watch = threading.Timer(LOST_SECONDS, lost)
-            watch.start()
-            try:
-                yield {"rows": count, "width": width} | Bench(mesh, case).absent()
-            finally:
-                watch.cancel()
+            with ends_within(LOST_SECONDS, f"a sum of {count} rows that one device left out"):
+                row = Bench(mesh, case).absent()
+            yield {"rows": count, "width": width} | row
 
 
 def rows_of(

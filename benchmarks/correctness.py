@@ -1,9 +1,10 @@
 """Correctness on this device: kernels, a whole model, an engine's invariants, the demo model,
-seeds, and updates in place.
+seeds, updates in place, and a soak.
 
     python -m benchmarks.correctness --output-json results.json
     python -m benchmarks.correctness --parts kernels,demo
     python -m benchmarks.correctness --parts invariants,demo --options '{"tensor_parallel_size": 2}'
+    python -m benchmarks.correctness --parts soak --soak-steps 2000
 
 One JSON line per check as it is done; the exit status is 1 when a check is not ok. On a CPU the
 demo model alone is checked by default.
@@ -26,6 +27,7 @@ from benchmarks.correct_kernels import kernels
 from benchmarks.correct_model import model, narrow_pages
 from benchmarks.record import finish, parser
 from benchmarks.shapes import engine_options
+from benchmarks.soak import soak
 from jaxllm import LLM
 from jaxllm.engine.runtime.lattice import forward_key
 from jaxllm.engine.startup.device_client import reserve_memory
@@ -33,7 +35,7 @@ from jaxllm.engine.startup.start import use_compilation_cache
 
 type Row = dict[str, Any]
 
-PARTS = ("kernels", "model", "narrow", "invariants", "demo", "seeds", "mixed", "memory")
+PARTS = ("kernels", "model", "narrow", "invariants", "demo", "seeds", "mixed", "memory", "soak")
 SHARE = 0.9  # of the device's memory
 MIB = 2**20
 
@@ -100,6 +102,7 @@ def main() -> int:
         default={},
         help="JSON object of further arguments of LLM, for parts that have engines",
     )
+    args.add_argument("--soak-steps", type=int, default=2000, help="of each soak")
     a = args.parse_args()
     if a.parts and not set(a.parts.split(",")) <= set(PARTS):
         args.error(f"--parts must be of {','.join(PARTS)}")
@@ -117,6 +120,7 @@ def main() -> int:
         "seeds": lambda: seeds(**a.options),
         "mixed": lambda: mixed(**a.options),
         "memory": lambda: memory(a.model, **a.options),
+        "soak": lambda: soak(a.soak_steps, **a.options),
     }
     found: list[Row] = []
 

@@ -5,11 +5,12 @@ from __future__ import annotations
 import functools
 import json
 import sys
+from typing import NamedTuple
 
 import jax.numpy as jnp
 import pytest
 
-from benchmarks import correct_engine, correct_kernels, correct_model, correctness
+from benchmarks import correct_engine, correct_kernels, correct_model, correctness, soak
 from jaxllm.library.outputs import CompletionOutput, Logprob
 from pallas_kernels.add_norm.cases import CASES as NORM_CASES
 from pallas_kernels.gated_matmul.cases import Case
@@ -166,3 +167,59 @@ def test_a_part_that_breaks_is_reported_and_stops_nothing(monkeypatch, tmp_path)
     figures = json.loads(out.read_text())["figures"]
     assert [row.get("ok") for row in figures] == [True, False, None, True, None]
     assert "no such kernel" in figures[1]["error"]
+
+
+class Said(NamedTuple):
+    """What a step says of one request."""
+
+    id: str
+    token_ids: list[int]
+    finish_reason: str | None = None
+
+
+class Scripted:
+    """An engine whose steps give what was written down."""
+
+    def __init__(self, *steps: list[Said]):
+        self.steps = list(steps)
+
+    def step(self) -> list[Said]:
+        return self.steps.pop(0)
+
+
+def watched(
+    *steps: list[Said], gaps: list[list[float]] | None = None, tokens: int = 3
+) -> soak.Traffic:
+    """Traffic in which one request wants 7, 8, 9, after these steps."""
+    traffic = soak.Traffic(Scripted(*steps), [[1]], [[7, 8, 9]], gaps)
+    traffic.got["a"], traffic.wanted["a"] = [], (0, tokens)
+    for _ in steps:
+        traffic.step()
+    return traffic
+
+
+def test_a_request_of_a_soak_must_get_its_tokens_to_the_last_one():
+    right = watched([Said("a", [7])], [Said("a", [8, 9], "length")])
+    assert (right.ended, right.aborted, right.wrong) == (1, 0, [])
+    assert watched([Said("a", [7, 5])], [Said("a", [9], "length")]).wrong == ["a"]
+    assert watched([Said("a", [7], "length")]).wrong == ["a"], "too few"
+    assert watched([Said("a", [7], "error")]).wrong == ["a"]
+    left = watched([Said("a", [7], "abort")])
+    assert (left.ended, left.aborted, left.wrong) == (1, 1, [])
+
+
+def test_a_request_of_a_soak_may_leave_its_tokens_at_a_near_tie_alone():
+    def parted(gap: float) -> tuple[int, list[str]]:
+        traffic = watched([Said("a", [7, 5, 5], "length")], gaps=[[1.0, gap, 1.0]])
+        return traffic.parted, traffic.wrong
+
+    assert parted(0.01) == (1, [])
+    assert parted(1.0) == (0, ["a"])
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_a_soak_swaps_aborts_and_gives_every_token():
+    exact, swaps = soak.soak(200, 64, **EAGER)
+    assert exact["ok"] and exact["preemptions"] == 0 and exact["parted_at_near_ties"] == 0
+    assert swaps["wrong"] == 0 and swaps["preemptions"] > 0
