@@ -27,11 +27,12 @@ import os
 import random
 import re
 import secrets
+import shutil
 import statistics
 import tempfile
 import time
 import urllib.request
-from collections.abc import Awaitable, Iterator
+from collections.abc import Coroutine, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -127,6 +128,23 @@ class Bench:
         self.rows.append({"figure": figure} | row)
         print(json.dumps(self.rows[-1]), flush=True)
         finish("apart", self.a, self.rows, self.machine)
+
+    async def attempt[T](
+        self, what: str, work: Coroutine[Any, Any, T], *servers: Server
+    ) -> T | None:
+        """The work's result; None when it fails or takes longer than `--limit`, which is a figure
+        that is not ok, so that the others are measured all the same. The ends of the servers' logs
+        are shown then."""
+        try:
+            return await asyncio.wait_for(work, self.a.limit)
+        except TimeoutError:
+            fault = f"took more than {self.a.limit:g} s; raise --limit"
+        except (Exception, SystemExit) as error:  # whatever a server does
+            fault = said(error)
+        for server in servers:
+            print(f"{server.log}{server.tail()}", flush=True)
+        self.report(what, error=fault, ok=False)
+        return None
 
     def bounded(self, figure: str, value: float, bound: float) -> None:
         """Report a ratio that has a bound."""
@@ -252,39 +270,32 @@ def is_lost(done: Call, output: int) -> bool:
     return bool(done.error) or done.output_tokens != output
 
 
-async def measure_apart(bench: Bench, prefill: Server, decode: Server) -> float:
-    """All figures of the two servers; the TTFT in ms."""
-    seconds, model = bench.a.limit, first_model(decode.url, {})
+async def measure_apart(bench: Bench, prefill: Server, decode: Server) -> float | None:
+    """All figures of the two servers; the TTFT in ms, None where there is none."""
+    both, model = (prefill, decode), first_model(decode.url, {})
     router = Router(prefill.url, decode.url, model, bench.a.long_output_len)
     fetched = Fetched(decode.url, router)
-    ttft = await limited(bench.ttft("apart", fetched), seconds, "prompts through both servers")
-    if router.legs[WARM:]:
-        bench.report("first leg", ms=round(statistics.median(router.legs[WARM:]) * 1e3, 2))
+    ttft = await bench.attempt("ttft, apart", bench.ttft("apart", fetched), *both)
+    if legs := router.legs[WARM:]:
+        bench.report("first leg", ms=round(statistics.median(legs) * 1e3, 2))
     streams = bench.gaps("apart", decode.url, model, fetched)
-    ratio = await limited(streams, seconds, "streams beside prompts through both servers")
-    bench.bounded("worst gap / median gap, apart", ratio, GAP_BOUND)
+    ratio = await bench.attempt("streams, apart", streams, *both)
+    if ratio is not None:
+        bench.bounded("worst gap / median gap, apart", ratio, GAP_BOUND)
     bench.report("pages", **fetched.row(), failed_first_legs=list(router.faults))
     around = killed(bench, router, prefill, fetched.page)
-    await limited(around, seconds, "requests around the death of the prefill server")
+    await bench.attempt("prefill server killed", around, *both)
     return ttft
 
 
-async def measure_alone(bench: Bench, server: Server) -> float:
-    """All figures of the ordinary server; the TTFT in ms."""
-    seconds, model = bench.a.limit, first_model(server.url, {})
+async def measure_alone(bench: Bench, server: Server) -> float | None:
+    """All figures of the ordinary server; the TTFT in ms, None where there is none."""
+    model = first_model(server.url, {})
     send = ordinary(server.url, model, bench.a.long_output_len)
-    ttft = await limited(bench.ttft("alone", send), seconds, "prompts to the ordinary server")
+    ttft = await bench.attempt("ttft, alone", bench.ttft("alone", send), server)
     streams = bench.gaps("alone", server.url, model, send)
-    await limited(streams, seconds, "streams beside prompts to the ordinary server")
+    await bench.attempt("streams, alone", streams, server)
     return ttft
-
-
-async def limited[T](work: Awaitable[T], seconds: float, what: str) -> T:
-    """The work's result. Raises SystemExit when it takes longer than `seconds`."""
-    try:
-        return await asyncio.wait_for(work, seconds)
-    except TimeoutError:
-        raise SystemExit(f"{what} took more than {seconds:g} s; raise --limit") from None
 
 
 class Starter:
@@ -335,6 +346,7 @@ def running(*servers: Server) -> Iterator[None]:
 def run(bench: Bench, start: Starter) -> None:
     """All servers and figures, in the order of the least waiting."""
     a = bench.a
+    bench.report("shared memory", free_mib=free_mib(Path("/dev/shm")))
     prefill = start("prefill", a.gpus[0], *start.half("kv_producer"))
     decode = start("decode", a.gpus[1], *start.half("kv_consumer"))
     with running(prefill, decode):
@@ -345,7 +357,14 @@ def run(bench: Bench, start: Starter) -> None:
     with running(server):
         bench.report("start, ordinary server", seconds=server.wait(a.start_limit))
         alone = asyncio.run(measure_alone(bench, server))
-    bench.bounded("ttft, apart / alone", apart / alone, TTFT_BOUND)
+    if apart is not None and alone is not None:
+        bench.bounded("ttft, apart / alone", apart / alone, TTFT_BOUND)
+
+
+def free_mib(folder: Path) -> int:
+    """MiB that a file there may take. A transfer wants 32 in shared memory and takes TCP where
+    there is less."""
+    return shutil.disk_usage(folder).free >> 20 if folder.is_dir() else 0
 
 
 def options() -> argparse.ArgumentParser:

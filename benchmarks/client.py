@@ -9,7 +9,7 @@ import contextlib
 import json
 import time
 import urllib.request
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import urlsplit
@@ -95,7 +95,7 @@ async def call(
     return out
 
 
-def said(error: Exception) -> str:
+def said(error: BaseException) -> str:
     """A fault in a line."""
     return f"{type(error).__name__}: {error}"[:300]
 
@@ -108,7 +108,7 @@ async def post(url: str, body: dict[str, Any], headers: dict[str, str]) -> Any:
 
 async def events(
     url: str, body: dict[str, Any], headers: dict[str, str]
-) -> AsyncIterator[dict[str, Any]]:
+) -> AsyncGenerator[dict[str, Any], None]:
     """The JSON of every event until [DONE]. Raises Refused on any status but 200."""
     rest = b""
     async with contextlib.aclosing(reply(url, body, headers)) as chunks:
@@ -122,7 +122,9 @@ async def events(
                     yield json.loads(data)
 
 
-async def reply(url: str, body: dict[str, Any], headers: dict[str, str]) -> AsyncIterator[bytes]:
+async def reply(
+    url: str, body: dict[str, Any], headers: dict[str, str]
+) -> AsyncGenerator[bytes, None]:
     """The body of the answer, as it arrives. Raises Refused on any status but 200."""
     at = urlsplit(url)
     secure = at.scheme == "https"

@@ -157,7 +157,7 @@ def soaked(llm: LLM, steps: int, exact: bool) -> Row:
     traffic.run(steps)
     engine.self_check()
     after = engine.stats()
-    row = {
+    row: Row = {
         "steps": after.steps - before.steps,
         "ended": traffic.ended,
         "aborted": traffic.aborted,

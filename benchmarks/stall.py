@@ -47,8 +47,18 @@ class Round:
         self, prompts: list[list[int]], longs: list[list[int]], output: int
     ) -> dict[str, Any]:
         """Figures of the round, in ms. Raises SystemExit when the server refuses a request or a
-        stream ends too early."""
+        stream ends too early. No stream is left, however it ends."""
         tasks = [asyncio.create_task(self._stream(ids, output)) for ids in prompts]
+        try:
+            return await self._among(tasks, longs)
+        finally:
+            for task in tasks:
+                task.cancel()
+
+    async def _among(
+        self, tasks: list[asyncio.Task[Call]], longs: list[list[int]]
+    ) -> dict[str, Any]:
+        """The round while its streams run."""
         ended = asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
         await asyncio.wait(
             [asyncio.create_task(self.settled.wait()), asyncio.create_task(ended)],

@@ -97,9 +97,18 @@ def test_a_request_without_all_its_tokens_is_lost():
     assert not apart.is_lost(Call(output_tokens=8), 8)
 
 
-def test_what_does_not_end_is_named():
-    with pytest.raises(SystemExit, match=r"the wait took more than 0.01 s; raise --limit"):
-        asyncio.run(apart.limited(asyncio.Event().wait(), 0.01, "the wait"))
+def test_what_fails_or_does_not_end_is_a_figure_that_is_not_ok(monkeypatch, capsys):
+    async def broken() -> None:
+        raise SystemExit("a stream ended")
+
+    bench = apart.Bench(apart.options().parse_args(["--limit", "0.01"]))
+    assert asyncio.run(bench.attempt("one", asyncio.Event().wait())) is None
+    assert asyncio.run(bench.attempt("two", broken())) is None
+    assert asyncio.run(bench.attempt("three", asyncio.sleep(0, 5))) == 5
+    assert bench.rows == [
+        {"figure": "one", "error": "took more than 0.01 s; raise --limit", "ok": False},
+        {"figure": "two", "error": "SystemExit: a stream ended", "ok": False},
+    ]
 
 
 def test_a_server_that_cannot_start_shows_its_log(tmp_path):
