@@ -256,8 +256,8 @@ class Engine:
 
     def _plan(self) -> Plan:
         """The next step. Its transfers between pool and host memory are started."""
-        if self.runner.swapper is not None:
-            self.scheduler.drop_lost(self.runner.swapper.lost())
+        if lost := self.runner.lost():
+            self.scheduler.drop_lost(lost)
         plan = self.scheduler.plan()
         if plan.moves is not None:
             self.runner.move(plan.moves)

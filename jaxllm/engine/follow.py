@@ -49,9 +49,8 @@ class Devices:
     def move(self, moves: Moves) -> None:
         """Move pages. Raises RuntimeError when some did not reach host memory: the controller
         relies on every host's."""
-        assert isinstance(self._runner, Runner) and self._runner.swapper is not None
         self._runner.move(moves)
-        if self._runner.swapper.lost():
+        if self._runner.lost():
             raise RuntimeError("KV pages did not reach host memory; see the warning in its log")
 
     def reset(self) -> None:

@@ -51,13 +51,7 @@ FEATURES: dict[str, dict[str, Wishes]] = {
     "chunks": {"whole": {}, "short": {"max_num_batched_tokens": 16}},
 }
 # Ways that refuse each other, each in one line that another test knows
-REFUSED = (
-    {"2 stages", "swapped"},
-    {"2 stages", "on the host"},
-    {"2 stages of 2 shards", "swapped"},
-    {"2 stages of 2 shards", "on the host"},
-    {"on the host", "not kept"},
-)
+REFUSED = ({"on the host", "not kept"},)
 
 Row = tuple[str, ...]
 PLACES = {way: place for place, ways in enumerate(FEATURES.values()) for way in ways}

@@ -18,7 +18,7 @@ from jaxllm.engine.runtime.compilation.compile_counter import CompileCounter
 from jaxllm.engine.runtime.pipeline import PipelineRunner
 from jaxllm.engine.runtime.runner import Collected, Forwarded, Runner, StepResult
 from jaxllm.engine.scheduling.buckets import Buckets
-from jaxllm.engine.scheduling.plan import Limits, Plan
+from jaxllm.engine.scheduling.plan import Limits, Moves, Plan
 from jaxllm.engine.scheduling.scheduler import Scheduler
 from jaxllm.engine.startup.check import check_fit
 from jaxllm.engine.startup.pipeline.divide import divide
@@ -27,6 +27,8 @@ from jaxllm.messages import GenerateRequest
 from jaxllm.models import make_spec
 from jaxllm.sampling.options import SamplingParams
 from tests.engine.conftest import TINY, collect, outcomes, run, tokens_of
+from tests.engine.fake_host import Optimist
+from tests.engine.runtime.test_unsaved import Unmade
 from tests.engine.test_invariants import ASKING, PROMPTS, SEEDED
 from tests.engine.test_shared_layers import WAYS
 from tests.server.fake import RESOLVED
@@ -62,6 +64,45 @@ def test_tokens_of_two_stages_are_those_of_one_whatever_goes_with_them(
         found.append(outcomes(engine, PROMPTS, ASKED) + outcomes(engine, PROMPTS, ASKED))
     for one, two in zip(*found, strict=True):
         two.assert_like(one)
+
+
+SCARCE = {"num_gpu_blocks_override": 20}
+
+
+@pytest.mark.parametrize(
+    "wishes",
+    [
+        {"preemption_mode": "swap", "swap_space": 0.01},
+        pytest.param({"kv_offloading_size": 0.01}, marks=pytest.mark.slow),
+    ],
+    ids=["swap", "host tier"],
+)
+def test_pages_of_all_stages_come_back_from_host_memory(
+    wishes: dict[str, Any], make_engine: MakeEngine
+) -> None:
+    params = SamplingParams(temperature=0, max_tokens=60, ignore_eos=True)
+    wanted = run(make_engine(), PROMPTS, params)
+    two = make_engine(pipeline_parallel_size=2, **SCARCE | wishes)
+    two.scheduler.estimator = Optimist()
+    # A second time prefixes are on the host
+    assert run(two, PROMPTS, params) == run(two, PROMPTS, params) == wanted
+    stats = two.stats()
+    assert stats.pages_saved > 0 and stats.pages_loaded > 0
+    assert isinstance(two.runner, PipelineRunner)
+    moved = stats.pages_saved, stats.pages_loaded
+    assert all((s.traffic.saved, s.traffic.loaded) == moved for s in two.runner._before)
+
+
+def test_a_page_that_one_stage_has_lost_is_lost(
+    make_engine: MakeEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runner = make_engine(pipeline_parallel_size=2, preemption_mode="swap", swap_space=0.01).runner
+    assert isinstance(runner, PipelineRunner)
+    (first,) = runner._before
+    monkeypatch.setattr(first.swapper, "_to_host", lambda pages: ((Unmade(),),) * len(pages))
+    runner.move(Moves(saves=((0, 3), (1, 4)), fetches=(), puts=()))
+    jax.block_until_ready((runner.kv, first.kv))
+    assert runner.lost() == [3, 4] and runner.lost() == []
 
 
 @pytest.mark.slow
@@ -134,8 +175,6 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"tensor_parallel_size": 8}, "2 stages of 8 devices need 16 devices, but there are 8"),
     ({"max_num_seqs": 1}, "--max-num-seqs 1 leaves stages without requests"),
     ({"enable_sleep_mode": True}, "--enable-sleep-mode does not go with"),
-    ({"kv_offloading_size": 1}, "--kv-offloading-size does not go with"),
-    ({"preemption_mode": "swap"}, "--preemption-mode swap does not go with"),
     ({"weight_cache_dir": "/kept"}, "--weight-cache-dir does not go with"),
     ({"runner": "pooling"}, "a pooling model does not go with"),
 ]

@@ -14,10 +14,12 @@ from jaxllm.cache.kv import KVCache, zeros_of
 from jaxllm.cache.peers import Inboxes
 from jaxllm.engine.runtime.lattice import Programs
 from jaxllm.engine.runtime.launch import HostBuffers, Launch, begin_read
+from jaxllm.engine.runtime.page_swapper import PageSwapper
 from jaxllm.engine.runtime.program import KV, PEERS, DeviceArrays, Key, Resident
 from jaxllm.engine.runtime.programs import PROGRAMS
 from jaxllm.engine.runtime.replay import Asleep, Awake, Command, Reset
 from jaxllm.engine.runtime.shapes import PINNED
+from jaxllm.engine.scheduling.plan import Moves, Traffic
 from jaxllm.mesh import LAYER
 
 
@@ -26,6 +28,7 @@ class Dispatcher:
 
     Attributes:
         tell: called with each command before it is carried out, so that other hosts do the same.
+        swapper: what moves pages to host memory and back; None where host memory holds none.
     """
 
     tell: Callable[[Command], None]
@@ -39,6 +42,7 @@ class Dispatcher:
         self._bound: dict[Key, tuple[jax.stages.Compiled, tuple[Any, ...], tuple[Any, ...]]] = {}
         model = self.shapes.model
         self._inboxes = None if model.peers is None else Inboxes(model.mesh, LAYER, model.peers)
+        self._traffic = Traffic()
         # The host then reads results in place
         self._results_pinned = self.shapes.host.memory_kind == PINNED
 
@@ -50,6 +54,21 @@ class Dispatcher:
     @kv.setter
     def kv(self, kv: KVCache) -> None:
         self._device.write(KV, kv)
+
+    @property
+    def traffic(self) -> Traffic:
+        """Pages moved between the pool and host memory so far."""
+        return self._traffic if self.swapper is None else self.swapper.traffic
+
+    def move(self, moves: Moves) -> None:
+        """Run a plan's transfers between pool and host memory, before its forward."""
+        assert self.swapper is not None, "an engine without host pages moves none"
+        self.tell(moves)
+        self.kv = self.swapper.run(self.kv, moves)
+
+    def lost(self) -> list[int]:
+        """As of `PageSwapper`."""
+        return [] if self.swapper is None else self.swapper.lost()
 
     def run(self, launch: Launch) -> list[Array]:
         """Dispatch programs in order; returns their results, on their way to the host."""
@@ -148,3 +167,6 @@ class Dispatcher:
                         size, self.shapes.host, program.buffers(self.shapes)
                     )
                 self._buffers[key] = rings[key.program, size]
+        self.swapper = (
+            PageSwapper(self.programs, self._traffic) if self.shapes.moved_pages else None
+        )

@@ -26,7 +26,7 @@ from jaxllm.engine.runtime.dispatch import Dispatcher
 from jaxllm.engine.runtime.lattice import Programs
 from jaxllm.engine.runtime.program import Key
 from jaxllm.engine.runtime.runner import RECORDING_RUNS, Forwarded, Runner, StepResult
-from jaxllm.engine.scheduling.plan import Plan
+from jaxllm.engine.scheduling.plan import Moves, Plan
 
 FORWARDS = ("decode", "extend")
 EVERYWHERE = ("update_slots", "copy_pages")  # every stage runs them with the same buffer
@@ -89,15 +89,32 @@ class PipelineRunner(Runner):
             self._drawn = results.pop()
         return results
 
+    def move(self, moves: Moves) -> None:
+        """As of `Dispatcher`: each stage moves what its layers have of the pages."""
+        for stage in self._before:
+            stage.move(moves)
+        super().move(moves)
+
+    def lost(self) -> list[int]:
+        """As of `Dispatcher`: a page is lost with one stage's part of it."""
+        others = [place for stage in self._before for place in stage.lost()]
+        return sorted({*super().lost(), *others})
+
     def warm_up(self, deep: bool = False) -> None:
         """As of `Runner`. A group has one step in flight while its next one is planned."""
+        links = []
         for stage in self._before:
             for rows in stage.shapes.buckets.logits:
                 for _ in range(RECORDING_RUNS):
                     nothing = jnp.full((2, rows), self.slots + 1, jnp.int32)
                     nothing = jax.device_put(nothing, stage.shapes.replicated)
                     stage.call(Key("advance", (rows,)), nothing)
+            if stage.swapper is not None:
+                stage.kv, link = stage.swapper.warm_up(stage.kv)
+                links.append(link)
         super().warm_up(deep)
+        if self.link is not None:  # stages move pages at the same time
+            self.link = max([self.link, *links], key=lambda link: link.seconds(link.width))
         self.depth = 1
 
     def reset(self) -> None:

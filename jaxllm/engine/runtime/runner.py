@@ -17,7 +17,6 @@ from jaxllm.engine.constraints.token_masks import HostProcessorError, run_host_p
 from jaxllm.engine.runtime.dispatch import Dispatcher
 from jaxllm.engine.runtime.lattice import Programs, forward_key
 from jaxllm.engine.runtime.launch import Launch, read
-from jaxllm.engine.runtime.page_swapper import PageSwapper
 from jaxllm.engine.runtime.program import MAX_DEPTH, STATE, Key, Resident
 from jaxllm.engine.runtime.programs.move_pages import pack_copies
 from jaxllm.engine.runtime.programs.process_logits import (
@@ -32,7 +31,7 @@ from jaxllm.engine.runtime.programs.update_slots import head_layout, pack_head
 from jaxllm.engine.runtime.state import SlotState
 from jaxllm.engine.scheduling.buckets import ExtendShape
 from jaxllm.engine.scheduling.kv_offload import Link
-from jaxllm.engine.scheduling.plan import Moves, Plan, Span, Traffic, spans
+from jaxllm.engine.scheduling.plan import Plan, Span, spans
 from jaxllm.engine.scheduling.request import Request, Status
 from jaxllm.logprobs import StepLogprobs
 from jaxllm.sampling.choose import LOGPROBS, sampler_of
@@ -123,24 +122,12 @@ class Runner(Dispatcher):
         # Of each decode bucket and extend shape without context, measured in warm-up
         self.seconds: dict[object, float] = {}
         self.link: Link | None = None  # to host memory, measured in warm-up
-        self._traffic = Traffic()
         self._start_empty(kv)
 
     @property
     def state(self) -> SlotState:
         """The slot state."""
         return self._device.read(STATE)
-
-    @property
-    def traffic(self) -> Traffic:
-        """Pages moved between the pool and host memory so far."""
-        return self._traffic if self.swapper is None else self.swapper.traffic
-
-    def move(self, moves: Moves) -> None:
-        """Run a plan's transfers between pool and host memory, before its forward."""
-        assert self.swapper is not None, "an engine without host pages moves none"
-        self.tell(moves)
-        self.kv = self.swapper.run(self.kv, moves)
 
     def take_out(self, pages: Sequence[int]) -> list[Page]:
         """Copies of pages as they are behind all launched steps, on their way to host memory."""
@@ -279,9 +266,6 @@ class Runner(Dispatcher):
     def _start_empty(self, kv: KVCache) -> None:
         super()._start_empty(kv)
         self._packed_slots: tuple[int, ...] = ()  # of the decode rows
-        self.swapper = (
-            PageSwapper(self.programs, self._traffic) if self.shapes.moved_pages else None
-        )
 
     def _fit(self, plan: Plan) -> int | ExtendShape:
         """The compiled shape for a plan: decode rows, or an extend shape."""

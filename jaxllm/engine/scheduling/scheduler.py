@@ -27,6 +27,9 @@ from jaxllm.engine.scheduling.policy import Policy, RequestQueue, fcfs
 from jaxllm.engine.scheduling.request import Request, Status
 from jaxllm.engine.scheduling.slots import Slots
 
+# Decodes with their positions, chunks, and the requests preempted for them
+type Selected = tuple[list[Request], list[int], tuple[Chunk, ...], list[Request]]
+
 
 class Scheduler:
     """Owns the queue, the running set, slots and pages. Give it pools of its own, one per cache
@@ -232,37 +235,48 @@ class Scheduler:
     def plan(self) -> Plan:
         """The next step, which may be empty. Advances the requests as if it had run. Of several
         groups it is the turn of the next one that has something to run."""
-        for _ in range(self.limits.groups):
-            plan = self._plan(self._slots.next_turn())
-            if not plan.empty or plan.preempted:
-                break
-        return plan
-
-    def _plan(self, group: int) -> Plan:
         offload = self.offload
         if offload is not None:
             offload.put_fetched()
-        had = self._had_chunks[group]
-        decode, prefill = (had, not had) if self._batch_invariant else (True, True)
-        decodes, positions, chunks, preempted = self._select(decode, prefill)
-        # Pages in transit delay no other request
-        if self._batch_invariant and not (decodes or chunks or preempted):
-            decodes, positions, chunks, preempted = self._select(not decode, not prefill)
+        for _ in range(self.limits.groups):
+            self._slots.next_turn()
+            decodes, positions, chunks, preempted = self._select_in_turn()
+            self._had_chunks[self._slots.turn] = bool(chunks)
+            if decodes or chunks or preempted:
+                break
         moves = None
         if offload is not None:
             offload.fetch_pending()
             if not (decodes or chunks):  # nothing runs beside the fetches: do not wait for a step
                 offload.put_fetched()
-                arrived = [
-                    r
-                    for r in self._running
-                    if not r.pages_in_transit and r.computed < r.prefill_end
-                ]
-                chunks = self.chunk_planner.plan(arrived, 0, None)
+                chunks = self._arrived()
+                self._had_chunks[self._slots.turn] = bool(chunks)
             moves = offload.flush()
-        self._had_chunks[group] = bool(chunks)
         step = tuple(decodes), tuple(positions), chunks, tuple(preempted)
-        return Plan(*step, *self.kv_manager.pop_page_changes(), moves, group)
+        return Plan(*step, *self.kv_manager.pop_page_changes(), moves, self._slots.turn)
+
+    def _select_in_turn(self) -> Selected:
+        """As `_select`, for the group whose turn it is; in a batch-invariant engine prompts and
+        decodes take turns, too."""
+        if not self._batch_invariant:
+            return self._select(True, True)
+        had = self._had_chunks[self._slots.turn]
+        found = self._select(had, not had)
+        # Pages in transit delay no other request
+        return found if any(found) else self._select(not had, had)
+
+    def _arrived(self) -> tuple[Chunk, ...]:
+        """Chunks of prompts whose pages have just come, of the first group that has some."""
+        for _ in range(self.limits.groups):
+            arrived = [
+                r
+                for r in self._slots.of_turn(self._running)
+                if not r.pages_in_transit and r.computed < r.prefill_end
+            ]
+            if arrived:
+                return self.chunk_planner.plan(arrived, 0, None)
+            self._slots.next_turn()
+        return ()
 
     def check(self) -> None:
         """Raise `PoolError` if pages or slots are leaked or shared wrongly. For tests and for an
@@ -273,9 +287,7 @@ class Scheduler:
             self.offload.check(r.pinned for r in (*self._swapped, *self._waiting))
         self._slots.check(self._running)
 
-    def _select(
-        self, decode: bool, prefill: bool
-    ) -> tuple[list[Request], list[int], tuple[Chunk, ...], list[Request]]:
+    def _select(self, decode: bool, prefill: bool) -> Selected:
         """Decodes with their positions, chunks, and the requests preempted for them."""
         decodes: list[Request] = []
         positions: list[int] = []

@@ -57,15 +57,13 @@ class Wanted:
     devices: tuple[jax.Device, ...]
 
     @staticmethod
-    def from_setup(setup: Setup) -> Wanted:
-        """The memory that the decisions ask for."""
+    def from_setup(setup: Setup, devices: Sequence[jax.Device]) -> Wanted:
+        """The memory that the decisions ask for on these devices, of all stages."""
         resolved, page = (
             setup.resolved,
             page_of([shard_bytes([shape]) for shape in page_shapes(abstract_pages(setup))]),
         )
-        return Wanted(
-            resolved.host_pages, STAGED * resolved.moved_pages, page, tuple(setup.mesh.devices.flat)
-        )
+        return Wanted(resolved.host_pages, STAGED * resolved.moved_pages, page, tuple(devices))
 
     def regions(self, room: int) -> list[int]:
         """Sizes for each device, ascending powers of two.
@@ -139,15 +137,15 @@ class Pinning:
 
 
 @contextmanager
-def pinning(setup: Setup, report: Report) -> Iterator[Pinning]:
-    """Pin host memory for pages, if any are planned, beside the `with` block, and finish with it.
-    If the block fails, no further region is started."""
+def pinning(setup: Setup, devices: Sequence[jax.Device], report: Report) -> Iterator[Pinning]:
+    """Pin host memory for pages of these devices, if any are planned, beside the `with` block, and
+    finish with it. If the block fails, no further region is started."""
     found = Pinning()
-    if not setup.resolved.host_pages or setup.mesh.devices.flat[0].platform not in PLATFORMS:
+    if not setup.resolved.host_pages or devices[0].platform not in PLATFORMS:
         yield found
         return
     with ThreadPoolExecutor(1, thread_name_prefix="pin") as pool:
-        work = pool.submit(found.pin_wanted, Wanted.from_setup(setup), report)
+        work = pool.submit(found.pin_wanted, Wanted.from_setup(setup, devices), report)
         try:
             yield found
             work.result()

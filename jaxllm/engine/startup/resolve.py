@@ -328,7 +328,9 @@ def _cache(config: EngineConfig, model: _Model, limits: Limits) -> tuple[KVRequi
     shards, sizes = heads.shards, (heads.kv_stored, model.page_size, heads.stored_dim)
     page = page_bytes(1, *sizes, model.kv_dtype, spec.pools) // shards  # of a layer
     caching, room = _shares_prefixes(config, spec, length), HostRoom.measure(model.platform)
-    host = plan_host(config, len(spec.layers) * page, shards, caching, room)
+    pipeline = stages(config.pipeline_parallel_size)
+    most = max(len(stage.layers(len(spec.layers))) for stage in pipeline)
+    host = plan_host(config, most * page, shards * len(pipeline), caching, room)
     if spec.pooling is not None and host.pages:
         raise ConfigError(
             "a pooling model moves no pages to host memory; leave out --kv-offloading-size and "
@@ -337,7 +339,7 @@ def _cache(config: EngineConfig, model: _Model, limits: Limits) -> tuple[KVRequi
     if spec.pooling is not None and spec.pooling.bidirectional:
         page = 0
     windows = [None if host.pages else effective_window(window, length) for window in spec.windows]
-    groups, pipeline = group_windows(windows), stages(config.pipeline_parallel_size)
+    groups = group_windows(windows)
     own = [[windows[layer] for layer in stage.layers(len(windows))] for stage in pipeline]
     first, *more = (max(some.count(window) for some in own) * page for window in groups)
     need = KVRequirements(

@@ -150,7 +150,8 @@ def start(
             raise ConfigError("logits_processors are for models that generate; leave them out")
         processors = read_processors(logits_processors, setup.resolved.vocab_size)
         # Before the runner, whose buffers in pinned memory would wait for it
-        with pinning(setup, report) as pinned:
+        devices = [device for mesh in meshes for device in mesh.devices.flat]
+        with pinning(setup, devices, report) as pinned:
             loaded = _load_and_compile(workers, setup, config, report, processors)
     setup = loaded.setup
     check_same(hosts, setup.resolved)

@@ -47,14 +47,14 @@ SETTINGS = {
 
 
 def possible(setup: Setup) -> Setup:
-    """Makes a setup legal: host memory needs layers without a window and one group, a group a
-    request, and a step a token for each request."""
+    """Makes a setup legal: host memory needs layers without a window, a group a request, and a step
+    a token for each request."""
     groups = min(setup.groups, setup.max_num_seqs)
     tokens = max(setup.max_num_batched_tokens, setup.max_num_seqs if setup.batch_invariant else 1)
     return replace(
         setup,
         max_num_batched_tokens=tokens,
-        host_pages=setup.host_pages if setup.windows == (None,) and groups == 1 else 0,
+        host_pages=setup.host_pages if setup.windows == (None,) else 0,
         groups=groups,
     )
 

@@ -228,7 +228,7 @@ def wanted_of(tiny_dir: str, **wishes: Any) -> tuple[Setup, Wanted]:
         Path(tiny_dir),
         [make_mesh(wishes.get("tensor_parallel_size", 1))],
     )
-    return setup, Wanted.from_setup(setup)
+    return setup, Wanted.from_setup(setup, [*setup.mesh.devices.flat])
 
 
 def test_a_page_counts_what_it_takes_on_one_device(tiny_dir: str) -> None:
@@ -329,7 +329,7 @@ def test_a_start_that_fails_begins_no_other_region(
     monkeypatch.setattr(jax, "device_put", slow)
 
     def starting() -> None:
-        with pinning(setup, Report()):
+        with pinning(setup, [*setup.mesh.devices.flat], Report()):
             assert begun.wait(60)
             raise ConfigError("too large")
 

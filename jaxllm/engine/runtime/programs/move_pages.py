@@ -121,5 +121,5 @@ COPY_PAGES = Program(
     buffers=_copy_buffers,
     runs=generates,
 )
-SAVE_PAGES = Program("save_pages", _sizes, _build_save)
-LOAD_PAGES = Program("load_pages", _sizes, _build_load)
+SAVE_PAGES = Program("save_pages", _sizes, _build_save, runs=generates)
+LOAD_PAGES = Program("load_pages", _sizes, _build_load, runs=generates)

@@ -16,8 +16,6 @@ def divide(config: EngineConfig, spec: ModelSpec, max_num_seqs: int) -> tuple[St
     refused = {
         "--enable-sleep-mode": config.enable_sleep_mode,
         "--kv-transfer-config": config.kv_transfer_config is not None,
-        "--kv-offloading-size": bool(config.kv_offloading_size),
-        "--preemption-mode swap": config.preemption_mode == "swap",
         "--weight-cache-dir": config.weight_cache_dir is not None,
         "a pooling model": spec.pooling is not None,
     }
