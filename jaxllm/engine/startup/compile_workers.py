@@ -10,7 +10,9 @@ lowered program where the engine looks for it, and compile it into XLA's persist
 is allowed. While the pool's size is found, they make the programs of the expected pool, or those
 that do not depend on it. The engine then compiles each program as a later start would. It compiles
 itself the programs whose kernels XLA chooses by timing, since one process at a time may time. A
-worker that fails costs time only: the engine makes what it does not find.
+worker that fails costs time only: the engine makes what it does not find. A task is of one stage of
+a pipeline; workers have as many devices as the engine, and take the first ones for any stage, since
+a lowered program names none.
 """
 
 from __future__ import annotations
@@ -42,7 +44,7 @@ from jaxllm.engine.scheduling.buckets import Buckets
 from jaxllm.engine.startup.memory import KVRequirements, MemoryBudget, MemoryPlan
 from jaxllm.engine.startup.resolve import Setup
 from jaxllm.engine.startup.sizing import make_programs, options_of
-from jaxllm.mesh import make_mesh, over_experts
+from jaxllm.mesh import Stage, make_mesh, over_experts
 from jaxllm.models import make_spec
 
 type _Queue = deque[tuple[str, Future[None]]]
@@ -84,7 +86,7 @@ class WorkerSpec:
         """Workers beside an engine that leaves `spare` bytes of each device to others.
 
         There are none where the engine computes on the same cores, or where cores are few. They do
-        not compile for several devices.
+        not compile for several `devices`, those of all stages.
         """
         count = early_count(cores)
         if platform == "cpu" or not count:
@@ -122,7 +124,8 @@ class CompileWorkers(contextlib.AbstractContextManager["CompileWorkers"]):
 
     def __init__(self, count: int = 0):
         self._workers: list[_Worker] = []
-        self._queue: _Queue = deque()  # programs of the last `start` that no worker has begun
+        # Of each stage, programs of its last `start` that no worker has begun
+        self._queues: dict[Stage, _Queue] = {}
         self._begin(count)
 
     def __exit__(self, *_: object) -> None:
@@ -138,28 +141,33 @@ class CompileWorkers(contextlib.AbstractContextManager["CompileWorkers"]):
                 _tell(worker, json.dumps([spec.platform, spec.compiling]))
 
     def start(self, setup: Setup, programs: Programs, keys: Iterable[Key]) -> None:
-        """Make those of these programs that no earlier start has kept and that are not on their
-        way; `programs` waits for each where it needs it. Programs asked for earlier and not among
-        `keys` are dropped, unless a worker has begun them."""
+        """Make those of these programs of a stage that no earlier start has kept and that are not
+        on their way; `programs` waits for each where it needs it. Programs of the stage that were
+        asked for earlier and are not among `keys` are dropped, unless a worker has begun them.
+
+        Workers turn to a stage when they have begun all programs of those before. Each stage calls
+        it from one thread.
+        """
         exports, coming = programs.executables.exports, programs.executables.coming
         if exports is None or not self._workers:
             return
         wanted = [*map(programs.name, filter(programs.is_kept, keys))]
-        for name, made in [*self._queue]:
+        before = self._queues.get(setup.stage, deque())
+        for name, made in [*before]:
             if name not in wanted:
                 with contextlib.suppress(ValueError):  # a worker has begun it
-                    self._queue.remove((name, made))
+                    before.remove((name, made))
                     made.set_result(None)
-        self._queue = deque(
+        queue = self._queues[setup.stage] = deque(
             (name, Future[None]())
             for name in wanted
             if name not in coming and not exports.has(name)
         )
-        if not self._queue:
+        if not queue:
             return
-        coming.update(self._queue)
+        coming.update(queue)
         threading.Thread(
-            target=_hand_out, args=(self._workers, _task(setup, programs), self._queue), daemon=True
+            target=_hand_out, args=(self._workers, _task(setup, programs), queue), daemon=True
         ).start()
 
     def _begin(self, count: int) -> None:
@@ -217,8 +225,8 @@ def rebuild(task: dict[str, Any]) -> Programs:
     spec = make_spec(**task["model"])
     resolved = Resolved(**task["resolved"] | {"pooling": spec.pooling})
     mesh, dtype = make_mesh(resolved.tensor_parallel_size), jnp.dtype(resolved.dtype)
-    mesh = over_experts(mesh, resolved.expert_parallel_size)
-    graphdef, abstract = weights.abstract(spec, mesh, dtype)
+    mesh, stage = over_experts(mesh, resolved.expert_parallel_size), Stage(**task["stage"])
+    graphdef, abstract = weights.abstract(spec, mesh, dtype, stage)
     memory = MemoryPlan(MemoryBudget(**task["memory"].pop("budget")), **task["memory"])
     setup = Setup(
         resolved,
@@ -230,6 +238,7 @@ def rebuild(task: dict[str, Any]) -> Programs:
         Buckets.from_dict(task["buckets"]),
         graphdef,
         abstract,
+        stage=stage,
     )
     folder = Path(task["folder"])
     return make_programs(
@@ -245,6 +254,7 @@ def _task(setup: Setup, programs: Programs) -> str:
             "settings": settings() | {name: getattr(jax.config, name) for name in CACHE},
             "resolved": dataclasses.asdict(setup.resolved),
             "model": setup.spec.to_dict(),
+            "stage": dataclasses.asdict(setup.stage),
             "need": dataclasses.asdict(setup.need),
             "memory": dataclasses.asdict(setup.memory),
             "buckets": setup.buckets.to_dict(),

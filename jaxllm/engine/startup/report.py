@@ -7,7 +7,7 @@ import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from typing import Any
@@ -134,13 +134,17 @@ class LogReport(Report):
             logger.info("%s: %s", name, value)
 
 
-def table_rows(setup: Setup, programs: Programs, compiles: CompileCounter, report: Report) -> Rows:
-    """Decisions, compiled programs, and the seconds of each phase."""
+def table_rows(
+    setup: Setup, programs: Sequence[Programs], compiles: CompileCounter, report: Report
+) -> Rows:
+    """Decisions, compiled programs of all stages, and the seconds of each phase."""
+    count = sum(len(each.lattice) for each in programs)
+    lowered = sum(each.executables.lowered for each in programs)
     fresh = compiles.compiles - compiles.cache_hits
-    kept = f"{programs.executables.lowered} lowered, {fresh} compiled, {compiles.cache_hits} cached"
+    kept = f"{lowered} lowered, {fresh} compiled, {compiles.cache_hits} cached"
     return [
-        *decided_rows(setup, programs.peak_bytes),
-        ("step programs", f"{len(programs.lattice)}; {kept}"),
+        *decided_rows(setup, max(each.peak_bytes for each in programs)),
+        ("step programs", f"{count}; {kept}"),
         *((name.lower(), f"{spent:.2f} s") for name, spent in report.seconds.items()),
     ]
 

@@ -3,7 +3,9 @@ memory for, by XLA's own account."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -141,7 +143,11 @@ def _exports(setup: Setup) -> Exports | None:
 
 
 def fit_pool(
-    setup: Setup, programs: Programs, config: EngineConfig, progress: Progress | None = None
+    setup: Setup,
+    programs: Programs,
+    config: EngineConfig,
+    progress: Progress | None = None,
+    decided: Callable[[Setup], None] = lambda setup: None,
 ) -> tuple[Setup, Programs]:
     """The pool that the largest step leaves memory for, and the programs for it.
 
@@ -149,17 +155,18 @@ def fit_pool(
     so a step of a few layers tells the need of all, in a fraction of the time;
     `check_largest_step` looks again when all programs are compiled. The need does not depend on the
     pool, and is kept for later starts. Where the expected need is probably right, all programs are
-    compiled meanwhile, with `progress`.
+    compiled meanwhile, with `progress`; `decided` is given the decisions as soon as they are final.
     """
     if not is_measured(config, setup.memory.budget):
+        decided(setup)
         return setup, programs
-    if (workspace := known_workspace(programs)) is None:
-        workspace = _measure_workspace(setup, programs, config, progress)
-        if exports := _exports_of(programs):
-            exports.keep_figures({"workspace": workspace})
-    workspace = max(setup.hosts.agree(workspace))
-    fitted = with_workspace(setup, config, workspace)
-    if fitted.resolved == setup.resolved:
+    with _workspace(setup, programs, progress) as own:
+        workspace = max(setup.hosts.agree(own))
+        fitted = with_workspace(setup, config, workspace)
+        decided(fitted)
+        if is_other := fitted.resolved != setup.resolved:
+            programs.stop()
+    if not is_other:
         return fitted, programs
     return fitted, programs.for_pool(abstract_pages(fitted), table_width(fitted))
 
@@ -189,11 +196,13 @@ def workspace_to_reserve(budget: MemoryBudget, need: int) -> int:
     return budget.workspace if budget.expected and enough else need
 
 
-def _measure_workspace(
-    setup: Setup, programs: Programs, config: EngineConfig, progress: Progress | None
-) -> int:
-    """Bytes to keep for the largest step. Meanwhile programs are compiled, for as long as the pool
-    may be the right one."""
+@contextmanager
+def _workspace(setup: Setup, programs: Programs, progress: Progress | None) -> Iterator[int]:
+    """Bytes to keep for the largest step, as an earlier start or this one has measured them.
+    Programs that are compiled meanwhile go on until they are stopped; the block ends with them."""
+    if (known := known_workspace(programs)) is not None:
+        yield known
+        return
     budget = setup.memory.budget
     few = make_programs(
         shallow(setup), Executables(options_of(setup), platform=setup.mesh.devices.flat[0].platform)
@@ -207,15 +216,14 @@ def _measure_workspace(
                 (needed_bytes(programs.get(key)) for key in programs.largest_others),
                 default=0,
             )
-            need = max(need, few.peak_bytes)
-            workspace = workspace_to_reserve(budget, need)
-            if with_workspace(setup, config, workspace).resolved != setup.resolved:
-                programs.stop()
+            workspace = workspace_to_reserve(budget, max(need, few.peak_bytes))
+            if exports := _exports_of(programs):
+                exports.keep_figures({"workspace": workspace})
+            yield workspace
             lattice.result()
         except BaseException:
             programs.stop()
             raise
-    return workspace
 
 
 def shallow(setup: Setup, layers: int = SIZING_LAYERS) -> Setup:

@@ -21,7 +21,7 @@ from jaxllm.config import ConfigError, EngineConfig, Resolved
 from jaxllm.engine.constraints.grammars import Grammars
 from jaxllm.engine.runtime.compilation.exports import is_private
 from jaxllm.engine.runtime.lattice import Programs, weight_leaves
-from jaxllm.engine.runtime.pipeline import PipelineRunner
+from jaxllm.engine.runtime.pipeline import PipelineRunner, StageDispatcher
 from jaxllm.engine.runtime.pooling_runner import PoolingRunner
 from jaxllm.engine.runtime.runner import Runner
 from jaxllm.engine.runtime.state import MAX_STOP_IDS
@@ -33,7 +33,8 @@ from jaxllm.engine.startup.device_client import (
     reserve_as,
 )
 from jaxllm.engine.startup.pin_host_memory import pinning
-from jaxllm.engine.startup.pipeline.stages import Read, start_stages
+from jaxllm.engine.startup.pipeline.stages import StagesBefore
+from jaxllm.engine.startup.pipeline.together import Together, shares
 from jaxllm.engine.startup.report import Report, link_rows, table_rows
 from jaxllm.engine.startup.resolve import Setup, check_same, resolve
 from jaxllm.engine.startup.sizing import (
@@ -76,8 +77,8 @@ class Started:
 
 
 class _Loaded(NamedTuple):
-    """The last stage, or the only one: decisions with the pool's size, programs that are compiled,
-    and weights on the devices."""
+    """A stage, mostly the only one: decisions with the pool's size, programs that are compiled, and
+    weights on the devices."""
 
     setup: Setup
     programs: Programs
@@ -152,17 +153,17 @@ def start(
         # Before the runner, whose buffers in pinned memory would wait for it
         devices = [device for mesh in meshes for device in mesh.devices.flat]
         with pinning(setup, devices, report) as pinned:
-            loaded = _load_and_compile(workers, setup, config, report, processors)
-    setup = loaded.setup
+            loaded = _load_and_compile(workers, setup, meshes, config, report, processors)
+    setup = loaded[-1].setup
     check_same(hosts, setup.resolved)
-    runner = _make_runner(loaded, meshes[:-1], config, report)
+    runner = _make_runner(loaded, report)
     if not config.enforce_eager:
         with report.phase("Warming up"):
             # A second step in flight gains 0.5 % even where steps are long, but new requests wait
             # for it: not with a stall limit.
             runner.warm_up(deep=config.max_stall_ms is None)
     runner.compiles.warmed_up()
-    rows = table_rows(setup, loaded.programs, runner.compiles, report)
+    rows = table_rows(setup, [stage.programs for stage in loaded], runner.compiles, report)
     report.show_table("jaxllm", rows + pinned.rows + link_rows(setup, runner))
     sleepers = setup.mesh.devices.flat if config.enable_sleep_mode else ()
     source, returning = WeightSource(setup, config), partial(give_back, sleepers)
@@ -247,61 +248,84 @@ def end_ids(spec: ModelSpec) -> list[int]:
 def _load_and_compile(
     workers: CompileWorkers,
     setup: Setup,
+    meshes: Sequence[Mesh],
     config: EngineConfig,
     report: Report,
     processors: tuple[Processor, ...],
-) -> _Loaded:
-    """Weights load in a thread while the main thread compiles from abstract shapes. The compiled
-    step gives the pool's size."""
+) -> list[_Loaded]:
+    """All stages, the last one at the end: mostly that one alone, which `setup` is of.
 
-    source = WeightSource(setup, config)
-
-    def load() -> tuple[jax.Array, ...]:
-        with report.phase("Loading weights") as progress:
-            return source.read(progress=progress)
-
+    Weights load in threads while programs are compiled from abstract shapes. A compiled step of the
+    last stage gives the pool's size. From then on the stages before it compile beside it.
+    """
     programs = make_programs(setup, processors=processors)
     # A known need fits the pool before anything is compiled
     if known := all(setup.hosts.agree(known_workspace(programs) is not None)):
         setup, programs = fit_pool(setup, programs, config)
     workers.configure(
         _worker_spec(setup, config)
-        if much_is_missing(programs) and not config.enforce_eager and _is_alone(config)
+        if much_is_missing(programs) and not config.enforce_eager and config.nnodes == 1
         else WorkerSpec(0)
     )
-    with ThreadPoolExecutor(1, thread_name_prefix="load") as pool:
-        loading = pool.submit(load)
-        if not config.enforce_eager:
+    before = StagesBefore(meshes[:-1], workers, programs.executables.compiles)
+    own = [*before.setups(setup), setup]
+    with Together(2 * len(own)) as together:
+        loading = together.begin(partial(_load, together, own, config, report))
+        if config.enforce_eager:
+            stages = [(stage, before.programs(stage)) for stage in own[:-1]]
+        else:
             with report.phase("Compiling") as progress:
+                *others, last = map(together.watched, shares(progress, len(own)))
+                decided = partial(before.begin, together, others)
                 if not known:
                     workers.start(
                         setup, programs, programs.early_keys(setup.memory.budget.expected)
                     )
-                    setup, programs = fit_pool(setup, programs, config, progress)
+                    setup, programs = fit_pool(setup, programs, config, last, decided)
                 workers.start(setup, programs, programs.lattice)
-                programs.compile_all(progress)
+                if known:
+                    decided(setup)
+                programs.compile_all(last)
+                stages = before.compiled()
             check_largest_step(setup, programs)
-        return _Loaded(setup, programs, loading.result())
+        leaves = loading.result()
+    return [
+        _Loaded(*stage, own)
+        for stage, own in zip([*stages, (setup, programs)], leaves, strict=True)
+    ]
 
 
-def _make_runner(
-    loaded: _Loaded, meshes: Sequence[Mesh], config: EngineConfig, report: Report
-) -> Runner | PoolingRunner:
-    """What runs the programs, with new pages; `meshes` are those of the stages before the last."""
-    setup, programs, leaves = loaded
+def _load(
+    together: Together, stages: Sequence[Setup], config: EngineConfig, report: Report
+) -> list[tuple[jax.Array, ...]]:
+    """The weights of each stage, all at once."""
+    with report.phase("Loading weights") as progress:
+        told = map(together.watched, shares(progress, len(stages)))
+        reading = [
+            together.begin(partial(WeightSource(stage, config).read, progress=own))
+            for stage, own in zip(stages, told, strict=True)
+        ]
+        return [each.result() for each in reading]
+
+
+def _make_runner(loaded: Sequence[_Loaded], report: Report) -> Runner | PoolingRunner:
+    """What runs the programs of all stages, with new pages."""
     with report.phase("Allocating KV pages"):
-        kv = zeros_of(abstract_pages(setup))  # zeros, because kernels may multiply what they mask
-        jax.block_until_ready(kv)
+        # Zeros, because kernels may multiply what they mask
+        pages = [zeros_of(abstract_pages(stage.setup)) for stage in loaded]
+        jax.block_until_ready(pages)
+    *before, (setup, programs, leaves) = loaded
+    *others, kv = pages
     if setup.spec.pooling is not None:
         return PoolingRunner(programs, leaves, kv)
     eos_ids = end_ids(setup.spec)
-    if not meshes:
+    if not before:
         return Runner(programs, leaves, kv, eos_ids)
-    read: Read = lambda stage: WeightSource(stage, config).read()
-    with report.phase("Starting the other stages"):
-        compiles, eager = programs.executables.compiles, config.enforce_eager
-        before = start_stages(setup, meshes, read, compiles, eager)
-    return PipelineRunner(before, programs, leaves, kv, eos_ids)
+    dispatchers = [
+        StageDispatcher(stage.programs, stage.weights, own)
+        for stage, own in zip(before, others, strict=True)
+    ]
+    return PipelineRunner(dispatchers, programs, leaves, kv, eos_ids)
 
 
 def much_is_missing(programs: Programs) -> bool:
@@ -318,17 +342,12 @@ def _early_workers(config: EngineConfig) -> int:
     """Workers to start before anything is known: some where there may be a GPU and no start has
     kept anything yet."""
     folder = programs_folder()
-    if config.enforce_eager or not _is_alone(config) or not may_use_cuda() or folder is None:
+    if config.enforce_eager or config.nnodes > 1 or not may_use_cuda() or folder is None:
         return 0
     try:
         return 0 if folder.is_dir() and any(folder.iterdir()) else early_count(os.cpu_count() or 1)
     except OSError:  # another user's: nothing will be kept
         return 0
-
-
-def _is_alone(config: EngineConfig) -> bool:
-    """Whether one mesh runs the engine, which is what workers compile for."""
-    return config.nnodes == config.pipeline_parallel_size == 1
 
 
 def _worker_spec(setup: Setup, config: EngineConfig) -> WorkerSpec:
@@ -337,4 +356,5 @@ def _worker_spec(setup: Setup, config: EngineConfig) -> WorkerSpec:
     share = config.gpu_memory_utilization
     limit = limit_bytes(device, share) if device.platform == "gpu" else 0
     spare = int(limit / share) - limit
-    return WorkerSpec.within(os.cpu_count() or 1, device.platform, setup.mesh.size, spare)
+    devices = setup.mesh.size * setup.stage.count
+    return WorkerSpec.within(os.cpu_count() or 1, device.platform, devices, spare)

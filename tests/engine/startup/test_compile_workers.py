@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
 import threading
 from collections import deque
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, cast
 
@@ -15,13 +16,15 @@ import jax
 import pytest
 
 from jaxllm.config import EngineConfig
+from jaxllm.engine.runtime.compilation.exports import export
 from jaxllm.engine.runtime.compilation.xla_options import Entry, XlaOptions
 from jaxllm.engine.runtime.lattice import Programs
 from jaxllm.engine.startup import compile_workers as module
 from jaxllm.engine.startup.compile_workers import DEVICE_BYTES, CompileWorkers, WorkerSpec
-from jaxllm.engine.startup.resolve import resolve
+from jaxllm.engine.startup.pipeline.stages import at_stage
+from jaxllm.engine.startup.resolve import Setup, resolve
 from jaxllm.engine.startup.sizing import make_programs
-from jaxllm.mesh import make_mesh
+from jaxllm.mesh import make_mesh, make_stage_meshes
 
 pytestmark = pytest.mark.usefixtures("cache")
 
@@ -117,6 +120,85 @@ def test_workers_make_what_needs_no_pages_first_and_then_the_rest_for_the_pool_t
     assert all(executables.exports.has(name) for name in early | later), (
         "by workers: nothing was compiled here"
     )
+
+
+def stages_of(tiny_dir: str, stages: int, tensor: int = 1, **wishes: int) -> list[Setup]:
+    """The decisions of each stage of a pipeline."""
+    meshes = make_stage_meshes(tensor, stages)
+    usual = {"max_num_batched_tokens": 16, "num_gpu_blocks_override": 8}
+    config = EngineConfig(
+        model=tiny_dir,
+        max_model_len=32,
+        max_num_seqs=2,
+        tensor_parallel_size=tensor,
+        pipeline_parallel_size=stages,
+        **(usual | wishes),
+    )
+    last = resolve(config, Path(tiny_dir), meshes)
+    return [*(at_stage(last, mesh, at) for at, mesh in enumerate(meshes[:-1])), last]
+
+
+def lowered(programs: Programs) -> str:
+    recipe = programs.recipe(programs.largest)
+    return export(recipe.function, recipe.arguments, "cpu").mlir_module()
+
+
+@pytest.mark.parametrize("tensor", [1, 2])
+def test_a_worker_rebuilds_the_programs_of_each_stage_under_the_names_that_the_engine_asks_for(
+    tiny_dir: str, tensor: int
+) -> None:
+    found = []
+    for setup in stages_of(tiny_dir, 2, tensor):
+        programs = make_programs(setup)
+        again = module.rebuild(json.loads(module._task(setup, programs)))
+        ours, theirs = programs.executables.exports, again.executables.exports
+        assert ours is not None and theirs is not None and theirs.folder == ours.folder
+        assert [*map(again.name, again.lattice)] == [*map(programs.name, programs.lattice)]
+        made, text = (lowered(each) for each in (again, programs))  # a text names lines of code
+        assert made == text
+        found.append((ours.folder, text))
+    (first, embeds), (last, draws) = found
+    assert first != last and embeds != draws
+
+
+@pytest.mark.slow
+def test_workers_serve_all_stages_that_compile_at_once(tiny_dir: str) -> None:
+    stages = [(setup, make_programs(setup)) for setup in stages_of(tiny_dir, 2)]
+    with CompileWorkers() as running:
+        running.configure(WorkerSpec(2))
+        with ThreadPoolExecutor(2) as pool:
+            each = [
+                pool.submit(running.start, setup, programs, programs.lattice)
+                for setup, programs in stages
+            ]
+            assert [one.result() for one in each] == [None, None]
+        for _, programs in stages:
+            wanted = {programs.name(key) for key in programs.lattice if programs.is_kept(key)}
+            executables = programs.executables
+            assert executables.coming.keys() == wanted
+            for made in executables.coming.values():
+                made.result(120)
+            assert executables.exports is not None
+            assert all(map(executables.exports.has, wanted))
+
+
+def test_what_one_stage_no_longer_wants_is_still_made_for_another(
+    tiny_dir: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "_hand_out", lambda *_: None)  # nobody makes anything
+    first, last = stages_of(tiny_dir, 2)
+    (_, other) = stages_of(tiny_dir, 2, num_gpu_blocks_override=12)
+    programs, others, changed = map(make_programs, (first, last, other))
+    with CompileWorkers(1) as running:
+        running.start(last, others, others.lattice)
+        running.start(first, programs, programs.lattice)
+        assert not any(made.done() for made in others.executables.coming.values())
+        changed.executables.coming = others.executables.coming
+        running.start(other, changed, changed.lattice)
+    assert {
+        name.partition("-")[0] for name, made in others.executables.coming.items() if made.done()
+    } == {"decode", "extend"}
+    assert not any(made.done() for made in programs.executables.coming.values())
 
 
 def test_those_who_are_hired_are_as_many_as_asked_whether_they_were_there_or_not(

@@ -157,6 +157,33 @@ def test_who_is_interrupted_while_all_programs_are_compiled_waits_for_those_that
     assert all(begun) and len(begun) <= 2, "one a thread at most"
 
 
+def test_the_decisions_are_told_while_programs_are_still_compiled_for_them(
+    tiny_dir: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before, config = decide(tiny_dir)
+    setup = with_workspace(before, config, 1000)
+    budget = replace(setup.memory.budget, expected=True)
+    setup = replace(setup, memory=replace(setup.memory, budget=budget))
+    programs, told, final = make_programs(setup), list[Setup](), threading.Event()
+    waited = list[bool]()
+
+    def compiling(self: Programs, key: Key) -> Any:
+        if self is programs and key not in programs.largest_others:
+            waited.append(final.wait(30))
+        return SimpleNamespace(memory_analysis=lambda: None)
+
+    def decided(setup: Setup) -> None:
+        told.append(setup)
+        final.set()
+
+    monkeypatch.setattr(Programs, "_compile", compiling)
+    found, same = fit_pool(setup, programs, config, None, decided)
+    assert told == [found] and same is programs
+    assert waited and all(waited)
+    again, _ = fit_pool(setup, make_programs(setup), config, None, decided)
+    assert told == [found, again], "of a need that is known"
+
+
 def fitted_need(tiny_dir: str) -> int:
     """What the largest step needs, with nothing kept of finding it."""
     before, config = decide(tiny_dir)

@@ -123,6 +123,9 @@ def test_workers_begin_early_where_no_start_has_kept_anything(
     monkeypatch.setattr(os, "cpu_count", lambda: 16)
     config = EngineConfig(model="demo")
     assert start._early_workers(config) == 10
+    assert start._early_workers(replace(config, pipeline_parallel_size=2)) == 10
+    hosts = replace(config, nnodes=2, tensor_parallel_size=2, group_key_file="key")
+    assert start._early_workers(hosts) == 0
     assert start._early_workers(EngineConfig(model="demo", enforce_eager=True)) == 0
     (cache / "programs").mkdir()
     assert start._early_workers(config) == 10

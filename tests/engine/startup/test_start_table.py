@@ -73,7 +73,7 @@ def rows_of(setup: Setup) -> dict[str, str]:
     programs = SimpleNamespace(
         peak_bytes=int(2.75 * GIB), lattice=range(60), executables=SimpleNamespace(lowered=7)
     )
-    return dict(table_rows(setup, programs, SimpleNamespace(compiles=9, cache_hits=4), report))  # type: ignore[arg-type]
+    return dict(table_rows(setup, [programs], SimpleNamespace(compiles=9, cache_hits=4), report))  # type: ignore[arg-type]
 
 
 def test_the_rows_of_memory_are_the_terms_of_the_formula_and_their_sum(tiny_dir: str) -> None:

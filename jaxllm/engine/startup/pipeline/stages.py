@@ -1,34 +1,57 @@
-"""The stages of a pipeline that are not the last: loaded and compiled as the last one decided."""
+"""The stages of a pipeline that are not the last: compiled as the last one decided, at the same
+time."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future
 from dataclasses import replace
 from functools import partial
 
-import jax
 from jax.sharding import Mesh
 
 from jaxllm import weights
-from jaxllm.cache.kv import zeros_of
 from jaxllm.engine.runtime.compilation.compile_counter import CompileCounter
-from jaxllm.engine.runtime.pipeline import StageDispatcher
+from jaxllm.engine.runtime.lattice import Programs, Progress
+from jaxllm.engine.startup.compile_workers import CompileWorkers
+from jaxllm.engine.startup.pipeline.together import Together
 from jaxllm.engine.startup.resolve import Setup
-from jaxllm.engine.startup.sizing import abstract_pages, make_programs
+from jaxllm.engine.startup.sizing import make_programs
 from jaxllm.mesh import over_experts, stages
 
-type Read = Callable[[Setup], tuple[jax.Array, ...]]  # the weights of a stage, on its devices
 
+class StagesBefore:
+    """The stages before the last, on these `meshes`; `compiles` counts compilations of all."""
 
-def start_stages(
-    setup: Setup, meshes: Sequence[Mesh], read: Read, compiles: CompileCounter, eager: bool
-) -> list[StageDispatcher]:
-    """The stages before the last, whose `setup` has all decisions and whose counter counts
-    `compiles` of all, on these meshes; `eager` ones compile each program at its first use."""
-    own = [at_stage(setup, mesh, index) for index, mesh in enumerate(meshes)]
-    with ThreadPoolExecutor(len(own), thread_name_prefix="stage") as pool:
-        return list(pool.map(partial(_start, read=read, compiles=compiles, eager=eager), own))
+    def __init__(self, meshes: Sequence[Mesh], workers: CompileWorkers, compiles: CompileCounter):
+        self._meshes, self._workers, self._compiles = meshes, workers, compiles
+        self._compiling: list[Future[tuple[Setup, Programs]]] = []
+
+    def setups(self, setup: Setup) -> list[Setup]:
+        """What the last stage's `setup` says, for each."""
+        return [at_stage(setup, mesh, index) for index, mesh in enumerate(self._meshes)]
+
+    def programs(self, setup: Setup) -> Programs:
+        """Those of one, uncompiled."""
+        programs = make_programs(setup)
+        programs.executables.compiles = self._compiles
+        return programs
+
+    def begin(self, together: Together, progress: Sequence[Progress], setup: Setup) -> None:
+        """Begin to compile, now that the last stage's `setup` is final."""
+        for index, (mesh, told) in enumerate(zip(self._meshes, progress, strict=True)):
+            own = partial(at_stage, setup, mesh, index)
+            self._compiling.append(together.begin(partial(self._compile, own, told)))
+
+    def compiled(self) -> list[tuple[Setup, Programs]]:
+        """Wait for all. Raises the error of one that failed."""
+        return [each.result() for each in self._compiling]
+
+    def _compile(self, own: Callable[[], Setup], progress: Progress) -> tuple[Setup, Programs]:
+        programs = self.programs(setup := own())
+        self._workers.start(setup, programs, programs.lattice)
+        programs.compile_all(progress)
+        return setup, programs
 
 
 def at_stage(setup: Setup, mesh: Mesh, index: int) -> Setup:
@@ -36,16 +59,3 @@ def at_stage(setup: Setup, mesh: Mesh, index: int) -> Setup:
     stage, mesh = stages(setup.stage.count)[index], over_experts(mesh, setup.mesh.shape["expert"])
     graphdef, abstract = weights.abstract(setup.spec, mesh, setup.dtype, stage)
     return replace(setup, mesh=mesh, stage=stage, graphdef=graphdef, abstract_weights=abstract)
-
-
-def _start(setup: Setup, read: Read, compiles: CompileCounter, eager: bool) -> StageDispatcher:
-    programs = make_programs(setup)
-    programs.executables.compiles = compiles
-    with ThreadPoolExecutor(1, thread_name_prefix="load") as pool:
-        loading = pool.submit(read, setup)
-        if not eager:
-            programs.compile_all()
-        leaves = loading.result()
-    kv = zeros_of(abstract_pages(setup))
-    jax.block_until_ready(kv)
-    return StageDispatcher(programs, leaves, kv)
