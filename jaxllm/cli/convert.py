@@ -71,5 +71,6 @@ def _keep(argv: list[str], environ: Mapping[str, str]) -> int:
     except ConfigError as error:
         print(f"jaxllm convert: {error}", file=sys.stderr)
         return 1
-    print(f"weights are kept in {kept}; serve with --weight-cache-dir {target}")
+    folders = " and ".join(map(str, kept))
+    print(f"weights are kept in {folders}; serve with --weight-cache-dir {target}")
     return 0

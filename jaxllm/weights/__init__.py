@@ -1,8 +1,8 @@
 """Checkpoint tensors → parameters on the mesh."""
 
-from jaxllm.weights.formats import weight_formats
+from jaxllm.weights.formats import resolve_dtype, weight_formats
 from jaxllm.weights.kv_scales import kv_scales
-from jaxllm.weights.load import abstract, check, check_shapes, kept_entry, load, resolve_dtype
+from jaxllm.weights.load import abstract, check, check_shapes, kept_entry, load
 
 __all__ = [
     "abstract",

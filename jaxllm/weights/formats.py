@@ -1,4 +1,4 @@
-"""Which weights are held in few bits."""
+"""What weights are held in: the type of plain numbers, and which are held in few bits."""
 
 from __future__ import annotations
 
@@ -7,9 +7,10 @@ from collections.abc import Container, Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
+import jax.numpy as jnp
 import numpy as np
 
-from jaxllm.config import ConfigError
+from jaxllm.config import DTYPES, ConfigError
 from jaxllm.models import ModelSpec
 from jaxllm.models.config.build import (
     expert_maps,
@@ -27,6 +28,22 @@ from jaxllm.quantisation.matrix import NUMBERS
 from jaxllm.weights.load import open_checkpoint
 
 LEAST_ROWS = 16  # gates of fewer outputs stay plain, unless their inputs are rounded
+
+
+def resolve_dtype(requested: str, stored: str | None, platform: str) -> jnp.dtype:
+    """The dtype of weights and KV.
+
+    "auto" is float32 on CPU. Elsewhere it is float16 for a checkpoint `stored` in that, and
+    bfloat16 for every other.
+    """
+    if requested not in DTYPES:
+        raise ConfigError(
+            f"dtype {requested!r} is not supported; choose one of {', '.join(DTYPES)}"
+        )
+    name = {"half": "float16", "float": "float32"}.get(requested, requested)
+    if name == "auto":
+        name = "float32" if platform == "cpu" else stored if stored == "float16" else "bfloat16"
+    return jnp.dtype(name)
 
 
 def weight_formats(

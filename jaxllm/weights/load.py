@@ -5,19 +5,18 @@ Parameters are filled shard by shard: only the slices that a device holds are re
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 from jax.sharding import Mesh
 from jax.typing import DTypeLike
 
-from jaxllm.config import DTYPES, LOAD_FORMATS, ConfigError
+from jaxllm.config import LOAD_FORMATS, ConfigError
 from jaxllm.mesh import WHOLE, Stage, layer_devices, sharding
 from jaxllm.models import ModelSpec
 from jaxllm.models.config.build import (
@@ -47,22 +46,6 @@ type Index = tuple[slice, ...]
 type View = Callable[[str], Tensor]  # of a checkpoint tensor, by name
 
 
-def resolve_dtype(requested: str, stored: str | None, platform: str) -> jnp.dtype:
-    """The dtype of weights and KV.
-
-    "auto" is float32 on CPU. Elsewhere it is float16 for a checkpoint `stored` in that, and
-    bfloat16 for every other.
-    """
-    if requested not in DTYPES:
-        raise ConfigError(
-            f"dtype {requested!r} is not supported; choose one of {', '.join(DTYPES)}"
-        )
-    name = {"half": "float16", "float": "float32"}.get(requested, requested)
-    if name == "auto":
-        name = "float32" if platform == "cpu" else stored if stored == "float16" else "bfloat16"
-    return jnp.dtype(name)
-
-
 def abstract(
     spec: ModelSpec, mesh: Mesh, dtype: DTypeLike, stage: Stage = WHOLE
 ) -> tuple[nnx.GraphDef, nnx.State]:
@@ -82,15 +65,18 @@ def check(
     dtype: DTypeLike,
     load_format: str = "auto",
     cache: Path | None = None,
+    stages: Sequence[Stage] = (WHOLE,),
 ) -> None:
-    """Raises the ConfigError that `load` would raise, from the files' headers and, of weights that
-    are not kept in the `cache`, from scales of packed ones."""
+    """Raises the ConfigError that `load` would raise, from the files' headers and, unless weights
+    of all `stages` are kept in the `cache`, from scales of packed ones."""
     if _reads_files(load_format):
         checkpoint, graph = open_checkpoint(model_dir, spec), _outline(spec, mesh, dtype)
-        table = _held(checkpoint, graph.rules)
-        _check(checkpoint, table, spec)
-        entry = _entry(cache, spec, checkpoint, table, graph.likes)
-        if entry is None or not entry.folder.is_dir():
+        _check(checkpoint, _held(checkpoint, graph.rules), spec)
+        parts = (
+            graph if stage == WHOLE else _outline(spec, mesh, dtype, stage) for stage in stages
+        )
+        entries = (_entry(cache, spec, checkpoint, part) for part in parts)
+        if not all(entry is not None and entry.folder.is_dir() for entry in entries):
             checkpoint.check_values()
 
 
@@ -171,7 +157,7 @@ def load(
     else:
         checkpoint = open_checkpoint(model_dir, spec)
         table = _held(checkpoint, graph.rules)
-        entry = _entry(cache, spec, checkpoint, table, likes)
+        entry = _entry(cache, spec, checkpoint, graph)
         if entry is not None and entry.found(likes, take):
             return graph.filled(placed)
         placed.clear()  # of an entry that is damaged
@@ -187,24 +173,26 @@ def load(
 
 
 def kept_entry(
-    model_dir: str | Path, spec: ModelSpec, mesh: Mesh, dtype: DTypeLike, cache: Path | None
+    model_dir: str | Path,
+    spec: ModelSpec,
+    mesh: Mesh,
+    dtype: DTypeLike,
+    cache: Path | None,
+    stage: Stage = WHOLE,
 ) -> Kept | None:
     """The entry of the cache that `load` reads or writes; None where weights are plain, or lie on
     several hosts."""
-    checkpoint, graph = open_checkpoint(model_dir, spec), _outline(spec, mesh, dtype)
-    return _entry(cache, spec, checkpoint, _held(checkpoint, graph.rules), graph.likes)
+    checkpoint = open_checkpoint(model_dir, spec)
+    return _entry(cache, spec, checkpoint, _outline(spec, mesh, dtype, stage))
 
 
 def _entry(
-    cache: Path | None,
-    spec: ModelSpec,
-    checkpoint: reader.Checkpoint,
-    rules: list[Rule],
-    likes: Mapping[str, jax.ShapeDtypeStruct],
+    cache: Path | None, spec: ModelSpec, checkpoint: reader.Checkpoint, graph: _Outline
 ) -> Kept | None:
     if cache is None or not (spec.formats or spec.scheme is not None) or jax.process_count() > 1:
         return None
-    return Kept(cache, digest(checkpoint, spec.scheme, rules, likes))
+    rules = _held(checkpoint, graph.rules)  # their tensors tell a stage from another
+    return Kept(cache, digest(checkpoint, spec.scheme, rules, graph.likes))
 
 
 @dataclass(frozen=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
@@ -31,6 +32,7 @@ from tests.engine.fake_host import Optimist
 from tests.engine.runtime.test_unsaved import Unmade
 from tests.engine.test_invariants import ASKING, PROMPTS, SEEDED
 from tests.engine.test_shared_layers import WAYS
+from tests.goldens.golden import load_golden
 from tests.server.fake import RESOLVED
 
 STAGE = 0.020  # seconds that a stage takes for a step
@@ -170,12 +172,25 @@ def test_beams_of_a_search_run_in_one_group(make_engine: MakeEngine) -> None:
     assert found[0] == found[1]
 
 
+@pytest.mark.slow
+def test_stages_that_are_read_from_a_cache_of_weights_give_the_tokens_of_one(
+    make_engine: MakeEngine, tmp_path: Path
+) -> None:
+    model = str(load_golden("llama-gqa").directory)
+    wishes = {"model": model, "load_format": "auto", "quantization": "int4"}
+    kept = {"weight_cache_dir": str(tmp_path), "pipeline_parallel_size": 2}
+    greedy = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True)
+    expected = run(make_engine(**wishes), PROMPTS, greedy)
+    for _ in range(2):
+        assert run(make_engine(**wishes, **kept), PROMPTS, greedy) == expected
+        assert len([*tmp_path.glob("[!.]*")]) == 2, "an entry for each stage"
+
+
 REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"pipeline_parallel_size": 3}, "is more than the 2 layers of the model; set it to at most 2"),
     ({"tensor_parallel_size": 8}, "2 stages of 8 devices need 16 devices, but there are 8"),
     ({"max_num_seqs": 1}, "--max-num-seqs 1 leaves stages without requests"),
     ({"enable_sleep_mode": True}, "--enable-sleep-mode does not go with"),
-    ({"weight_cache_dir": "/kept"}, "--weight-cache-dir does not go with"),
     ({"runner": "pooling"}, "a pooling model does not go with"),
 ]
 

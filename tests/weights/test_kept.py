@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from jaxllm import cli, models, weights
-from jaxllm.mesh import make_mesh
+from jaxllm.mesh import WHOLE, Stage, make_mesh, stages
 from jaxllm.weights import kept, reader
 from jaxllm.weights.rounding import Rounding
 from tests.weights.test_rounding import LLAMA, online
@@ -25,9 +25,16 @@ def model(tmp_path: Path) -> Path:
     return shutil.copytree(LLAMA, tmp_path / "model")
 
 
-def load(model: Path, cache: Path, wish: str = "int4", shards: int = 1, dtype: Any = jnp.bfloat16):
+def load(
+    model: Path,
+    cache: Path,
+    wish: str = "int4",
+    shards: int = 1,
+    dtype: Any = jnp.bfloat16,
+    stage: Stage = WHOLE,
+):
     spec = online(model, wish)
-    _, state = weights.load(model, spec, make_mesh(shards), dtype, cache=cache)
+    _, state = weights.load(model, spec, make_mesh(shards), dtype, cache=cache, stage=stage)
     return [np.asarray(leaf) for leaf in jax.tree.leaves(state)]
 
 
@@ -67,6 +74,17 @@ def test_a_second_start_reads_what_is_kept_alone(
     unread(model)
     assert equal(first, load(model, cache, wish, shards))
     assert entries(cache) == [entry]
+
+
+def test_each_stage_of_a_pipeline_reads_what_is_kept_of_it_alone(
+    model: Path, tmp_path: Path, unread: Any
+) -> None:
+    cache, each = tmp_path / "cache", [WHOLE, *stages(2)]
+    first = [load(model, cache, stage=stage) for stage in each]
+    assert len(entries(cache)) == len(each)
+    unread(model)
+    for stage, found in zip(each, first, strict=True):
+        assert equal(found, load(model, cache, stage=stage))
 
 
 def test_what_weights_depend_on_makes_other_entries(model: Path, tmp_path: Path) -> None:
@@ -157,6 +175,20 @@ def test_a_full_disk_is_one_line_and_leaves_nothing(
     assert line.startswith(f"cannot keep weights in {cache}: ") and "\n" not in line
     assert ("No space left" in line) == (full == "meanwhile")
     assert not entries(cache) and not list(cache.glob(".*.unfinished"))
+
+
+@pytest.mark.slow
+def test_convert_writes_the_weights_of_each_stage(
+    model: Path, tmp_path: Path, unread: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    cache = tmp_path / "cache"
+    options = ["--quantization", "int4", "--dtype", "float32", "-pp", "2"]
+    assert cli.main(["convert", str(model), str(cache), "--as-served", *options]) == 0
+    said = capsys.readouterr().out
+    assert len(entries(cache)) == 2 and all(str(entry) in said for entry in entries(cache))
+    unread(model)
+    for stage in stages(2):
+        assert load(model, cache, dtype=jnp.float32, stage=stage)
 
 
 @pytest.mark.slow

@@ -13,7 +13,7 @@ import pytest
 
 from jaxllm import models, weights
 from jaxllm.config import ConfigError
-from jaxllm.mesh import make_mesh
+from jaxllm.mesh import make_mesh, stages
 from tests.weights.packed import (
     FP8,
     FP8_STATIC,
@@ -86,3 +86,16 @@ def test_weights_that_are_kept_are_not_read_to_be_checked(tmp_path: Path) -> Non
     assert entry is not None
     entry.folder.mkdir(parents=True)
     weights.check(path, spec, mesh, jnp.float32, cache=cache)
+
+
+def test_weights_of_which_one_stage_alone_is_kept_are_checked(tmp_path: Path) -> None:
+    path = directory(tmp_path / "model", "awq", f"{UP}.scales", np.nan)
+    spec, mesh, cache = models.read_spec(path), make_mesh(1), tmp_path / "kept"
+    spec = replace(spec, formats=weights.weight_formats(path, spec, None))
+    for stage in stages(2):
+        with pytest.raises(ConfigError, match="scales"):
+            weights.check(path, spec, mesh, jnp.float32, cache=cache, stages=stages(2))
+        entry = weights.kept_entry(path, spec, mesh, jnp.float32, cache, stage)
+        assert entry is not None
+        entry.folder.mkdir(parents=True)
+    weights.check(path, spec, mesh, jnp.float32, cache=cache, stages=stages(2))

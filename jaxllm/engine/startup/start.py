@@ -48,7 +48,7 @@ from jaxllm.engine.startup.sizing import (
 from jaxllm.grammar.matcher import Matchers
 from jaxllm.hosts.group import ALONE, Hosts
 from jaxllm.locate import locate
-from jaxllm.mesh import make_stage_meshes
+from jaxllm.mesh import make_stage_meshes, stages
 from jaxllm.models import ModelSpec, Wish, read_spec
 from jaxllm.sampling.options import MAX_STOP_TOKEN_IDS
 from jaxllm.sampling.processor_arguments import Function, Processor
@@ -146,7 +146,7 @@ def start(
             tokenizer, matchers = reading.result()
         grammars = Grammars(matchers, setup.resolved.vocab_size, eos_ids)
         shapes, kept = (setup.spec, setup.mesh, setup.dtype), weight_cache(config)
-        weights.check(model_dir, *shapes, config.load_format, kept)
+        weights.check(model_dir, *shapes, config.load_format, kept, stages(setup.stage.count))
         if logits_processors and setup.spec.pooling is not None:
             raise ConfigError("logits_processors are for models that generate; leave them out")
         processors = read_processors(logits_processors, setup.resolved.vocab_size)

@@ -16,7 +16,6 @@ def divide(config: EngineConfig, spec: ModelSpec, max_num_seqs: int) -> tuple[St
     refused = {
         "--enable-sleep-mode": config.enable_sleep_mode,
         "--kv-transfer-config": config.kv_transfer_config is not None,
-        "--weight-cache-dir": config.weight_cache_dir is not None,
         "a pooling model": spec.pooling is not None,
     }
     if found := [what for what, given in refused.items() if given]:
