@@ -27,6 +27,7 @@ import os
 import random
 import re
 import secrets
+import shlex
 import shutil
 import statistics
 import tempfile
@@ -347,7 +348,8 @@ def run(bench: Bench, start: Starter) -> None:
     """All servers and figures, in the order of the least waiting."""
     a = bench.a
     bench.report("shared memory", free_mib=free_mib(Path("/dev/shm")))
-    prefill = start("prefill", a.gpus[0], *start.half("kv_producer"))
+    words = shlex.split(a.prefill_options)
+    prefill = start("prefill", a.gpus[0], *start.half("kv_producer"), *words)
     decode = start("decode", a.gpus[1], *start.half("kv_consumer"))
     with running(prefill, decode):
         bench.report("start, prefill server", seconds=prefill.wait(a.start_limit))
@@ -374,6 +376,11 @@ def options() -> argparse.ArgumentParser:
     visible = os.environ.get("CUDA_VISIBLE_DEVICES", "0,1").split(",")
     args.add_argument("--gpus", nargs=2, default=visible[:2], help="of prefill and of decode")
     args.add_argument("--server-options", default="", help="of every server, as one text")
+    args.add_argument(
+        "--prefill-options",
+        default="--max-num-batched-tokens 2048",
+        help="of the server that computes prompts; pages of a step travel while the next one runs",
+    )
     args.add_argument(
         "--host-gib",
         type=float,

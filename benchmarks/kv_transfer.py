@@ -2,14 +2,16 @@
 
     python -m benchmarks.kv_transfer --page-kib 2048 --pages 128
 
-One process holds the pages, this one fetches all of them, checks each and copies it into memory
-that is there already, as pinned memory is. `per CPU second` is by the time that this process
+One process holds the pages, this one fetches all of them as an engine does, over several
+connections at once, checks each and copies it into memory that is there already, as pinned memory
+is. `per CPU second` is by the time that this process
 computes, which a busy machine changes little; `copy` is what one core copies, for comparison. No
 device takes part.
 """
 
 from __future__ import annotations
 
+import itertools
 import multiprocessing
 import secrets
 import time
@@ -21,6 +23,7 @@ from benchmarks.record import finish, parser
 from jaxllm.kv_transfer.client import PageClient
 from jaxllm.kv_transfer.server import PageServer, listen
 from jaxllm.kv_transfer.shelf import Shelf
+from jaxllm.kv_transfer.together import TogetherClient
 
 ROUNDS = 7
 WARM = 2  # of them, which connect and touch the memory
@@ -43,16 +46,19 @@ def serve(pipe: Connection, key: bytes, pages: int, size: int, seed: int) -> Non
     server.close()
 
 
-def speeds(client: PageClient, port: int, pages: int, into: np.ndarray) -> np.ndarray:
+def speeds(client: TogetherClient, port: int, pages: int, into: np.ndarray) -> np.ndarray:
     """GB a second, and a second of this process's time on a core, of each round, `[rounds, 2]`."""
     found = []
     for _ in range(ROUNDS):
-        begin, count = clocks(), 0
-        for number, page in enumerate(client.fetch(("127.0.0.1", port), hashes_of(pages), 60)):
-            into[number] = page
-            count += 1
+        begin, places = clocks(), itertools.count()
+        came = client.fetch(
+            ("127.0.0.1", port),
+            hashes_of(pages),
+            60,
+            lambda page, places=places: np.copyto(into[next(places)], page),
+        )
         found.append(into.nbytes / (clocks() - begin) / 1e9)
-        assert count == pages, f"{count} of {pages} pages came"
+        assert len(came.pages) == pages, f"{len(came.pages)} of {pages} pages came: {came.error}"
     return np.array(found[WARM:])
 
 
@@ -85,7 +91,7 @@ def main() -> None:
     port = pipe.recv()
     figures: dict[str, float] = {"copy": round(copy_speed(into), 2)}
     for name, shared in (("shared memory", True), ("tcp", False)):
-        client = PageClient(key, FINGERPRINT, size, shared)
+        client = TogetherClient(PageClient(key, FINGERPRINT, size, shared), 1)
         rounds = speeds(client, port, arguments.pages, into)
         client.close()
         wall, computed = np.median(rounds, 0).round(2).tolist()

@@ -23,7 +23,7 @@ from jaxllm.kv_transfer.wire import (
     answer_greeting,
 )
 
-MAX_CONNECTIONS = 64
+MAX_CONNECTIONS = 256
 HANDSHAKE = 5.0  # seconds
 IDLE = 300.0  # seconds without a request until a connection is closed
 SEND = 30.0  # seconds of one answer

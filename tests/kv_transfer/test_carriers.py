@@ -18,6 +18,7 @@ from jaxllm.kv_transfer.client import PageClient
 from jaxllm.kv_transfer.ring import Ring
 from jaxllm.kv_transfer.server import PageServer, listen
 from jaxllm.kv_transfer.shelf import Shelf
+from jaxllm.kv_transfer.together import CONNECTIONS, LEAST, TogetherClient, divide
 from jaxllm.kv_transfer.wire import TransferError
 
 KEY, FINGERPRINT, SIZE = b"k" * 16, b"f" * 32, 5003
@@ -207,3 +208,38 @@ def test_memory_of_another_user_size_or_kind_is_not_mapped(tmp_path, monkeypatch
 def test_an_address_in_use_is_one_line(server, shelf):
     with pytest.raises(ConfigError, match=r"cannot bind 127.0.0.1 port \d+: .*; choose another"):
         PageServer(listen("127.0.0.1", server.port), KEY, shelf, FINGERPRINT, SIZE)
+
+
+@CARRIERS
+def test_several_connections_bring_the_longest_stored_prefix_in_order(
+    shared, server, shelf, connect
+):
+    client = TogetherClient(connect(KEY, FINGERPRINT, SIZE, shared), 1)
+    address = ("127.0.0.1", server.port)
+    assert len(divide(NAMES)) == CONNECTIONS and sum(map(len, divide(NAMES))) == len(NAMES)
+    came = client.fetch(address, NAMES, 20.0, np.ndarray.tobytes)
+    assert came == ([page(number).tobytes() for number in range(len(NAMES))], None)
+    shelf.forget([NAMES[13]])
+    assert client.fetch(address, NAMES, 20.0, bytes) == (came.pages[:13], None)
+    with shelf.reading(NAMES, 0.0) as pages:
+        pages[5].data[4321] ^= 1
+    found = client.fetch(address, NAMES, 20.0, bytes)
+    assert found.pages == came.pages[:5] and "is damaged" in str(found.error)
+    client.close()
+
+
+def test_what_keeping_a_page_raises_ends_a_fetch(server, connect):
+    client = TogetherClient(connect(), 1)
+
+    def full(page: np.ndarray) -> None:
+        raise MemoryError("no room")
+
+    found = client.fetch(("127.0.0.1", server.port), NAMES, 20.0, full, MemoryError)
+    assert found.pages == [] and str(found.error) == "no room"
+    client.close()
+
+
+def test_few_pages_take_one_connection():
+    assert [len(part) for part in divide(NAMES[:LEAST])] == [LEAST]
+    assert [len(part) for part in divide(NAMES[: LEAST + 1])] == [LEAST, 1]
+    assert divide([]) == []

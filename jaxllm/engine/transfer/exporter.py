@@ -6,6 +6,7 @@ import logging
 import queue
 import threading
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 
 import jax
 import numpy as np
@@ -18,12 +19,14 @@ from jaxllm.kv_transfer.shelf import Shelf
 
 logger = logging.getLogger("jaxllm")
 
+COPIES = 4  # at once: one core copies fewer bytes a second than the device's link carries
+
 type _Work = tuple[list[bytes], Sequence[Page]] | None
 
 
 class PageExporter:
-    """Copies pages to a shelf: the engine's thread takes them out of the pool, a thread of its own
-    puts them there when they have arrived in host memory."""
+    """Copies pages to a shelf: the engine's thread takes them out of the pool, threads of its own
+    put them there when they have arrived in host memory."""
 
     def __init__(self, runner: Runner, shelf: Shelf, page_size: int):
         self._runner, self._shelf, self._page_size = runner, shelf, page_size
@@ -62,13 +65,16 @@ class PageExporter:
         self._work.put(None)
 
     def _run(self) -> None:
-        while (work := self._work.get()) is not None:
-            keys, pages = work
-            try:
-                for at, page in enumerate(pages):
-                    self._shelf.put(keys[at], [np.asarray(array) for array in page])
-            except jax.errors.JaxRuntimeError as error:
-                logger.warning("KV pages for other engines could not be copied: %s", error)
-                self._shelf.forget(keys)
-            if not pages:
-                self._shelf.forget(keys)
+        with ThreadPoolExecutor(COPIES, thread_name_prefix="kv-copy") as pool:
+            while (work := self._work.get()) is not None:
+                keys, pages = work
+                try:
+                    list(pool.map(self._put, keys, pages))
+                except jax.errors.JaxRuntimeError as error:
+                    logger.warning("KV pages for other engines could not be copied: %s", error)
+                    self._shelf.forget(keys)
+                if not pages:
+                    self._shelf.forget(keys)
+
+    def _put(self, key: bytes, page: Page) -> None:
+        self._shelf.put(key, [np.asarray(array) for array in page])

@@ -9,6 +9,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from typing import NamedTuple
 
 import jax
+import numpy as np
 
 from jaxllm.cache.transfer import Page, page_shapes
 from jaxllm.engine.runtime.page_swapper import far_memory
@@ -18,7 +19,7 @@ from jaxllm.engine.scheduling.request import Request, Status
 from jaxllm.engine.scheduling.scheduler import Scheduler
 from jaxllm.kv_transfer.client import Address, PageClient
 from jaxllm.kv_transfer.pages import PageLayout
-from jaxllm.kv_transfer.wire import TransferError
+from jaxllm.kv_transfer.together import TogetherClient
 
 THREADS = 4  # fetches at once
 
@@ -49,7 +50,8 @@ class PageFetcher:
         layout: PageLayout,
         seconds: float,
     ):
-        self._client, self._runner, self._scheduler = client, runner, scheduler
+        self._client = TogetherClient(client, THREADS)
+        self._runner, self._scheduler = runner, scheduler
         self._layout, self._seconds = layout, seconds
         shapes = runner.shapes
         self._far = shardings(page_shapes(shapes.kv, far_memory(shapes.platform)))
@@ -104,16 +106,18 @@ class PageFetcher:
         self._client.close()
 
     def _fetch(self, address: Address, keys: list[bytes], until: float) -> list[Page]:
-        pages: list[Page] = []
-        try:
-            for page in self._client.fetch(address, keys, until - time.monotonic()):
-                # The client uses the memory again, and a CPU's arrays may lie in what they are of
-                arrays = self._layout.split(page.copy() if self._aliases else page)
-                pages.append(jax.block_until_ready(jax.device_put(arrays, self._far)))
-        except (TransferError, jax.errors.JaxRuntimeError) as error:
-            missing = len(keys) - len(pages)
-            logger.warning("%d KV pages are computed, not fetched: %s", missing, error)
-        return pages
+        left = until - time.monotonic()
+        found = self._client.fetch(address, keys, left, self._keep, jax.errors.JaxRuntimeError)
+        if found.error is not None:
+            missing = len(keys) - len(found.pages)
+            logger.warning("%d KV pages are computed, not fetched: %s", missing, found.error)
+        return found.pages
+
+    def _keep(self, page: np.ndarray) -> Page:
+        """A page in host memory."""
+        # The client uses the memory again, and a CPU's arrays may lie in what they are of
+        arrays = self._layout.split(page.copy() if self._aliases else page)
+        return jax.block_until_ready(jax.device_put(arrays, self._far))
 
     def _store(self, fetch: _Fetch) -> None:
         """Put fetched pages into host memory, pinned until their request runs."""

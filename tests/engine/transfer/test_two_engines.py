@@ -154,7 +154,7 @@ def test_a_damaged_page_and_those_behind_it_are_computed(prefill, decode, alone,
         pages[2].data[100] ^= 1
     last = continued(decode, PROMPT, offer)
     assert last.token_ids == alone and last.num_cached_tokens == 16
-    assert "page 2 of 7 is damaged" in caplog.text
+    assert "page 2 of 4 is damaged" in caplog.text  # of the first of two connections
     prefill._exporter._shelf.forget(chain)
 
 
