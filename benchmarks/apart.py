@@ -31,90 +31,20 @@ import shlex
 import shutil
 import statistics
 import tempfile
-import time
 import urllib.request
 from collections.abc import Coroutine, Iterator
 from pathlib import Path
 from typing import Any
 
-from benchmarks.client import FAULTS, Call, call, first_model, post, said
+from benchmarks.client import Call, call, first_model, said
 from benchmarks.record import finish, host, parser
 from benchmarks.server import Server, words_of
 from benchmarks.stall import Round, Send
+from benchmarks.two_legs import PATH, Router, asked
 
-PATH = "/v1/completions"
-# What routers ask of the first leg
-FIRST_LEG = {
-    "do_remote_decode": True,
-    "do_remote_prefill": False,
-    "remote_engine_id": None,
-    "remote_block_ids": None,
-    "remote_host": None,
-    "remote_port": None,
-}
 TTFT_BOUND, GAP_BOUND = 1.2, 2.0
 WARM = 1  # long prompts and rounds that are not counted
 HELD, FLYING, AFTER = 2, 4, 2  # requests around the death of a server
-
-type Offer = dict[str, Any] | None
-
-
-class Router:
-    """Sends each request to the server that computes prompts, then with its answer to the one that
-    continues them. Without an answer the second computes the prompt.
-
-    Attributes:
-        legs: seconds of each first leg that was answered.
-        faults: of those that were not.
-        offered: is set whenever one is answered.
-    """
-
-    def __init__(self, prefill: str, decode: str, model: str, output: int):
-        self.prefill, self.decode, self.model, self.output = prefill, decode, model, output
-        self.legs: list[float] = []
-        self.faults: list[str] = []
-        self.offered = asyncio.Event()
-
-    async def __call__(self, ids: list[int]) -> Call:
-        """Both legs; the times are those of the whole."""
-        begin = time.perf_counter()
-        done = await self.continued(ids, *await self.offer(ids))
-        done.begin = begin
-        return done
-
-    async def offer(self, ids: list[int]) -> tuple[Offer, str]:
-        """The first leg: what its answer tells the second, None where there was no answer, and the
-        request's id."""
-        begin, id = time.perf_counter(), secrets.token_hex(8)
-        more = {"max_tokens": 1, "min_tokens": 1, "kv_transfer_params": FIRST_LEG}
-        try:
-            answer = await post(
-                self.prefill + PATH, asked(self.model, ids, 1) | more, {"x-request-id": id}
-            )
-            offer: Offer = answer["kv_transfer_params"]
-        except FAULTS as error:
-            self.faults.append(said(error))
-            return None, id
-        self.legs.append(time.perf_counter() - begin)
-        self.offered.set()
-        return offer, id
-
-    async def continued(self, ids: list[int], offer: Offer, id: str) -> Call:
-        """The second leg, streamed."""
-        more = {} if offer is None else {"kv_transfer_params": offer}
-        body = asked(self.model, ids, self.output) | more
-        return await call(self.decode + PATH, body, {"x-request-id": id})
-
-
-def asked(model: str, ids: list[int], output: int) -> dict[str, Any]:
-    """The body of a request."""
-    return {
-        "model": model,
-        "prompt": ids,
-        "max_tokens": output,
-        "temperature": 0,
-        "ignore_eos": True,
-    }
 
 
 class Bench:

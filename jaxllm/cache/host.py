@@ -32,6 +32,7 @@ class HostTier:
         self._blank = list(range(self.num_pages - 1, -1, -1))
         self._pinned: dict[bytes, int] = {}
         self._cached: OrderedDict[bytes, int] = OrderedDict()  # least recently used first
+        self._reserved: set[int] = set()
         # Hashes that swapped requests need, stored or not
         self._pins: Counter[bytes] = Counter()
 
@@ -68,6 +69,21 @@ class HostTier:
         if self.events is not None:
             self.events.stored([key], None, [], medium=HOST)
         return page
+
+    def reserve(self, count: int) -> list[int]:
+        """Take pages for prefixes that are on their way here, so many or as many as are not pinned;
+        `release` gives them back. What they held is forgotten."""
+        while len(self._blank) < count and self._cached:
+            self._evict()
+        pages = [self._blank.pop() for _ in range(min(count, len(self._blank)))]
+        self._reserved.update(pages)
+        return pages
+
+    def release(self, pages: Iterable[int]) -> None:
+        """Make reserved pages blank."""
+        for page in pages:
+            self._reserved.remove(page)
+            self._blank.append(page)
 
     def pin(self, hashes: Iterable[bytes]) -> None:
         """Keep these prefixes, whether they are stored or come later, until `unpin` names them as
@@ -121,9 +137,10 @@ class HostTier:
         ]
 
     def check(self, pinned: Iterable[Sequence[bytes]] = ()) -> None:
-        """Raise `PoolError` unless each page holds one prefix or is blank, and exactly the prefixes
-        `pinned` by swapped requests are pinned."""
-        pages = sorted([*self._blank, *self._pinned.values(), *self._cached.values()])
+        """Raise `PoolError` unless each page holds one prefix, is reserved or is blank, and exactly
+        the prefixes `pinned` by swapped requests are pinned."""
+        held = [*self._pinned.values(), *self._cached.values()]
+        pages = sorted([*self._blank, *self._reserved, *held])
         if pages != list(range(self.num_pages)):
             raise PoolError(
                 f"host pages are lost or used twice: {self.num_pages} pages,"

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks import apart
+from benchmarks import apart, two_legs
 from benchmarks.client import Call
 from benchmarks.server import Server
 
@@ -48,7 +48,7 @@ def test_the_second_leg_has_the_first_ones_answer_as_it_is_and_the_same_id():
             answering(json.dumps(ANSWER).encode(), first) as prefill,
             answering(EVENTS, second) as decode,
         ):
-            router = apart.Router(prefill, decode, "m", 8)
+            router = two_legs.Router(prefill, decode, "m", 8)
             done = await router([5, 6, 7])
             assert router.offered.is_set() and not router.faults
             assert done.ttft >= router.legs[0], "the time counts from the first leg"
@@ -58,7 +58,7 @@ def test_the_second_leg_has_the_first_ones_answer_as_it_is_and_the_same_id():
     assert (done.error, done.cached_tokens, done.output_tokens) == ("", 2, 1)
     ((one, asked),) = first
     assert (asked["max_tokens"], asked["min_tokens"], "stream" in asked) == (1, 1, False)
-    assert asked["kv_transfer_params"] == apart.FIRST_LEG
+    assert asked["kv_transfer_params"] == two_legs.FIRST_LEG
     ((other, asked),) = second
     assert asked["kv_transfer_params"] == ANSWER["kv_transfer_params"]
     assert (one, asked["max_tokens"], asked["stream"]) == (other, 8, True)
@@ -67,9 +67,9 @@ def test_the_second_leg_has_the_first_ones_answer_as_it_is_and_the_same_id():
 def test_without_a_prefill_server_the_other_one_gets_the_request_alone():
     second: list[Any] = []
 
-    async def go() -> apart.Router:
+    async def go() -> two_legs.Router:
         async with answering(EVENTS, second) as decode:
-            router = apart.Router("http://127.0.0.1:9", decode, "m", 1)
+            router = two_legs.Router("http://127.0.0.1:9", decode, "m", 1)
             assert (await router([5])).error == ""
             return router
 

@@ -146,3 +146,18 @@ def test_any_order_of_calls_keeps_the_accounts(
             found = tier.find([key])
             assert found in ([], [here.get(key)]), "it is where it was saved"
         tier.check([[key] * count for key, count in kept.items() if count])
+
+
+def test_room_is_made_for_what_is_on_its_way_and_nothing_that_is_kept_goes() -> None:
+    tier = HostTier(4, 4)
+    pages = {name: tier.save(name) for name in (b"a", b"b", b"c")}
+    tier.pin([b"b"])
+    # The blank one, then those of the least recently used
+    assert set(tier.reserve(2)) == {3, pages[b"a"]}
+    assert tier.find([b"a"]) == [] and tier.find([b"c"]) == [pages[b"c"]]
+    assert tier.reserve(9) == [pages[b"c"]] and tier.reserve(1) == []
+    assert tier.save(b"d") is None, "reserved pages are no room"
+    tier.check([[b"b"]])
+    tier.release([3])
+    assert tier.save(b"d") == 3
+    tier.check([[b"b"]])

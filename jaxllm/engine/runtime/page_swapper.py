@@ -121,10 +121,16 @@ class PageSwapper:
         self._traffic.loaded += len(moves.puts)
         return kv
 
+    def drop(self, places: Sequence[int]) -> None:
+        """Give back the host memory of places whose contents are not needed any more."""
+        for place in places:
+            self._leaving.pop(place, None)
+            self._lost.discard(place)
+            self._kept.pop(place, None)
+
     def keep(self, place: int, page: Page) -> None:
         """Keep a page that was made elsewhere, in host memory, at a place without contents."""
-        self._leaving.pop(place, None)
-        self._lost.discard(place)
+        self.drop([place])
         self._kept[place] = page
 
     def take_out(self, kv: KVCache, pages: Sequence[int]) -> tuple[KVCache, list[Page]]:

@@ -249,7 +249,8 @@ class Scheduler:
             offload.fetch_pending()
             if not (decodes or chunks):  # nothing runs beside the fetches: do not wait for a step
                 offload.put_fetched()
-                chunks = self._arrived()
+                arrived = self._slots.arrived(self._running)
+                chunks = self.chunk_planner.plan(arrived, 0, None)
                 self._had_chunks[self._slots.turn] = bool(chunks)
             moves = offload.flush()
         step = tuple(decodes), tuple(positions), chunks, tuple(preempted)
@@ -264,19 +265,6 @@ class Scheduler:
         found = self._select(had, not had)
         # Pages in transit delay no other request
         return found if any(found) else self._select(not had, had)
-
-    def _arrived(self) -> tuple[Chunk, ...]:
-        """Chunks of prompts whose pages have just come, of the first group that has some."""
-        for _ in range(self.limits.groups):
-            arrived = [
-                r
-                for r in self._slots.of_turn(self._running)
-                if not r.pages_in_transit and r.computed < r.prefill_end
-            ]
-            if arrived:
-                return self.chunk_planner.plan(arrived, 0, None)
-            self._slots.next_turn()
-        return ()
 
     def check(self) -> None:
         """Raise `PoolError` if pages or slots are leaked or shared wrongly. For tests and for an

@@ -34,6 +34,14 @@ class Slots:
         """Those of the running requests whose turn it is."""
         return [r for r in running if self._groups == 1 or r.slot % self._groups == self.turn]
 
+    def arrived(self, running: Iterable[Request]) -> list[Request]:
+        """The requests with a prompt to compute whose pages have come, of the first group that has
+        some. It is that group's turn."""
+        ready = [r for r in running if not r.pages_in_transit and r.computed < r.prefill_end]
+        while ready and not self.of_turn(ready):
+            self.next_turn()
+        return self.of_turn(ready)
+
     def next_to_admit(self, waiting: RequestQueue) -> Request | None:
         """The waiting request to admit next; None when it must not start yet.
 

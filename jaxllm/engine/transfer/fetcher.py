@@ -27,10 +27,11 @@ logger = logging.getLogger("jaxllm")
 
 
 class _Fetch(NamedTuple):
-    """What a request lacks, on its way; its choices wait."""
+    """What a request lacks, on its way; its choices wait, and pages of host memory for it."""
 
     choices: Sequence[Request]
     keys: list[bytes]
+    places: list[int]
     pages: Future[list[Page]]
 
 
@@ -75,14 +76,19 @@ class PageFetcher:
         )
 
     def start(self, choices: Sequence[Request], address: Address) -> bool:
-        """Fetch what the first choice of a new request lacks; False where it lacks nothing."""
-        offload = self._scheduler.offload
-        assert offload is not None, "refused by Endpoint.open"
-        keys = self._scheduler.kv_manager.lacking(choices[0])[: offload.host.num_pages]
-        if keys:
+        """Fetch what the first choice of a new request lacks and host memory has room for; False
+        where that is nothing."""
+        offload, swapper = self._scheduler.offload, self._runner.swapper
+        assert offload is not None and swapper is not None, "refused by Endpoint.open"
+        keys = self._scheduler.kv_manager.lacking(choices[0])
+        # The room is there before the pages are: more memory would have to be pinned first, which
+        # takes seconds
+        places = offload.host.reserve(len(keys))
+        swapper.drop(places)
+        if keys := keys[: len(places)]:
             until = time.monotonic() + self._seconds
             pages = self._threads.submit(self._fetch, address, keys, until)
-            self._fetches.append(_Fetch(choices, keys, pages))
+            self._fetches.append(_Fetch(choices, keys, places, pages))
             pages.add_done_callback(lambda _: self.on_arrived())
         return bool(keys)
 
@@ -91,7 +97,10 @@ class PageFetcher:
         came and keeps it for them."""
         done = [fetch for fetch in self._fetches if fetch.pages.done()]
         self._fetches = [fetch for fetch in self._fetches if not fetch.pages.done()]
+        offload = self._scheduler.offload
+        assert offload is not None, "refused by Endpoint.open"
         for fetch in done:
+            offload.host.release(fetch.places)
             if fetch.choices[0].status is not Status.FINISHED:
                 self._store(fetch)
         return [fetch.choices for fetch in done]

@@ -45,11 +45,8 @@ def make(make_engine: MakeEngine, key_file: str) -> MakeEngine:
     def make(role: str, seconds: float = 20.0, **overrides: Any) -> Engine:
         extra = {"key_file": key_file, "timeout_seconds": seconds}
         config = {"kv_role": role, "kv_port": 0, "kv_buffer_size": 1 << 22}
-        return make_engine(
-            kv_offloading_size=0.001,
-            kv_transfer_config=config | {"kv_connector_extra_config": extra},
-            **overrides,
-        )
+        config |= {"kv_connector_extra_config": extra}
+        return make_engine(kv_transfer_config=config, **{"kv_offloading_size": 0.001} | overrides)
 
     return make
 
@@ -111,6 +108,34 @@ def test_tokens_are_those_of_one_engine_and_whole_pages_are_not_computed_again(
     # What is here already is not fetched
     again = collect(decode, [request(PROMPT, page_offer=offer)])
     assert tokens_of(again, "r") == alone and decode._unscheduled.waiting == 0
+
+
+def test_pages_on_their_way_never_take_more_host_memory_than_there_is(
+    make, prefill, alone, monkeypatch
+):
+    engine = make("kv_consumer", kv_offloading_size=25 * 4096 / 2**30)
+    offload, swapper = engine.scheduler.offload, engine.runner.swapper
+    prompts = [[first, *PROMPT] for first in range(3 * offload.host.num_pages // 7)]
+    fetcher, most = engine._unscheduled._transfer.fetcher, 0
+    keep, coming = fetcher._keep, 0
+
+    def counted(page: np.ndarray) -> Any:
+        nonlocal most, coming
+        coming += 1
+        most = max(most, len(swapper._kept) + coming)
+        return keep(page)
+
+    monkeypatch.setattr(fetcher, "_keep", counted)
+    fetched = 0
+    for prompt in prompts:
+        offer, coming = share(prefill, prompt), 0
+        engine.scheduler.kv_manager.prefixes.indexes[0].clear()  # but host memory keeps its pages
+        deltas = collect(engine, [request(prompt, page_offer=offer)])
+        assert deltas[-1].num_cached_tokens >= 56
+        fetched += coming
+        engine.scheduler.check()
+    assert fetched > offload.host.num_pages >= most
+    close(engine)
 
 
 def test_choices_draws_and_salts_go_the_same_way(prefill, decode):
