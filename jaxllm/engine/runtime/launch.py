@@ -117,6 +117,14 @@ def read(array: Array) -> np.ndarray:
     return _view(array.addressable_shards[0].data, array.shape, array.dtype).copy()
 
 
+def view(array: Array) -> np.ndarray:
+    """A result on the host, as soon as it is there, without a copy where it lies in pinned memory
+    of one device. The caller keeps the array for as long as it uses the view."""
+    if not _is_pinned(array.sharding) or len(array.addressable_shards) > 1:
+        return np.asarray(array)
+    return _view(array.addressable_shards[0].data, array.shape, array.dtype)
+
+
 def _is_pinned(sharding: Any) -> bool:
     return sharding.memory_kind == PINNED
 

@@ -9,9 +9,9 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 import jax
-import numpy as np
 
 from jaxllm.cache.transfer import Page
+from jaxllm.engine.runtime.launch import view
 from jaxllm.engine.runtime.runner import Runner
 from jaxllm.engine.scheduling.plan import Chunk
 from jaxllm.engine.scheduling.request import Status
@@ -77,4 +77,4 @@ class PageExporter:
                     self._shelf.forget(keys)
 
     def _put(self, key: bytes, page: Page) -> None:
-        self._shelf.put(key, [np.asarray(array) for array in page])
+        self._shelf.put(key, [view(array) for array in page])

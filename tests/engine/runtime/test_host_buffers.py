@@ -11,7 +11,7 @@ import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 
 from jaxllm.engine.engine import Engine
-from jaxllm.engine.runtime.launch import HostBuffers, begin_read, read
+from jaxllm.engine.runtime.launch import HostBuffers, begin_read, read, view
 from jaxllm.mesh import make_mesh
 
 
@@ -90,3 +90,17 @@ def test_a_result_is_read_as_a_copy_that_outlives_it(devices: int, memory: str) 
         del result
         assert found.dtype == dtype and found.tolist() == [[0, 2, 4], [6, 8, 10]]
     assert memory == "device" or found.flags.owndata
+
+
+@pytest.mark.parametrize("spec", [PartitionSpec(), PartitionSpec(None, "tensor")])
+@pytest.mark.parametrize("devices", [1, 2])
+@pytest.mark.parametrize("memory", ["pinned_host", "device"])
+def test_a_view_is_the_array_and_no_copy_in_pinned_memory_of_one_device(
+    devices: int, memory: str, spec: PartitionSpec
+) -> None:
+    values = np.arange(12, dtype=np.float32).reshape(3, 4)
+    sharding = NamedSharding(make_mesh(devices), spec, memory_kind=memory)
+    array = jax.device_put(values, sharding)
+    assert view(array).tolist() == values.tolist()
+    if memory == "pinned_host" and devices == 1:
+        assert view(array).ctypes.data == array.unsafe_buffer_pointer()
