@@ -38,7 +38,6 @@ class Sleep:
     ):
         self._runner, self._source, self._give_back = parts.runner, parts.weights, parts.give_back
         self._scheduler, self._busy = scheduler, busy
-        self._stages = parts.resolved.pipeline_parallel_size
         self.level = 0
         self._shares_pages = shares_pages
 
@@ -99,10 +98,5 @@ class Sleep:
         self._runner.wake(self._source.read(directory))
 
     def _refuse_now(self) -> None:
-        if self._stages > 1:
-            raise ValueError(
-                "an engine with --pipeline-parallel-size neither sleeps nor changes its weights; "
-                "start it anew"
-            )
         if self._busy():
             raise ValueError("requests are running; try again when they have finished")

@@ -190,7 +190,6 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"pipeline_parallel_size": 3}, "is more than the 2 layers of the model; set it to at most 2"),
     ({"tensor_parallel_size": 8}, "2 stages of 8 devices need 16 devices, but there are 8"),
     ({"max_num_seqs": 1}, "--max-num-seqs 1 leaves stages without requests"),
-    ({"enable_sleep_mode": True}, "--enable-sleep-mode does not go with"),
     ({"runner": "pooling"}, "a pooling model does not go with"),
 ]
 

@@ -76,6 +76,7 @@ def test_an_engine_that_wakes_answers_as_before_and_compiles_nothing(
     "wishes",
     [
         {"tensor_parallel_size": 2},
+        {"pipeline_parallel_size": 2},
         {"quantization": "fp8"},
         {"tensor_parallel_size": 2, "quantization": "int4"},
     ],

@@ -56,6 +56,11 @@ class Dispatcher:
         self._device.write(KV, kv)
 
     @property
+    def num_weights(self) -> int:
+        """How many arrays the weights are, asleep too."""
+        return len(self._places)
+
+    @property
     def traffic(self) -> Traffic:
         """Pages moved between the pool and host memory so far."""
         return self._traffic if self.swapper is None else self.swapper.traffic

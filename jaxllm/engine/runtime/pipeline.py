@@ -117,6 +117,23 @@ class PipelineRunner(Runner):
             self.link = max([self.link, *links], key=lambda link: link.seconds(link.width))
         self.depth = 1
 
+    def sleep(self, keep_weights: bool) -> None:
+        """As of `Dispatcher`, on every stage."""
+        self._untold.clear()
+        self._drawn = None
+        for stage in self._before:
+            stage.sleep(keep_weights)
+        super().sleep(keep_weights)
+
+    def wake(self, weights: tuple[Array, ...] | None = None) -> None:
+        """As of `Dispatcher`; `weights` are one stage's after another's."""
+        for stage in self._before:
+            own = None
+            if weights is not None:
+                own, weights = weights[: stage.num_weights], weights[stage.num_weights :]
+            stage.wake(own)
+        super().wake(weights)
+
     def reset(self) -> None:
         """As of `Dispatcher`, on every stage."""
         self._untold.clear()

@@ -34,7 +34,7 @@ def _keep(setup: Setup, config: EngineConfig) -> Path:
             "weights of 16 bits are served as they are; name a --quantization or a checkpoint "
             "that is quantised"
         )
-    WeightSource(setup, config).read()
+    WeightSource([setup], config).read()
     if not entry.folder.is_dir():
         raise ConfigError("the weights are not kept; the line above says why")
     return entry.folder

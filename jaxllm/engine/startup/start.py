@@ -86,37 +86,39 @@ class _Loaded(NamedTuple):
 
 
 class WeightSource:
-    """Where the weights of an engine come from, at its start and later."""
+    """Where the weights of these stages come from, at an engine's start and later."""
 
-    def __init__(self, setup: Setup, config: EngineConfig):
-        self._setup, self._config = setup, config
+    def __init__(self, setups: Sequence[Setup], config: EngineConfig):
+        self._setups, self._config = tuple(setups), config
 
     def check(self, directory: Path) -> None:
         """Raise ConfigError unless the checkpoint there fits the engine, from its headers and
         scales."""
-        weights.check(directory, *self._shapes, "auto")
+        weights.check(directory, *_shapes(self._setups[-1]), "auto")
 
     def read(
         self, directory: Path | None = None, progress: Progress | None = None
     ) -> tuple[jax.Array, ...]:
-        """The weights of a checkpoint, by default the engine's own; all are on the device. Raises
-        ConfigError."""
-        _, state = weights.load(
-            directory or self._setup.resolved.model_dir,
-            *self._shapes,
-            "auto" if directory else self._config.load_format,
-            seed=self._config.seed,
-            progress=progress,
-            cache=weight_cache(self._config),
-            stage=self._setup.stage,
-        )
-        leaves, _ = weight_leaves(state)
-        jax.block_until_ready(leaves)
-        return leaves
+        """The weights of a checkpoint, by default the engine's own, one stage's after another's;
+        all are on the devices. Raises ConfigError."""
+        found: list[jax.Array] = []
+        for setup in self._setups:
+            _, state = weights.load(
+                directory or setup.resolved.model_dir,
+                *_shapes(setup),
+                "auto" if directory else self._config.load_format,
+                seed=self._config.seed,
+                progress=progress,
+                cache=weight_cache(self._config),
+                stage=setup.stage,
+            )
+            leaves, _ = weight_leaves(state)
+            found += jax.block_until_ready(leaves)
+        return tuple(found)
 
-    @property
-    def _shapes(self) -> tuple[ModelSpec, Mesh, jax.typing.DTypeLike]:
-        return self._setup.spec, self._setup.mesh, self._setup.dtype
+
+def _shapes(setup: Setup) -> tuple[ModelSpec, Mesh, jax.typing.DTypeLike]:
+    return setup.spec, setup.mesh, setup.dtype
 
 
 def weight_cache(config: EngineConfig) -> Path | None:
@@ -165,8 +167,8 @@ def start(
     runner.compiles.warmed_up()
     rows = table_rows(setup, [stage.programs for stage in loaded], runner.compiles, report)
     report.show_table("jaxllm", rows + pinned.rows + link_rows(setup, runner))
-    sleepers = setup.mesh.devices.flat if config.enable_sleep_mode else ()
-    source, returning = WeightSource(setup, config), partial(give_back, sleepers)
+    returning = partial(give_back, devices if config.enable_sleep_mode else ())
+    source = WeightSource([stage.setup for stage in loaded], config)
     return Started(setup.resolved, runner, tokenizer, grammars, source, returning)
 
 
@@ -302,7 +304,7 @@ def _load(
     with report.phase("Loading weights") as progress:
         told = map(together.watched, shares(progress, len(stages)))
         reading = [
-            together.begin(partial(WeightSource(stage, config).read, progress=own))
+            together.begin(partial(WeightSource([stage], config).read, progress=own))
             for stage, own in zip(stages, told, strict=True)
         ]
         return [each.result() for each in reading]

@@ -14,7 +14,6 @@ def divide(config: EngineConfig, spec: ModelSpec, max_num_seqs: int) -> tuple[St
     if count == 1:
         return stages(1)
     refused = {
-        "--enable-sleep-mode": config.enable_sleep_mode,
         "--kv-transfer-config": config.kv_transfer_config is not None,
         "a pooling model": spec.pooling is not None,
     }
