@@ -25,7 +25,7 @@ from jaxllm.kv_transfer.wire import (
     greet,
 )
 
-MAX_IDLE = 16  # connections that are kept for later
+MAX_IDLE = 32  # connections that are kept for later
 SILENT = 10.0  # seconds for which an address that did not answer in time is not asked again
 
 type Address = tuple[str, int]

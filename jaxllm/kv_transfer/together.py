@@ -3,6 +3,7 @@ a second than a device's link carries."""
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -13,7 +14,8 @@ import numpy as np
 from jaxllm.kv_transfer.client import Address, PageClient
 from jaxllm.kv_transfer.wire import TransferError
 
-CONNECTIONS = 4  # of one fetch
+# Of one fetch, and copies to the shelf at once: a quarter of the machine's cores
+CONNECTIONS = min(8, max(2, (os.cpu_count() or 1) // 4))
 LEAST = 4  # pages of a connection; fewer are not worth another
 
 

@@ -16,10 +16,9 @@ from jaxllm.engine.runtime.runner import Runner
 from jaxllm.engine.scheduling.plan import Chunk
 from jaxllm.engine.scheduling.request import Status
 from jaxllm.kv_transfer.shelf import Shelf
+from jaxllm.kv_transfer.together import CONNECTIONS
 
 logger = logging.getLogger("jaxllm")
-
-COPIES = 4  # at once: one core copies fewer bytes a second than the device's link carries
 
 type _Work = tuple[list[bytes], Sequence[Page]] | None
 
@@ -65,7 +64,8 @@ class PageExporter:
         self._work.put(None)
 
     def _run(self) -> None:
-        with ThreadPoolExecutor(COPIES, thread_name_prefix="kv-copy") as pool:
+        # One core copies fewer bytes a second than the device's link carries
+        with ThreadPoolExecutor(CONNECTIONS, thread_name_prefix="kv-copy") as pool:
             while (work := self._work.get()) is not None:
                 keys, pages = work
                 try:
