@@ -58,6 +58,7 @@ class PageClient:
         self._shared = shared
         self._lock = threading.Lock()
         self._idle: list[tuple[Address, _Connection]] = []  # the oldest first
+        self._most_idle = MAX_IDLE  # none once it is closed
         self._silent: dict[Address, float] = {}  # until when (time.monotonic)
 
     def fetch(
@@ -83,9 +84,9 @@ class PageClient:
             raise TransferError(error.strerror or str(error)) from None
 
     def close(self) -> None:
-        """Close the connections that are kept."""
+        """Close the connections that are kept, and keep none from now on."""
         with self._lock:
-            idle, self._idle = self._idle, []
+            idle, self._idle, self._most_idle = self._idle, [], 0
         for _, connection in idle:
             connection.close()
 
@@ -176,6 +177,6 @@ class PageClient:
     def _keep(self, address: Address, connection: _Connection) -> None:
         with self._lock:
             self._idle.append((address, connection))
-            oldest = self._idle.pop(0)[1] if len(self._idle) > MAX_IDLE else None
+            oldest = self._idle.pop(0)[1] if len(self._idle) > self._most_idle else None
         if oldest is not None:
             oldest.close()

@@ -243,3 +243,11 @@ def test_few_pages_take_one_connection():
     assert [len(part) for part in divide(NAMES[:LEAST])] == [LEAST]
     assert [len(part) for part in divide(NAMES[: LEAST + 1])] == [LEAST, 1]
     assert divide([]) == []
+
+
+def test_a_fetch_that_ends_after_the_client_was_closed_leaves_no_connection(server, connect):
+    client = connect()
+    fetch = client.fetch(("127.0.0.1", server.port), NAMES, 20.0)
+    next(fetch)
+    client.close()
+    assert len(list(fetch)) == len(NAMES) - 1 and client._idle == []
