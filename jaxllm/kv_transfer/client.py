@@ -6,7 +6,7 @@ import ipaddress
 import socket
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
@@ -63,7 +63,7 @@ class PageClient:
 
     def fetch(
         self, address: Address, hashes: Sequence[bytes], seconds: float
-    ) -> Iterator[np.ndarray]:
+    ) -> Generator[np.ndarray]:
         """Pages of the longest prefix of `hashes` that the peer has, one by one, uint8
         `[page_bytes]`; each is checked, and valid until the next one is asked for.
 

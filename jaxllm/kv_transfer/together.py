@@ -7,6 +7,7 @@ import os
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from typing import NamedTuple
 
 import numpy as np
@@ -53,9 +54,11 @@ class TogetherClient:
 
         def part(some: Sequence[bytes]) -> Fetched[T]:
             pages: list[T] = []
+            fetch = self._client.fetch(address, some, until - time.monotonic())
             try:
-                for page in self._client.fetch(address, some, until - time.monotonic()):
-                    pages.append(keep(page))
+                with closing(fetch):  # now, not when nobody refers to an error's frames any more
+                    for page in fetch:
+                        pages.append(keep(page))
             except (TransferError, errors) as error:
                 return Fetched(pages, error)
             return Fetched(pages)
