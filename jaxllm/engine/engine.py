@@ -59,7 +59,8 @@ class Engine:
         self._unscheduled = Unscheduled(scheduler, parts.grammars, transfer)
         self._exporter = None if transfer is None else transfer.exporter
         shares = transfer is not None
-        self.sleeper = Sleep(parts, scheduler, lambda: self.has_work, shares_pages=shares)
+        forget, busy = self._unscheduled.forget_all, lambda: self.has_work
+        self.sleeper = Sleep(parts, forget, busy, shares_pages=shares)
         self.eos_ids = frozenset(parts.runner.eos_ids)
         self._options = LogitsOptionsReader(
             self.resolved.vocab_size,
@@ -229,7 +230,7 @@ class Engine:
 
     def _run_step(self) -> list[TextDelta]:
         deltas, self._pending = self._pending, []
-        if self._unscheduled.waiting:
+        if self._unscheduled.unsettled:
             blocks = not deltas and self.awaits_grammar
             for choice, error in self._unscheduled.schedule_ready(blocks):
                 deltas.append(self._output.fail_choice(choice, error, "structured_outputs"))
@@ -390,10 +391,9 @@ class Engine:
         """Forget every request and prefix after a failure: pages that were planned may not have
         been written, and the index already offers them."""
         self._background.settle()
-        self.scheduler.reset()
+        self._unscheduled.forget_all()
         for choice in [choice for state in self._states.values() for choice in state.choices]:
             self._grammars.release(choice)
-        self._unscheduled.clear()
         steps = self._in_flight, self.watch
         for kept in (self._states, self._beams.open, self._best_of, self._pending, *steps):
             kept.clear()

@@ -36,7 +36,7 @@ class PoolingEngine:
         assert isinstance(parts.runner, PoolingRunner)
         self.resolved, self.tokenizer = parts.resolved, parts.tokenizer
         self.runner, self.scheduler = parts.runner, scheduler
-        self.sleeper = Sleep(parts, scheduler, lambda: self.has_work)
+        self.sleeper = Sleep(parts, scheduler.reset, lambda: self.has_work)
         self.watch = EngineWatch(scheduler)
         self._requests: dict[str, Request] = {}
         self._counters = Counters()

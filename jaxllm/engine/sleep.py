@@ -10,7 +10,6 @@ from collections.abc import Callable
 from pathlib import Path
 
 from jaxllm.engine.runtime.replay import Reload
-from jaxllm.engine.scheduling.scheduler import Scheduler
 from jaxllm.engine.startup.start import Started
 from jaxllm.messages import RequestError
 
@@ -21,8 +20,8 @@ REMEDY = "POST /wake_up, or call LLM.wake_up()"
 class Sleep:
     """Whether an engine sleeps, and how it goes to sleep and wakes.
 
-    `busy` says whether requests run; `shares_pages`, whether with other engines, which would not
-    hear of other weights.
+    `forget` drops all prefixes; `busy` says whether requests run; `shares_pages`, whether with
+    other engines, which would not hear of other weights.
 
     Attributes:
         level: 0 while awake; 1: the weights lie in host memory; 2: they are dropped.
@@ -31,13 +30,13 @@ class Sleep:
     def __init__(
         self,
         parts: Started,
-        scheduler: Scheduler,
+        forget: Callable[[], None],
         busy: Callable[[], bool],
         *,
         shares_pages: bool = False,
     ):
         self._runner, self._source, self._give_back = parts.runner, parts.weights, parts.give_back
-        self._scheduler, self._busy = scheduler, busy
+        self._forget, self._busy = forget, busy
         self.level = 0
         self._shares_pages = shares_pages
 
@@ -60,7 +59,7 @@ class Sleep:
         if level <= self.level:
             return
         if self.level == 0:
-            self._scheduler.reset()
+            self._forget()
         self._runner.sleep(keep_weights=level == 1)
         self.level = level
         gc.collect()  # arrays in cycles hold memory too

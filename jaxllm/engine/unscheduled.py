@@ -20,12 +20,16 @@ class Unscheduled:
     def __init__(self, scheduler: Scheduler, grammars: Grammars, transfer: PageTransfer | None):
         self._scheduler, self._grammars, self._transfer = scheduler, grammars, transfer
         self._fetcher = None if transfer is None else transfer.fetcher
-        self._wanted: dict[str, str | None] = {}  # by request id: grammars to build behind pages
 
     @property
     def waiting(self) -> int:
         """How many choices wait."""
         return self._grammars.waiting + (0 if self._fetcher is None else self._fetcher.waiting)
+
+    @property
+    def unsettled(self) -> bool:
+        """Whether choices wait, or pages are on their way for some that were aborted."""
+        return bool(self.waiting or (self._fetcher is not None and self._fetcher.pending))
 
     @property
     def blocked(self) -> bool:
@@ -56,11 +60,9 @@ class Unscheduled:
             and address is not None
             and not choices[0].score_end  # the prompt must be computed
             and not request.params.use_beam_search
-            and self._fetcher.start(choices, address)
+            and self._fetcher.start(choices, request.grammar, address)
         )
-        if fetches:
-            self._wanted[request.id] = request.grammar
-        else:
+        if not fetches:
             self._go_on(choices, request.grammar)
 
     def schedule_ready(self, block: bool) -> list[tuple[Request, str]]:
@@ -72,8 +74,8 @@ class Unscheduled:
                 futures: list[Future[Any]] = [*fetcher.pending, *self._grammars.builds]
                 wait(futures, return_when=FIRST_COMPLETED)
                 block = False
-            for choices in fetcher.pop_arrived():
-                self._go_on(choices, self._wanted.pop(choices[0].id))
+            for choices, grammar in fetcher.pop_arrived():
+                self._go_on(choices, grammar)
         failed = []
         for request, error in self._grammars.pop_built(block):
             if error is None:
@@ -82,9 +84,10 @@ class Unscheduled:
                 failed.append((request, error))
         return failed
 
-    def clear(self) -> None:
-        """Forget the choices that wait for pages."""
-        self._wanted.clear()
+    def forget_all(self) -> None:
+        """Forget the choices that wait for pages, and all that the scheduler has: the room for what
+        is on its way is the scheduler's."""
+        self._scheduler.reset()
         if self._fetcher is not None:
             self._fetcher.clear()
 

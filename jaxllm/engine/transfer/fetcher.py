@@ -27,12 +27,19 @@ logger = logging.getLogger("jaxllm")
 
 
 class _Fetch(NamedTuple):
-    """What a request lacks, on its way; its choices wait, and pages of host memory for it."""
+    """What a request lacks, on its way; its choices wait, and pages of host memory for it. Behind
+    it comes their grammar, if they have one."""
 
     choices: Sequence[Request]
+    grammar: str | None
     keys: list[bytes]
     places: list[int]
     pages: Future[list[Page]]
+
+    @property
+    def is_wanted(self) -> bool:
+        """Whether the request still waits: it may have been aborted."""
+        return self.choices[0].status is not Status.FINISHED
 
 
 class PageFetcher:
@@ -75,9 +82,11 @@ class PageFetcher:
             for choice in fetch.choices
         )
 
-    def start(self, choices: Sequence[Request], address: Address) -> bool:
+    def start(self, choices: Sequence[Request], grammar: str | None, address: Address) -> bool:
         """Fetch what the first choice of a new request lacks and host memory has room for; False
         where that is nothing."""
+        # An idle engine takes no step that would do it
+        self._pop(lambda fetch: fetch.pages.done() and not fetch.is_wanted)
         offload, swapper = self._scheduler.offload, self._runner.swapper
         assert offload is not None and swapper is not None, "refused by Endpoint.open"
         keys = self._scheduler.kv_manager.lacking(choices[0])
@@ -88,22 +97,15 @@ class PageFetcher:
         if keys := keys[: len(places)]:
             until = time.monotonic() + self._seconds
             pages = self._threads.submit(self._fetch, address, keys, until)
-            self._fetches.append(_Fetch(choices, keys, places, pages))
+            self._fetches.append(_Fetch(choices, grammar, keys, places, pages))
             pages.add_done_callback(lambda _: self.on_arrived())
         return bool(keys)
 
-    def pop_arrived(self) -> list[Sequence[Request]]:
-        """The choices of requests whose fetch has ended, in their order; host memory now has what
-        came and keeps it for them."""
-        done = [fetch for fetch in self._fetches if fetch.pages.done()]
-        self._fetches = [fetch for fetch in self._fetches if not fetch.pages.done()]
-        offload = self._scheduler.offload
-        assert offload is not None, "refused by Endpoint.open"
-        for fetch in done:
-            offload.host.release(fetch.places)
-            if fetch.choices[0].status is not Status.FINISHED:
-                self._store(fetch)
-        return [fetch.choices for fetch in done]
+    def pop_arrived(self) -> list[tuple[Sequence[Request], str | None]]:
+        """The choices of requests whose fetch has ended, in their order, with their grammars; host
+        memory now has what came and keeps it for them."""
+        done = self._pop(lambda fetch: fetch.pages.done())
+        return [(fetch.choices, fetch.grammar) for fetch in done]
 
     def clear(self) -> None:
         """Forget all requests; what is still on its way for them is dropped."""
@@ -113,6 +115,21 @@ class PageFetcher:
         """End the threads."""
         self._threads.shutdown(wait=False, cancel_futures=True)
         self._client.close()
+
+    def _pop(self, which: Callable[[_Fetch], bool]) -> list[_Fetch]:
+        """Take out fetches that have ended, and give back their room; what came is stored where it
+        is still wanted."""
+        ended, left = list[_Fetch](), list[_Fetch]()
+        for fetch in self._fetches:  # each is asked once: it may end at any time
+            (ended if which(fetch) else left).append(fetch)
+        self._fetches = left
+        offload = self._scheduler.offload
+        assert offload is not None, "refused by Endpoint.open"
+        for fetch in ended:
+            offload.host.release(fetch.places)
+            if fetch.is_wanted:
+                self._store(fetch)
+        return ended
 
     def _fetch(self, address: Address, keys: list[bytes], until: float) -> list[Page]:
         left = until - time.monotonic()

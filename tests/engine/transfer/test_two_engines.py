@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future, wait
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 
+from jaxllm.cache.transfer import Page
 from jaxllm.config import ConfigError
 from jaxllm.engine.engine import Engine
 from jaxllm.kv_transfer import ring
@@ -236,6 +238,101 @@ def test_a_request_that_is_aborted_while_it_waits_leaves_nothing(prefill, decode
     assert [delta.finish_reason for delta in collect(decode, [])] == ["abort"]
     decode.scheduler.check()
     assert decode.stats().waiting == 0 and not decode.has_work
+
+
+class Held:
+    """Fetches that wait until they are let go."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch):
+        self._go_on, fetch = threading.Event(), PageClient.fetch
+
+        def late(client: PageClient, *arguments: Any) -> Iterator[np.ndarray]:
+            assert self._go_on.wait(20)
+            yield from fetch(client, *arguments)
+
+        monkeypatch.setattr(PageClient, "fetch", late)
+
+    def let_go(self, engine: Engine) -> None:
+        """Let the engine's fetches end."""
+        self._go_on.set()
+        assert engine._unscheduled._fetcher is not None
+        wait(engine._unscheduled._fetcher.pending, 20)
+
+
+def aborted(engine: Engine, offer: dict[str, Any]) -> None:
+    """Begin a request that waits for pages, and abort it."""
+    engine.reset_prefix_cache()
+    engine.add(request(PROMPT, page_offer=offer))
+    assert engine._unscheduled.waiting
+    engine.abort("r")
+    assert [delta.finish_reason for delta in collect(engine, [])] == ["abort"]
+
+
+def test_room_for_pages_of_an_aborted_request_goes_to_the_next_one(
+    make, prefill, alone, monkeypatch
+):
+    engine, offer = make("kv_consumer", kv_offloading_size=8 * 2048 / 2**30), share(prefill, PROMPT)
+    assert engine.scheduler.offload.host.num_pages == 8
+    held = Held(monkeypatch)
+    aborted(engine, offer)
+    held.let_go(engine)
+    last = continued(engine, PROMPT, offer)
+    assert last.token_ids == alone and last.num_cached_tokens == 56
+    close(engine)
+
+
+def test_room_for_pages_of_an_aborted_request_is_free_while_others_run(
+    prefill, decode, monkeypatch
+):
+    offer, held, host = share(prefill, PROMPT), Held(monkeypatch), decode.scheduler.offload.host
+    aborted(decode, offer)
+    assert len(host._reserved) == 7
+    held.let_go(decode)
+    collect(decode, [request(PROMPT[:9])])
+    assert host._reserved == set()
+
+
+def test_a_fetch_that_ends_while_ended_ones_are_looked_for_is_not_lost(prefill, decode, alone):
+    class Ending(Future[list[Page]]):
+        """Ends once it was asked whether it has."""
+
+        def done(self) -> bool:
+            was = super().done()
+            if not was:
+                self.set_result([])
+            return was
+
+    fetcher = decode._unscheduled._fetcher
+    offer = share(prefill, PROMPT)
+    decode.reset_prefix_cache()
+    decode.add(request(PROMPT, page_offer=offer))
+    wait(fetcher.pending, 20)
+    (fetch,) = fetcher._fetches
+    fetcher._fetches = [fetch._replace(pages=Ending())]
+    assert fetcher.pop_arrived() == [] and fetcher.waiting == 1
+    assert tokens_of(collect(decode, []), "r") == alone
+
+
+def test_an_id_may_be_used_again_while_pages_of_an_aborted_request_are_on_their_way(
+    prefill, decode, alone, monkeypatch
+):
+    offer, held = share(prefill, PROMPT), Held(monkeypatch)
+    aborted(decode, offer)
+    decode.add(request(PROMPT, page_offer=offer))
+    held.let_go(decode)
+    assert tokens_of(collect(decode, []), "r") == alone
+
+
+def test_an_engine_sleeps_and_wakes_while_pages_of_an_aborted_request_are_on_their_way(
+    prefill, decode, alone, monkeypatch
+):
+    offer, held = share(prefill, PROMPT), Held(monkeypatch)
+    aborted(decode, offer)
+    decode.sleeper.sleep(1)
+    decode.sleeper.wake_up()
+    held.let_go(decode)
+    last = continued(decode, PROMPT, offer)
+    assert last.token_ids == alone and last.num_cached_tokens == 56
 
 
 def test_an_offer_that_was_changed_is_refused_and_one_of_another_model_ignored(
