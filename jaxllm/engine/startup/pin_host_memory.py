@@ -13,7 +13,7 @@ import threading
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import jax
 import numpy as np
@@ -28,6 +28,7 @@ from jaxllm.engine.startup.memory import shard_bytes
 from jaxllm.engine.startup.report import Report
 from jaxllm.engine.startup.resolve import Setup
 from jaxllm.engine.startup.sizing import abstract_pages
+from jaxllm.mesh import stages
 from jaxllm.units import amount
 
 logger = logging.getLogger("jaxllm")
@@ -58,11 +59,10 @@ class Wanted:
 
     @staticmethod
     def from_setup(setup: Setup, devices: Sequence[jax.Device]) -> Wanted:
-        """The memory that the decisions ask for on these devices, of all stages."""
-        resolved, page = (
-            setup.resolved,
-            page_of([shard_bytes([shape]) for shape in page_shapes(abstract_pages(setup))]),
-        )
+        """The memory that the decisions ask for on these devices, of all stages: each has as much
+        as the first one, which has the most layers."""
+        resolved, first = setup.resolved, replace(setup, stage=stages(setup.stage.count)[0])
+        page = page_of([shard_bytes([shape]) for shape in page_shapes(abstract_pages(first))])
         return Wanted(resolved.host_pages, STAGED * resolved.moved_pages, page, tuple(devices))
 
     def regions(self, room: int) -> list[int]:

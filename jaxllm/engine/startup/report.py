@@ -328,12 +328,13 @@ def _window_row(setup: Setup) -> str:
 
 
 def _host_row(setup: Setup) -> str:
-    resolved, page = setup.resolved, setup.need.page_bytes * setup.mesh.size
+    resolved, devices = setup.resolved, setup.mesh.size * setup.stage.count
     if not resolved.host_pages:
         return "holds no pages"
+    size = amount(resolved.host_pages * setup.need.page_bytes * devices)
     cached = f", {resolved.host_cached_pages} of them for cached prefixes"
     return (
-        f"{resolved.host_pages} pages, {amount(resolved.host_pages * page)}"
+        f"{resolved.host_pages} pages, {size}"
         f"{cached if resolved.host_cached_pages else ''}; {resolved.moved_pages} move at once"
     )
 

@@ -4,6 +4,7 @@ what is done when there are none."""
 from __future__ import annotations
 
 import bisect
+import json
 import random
 import re
 import threading
@@ -33,8 +34,9 @@ from jaxllm.engine.startup.pin_host_memory import (
 )
 from jaxllm.engine.startup.report import Report
 from jaxllm.engine.startup.resolve import Setup, resolve
-from jaxllm.mesh import make_mesh
+from jaxllm.mesh import make_stage_meshes, stages
 from jaxllm.units import GIB
+from tests.engine.conftest import TINY
 from tests.engine.startup.test_start_table import Kept
 
 MIB = 2**20
@@ -215,6 +217,15 @@ def test_regions_are_pinned_in_turn_for_each_device(puts: list[jax.Array]) -> No
     assert Pinning().rows == []
 
 
+def test_every_device_has_room_for_pages_of_the_stage_with_most_layers(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(TINY | {"num_hidden_layers": 5}))
+    wishes: dict[str, Any] = {"preemption_mode": "swap", "swap_space": 0.01}
+    _, whole = wanted_of(str(tmp_path), **wishes)
+    setup, wanted = wanted_of(str(tmp_path), pipeline_parallel_size=2, **wishes)
+    assert [len(stage.layers(5)) for stage in stages(2)] == [3, 2] and setup.stage.is_last
+    assert wanted.page == whole.page * 3 // 5 == setup.need.page_bytes
+
+
 def wanted_of(tiny_dir: str, **wishes: Any) -> tuple[Setup, Wanted]:
     usual: dict[str, Any] = {
         "max_model_len": 128,
@@ -226,7 +237,9 @@ def wanted_of(tiny_dir: str, **wishes: Any) -> tuple[Setup, Wanted]:
     setup = resolve(
         EngineConfig(model=tiny_dir, **(usual | wishes)),
         Path(tiny_dir),
-        [make_mesh(wishes.get("tensor_parallel_size", 1))],
+        make_stage_meshes(
+            wishes.get("tensor_parallel_size", 1), wishes.get("pipeline_parallel_size", 1)
+        ),
     )
     return setup, Wanted.from_setup(setup, [*setup.mesh.devices.flat])
 

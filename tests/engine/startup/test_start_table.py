@@ -23,7 +23,7 @@ from jaxllm.engine.scheduling.kv_offload import Link
 from jaxllm.engine.startup.memory import MemoryBudget, MemoryPlan
 from jaxllm.engine.startup.report import PROMPTS, Report, link_rows, table_rows
 from jaxllm.engine.startup.resolve import Setup, resolve
-from jaxllm.mesh import make_mesh
+from jaxllm.mesh import Stage, make_mesh
 from jaxllm.nn.linear import Linear
 from jaxllm.quantisation import WeightFormat
 from jaxllm.units import GIB, amount
@@ -164,6 +164,8 @@ def test_what_was_decided_of_memory_is_shown(tiny_dir: str) -> None:
         f"{setup.resolved.moved_pages} move at once"
     )
     assert swapping["host memory"] == wanted
+    stages = replace(setup, stage=Stage(1, 2))
+    assert amount(2 * pages * GIB // 64) in rows_of(stages)["host memory"], "of both stages"
     assert rows_of(decided(tiny_dir, enable_prefix_caching=False))["prefix caching"] == "off"
     assert (
         rows_of(decided(tiny_dir, kv_cache_dtype="fp8"))["KV scales"]
