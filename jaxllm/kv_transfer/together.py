@@ -4,6 +4,7 @@ a second than a device's link carries."""
 from __future__ import annotations
 
 import os
+import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -49,8 +50,9 @@ class TogetherClient:
     ) -> Fetched[T]:
         """Pages of the longest prefix of `hashes` that the peer has. `keep` is called in any
         thread with each page, uint8 `[page_bytes]`, which is valid until it returns; what it
-        returns is kept. TransferError and `errors` of `keep` end the fetch."""
-        until = time.monotonic() + seconds
+        returns is kept. TransferError and `errors` of `keep` end the fetch: other connections
+        then bring one more page at most."""
+        until, ended = time.monotonic() + seconds, threading.Event()
 
         def part(some: Sequence[bytes]) -> Fetched[T]:
             pages: list[T] = []
@@ -58,17 +60,22 @@ class TogetherClient:
             try:
                 with closing(fetch):  # now, not when nobody refers to an error's frames any more
                     for page in fetch:
+                        if ended.is_set():
+                            break
                         pages.append(keep(page))
             except (TransferError, errors) as error:
                 return Fetched(pages, error)
             return Fetched(pages)
 
         parts, found = divide(hashes), list[T]()
-        for some, (pages, error) in zip(parts, self._threads.map(part, parts), strict=True):
-            found += pages
-            if len(pages) < len(some):  # without what is missing the rest is useless
-                return Fetched(found, error)
-        return Fetched(found)
+        try:
+            for some, (pages, error) in zip(parts, self._threads.map(part, parts), strict=True):
+                found += pages
+                if len(pages) < len(some):  # without what is missing the rest is useless
+                    return Fetched(found, error)
+            return Fetched(found)
+        finally:
+            ended.set()
 
     def close(self) -> None:
         """End the threads and the connections."""

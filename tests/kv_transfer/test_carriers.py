@@ -239,6 +239,27 @@ def test_what_keeping_a_page_raises_ends_a_fetch(server, connect):
     client.close()
 
 
+def test_a_fetch_that_has_ended_brings_nothing_more(server, shelf, connect):
+    kept, first, ended = list[bytes](), page(0).tobytes(), threading.Event()
+    begun = threading.Barrier(CONNECTIONS)
+
+    def keep(each: np.ndarray) -> bytes:
+        kept.append(came := each.tobytes())
+        if len(kept) <= CONNECTIONS:
+            begun.wait(20)
+        if came == first:
+            raise MemoryError("no room")
+        assert ended.wait(20)
+        return came
+
+    client = TogetherClient(connect(), 1)
+    found = client.fetch(("127.0.0.1", server.port), NAMES, 20.0, keep, MemoryError)
+    ended.set()
+    client._threads.shutdown()
+    assert found.pages == [] and len(kept) == CONNECTIONS
+    client.close()
+
+
 def test_few_pages_take_one_connection():
     assert [len(part) for part in divide(NAMES[:LEAST])] == [LEAST]
     assert [len(part) for part in divide(NAMES[: LEAST + 1])] == [LEAST, 1]
