@@ -120,13 +120,14 @@ def test_impossible_sizes_are_refused(pages: int, cached: int) -> None:
 @given(
     st.integers(1, 5),
     st.integers(0, 5),
-    st.lists(st.tuples(st.sampled_from("sklfg"), st.integers(0, 6)), max_size=60),
+    st.lists(st.tuples(st.sampled_from("sklfgrb"), st.integers(0, 6)), max_size=60),
 )
 def test_any_order_of_calls_keeps_the_accounts(
     pages: int, cached: int, calls: list[tuple[str, int]]
 ) -> None:
     tier, kept = HostTier(pages, min(cached, pages)), Counter[bytes]()
     here: dict[bytes, int] = {}
+    reserved: list[int] = []
     for call, number in calls:
         key = b"%d" % number
         if call == "s":
@@ -142,6 +143,14 @@ def test_any_order_of_calls_keeps_the_accounts(
         elif call == "f":
             tier.forget([key])
             assert tier.find([key]) == []
+        elif call == "r":
+            reserved += tier.reserve(number)
+            assert set(reserved).isdisjoint(
+                tier.find([each])[0] for each in here if tier.find([each])
+            )
+        elif call == "b":
+            tier.release(reserved[:number])
+            del reserved[:number]
         elif call == "g":
             found = tier.find([key])
             assert found in ([], [here.get(key)]), "it is where it was saved"
