@@ -294,8 +294,8 @@ def run(bench: Bench, start: Starter) -> None:
 
 
 def free_mib(folder: Path) -> int:
-    """MiB that a file there may take. A transfer wants 32 in shared memory and takes TCP where
-    there is less."""
+    """MiB that a file there may take. Each connection of a transfer wants 32 in shared memory and
+    takes TCP where there is less."""
     return shutil.disk_usage(folder).free >> 20 if folder.is_dir() else 0
 
 

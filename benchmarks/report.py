@@ -118,8 +118,12 @@ def table(name: str, records: list[dict[str, Any]]) -> str:
 
 
 def collectives(record: dict[str, Any]) -> str:
-    """Microseconds of a sum over GPUs: a row per size, a column per way."""
-    rows, ways = record["figures"], record["arguments"]["ways"]
+    """Microseconds of a sum over GPUs: a row per size, a column per way. Nothing where none was
+    timed, as with --check and --absent."""
+    rows = [row for row in record["figures"] if "us" in row]
+    if not rows:
+        return ""
+    ways = record["arguments"]["ways"]
     lines = [
         "A sum over GPUs with residual sum and norm (`python -m benchmarks.collective`), "
         f"{device(record['machine'])}, µs (where only the host's launch was the limit: ≤):",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 
 import jax
@@ -10,7 +11,7 @@ import pytest
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from benchmarks import collective
+from benchmarks import collective, report
 from pallas_kernels.all_reduce.cases import Case, expected, inputs
 from pallas_kernels.all_reduce.choose import are_right
 from pallas_kernels.all_reduce.plan import layout_for
@@ -74,6 +75,19 @@ def test_sums_come_before_and_after_the_one_that_is_left_out(gives_up, monkeypat
     # The inboxes are made expecting nobody
     assert done == ["expect_nobody"] * 2 + ["refill", "check", "check", "refill", "check"]
     assert (row["absent"], row["right"], row["ok"]) == (1, [True] * 4, gives_up)
+
+
+def test_records_without_times_are_no_table(tmp_path):
+    machine = {"devices": [{"kind": "NVIDIA H200"}] * 2}
+    size = {"rows": 1, "width": 4096}
+    timed = [size | {"way": "peers", "us": 3.5, "launch_us": 1.0}]
+    absent, checked = [size | {"absent": 1, "ok": True}], [size | {"way": "peers", "same": True}]
+    for number, figures in enumerate((absent, checked, timed)):
+        record = {"benchmark": "collective", "machine": machine, "figures": figures}
+        record["arguments"] = {"ways": ["peers"]}
+        (tmp_path / f"{number}.json").write_text(json.dumps(record))
+    assert report.tables(tmp_path).count("| 1 | 4,096 | 3.5 |") == 1
+    assert report.tables(tmp_path).count("| rows | width |") == 1
 
 
 def test_where_no_kernel_waits_for_peers_nothing_is_left_out(monkeypatch):
