@@ -70,10 +70,11 @@ class HostTier:
             self.events.stored([key], None, [], medium=HOST)
         return page
 
-    def reserve(self, count: int) -> list[int]:
+    def reserve(self, count: int, found: Collection[bytes] = ()) -> list[int]:
         """Take pages for prefixes that are on their way here, so many or as many as are not pinned;
-        `release` gives them back. What they held is forgotten."""
-        while len(self._blank) < count and self._cached:
+        `release` gives them back. What they held is forgotten, but not the prefixes that `find`
+        just `found`, on which these depend."""
+        while len(self._blank) < count and self._cached and next(iter(self._cached)) not in found:
             self._evict()
         pages = [self._blank.pop() for _ in range(min(count, len(self._blank)))]
         self._reserved.update(pages)

@@ -164,6 +164,7 @@ def test_room_is_made_for_what_is_on_its_way_and_nothing_that_is_kept_goes() -> 
     # The blank one, then those of the least recently used
     assert set(tier.reserve(2)) == {3, pages[b"a"]}
     assert tier.find([b"a"]) == [] and tier.find([b"c"]) == [pages[b"c"]]
+    assert tier.reserve(9, [b"c"]) == [], "it depends on this one"
     assert tier.reserve(9) == [pages[b"c"]] and tier.reserve(1) == []
     assert tier.save(b"d") is None, "reserved pages are no room"
     tier.check([[b"b"]])

@@ -92,7 +92,7 @@ class PageFetcher:
         keys = self._scheduler.kv_manager.lacking(choices[0])
         # The room is there before the pages are: more memory would have to be pinned first, which
         # takes seconds
-        places = offload.host.reserve(len(keys))
+        places = offload.host.reserve(len(keys), {*choices[0].hashes} - {*keys})
         swapper.drop(places)
         if keys := keys[: len(places)]:
             until = time.monotonic() + self._seconds

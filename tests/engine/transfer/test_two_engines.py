@@ -140,6 +140,17 @@ def test_pages_on_their_way_never_take_more_host_memory_than_there_is(
     close(engine)
 
 
+def test_room_for_pages_is_not_that_of_the_pages_before_them(make, prefill):
+    engine = make("kv_consumer", kv_offloading_size=8 * 2048 / 2**30)
+    host, index = engine.scheduler.offload.host, engine.scheduler.kv_manager.prefixes.indexes[0]
+    collect(engine, [request(PROMPT[:33], page_offer=share(prefill, PROMPT[:33]))])
+    index.clear()  # but host memory keeps four pages
+    long = [*PROMPT, *PROMPT[:20]]
+    deltas = collect(engine, [request(long, page_offer=share(prefill, long))])
+    assert (host.num_pages, deltas[-1].num_cached_tokens) == (8, 8 * 8)
+    close(engine)
+
+
 def test_choices_draws_and_salts_go_the_same_way(prefill, decode):
     drawn = SamplingParams(temperature=1.0, seed=3, n=2, max_tokens=6, ignore_eos=True)
     whole = collect(decode, [request(PROMPT, params=drawn, cache_salt="a")])
