@@ -66,15 +66,22 @@ class PageExporter:
     def _run(self) -> None:
         # One core copies fewer bytes a second than the device's link carries
         with ThreadPoolExecutor(CONNECTIONS, thread_name_prefix="kv-copy") as pool:
-            while (work := self._work.get()) is not None:
-                keys, pages = work
-                try:
-                    list(pool.map(self._put, keys, pages))
-                except jax.errors.JaxRuntimeError as error:
-                    logger.warning("KV pages for other engines could not be copied: %s", error)
-                    self._shelf.forget(keys)
-                if not pages:
-                    self._shelf.forget(keys)
+            while self._do_next(pool):
+                pass
+
+    def _do_next(self, pool: ThreadPoolExecutor) -> bool:
+        """Wait for work and do it; nothing holds its pinned memory afterwards. False at the end."""
+        if (work := self._work.get()) is None:
+            return False
+        keys, pages = work
+        try:
+            list(pool.map(self._put, keys, pages))
+        except jax.errors.JaxRuntimeError as error:
+            logger.warning("KV pages for other engines could not be copied: %s", error)
+            self._shelf.forget(keys)
+        if not pages:
+            self._shelf.forget(keys)
+        return True
 
     def _put(self, key: bytes, page: Page) -> None:
         self._shelf.put(key, [view(array) for array in page])

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import threading
+import time
+import weakref
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, wait
 from dataclasses import replace
@@ -249,6 +251,24 @@ def test_a_request_that_is_aborted_while_it_waits_leaves_nothing(prefill, decode
     assert [delta.finish_reason for delta in collect(decode, [])] == ["abort"]
     decode.scheduler.check()
     assert decode.stats().waiting == 0 and not decode.has_work
+
+
+def test_pages_that_are_on_the_shelf_take_no_pinned_memory_any_more(prefill, monkeypatch):
+    taken, take_out = list[weakref.ref[Any]](), prefill.runner.take_out
+
+    def noted(pages: list[int]) -> list[Page]:
+        found = take_out(pages)
+        taken.extend(weakref.ref(array) for page in found for array in page)
+        return found
+
+    monkeypatch.setattr(prefill.runner, "take_out", noted)
+    prefill.reset_prefix_cache()
+    share(prefill, PROMPT[::-1])
+    until = time.monotonic() + 20
+    while any(array() is not None for array in taken) and time.monotonic() < until:
+        prefill.stats()  # looks for copies that have arrived
+        time.sleep(0.01)
+    assert taken and all(array() is None for array in taken)
 
 
 class Held:
