@@ -102,7 +102,7 @@ def test_a_stage_that_fails_ends_the_start_with_its_own_error_and_leaves_nothing
         failed.set()
 
     def load(self: WeightSource, *_: Any, **__: Any) -> tuple[jax.Array, ...]:
-        if what == "load" and self._setup.stage.index == stage:
+        if what == "load" and [setup.stage.index for setup in self._setups] == [stage]:
             raise ConfigError("as the test wants")
         return ()
 
