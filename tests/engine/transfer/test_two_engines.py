@@ -3,102 +3,20 @@
 from __future__ import annotations
 
 import threading
-import time
-import weakref
-from collections.abc import Callable, Iterator
-from concurrent.futures import Future, wait
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 
-from jaxllm.cache.transfer import Page
 from jaxllm.config import ConfigError
-from jaxllm.engine.engine import Engine
-from jaxllm.kv_transfer import ring
 from jaxllm.kv_transfer.client import PageClient
-from jaxllm.messages import GenerateRequest, RequestError, TextDelta
+from jaxllm.messages import RequestError, TextDelta
 from jaxllm.sampling.options import SamplingParams
 from tests.engine.conftest import collect, tokens_of
 from tests.engine.fake_host import Optimist
-
-MakeEngine = Callable[..., Engine]
-PROMPT = [(7 * i) % 90 + 1 for i in range(61)]  # seven whole pages of 8, and 5 tokens
-PREFILL = SamplingParams(temperature=0, max_tokens=1, min_tokens=1)
-DECODE = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
-
-
-@pytest.fixture(scope="module")
-def key_file(tmp_path_factory: pytest.TempPathFactory) -> str:
-    path = tmp_path_factory.mktemp("key") / "key"
-    path.write_text("a key of two engines")
-    return str(path)
-
-
-@pytest.fixture(scope="module", autouse=True)
-def two_slots() -> Iterator[None]:
-    """Each page takes the memory of the one before the last."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(ring, "SIZE", 1)
-        yield
-
-
-@pytest.fixture(scope="module")
-def make(make_engine: MakeEngine, key_file: str) -> MakeEngine:
-    def make(role: str, seconds: float = 20.0, **overrides: Any) -> Engine:
-        extra = {"key_file": key_file, "timeout_seconds": seconds}
-        config = {"kv_role": role, "kv_port": 0, "kv_buffer_size": 1 << 22}
-        config |= {"kv_connector_extra_config": extra}
-        return make_engine(kv_transfer_config=config, **{"kv_offloading_size": 0.001} | overrides)
-
-    return make
-
-
-@pytest.fixture(scope="module")
-def prefill(make: MakeEngine) -> Iterator[Engine]:
-    yield (engine := make("kv_producer"))
-    close(engine)
-
-
-@pytest.fixture(scope="module")
-def decode(make: MakeEngine) -> Iterator[Engine]:
-    yield (engine := make("kv_consumer"))
-    close(engine)
-
-
-@pytest.fixture(scope="module")
-def alone(make_engine: MakeEngine) -> list[int]:
-    """Tokens of one engine without transfers."""
-    engine = make_engine(num_gpu_blocks_override=40)
-    return tokens_of(collect(engine, [request(PROMPT)]), "r")
-
-
-def close(engine: Engine) -> None:
-    assert engine._unscheduled._transfer is not None
-    engine._unscheduled._transfer.close()
-
-
-def request(prompt: list[int], **more: Any) -> GenerateRequest:
-    return GenerateRequest(id="r", prompt_token_ids=prompt, **({"params": DECODE} | more))
-
-
-def share(engine: Engine, prompt: list[int], **more: Any) -> dict[str, Any]:
-    """The prefill leg."""
-    collect(engine, [request(prompt, params=PREFILL, shares_pages=True, **more)])
-    engine.scheduler.check()
-    assert engine.resolved.page_offer is not None
-    return engine.resolved.page_offer
-
-
-def continued(engine: Engine, prompt: list[int], offer: dict[str, Any], **more: Any) -> TextDelta:
-    """The last delta of the decode leg, with all its tokens; the engine's prefix cache is empty
-    before."""
-    engine.reset_prefix_cache()
-    deltas = collect(engine, [request(prompt, page_offer=offer, **more)])
-    engine.scheduler.check()
-    deltas[-1].token_ids = tokens_of(deltas, "r")
-    return deltas[-1]
+from tests.engine.transfer.conftest import PREFILL, PROMPT, close, continued, request, share
 
 
 def test_tokens_are_those_of_one_engine_and_whole_pages_are_not_computed_again(
@@ -112,45 +30,6 @@ def test_tokens_are_those_of_one_engine_and_whole_pages_are_not_computed_again(
     # What is here already is not fetched
     again = collect(decode, [request(PROMPT, page_offer=offer)])
     assert tokens_of(again, "r") == alone and decode._unscheduled.waiting == 0
-
-
-def test_pages_on_their_way_never_take_more_host_memory_than_there_is(
-    make, prefill, alone, monkeypatch
-):
-    engine = make("kv_consumer", kv_offloading_size=25 * 4096 / 2**30)
-    offload, swapper = engine.scheduler.offload, engine.runner.swapper
-    prompts = [[first, *PROMPT] for first in range(3 * offload.host.num_pages // 7)]
-    fetcher, most = engine._unscheduled._transfer.fetcher, 0
-    keep, coming = fetcher._keep, 0
-
-    def counted(page: np.ndarray) -> Any:
-        nonlocal most, coming
-        coming += 1
-        most = max(most, len(swapper._kept) + coming)
-        return keep(page)
-
-    monkeypatch.setattr(fetcher, "_keep", counted)
-    fetched = 0
-    for prompt in prompts:
-        offer, coming = share(prefill, prompt), 0
-        engine.scheduler.kv_manager.prefixes.indexes[0].clear()  # but host memory keeps its pages
-        deltas = collect(engine, [request(prompt, page_offer=offer)])
-        assert deltas[-1].num_cached_tokens >= 56
-        fetched += coming
-        engine.scheduler.check()
-    assert fetched > offload.host.num_pages >= most
-    close(engine)
-
-
-def test_room_for_pages_is_not_that_of_the_pages_before_them(make, prefill):
-    engine = make("kv_consumer", kv_offloading_size=8 * 2048 / 2**30)
-    host, index = engine.scheduler.offload.host, engine.scheduler.kv_manager.prefixes.indexes[0]
-    collect(engine, [request(PROMPT[:33], page_offer=share(prefill, PROMPT[:33]))])
-    index.clear()  # but host memory keeps four pages
-    long = [*PROMPT, *PROMPT[:20]]
-    deltas = collect(engine, [request(long, page_offer=share(prefill, long))])
-    assert (host.num_pages, deltas[-1].num_cached_tokens) == (8, 8 * 8)
-    close(engine)
 
 
 def test_choices_draws_and_salts_go_the_same_way(prefill, decode):
@@ -233,137 +112,6 @@ def test_running_requests_go_on_while_pages_are_fetched_and_a_deadline_ends_the_
     go_on.set()
     assert heard.wait(20)
     assert tokens_of(collect(decode, []), "r") == alone
-
-
-def test_a_request_that_is_aborted_while_it_waits_leaves_nothing(prefill, decode, monkeypatch):
-    offer, go_on = share(prefill, PROMPT), threading.Event()
-    fetch = PageClient.fetch
-
-    def late(self: PageClient, *arguments: Any) -> Iterator[np.ndarray]:
-        go_on.wait(20)
-        yield from fetch(self, *arguments)
-
-    monkeypatch.setattr(PageClient, "fetch", late)
-    decode.reset_prefix_cache()
-    decode.add(request(PROMPT, page_offer=offer))
-    decode.abort("r")
-    go_on.set()
-    assert [delta.finish_reason for delta in collect(decode, [])] == ["abort"]
-    decode.scheduler.check()
-    assert decode.stats().waiting == 0 and not decode.has_work
-
-
-def test_pages_that_are_on_the_shelf_take_no_pinned_memory_any_more(prefill, monkeypatch):
-    taken, take_out = list[weakref.ref[Any]](), prefill.runner.take_out
-
-    def noted(pages: list[int]) -> list[Page]:
-        found = take_out(pages)
-        taken.extend(weakref.ref(array) for page in found for array in page)
-        return found
-
-    monkeypatch.setattr(prefill.runner, "take_out", noted)
-    prefill.reset_prefix_cache()
-    share(prefill, PROMPT[::-1])
-    until = time.monotonic() + 20
-    while any(array() is not None for array in taken) and time.monotonic() < until:
-        prefill.stats()  # looks for copies that have arrived
-        time.sleep(0.01)
-    assert taken and all(array() is None for array in taken)
-
-
-class Held:
-    """Fetches that wait until they are let go."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch):
-        self._go_on, fetch = threading.Event(), PageClient.fetch
-
-        def late(client: PageClient, *arguments: Any) -> Iterator[np.ndarray]:
-            assert self._go_on.wait(20)
-            yield from fetch(client, *arguments)
-
-        monkeypatch.setattr(PageClient, "fetch", late)
-
-    def let_go(self, engine: Engine) -> None:
-        """Let the engine's fetches end."""
-        self._go_on.set()
-        assert engine._unscheduled._fetcher is not None
-        wait(engine._unscheduled._fetcher.pending, 20)
-
-
-def aborted(engine: Engine, offer: dict[str, Any]) -> None:
-    """Begin a request that waits for pages, and abort it."""
-    engine.reset_prefix_cache()
-    engine.add(request(PROMPT, page_offer=offer))
-    assert engine._unscheduled.waiting
-    engine.abort("r")
-    assert [delta.finish_reason for delta in collect(engine, [])] == ["abort"]
-
-
-def test_room_for_pages_of_an_aborted_request_goes_to_the_next_one(
-    make, prefill, alone, monkeypatch
-):
-    engine, offer = make("kv_consumer", kv_offloading_size=8 * 2048 / 2**30), share(prefill, PROMPT)
-    assert engine.scheduler.offload.host.num_pages == 8
-    held = Held(monkeypatch)
-    aborted(engine, offer)
-    held.let_go(engine)
-    last = continued(engine, PROMPT, offer)
-    assert last.token_ids == alone and last.num_cached_tokens == 56
-    close(engine)
-
-
-def test_room_for_pages_of_an_aborted_request_is_free_while_others_run(
-    prefill, decode, monkeypatch
-):
-    offer, held, host = share(prefill, PROMPT), Held(monkeypatch), decode.scheduler.offload.host
-    aborted(decode, offer)
-    assert len(host._reserved) == 7
-    held.let_go(decode)
-    collect(decode, [request(PROMPT[:9])])
-    assert host._reserved == set()
-
-
-def test_a_fetch_that_ends_while_ended_ones_are_looked_for_is_not_lost(prefill, decode, alone):
-    class Ending(Future[list[Page]]):
-        """Ends once it was asked whether it has."""
-
-        def done(self) -> bool:
-            was = super().done()
-            if not was:
-                self.set_result([])
-            return was
-
-    fetcher = decode._unscheduled._fetcher
-    offer = share(prefill, PROMPT)
-    decode.reset_prefix_cache()
-    decode.add(request(PROMPT, page_offer=offer))
-    wait(fetcher.pending, 20)
-    (fetch,) = fetcher._fetches
-    fetcher._fetches = [fetch._replace(pages=Ending())]
-    assert fetcher.pop_arrived() == [] and fetcher.waiting == 1
-    assert tokens_of(collect(decode, []), "r") == alone
-
-
-def test_an_id_may_be_used_again_while_pages_of_an_aborted_request_are_on_their_way(
-    prefill, decode, alone, monkeypatch
-):
-    offer, held = share(prefill, PROMPT), Held(monkeypatch)
-    aborted(decode, offer)
-    decode.add(request(PROMPT, page_offer=offer))
-    held.let_go(decode)
-    assert tokens_of(collect(decode, []), "r") == alone
-
-
-def test_an_engine_sleeps_and_wakes_while_pages_of_an_aborted_request_are_on_their_way(
-    prefill, decode, alone, monkeypatch
-):
-    offer, held = share(prefill, PROMPT), Held(monkeypatch)
-    aborted(decode, offer)
-    decode.sleeper.sleep(1)
-    decode.sleeper.wake_up()
-    held.let_go(decode)
-    last = continued(decode, PROMPT, offer)
-    assert last.token_ids == alone and last.num_cached_tokens == 56
 
 
 def test_an_offer_that_was_changed_is_refused_and_one_of_another_model_ignored(

@@ -1,0 +1,190 @@
+"""Host memory for pages between engines: room for those on their way, and what becomes of it when a
+request is aborted."""
+
+from __future__ import annotations
+
+import threading
+import time
+import weakref
+from collections.abc import Iterator
+from concurrent.futures import Future, wait
+from typing import Any
+
+import numpy as np
+import pytest
+
+from jaxllm.cache.transfer import Page
+from jaxllm.engine.engine import Engine
+from jaxllm.kv_transfer.client import PageClient
+from tests.engine.conftest import collect, tokens_of
+from tests.engine.transfer.conftest import PROMPT, close, continued, request, share
+
+
+def test_pages_on_their_way_never_take_more_host_memory_than_there_is(
+    make, prefill, alone, monkeypatch
+):
+    engine = make("kv_consumer", kv_offloading_size=25 * 4096 / 2**30)
+    offload, swapper = engine.scheduler.offload, engine.runner.swapper
+    prompts = [[first, *PROMPT] for first in range(3 * offload.host.num_pages // 7)]
+    fetcher, most = engine._unscheduled._transfer.fetcher, 0
+    keep, coming = fetcher._keep, 0
+
+    def counted(page: np.ndarray) -> Any:
+        nonlocal most, coming
+        coming += 1
+        most = max(most, len(swapper._kept) + coming)
+        return keep(page)
+
+    monkeypatch.setattr(fetcher, "_keep", counted)
+    fetched = 0
+    for prompt in prompts:
+        offer, coming = share(prefill, prompt), 0
+        engine.scheduler.kv_manager.prefixes.indexes[0].clear()  # but host memory keeps its pages
+        deltas = collect(engine, [request(prompt, page_offer=offer)])
+        assert deltas[-1].num_cached_tokens >= 56
+        fetched += coming
+        engine.scheduler.check()
+    assert fetched > offload.host.num_pages >= most
+    close(engine)
+
+
+def test_room_for_pages_is_not_that_of_the_pages_before_them(make, prefill):
+    engine = make("kv_consumer", kv_offloading_size=8 * 2048 / 2**30)
+    host, index = engine.scheduler.offload.host, engine.scheduler.kv_manager.prefixes.indexes[0]
+    collect(engine, [request(PROMPT[:33], page_offer=share(prefill, PROMPT[:33]))])
+    index.clear()  # but host memory keeps four pages
+    long = [*PROMPT, *PROMPT[:20]]
+    deltas = collect(engine, [request(long, page_offer=share(prefill, long))])
+    assert (host.num_pages, deltas[-1].num_cached_tokens) == (8, 8 * 8)
+    close(engine)
+
+
+def test_a_request_that_is_aborted_while_it_waits_leaves_nothing(prefill, decode, monkeypatch):
+    offer, go_on = share(prefill, PROMPT), threading.Event()
+    fetch = PageClient.fetch
+
+    def late(self: PageClient, *arguments: Any) -> Iterator[np.ndarray]:
+        go_on.wait(20)
+        yield from fetch(self, *arguments)
+
+    monkeypatch.setattr(PageClient, "fetch", late)
+    decode.reset_prefix_cache()
+    decode.add(request(PROMPT, page_offer=offer))
+    decode.abort("r")
+    go_on.set()
+    assert [delta.finish_reason for delta in collect(decode, [])] == ["abort"]
+    decode.scheduler.check()
+    assert decode.stats().waiting == 0 and not decode.has_work
+
+
+def test_pages_that_are_on_the_shelf_take_no_pinned_memory_any_more(prefill, monkeypatch):
+    taken, take_out = list[weakref.ref[Any]](), prefill.runner.take_out
+
+    def noted(pages: list[int]) -> list[Page]:
+        found = take_out(pages)
+        taken.extend(weakref.ref(array) for page in found for array in page)
+        return found
+
+    monkeypatch.setattr(prefill.runner, "take_out", noted)
+    prefill.reset_prefix_cache()
+    share(prefill, PROMPT[::-1])
+    until = time.monotonic() + 20
+    while any(array() is not None for array in taken) and time.monotonic() < until:
+        prefill.stats()  # looks for copies that have arrived
+        time.sleep(0.01)
+    assert taken and all(array() is None for array in taken)
+
+
+class Held:
+    """Fetches that wait until they are let go."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch):
+        self._go_on, fetch = threading.Event(), PageClient.fetch
+
+        def late(client: PageClient, *arguments: Any) -> Iterator[np.ndarray]:
+            assert self._go_on.wait(20)
+            yield from fetch(client, *arguments)
+
+        monkeypatch.setattr(PageClient, "fetch", late)
+
+    def let_go(self, engine: Engine) -> None:
+        """Let the engine's fetches end."""
+        self._go_on.set()
+        assert engine._unscheduled._fetcher is not None
+        wait(engine._unscheduled._fetcher.pending, 20)
+
+
+def aborted(engine: Engine, offer: dict[str, Any]) -> None:
+    """Begin a request that waits for pages, and abort it."""
+    engine.reset_prefix_cache()
+    engine.add(request(PROMPT, page_offer=offer))
+    assert engine._unscheduled.waiting
+    engine.abort("r")
+    assert [delta.finish_reason for delta in collect(engine, [])] == ["abort"]
+
+
+def test_room_for_pages_of_an_aborted_request_goes_to_the_next_one(
+    make, prefill, alone, monkeypatch
+):
+    engine, offer = make("kv_consumer", kv_offloading_size=8 * 2048 / 2**30), share(prefill, PROMPT)
+    assert engine.scheduler.offload.host.num_pages == 8
+    held = Held(monkeypatch)
+    aborted(engine, offer)
+    held.let_go(engine)
+    last = continued(engine, PROMPT, offer)
+    assert last.token_ids == alone and last.num_cached_tokens == 56
+    close(engine)
+
+
+def test_room_for_pages_of_an_aborted_request_is_free_while_others_run(
+    prefill, decode, monkeypatch
+):
+    offer, held, host = share(prefill, PROMPT), Held(monkeypatch), decode.scheduler.offload.host
+    aborted(decode, offer)
+    assert len(host._reserved) == 7
+    held.let_go(decode)
+    collect(decode, [request(PROMPT[:9])])
+    assert host._reserved == set()
+
+
+def test_a_fetch_that_ends_while_ended_ones_are_looked_for_is_not_lost(prefill, decode, alone):
+    class Ending(Future[list[Page]]):
+        """Ends once it was asked whether it has."""
+
+        def done(self) -> bool:
+            was = super().done()
+            if not was:
+                self.set_result([])
+            return was
+
+    fetcher = decode._unscheduled._fetcher
+    offer = share(prefill, PROMPT)
+    decode.reset_prefix_cache()
+    decode.add(request(PROMPT, page_offer=offer))
+    wait(fetcher.pending, 20)
+    (fetch,) = fetcher._fetches
+    fetcher._fetches = [fetch._replace(pages=Ending())]
+    assert fetcher.pop_arrived() == [] and fetcher.waiting == 1
+    assert tokens_of(collect(decode, []), "r") == alone
+
+
+def test_an_id_may_be_used_again_while_pages_of_an_aborted_request_are_on_their_way(
+    prefill, decode, alone, monkeypatch
+):
+    offer, held = share(prefill, PROMPT), Held(monkeypatch)
+    aborted(decode, offer)
+    decode.add(request(PROMPT, page_offer=offer))
+    held.let_go(decode)
+    assert tokens_of(collect(decode, []), "r") == alone
+
+
+def test_an_engine_sleeps_and_wakes_while_pages_of_an_aborted_request_are_on_their_way(
+    prefill, decode, alone, monkeypatch
+):
+    offer, held = share(prefill, PROMPT), Held(monkeypatch)
+    aborted(decode, offer)
+    decode.sleeper.sleep(1)
+    decode.sleeper.wake_up()
+    held.let_go(decode)
+    last = continued(decode, PROMPT, offer)
+    assert last.token_ids == alone and last.num_cached_tokens == 56
