@@ -50,12 +50,20 @@ class _Connection:
 class PageClient:
     """Fetches pages of `page_bytes` bytes that were made for `fingerprint`. Any thread may call it.
 
-    `shared`: whether shared memory is tried where the peer is on this host.
+    `shared`: whether shared memory is tried where the peer is on this host. `patience`: seconds
+    without an answer after which an address counts as silent; a fetch may have less time.
     """
 
-    def __init__(self, key: bytes, fingerprint: bytes, page_bytes: int, shared: bool = True):
+    def __init__(
+        self,
+        key: bytes,
+        fingerprint: bytes,
+        page_bytes: int,
+        shared: bool = True,
+        patience: float = 0.0,
+    ):
         self._key, self._fingerprint, self._page_bytes = key, fingerprint, page_bytes
-        self._shared = shared
+        self._shared, self._patience = shared, patience
         self._lock = threading.Lock()
         self._idle: list[tuple[Address, _Connection]] = []  # the oldest first
         self._most_idle = MAX_IDLE  # none once it is closed
@@ -69,9 +77,14 @@ class PageClient:
 
         Raises TransferError when no more can be had: a damaged page, another model, no time left.
         """
-        until = time.monotonic() + seconds
+        asked = time.monotonic()
         try:
-            connection, found = self._ask(address, hashes[:MAX_PAGES], until)
+            try:
+                connection, found = self._ask(address, hashes[:MAX_PAGES], asked + seconds)
+            except TimeoutError:
+                if (now := time.monotonic()) - asked >= self._patience:
+                    self._silent[address] = now + SILENT
+                raise
             try:
                 yield from self._pages(connection, found)
             except BaseException:
@@ -79,8 +92,6 @@ class PageClient:
                 raise
             self._keep(address, connection)
         except OSError as error:
-            if isinstance(error, TimeoutError):
-                self._silent[address] = time.monotonic() + SILENT
             raise TransferError(error.strerror or str(error)) from None
 
     def close(self) -> None:
@@ -131,10 +142,10 @@ class PageClient:
         try:
             peer.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             greet(peer, self._key)
+            return _Connection(peer, self._ring(peer))
         except BaseException:
             peer.socket.close()
             raise
-        return _Connection(peer, self._ring(peer))
 
     def _ring(self, peer: Peer) -> Ring | None:
         """Shared memory, where the peer's address is one of this host."""

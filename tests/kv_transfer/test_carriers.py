@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import socket
 import threading
+import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -127,6 +128,21 @@ def test_a_peer_that_says_nothing_costs_the_time_that_a_fetch_may_take(connect):
         for why in ("time is up|timed out", "did not answer in time just now"):
             with pytest.raises(TransferError, match=why):
                 list(client.fetch(silent.getsockname(), NAMES, 0.05))
+
+
+def test_a_peer_is_not_blamed_for_time_that_it_did_not_have(server, shelf):
+    address = ("127.0.0.1", server.port)
+    client = PageClient(KEY, FINGERPRINT, SIZE, patience=0.5)
+    assert len(fetched(server, client)) == 40
+    for seconds in (-1.0, 0.0):  # fetches that have waited for others
+        with pytest.raises(TransferError, match="time is up"):
+            list(client.fetch(address, NAMES, seconds))
+        assert len(fetched(server, client)) == 40
+    with pytest.raises(TransferError, match="time is up"):
+        # As where many pages come at once
+        [time.sleep(0.2) for _ in client.fetch(address, NAMES, 0.6)]
+    assert len(fetched(server, client)) == 40
+    client.close()
 
 
 def test_without_shared_memory_pages_come_over_tcp(server, monkeypatch, tmp_path, connect):

@@ -93,8 +93,8 @@ class PageTransfer:
                 fingerprint=self._fingerprint,
             ).signed(self._key)
         if settings.fetches:
-            client = PageClient(self._key, fingerprint, size)
             seconds = settings.timeout_seconds
+            client = PageClient(self._key, fingerprint, size, patience=seconds / 2)
             self.fetcher = PageFetcher(client, runner, scheduler, layout, seconds)
 
     def address(self, request: GenerateRequest) -> Address | None:
