@@ -96,7 +96,7 @@ class PageFetcher:
         swapper.drop(places)
         if keys := keys[: len(places)]:
             until = time.monotonic() + self._seconds
-            pages = self._threads.submit(self._fetch, address, keys, until)
+            pages = self._threads.submit(self._fetch, choices, address, keys, until)
             self._fetches.append(_Fetch(choices, grammar, keys, places, pages))
             pages.add_done_callback(lambda _: self.on_arrived())
         return bool(keys)
@@ -131,7 +131,11 @@ class PageFetcher:
                 self._store(fetch)
         return ended
 
-    def _fetch(self, address: Address, keys: list[bytes], until: float) -> list[Page]:
+    def _fetch(
+        self, choices: Sequence[Request], address: Address, keys: list[bytes], until: float
+    ) -> list[Page]:
+        if choices[0].status is Status.FINISHED:  # aborted while others were fetched
+            return []
         left = until - time.monotonic()
         found = self._client.fetch(address, keys, left, self._keep, jax.errors.JaxRuntimeError)
         if found.error is not None:

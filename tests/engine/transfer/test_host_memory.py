@@ -8,6 +8,7 @@ import time
 import weakref
 from collections.abc import Iterator
 from concurrent.futures import Future, wait
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,7 @@ import pytest
 
 from jaxllm.cache.transfer import Page
 from jaxllm.engine.engine import Engine
+from jaxllm.engine.transfer.fetcher import THREADS
 from jaxllm.kv_transfer.client import PageClient
 from tests.engine.conftest import collect, tokens_of
 from tests.engine.transfer.conftest import PROMPT, close, continued, request, share
@@ -188,3 +190,25 @@ def test_an_engine_sleeps_and_wakes_while_pages_of_an_aborted_request_are_on_the
     held.let_go(decode)
     last = continued(decode, PROMPT, offer)
     assert last.token_ids == alone and last.num_cached_tokens == 56
+
+
+def test_pages_of_an_aborted_request_are_not_asked_for(make, prefill, monkeypatch):
+    engine, offer = make("kv_consumer"), share(prefill, PROMPT)
+    fetcher, go_on, asked = engine._unscheduled._transfer.fetcher, threading.Event(), list[int]()
+
+    def late(self: PageClient, address: Any, keys: Any, seconds: float) -> Iterator[np.ndarray]:
+        asked.append(len(keys))
+        go_on.wait(20)
+        yield from ()
+
+    monkeypatch.setattr(PageClient, "fetch", late)
+    for n in range(THREADS + 2):
+        engine.add(replace(request([n, *PROMPT[:20]], page_offer=offer), id=str(n)))
+    for n in range(THREADS + 2):
+        engine.abort(str(n))
+    fetches = fetcher.pending
+    go_on.set()
+    wait(fetches)
+    assert 0 < len(asked) <= THREADS
+    assert {delta.finish_reason for delta in collect(engine, [])} == {"abort"}
+    close(engine)
