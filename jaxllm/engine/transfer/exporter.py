@@ -52,8 +52,13 @@ class PageExporter:
         keys = request.hashes[:count]
         missing = self._shelf.expect(keys)
         if missing:
-            pages = self._runner.take_out([request.pages[at] for at in missing])
-            self._work.put(([keys[at] for at in missing], pages))
+            wanted = [keys[at] for at in missing]
+            try:
+                pages = self._runner.take_out([request.pages[at] for at in missing])
+            except BaseException:
+                self._shelf.forget(wanted)  # or nobody would bring them any more
+                raise
+            self._work.put((wanted, pages))
 
     def forget(self, keys: list[bytes]) -> None:
         """Drop pages whose contents cannot be trusted."""

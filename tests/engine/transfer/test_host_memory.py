@@ -212,3 +212,18 @@ def test_pages_of_an_aborted_request_are_not_asked_for(make, prefill, monkeypatc
     assert 0 < len(asked) <= THREADS
     assert {delta.finish_reason for delta in collect(engine, [])} == {"abort"}
     close(engine)
+
+
+def test_pages_that_a_failed_step_did_not_take_out_are_shared_by_the_next_request(
+    prefill, decode, monkeypatch
+):
+    prompt = [91, *PROMPT]
+
+    def fail(pages: list[int]) -> Any:
+        raise RuntimeError("as the test wants")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(prefill.runner, "take_out", fail)
+        with pytest.raises(RuntimeError, match="as the test wants"):
+            share(prefill, prompt)
+    assert continued(decode, prompt, share(prefill, prompt)).num_cached_tokens == 56
