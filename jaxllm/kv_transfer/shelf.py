@@ -28,9 +28,13 @@ class Shelf:
     first. Any thread may call it.
 
     The memory is one array, which the system provides as it is first used.
+
+    Attributes:
+        capacity: in pages.
     """
 
     def __init__(self, capacity: int, page_bytes: int):
+        self.capacity = capacity
         self._memory = np.empty((capacity, page_bytes), np.uint8)
         self._blank = list(range(capacity - 1, -1, -1))
         self._changed = Condition()

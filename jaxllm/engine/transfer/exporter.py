@@ -49,7 +49,8 @@ class PageExporter:
         if request.status is not Status.RUNNING or request.pages_in_transit:
             return
         count = min(chunk.end, request.computed, len(request.prompt)) // self._page_size
-        keys = request.hashes[:count]
+        # Last pages of a longer prompt would drive out the first, without which they are useless
+        keys = request.hashes[: min(count, self._shelf.capacity)]
         missing = self._shelf.expect(keys)
         if missing:
             wanted = [keys[at] for at in missing]

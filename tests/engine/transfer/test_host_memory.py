@@ -21,6 +21,8 @@ from jaxllm.kv_transfer.client import PageClient
 from tests.engine.conftest import collect, tokens_of
 from tests.engine.transfer.conftest import PROMPT, close, continued, request, share
 
+PAGE_BYTES = 2048
+
 
 def test_pages_on_their_way_never_take_more_host_memory_than_there_is(
     make, prefill, alone, monkeypatch
@@ -227,3 +229,11 @@ def test_pages_that_a_failed_step_did_not_take_out_are_shared_by_the_next_reques
         with pytest.raises(RuntimeError, match="as the test wants"):
             share(prefill, prompt)
     assert continued(decode, prompt, share(prefill, prompt)).num_cached_tokens == 56
+
+
+def test_of_a_prompt_that_is_longer_than_the_shelf_the_first_pages_are_shared(make, decode, alone):
+    engine = make("kv_producer", buffer=4 * PAGE_BYTES)
+    assert engine._unscheduled._transfer.exporter._shelf.capacity == 4
+    last = continued(decode, PROMPT, share(engine, PROMPT))
+    assert (last.token_ids, last.num_cached_tokens) == (alone, 4 * 8)
+    close(engine)
