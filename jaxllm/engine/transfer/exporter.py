@@ -6,9 +6,7 @@ import logging
 import queue
 import threading
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
-
-import jax
+from concurrent.futures import ThreadPoolExecutor, wait
 
 from jaxllm.cache.transfer import Page
 from jaxllm.engine.runtime.launch import view
@@ -80,12 +78,12 @@ class PageExporter:
         if (work := self._work.get()) is None:
             return False
         keys, pages = work
-        try:
-            list(pool.map(self._put, keys, pages))
-        except jax.errors.JaxRuntimeError as error:
-            logger.warning("KV pages for other engines could not be copied: %s", error)
-            self._shelf.forget(keys)
-        if not pages:
+        copies = [pool.submit(self._put, *each) for each in zip(keys, pages, strict=False)]
+        wait(copies)
+        errors = [error for copy in copies if (error := copy.exception()) is not None]
+        if errors:
+            logger.warning("KV pages for other engines could not be copied: %s", errors[0])
+        if errors or not pages:
             self._shelf.forget(keys)
         return True
 

@@ -237,3 +237,18 @@ def test_of_a_prompt_that_is_longer_than_the_shelf_the_first_pages_are_shared(ma
     last = continued(decode, PROMPT, share(engine, PROMPT))
     assert (last.token_ids, last.num_cached_tokens) == (alone, 4 * 8)
     close(engine)
+
+
+def test_pages_that_could_not_be_copied_are_copied_for_the_next_request(
+    prefill, decode, monkeypatch, caplog
+):
+    prompt, exporter = [92, *PROMPT], prefill._unscheduled._transfer.exporter
+
+    def full(*_: Any) -> None:
+        raise MemoryError("no room")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(exporter._shelf, "put", full)
+        assert continued(decode, prompt, share(prefill, prompt)).num_cached_tokens == 0
+    assert "could not be copied: no room" in caplog.text
+    assert continued(decode, prompt, share(prefill, prompt)).num_cached_tokens == 56
