@@ -46,7 +46,7 @@ def bind_unix(path: Path) -> socket.socket:
     try:
         if path.exists() and stat.S_ISSOCK(path.stat().st_mode):
             with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
-                if probe.connect_ex(str(path)) != 0:
+                if probe.connect_ex(str(path)) != 0 and not is_bound(path):
                     path.unlink()
         sock.bind(str(path))
     except OSError as error:
@@ -55,6 +55,18 @@ def bind_unix(path: Path) -> socket.socket:
         remedy = f"{taken if error.errno == errno.EADDRINUSE else ''}choose another --uds"
         raise ConfigError(f"cannot listen on {path}: {error.strerror or error}; {remedy}") from None
     return sock
+
+
+def is_bound(path: Path) -> bool:
+    """Whether a process has a socket at this path, though it may not listen yet: a server that
+    loads its model. False where the system does not tell."""
+    try:
+        lines = Path("/proc/net/unix").read_text().splitlines()
+    except OSError:
+        return False
+    # The eighth column, which sockets without a path lack
+    bound = {column for line in lines for column in line.split(maxsplit=7)[7:]}
+    return not bound.isdisjoint({str(path), str(path.absolute())})
 
 
 def listen(sock: socket.socket) -> None:

@@ -25,3 +25,15 @@ def test_a_path_that_can_be_no_unix_socket_is_only_to_be_changed(tmp_path: pathl
     for path in (tmp_path / "none" / "s", tmp_path / ("a" * 200)):
         with pytest.raises(ConfigError, match=r"(directory|too long); choose another --uds"):
             bind("", 0, str(path))
+
+
+def test_a_socket_of_a_server_that_does_not_listen_yet_is_left_to_it(
+    tmp_path: pathlib.Path,
+) -> None:
+    path = tmp_path / "a socket"
+    with bind("", 0, str(path)):
+        with pytest.raises(ConfigError, match="stop the program that listens there"):
+            bind("", 0, str(path))
+        assert path.exists()
+    with bind("", 0, str(path)) as again:  # nobody has it any more
+        assert again.getsockname() == str(path)
