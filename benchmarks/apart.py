@@ -36,11 +36,11 @@ from collections.abc import Coroutine, Iterator
 from pathlib import Path
 from typing import Any
 
-from benchmarks.client import Call, call, first_model, said
+from benchmarks.client import Call, asked, call, first_model, said
 from benchmarks.record import finish, host, parser
 from benchmarks.server import Server, words_of
 from benchmarks.stall import Round, Send
-from benchmarks.two_legs import PATH, Router, asked
+from benchmarks.two_legs import PATH, Router
 
 TTFT_BOUND, GAP_BOUND = 1.2, 2.0
 WARM = 1  # long prompts and rounds that are not counted

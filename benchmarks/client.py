@@ -95,6 +95,17 @@ async def call(
     return out
 
 
+def asked(model: str, ids: list[int], output: int) -> dict[str, Any]:
+    """The body of a request for so many tokens, the likeliest ones."""
+    return {
+        "model": model,
+        "prompt": ids,
+        "max_tokens": output,
+        "temperature": 0,
+        "ignore_eos": True,
+    }
+
+
 def said(error: BaseException) -> str:
     """A fault in a line."""
     return f"{type(error).__name__}: {error}"[:300]

@@ -24,7 +24,7 @@ QWEN = {
     "eos_token_id": 151645,
     "max_position_embeddings": 32768,
 }
-LLAMA_3_1 = {
+LLAMA_3 = {
     "model_type": "llama",
     "architectures": ["LlamaForCausalLM"],
     "rms_norm_eps": 1e-5,
@@ -82,14 +82,14 @@ SHAPES: dict[str, dict[str, Any]] = {
         "use_sliding_window": False,
     },
     "llama-3.1-8b": {
-        **LLAMA_3_1,
+        **LLAMA_3,
         "hidden_size": 4096,
         "intermediate_size": 14336,
         "num_hidden_layers": 32,
         "num_attention_heads": 32,
     },
     "llama-3.1-70b": {
-        **LLAMA_3_1,
+        **LLAMA_3,
         "hidden_size": 8192,
         "intermediate_size": 28672,
         "num_hidden_layers": 80,
@@ -208,19 +208,11 @@ SHAPES: dict[str, dict[str, Any]] = {
         "sliding_window": 2047,
     },
     "llama-3.2-1b": {
-        "model_type": "llama",
-        "architectures": ["LlamaForCausalLM"],
-        "rms_norm_eps": 1e-5,
-        "rope_theta": 5e5,
-        "bos_token_id": 128000,
-        "eos_token_id": 128009,
-        "max_position_embeddings": 131072,
+        **LLAMA_3,
         "hidden_size": 2048,
         "intermediate_size": 8192,
         "num_hidden_layers": 16,
-        "vocab_size": 128256,
         "num_attention_heads": 32,
-        "num_key_value_heads": 8,
         "head_dim": 64,
         "tie_word_embeddings": True,
     },

@@ -17,6 +17,7 @@ from benchmarks.correct_engine import (
     Row,
     ask,
     gap,
+    shared,
     small_model,
 )
 from benchmarks.deadline import ends_within
@@ -119,7 +120,7 @@ class Traffic:
         alone = self.alone[number]
         if got == alone[: len(got)]:
             return
-        at = next(i for i, (x, y) in enumerate(zip(got, alone, strict=False)) if x != y)
+        at = shared(got, alone)
         self.left.add(id)
         if self.gaps is not None and self.gaps[number][at] < NEAR_TIE:
             self.parted += 1

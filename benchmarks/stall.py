@@ -17,7 +17,7 @@ import statistics
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
-from benchmarks.client import Call, call, client_parser, first_model, key_header
+from benchmarks.client import Call, asked, call, client_parser, first_model, key_header
 from benchmarks.record import finish, host
 from benchmarks.server import served
 
@@ -38,7 +38,7 @@ class Round:
         send: Send | None = None,
     ):
         self.url, self.headers, self.model, self.settle = url, headers, model, settle
-        self.send = send or (lambda ids: call(self.url, self._body(ids, 1), self.headers))
+        self.send = send or (lambda ids: call(self.url, asked(self.model, ids, 1), self.headers))
         self.calls: dict[int, Call] = {}
         self.settled = asyncio.Event()
         self.streams = streams
@@ -90,16 +90,7 @@ class Round:
             ):
                 self.settled.set()
 
-        return await call(self.url, self._body(ids, output), self.headers, seen)
-
-    def _body(self, ids: list[int], output: int) -> dict[str, Any]:
-        return {
-            "model": self.model,
-            "prompt": ids,
-            "max_tokens": output,
-            "temperature": 0,
-            "ignore_eos": True,
-        }
+        return await call(self.url, asked(self.model, ids, output), self.headers, seen)
 
 
 def figures(calls: list[Call], lates: Sequence[Call]) -> dict[str, Any]:

@@ -7,7 +7,7 @@ import secrets
 import time
 from typing import Any
 
-from benchmarks.client import FAULTS, Call, call, post, said
+from benchmarks.client import FAULTS, Call, asked, call, post, said
 
 PATH = "/v1/completions"
 # What routers ask of the first leg
@@ -68,14 +68,3 @@ class Router:
         more = {} if offer is None else {"kv_transfer_params": offer}
         body = asked(self.model, ids, self.output) | more
         return await call(self.decode + PATH, body, {"x-request-id": id})
-
-
-def asked(model: str, ids: list[int], output: int) -> dict[str, Any]:
-    """The body of a request."""
-    return {
-        "model": model,
-        "prompt": ids,
-        "max_tokens": output,
-        "temperature": 0,
-        "ignore_eos": True,
-    }

@@ -11,17 +11,10 @@ from typing import Any
 
 import pytest
 
+from benchmarks.two_legs import FIRST_LEG as LEG
 from tests.server.demo_server import Demo, transferring
 
 pytestmark = pytest.mark.slow
-LEG = {
-    "do_remote_decode": True,
-    "do_remote_prefill": False,
-    "remote_engine_id": None,
-    "remote_block_ids": None,
-    "remote_host": None,
-    "remote_port": None,
-}
 WORDS = "Sort these numbers from the smallest to the largest: "
 PATHS = ["/v1/chat/completions", "/v1/completions"]
 

@@ -19,7 +19,7 @@ def check_fit(config: EngineConfig) -> Rows:
     reserve_as(config)
     meshes = make_stage_meshes(config.tensor_parallel_size, config.pipeline_parallel_size)
     setup = resolve(config, model_dir, meshes, spec)
-    weights.check(model_dir, setup.spec, setup.mesh, setup.dtype, config.load_format)
+    weights.check(model_dir, *setup.weights_for, config.load_format)
     if not setup.memory.budget.shared:  # where steps are compiled, an estimate refuses nothing
         setup = with_workspace(setup, config, setup.memory.budget.workspace)
     return decided_rows(setup, None)

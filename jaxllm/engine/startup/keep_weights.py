@@ -21,14 +21,14 @@ def keep_weights(config: EngineConfig) -> list[Path]:
     reserve_as(config)
     meshes = [make_mesh(config.tensor_parallel_size)]
     setup = resolve(config, model_dir, meshes, spec)
-    weights.check(model_dir, setup.spec, setup.mesh, setup.dtype, config.load_format)
+    weights.check(model_dir, *setup.weights_for, config.load_format)
     return [_keep(replace(setup, stage=stage), config) for stage in stages(setup.stage.count)]
 
 
 def _keep(setup: Setup, config: EngineConfig) -> Path:
     """Keep the weights of one stage; returns where."""
-    shapes, cache = (setup.spec, setup.mesh, setup.dtype), weight_cache(config)
-    entry = weights.kept_entry(Path(setup.resolved.model_dir), *shapes, cache, setup.stage)
+    directory, cache = Path(setup.resolved.model_dir), weight_cache(config)
+    entry = weights.kept_entry(directory, *setup.weights_for, cache, setup.stage)
     if entry is None:
         raise ConfigError(
             "weights of 16 bits are served as they are; name a --quantization or a checkpoint "

@@ -85,6 +85,11 @@ class Setup:
     stage: Stage = WHOLE
 
     @property
+    def weights_for(self) -> tuple[ModelSpec, Mesh, jax.typing.DTypeLike]:
+        """The model, devices and type that weights are made for."""
+        return self.spec, self.mesh, self.dtype
+
+    @property
     def heads(self) -> Heads:
         """The attention heads over this mesh."""
         return self.spec.heads(layer_devices(self.mesh))

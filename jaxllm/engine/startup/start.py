@@ -94,7 +94,7 @@ class WeightSource:
     def check(self, directory: Path) -> None:
         """Raise ConfigError unless the checkpoint there fits the engine, from its headers and
         scales."""
-        weights.check(directory, *_shapes(self._setups[-1]), "auto")
+        weights.check(directory, *self._setups[-1].weights_for, "auto")
 
     def read(
         self, directory: Path | None = None, progress: Progress | None = None
@@ -105,7 +105,7 @@ class WeightSource:
         for setup in self._setups:
             _, state = weights.load(
                 directory or setup.resolved.model_dir,
-                *_shapes(setup),
+                *setup.weights_for,
                 "auto" if directory else self._config.load_format,
                 seed=self._config.seed,
                 progress=progress,
@@ -115,10 +115,6 @@ class WeightSource:
             leaves, _ = weight_leaves(state)
             found += jax.block_until_ready(leaves)
         return tuple(found)
-
-
-def _shapes(setup: Setup) -> tuple[ModelSpec, Mesh, jax.typing.DTypeLike]:
-    return setup.spec, setup.mesh, setup.dtype
 
 
 def weight_cache(config: EngineConfig) -> Path | None:
@@ -147,8 +143,8 @@ def start(
             setup = resolve(config, model_dir, meshes, spec, hosts)
             tokenizer, matchers = reading.result()
         grammars = Grammars(matchers, setup.resolved.vocab_size, eos_ids)
-        shapes, kept = (setup.spec, setup.mesh, setup.dtype), weight_cache(config)
-        weights.check(model_dir, *shapes, config.load_format, kept, stages(setup.stage.count))
+        given = config.load_format, weight_cache(config), stages(setup.stage.count)
+        weights.check(model_dir, *setup.weights_for, *given)
         if logits_processors and setup.spec.pooling is not None:
             raise ConfigError("logits_processors are for models that generate; leave them out")
         processors = read_processors(logits_processors, setup.resolved.vocab_size)

@@ -38,8 +38,8 @@ class _Fetch(NamedTuple):
 
     @property
     def is_wanted(self) -> bool:
-        """Whether the request still waits: it may have been aborted."""
-        return self.choices[0].status is not Status.FINISHED
+        """Whether the request still waits."""
+        return still_waits(self.choices)
 
 
 class PageFetcher:
@@ -134,7 +134,7 @@ class PageFetcher:
     def _fetch(
         self, choices: Sequence[Request], address: Address, keys: list[bytes], until: float
     ) -> list[Page]:
-        if choices[0].status is Status.FINISHED:  # aborted while others were fetched
+        if not still_waits(choices):  # aborted while others were fetched
             return []
         left = until - time.monotonic()
         found = self._client.fetch(address, keys, left, self._keep, jax.errors.JaxRuntimeError)
@@ -160,3 +160,8 @@ class PageFetcher:
         for key, page in zip(keys, pages, strict=True):
             if (place := offload.host.save(key)) is not None:
                 swapper.keep(place, page)
+
+
+def still_waits(choices: Sequence[Request]) -> bool:
+    """Whether a request waits for its pages: it may have been aborted."""
+    return choices[0].status is not Status.FINISHED

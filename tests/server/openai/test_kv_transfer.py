@@ -7,20 +7,13 @@ from typing import Any
 
 import pytest
 
+from benchmarks.two_legs import FIRST_LEG as LEG
 from jaxllm.config import EngineConfig
 from jaxllm.tokenizer import Tokenizer
 from tests.server.harness import Running
 
 OFFER = {"do_remote_prefill": True, "remote_port": 7}
 # What routers send to the prefill server
-LEG = {
-    "do_remote_decode": True,
-    "do_remote_prefill": False,
-    "remote_engine_id": None,
-    "remote_block_ids": None,
-    "remote_host": None,
-    "remote_port": None,
-}
 NESTED: list[Any] = []
 for _ in range(500):
     NESTED = [NESTED]
