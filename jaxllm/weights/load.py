@@ -76,7 +76,8 @@ def check(
             graph if stage == WHOLE else _outline(spec, mesh, dtype, stage) for stage in stages
         )
         entries = (_entry(cache, spec, checkpoint, part) for part in parts)
-        if not all(entry is not None and entry.folder.is_dir() for entry in entries):
+        # Without a cache no stage is outlined
+        if cache is None or not all(entry and entry.folder.is_dir() for entry in entries):
             checkpoint.check_values()
 
 
