@@ -7,7 +7,8 @@ routers send them. Then the first one is killed while prompts arrive. At last an
 alone. A line for each figure as it is found, times in ms; the exit status is 1 when one is not ok:
 
 - TTFT of a long prompt, from the start of the first leg to the first streamed token: at most
-  `TTFT_BOUND` times that of the ordinary server (medians of `--repeat`).
+  `TTFT_BOUND` times that of the ordinary server (medians of `--repeat`). The first leg is answered
+  when the prompt begins to be computed, so that pages travel meanwhile (`answer_early`).
 - The worst gap of running streams while `--arrivals` long prompts arrive one after another, `stall`
   has how: at most `GAP_BOUND` times their median gap.
 - Tokens whose pages came by transfer, by the usage that clients are told and by the server's count
@@ -254,7 +255,10 @@ class Starter:
             "kv_role": role,
             "kv_port": 0,
             "kv_buffer_size": int(self.a.host_gib * 2**30),
-            "kv_connector_extra_config": {"key_file": str(self._key)},
+            "kv_connector_extra_config": {
+                "key_file": str(self._key),
+                "answer_early": self.a.answer_early,
+            },
         }
         size = str(self.a.host_gib)
         return ["--kv-offloading-size", size, "--kv-transfer-config", json.dumps(config)]
@@ -310,6 +314,12 @@ def options() -> argparse.ArgumentParser:
         "--prefill-options",
         default="--max-num-batched-tokens 2048",
         help="of the server that computes prompts; pages of a step travel while the next one runs",
+    )
+    args.add_argument(
+        "--answer-early",
+        action=argparse.BooleanOptionalAction,
+        default=True,
+        help="first legs are answered when their prompt begins to be computed",
     )
     args.add_argument(
         "--host-gib",

@@ -338,6 +338,7 @@ class Resolved:
         host_pages: pages of host memory for preempted requests and cached prefixes.
         host_cached_pages: those of them for cached prefixes.
         moved_pages: pages that one program moves to host memory or back; 0: none ever move.
+        staged_pages: the most pages on the device at once that are on their way out or in.
         windows: tokens of the window of each cache group, which gives back pages behind it; None
             keeps all pages.
         more_pages: pages of each cache group after the first, which has `num_pages`.
@@ -369,6 +370,7 @@ class Resolved:
     host_pages: int
     host_cached_pages: int
     moved_pages: int
+    staged_pages: int
     attention_backend: str
     attention_reason: str
     windows: tuple[int | None, ...] = (None,)

@@ -18,7 +18,11 @@ from jaxllm.cache.pool import PoolError
 
 class HostTier:
     """Hash → page of `num_pages` pages of host memory, of which at most `cached` hold prefixes that
-    are not pinned."""
+    are not pinned.
+
+    Attributes:
+        coming: pages that were promised to prefixes and have no contents yet.
+    """
 
     def __init__(self, num_pages: int, cached: int):
         if num_pages < 1 or not 0 <= cached <= num_pages:
@@ -30,9 +34,9 @@ class HostTier:
     def reset(self) -> None:
         """Forget everything."""
         self._blank = list(range(self.num_pages - 1, -1, -1))
+        self.coming: set[int] = set()
         self._pinned: dict[bytes, int] = {}
         self._cached: OrderedDict[bytes, int] = OrderedDict()  # least recently used first
-        self._reserved: set[int] = set()
         # Hashes that swapped requests need, stored or not
         self._pins: Counter[bytes] = Counter()
 
@@ -70,21 +74,36 @@ class HostTier:
             self.events.stored([key], None, [], medium=HOST)
         return page
 
-    def reserve(self, count: int, found: Collection[bytes] = ()) -> list[int]:
-        """Take pages for prefixes that are on their way here, so many or as many as are not pinned;
-        `release` gives them back. What they held is forgotten, but not the prefixes that `find`
-        just `found`, on which these depend."""
-        while len(self._blank) < count and self._cached and next(iter(self._cached)) not in found:
+    def promise(self, hashes: Sequence[bytes]) -> tuple[dict[bytes, int], int]:
+        """Pin these prefixes, which depend on each other and are here or on their way, as far as
+        there is room. Returns the pages for those on their way, and how many are pinned. All are
+        found from now on; pages are among `coming` until `arrive` says that they have contents."""
+        stored, promised, pinned = ChainMap(self._pinned, self._cached), dict[bytes, int](), 0
+        missing, kept = sum(key not in stored for key in hashes), {*hashes}
+        while len(self._blank) < missing and self._cached and next(iter(self._cached)) not in kept:
             self._evict()
-        pages = [self._blank.pop() for _ in range(min(count, len(self._blank)))]
-        self._reserved.update(pages)
-        return pages
+        for key in hashes:
+            if key not in stored:
+                if not self._blank:
+                    break
+                promised[key] = self._pinned[key] = self._blank.pop()
+            pinned += 1
+        self.coming.update(promised.values())
+        self.pin(hashes[:pinned])
+        return promised, pinned
 
-    def release(self, pages: Iterable[int]) -> None:
-        """Make reserved pages blank."""
-        for page in pages:
-            self._reserved.remove(page)
-            self._blank.append(page)
+    def is_coming(self, key: bytes, page: int) -> bool:
+        """Whether this prefix was promised this page, which has no contents yet."""
+        return page in self.coming and page in (self._pinned.get(key), self._cached.get(key))
+
+    def arrive(self, key: bytes, page: int) -> bool:
+        """Note that a promised page has its contents; False when nobody waits for it any more."""
+        if not self.is_coming(key, page):
+            return False
+        self.coming.remove(page)
+        if self.events is not None:
+            self.events.stored([key], None, [], medium=HOST)
+        return True
 
     def pin(self, hashes: Iterable[bytes]) -> None:
         """Keep these prefixes, whether they are stored or come later, until `unpin` names them as
@@ -125,7 +144,9 @@ class HostTier:
 
     def _free(self, key: bytes, page: int) -> None:
         self._blank.append(page)
-        if self.events is not None:
+        if page in self.coming:  # it has never been here
+            self.coming.remove(page)
+        elif self.events is not None:
             self.events.removed(key, HOST)
 
     def hashes_at(self, pages: Collection[int]) -> list[bytes]:
@@ -138,11 +159,11 @@ class HostTier:
         ]
 
     def check(self, pinned: Iterable[Sequence[bytes]] = ()) -> None:
-        """Raise `PoolError` unless each page holds one prefix, is reserved or is blank, and exactly
-        the prefixes `pinned` by swapped requests are pinned."""
+        """Raise `PoolError` unless each page holds one prefix or is blank, and exactly the prefixes
+        `pinned` by swapped requests are pinned."""
         held = [*self._pinned.values(), *self._cached.values()]
-        pages = sorted([*self._blank, *self._reserved, *held])
-        if pages != list(range(self.num_pages)):
+        pages = sorted([*self._blank, *held])
+        if pages != list(range(self.num_pages)) or not self.coming.issubset(held):
             raise PoolError(
                 f"host pages are lost or used twice: {self.num_pages} pages,"
                 f" {len(pages)} accounted for"

@@ -10,7 +10,7 @@ from functools import partial
 
 from jaxllm.background.thread import BackgroundThread
 from jaxllm.engine.constraints.token_masks import NO_TOKEN, token_bitmask
-from jaxllm.engine.constraints.validation import LogitsOptionsReader, RequestValidator
+from jaxllm.engine.constraints.validation import LogitsOptionsReader, RequestValidator, generating
 from jaxllm.engine.output.beam_requests import BeamSearchManager, validate_search
 from jaxllm.engine.output.best_of import BestOf, deliverable
 from jaxllm.engine.output.engine_view import EngineWatch
@@ -31,13 +31,7 @@ from jaxllm.engine.sleep import Sleep
 from jaxllm.engine.startup.start import Started
 from jaxllm.engine.transfer.transfer import PageTransfer
 from jaxllm.engine.unscheduled import Unscheduled
-from jaxllm.messages import (
-    EngineStats,
-    GenerateRequest,
-    PoolingRequest,
-    RequestError,
-    TextDelta,
-)
+from jaxllm.messages import EngineStats, GenerateRequest, PoolingRequest, RequestError, TextDelta
 from jaxllm.sampling.choose import LOGPROBS
 
 MIN_JUMP = 4  # tokens that a grammar forces; fewer are not worth a chunk
@@ -85,6 +79,8 @@ class Engine:
         self._background = BackgroundThread("forward")
         self._arrival_wait = ArrivalWait()
         self._pending: list[TextDelta] = []  # made outside of steps: lost choices, aborts
+        # Whether the last step did nothing, and nothing was added or taken away since
+        self._starved = False
 
     @property
     def has_work(self) -> bool:
@@ -98,7 +94,7 @@ class Engine:
         """Whether there is work, but none before a grammar is built or pages have come: `step`
         would wait for that."""
         return self._unscheduled.blocked and not (
-            self._in_flight or self._pending or self.scheduler.has_work
+            self._in_flight or self._pending or (self.scheduler.has_work and not self._starved)
         )
 
     def when_built(self, callback: Callable[[], None]) -> None:
@@ -116,13 +112,7 @@ class Engine:
 
     def validate(self, request: GenerateRequest | PoolingRequest) -> GenerateRequest:
         """The request. Raises RequestError when it can never run here."""
-        if isinstance(request, PoolingRequest):
-            raise RequestError(
-                "this model generates and pools nothing; ask for completions, or start it with "
-                "--runner pooling",
-                None,
-                "wrong_runner",
-            )
+        request = generating(request)
         self.sleeper.check_awake()
         self._validator.validate_request(request)
         self._options.validate_options(request.params, request.thinking)
@@ -144,6 +134,7 @@ class Engine:
             limit = self.resolved.max_num_queued_reqs
             message = f"the queue is full ({limit} requests); retry later"
             raise RequestError(message, None, "queue_full")
+        self._starved = False
         state = self._factory.make_state(request)
         try:
             self._unscheduled.add(state.choices, request)
@@ -170,6 +161,7 @@ class Engine:
     def abort(self, request_id: str) -> None:
         """Stop a request and free its pages now; its choices end with finish_reason "abort".
         Unknown ids are ignored."""
+        self._starved = False
         self._pending += self._beams.stop_search(request_id, "abort")
         state = self._states.get(request_id)
         for choice in state.choices if state is not None else ():
@@ -185,6 +177,8 @@ class Engine:
         try:
             with self.runner.compiles:
                 deltas = self._run_step()
+            if self._exporter is not None:
+                deltas = self._exporter.settle(deltas)
             self.scheduler.kv_manager.flush_events()
             return deltas
         except BaseException:
@@ -193,6 +187,7 @@ class Engine:
 
     def reset_prefix_cache(self, reset_running_requests: bool = False) -> bool:
         """As of `Scheduler`."""
+        self._starved = False
         return self.scheduler.reset_prefix_cache(reset_running_requests)
 
     def self_check(self) -> None:
@@ -262,6 +257,7 @@ class Engine:
         plan = self.scheduler.plan()
         if plan.moves is not None:
             self.runner.move(plan.moves)
+        self._starved = plan.empty and plan.moves is None and not self._in_flight
         return plan
 
     def _launch(self, plan: Plan) -> list[TextDelta]:
@@ -282,6 +278,9 @@ class Engine:
         plan.mark_started(time.time())
         deltas = self._constrain(plan, before) if constrained else []
         self._in_flight.append(self.runner.draw(forwarded))
+        if self._exporter is not None:
+            self._exporter.take(plan.chunks)
+            deltas += map(self._output.answer, self._exporter.answers(plan.chunks))
         return deltas
 
     def _collect(self) -> Collected:

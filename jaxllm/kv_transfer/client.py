@@ -16,6 +16,7 @@ from jaxllm.kv_transfer.checksum import checksum
 from jaxllm.kv_transfer.ring import Ring
 from jaxllm.kv_transfer.wire import (
     CREDIT,
+    END,
     HEADER,
     MAX_PAGES,
     Found,
@@ -72,10 +73,11 @@ class PageClient:
     def fetch(
         self, address: Address, hashes: Sequence[bytes], seconds: float
     ) -> Generator[np.ndarray]:
-        """Pages of the longest prefix of `hashes` that the peer has, one by one, uint8
+        """Pages of the longest prefix of `hashes` that the peer has or gets, one by one, uint8
         `[page_bytes]`; each is checked, and valid until the next one is asked for.
 
-        Raises TransferError when no more can be had: a damaged page, another model, no time left.
+        Raises TransferError when no more can be had: a damaged page, another model, an answer or a
+        page that does not come within `seconds` of what came before.
         """
         asked = time.monotonic()
         try:
@@ -86,7 +88,7 @@ class PageClient:
                     self._silent[address] = now + SILENT
                 raise
             try:
-                yield from self._pages(connection, found)
+                yield from self._pages(connection, found, seconds)
             except BaseException:
                 connection.close()
                 raise
@@ -158,11 +160,14 @@ class PageClient:
         except OSError:  # none on this system, or full
             return None
 
-    def _pages(self, connection: _Connection, found: Found) -> Iterator[np.ndarray]:
+    def _pages(self, connection: _Connection, found: Found, seconds: float) -> Iterator[np.ndarray]:
         peer, ring = connection.peer, connection.ring
         buffer = np.empty(0 if found.shared else self._page_bytes, np.uint8)
         for number in range(found.pages):
+            peer.begin(seconds)
             index, wanted = HEADER.unpack(peer.read(HEADER.size))
+            if index == END:
+                return
             if index != number:
                 raise TransferError("the peer sends pages out of order")
             if found.shared:

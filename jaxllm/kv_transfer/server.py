@@ -7,11 +7,15 @@ import socket
 import threading
 from contextlib import suppress
 
+import numpy as np
+
 from jaxllm.kv_transfer.ring import Ring
 from jaxllm.kv_transfer.settings import refused
-from jaxllm.kv_transfer.shelf import Shelf, StoredPage
+from jaxllm.kv_transfer.shelf import Shelf
 from jaxllm.kv_transfer.wire import (
     CLOSED,
+    CREDIT,
+    END,
     HEADER,
     MAX_PAGES,
     NONCE,
@@ -26,8 +30,8 @@ from jaxllm.kv_transfer.wire import (
 MAX_CONNECTIONS = 256
 HANDSHAKE = 5.0  # seconds
 IDLE = 300.0  # seconds without a request until a connection is closed
-SEND = 30.0  # seconds of one answer
-COPYING = 2.0  # seconds to wait for pages that are on their way to the shelf
+SEND = 30.0  # seconds to send a page, and what comes before the first
+WAIT = 30.0  # seconds to wait for a page that is on its way to the shelf
 
 logger = logging.getLogger("jaxllm")
 
@@ -134,13 +138,22 @@ class PageServer:
             return
         keys = [wanted.hashes[at : at + NONCE] for at in range(0, len(wanted.hashes), NONCE)]
         ring = self._ring(wanted.ring, rings)
-        with self._shelf.reading(keys, COPYING) as pages:
-            peer.send_frame(Found(len(pages), ring is not None))
-            if ring is None:
-                for number, page in enumerate(pages):
-                    peer.send(HEADER.pack(number, page.checksum), page.data)
-            else:
-                _send_shared(peer, ring, pages)
+        count = self._shelf.coming(keys)
+        peer.send_frame(Found(count, ring is not None))
+        window = None if ring is None else _Window(peer, ring)
+        for number, key in enumerate(keys[:count]):
+            with self._shelf.reading(key, WAIT) as page:
+                peer.begin(SEND)
+                if page is None:
+                    peer.send(HEADER.pack(END, 0))
+                    break
+                header = HEADER.pack(number, page.checksum)
+                if window is None:
+                    peer.send(header, page.data)
+                else:
+                    window.send(number, header, page.data)
+        if window is not None:
+            window.drain()
 
     def _ring(self, name: str, rings: dict[str, Ring]) -> Ring | None:
         """The peer's shared memory, opened once a connection; None where it is out of reach."""
@@ -155,21 +168,29 @@ class PageServer:
         return rings.get(name)
 
 
-def _send_shared(peer: Peer, ring: Ring, pages: list[StoredPage]) -> None:
-    """Put pages into the ring, each when its slot is free, and await that all are taken."""
-    taken = 0
-    for number, page in enumerate(pages):
-        while number - taken >= ring.slots:
-            taken += _credits(peer, number - taken)
-        ring.slot(number)[:] = page.data
-        peer.send(HEADER.pack(number, page.checksum))
-    while taken < len(pages):
-        taken += _credits(peer, len(pages) - taken)
+class _Window:
+    """Puts pages into a ring, each when its slot is free."""
 
+    def __init__(self, peer: Peer, ring: Ring):
+        self._peer, self._ring = peer, ring
+        self._open = 0  # pages that the peer has not taken
 
-def _credits(peer: Peer, most: int) -> int:
-    """Pages that the peer has taken since; at least one."""
-    data = peer.read_some(most)
-    if data.strip(b"\x01"):
-        raise TransferError("a peer sends what is no credit")
-    return len(data)
+    def send(self, number: int, header: bytes, page: np.ndarray) -> None:
+        """Send the next page."""
+        if self._open == self._ring.slots:
+            self._await()
+        self._ring.slot(number)[:] = page
+        self._peer.send(header)
+        self._open += 1
+
+    def drain(self) -> None:
+        """Wait until all are taken."""
+        while self._open:
+            self._await()
+
+    def _await(self) -> None:
+        """Wait until the peer has taken one, or more."""
+        data = self._peer.read_some(self._open)
+        if data.strip(CREDIT):
+            raise TransferError("a peer sends what is no credit")
+        self._open -= len(data)

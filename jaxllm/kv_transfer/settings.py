@@ -11,7 +11,7 @@ from jaxllm.config import ConfigError
 from jaxllm.connections.key_file import read_key
 
 ROLES = ("kv_producer", "kv_consumer", "kv_both")
-EXTRA = ("key_file", "timeout_seconds")
+EXTRA = ("key_file", "timeout_seconds", "answer_early")
 MAX_TEXT = 256  # characters
 FLAG = "--kv-transfer-config"
 
@@ -28,8 +28,9 @@ class KVTransferSettings:
         kv_port: its port; 0 takes any.
         kv_buffer_size: bytes of host memory for pages that consumers may fetch.
         engine_id: the engine's name in what clients carry.
-        kv_connector_extra_config: `key_file`, a file whose contents both sides share, and
-            `timeout_seconds`, after which a request computes what has not come.
+        kv_connector_extra_config: `key_file`, a file whose contents both sides share;
+            `timeout_seconds` from one page to the next, after which a request computes what has not
+            come; `answer_early`, whether a producer answers when it begins to compute a prompt.
     """
 
     kv_role: str
@@ -86,6 +87,8 @@ class KVTransferSettings:
         seconds = self.timeout_seconds
         if type(seconds) not in (int, float) or not 0 < seconds <= 600:
             raise refused(f"timeout_seconds must be above 0 and at most 600, got {seconds!r:.80}")
+        if type(self.answers_early) is not bool:
+            raise refused(f"answer_early must be true or false, got {self.answers_early!r:.80}")
 
     @property
     def sends(self) -> bool:
@@ -98,8 +101,14 @@ class KVTransferSettings:
         return self.kv_role != "kv_producer"
 
     @property
+    def answers_early(self) -> bool:
+        """Whether requests that only want pages are answered before they have a token."""
+        early: bool = self.kv_connector_extra_config.get("answer_early", False)
+        return early
+
+    @property
     def timeout_seconds(self) -> float:
-        """Seconds that a request waits for pages, at most."""
+        """Seconds that a request waits for the next page, at most."""
         seconds: float = self.kv_connector_extra_config.get("timeout_seconds", 5.0)
         return seconds
 

@@ -41,7 +41,8 @@ class Shelf:
         self._pages: OrderedDict[bytes, StoredPage] = OrderedDict()  # least recently used first
         self._readers: Counter[int] = Counter()  # of places
         self._gone: set[int] = set()  # places of dropped pages that are still being read
-        self._expected: set[bytes] = set()
+        self._expected: set[bytes] = set()  # being copied here
+        self._announced: Counter[bytes] = Counter()  # by how many who compute them
 
     def __len__(self) -> int:
         return len(self._pages)
@@ -85,24 +86,48 @@ class Shelf:
                 self._expected.discard(key)
             self._changed.notify_all()
 
-    @contextmanager
-    def reading(self, keys: Sequence[bytes], seconds: float) -> Iterator[list[StoredPage]]:
-        """The pages of the longest chain of hits from the start of `keys`, which stay as they are
-        within the block. Waits at most so long for expected ones."""
+    def announce(self, keys: Iterable[bytes]) -> None:
+        """These pages will be computed: whoever asks for them waits, until as many calls of
+        `withdraw` name them."""
         with self._changed:
-            self._changed.wait_for(lambda: not self._expected.intersection(keys), seconds)
-            found = list(takewhile(self._pages.__contains__, keys))
+            self._announced.update(keys)
+
+    def withdraw(self, keys: Iterable[bytes]) -> None:
+        """Undo an `announce` of these pages: those that are not here or being copied here do not
+        come."""
+        with self._changed:
+            self._announced -= Counter(keys)
+            self._changed.notify_all()
+
+    def coming(self, keys: Sequence[bytes]) -> int:
+        """How many of `keys`, from the first on, are here or on their way."""
+        with self._changed:
+            count = sum(
+                1 for _ in takewhile(lambda key: key in self._pages or self._waits(key), keys)
+            )
             # Without the start of a chain the rest is useless, so the start goes last
-            for key in reversed(found):
-                self._pages.move_to_end(key)
-            pages = [self._pages[key] for key in found]
-            self._readers.update(page.place for page in pages)
+            for key in reversed(keys[:count]):
+                if key in self._pages:
+                    self._pages.move_to_end(key)
+            return count
+
+    @contextmanager
+    def reading(self, key: bytes, seconds: float) -> Iterator[StoredPage | None]:
+        """A page, which stays as it is within the block. Waits at most so long while it is on its
+        way; None when it does not come."""
+        with self._changed:
+            self._changed.wait_for(lambda: key in self._pages or not self._waits(key), seconds)
+            if (page := self._pages.get(key)) is not None:
+                self._readers[page.place] += 1
         try:
-            yield pages
+            yield page
         finally:
-            with self._changed:
-                for page in pages:
+            if page is not None:
+                with self._changed:
                     self._release(page.place)
+
+    def _waits(self, key: bytes) -> bool:
+        return key in self._expected or key in self._announced
 
     def _take_place(self) -> int | None:
         """A place without a page, if need be that of the page used least recently of those that

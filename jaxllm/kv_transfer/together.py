@@ -5,11 +5,9 @@ from __future__ import annotations
 
 import os
 import threading
-import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from contextlib import closing
-from typing import NamedTuple
 
 import numpy as np
 
@@ -21,18 +19,6 @@ CONNECTIONS = min(8, max(2, (os.cpu_count() or 1) // 4))
 LEAST = 4  # pages of a connection; fewer are not worth another
 
 
-class Fetched[T](NamedTuple):
-    """What came of a fetch.
-
-    Attributes:
-        pages: what was kept of each page, from the first on and without a gap.
-        error: why no more came, where something went wrong.
-    """
-
-    pages: list[T]
-    error: Exception | None = None
-
-
 class TogetherClient:
     """Fetches for `requests` requests at once. Any thread may call it."""
 
@@ -40,42 +26,39 @@ class TogetherClient:
         self._client = client
         self._threads = ThreadPoolExecutor(requests * CONNECTIONS, thread_name_prefix="kv-pages")
 
-    def fetch[T](
+    def fetch(
         self,
         address: Address,
         hashes: Sequence[bytes],
         seconds: float,
-        keep: Callable[[np.ndarray], T],
+        keep: Callable[[bytes, np.ndarray], None],
         errors: type[Exception] = TransferError,
-    ) -> Fetched[T]:
-        """Pages of the longest prefix of `hashes` that the peer has. `keep` is called in any
-        thread with each page, uint8 `[page_bytes]`, which is valid until it returns; what it
-        returns is kept. TransferError and `errors` of `keep` end the fetch: other connections
-        then bring one more page at most."""
-        until, ended = time.monotonic() + seconds, threading.Event()
+    ) -> Exception | None:
+        """Get the pages of `hashes` that the peer has or gets. `keep` is called in any thread with
+        each page's hash and bytes, uint8 `[page_bytes]`, which are valid until it returns; one page
+        comes within `seconds` of that before it, or no more. Returns why not all came, if something
+        went wrong: TransferError or `errors` of `keep` end the fetch, and other connections then
+        bring one more page at most."""
+        ended = threading.Event()
 
-        def part(some: Sequence[bytes]) -> Fetched[T]:
-            pages: list[T] = []
-            fetch = self._client.fetch(address, some, until - time.monotonic())
-            try:
-                with closing(fetch):  # now, not when nobody refers to an error's frames any more
-                    for page in fetch:
-                        if ended.is_set():
-                            break
-                        pages.append(keep(page))
-            except (TransferError, errors) as error:
-                return Fetched(pages, error)
-            return Fetched(pages)
+        def part(some: Sequence[bytes]) -> None:
+            with closing(self._client.fetch(address, some, seconds)) as pages:
+                for number, page in enumerate(pages):
+                    if ended.is_set():
+                        break
+                    keep(some[number], page)
 
-        parts, found = divide(hashes), list[T]()
+        parts = [self._threads.submit(part, some) for some in divide(hashes)]
         try:
-            for some, (pages, error) in zip(parts, self._threads.map(part, parts), strict=True):
-                found += pages
-                if len(pages) < len(some):  # without what is missing the rest is useless
-                    return Fetched(found, error)
-            return Fetched(found)
+            done, _ = wait(parts, return_when=FIRST_EXCEPTION)
         finally:
             ended.set()
+        for error in (part.exception() for part in done):
+            if isinstance(error, (TransferError, errors)):
+                return error
+            if error is not None:
+                raise error
+        return None
 
     def close(self) -> None:
         """End the threads and the connections."""
@@ -84,6 +67,7 @@ class TogetherClient:
 
 
 def divide(hashes: Sequence[bytes]) -> list[Sequence[bytes]]:
-    """Consecutive parts of about the same length, one for each connection."""
-    size = max(LEAST, -(-len(hashes) // CONNECTIONS))
-    return [hashes[at : at + size] for at in range(0, len(hashes), size)]
+    """A part for each connection, about as long as the others; pages that are computed one after
+    another come by different ones."""
+    parts = max(1, min(CONNECTIONS, len(hashes) // LEAST))
+    return [hashes[part::parts] for part in range(parts)]

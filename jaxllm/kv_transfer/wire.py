@@ -20,11 +20,12 @@ import msgspec
 
 from jaxllm.connections.frames import LENGTH, exactly, read_length
 
-HELLO = b"jaxllm-kv-pages1"
+HELLO = b"jaxllm-kv-pages2"
 NONCE = 32  # bytes, as of a proof and of a page's hash
 MAX_FRAME = 1 << 22  # bytes
 MAX_PAGES = 1 << 16  # of one request
-HEADER = struct.Struct("<IQ")  # of a page: its number in the request, its checksum
+HEADER = struct.Struct("<IQ")  # of a page: its number in the request or END, its checksum
+END = 2**32 - 1  # instead of a number: no more pages come
 CLOSED = "the peer has closed the connection"
 CREDIT = b"\x01"  # a page was taken out of shared memory
 
@@ -50,7 +51,8 @@ class Wanted(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):
 
 
 class Found(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):
-    """The answer: so many pages follow, through shared memory or behind their headers."""
+    """The answer: so many pages follow as they come, through shared memory or behind their headers;
+    a header of END says that the rest will not."""
 
     pages: int
     shared: bool

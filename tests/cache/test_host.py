@@ -116,24 +116,23 @@ def test_impossible_sizes_are_refused(pages: int, cached: int) -> None:
         HostTier(pages, cached)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=300, deadline=None)
 @given(
     st.integers(1, 5),
     st.integers(0, 5),
-    st.lists(st.tuples(st.sampled_from("sklfgrb"), st.integers(0, 6)), max_size=60),
+    st.lists(st.tuples(st.sampled_from("sklfpag"), st.integers(0, 6)), max_size=60),
 )
 def test_any_order_of_calls_keeps_the_accounts(
     pages: int, cached: int, calls: list[tuple[str, int]]
 ) -> None:
     tier, kept = HostTier(pages, min(cached, pages)), Counter[bytes]()
     here: dict[bytes, int] = {}
-    reserved: list[int] = []
+    promised: list[tuple[bytes, int]] = []  # may have been forgotten since
     for call, number in calls:
-        key = b"%d" % number
+        key, new = b"%d" % number, dict[bytes, int]()
         if call == "s":
             place = tier.save(key)
-            if place is not None:
-                here = {k: p for k, p in here.items() if p != place} | {key: place}
+            new = {} if place is None else {key: place}
         elif call == "k":
             tier.pin([key])
             kept[key] += 1
@@ -143,17 +142,23 @@ def test_any_order_of_calls_keeps_the_accounts(
         elif call == "f":
             tier.forget([key])
             assert tier.find([key]) == []
-        elif call == "r":
-            reserved += tier.reserve(number)
-            assert set(reserved).isdisjoint(
-                tier.find([each])[0] for each in here if tier.find([each])
+        elif call == "p":
+            keys = [b"%d" % each for each in range(number, 7)]
+            new, pins = tier.promise(keys)
+            kept.update(keys[:pins])
+            assert len(tier.find(keys)) == pins and tier.coming >= {*new.values()}
+            promised += new.items()
+        elif call == "a" and promised:
+            arrived, place = promised.pop(number % len(promised))
+            waited = tier.is_coming(arrived, place)
+            assert tier.arrive(arrived, place) is waited and place not in (
+                tier.coming if waited else ()
             )
-        elif call == "b":
-            tier.release(reserved[:number])
-            del reserved[:number]
         elif call == "g":
             found = tier.find([key])
             assert found in ([], [here.get(key)]), "it is where it was saved"
+        taken = {*new.values()}
+        here = {k: p for k, p in here.items() if p not in taken} | new
         tier.check([[key] * count for key, count in kept.items() if count])
 
 
@@ -161,13 +166,24 @@ def test_room_is_made_for_what_is_on_its_way_and_nothing_that_is_kept_goes() -> 
     tier = HostTier(4, 4)
     pages = {name: tier.save(name) for name in (b"a", b"b", b"c")}
     tier.pin([b"b"])
-    # The blank one, then those of the least recently used
-    assert set(tier.reserve(2)) == {3, pages[b"a"]}
+    # The blank one, then that of the least recently used
+    promised, pins = tier.promise([b"d", b"e"])
+    assert promised == {b"d": pages[b"a"], b"e": 3} and pins == 2
     assert tier.find([b"a"]) == [] and tier.find([b"c"]) == [pages[b"c"]]
-    assert tier.reserve(9, [b"c"]) == [], "it depends on this one"
-    assert tier.reserve(9) == [pages[b"c"]] and tier.reserve(1) == []
-    assert tier.save(b"d") is None, "reserved pages are no room"
-    tier.check([[b"b"]])
-    tier.release([3])
-    assert tier.save(b"d") == 3
-    tier.check([[b"b"]])
+    assert tier.promise([b"c", b"f", b"g"]) == ({}, 1), "it is here, and they depend on it"
+    tier.check([[b"b"], [b"d", b"e"], [b"c"]])
+    assert tier.save(b"h") is None, "promised pages are no room"
+    tier.unpin([b"d", b"e"])
+    assert tier.find([b"d", b"e"]) == [pages[b"a"], 3]
+    assert tier.save(b"h") == 3 and not tier.arrive(b"e", 3), "nobody has waited for it"
+    assert tier.arrive(b"d", pages[b"a"]) and not tier.coming
+    tier.check([[b"b"], [b"c"]])
+
+
+def test_contents_for_one_prefix_are_not_those_of_the_next_one_there() -> None:
+    tier = HostTier(1, 1)
+    assert tier.promise([b"a"]) == ({b"a": 0}, 1)
+    tier.forget([b"a"])
+    assert tier.promise([b"b"]) == ({b"b": 0}, 1)
+    assert not tier.arrive(b"a", 0) and tier.coming == {0}
+    assert tier.arrive(b"b", 0) and not tier.arrive(b"b", 0)

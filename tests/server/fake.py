@@ -57,6 +57,7 @@ RESOLVED = Resolved(
     host_pages=0,
     host_cached_pages=0,
     moved_pages=0,
+    staged_pages=0,
     attention_backend="fake",
     attention_reason="a test",
 )

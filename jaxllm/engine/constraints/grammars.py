@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, wait
+from concurrent.futures import Future
 from dataclasses import replace
 
 import numpy as np
@@ -97,14 +97,9 @@ class Grammars:
         return len(self._building)
 
     @property
-    def builds(self) -> list[Future[Matcher]]:
-        """Of each request that waits, the build of its first choice."""
-        return [*self._first().values()]
-
-    @property
     def all_building(self) -> bool:
         """Whether choices wait, and none of their grammars is built yet."""
-        return bool(self._building) and not any(build.done() for build in self.builds)
+        return bool(self._building) and not any(build.done() for build in self._first().values())
 
     def validate_grammar(self, request: GenerateRequest) -> None:
         """Raises RequestError when the request wants structured output that cannot be had here."""
@@ -122,14 +117,9 @@ class Grammars:
         self._building[request] = future = self._matchers.start_matcher(grammar)
         future.add_done_callback(lambda _: self.on_built())
 
-    def pop_built(self, block: bool) -> list[tuple[Request, str | None]]:
-        """Choices whose build has ended, each with None or the reason of its failure.
-
-        With `block`, waits until there is one. Choices of one request come in their order, since
-        the first computes the prompt.
-        """
-        if block:
-            wait(self.builds, return_when=FIRST_COMPLETED)
+    def pop_built(self) -> list[tuple[Request, str | None]]:
+        """Choices whose build has ended, each with None or the reason of its failure. Those of one
+        request come in their order, since the first computes the prompt."""
         blocked: set[str] = set()
         done: list[Request] = []
         for request, future in self._building.items():

@@ -306,3 +306,15 @@ class LogitsOptionsReader:
                 raise RequestError(
                     f"extra_args: {argument} must be {wanted} numbers, got {found}", "extra_args"
                 )
+
+
+def generating(request: GenerateRequest | PoolingRequest) -> GenerateRequest:
+    """The request. Raises RequestError when it is none for a model that generates."""
+    if isinstance(request, PoolingRequest):
+        raise RequestError(
+            "this model generates and pools nothing; ask for completions, or start it with "
+            "--runner pooling",
+            None,
+            "wrong_runner",
+        )
+    return request

@@ -260,6 +260,19 @@ class OutputProcessor:
             num_cached_tokens=request.num_cached_tokens,
         )
 
+    def answer(self, request: Request) -> TextDelta:
+        """The only delta of a request that goes on without anybody who waits for its tokens."""
+        return TextDelta(
+            id=request.id,
+            index=request.index,
+            token_ids=[],
+            text="",
+            finish_reason="length",
+            num_cached_tokens=request.num_cached_tokens,
+            prefix_miss=request.prefix_miss,
+            times=request.times,
+        )
+
     def finish_choice(
         self,
         request: Request,

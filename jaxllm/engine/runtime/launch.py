@@ -6,6 +6,7 @@ import ctypes
 import math
 from typing import Any, NamedTuple
 
+import jax
 import msgspec
 import numpy as np
 from jax import Array
@@ -123,6 +124,19 @@ def view(array: Array) -> np.ndarray:
     if not _is_pinned(array.sharding) or len(array.addressable_shards) > 1:
         return np.asarray(array)
     return _view(array.addressable_shards[0].data, array.shape, array.dtype)
+
+
+def written(value: np.ndarray, blank: Array, sharding: NamedSharding) -> Array:
+    """A copy of `value` in memory of `sharding`. Into pinned memory the processor writes once: the
+    device provides it, by copying `blank` there, an array of the same shape. Else XLA copies twice,
+    in one thread."""
+    if not _is_pinned(sharding):
+        # A CPU's arrays may lie in what they are made of
+        return jax.block_until_ready(place(value.copy(), sharding))
+    array = jax.device_put(blank, sharding)
+    for shard in array.addressable_shards:
+        _view(shard.data, shard.data.shape, value.dtype)[:] = value[shard.index]
+    return array
 
 
 def _is_pinned(sharding: Any) -> bool:

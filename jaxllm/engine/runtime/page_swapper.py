@@ -18,7 +18,7 @@ from jaxllm.cache.kv import KVCache, zeros_of
 from jaxllm.cache.transfer import Page, page_shapes
 from jaxllm.config import ConfigError
 from jaxllm.engine.runtime.lattice import Programs
-from jaxllm.engine.runtime.launch import HostBuffers
+from jaxllm.engine.runtime.launch import HostBuffers, written
 from jaxllm.engine.runtime.program import Key, shardings
 from jaxllm.engine.runtime.shapes import PINNED
 from jaxllm.engine.scheduling.kv_offload import Link
@@ -30,6 +30,9 @@ logger = logging.getLogger("jaxllm")
 LEAVING = 2  # calls of `save_pages` whose copies may be in flight at once
 # Calls of `load_pages` in one plan: a link of 25 GB/s brings as many pages beside a step of 5 ms
 PLAN_LOADS = 4
+# Calls of `save_pages` whose copies for other engines may be in flight at once: those of a step of
+# 2,048 tokens of an 8B, which leave while the next step runs
+TAKEN = 8
 # The remedy for too little host memory
 GIVE_MEMORY = "lower --swap-space or --kv-offloading-size, or give the process more memory"
 NO_MEMORY = "RESOURCE_EXHAUSTED"  # begins XLA's error
@@ -80,6 +83,7 @@ class PageSwapper:
         # for them would delay the next launch
         self._out: deque[_Trip] = deque()
         self._in: deque[_Trip] = deque()
+        self._taken: deque[_Trip] = deque()
         # Kinds of failure with the text of their first error; each is logged once
         self._failures: dict[str, str] = {}
         # Places that the current plan is about to fetch
@@ -133,6 +137,13 @@ class PageSwapper:
         self.drop([place])
         self._kept[place] = page
 
+    def made(self, parts: Sequence[np.ndarray]) -> Page:
+        """A page in host memory with these contents. Any thread may call it."""
+        return tuple(
+            written(part, blank, far)
+            for part, blank, far in zip(parts, self._filler, self._far, strict=True)
+        )
+
     def take_out(self, kv: KVCache, pages: Sequence[int]) -> tuple[KVCache, list[Page]]:
         """The pool and copies of pages, on their way to host memory; what is launched later does
         not change them. Waits when many are on their way."""
@@ -142,7 +153,7 @@ class PageSwapper:
                 kv, self._numbers([*batch])
             )
             copies = self._to_host(found[: len(batch)])
-            self._track(self._out, LEAVING, _Trip(copies, {}))
+            self._track(self._taken, TAKEN, _Trip(copies, {}))
             taken += copies
         return kv, taken
 
@@ -238,7 +249,7 @@ class PageSwapper:
             self._arrive(queue)
 
     def _poll(self) -> None:
-        for queue in (self._out, self._in):
+        for queue in (self._out, self._in, self._taken):
             while queue and all(copy.is_ready() for copy in jax.tree.leaves(queue[0].copies)):
                 self._arrive(queue)
 

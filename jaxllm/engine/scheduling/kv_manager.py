@@ -110,14 +110,19 @@ class KVCacheManager:
         )
         return AdmissionPages(tables, kept, shared, host_pages, fresh, taken, reserve)
 
-    def lacking(self, request: Request) -> list[bytes]:
-        """Hashes of a new request's pages that neither the pool nor host memory holds, from the
-        first such page on; without that of its last token, which is computed anyway."""
+    def promise(self, request: Request) -> dict[bytes, int]:
+        """Pin what host memory has, or gets from elsewhere, of a new request's pages that the pool
+        lacks; not the page of its last token, which is computed anyway. Returns the host pages of
+        those that must come, by hash."""
+        offload, (pool, *_) = self.offload, self.pools
+        if offload is None:
+            return {}
         self.prefixes.hash_pages(request, request.num_tokens)
         keys = request.hashes[: (request.num_tokens - 1) // self.page_size]
-        found = len(self.pools[0].index.match(keys, len(keys))) if self.pools[0].index else 0
-        found += len(self.offload.host.find(keys[found:])) if self.offload is not None else 0
-        return keys[found:]
+        found = len(pool.index.match(keys, len(keys))) if pool.index is not None else 0
+        promised, pins = offload.host.promise(keys[found:])
+        request.pinned = keys[found : found + pins]
+        return promised
 
     def uncached_tokens(self, request: Request) -> int:
         """Tokens of a waiting request that would be computed if it started now."""
@@ -280,6 +285,13 @@ class KVCacheManager:
             new = [index.register(request.hashes[i], table.pages[i]) for i in pages]
             if index.events is not None:
                 tell_stored(index, request, pages.start, new)
+
+    def uncount_cached(self, request: Request) -> None:
+        """Undo what was counted for a request that starts anew: some of what was found is lost."""
+        if self.prefixes.indexes and self.prefixes.shared and request.scored >= request.score_end:
+            self.prefixes.indexes[0].count(-request.num_tokens, -request.num_cached_tokens)
+        if request.sharing is not None:
+            request.sharing.cached_tokens = None
 
     def _capacity(self, request: Request) -> int:
         """Tokens that the request's pages can hold, from the first of the sequence on."""

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Sequence
+from itertools import takewhile
 from typing import NamedTuple
 
 from jaxllm.cache.host import HostTier
@@ -59,7 +60,8 @@ class OffloadManager:
     """Moves pages for a scheduler; a plan fetches at most `max_fetches`.
 
     A cached prefix is fetched when that takes less time than computing it, as measured: `link`
-    against `compute_seconds` of one page. Pages of a swapped request are always fetched.
+    against `compute_seconds` of one page. Pages of a swapped request are always fetched, and those
+    that were promised to a request as soon as they are there.
     """
 
     def __init__(self, host: HostTier, index: PrefixIndex, max_fetches: int):
@@ -87,11 +89,15 @@ class OffloadManager:
             self._saves.append((page, host_page))
 
     def lookup(self, hashes: Sequence[bytes], swapped: bool) -> list[int]:
-        """Host pages of the longest stored prefix of `hashes`; none when computing it is faster,
-        unless the request was `swapped` out."""
+        """Host pages of the longest stored prefix of `hashes`. Unless the request was `swapped` out
+        or waits for what was promised: none when computing it is faster, and none that is still
+        coming."""
         found = self.host.find(hashes)
+        if swapped:
+            return found
+        found = list(takewhile(lambda page: page not in self.host.coming, found))
         faster = self.link.seconds(len(found)) < len(found) * self.compute_seconds
-        return found if swapped or faster else []
+        return found if faster else []
 
     def enqueue(self, request: Request, first: int, host_pages: Sequence[int]) -> None:
         """Bring host pages, which the caller has pinned, to the request's pages from number `first`
@@ -103,11 +109,16 @@ class OffloadManager:
         ]
 
     def fetch_pending(self) -> None:
-        """Fetch pending pages, as many as a plan may."""
+        """Fetch pending pages that host memory has, as many as a plan may."""
+        coming: list[_Transfer] = []
         while self._pending and len(self._fetches) < self.max_fetches:
             transfer = self._pending.popleft()
+            if transfer.host_page in self.host.coming:
+                coming.append(transfer)
+                continue
             self._fetched.append(transfer)
             self._fetches.append(transfer.host_page)
+        self._pending.extendleft(reversed(coming))
 
     def put_fetched(self) -> None:
         """Put fetched pages into the pool; from now on the index finds them."""

@@ -2,10 +2,10 @@
 
 One total order rules everything: the rank that a request gets when it arrives (`policy`). Requests
 run and are admitted in that order, and when pages run out the last running one goes back to the
-queue. So the first running request always progresses, and a waiting one is
-next once those before it have ended. Ranks never change and grow with time, so none waits for ever.
-First come, first served, every running request is older than every waiting one. At most one prompt,
-the one admitted last, is computed in part.
+queue. So the first running request always progresses, and a waiting one is next once those before
+it have ended. Ranks never change and grow with time, so none waits for ever. First come, first
+served, every running request is older than every waiting one. At most one prompt, the one admitted
+last, is computed in part.
 
 The engine plans step t+1 before it has read step t's tokens. So `plan` counts tokens from what was
 planned, and reads token values only to hash full pages. Plans must be run, in order: later plans
@@ -129,12 +129,7 @@ class Scheduler:
         should have refused."""
         need = len(request.prompt) + request.max_tokens - 1
         if not request.prompt or request.max_tokens < 1 or not self.fits(need):
-            pages = " and ".join(str(pool.num_pages) for pool in self.pools)
-            raise ValueError(
-                f"request {request.id} can never run: {len(request.prompt)} prompt tokens and"
-                f" {request.max_tokens} new ones; the limits are max_model_len"
-                f" {self.limits.max_model_len} and {pages} KV pages of {self.page_size} tokens"
-            )
+            raise ValueError(f"request {request.id} can never run: {need} tokens are too many")
         if request.status is not Status.WAITING or request in self._waiting:
             raise ValueError(f"request {request.id} was added before")
         rank, self._arrivals = self.rank(request), self._arrivals + 1
@@ -165,28 +160,28 @@ class Scheduler:
         if request in self._running:
             self.estimator.record(request)
             self._vacate(request)
-        for queue in (self._waiting, self._swapped):
-            if request in queue:
-                queue.remove(request)
+        for queue in [each for each in (self._waiting, self._swapped) if request in each]:
+            queue.remove(request)
         self.kv_manager.unpin(request)
         request.status = Status.FINISHED
 
     def invalidate(self, request: Request) -> None:
         """Make unfindable what the request has computed or found: its KV cannot be trusted."""
-        self._recompute(self.kv_manager.invalidate(request))
+        self._send_back(self.kv_manager.invalidate(request))
 
     def drop_lost(self, host_pages: Sequence[int]) -> None:
-        """Nothing was saved to these host pages: requests that need them compute them again."""
-        self._recompute(self.kv_manager.drop_lost(host_pages))
+        """Nothing has come to these host pages: requests that need them compute them."""
+        self._send_back(self.kv_manager.drop_lost(host_pages))
 
     def forget_prefixes(self) -> None:
         """Forget every cached prefix, in host memory too. Running requests keep their pages."""
-        self._recompute([r for r in self._running if r.pages_in_transit])
+        self._send_back([r for r in self._running if r.pages_in_transit])
         self.kv_manager.forget_prefixes()
 
     def preempt_all(self) -> None:
         """Send every running request back to the queue, in order, to be computed again."""
-        self._recompute(list(self._running))
+        for request in list(self._running):
+            self._preempt(request, pin=False)
 
     def reset_prefix_cache(self, reset_running_requests: bool = False) -> bool:
         """Forget every cached prefix; returns whether it did. While requests run it does so only
@@ -386,10 +381,15 @@ class Scheduler:
         self.preemptions += 1
         (self._swapped if self._swaps else self._waiting).insert(request)
 
-    def _recompute(self, requests: Iterable[Request]) -> None:
-        """Preempt requests whose KV is lost."""
+    def _send_back(self, requests: Iterable[Request]) -> None:
+        """Put requests back into the queue whose pages were in transit and do not come. Those that
+        were not preempted before have not run yet, and are not now."""
         for request in requests:
+            counts = request.num_preemptions, self.preemptions
             self._preempt(request, pin=False)
+            if not counts[0]:
+                request.num_preemptions, self.preemptions = counts
+                self.kv_manager.uncount_cached(request)
 
     def _vacate(self, request: Request) -> None:
         """Take slot and pages from a running request."""

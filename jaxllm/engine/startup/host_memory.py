@@ -10,7 +10,7 @@ from pathlib import Path, PurePosixPath
 import psutil
 
 from jaxllm.config import SWAP_SPACE, ConfigError, EngineConfig
-from jaxllm.engine.runtime.page_swapper import GIVE_MEMORY, LEAVING, PLAN_LOADS
+from jaxllm.engine.runtime.page_swapper import GIVE_MEMORY, LEAVING, PLAN_LOADS, TAKEN
 from jaxllm.units import GIB
 
 OTHERS = GIB  # of host memory, for everything but pages
@@ -62,16 +62,13 @@ class HostPlan:
         pages: in all.
         cached: for cached prefixes.
         moved: that one program moves.
+        staged: the most pages on the device that are on their way out or in.
     """
 
     pages: int = 0
     cached: int = 0
     moved: int = 0
-
-    @property
-    def staged(self) -> int:
-        """The most pages on the device that are on their way out or in."""
-        return STAGED * self.moved
+    staged: int = 0
 
 
 def plan_host(
@@ -101,8 +98,11 @@ def plan_host(
             f"{room.size / GIB:.2f} GiB {room.why}, with {OTHERS / GIB:.0f} GiB left for "
             f"everything else; {GIVE_MEMORY}{room.remedy}"
         )
-    moved = max(1, min(MOST_MOVED, MOVED // page)) if pages else 0
-    return HostPlan(pages, cached, 1 << (moved.bit_length() - 1) if moved else 0)
+    if not pages:
+        return HostPlan()
+    moved = 1 << (max(1, min(MOST_MOVED, MOVED // page)).bit_length() - 1)
+    staged = STAGED + (TAKEN if config.kv_transfer_config is not None else 0)
+    return HostPlan(pages, cached, moved, staged * moved)
 
 
 def _whole_pages(option: str, size: float, page: int) -> int:

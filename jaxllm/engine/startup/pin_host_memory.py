@@ -23,7 +23,7 @@ from jaxllm.cache.transfer import page_shapes
 from jaxllm.engine.runtime.lattice import Progress
 from jaxllm.engine.runtime.page_swapper import GIVE_MEMORY
 from jaxllm.engine.runtime.shapes import PINNED
-from jaxllm.engine.startup.host_memory import OTHERS, STAGED, HostRoom
+from jaxllm.engine.startup.host_memory import OTHERS, HostRoom
 from jaxllm.engine.startup.memory import shard_bytes
 from jaxllm.engine.startup.report import Report
 from jaxllm.engine.startup.resolve import Setup
@@ -63,7 +63,7 @@ class Wanted:
         as the first one, which has the most layers."""
         resolved, first = setup.resolved, replace(setup, stage=stages(setup.stage.count)[0])
         page = page_of([shard_bytes([shape]) for shape in page_shapes(abstract_pages(first))])
-        return Wanted(resolved.host_pages, STAGED * resolved.moved_pages, page, tuple(devices))
+        return Wanted(resolved.host_pages, resolved.staged_pages, page, tuple(devices))
 
     def regions(self, room: int) -> list[int]:
         """Sizes for each device, ascending powers of two.

@@ -201,6 +201,7 @@ def _resolved(
         host_pages=host.pages,
         host_cached_pages=host.cached,
         moved_pages=host.moved,
+        staged_pages=host.staged,
         attention_backend=model.backend.name,
         attention_reason=model.backend.reason,
         batch_invariant=config.batch_invariant,

@@ -34,7 +34,7 @@ _DECIDED_LATER = (
     *("model_dir", "async_scheduling", "enable_prefix_caching"),
     *("scheduling_policy", "max_num_queued_reqs"),
     *("num_pages", "max_model_len", "windows", "more_pages"),
-    *("preemption_mode", "host_pages", "host_cached_pages", "moved_pages"),
+    *("preemption_mode", "host_pages", "host_cached_pages", "moved_pages", "staged_pages"),
 )
 UNUSED_SHARE = 100  # one part of it, of what pages may have, may go unused
 SIZING_LAYERS = 4  # enough for two cache groups in turn

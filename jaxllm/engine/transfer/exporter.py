@@ -12,9 +12,11 @@ from jaxllm.cache.transfer import Page
 from jaxllm.engine.runtime.launch import view
 from jaxllm.engine.runtime.runner import Runner
 from jaxllm.engine.scheduling.plan import Chunk
-from jaxllm.engine.scheduling.request import Status
+from jaxllm.engine.scheduling.prefix_lookup import PrefixLookup
+from jaxllm.engine.scheduling.request import Request, Status
 from jaxllm.kv_transfer.shelf import Shelf
 from jaxllm.kv_transfer.together import CONNECTIONS
+from jaxllm.messages import TextDelta
 
 logger = logging.getLogger("jaxllm")
 
@@ -22,42 +24,91 @@ type _Work = tuple[list[bytes], Sequence[Page]] | None
 
 
 class PageExporter:
-    """Copies pages to a shelf: the engine's thread takes them out of the pool, threads of its own
-    put them there when they have arrived in host memory."""
+    """Copies pages to a shelf: the engine's thread takes them out of the pool when a step is
+    launched, and threads of its own put them there when it was collected and they have arrived in
+    host memory.
 
-    def __init__(self, runner: Runner, shelf: Shelf, page_size: int):
-        self._runner, self._shelf, self._page_size = runner, shelf, page_size
+    `early`: a request that asks for nothing else is answered when its prompt begins to be computed,
+    so that its pages travel meanwhile.
+    """
+
+    def __init__(self, runner: Runner, shelf: Shelf, prefixes: PrefixLookup, early: bool):
+        self._runner, self._shelf, self._prefixes, self._early = runner, shelf, prefixes, early
+        self._announced: dict[Request, list[bytes]] = {}
+        self._begun, self._answered = set[str](), set[str]()  # ids
+        self._taken: dict[tuple[Request, int], tuple[list[bytes], Sequence[Page]]] = {}
         self._work: queue.SimpleQueue[_Work] = queue.SimpleQueue()
         threading.Thread(target=self._run, name="kv-shelf", daemon=True).start()
 
-    def export(self, chunks: Sequence[Chunk]) -> None:
-        """Copy what a collected step has computed of prompts whose pages are shared."""
+    def announce(self, request: Request) -> None:
+        """Let other engines wait for the pages of a new request's prompt."""
+        self._prefixes.hash_pages(request, len(request.prompt))
+        keys = self._shared(request, len(request.prompt))
+        self._announced[request] = keys
+        self._shelf.announce(keys)
+
+    def answers(self, chunks: Sequence[Chunk]) -> list[Request]:
+        """Requests of a launched step that get an answer now, before they have a token."""
+        if not self._early:
+            return []
+        done = self._begun | self._answered
+        found = [c.request for c in chunks if c.request.id not in done and wants_pages(c.request)]
+        self._begun.update(request.id for request in found)
+        return found
+
+    def settle(self, deltas: list[TextDelta]) -> list[TextDelta]:
+        """The deltas of a step without what follows an answer. Lets nobody wait for pages of
+        requests that have ended."""
+        kept = []
+        for delta in deltas:
+            if delta.id in self._begun:
+                self._begun.remove(delta.id)
+                self._answered.add(delta.id)
+            elif delta.id in self._answered:
+                continue
+            kept.append(delta)
+        for request in [r for r in self._announced if r.status is Status.FINISHED]:
+            self._shelf.withdraw(self._announced.pop(request))
+            self._answered.discard(request.id)
+        return kept
+
+    def take(self, chunks: Sequence[Chunk]) -> None:
+        """Take the pages that a step completes, which was just launched, out of the pool, those
+        that are not on the shelf yet: they leave the device while the next step runs."""
         for chunk in chunks:
-            if chunk.request.shares_pages:
-                self._export(chunk)
+            request = chunk.request
+            if request.shares_pages:
+                keys = self._shared(request, min(chunk.end, len(request.prompt)))
+                if missing := self._shelf.expect(keys):
+                    wanted = [keys[at] for at in missing]
+                    pages = self._taken_out(wanted, [request.pages[at] for at in missing])
+                    self._taken[request, chunk.end] = wanted, pages
 
-    def _export(self, chunk: Chunk) -> None:
-        """Copy the pages of a request up to a chunk, those that are not on the shelf yet.
+    def export(self, chunks: Sequence[Chunk]) -> None:
+        """Let the shelf have the pages of a collected step."""
+        for chunk in chunks:
+            if (work := self._taken.pop((chunk.request, chunk.end), None)) is not None:
+                self._work.put(work)
 
-        Steps after that one may be in flight, but none that is launched later is older than the
-        copy. A request that was preempted since has other pages: those that later steps have
-        written count then.
-        """
-        request = chunk.request
-        if request.status is not Status.RUNNING or request.pages_in_transit:
-            return
-        count = min(chunk.end, request.computed, len(request.prompt)) // self._page_size
+    def clear(self) -> None:
+        """Forget all requests, and what is not on its way to the shelf."""
+        for keys, _ in self._taken.values():
+            self._shelf.forget(keys)
+        self._taken.clear()
+        self.settle([])
+
+    def _taken_out(self, keys: list[bytes], pages: list[int]) -> Sequence[Page]:
+        try:
+            return self._runner.take_out(pages)
+        except BaseException:
+            self._shelf.forget(keys)  # or nobody would bring them any more
+            raise
+
+    def _shared(self, request: Request, tokens: int) -> list[bytes]:
+        """Hashes of the whole pages of so many tokens."""
+        count = tokens // self._prefixes.page_size
         # Last pages of a longer prompt would drive out the first, without which they are useless
-        keys = request.hashes[: min(count, self._shelf.capacity)]
-        missing = self._shelf.expect(keys)
-        if missing:
-            wanted = [keys[at] for at in missing]
-            try:
-                pages = self._runner.take_out([request.pages[at] for at in missing])
-            except BaseException:
-                self._shelf.forget(wanted)  # or nobody would bring them any more
-                raise
-            self._work.put((wanted, pages))
+        return request.hashes[: min(count, self._shelf.capacity)]
 
     def forget(self, keys: list[bytes]) -> None:
         """Drop pages whose contents cannot be trusted."""
@@ -89,3 +140,17 @@ class PageExporter:
 
     def _put(self, key: bytes, page: Page) -> None:
         self._shelf.put(key, [view(array) for array in page])
+
+
+def wants_pages(request: Request) -> bool:
+    """Whether a request is the first leg of one that another engine continues, which computes the
+    only token once more."""
+    first = request.params
+    return (
+        request.shares_pages
+        and request.max_tokens == 1
+        and first.samples == 1
+        and first.logprobs is None
+        and first.prompt_logprobs is None
+        and not request.is_beam
+    )

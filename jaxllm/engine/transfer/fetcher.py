@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import queue
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -11,43 +12,42 @@ from typing import NamedTuple
 import jax
 import numpy as np
 
-from jaxllm.cache.transfer import Page, page_shapes
-from jaxllm.engine.runtime.page_swapper import far_memory
-from jaxllm.engine.runtime.program import shardings
+from jaxllm.cache.transfer import Page
 from jaxllm.engine.runtime.runner import Runner
 from jaxllm.engine.scheduling.request import Request, Status
 from jaxllm.engine.scheduling.scheduler import Scheduler
 from jaxllm.kv_transfer.client import Address, PageClient
 from jaxllm.kv_transfer.pages import PageLayout
 from jaxllm.kv_transfer.together import TogetherClient
+from jaxllm.kv_transfer.wire import TransferError
 
-THREADS = 4  # fetches at once
+THREADS = 8  # fetches at once
 
 logger = logging.getLogger("jaxllm")
 
 
 class _Fetch(NamedTuple):
-    """What a request lacks, on its way; its choices wait, and pages of host memory for it. Behind
-    it comes their grammar, if they have one."""
+    """What a request lacks, on its way.
+
+    Attributes:
+        places: host page of each key.
+        arrived: key and page, in the order in which they come.
+        ended: done when nothing comes any more.
+    """
 
     choices: Sequence[Request]
-    grammar: str | None
-    keys: list[bytes]
-    places: list[int]
-    pages: Future[list[Page]]
-
-    @property
-    def is_wanted(self) -> bool:
-        """Whether the request still waits."""
-        return still_waits(self.choices)
+    places: dict[bytes, int]
+    arrived: queue.SimpleQueue[tuple[bytes, Page]]
+    ended: Future[None]
 
 
 class PageFetcher:
-    """Brings pages into host memory, in threads of its own. A request waits at most `seconds`: it
-    computes what has not come by then.
+    """Brings pages into host memory, in threads of its own. Host memory has promised them to their
+    request, which may be scheduled at once: they go on to the device one by one. What has not come
+    `seconds` after the page before it is computed.
 
     Attributes:
-        on_arrived: called, in any thread, when the pages of a request have come or will not.
+        on_arrived: called, in any thread, when a page has come or no more will.
     """
 
     def __init__(
@@ -61,51 +61,50 @@ class PageFetcher:
         self._client = TogetherClient(client, THREADS)
         self._runner, self._scheduler = runner, scheduler
         self._layout, self._seconds = layout, seconds
-        shapes = runner.shapes
-        self._far = shardings(page_shapes(shapes.kv, far_memory(shapes.platform)))
-        self._aliases = shapes.platform == "cpu"
         self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="kv-fetch")
         self._fetches: list[_Fetch] = []
         self.on_arrived: Callable[[], None] = lambda: None
 
     @property
-    def pending(self) -> list[Future[list[Page]]]:
-        """The fetches that have not been popped."""
-        return [fetch.pages for fetch in self._fetches]
+    def pending(self) -> list[Future[None]]:
+        """The fetches whose end `collect` has not seen."""
+        return [fetch.ended for fetch in self._fetches]
 
     @property
-    def waiting(self) -> int:
-        """How many choices wait for pages."""
-        return sum(
-            choice.status is not Status.FINISHED
-            for fetch in self._fetches
-            for choice in fetch.choices
-        )
+    def has_news(self) -> bool:
+        """Whether `collect` would find anything."""
+        return any(fetch.ended.done() or not fetch.arrived.empty() for fetch in self._fetches)
 
-    def start(self, choices: Sequence[Request], grammar: str | None, address: Address) -> bool:
-        """Fetch what the first choice of a new request lacks and host memory has room for; False
-        where that is nothing."""
-        # An idle engine takes no step that would do it
-        self._pop(lambda fetch: fetch.pages.done() and not fetch.is_wanted)
-        offload, swapper = self._scheduler.offload, self._runner.swapper
-        assert offload is not None and swapper is not None, "refused by Endpoint.open"
-        keys = self._scheduler.kv_manager.lacking(choices[0])
+    def start(self, choices: Sequence[Request], address: Address) -> None:
+        """Fetch what the first choice of a new request lacks and host memory has room for."""
+        self.collect()  # an idle engine takes no step that would do it
+        assert self._runner.swapper is not None, "refused by Endpoint.open"
         # The room is there before the pages are: more memory would have to be pinned first, which
         # takes seconds
-        places = offload.host.reserve(len(keys), {*choices[0].hashes} - {*keys})
-        swapper.drop(places)
-        if keys := keys[: len(places)]:
+        places = self._scheduler.kv_manager.promise(choices[0])
+        self._runner.swapper.drop([*places.values()])
+        if places:
+            arrived = queue.SimpleQueue[tuple[bytes, Page]]()
             until = time.monotonic() + self._seconds
-            pages = self._threads.submit(self._fetch, choices, address, keys, until)
-            self._fetches.append(_Fetch(choices, grammar, keys, places, pages))
-            pages.add_done_callback(lambda _: self.on_arrived())
-        return bool(keys)
+            ended = self._threads.submit(self._fetch, choices, address, [*places], arrived, until)
+            self._fetches.append(_Fetch(choices, places, arrived, ended))
+            ended.add_done_callback(lambda _: self.on_arrived())
 
-    def pop_arrived(self) -> list[tuple[Sequence[Request], str | None]]:
-        """The choices of requests whose fetch has ended, in their order, with their grammars; host
-        memory now has what came and keeps it for them."""
-        done = self._pop(lambda fetch: fetch.pages.done())
-        return [(fetch.choices, fetch.grammar) for fetch in done]
+    def collect(self) -> None:
+        """Give host memory what has come. Requests compute what will not come any more."""
+        offload, swapper = self._scheduler.offload, self._runner.swapper
+        assert offload is not None and swapper is not None, "refused by Endpoint.open"
+        for fetch in [*self._fetches]:
+            ended = fetch.ended.done()  # asked first: nothing comes after it
+            while not fetch.arrived.empty():
+                key, page = fetch.arrived.get_nowait()
+                if offload.host.arrive(key, fetch.places[key]):
+                    swapper.keep(fetch.places[key], page)
+            if ended:
+                self._fetches.remove(fetch)
+                places = fetch.places.items()
+                lost = [place for key, place in places if offload.host.is_coming(key, place)]
+                self._scheduler.drop_lost(lost)
 
     def clear(self) -> None:
         """Forget all requests; what is still on its way for them is dropped."""
@@ -116,50 +115,29 @@ class PageFetcher:
         self._threads.shutdown(wait=False, cancel_futures=True)
         self._client.close()
 
-    def _pop(self, which: Callable[[_Fetch], bool]) -> list[_Fetch]:
-        """Take out fetches that have ended, and give back their room; what came is stored where it
-        is still wanted."""
-        ended, left = list[_Fetch](), list[_Fetch]()
-        for fetch in self._fetches:  # each is asked once: it may end at any time
-            (ended if which(fetch) else left).append(fetch)
-        self._fetches = left
-        offload = self._scheduler.offload
-        assert offload is not None, "refused by Endpoint.open"
-        for fetch in ended:
-            offload.host.release(fetch.places)
-            if fetch.is_wanted:
-                self._store(fetch)
-        return ended
-
     def _fetch(
-        self, choices: Sequence[Request], address: Address, keys: list[bytes], until: float
-    ) -> list[Page]:
-        if not still_waits(choices):  # aborted while others were fetched
-            return []
-        left = until - time.monotonic()
-        found = self._client.fetch(address, keys, left, self._keep, jax.errors.JaxRuntimeError)
-        if found.error is not None:
-            missing = len(keys) - len(found.pages)
-            logger.warning("%d KV pages are computed, not fetched: %s", missing, found.error)
-        return found.pages
+        self,
+        choices: Sequence[Request],
+        address: Address,
+        keys: list[bytes],
+        arrived: queue.SimpleQueue[tuple[bytes, Page]],
+        until: float,
+    ) -> None:
+        came, swapper = 0, self._runner.swapper
+        assert swapper is not None, "refused by Endpoint.open"
 
-    def _keep(self, page: np.ndarray) -> Page:
-        """A page in host memory."""
-        # The client uses the memory again, and a CPU's arrays may lie in what they are of
-        arrays = self._layout.split(page.copy() if self._aliases else page)
-        return jax.block_until_ready(jax.device_put(arrays, self._far))
+        def keep(key: bytes, page: np.ndarray) -> None:
+            nonlocal came
+            if not still_waits(choices):
+                raise TransferError("its request was aborted")
+            arrived.put((key, swapper.made(self._layout.split(page))))
+            came += 1
+            self.on_arrived()
 
-    def _store(self, fetch: _Fetch) -> None:
-        """Put fetched pages into host memory, pinned until their request runs."""
-        offload, swapper = self._scheduler.offload, self._runner.swapper
-        assert offload is not None and swapper is not None, "refused by Endpoint.open"
-        pages = fetch.pages.result()
-        keys = fetch.keys[: len(pages)]
-        if keys:
-            self._scheduler.kv_manager.pin(fetch.choices[0], keys)
-        for key, page in zip(keys, pages, strict=True):
-            if (place := offload.host.save(key)) is not None:
-                swapper.keep(place, page)
+        if still_waits(choices) and (left := until - time.monotonic()) > 0:  # others came first
+            error = self._client.fetch(address, keys, left, keep, jax.errors.JaxRuntimeError)
+            if error is not None and still_waits(choices):
+                logger.warning("%d KV pages are computed, not fetched: %s", len(keys) - came, error)
 
 
 def still_waits(choices: Sequence[Request]) -> bool:

@@ -85,7 +85,8 @@ class PageTransfer:
             self._server = PageServer(endpoint.listener, self._key, shelf, fingerprint, size)
             if not ipaddress.ip_address(settings.kv_ip).is_loopback:
                 logger.warning(EXPOSED, settings.kv_ip, self._server.port)
-            self.exporter = PageExporter(runner, shelf, scheduler.page_size)
+            prefixes = scheduler.kv_manager.prefixes
+            self.exporter = PageExporter(runner, shelf, prefixes, settings.answers_early)
             self.offer = PageOffer(
                 engine_id=settings.engine_id,
                 host=settings.kv_ip,

@@ -36,8 +36,14 @@ def two_slots() -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def make(make_engine: MakeEngine, key_file: str) -> MakeEngine:
-    def make(role: str, seconds: float = 20.0, buffer: int = 1 << 22, **overrides: Any) -> Engine:
-        extra = {"key_file": key_file, "timeout_seconds": seconds}
+    def make(
+        role: str,
+        seconds: float = 20.0,
+        buffer: int = 1 << 22,
+        early: bool = False,
+        **overrides: Any,
+    ) -> Engine:
+        extra = {"key_file": key_file, "timeout_seconds": seconds, "answer_early": early}
         config = {"kv_role": role, "kv_port": 0, "kv_buffer_size": buffer}
         config |= {"kv_connector_extra_config": extra}
         return make_engine(kv_transfer_config=config, **{"kv_offloading_size": 0.001} | overrides)
