@@ -21,7 +21,7 @@ from jaxllm.engine.scheduling.policy import POLICIES
 from jaxllm.engine.scheduling.request import PromptSharing, Request, Status
 from jaxllm.engine.scheduling.scheduler import Scheduler
 from jaxllm.sampling.options import SamplingParams
-from tests.engine.fake_device import EOS, FakeDevice, generate, likely
+from tests.engine.fake_device import EOS, FakeDevice, digests, generate, likely
 from tests.engine.fake_loop_checks import LoopChecks
 
 
@@ -110,6 +110,8 @@ class Loop(LoopChecks):
         self.first_tokens: list[int] = []
         self.reached: dict[Request, int] = {}  # tokens computed in this life
         self.steps = self.saves = self.moves = 0
+        # Pages that were promised: their prefix, their place, and what they hold
+        self.coming: list[tuple[bytes, int, list[int]]] = []
         # By place in host memory: when it is found to have got nothing
         self.unsaved: dict[int, int] = {}
 
@@ -143,9 +145,11 @@ class Loop(LoopChecks):
         stop_at: int | None = None,
         priority: int = 0,
         score: bool = False,
+        comes: bool = False,
     ) -> list[Request]:
         """Queue the n choices of one prompt; none of them when they can never run. With `score` the
-        prompt's log-probabilities are wanted."""
+        prompt's log-probabilities are wanted. When it `comes`, what its pages hold is on its way to
+        host memory."""
         if not self.scheduler.fits(len(prompt) + max_tokens - 1):
             return []
         family: list[Request] = []
@@ -167,8 +171,33 @@ class Loop(LoopChecks):
                 request.sharing = shared
             self.requests.append(request)
             self.stop_at[request] = stop_at
+            if comes and seed == 0:
+                self._promise(request)
             self.scheduler.add(request)
         return family
+
+    def _promise(self, request: Request) -> None:
+        size = self.setup.page_size
+        for key, place in self.scheduler.kv_manager.promise(request).items():
+            self.unsaved.pop(place, None)
+            self.device.host.pages.pop(place, None)
+            end = (request.hashes.index(key) + 1) * size
+            self.coming.append((key, place, [*digests(request.prompt[:end])[-size:]]))
+
+    def arrive(self, number: int) -> None:
+        """A page comes that was promised."""
+        key, place, contents = self.coming.pop(number % len(self.coming))
+        assert self.scheduler.offload is not None
+        if self.scheduler.offload.host.arrive(key, place):
+            self.device.host.pages[place] = contents
+
+    def miss(self, number: int) -> None:
+        """A page does not come that was promised; who waits for it starts again."""
+        key, place, _ = self.coming.pop(number % len(self.coming))
+        assert self.scheduler.offload is not None
+        if self.scheduler.offload.host.is_coming(key, place):
+            self._send_back(functools.partial(self.scheduler.drop_lost, [place]))
+            self.scheduler.check()
 
     def search(self, prompt: list[int], rules: Rules, priority: int = 0) -> BeamRequests | None:
         """Queue a beam search; None when it can never run."""
@@ -311,7 +340,10 @@ class Loop(LoopChecks):
                 self.sent_back.add(request)
 
     def drain(self) -> None:
-        """Step until nothing is left; fails when that takes longer than any fair schedule needs."""
+        """Step until nothing is left, and all has come; fails when that takes longer than any fair
+        schedule needs."""
+        while self.coming:
+            self.arrive(0)
         work = sum(len(r.prompt) + r.max_tokens for r in self.requests)
         limit = self.steps + 50 + 10 * work
         while self.scheduler.has_work or self.in_flight:

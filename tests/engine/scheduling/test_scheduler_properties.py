@@ -189,6 +189,22 @@ class SchedulerMachine(RuleBasedStateMachine):
     def add(self, job: Job) -> None:
         self.loop.add_choices(*job)
 
+    @precondition(lambda self: self.loop.scheduler.offload is not None)
+    @rule(job=jobs(12))
+    def add_what_comes(self, job: Job) -> None:
+        self.loop.add_choices(*job, comes=True)
+
+    @precondition(lambda self: self.loop.coming)
+    @rule(number=st.integers(0, 9), count=st.integers(1, 4))
+    def arrive(self, number: int, count: int) -> None:
+        for _ in range(min(count, len(self.loop.coming))):
+            self.loop.arrive(number)
+
+    @precondition(lambda self: self.loop.coming)
+    @rule(number=st.integers(0, 9))
+    def miss(self, number: int) -> None:
+        self.loop.miss(number)
+
     @rule(job=searches(12))
     def search(self, job: Search) -> None:
         begin(self.loop, job)
