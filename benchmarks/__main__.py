@@ -15,6 +15,7 @@ HERE = {
     "recomputation and by swap",
     "engine": "the figures that compare engines: start, TTFT, TPOT, throughput, sampling modes, "
     "prefix reuse",
+    "first_token": "what the host does for the first token of a prompt alone, without a device",
     "structured": "what structured output costs: batches that are free, that follow a JSON "
     "schema, and of both",
     "invariance": "a request alone and in a crowd, bit by bit, with batch_invariant and without, "
