@@ -79,8 +79,8 @@ class HostBuffers:
         """A buffer, leased or not, on its way to the device. If it is shorter than the size, the
         rest may hold anything."""
         if not self._pinned:
-            missing = self._size - buffer.size
-            whole = np.pad(buffer, (0, missing)) if missing else buffer
+            whole = np.zeros(self._size, np.int32)  # a copy: JAX may keep what it is given
+            whole[: buffer.size] = buffer
             return place(whole, self._sharding)
         leased, self._leased = self._leased, None
         views = self._next_views() if leased is None else self._views[self._next - 1]

@@ -27,7 +27,7 @@ from jaxllm.engine.runtime.programs.process_logits import (
     slot_layout,
 )
 from jaxllm.engine.runtime.programs.prompt_logprobs import PromptScores, pack_scores
-from jaxllm.engine.runtime.programs.update_slots import head_layout, pack_head
+from jaxllm.engine.runtime.programs.update_slots import SlotUpdate
 from jaxllm.engine.runtime.state import SlotState
 from jaxllm.engine.scheduling.buckets import ExtendShape
 from jaxllm.engine.scheduling.kv_offload import Link
@@ -117,6 +117,7 @@ class Runner(Dispatcher):
         super().__init__(programs, weights, kv)
         self.eos_ids = eos_ids
         self._samplers: dict[tuple[int, frozenset[int]], Key] = {}
+        self._updates: dict[ExtendShape | None, SlotUpdate] = {}
         self.slots = self.shapes.slots
         self.depth = 1
         # Of each decode bucket and extend shape without context, measured in warm-up
@@ -277,14 +278,13 @@ class Runner(Dispatcher):
 
     def pack_slots(self, plan: Plan, shape: ExtendShape | None = None) -> tuple[Key, np.ndarray]:
         """The upload of row map, page-table entries and, for `shape`, the plan's chunks."""
-        head = head_layout(self.slots, self.shapes.num_groups).size
-        layout = None if shape is None else self.shapes.chunk_layouts[shape]
-        buffer = np.zeros(head + (0 if layout is None else layout.arrays.size), np.int32)
-        pack_head(buffer, plan, self.shapes)
-        if layout is not None:
-            layout.pack_chunks(buffer[head:], plan.chunks, self.slots, self.eos_ids)
+        update = self._updates.get(shape)
+        if update is None:
+            layout = None if shape is None else self.shapes.chunk_layouts[shape]
+            update = self._updates[shape] = SlotUpdate(self.shapes, layout)
         self._packed_slots = plan.slots
-        return Key("update_slots", (int(layout is not None),)), buffer
+        key = Key("update_slots", (int(shape is not None),))
+        return key, update.pack(plan, self.eos_ids)
 
     def _sample_key(self, rows: int, needs: frozenset[int]) -> Key:
         """The cheapest compiled sampler for requests of these `needs`, of few different sets."""

@@ -45,6 +45,15 @@ def test_a_leased_buffer_is_the_one_that_is_sent(devices: int, memory: str) -> N
         assert [np.array(array)[0] for array in (sent, other)] == [turn, -1]
 
 
+@pytest.mark.parametrize("memory", ["pinned_host", "device"])
+def test_what_was_sent_stays_when_its_memory_is_written_again(memory: str) -> None:
+    buffers = HostBuffers(1024, NamedSharding(make_mesh(1), PartitionSpec(), memory_kind=memory), 2)
+    buffer = np.ones(1024, np.int32)
+    sent = buffers.send(buffer)
+    buffer[:] = 2
+    assert np.array(sent).tolist() == [1] * 1024
+
+
 class Taken:
     """Stands for a result of the program that took a buffer."""
 

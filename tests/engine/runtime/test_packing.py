@@ -9,10 +9,12 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jaxllm.engine.runtime.packing import ALIGN, Layout, Shapes
-from jaxllm.engine.runtime.programs.update_slots import head_layout, pack_head
-from jaxllm.engine.scheduling.plan import Plan, TableWrite
-from jaxllm.engine.scheduling.request import Request
+from jaxllm.engine.runtime.packing import ALIGN, ChunkLayout, Layout, Shapes
+from jaxllm.engine.runtime.programs.update_slots import SlotUpdate, head_layout
+from jaxllm.engine.runtime.state import SLOT_PARAMS, host_columns
+from jaxllm.engine.scheduling.buckets import ExtendShape
+from jaxllm.engine.scheduling.plan import Chunk, Plan, TableWrite
+from jaxllm.engine.scheduling.request import PageTable, Request
 from jaxllm.sampling.options import SamplingParams
 
 KINDS = (np.int32, np.uint32, np.float32)
@@ -62,10 +64,11 @@ def test_each_table_write_of_a_plan_is_an_entry_and_unused_entries_are_dropped(
         for at, (index, group) in enumerate(written)
     )
     plan = Plan(tuple(decodes), (0,) * count, (), table_writes=writes)
-    buffer = np.zeros(head_layout(slots, 2).size, np.int32)
     shapes: Any = SimpleNamespace(slots=slots, num_groups=2, table_width=2 * width)
-    pack_head(buffer, plan, shapes)
-    arrays = head_layout(slots, 2).views(buffer)
+    update = SlotUpdate(shapes, None)
+    full = tuple(TableWrite(slot, 2, 9, group) for slot in range(slots) for group in range(2))
+    update.pack(Plan(tuple(decodes), (0,) * count, (), table_writes=full), ())
+    arrays = head_layout(slots, 2).views(update.pack(plan, ()))
     assert arrays["rows"].tolist() == [7 - row for row in range(count)] + [slots] * (slots - count)
     entries = [
         tuple(int(arrays[name][at]) for name in ("slot", "index", "page"))
@@ -74,3 +77,37 @@ def test_each_table_write_of_a_plan_is_an_entry_and_unused_entries_are_dropped(
     assert entries == [
         (slot, column + group * width, page) for slot, column, page, group in writes
     ] + [(slots + 1, 0, 0)] * (2 * slots - len(writes))
+
+
+def test_a_buffer_that_is_packed_again_is_as_a_new_one() -> None:
+    layout = ChunkLayout(ExtendShape(tokens=32, chunks=4, decodes=0), table_width=6, logit_rows=4)
+    shapes: Any = SimpleNamespace(slots=8, num_groups=1, table_width=6)
+    used = SlotUpdate(shapes, layout)
+
+    def plan(*lengths: int) -> Plan:
+        chunks = []
+        for slot, length in enumerate(lengths):
+            request = Request(
+                id="r",
+                index=0,
+                prompt=[7 + slot] * length,
+                params=SamplingParams(temperature=0.5, stop_token_ids=[3, 4], min_tokens=2),
+                seed=2**64 - 2 - slot,
+                arrival=0.0,
+                max_tokens=9,
+            )
+            request.slot, request.tables = slot, (PageTable([slot, 5]),)
+            chunks.append(Chunk(request, 0, length, True))
+        return Plan((), (), tuple(chunks))
+
+    used.pack(plan(9, 9, 9, 5), (1, 2))
+    again = used.pack(plan(12), ())
+    np.testing.assert_array_equal(again, SlotUpdate(shapes, layout).pack(plan(12), ()))
+    arrays = layout.arrays.views(again[head_layout(8, 1).size :])
+    assert arrays["token"].tolist() == [7] * 12 + [0] * 20
+    assert arrays["position"].tolist() == [*range(12)] + [0] * 20
+    assert arrays["row"].tolist() == [0] * 12 + [4] * 20
+    assert arrays["slot"].tolist() == [0, 8, 8, 8]
+    columns = host_columns(arrays["params"], SLOT_PARAMS)
+    assert columns["key"][0].tolist() == [2**32 - 2, 2**32 - 1]
+    assert columns["stop_ids"][:, :3].tolist() == [[3, 4, -1]] + [[-1] * 3] * 3

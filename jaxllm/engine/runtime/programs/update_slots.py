@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Sequence
 
 import jax
 import numpy as np
 from jax import Array
 from jax.sharding import NamedSharding
 
-from jaxllm.engine.runtime.packing import Layout, Shapes
+from jaxllm.engine.runtime.packing import ChunkLayout, ChunkViews, Layout, Shapes
 from jaxllm.engine.runtime.program import Program, Resident, Variant, generates
 from jaxllm.engine.runtime.shapes import StepShapes
 from jaxllm.engine.scheduling.plan import Plan
@@ -41,17 +42,37 @@ def head_layout(slots: int, groups: int) -> Layout:
     return Layout(rows | dict.fromkeys(("slot", "index", "page"), ((slots * groups,), np.int32)))
 
 
-def pack_head(buffer: np.ndarray, plan: Plan, shapes: StepShapes) -> None:
-    """Write row map and page-table entries of a plan into a zeroed buffer. Unused entries name the
-    slot S + 1, which drops them."""
-    slots, width = shapes.slots, shapes.table_width // shapes.num_groups
-    arrays = head_layout(slots, shapes.num_groups).views(buffer)
-    arrays["rows"][:] = slots
-    arrays["rows"][: len(plan.decodes)] = plan.slots
-    arrays["slot"][:] = slots + 1
-    for at, (slot, column, page, group) in enumerate(plan.table_writes):
-        arrays["slot"][at], arrays["index"][at] = slot, column + group * width
-        arrays["page"][at] = page
+class SlotUpdate:
+    """Packs what `update_slots` takes in steps of one shape, again and again in the same memory.
+
+    A buffer of many arrays takes longer to take apart into views than to fill. Unused entries of
+    the page table name the slot S + 1, which drops them.
+    """
+
+    def __init__(self, shapes: StepShapes, layout: ChunkLayout | None):
+        slots, head = shapes.slots, head_layout(shapes.slots, shapes.num_groups)
+        self._width = shapes.table_width // shapes.num_groups
+        self._buffer = np.zeros(head.size + (layout.arrays.size if layout else 0), np.int32)
+        self._head = head.views(self._buffer)
+        self._head["rows"][:], self._head["slot"][:] = slots, slots + 1
+        self._chunks = None
+        if layout is not None:
+            self._chunks = ChunkViews(layout, self._buffer[head.size :])
+            self._chunks.pad(slots)
+        self._nothing = self._buffer.copy()
+
+    def pack(self, plan: Plan, eos_ids: Sequence[int]) -> np.ndarray:
+        """Row map, page-table entries and chunks of a plan, until the next call."""
+        np.copyto(self._buffer, self._nothing)
+        head = self._head
+        if plan.decodes:
+            head["rows"][: len(plan.decodes)] = plan.slots
+        for at, (slot, column, page, group) in enumerate(plan.table_writes):
+            head["slot"][at], head["index"][at] = slot, column + group * self._width
+            head["page"][at] = page
+        if self._chunks is not None:
+            self._chunks.write(plan.chunks, eos_ids)
+        return self._buffer
 
 
 def _build(shapes: StepShapes, with_chunks: int) -> Variant:
