@@ -48,18 +48,11 @@ class Driver:
     ) -> None:
         """Run requests that this engine has validated. `add_delta` is given everything that becomes
         of them, and says whether a request has ended."""
-        engine = self._engine
-        bar = tqdm(
-            total=len(requests),
-            desc="Processed prompts",
-            unit="prompt",
-            disable=not use_tqdm,
-            dynamic_ncols=True,
-        )
+        engine, bar = self._engine, progress_bar(len(requests)) if use_tqdm else None
         try:
             with frozen_heap():
                 for delta in self._deltas(requests):
-                    if add_delta(delta):
+                    if add_delta(delta) and bar is not None:
                         bar.update()
         except BaseException:
             for request in requests:
@@ -68,7 +61,8 @@ class Driver:
                 engine.step()
             raise
         finally:
-            bar.close()
+            if bar is not None:
+                bar.close()
 
     def _deltas(self, requests: Sequence[Any]) -> Iterator[TextDelta]:
         """Add requests as the engine's queue has room, and step it until all have ended."""
@@ -92,6 +86,11 @@ class Driver:
                 if waiting is not None and left < math.inf:
                     left -= engine.uncached_tokens(entered)
             yield from engine.step()
+
+
+def progress_bar(prompts: int) -> tqdm[None]:
+    """A bar of so many prompts. Even one that shows nothing takes its time to make."""
+    return tqdm(total=prompts, desc="Processed prompts", unit="prompt", dynamic_ncols=True)
 
 
 @contextlib.contextmanager

@@ -240,11 +240,14 @@ class SamplingParams:
     )
 
     def __post_init__(self) -> None:
-        for name, row in OPTIONS.items():
-            if (value := getattr(self, name)) is not None:
+        for name, row, default in _DEFAULTS:
+            value = getattr(self, name)
+            if value is default:  # most are, and defaults are legal
+                continue
+            if value is not None:
                 setattr(self, name, checked(name, row, value))
             elif not row.nullable:
-                setattr(self, name, default_of(name))
+                setattr(self, name, default)
         if self.guided_decoding is not None:
             if self.structured_outputs is not None:
                 raise OptionError(
@@ -327,6 +330,7 @@ class SamplingParams:
 OPTIONS: dict[str, Option] = {
     f.name: f.metadata["option"] for f in dataclasses.fields(SamplingParams)
 }
+_DEFAULTS = tuple((name, row, getattr(SamplingParams, name)) for name, row in OPTIONS.items())
 COLUMNS: dict[str, Column] = {
     name: entry.column for name, entry in OPTIONS.items() if entry.column is not None
 }

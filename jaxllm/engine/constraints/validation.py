@@ -112,8 +112,8 @@ class RequestValidator:
         """Raises RequestError when the request can never run here."""
         prompt, limit = request.prompt_token_ids, self._resolved.max_model_len
         check_prompt(request, self._resolved, limit - 1)
-        stops = request.params.stop_token_ids or []
-        check_ids("stop_token_ids", stops, self._resolved.vocab_size)
+        if request.params.stop_token_ids:
+            check_ids("stop_token_ids", request.params.stop_token_ids, self._resolved.vocab_size)
         for name in ("logprobs", "prompt_logprobs"):
             check_logprobs(name, getattr(request.params, name), self._resolved.max_logprobs)
         if request.params.prompt_logprobs is not None:

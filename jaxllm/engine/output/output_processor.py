@@ -4,7 +4,7 @@ no jax."""
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -21,6 +21,8 @@ from jaxllm.logprobs import trimmed
 from jaxllm.messages import EngineStats, GenerateRequest, PromptLogprobs, TextDelta
 from jaxllm.sampling.choose import needs
 from jaxllm.tokenizer import Tokenizer
+
+SEEDS_AT_ONCE = 256
 
 
 @dataclass(slots=True)
@@ -80,6 +82,13 @@ def choice_seed(seed: int, index: int) -> int:
     return int.from_bytes(digest[:8], "little")
 
 
+def random_seeds(seed: int) -> Iterator[int]:
+    """64-bit seeds without end. They are drawn many at a time, which gives the same numbers."""
+    generator = np.random.Generator(np.random.Philox(seed))
+    while True:
+        yield from generator.integers(2**64, size=SEEDS_AT_ONCE, dtype=np.uint64).tolist()
+
+
 class RequestFactory:
     """Makes the choices of requests, which nothing else knows yet. `seed` decides the draws of
     requests without a seed of their own."""
@@ -94,7 +103,7 @@ class RequestFactory:
     ):
         self._max_model_len, self._tokenizer = resolved.max_model_len, tokenizer
         self._options, self._eos_ids = options, eos_ids
-        self._seeds = np.random.Generator(np.random.Philox(seed))
+        self._seeds = random_seeds(seed)
 
     def make_state(self, request: GenerateRequest) -> RequestState:
         """The state of a validated request: one `Request` per choice; of a beam search the one that
@@ -104,7 +113,7 @@ class RequestFactory:
         eos_ids = frozenset[int]() if params.ignore_eos else self._eos_ids
         seed = params.seed
         if seed is None:
-            seed = int(self._seeds.integers(2**64, dtype=np.uint64))
+            seed = next(self._seeds)
         state = RequestState()
         sharing = PromptSharing(state.choices) if params.samples > 1 else None
         for index in range(1 if params.use_beam_search else params.samples):

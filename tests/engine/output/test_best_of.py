@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 
 from jaxllm.engine.engine import Engine
-from jaxllm.engine.output.output_processor import choice_seed
+from jaxllm.engine.output.output_processor import SEEDS_AT_ONCE, choice_seed, random_seeds
 from jaxllm.messages import GenerateRequest, TextDelta
 from jaxllm.sampling.options import SamplingParams
 from tests.engine.conftest import Outcome, collect, entries_of
@@ -39,6 +41,12 @@ def test_the_seeds_of_choices_are_unrelated_to_those_of_requests_nearby_and_stay
         4649271177573249530,
         13400882341780847347,
     )
+
+
+def test_seeds_drawn_many_at_a_time_are_those_drawn_one_by_one() -> None:
+    alone = np.random.Generator(np.random.Philox(7))
+    wanted = [int(alone.integers(2**64, dtype=np.uint64)) for _ in range(2 * SEEDS_AT_ONCE + 1)]
+    assert list(itertools.islice(random_seeds(7), len(wanted))) == wanted
 
 
 def test_a_choice_is_not_the_first_of_the_request_with_the_next_seed(engine: Engine) -> None:
