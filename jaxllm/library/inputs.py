@@ -15,6 +15,9 @@ from jaxllm.sampling.options import BeamSearchParams, SamplingParams
 type Prompt = str | Sequence[int] | Mapping[str, Any]
 type Message = Mapping[str, Any]
 
+# With the usual types first: those of abc take long to ask
+MAPPINGS, ITERABLES = (dict, Mapping), (list, Iterable)
+
 
 def engine_arguments(arguments: Mapping[str, Any]) -> dict[str, Any]:
     """The EngineConfig fields among vLLM's LLM arguments. Raises ConfigError on an unknown one, or
@@ -35,9 +38,9 @@ def engine_arguments(arguments: Mapping[str, Any]) -> dict[str, Any]:
 
 def as_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
     """One prompt or several, as a list. Raises RequestError."""
-    if isinstance(prompts, (str, Mapping)):
+    if not isinstance(prompts, list) and isinstance(prompts, (str, *MAPPINGS)):
         return [prompts]
-    if isinstance(prompts, (bytes, bytearray)) or not isinstance(prompts, Iterable):
+    if isinstance(prompts, (bytes, bytearray)) or not isinstance(prompts, ITERABLES):
         raise RequestError(
             "prompts must be text, token ids, dicts or a list of them, "
             f"got {type(prompts).__name__}",
@@ -55,7 +58,7 @@ def as_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
 
 def text_or_ids(prompt: Prompt) -> tuple[str | None, list[int] | None]:
     """A prompt's text and its token ids, None for one that is not given. Raises RequestError."""
-    if isinstance(prompt, Mapping):
+    if isinstance(prompt, MAPPINGS):
         if "prompt_token_ids" in prompt:
             return prompt.get("prompt"), token_ids(prompt["prompt_token_ids"])
         if "prompt" not in prompt:
@@ -76,13 +79,13 @@ def text_or_ids(prompt: Prompt) -> tuple[str | None, list[int] | None]:
 
 def cache_salt(prompt: Prompt) -> str | None:
     """The salt of a prompt that is a dict."""
-    return prompt.get("cache_salt") if isinstance(prompt, Mapping) else None
+    return prompt.get("cache_salt") if isinstance(prompt, MAPPINGS) else None
 
 
 def token_ids(ids: Any) -> list[int]:
     """Token ids from a list, tuple or array; the engine checks each. Raises RequestError on
     anything else."""
-    if isinstance(ids, (str, bytes, bytearray)) or not isinstance(ids, Iterable):
+    if isinstance(ids, (str, bytes, bytearray)) or not isinstance(ids, ITERABLES):
         raise RequestError(
             f"a prompt must be text or token ids, got {type(ids).__name__}", "prompt"
         )

@@ -115,7 +115,7 @@ def read(array: Array) -> np.ndarray:
     0.11 aborts the process when it then gives back what is gone already."""
     if not _is_pinned(array.sharding):
         return np.asarray(array)
-    return _view(array.addressable_shards[0].data, array.shape, array.dtype).copy()
+    return _view(array.addressable_data(0), array.shape, array.dtype).copy()
 
 
 def view(array: Array) -> np.ndarray:
@@ -123,7 +123,7 @@ def view(array: Array) -> np.ndarray:
     of one device. The caller keeps the array for as long as it uses the view."""
     if not _is_pinned(array.sharding) or len(array.addressable_shards) > 1:
         return np.asarray(array)
-    return _view(array.addressable_shards[0].data, array.shape, array.dtype)
+    return _view(array.addressable_data(0), array.shape, array.dtype)
 
 
 def written(value: np.ndarray, blank: Array, sharding: NamedSharding) -> Array:

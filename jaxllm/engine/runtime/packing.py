@@ -6,7 +6,7 @@ from __future__ import annotations
 import functools
 import math
 import struct
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import jax
@@ -25,6 +25,17 @@ type Shapes = dict[str, tuple[tuple[int, ...], type]]
 # Elements: kernels may get a view into the buffer, and ask for an alignment of 256 bytes
 ALIGN = 64
 INT32_BYTES = 4
+# Of each chunk, in the order of the buffer
+PER_CHUNK = "slot", "start", "length", "kv_length", "kept", "final", "remaining", "min_left"
+_CODES: Mapping[type, str] = {np.int32: "i", np.bool: "i", np.float32: "f", np.uint32: "I"}
+# What a row of SLOT_PARAMS holds before `stop_ids`
+_PARAMS = struct.Struct(
+    "".join(
+        (place.stop - place.start) * _CODES[dtype]
+        for name, (place, dtype) in SLOT_PARAMS.items()
+        if name != "stop_ids"
+    )
+)
 
 
 class Layout:
@@ -93,10 +104,7 @@ class ChunkLayout:
         whether it samples, and the slot's state."""
         t, r = self.shape.tokens, self.shape.chunks
         ints: Shapes = dict.fromkeys(("token", "position", "row"), ((t,), np.int32))
-        ints |= dict.fromkeys(
-            ("slot", "start", "length", "kv_length", "kept", "final", "remaining", "min_left"),
-            ((r,), np.int32),
-        )
+        ints |= dict.fromkeys(PER_CHUNK, ((r,), np.int32))
         params, table = ((r, width) for width in (width_of(SLOT_PARAMS), self.table_width))
         return Layout(ints | {"params": (params, np.int32), "table": (table, np.int32)})
 
@@ -111,61 +119,75 @@ class ChunkLayout:
 
 
 class ChunkViews:
-    """The arrays of a layout in one buffer, to pack chunks into."""
+    """The arrays of a layout in one buffer, to pack chunks into.
+
+    NumPy takes as long for one number as for a row of them, and twice as long as `struct` to read
+    a list.
+    """
 
     def __init__(self, layout: ChunkLayout, buffer: np.ndarray):
         self._rows, self._arrays = layout.shape.chunks, layout.arrays.views(buffer)
-        self._params = host_columns(self._arrays["params"], SLOT_PARAMS)
+        spans = [layout.arrays.spans[name] for name in PER_CHUNK]
+        # Arrays of equal sizes stand at equal distances
+        self._chunks = buffer[spans[0].start :][: len(spans) * (spans[1].start - spans[0].start)]
+        self._chunks = self._chunks.reshape(len(spans), -1)
 
     def pad(self, slots: int) -> None:
         """Make a zeroed buffer one without chunks."""
         self._arrays["row"][:] = self._rows
         self._arrays["slot"][:] = slots
-        self._params["stop_ids"][:] = -1
+        host_columns(self._arrays["params"], SLOT_PARAMS)["stop_ids"][:] = -1
 
     def write(self, chunks: Sequence[Chunk], eos_ids: Sequence[int]) -> None:
         """Write chunks into a buffer without any."""
         arrays, start = self._arrays, 0
         for row, chunk in enumerate(chunks):
-            tokens = chunk.request.tokens(chunk.start, chunk.end)
             end = start + chunk.length
-            # NumPy takes twice as long to read a list
-            struct.pack_into(f"{chunk.length}i", arrays["token"], start * INT32_BYTES, *tokens)
+            _write_ints(arrays["token"], start, chunk.request.tokens(chunk.start, chunk.end))
             arrays["position"][start:end] = np.arange(chunk.start, chunk.end)
             arrays["row"][start:end] = row
-            arrays["start"][row], arrays["length"][row] = start, chunk.length
-            _fill_row(arrays, row, chunk)
-            _fill_params(self._params, row, chunk.request, eos_ids)
+            self._write_slot(row, start, chunk)
+            _write_params(arrays["params"], row, chunk.request, eos_ids)
             start = end
 
+    def _write_slot(self, row: int, start: int, chunk: Chunk) -> None:
+        """A chunk carries its request's whole slot, so a recycled slot keeps nothing of its last
+        request."""
+        request, done = chunk.request, len(chunk.request.output)
+        self._chunks[:, row] = (
+            request.slot,
+            start,
+            chunk.length,
+            chunk.end,
+            request.kept,
+            chunk.final,
+            request.max_tokens - done,
+            max(0, request.params.min_tokens - done),
+        )
+        matrix = self._arrays["table"]
+        width = matrix.shape[1] // len(request.tables)
+        for group, table in enumerate(request.tables):
+            _write_ints(matrix, row * matrix.shape[1] + group * width, table.pages)
 
-def _fill_row(arrays: dict[str, np.ndarray], row: int, chunk: Chunk) -> None:
-    """A chunk carries its request's whole slot, so a recycled slot keeps nothing of its last
-    request."""
-    request = chunk.request
-    arrays["slot"][row] = request.slot
-    arrays["kv_length"][row] = chunk.start + chunk.length
-    arrays["kept"][row] = request.kept
-    arrays["final"][row] = chunk.final
-    arrays["remaining"][row] = request.max_tokens - len(request.output)
-    arrays["min_left"][row] = max(0, request.params.min_tokens - len(request.output))
-    width = arrays["table"].shape[1] // len(request.tables)
-    for group, table in enumerate(request.tables):
-        arrays["table"][row, group * width : group * width + len(table.pages)] = table.pages
+
+def _write_ints(array: np.ndarray, start: int, values: Sequence[int]) -> None:
+    """Write numbers from element `start` of the whole array on."""
+    struct.pack_into(f"{len(values)}i", array, start * INT32_BYTES, *values)
 
 
-def _fill_params(
-    columns: dict[str, np.ndarray], row: int, request: Request, eos_ids: Sequence[int]
-) -> None:
-    params = request.params
-    stops = stop_ids(params.stop_token_ids, () if params.ignore_eos else eos_ids)
-    columns["prompt_length"][row] = len(request.prompt)
-    columns["processed"][row] = request.logits_options is not None
-    for name, column in COLUMNS.items():
-        columns[name][row] = column.encode(getattr(params, name))
-    columns["key"][row] = request.seed & 0xFFFFFFFF, request.seed >> 32
-    if stops:
-        columns["stop_ids"][row, : len(stops)] = stops
+def _write_params(matrix: np.ndarray, row: int, request: Request, eos_ids: Sequence[int]) -> None:
+    params, start = request.params, row * matrix.shape[1]
+    _PARAMS.pack_into(
+        matrix,
+        start * INT32_BYTES,
+        len(request.prompt),
+        request.logits_options is not None,
+        *[column.encode(getattr(params, name)) for name, column in COLUMNS.items()],
+        request.seed & 0xFFFFFFFF,
+        request.seed >> 32,
+    )
+    if stops := stop_ids(params.stop_token_ids, () if params.ignore_eos else eos_ids):
+        _write_ints(matrix, start + SLOT_PARAMS["stop_ids"][0].start, stops)
 
 
 def stop_ids(own: Sequence[int] | None, eos_ids: Sequence[int]) -> list[int]:

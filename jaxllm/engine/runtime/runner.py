@@ -283,8 +283,7 @@ class Runner(Dispatcher):
             layout = None if shape is None else self.shapes.chunk_layouts[shape]
             update = self._updates[shape] = SlotUpdate(self.shapes, layout)
         self._packed_slots = plan.slots
-        key = Key("update_slots", (int(shape is not None),))
-        return key, update.pack(plan, self.eos_ids)
+        return update.key, update.pack(plan, self.eos_ids)
 
     def _sample_key(self, rows: int, needs: frozenset[int]) -> Key:
         """The cheapest compiled sampler for requests of these `needs`, of few different sets."""

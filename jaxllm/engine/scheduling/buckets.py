@@ -12,7 +12,7 @@ and decode rows together fill whole tiles of matrix products.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 _DECODE_GPU = (1, 8, 16, 32, 64, 96, 128, 160, 192, 224, 256)  # 2 to 8 rows cost the same
@@ -62,6 +62,12 @@ class Buckets:
     logits: tuple[int, ...]
     step_cost: int
     score: int = 32
+    # The extend shapes in the order in which `fit_extend` takes them
+    _by_rows: tuple[ExtendShape, ...] = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        ordered = sorted(self.extend, key=lambda s: (s.tokens + s.decodes, s.decodes))
+        object.__setattr__(self, "_by_rows", tuple(ordered))
 
     @classmethod
     def build(cls, max_num_seqs: int, max_num_batched_tokens: int, platform: str) -> Buckets:
@@ -149,19 +155,15 @@ class Buckets:
     def fit_extend(self, tokens: int, chunks: int, decodes: int) -> ExtendShape:
         """The smallest shape that holds these chunk tokens, prompts and decode rows: with the
         fewest rows in all, and of these the fewest decode rows."""
-        fitting = [
-            s
-            for s in self.extend
-            if s.tokens >= tokens and s.chunks >= chunks and s.decodes >= decodes
-        ]
-        if not fitting:
-            big = self.extend[-1]
-            raise BucketError(
-                f"{tokens} tokens of {chunks} prompts with {decodes} decodes do not fit: the"
-                f" largest compiled shape has {big.tokens}, {big.chunks} and {big.decodes};"
-                " raise max_num_batched_tokens or max_num_seqs"
-            )
-        return min(fitting, key=lambda s: (s.tokens + s.decodes, s.decodes))
+        for s in self._by_rows:
+            if s.tokens >= tokens and s.chunks >= chunks and s.decodes >= decodes:
+                return s
+        big = self.extend[-1]
+        raise BucketError(
+            f"{tokens} tokens of {chunks} prompts with {decodes} decodes do not fit: the"
+            f" largest compiled shape has {big.tokens}, {big.chunks} and {big.decodes};"
+            " raise max_num_batched_tokens or max_num_seqs"
+        )
 
     def logit_rows(self, shape: int | ExtendShape) -> int:
         """Rows of logits of a decode bucket or an extend shape: one per decode row and chunk,
@@ -182,12 +184,14 @@ class Buckets:
     def _cheapest(self, tokens: int, chunks: int, decodes: int) -> tuple[int, int]:
         """What these tokens cost, in tokens, and how many of them then run now."""
         whole = self.fit_extend(tokens, chunks, decodes).tokens
+        if whole == tokens:
+            return whole, tokens
         below = [
             s.tokens
             for s in self.extend
             if s.tokens < tokens and s.chunks >= chunks and s.decodes >= decodes
         ]
-        if whole == tokens or not below:
+        if not below:
             return whole, tokens
         now = max(below)
         # Decodes make the next step run anyway

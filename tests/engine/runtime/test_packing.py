@@ -9,7 +9,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jaxllm.engine.runtime.packing import ALIGN, ChunkLayout, Layout, Shapes
+from jaxllm.engine.runtime.packing import ALIGN, PER_CHUNK, ChunkLayout, Layout, Shapes
 from jaxllm.engine.runtime.programs.update_slots import SlotUpdate, head_layout
 from jaxllm.engine.runtime.state import SLOT_PARAMS, host_columns
 from jaxllm.engine.scheduling.buckets import ExtendShape
@@ -111,3 +111,18 @@ def test_a_buffer_that_is_packed_again_is_as_a_new_one() -> None:
     columns = host_columns(arrays["params"], SLOT_PARAMS)
     assert columns["key"][0].tolist() == [2**32 - 2, 2**32 - 1]
     assert columns["stop_ids"][:, :3].tolist() == [[3, 4, -1]] + [[-1] * 3] * 3
+    told = {name: int(arrays[name][0]) for name in PER_CHUNK}
+    assert told == {
+        "slot": 0,
+        "start": 0,
+        "length": 12,
+        "kv_length": 12,
+        "kept": 0,
+        "final": 1,
+        "remaining": 9,
+        "min_left": 2,
+    }
+    assert arrays["table"].tolist() == [[0, 5, 0, 0, 0, 0]] + [[0] * 6] * 3
+    names = "prompt_length", "processed", "temperature", "top_p", "top_k", "repetition_penalty"
+    assert [columns[name].ravel()[0].item() for name in names] == [12, 0, 0.5, 1, 0, 1]
+    assert all(columns[name].dtype == np.float32 for name in ("temperature", "top_p"))

@@ -11,7 +11,7 @@ from jax import Array
 from jax.sharding import NamedSharding
 
 from jaxllm.engine.runtime.packing import ChunkLayout, ChunkViews, Layout, Shapes
-from jaxllm.engine.runtime.program import Program, Resident, Variant, generates
+from jaxllm.engine.runtime.program import Key, Program, Resident, Variant, generates
 from jaxllm.engine.runtime.shapes import StepShapes
 from jaxllm.engine.scheduling.plan import Plan
 
@@ -47,9 +47,13 @@ class SlotUpdate:
 
     A buffer of many arrays takes longer to take apart into views than to fill. Unused entries of
     the page table name the slot S + 1, which drops them.
+
+    Attributes:
+        key: the program that takes it.
     """
 
     def __init__(self, shapes: StepShapes, layout: ChunkLayout | None):
+        self.key = Key("update_slots", (int(layout is not None),))
         slots, head = shapes.slots, head_layout(shapes.slots, shapes.num_groups)
         self._width = shapes.table_width // shapes.num_groups
         self._buffer = np.zeros(head.size + (layout.arrays.size if layout else 0), np.int32)
@@ -63,7 +67,7 @@ class SlotUpdate:
 
     def pack(self, plan: Plan, eos_ids: Sequence[int]) -> np.ndarray:
         """Row map, page-table entries and chunks of a plan, until the next call."""
-        np.copyto(self._buffer, self._nothing)
+        self._buffer[:] = self._nothing
         head = self._head
         if plan.decodes:
             head["rows"][: len(plan.decodes)] = plan.slots
