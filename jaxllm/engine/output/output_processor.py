@@ -4,7 +4,7 @@ no jax."""
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -82,11 +82,20 @@ def choice_seed(seed: int, index: int) -> int:
     return int.from_bytes(digest[:8], "little")
 
 
-def random_seeds(seed: int) -> Iterator[int]:
-    """64-bit seeds without end. They are drawn many at a time, which gives the same numbers."""
-    generator = np.random.Generator(np.random.Philox(seed))
-    while True:
-        yield from generator.integers(2**64, size=SEEDS_AT_ONCE, dtype=np.uint64).tolist()
+class RandomSeeds:
+    """64-bit seeds without end, which `seed` decides. They are drawn many at a time, which gives
+    the same numbers."""
+
+    def __init__(self, seed: int):
+        self._generator = np.random.Generator(np.random.Philox(seed))
+        self._drawn: list[int] = []  # the next one last
+
+    def draw(self) -> int:
+        """The next seed."""
+        if not self._drawn:
+            many = self._generator.integers(2**64, size=SEEDS_AT_ONCE, dtype=np.uint64)
+            self._drawn = many[::-1].tolist()
+        return self._drawn.pop()
 
 
 class RequestFactory:
@@ -103,7 +112,7 @@ class RequestFactory:
     ):
         self._max_model_len, self._tokenizer = resolved.max_model_len, tokenizer
         self._options, self._eos_ids = options, eos_ids
-        self._seeds = random_seeds(seed)
+        self._seeds = RandomSeeds(seed)
 
     def make_state(self, request: GenerateRequest) -> RequestState:
         """The state of a validated request: one `Request` per choice; of a beam search the one that
@@ -113,7 +122,7 @@ class RequestFactory:
         eos_ids = frozenset[int]() if params.ignore_eos else self._eos_ids
         seed = params.seed
         if seed is None:
-            seed = next(self._seeds)
+            seed = self._seeds.draw()
         state = RequestState()
         sharing = PromptSharing(state.choices) if params.samples > 1 else None
         for index in range(1 if params.use_beam_search else params.samples):

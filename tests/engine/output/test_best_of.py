@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Callable
 from typing import Any
@@ -11,7 +10,7 @@ import numpy as np
 import pytest
 
 from jaxllm.engine.engine import Engine
-from jaxllm.engine.output.output_processor import SEEDS_AT_ONCE, choice_seed, random_seeds
+from jaxllm.engine.output.output_processor import SEEDS_AT_ONCE, RandomSeeds, choice_seed
 from jaxllm.messages import GenerateRequest, TextDelta
 from jaxllm.sampling.options import SamplingParams
 from tests.engine.conftest import Outcome, collect, entries_of
@@ -46,7 +45,8 @@ def test_the_seeds_of_choices_are_unrelated_to_those_of_requests_nearby_and_stay
 def test_seeds_drawn_many_at_a_time_are_those_drawn_one_by_one() -> None:
     alone = np.random.Generator(np.random.Philox(7))
     wanted = [int(alone.integers(2**64, dtype=np.uint64)) for _ in range(2 * SEEDS_AT_ONCE + 1)]
-    assert list(itertools.islice(random_seeds(7), len(wanted))) == wanted
+    seeds = RandomSeeds(7)
+    assert [seeds.draw() for _ in wanted] == wanted
 
 
 def test_a_choice_is_not_the_first_of_the_request_with_the_next_seed(engine: Engine) -> None:
