@@ -12,7 +12,6 @@ from jax import Array
 
 from jaxllm.cache.kv import KVCache, zeros_of
 from jaxllm.cache.peers import Inboxes
-from jaxllm.engine.runtime.direct import direct
 from jaxllm.engine.runtime.lattice import Programs
 from jaxllm.engine.runtime.launch import HostBuffers, Launch, begin_read
 from jaxllm.engine.runtime.page_swapper import PageSwapper
@@ -39,6 +38,8 @@ class Dispatcher:
         self.tell = lambda command: None
         self._places = [weight.sharding for weight in weights]
         self.shapes, self.compiles = programs.shapes, programs.executables.compiles
+        # Executable, arguments and results of each program that has run
+        self._bound: dict[Key, tuple[jax.stages.Compiled, tuple[Any, ...], tuple[Any, ...]]] = {}
         model = self.shapes.model
         self._inboxes = None if model.peers is None else Inboxes(model.mesh, LAYER, model.peers)
         self._traffic = Traffic()
@@ -101,14 +102,10 @@ class Dispatcher:
         bound = self._bound.get(key)
         if bound is None:
             variant = self.programs.variant(key)
-            compiled, takes, gives = self.programs.get(key), variant.takes, variant.gives
-            program: Callable[..., Any] = compiled
-        else:
-            program, takes, gives = bound
+            bound = self._bound[key] = self.programs.get(key), variant.takes, variant.gives
+        program, takes, gives = bound
         read, write, given = self._device.read, self._device.write, iter(inputs)
         results = program(*[read(x) if type(x) is Resident else next(given) for x in takes])
-        if bound is None:  # JAX has checked the arguments
-            self._bound[key] = direct(compiled), takes, gives
         found = []
         for at, result in zip(gives, results if len(gives) > 1 else (results,), strict=True):
             if type(at) is Resident:
@@ -162,8 +159,6 @@ class Dispatcher:
         self._start_empty(zeros_of(self.shapes.kv))
 
     def _start_empty(self, kv: KVCache) -> None:
-        # Call, arguments and results of each program that has run with the arrays that follow
-        self._bound: dict[Key, tuple[Callable[..., Any], tuple[Any, ...], tuple[Any, ...]]] = {}
         self._device = DeviceArrays(self.shapes, self.weights, kv)
         self._device.write(PEERS, () if self._inboxes is None else self._inboxes.arrays)
         # Host buffers too: steps that will not be collected may still read the last ones
