@@ -43,6 +43,7 @@ RESOLVED = Resolved(
     host_pages=0,
     host_cached_pages=0,
     moved_pages=0,
+    staged_pages=0,
     attention_backend="none",
     attention_reason="there is no model",
 )

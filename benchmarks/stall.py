@@ -98,13 +98,15 @@ def figures(calls: list[Call], lates: Sequence[Call]) -> dict[str, Any]:
     token, in ms."""
     gaps = [pair for each in calls for pair in zip(each.stamps, each.stamps[1:], strict=False)]
     before = [after - start for start, after in gaps if after <= lates[0].begin]
-    during = [
-        after - start
+    stall, at = max(
+        (after - start, start - late.begin)
         for start, after in gaps
-        if any(after > late.begin and start < late.stamps[0] for late in lates)
-    ]
+        for late in lates
+        if after > late.begin and start < late.stamps[0]
+    )
     return {
-        "stall_ms": round(max(during) * 1e3, 2),
+        "stall_ms": round(stall * 1e3, 2),
+        "stall_at_ms": round(at * 1e3, 2),  # from when its prompt was sent
         "median_itl_ms": round(statistics.median(before) * 1e3, 3),
         "worst_itl_before_ms": round(max(before) * 1e3, 2),
         "prompt_ttft_ms": round(statistics.median(late.ttft for late in lates) * 1e3, 2),

@@ -288,6 +288,7 @@ def test_gaps_count_that_overlap_the_wait_for_the_long_prompt():
     found = stall.figures(streams, [Call(begin=0.035, stamps=[0.15])])
     assert found == {
         "stall_ms": 860.0,
+        "stall_at_ms": 5.0,
         "median_itl_ms": 20.0,
         "worst_itl_before_ms": 20.0,
         "prompt_ttft_ms": 115.0,

@@ -14,11 +14,12 @@ import pytest
 
 from jaxllm.config import ConfigError, EngineConfig
 from jaxllm.engine.engine import Engine
-from jaxllm.engine.runtime.page_swapper import PageSwapper
+from jaxllm.engine.runtime.page_swapper import TAKEN, PageSwapper
 from jaxllm.engine.startup import host_memory
 from jaxllm.engine.startup.host_memory import (
     OTHERS,
     PINNED_LIMIT,
+    STAGED,
     HostPlan,
     HostRoom,
     available_bytes,
@@ -132,11 +133,13 @@ def test_host_memory_is_counted_in_pages_of_all_devices() -> None:
         return plan_host(EngineConfig(**wishes), page, shards, caching, room or HostRoom(GIB))
 
     assert planned() == HostPlan()
-    assert planned(preemption_mode="swap", swap_space=0.5) == HostPlan(32, 0, 2)
-    assert planned(preemption_mode="swap", swap_space=0.5, shards=2) == HostPlan(32, 0, 2), (
-        "per device"
-    )
-    assert planned(kv_offloading_size=0.5, shards=2) == HostPlan(16, 16, 2), "in all"
+    staged = 2 * STAGED
+    swaps = HostPlan(32, 0, 2, staged)
+    assert planned(preemption_mode="swap", swap_space=0.5) == swaps
+    assert planned(preemption_mode="swap", swap_space=0.5, shards=2) == swaps, "per device"
+    assert planned(kv_offloading_size=0.5, shards=2) == HostPlan(16, 16, 2, staged), "in all"
+    sends = planned(kv_offloading_size=0.5, kv_transfer_config={})
+    assert sends.staged == staged + 2 * TAKEN, "pages for other engines leave beside the next step"
     assert planned(preemption_mode="swap", swap_space=0.5, caching=False).cached == 0
     with pytest.raises(
         ConfigError, match=r"no prefix is shared; leave it out, or lower --max-model-len"
