@@ -6,7 +6,6 @@ import ctypes
 import math
 from typing import Any, NamedTuple
 
-import jax
 import msgspec
 import numpy as np
 from jax import Array
@@ -57,7 +56,7 @@ class HostBuffers:
         self._size, self._sharding, self._next = size, sharding, 0
         self._pinned = [
             place(np.zeros(size, np.int32), sharding)
-            for _ in range(slots if _is_pinned(sharding) else 0)
+            for _ in range(slots if is_pinned(sharding) else 0)
         ]
         self._busy: list[Array | None] = [None] * slots
         self._leased: np.ndarray | None = None
@@ -105,7 +104,7 @@ class HostBuffers:
 
 def begin_read(array: Array) -> None:
     """Start bringing a result to the host, where that takes a copy."""
-    if not _is_pinned(array.sharding):
+    if not is_pinned(array.sharding):
         array.copy_to_host_async()
 
 
@@ -113,7 +112,7 @@ def read(array: Array) -> np.ndarray:
     """A result on the host, as soon as it is there. From pinned memory it is copied by hand: a
     NumPy view of such an array may outlive the array by a moment when both are dropped, and JAX
     0.11 aborts the process when it then gives back what is gone already."""
-    if not _is_pinned(array.sharding):
+    if not is_pinned(array.sharding):
         return np.asarray(array)
     return _view(array.addressable_data(0), array.shape, array.dtype).copy()
 
@@ -121,25 +120,18 @@ def read(array: Array) -> np.ndarray:
 def view(array: Array) -> np.ndarray:
     """A result on the host, as soon as it is there, without a copy where it lies in pinned memory
     of one device. The caller keeps the array for as long as it uses the view."""
-    if not _is_pinned(array.sharding) or len(array.addressable_shards) > 1:
+    if not is_pinned(array.sharding) or len(array.addressable_shards) > 1:
         return np.asarray(array)
     return _view(array.addressable_data(0), array.shape, array.dtype)
 
 
-def written(value: np.ndarray, blank: Array, sharding: NamedSharding) -> Array:
-    """A copy of `value` in memory of `sharding`. Into pinned memory the processor writes once: the
-    device provides it, by copying `blank` there, an array of the same shape. Else XLA copies twice,
-    in one thread."""
-    if not _is_pinned(sharding):
-        # A CPU's arrays may lie in what they are made of
-        return jax.block_until_ready(place(value.copy(), sharding))
-    array = jax.device_put(blank, sharding)
+def fill(array: Array, value: np.ndarray) -> None:
+    """Write an array in pinned memory in place. Nothing may read it meanwhile."""
     for shard in array.addressable_shards:
         _view(shard.data, shard.data.shape, value.dtype)[:] = value[shard.index]
-    return array
 
 
-def _is_pinned(sharding: Any) -> bool:
+def is_pinned(sharding: Any) -> bool:
     return sharding.memory_kind == PINNED
 
 

@@ -18,7 +18,7 @@ from jaxllm.cache.kv import KVCache, zeros_of
 from jaxllm.cache.transfer import Page, page_shapes
 from jaxllm.config import ConfigError
 from jaxllm.engine.runtime.lattice import Programs
-from jaxllm.engine.runtime.launch import HostBuffers, written
+from jaxllm.engine.runtime.launch import HostBuffers, fill, is_pinned
 from jaxllm.engine.runtime.program import Key, shardings
 from jaxllm.engine.runtime.shapes import PINNED
 from jaxllm.engine.scheduling.kv_offload import Link
@@ -86,6 +86,9 @@ class PageSwapper:
         self._taken: deque[_Trip] = deque()
         # Kinds of failure with the text of their first error; each is logged once
         self._failures: dict[str, str] = {}
+        # Pages in host memory without contents, for `made`; with those that are kept never more
+        # than were kept at once
+        self._blank: list[Page] = []
         # Places that the current plan is about to fetch
         self._wanted: frozenset[int] = frozenset()
         self._lost: set[int] = set()  # places without a copy, not reported yet
@@ -93,6 +96,7 @@ class PageSwapper:
         self._kept: dict[int, Page] = {}
         self._leaving: dict[int, Page] = {}  # on the device, until their copies are there
         self._fetched: dict[int, Page] = {}  # on the device, by the last plan
+        self._reading: dict[int, Page] = {}  # the same, by any plan, until they are there
 
     @property
     def traffic(self) -> Traffic:
@@ -122,15 +126,21 @@ class PageSwapper:
         for batch in batched(moves.puts, self._width):
             kv = self._put(kv, [known[place] for place, _ in batch], [page for _, page in batch])
         self._fetched = fetched
+        reading = self._reading | fetched
+        self._reading = {place: page for place, page in reading.items() if not is_there(page)}
         self._traffic.loaded += len(moves.puts)
         return kv
 
     def drop(self, places: Sequence[int]) -> None:
         """Give back the host memory of places whose contents are not needed any more."""
+        self._poll()  # what has left is not leaving any more
         for place in places:
-            self._leaving.pop(place, None)
+            leaving = self._leaving.pop(place, None)
             self._lost.discard(place)
-            self._kept.pop(place, None)
+            page = self._kept.pop(place, None)
+            # What the device neither writes nor reads any more
+            if page is not None and not leaving and is_there(self._reading.get(place, ())):
+                self._blank.append(page)
 
     def keep(self, place: int, page: Page) -> None:
         """Keep a page that was made elsewhere, in host memory, at a place without contents."""
@@ -138,11 +148,26 @@ class PageSwapper:
         self._kept[place] = page
 
     def made(self, parts: Sequence[np.ndarray]) -> Page:
-        """A page in host memory with these contents. Any thread may call it."""
-        return tuple(
-            written(part, blank, far)
-            for part, blank, far in zip(parts, self._filler, self._far, strict=True)
-        )
+        """A page in host memory with these contents. Any thread may call it.
+
+        The processor writes pinned memory once; XLA would copy there twice, in one thread.
+        """
+        if not is_pinned(self._far[0]):
+            # A CPU's arrays may lie in what they are made of
+            copies = jax.device_put(tuple(part.copy() for part in parts), self._far)
+            return jax.block_until_ready(copies)
+        try:
+            page = self._blank.pop()
+        except IndexError:
+            page = self._to_host((self._filler,))[0]
+        for array, part in zip(page, parts, strict=True):
+            fill(array, part)
+        return page
+
+    def prepare(self, count: int) -> None:
+        """Have memory for so many calls of `made`, which else has the device provide it."""
+        if is_pinned(self._far[0]):
+            self._blank += [self._to_host((self._filler,))[0] for _ in range(count)]
 
     def take_out(self, kv: KVCache, pages: Sequence[int]) -> tuple[KVCache, list[Page]]:
         """The pool and copies of pages, on their way to host memory; what is launched later does
@@ -207,6 +232,7 @@ class PageSwapper:
             self._track(self._out, LEAVING, _Trip(pages[: len(batch)], {}))
         else:
             self._kept |= dict(zip(places, copies, strict=True))
+            del self._blank[: len(copies)]
             self._track(self._out, LEAVING, _Trip(copies, leaving))
         return kv
 
@@ -250,7 +276,7 @@ class PageSwapper:
 
     def _poll(self) -> None:
         for queue in (self._out, self._in, self._taken):
-            while queue and all(copy.is_ready() for copy in jax.tree.leaves(queue[0].copies)):
+            while queue and is_there(queue[0].copies):
                 self._arrive(queue)
 
     def _arrive(self, queue: deque[_Trip]) -> None:
@@ -268,6 +294,11 @@ class PageSwapper:
         self._traffic.saved += len(trip.leaving)
         for place in self._newest(trip.leaving):
             del self._leaving[place]
+
+
+def is_there(arrays: Any) -> bool:
+    """Whether these arrays are made; waits for nothing."""
+    return all(array.is_ready() for array in jax.tree.leaves(arrays))
 
 
 def _error_of(arrays: Any) -> jax.errors.JaxRuntimeError | None:

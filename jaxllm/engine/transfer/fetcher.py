@@ -22,6 +22,7 @@ from jaxllm.kv_transfer.together import TogetherClient
 from jaxllm.kv_transfer.wire import TransferError
 
 THREADS = 8  # fetches at once
+REFUSED = "refused by Endpoint.open"
 
 logger = logging.getLogger("jaxllm")
 
@@ -61,6 +62,8 @@ class PageFetcher:
         self._client = TogetherClient(client, THREADS)
         self._runner, self._scheduler = runner, scheduler
         self._layout, self._seconds = layout, seconds
+        assert runner.swapper is not None and scheduler.offload is not None, REFUSED
+        runner.swapper.prepare(scheduler.offload.host.num_pages)
         self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="kv-fetch")
         self._fetches: list[_Fetch] = []
         self.on_arrived: Callable[[], None] = lambda: None
@@ -78,7 +81,7 @@ class PageFetcher:
     def start(self, choices: Sequence[Request], address: Address) -> None:
         """Fetch what the first choice of a new request lacks and host memory has room for."""
         self.collect()  # an idle engine takes no step that would do it
-        assert self._runner.swapper is not None, "refused by Endpoint.open"
+        assert self._runner.swapper is not None, REFUSED
         # The room is there before the pages are: more memory would have to be pinned first, which
         # takes seconds
         places = self._scheduler.kv_manager.promise(choices[0])
@@ -93,7 +96,7 @@ class PageFetcher:
     def collect(self) -> None:
         """Give host memory what has come. Requests compute what will not come any more."""
         offload, swapper = self._scheduler.offload, self._runner.swapper
-        assert offload is not None and swapper is not None, "refused by Endpoint.open"
+        assert offload is not None and swapper is not None, REFUSED
         for fetch in [*self._fetches]:
             ended = fetch.ended.done()  # asked first: nothing comes after it
             while not fetch.arrived.empty():
@@ -124,7 +127,7 @@ class PageFetcher:
         until: float,
     ) -> None:
         came, swapper = 0, self._runner.swapper
-        assert swapper is not None, "refused by Endpoint.open"
+        assert swapper is not None, REFUSED
 
         def keep(key: bytes, page: np.ndarray) -> None:
             nonlocal came

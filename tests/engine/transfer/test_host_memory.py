@@ -16,6 +16,8 @@ import pytest
 
 from jaxllm.cache.transfer import Page
 from jaxllm.engine.engine import Engine
+from jaxllm.engine.runtime import page_swapper
+from jaxllm.engine.runtime.shapes import PINNED
 from jaxllm.engine.transfer.fetcher import THREADS
 from jaxllm.kv_transfer.client import PageClient
 from tests.engine.conftest import collect, tokens_of
@@ -231,3 +233,37 @@ def test_pages_that_could_not_be_copied_are_copied_for_the_next_request(
         assert continued(decode, prompt, share(prefill, prompt)).num_cached_tokens == 0
     assert "could not be copied: no room" in caplog.text
     assert continued(decode, prompt, share(prefill, prompt)).num_cached_tokens == 56
+
+
+def test_pages_in_pinned_memory_are_written_in_place_and_again_for_others(
+    make, make_engine, prefill, monkeypatch
+):
+    monkeypatch.setattr(page_swapper, "far_memory", lambda platform: PINNED)
+    engine = make("kv_consumer", kv_offloading_size=9 * 2048 / 2**30)
+    host, swapper = engine.scheduler.offload.host, engine.runner.swapper
+    prompts = [[first, *PROMPT] for first in range(6)]
+    whole = make_engine()
+    wanted = [tokens_of(collect(whole, [request(prompt)]), "r") for prompt in prompts]
+    assert (host.num_pages, len(swapper._blank)) == (9, 9)
+    memory = {page[0].unsafe_buffer_pointer() for page in swapper._blank}
+    assert len(memory) == 9, "each page is memory of its own"
+    for tokens, prompt in zip(wanted, prompts, strict=True):
+        offer = share(prefill, prompt)
+        engine.scheduler.kv_manager.prefixes.indexes[0].clear()  # but host memory keeps its pages
+        deltas = collect(engine, [request(prompt, page_offer=offer)])
+        assert tokens_of(deltas, "r") == tokens and deltas[-1].num_cached_tokens == 56
+        held = [page[0] for page in (*swapper._blank, *swapper._kept.values())]
+        assert {array.unsafe_buffer_pointer() for array in held} == memory, "no page is new"
+        engine.scheduler.check()
+    close(engine)
+
+
+def test_pages_that_leave_the_device_take_the_memory_of_blank_ones(make, prefill, monkeypatch):
+    monkeypatch.setattr(page_swapper, "far_memory", lambda platform: PINNED)
+    engine = make("kv_consumer", kv_offloading_size=9 * 2048 / 2**30, num_gpu_blocks_override=16)
+    swapper = engine.runner.swapper
+    for first in range(4):
+        collect(engine, [request([first, *PROMPT])])  # drives the pages of the one before out
+        assert len(swapper._blank) + len(swapper._kept) <= 9
+    assert swapper._kept, "some have left"
+    close(engine)
