@@ -279,19 +279,23 @@ class EngineConfig:
                 f"--node-rank {self.node_rank} is none of the {self.nnodes} of --nnodes; they are "
                 f"numbered 0 to {self.nnodes - 1}"
             )
-        if self.tensor_parallel_size % self.nnodes:
+        stages = self.pipeline_parallel_size
+        if stages == 1 and self.tensor_parallel_size % self.nnodes:
             raise ConfigError(
                 f"--tensor-parallel-size {self.tensor_parallel_size} does not divide over "
-                f"--nnodes {self.nnodes}; set it to a multiple of {self.nnodes}"
+                f"--nnodes {self.nnodes}; set it, or --pipeline-parallel-size, to a multiple of "
+                f"{self.nnodes}"
+            )
+        if stages > 1 and stages % self.nnodes:
+            raise ConfigError(
+                f"--pipeline-parallel-size {stages} does not divide over --nnodes {self.nnodes}, "
+                f"and a stage lies on one host; set it to a multiple of {self.nnodes}, or leave it "
+                "out and split layers over the hosts with --tensor-parallel-size"
             )
         if self.nnodes > 1 and self.group_key_file is None:
             raise ConfigError(
                 "several hosts need a key that all of them have: set --group-key-file to a file "
                 "with one (openssl rand -hex 32)"
-            )
-        if self.nnodes > 1 and self.pipeline_parallel_size > 1:
-            raise ConfigError(
-                "--pipeline-parallel-size does not go with --nnodes yet; leave out one of them"
             )
         if self.nnodes > 1 and self.weight_cache_dir is not None:
             raise ConfigError(

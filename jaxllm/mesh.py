@@ -61,19 +61,32 @@ def over_experts(mesh: Mesh, groups: int) -> Mesh:
 def make_stage_meshes(
     tensor_parallel_size: int, stages: int, devices: Sequence[jax.Device] | None = None
 ) -> list[Mesh]:
-    """A mesh of `make_mesh` for each stage of a pipeline, over the next devices each. Raises
-    ConfigError when there are too few."""
+    """A mesh of `make_mesh` for each stage of a pipeline. Raises ConfigError when there are too few
+    devices."""
     devices = jax.devices() if devices is None else list(devices)
     size = tensor_parallel_size
-    if stages > 1 and stages * size > len(devices):
-        raise ConfigError(
-            f"{stages} stages of {size} devices need {stages * size} devices, but there are "
-            f"{len(devices)} ({devices[0].platform}); lower --pipeline-parallel-size or "
-            "--tensor-parallel-size"
-        )
     if stages == 1:
         return [make_mesh(size, devices)]
-    return [make_mesh(size, devices[at * size :][:size]) for at in range(stages)]
+    chosen = _of_whole_stages(size, stages, devices)
+    return [make_mesh(size, chosen[at * size :][:size]) for at in range(stages)]
+
+
+def own_meshes(meshes: Sequence[Mesh]) -> dict[int, Mesh]:
+    """Those of the meshes of all stages that have devices of this process, by stage."""
+    own = jax.process_index()
+    return {
+        stage: mesh
+        for stage, mesh in enumerate(meshes)
+        if any(device.process_index == own for device in mesh.devices.flat)
+    }
+
+
+def own_devices(meshes: Sequence[Mesh]) -> list[jax.Device]:
+    """The devices of this process in these meshes."""
+    own = jax.process_index()
+    return [
+        device for mesh in meshes for device in mesh.devices.flat if device.process_index == own
+    ]
 
 
 def layer_devices(mesh: Mesh) -> int:
@@ -81,12 +94,36 @@ def layer_devices(mesh: Mesh) -> int:
     return math.prod(mesh.shape[axis] for axis in LAYER)
 
 
-def _of_every_host(count: int, devices: Sequence[jax.Device]) -> list[jax.Device]:
-    """`count` of these devices, the first of each host and as many of each. Raises ConfigError
-    where that cannot be."""
+def _by_host(devices: Sequence[jax.Device]) -> dict[int, list[jax.Device]]:
+    """These devices by host; 0 is the controller."""
     hosts: dict[int, list[jax.Device]] = {}
     for device in devices:
         hosts.setdefault(device.process_index, []).append(device)
+    return hosts
+
+
+def _of_whole_stages(size: int, stages: int, devices: Sequence[jax.Device]) -> list[jax.Device]:
+    """The devices of stages of this size, one stage after another: of every host the first ones,
+    for as many stages. The last stages are the controller's, which reads what is drawn. Raises
+    ConfigError where there are too few."""
+    hosts = _by_host(devices)
+    each = stages // len(hosts)
+    fewest = min(hosts.values(), key=len)
+    if each * size > len(fewest):
+        where = "" if len(hosts) == 1 else "on one host "
+        raise ConfigError(
+            f"{each} stages of {size} devices need {each * size} devices, but {where}there are "
+            f"{len(fewest)} ({fewest[0].platform}); lower --pipeline-parallel-size or "
+            "--tensor-parallel-size"
+        )
+    order = [*sorted(hosts.keys() - {0}), *hosts.keys() & {0}]
+    return [device for host in order for device in hosts[host][: each * size]]
+
+
+def _of_every_host(count: int, devices: Sequence[jax.Device]) -> list[jax.Device]:
+    """`count` of these devices, the first of each host and as many of each. Raises ConfigError
+    where that cannot be."""
+    hosts = _by_host(devices)
     each, rest = divmod(count, len(hosts))
     fewest = min(map(len, hosts.values()))
     if rest or each > fewest:

@@ -9,7 +9,7 @@ import pytest
 from jax.sharding import PartitionSpec
 
 from jaxllm.config import ConfigError
-from jaxllm.mesh import AXES, LAYER, _of_every_host, make_mesh, sharding
+from jaxllm.mesh import AXES, LAYER, _of_every_host, _of_whole_stages, make_mesh, sharding
 
 
 def test_one_device_is_a_mesh_of_ones() -> None:
@@ -50,6 +50,14 @@ def test_a_mesh_over_hosts_takes_as_many_devices_of_each() -> None:
     for count, hosts in ((3, devices), (6, devices[1:4] + devices[4:6])):
         with pytest.raises(ConfigError, match="over 2 hosts takes as many devices of each"):
             _of_every_host(count, hosts)
+
+
+def test_hosts_have_whole_stages_and_the_controller_the_last_ones() -> None:
+    devices = [Device(id, id // 4) for id in range(12)]
+    assert [device.id for device in _of_whole_stages(2, 3, devices)] == [4, 5, 8, 9, 0, 1]
+    assert [device.id for device in _of_whole_stages(1, 6, devices)] == [4, 5, 8, 9, 0, 1]
+    with pytest.raises(ConfigError, match="2 stages of 2 devices need 4 devices, but on one host "):
+        _of_whole_stages(2, 6, devices[:-1])
 
 
 def test_logical_axes_follow_the_table() -> None:

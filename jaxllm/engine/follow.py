@@ -10,13 +10,14 @@ from pathlib import Path
 from jaxllm.config import EngineConfig
 from jaxllm.engine.join import joined
 from jaxllm.engine.runtime.launch import Launch
-from jaxllm.engine.runtime.pooling_runner import PoolingRunner
 from jaxllm.engine.runtime.replay import replay
-from jaxllm.engine.runtime.runner import Runner
 from jaxllm.engine.scheduling.plan import Moves
 from jaxllm.engine.startup.report import Report
-from jaxllm.engine.startup.start import WeightSource, start
+from jaxllm.engine.startup.start import Running, WeightSource, start
 from jaxllm.hosts.follower import Follower
+
+# Devices that wait for those of another host may notice its end before its connection tells
+WORD_SECONDS = 2.0
 
 
 def follow(config: EngineConfig, report: Report | None = None) -> None:
@@ -28,7 +29,11 @@ def follow(config: EngineConfig, report: Report | None = None) -> None:
         parts = start(own, report or Report(), hosts=hosts)
         devices = Devices(parts.runner, parts.weights, parts.give_back)
         for command in hosts.commands():
-            replay(command, devices)
+            try:
+                replay(command, devices)
+            except Exception:
+                hosts.hear_out(WORD_SECONDS)
+                raise
 
 
 class Devices:
@@ -36,7 +41,7 @@ class Devices:
 
     def __init__(
         self,
-        runner: Runner | PoolingRunner,
+        runner: Running,
         source: WeightSource,
         give_back: Callable[[], None] = lambda: None,
     ):

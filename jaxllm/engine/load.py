@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import atexit
 import weakref
 from collections.abc import Sequence
 from contextlib import ExitStack
@@ -12,15 +11,13 @@ from jaxllm.config import ConfigError, EngineConfig
 from jaxllm.engine.engine import Engine
 from jaxllm.engine.join import joined
 from jaxllm.engine.pooling_engine import PoolingEngine
-from jaxllm.engine.runtime.pooling_runner import PoolingRunner
-from jaxllm.engine.runtime.replay import encode
+from jaxllm.engine.runtime.pipeline.follower import StageFollower
 from jaxllm.engine.runtime.runner import Runner
 from jaxllm.engine.scheduling.scheduler import Scheduler
 from jaxllm.engine.startup.make_scheduler import make_scheduler, scheduler_class
 from jaxllm.engine.startup.report import Report
 from jaxllm.engine.startup.start import Started, start
 from jaxllm.engine.transfer.transfer import Endpoint, PageTransfer
-from jaxllm.hosts.controller import Controller
 from jaxllm.kv_events.publisher import Publisher
 from jaxllm.kv_events.settings import KVEventSettings
 from jaxllm.sampling.processor_arguments import Function
@@ -46,8 +43,7 @@ def load_engine(
             stack.callback(endpoint.close)
         hosts = stack.enter_context(joined(config))
         parts = start(config, report or Report(), logits_processors, hosts)
-        if isinstance(hosts, Controller):
-            lead(parts.runner, hosts)
+        assert not isinstance(parts.runner, StageFollower), "a host that follows has no engine"
         scheduler = make_scheduler(scheduler_type, config, parts.resolved, parts.runner)
         if publisher is not None:
             publish(scheduler, publisher)
@@ -79,12 +75,6 @@ def open_transfer(
             "--kv-transfer-config: this model pools and has no pages to continue from; leave it out"
         )
     return PageTransfer(endpoint, parts.runner, scheduler)
-
-
-def lead(runner: Runner | PoolingRunner, hosts: Controller) -> None:
-    """Have the followers do what the runner does from now on, and stop when this process does."""
-    runner.tell = lambda command: hosts.tell(encode(command))
-    atexit.register(hosts.close)
 
 
 def open_publisher(config: EngineConfig) -> Publisher | None:

@@ -9,6 +9,7 @@ import gc
 from collections.abc import Callable
 from pathlib import Path
 
+from jaxllm.engine.runtime.pipeline.follower import StageFollower
 from jaxllm.engine.runtime.replay import Reload
 from jaxllm.engine.startup.start import Started
 from jaxllm.messages import RequestError
@@ -35,6 +36,7 @@ class Sleep:
         *,
         shares_pages: bool = False,
     ):
+        assert not isinstance(parts.runner, StageFollower), "a host that follows is told to sleep"
         self._runner, self._source, self._give_back = parts.runner, parts.weights, parts.give_back
         self._forget, self._busy = forget, busy
         self.level = 0

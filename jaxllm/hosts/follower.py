@@ -68,7 +68,8 @@ class Follower:
             self._channel.close()
             reason = answer.reason if isinstance(answer, Failed) else "it speaks out of turn"
             raise ConfigError(f"the controller at {place.where} refused this host: {shown(reason)}")
-        threading.Thread(target=self._read, name="controller", daemon=True).start()
+        self._reader = threading.Thread(target=self._read, name="controller", daemon=True)
+        self._reader.start()
 
     def agree(self, value: Any) -> list[Any]:
         """As of `Hosts`."""
@@ -87,6 +88,11 @@ class Follower:
             yield found.data
         if not isinstance(found, End):
             raise GroupError("the controller has gone")
+
+    def hear_out(self, seconds: float) -> None:
+        """Wait so long for word that a host has gone, or until nothing more can come. For an error
+        that may be the first sign of it."""
+        self._reader.join(seconds)
 
     def last_as_process(self) -> None:
         """Have the controller take this host for present until the process has ended."""

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import json
 import sys
+import threading
 from typing import Any
 
 import jax
@@ -54,7 +55,7 @@ def generate(engine: Engine) -> list[Any]:
 def main() -> None:
     """Lead or follow."""
     config = EngineConfig(**WISHES | json.loads(sys.argv[1]))
-    devices = config.tensor_parallel_size // config.nnodes
+    devices = config.tensor_parallel_size * config.pipeline_parallel_size // config.nnodes
     jax.config.update("jax_num_cpu_devices", devices)
     try:
         with few_shapes():
@@ -63,7 +64,14 @@ def main() -> None:
             engine = load_engine(config)
             assert isinstance(engine, Engine)
             for _ in sys.stdin:
-                print(json.dumps(generate(engine)), flush=True)
+                try:
+                    print(json.dumps(generate(engine)), flush=True)
+                except (ValueError, RuntimeError):
+                    # Devices may notice before the group does that a host has gone
+                    threading.Event().wait(60)
+                    raise
+                late = engine.runner.compiles.since_start
+                assert config.enforce_eager or not late, f"{late} programs were compiled late"
     except ConfigError as error:
         sys.exit(f"error: {error}")
 

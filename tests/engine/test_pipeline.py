@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -15,15 +16,28 @@ from jaxllm.cache.pool import PagePool
 from jaxllm.config import ConfigError, EngineConfig
 from jaxllm.engine.constraints.grammars import Grammars
 from jaxllm.engine.engine import Engine
+from jaxllm.engine.follow import Devices
 from jaxllm.engine.runtime.compilation.compile_counter import CompileCounter
-from jaxllm.engine.runtime.pipeline import PipelineRunner
+from jaxllm.engine.runtime.launch import Launch
+from jaxllm.engine.runtime.pipeline.follower import StageFollower
+from jaxllm.engine.runtime.pipeline.runner import PipelineRunner
+from jaxllm.engine.runtime.pipeline.stages import EarlierStages
+from jaxllm.engine.runtime.replay import (
+    Asleep,
+    Awake,
+    Command,
+    Reload,
+    Reset,
+    encode,
+    replay,
+)
 from jaxllm.engine.runtime.runner import Collected, Forwarded, Runner, StepResult
 from jaxllm.engine.scheduling.buckets import Buckets
 from jaxllm.engine.scheduling.plan import Limits, Moves, Plan
 from jaxllm.engine.scheduling.scheduler import Scheduler
 from jaxllm.engine.startup.check import check_fit
 from jaxllm.engine.startup.pipeline.divide import divide
-from jaxllm.engine.startup.start import Started
+from jaxllm.engine.startup.start import Started, WeightSource
 from jaxllm.messages import GenerateRequest
 from jaxllm.models import make_spec
 from jaxllm.sampling.options import SamplingParams
@@ -69,12 +83,14 @@ def test_tokens_of_two_stages_are_those_of_one_whatever_goes_with_them(
 
 
 SCARCE = {"num_gpu_blocks_override": 20}
+SWAPS: dict[str, Any] = SCARCE | {"preemption_mode": "swap", "swap_space": 0.01}
+LONG = SamplingParams(temperature=0, max_tokens=60, ignore_eos=True)
 
 
 @pytest.mark.parametrize(
     "wishes",
     [
-        {"preemption_mode": "swap", "swap_space": 0.01},
+        SWAPS,
         pytest.param({"kv_offloading_size": 0.01}, marks=pytest.mark.slow),
     ],
     ids=["swap", "host tier"],
@@ -82,12 +98,11 @@ SCARCE = {"num_gpu_blocks_override": 20}
 def test_pages_of_all_stages_come_back_from_host_memory(
     wishes: dict[str, Any], make_engine: MakeEngine
 ) -> None:
-    params = SamplingParams(temperature=0, max_tokens=60, ignore_eos=True)
-    wanted = run(make_engine(), PROMPTS, params)
+    wanted = run(make_engine(), PROMPTS, LONG)
     two = make_engine(pipeline_parallel_size=2, **SCARCE | wishes)
     two.scheduler.estimator = Optimist()
     # A second time prefixes are on the host
-    assert run(two, PROMPTS, params) == run(two, PROMPTS, params) == wanted
+    assert run(two, PROMPTS, LONG) == run(two, PROMPTS, LONG) == wanted
     stats = two.stats()
     assert stats.pages_saved > 0 and stats.pages_loaded > 0
     assert isinstance(two.runner, PipelineRunner)
@@ -184,6 +199,98 @@ def test_stages_that_are_read_from_a_cache_of_weights_give_the_tokens_of_one(
     for _ in range(2):
         assert run(make_engine(**wishes, **kept), PROMPTS, greedy) == expected
         assert len([*tmp_path.glob("[!.]*")]) == 2, "an entry for each stage"
+
+
+class Wire:
+    """Hands over between a runner and one that follows it, in one process. The follower has run a
+    launch by the time that the runner does."""
+
+    def __init__(self) -> None:
+        self.under_way = deque[jax.Array]()
+
+    def send(self, array: jax.Array) -> None:
+        self.under_way.append(array)
+
+    def receive(self, like: jax.ShapeDtypeStruct) -> jax.Array:
+        found = self.under_way.popleft()
+        assert (found.shape, found.dtype) == (like.shape, like.dtype)
+        return jax.device_put(found, like.sharding)
+
+
+def apart(engine: Engine, told: Callable[[Command], None]) -> None:
+    """Have the engine's first stage follow its last one as on another host. `told` gets every
+    command before the follower does."""
+    runner, wire = engine.runner, Wire()
+    assert isinstance(runner, PipelineRunner)
+    follower = Devices(
+        StageFollower(runner._before, None, wire),  # type: ignore[arg-type]
+        WeightSource(engine.sleeper._source._setups[:1], engine.sleeper._source._config),
+    )
+    runner._before, runner._way_in = EarlierStages(), wire  # type: ignore[assignment]
+    engine.sleeper._source = WeightSource(
+        engine.sleeper._source._setups[1:], engine.sleeper._source._config
+    )
+
+    def tell(command: Command) -> None:
+        told(command)
+        replay(encode(command), follower)
+
+    runner.tell = tell
+
+
+def test_a_stage_that_follows_gives_the_tokens_of_one_device(make_engine: MakeEngine) -> None:
+    one, two = make_engine(**SWAPS), make_engine(**SWAPS, pipeline_parallel_size=2)
+    kinds = set[type]()
+    apart(two, lambda command: kinds.add(type(command)))
+    for found, expected in zip(
+        outcomes(two, PROMPTS, ASKED), outcomes(one, PROMPTS, ASKED), strict=True
+    ):
+        found.assert_like(expected)
+    two.scheduler.estimator = Optimist()
+    wanted = run(one, PROMPTS, LONG)
+    assert run(two, PROMPTS, LONG) == wanted
+    for level in (1, 2):
+        two.sleeper.sleep(level)
+        two.sleeper.wake_up()
+        assert run(two, PROMPTS, LONG) == wanted
+    two.scheduler.check()
+    assert two.stats().pages_loaded > 0
+    assert kinds == {Launch, Moves, Asleep, Awake, Reload}
+
+
+def test_a_step_of_stages_on_two_hosts_waits_for_its_own_group_alone(
+    make_engine: MakeEngine,
+) -> None:
+    two, waited = make_engine(pipeline_parallel_size=2), list[list[int]]()
+    params = SamplingParams(temperature=0, max_tokens=20, ignore_eos=True)
+
+    def told(command: Command) -> None:
+        assert isinstance(command, Launch)
+        if command.calls[0][0].program == "advance":
+            waited.append([step.group for step in two._in_flight])
+
+    apart(two, told)
+    run(two, PROMPTS[:4], params)
+    others = [groups for groups in waited if len(set(groups)) == 2]
+    assert len(others) >= 15, "a step of the other group was in flight"
+
+
+def test_a_stage_that_follows_is_ready_after_a_step_that_failed(
+    make_engine: MakeEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    two, kinds = make_engine(pipeline_parallel_size=2), list[type]()
+    apart(two, lambda command: kinds.append(type(command)))
+    wanted = run(two, PROMPTS, ASKED[0])
+
+    def fail(result: StepResult) -> Collected:
+        raise RuntimeError("as the test wants")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(two.runner, "collect", fail)
+        with pytest.raises(RuntimeError, match="as the test wants"):
+            run(two, PROMPTS, ASKED[0])
+    assert kinds[-1] is Reset
+    assert run(two, PROMPTS, ASKED[0]) == wanted
 
 
 REFUSED: list[tuple[dict[str, Any], str]] = [

@@ -96,9 +96,45 @@ def test_a_host_with_two_devices_counts_twice(start, make_engine) -> None:
     assert [ended(host)[0] for host in group] == [0, 0]
 
 
+@pytest.fixture
+def deep(tmp_path: pathlib.Path, tiny_dir: str) -> str:
+    """A model of four layers."""
+    config = json.loads((pathlib.Path(tiny_dir) / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(config | {"num_hidden_layers": 4}))
+    return str(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("hosts", "stages", "devices"),
+    [(2, 2, 1), (2, 2, 2), (2, 4, 1), (4, 4, 1)],
+    ids=["a stage each", "of two devices", "two stages each", "four hosts"],
+)
+def test_stages_on_several_hosts_generate_what_one_device_does(
+    hosts: int, stages: int, devices: int, start, deep: str, make_engine: Callable[..., Engine]
+) -> None:
+    wishes = {"model": deep, "pipeline_parallel_size": stages, "tensor_parallel_size": devices}
+    group = [start(nnodes=hosts, node_rank=rank, **wishes) for rank in range(hosts)]
+    *found, swapped = ask(group[0])
+    *expected, _ = generate(make_engine(**WISHES, model=deep))
+    assert found == expected and swapped
+    assert [ended(host)[0] for host in group] == [0] * hosts
+
+
+def test_stages_on_several_hosts_compile_nothing_once_they_are_warm(
+    start, make_engine: Callable[..., Engine]
+) -> None:
+    wishes = {"nnodes": 2, "pipeline_parallel_size": 2, "enforce_eager": False}
+    group = [start(node_rank=rank, **wishes) for rank in range(2)]
+    *found, swapped = ask(group[0])
+    *expected, _ = generate(make_engine(**WISHES))
+    assert found == expected and swapped
+    assert [ended(host)[0] for host in group] == [0, 0]
+
+
+@pytest.mark.parametrize("split", ["tensor_parallel_size", "pipeline_parallel_size"])
 @pytest.mark.parametrize("victim", [0, 1])
-def test_a_host_that_is_killed_ends_the_group_with_one_line(victim: int, start) -> None:
-    group = [start(nnodes=2, node_rank=rank, tensor_parallel_size=2) for rank in range(2)]
+def test_a_host_that_is_killed_ends_the_group_with_one_line(victim: int, split: str, start) -> None:
+    group = [start(nnodes=2, node_rank=rank, **{split: 2}) for rank in range(2)]
     ask(group[0])
     print(file=group[0].stdin, flush=True)  # a round that never ends
     group[victim].kill()

@@ -255,7 +255,7 @@ class Runner(Dispatcher):
         rows = self.shapes.buckets.logit_rows(shape)
         for _ in range(RECORDING_RUNS):
             start = time.perf_counter()
-            self.call(forward_key(shape))
+            self.run(Launch(((forward_key(shape), None),)))
             jax.block_until_ready(self._device.read(Resident("forward_output", rows)))
             seconds = time.perf_counter() - start
         self.call(Key("process_logits", (rows,)))

@@ -241,7 +241,7 @@ def measure_budget(
     if (stages := config.pipeline_parallel_size) > 1:  # hidden states on their way, of each group
         resident += stages * step_tokens * spec.width * itemsize
     return MemoryBudget(
-        usable=min(usable_bytes(config, mesh.devices.flat) for mesh in meshes),
+        usable=usable_bytes(config, [each for mesh in meshes for each in mesh.devices.flat]),
         weights=shard_bytes(weights),
         workspace=workspace_bytes(spec, step_tokens, buckets.logits[-1], itemsize, shards),
         shared=shared,

@@ -190,7 +190,9 @@ def _stage_rows(setup: Setup) -> Rows:
     own = [stage.layers(len(setup.spec.layers)) for stage in stages(setup.stage.count)]
     layers = "; ".join(f"layers {some.start} to {some.stop - 1}" for some in own)
     turns = f"{setup.stage.count} groups of {setup.resolved.step_seqs} requests in turn"
-    return [("stages", f"{layers} on {setup.mesh.size} devices each; {turns}")]
+    hosts = setup.hosts.count
+    where = "" if hosts == 1 else f", {setup.stage.count // hosts} a host, the last on host 0"
+    return [("stages", f"{layers} on {setup.mesh.size} devices each{where}; {turns}")]
 
 
 def _sums_rows(resolved: Resolved) -> Rows:

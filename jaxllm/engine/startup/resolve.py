@@ -42,7 +42,7 @@ from jaxllm.engine.startup.memory import (
 from jaxllm.engine.startup.pipeline.divide import divide
 from jaxllm.engine.startup.plan_memory import first_plan, model_length, splits
 from jaxllm.hosts.group import ALONE, Hosts, difference
-from jaxllm.mesh import WHOLE, Stage, layer_devices, over_experts, stages
+from jaxllm.mesh import WHOLE, Stage, layer_devices, over_experts, own_meshes, stages
 from jaxllm.models import ModelSpec, Wish, read_spec
 from jaxllm.models.config.expert_groups import expert_groups
 from jaxllm.nn.heads import Heads
@@ -146,12 +146,13 @@ def resolve(
     spec: Found = None,
     hosts: Hosts = ALONE,
 ) -> Setup:
-    """Decide everything, for the last stage; `meshes` are those of all. Raises ConfigError when it
-    cannot work."""
+    """Decide everything, for the last stage of this process; `meshes` are those of all stages.
+    Raises ConfigError when it cannot work."""
     spec = spec or read_spec(model_dir, Wish.of(config))
     limits = _limits(config, spec, meshes[-1].devices.flat[0].platform)
     pipeline = divide(config, spec, limits.max_num_seqs)
-    model = _model(config, model_dir, spec, meshes[-1])
+    last = max(own_meshes(meshes))
+    model = _model(config, model_dir, spec, meshes[last])
     spec, mesh, dtype = model.spec, model.mesh, model.dtype
     buckets = _buckets(config, spec, limits, model.platform)
     need, host = _cache(config, model, limits)
@@ -164,8 +165,8 @@ def resolve(
     budget = replace(budget, usable=min(hosts.agree(budget.usable)), resident=resident)
     memory = first_plan(config, budget, need, _expected_workspace(model, rows, buckets.score))
     resolved = _resolved(config, model, limits, host, memory, sums)
-    decided = resolved, spec, mesh, dtype, need, memory, buckets, *abstracts[-1]
-    return with_plan(Setup(*decided, hosts, pipeline[-1]), config, memory)
+    decided = resolved, spec, mesh, dtype, need, memory, buckets, *abstracts[last]
+    return with_plan(Setup(*decided, hosts, pipeline[last]), config, memory)
 
 
 def _resolved(
@@ -255,10 +256,10 @@ def _sums(config: EngineConfig, model: _Model, rows: int) -> Sums:
         return Sums(XLA, "programs that load late would keep others waiting")
     if spec.pooling is not None:
         return Sums(XLA, "a pooling model")
-    if config.nnodes > 1:
-        return Sums(XLA, "devices of several hosts")
     if mesh.size > 1 and config.pipeline_parallel_size > 1:
         return Sums(XLA, "devices of a stage")
+    if config.nnodes > 1:
+        return Sums(XLA, "devices of several hosts")
     return choose_sums(mesh, rows, spec.width, model.dtype)
 
 

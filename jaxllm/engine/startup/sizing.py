@@ -42,7 +42,8 @@ SIZING_LAYERS = 4  # enough for two cache groups in turn
 
 def options_of(setup: Setup) -> XlaOptions:
     """XLA's options for this model on these devices."""
-    return XlaOptions.of(setup.mesh.devices.flat[0].device_kind, setup.memory.budget.weights)
+    found = XlaOptions.of(setup.mesh.devices.flat[0].device_kind, setup.memory.budget.weights)
+    return replace(found, apart=setup.hosts.count > 1 < setup.resolved.pipeline_parallel_size)
 
 
 def make_programs(

@@ -3,6 +3,7 @@ report."""
 
 from __future__ import annotations
 
+import atexit
 import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -10,7 +11,6 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
 
 import jax
 from jax.sharding import Mesh
@@ -21,8 +21,10 @@ from jaxllm.config import ConfigError, EngineConfig, Resolved
 from jaxllm.engine.constraints.grammars import Grammars
 from jaxllm.engine.runtime.compilation.exports import is_private
 from jaxllm.engine.runtime.lattice import Programs, weight_leaves
-from jaxllm.engine.runtime.pipeline import PipelineRunner, StageDispatcher
+from jaxllm.engine.runtime.pipeline.follower import StageFollower
+from jaxllm.engine.runtime.pipeline.runner import PipelineRunner
 from jaxllm.engine.runtime.pooling_runner import PoolingRunner
+from jaxllm.engine.runtime.replay import encode
 from jaxllm.engine.runtime.runner import Runner
 from jaxllm.engine.runtime.state import MAX_STOP_IDS
 from jaxllm.engine.startup.compile_workers import CompileWorkers, WorkerSpec, early_count
@@ -33,6 +35,7 @@ from jaxllm.engine.startup.device_client import (
     reserve_as,
 )
 from jaxllm.engine.startup.pin_host_memory import pinning
+from jaxllm.engine.startup.pipeline.runners import Loaded, make_pipeline_runner
 from jaxllm.engine.startup.pipeline.stages import StagesBefore
 from jaxllm.engine.startup.pipeline.together import Together, shares
 from jaxllm.engine.startup.report import Report, link_rows, table_rows
@@ -46,9 +49,10 @@ from jaxllm.engine.startup.sizing import (
     programs_folder,
 )
 from jaxllm.grammar.matcher import Matchers
+from jaxllm.hosts.controller import Controller
 from jaxllm.hosts.group import ALONE, Hosts
 from jaxllm.locate import locate
-from jaxllm.mesh import make_stage_meshes, stages
+from jaxllm.mesh import make_stage_meshes, own_devices, own_meshes, stages
 from jaxllm.models import ModelSpec, Wish, read_spec
 from jaxllm.sampling.options import MAX_STOP_TOKEN_IDS
 from jaxllm.sampling.processor_arguments import Function, Processor
@@ -60,6 +64,9 @@ from jaxllm.weights.load import Progress
 ENCODER_PAGES = 2**14
 
 
+type Running = Runner | PoolingRunner | StageFollower
+
+
 @dataclass(frozen=True)
 class Started:
     """The parts of an `Engine`.
@@ -69,20 +76,11 @@ class Started:
     """
 
     resolved: Resolved
-    runner: Runner | PoolingRunner
+    runner: Running
     tokenizer: Tokenizer | None
     grammars: Grammars
     weights: WeightSource
     give_back: Callable[[], None]
-
-
-class _Loaded(NamedTuple):
-    """A stage, mostly the only one: decisions with the pool's size, programs that are compiled, and
-    weights on the devices."""
-
-    setup: Setup
-    programs: Programs
-    weights: tuple[jax.Array, ...]
 
 
 class WeightSource:
@@ -149,20 +147,16 @@ def start(
             raise ConfigError("logits_processors are for models that generate; leave them out")
         processors = read_processors(logits_processors, setup.resolved.vocab_size)
         # Before the runner, whose buffers in pinned memory would wait for it
-        devices = [device for mesh in meshes for device in mesh.devices.flat]
+        devices = own_devices(meshes)
         with pinning(setup, devices, report) as pinned:
             loaded = _load_and_compile(workers, setup, meshes, config, report, processors)
     setup = loaded[-1].setup
     check_same(hosts, setup.resolved)
-    runner = _make_runner(loaded, report)
-    if not config.enforce_eager:
-        with report.phase("Warming up"):
-            # A second step in flight gains 0.5 % even where steps are long, but new requests wait
-            # for it: not with a stall limit.
-            runner.warm_up(deep=config.max_stall_ms is None)
-    runner.compiles.warmed_up()
+    runner = _make_runner(loaded, meshes, report)
+    _warm_up(runner, config, report, hosts)
     rows = table_rows(setup, [stage.programs for stage in loaded], runner.compiles, report)
-    report.show_table("jaxllm", rows + pinned.rows + link_rows(setup, runner))
+    link = [] if isinstance(runner, StageFollower) else link_rows(setup, runner)
+    report.show_table("jaxllm", rows + pinned.rows + link)
     returning = partial(give_back, devices if config.enable_sleep_mode else ())
     source = WeightSource([stage.setup for stage in loaded], config)
     return Started(setup.resolved, runner, tokenizer, grammars, source, returning)
@@ -250,8 +244,9 @@ def _load_and_compile(
     config: EngineConfig,
     report: Report,
     processors: tuple[Processor, ...],
-) -> list[_Loaded]:
-    """All stages, the last one at the end: mostly that one alone, which `setup` is of.
+) -> list[Loaded]:
+    """All stages of this process, the last one at the end: mostly that one alone, which `setup` is
+    of.
 
     Weights load in threads while programs are compiled from abstract shapes. A compiled step of the
     last stage gives the pool's size. From then on the stages before it compile beside it.
@@ -265,7 +260,8 @@ def _load_and_compile(
         if much_is_missing(programs) and not config.enforce_eager and config.nnodes == 1
         else WorkerSpec(0)
     )
-    before = StagesBefore(meshes[:-1], workers, programs.executables.compiles)
+    *others, _ = own_meshes(meshes).items()
+    before = StagesBefore(dict(others), workers, programs.executables.compiles)
     own = [*before.setups(setup), setup]
     with Together(2 * len(own)) as together:
         loading = together.begin(partial(_load, together, own, config, report))
@@ -273,8 +269,8 @@ def _load_and_compile(
             stages = [(stage, before.programs(stage)) for stage in own[:-1]]
         else:
             with report.phase("Compiling") as progress:
-                *others, last = map(together.watched, shares(progress, len(own)))
-                decided = partial(before.begin, together, others)
+                *told, last = map(together.watched, shares(progress, len(own)))
+                decided = partial(before.begin, together, told)
                 if not known:
                     workers.start(
                         setup, programs, programs.early_keys(setup.memory.budget.expected)
@@ -288,8 +284,7 @@ def _load_and_compile(
             check_largest_step(setup, programs)
         leaves = loading.result()
     return [
-        _Loaded(*stage, own)
-        for stage, own in zip([*stages, (setup, programs)], leaves, strict=True)
+        Loaded(*stage, own) for stage, own in zip([*stages, (setup, programs)], leaves, strict=True)
     ]
 
 
@@ -306,24 +301,45 @@ def _load(
         return [each.result() for each in reading]
 
 
-def _make_runner(loaded: Sequence[_Loaded], report: Report) -> Runner | PoolingRunner:
-    """What runs the programs of all stages, with new pages."""
+def _make_runner(loaded: Sequence[Loaded], meshes: Sequence[Mesh], report: Report) -> Running:
+    """What runs the programs of this process's stages, with new pages."""
     with report.phase("Allocating KV pages"):
         # Zeros, because kernels may multiply what they mask
         pages = [zeros_of(abstract_pages(stage.setup)) for stage in loaded]
         jax.block_until_ready(pages)
-    *before, (setup, programs, leaves) = loaded
-    *others, kv = pages
+    setup, programs, leaves = loaded[-1]
     if setup.spec.pooling is not None:
-        return PoolingRunner(programs, leaves, kv)
+        return PoolingRunner(programs, leaves, pages[-1])
     eos_ids = end_ids(setup.spec)
-    if not before:
-        return Runner(programs, leaves, kv, eos_ids)
-    dispatchers = [
-        StageDispatcher(stage.programs, stage.weights, own)
-        for stage, own in zip(before, others, strict=True)
-    ]
-    return PipelineRunner(dispatchers, programs, leaves, kv, eos_ids)
+    if setup.stage.count > 1:
+        return make_pipeline_runner(loaded, pages, meshes, eos_ids)
+    return Runner(programs, leaves, pages[-1], eos_ids)
+
+
+def _warm_up(runner: Running, config: EngineConfig, report: Report, hosts: Hosts) -> None:
+    """Run every program, if they are compiled. From then on followers do what this host does.
+
+    Hosts with devices of every layer warm up alike. Those with stages hear of the warm-up too:
+    a step needs all of them.
+    """
+    if isinstance(runner, PipelineRunner):
+        _lead(runner, hosts)
+    if not config.enforce_eager:
+        with report.phase("Warming up"):
+            # A second step in flight gains 0.5 % even where steps are long, but new requests wait
+            # for it: not with a stall limit.
+            runner.warm_up(deep=config.max_stall_ms is None)
+    runner.compiles.warmed_up()
+    if not isinstance(runner, PipelineRunner | StageFollower):
+        _lead(runner, hosts)
+
+
+def _lead(runner: Runner | PoolingRunner, hosts: Hosts) -> None:
+    """Have the followers do what the runner does from now on, if there are any, and stop when this
+    process does."""
+    if isinstance(hosts, Controller):
+        runner.tell = lambda command: hosts.tell(encode(command))
+        atexit.register(hosts.close)
 
 
 def much_is_missing(programs: Programs) -> bool:

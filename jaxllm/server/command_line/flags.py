@@ -99,12 +99,13 @@ ENGINE_FLAGS: dict[str, dict[str, str]] = {
         "profiler_dir": "directory of JAX's traces; opens POST /start_profile and /stop_profile",
     },
     "Parallel": {
-        "tensor_parallel_size": "devices over which every layer is split, of all hosts together",
+        "tensor_parallel_size": "devices over which every layer is split, of all hosts together; "
+        "with stages, those of one stage",
         "expert_parallel_size": "groups of these devices that have experts of their own; within a "
         "group each has a share of every expert (default: as few as kernels take)",
         "enable_expert_parallel": "every device is such a group: experts are whole",
         "pipeline_parallel_size": "stages of layers, each on --tensor-parallel-size devices of its "
-        "own, which work on groups of requests in turn",
+        "own, which work on groups of requests in turn; of several hosts each has as many stages",
         "nnodes": "hosts that run the model together, each started with the same options; also "
         "from LWS_GROUP_SIZE",
         "node_rank": "number of this host; 0 serves HTTP, the others follow it; also from "

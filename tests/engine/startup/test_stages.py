@@ -14,7 +14,7 @@ import pytest
 
 from jaxllm.config import ConfigError, EngineConfig
 from jaxllm.engine.runtime.lattice import Key, Programs
-from jaxllm.engine.runtime.pipeline import PipelineRunner
+from jaxllm.engine.runtime.pipeline.runner import PipelineRunner
 from jaxllm.engine.startup.pipeline.together import Together
 from jaxllm.engine.startup.report import Report
 from jaxllm.engine.startup.start import Started, WeightSource, start

@@ -59,6 +59,13 @@ def test_a_leader_worker_set_numbers_its_hosts(tmp_path: pathlib.Path) -> None:
     ("argv", "told"),
     [
         (["-n", "2"], "--tensor-parallel-size 1 does not divide over --nnodes 2"),
+        (["-n", "2", "-tp", "3"], "set it, or --pipeline-parallel-size, to a multiple of 2"),
+        (
+            ["-n", "2", "-pp", "3", "-tp", "2"],
+            "--pipeline-parallel-size 3 does not divide over --nnodes 2, and a stage lies on one",
+        ),
+        (["-n", "4", "-pp", "2"], "set it to a multiple of 4, or leave it out and split layers"),
+        (["-n", "2", "-pp", "2"], "set --group-key-file to a file with one"),
         (["-n", "2", "-tp", "2"], "set --group-key-file to a file with one"),
         (["-n", "2", "-r", "2", "-tp", "2"], "--node-rank 2 is none of the 2 of --nnodes"),
         (["-r", "1"], "they are numbered 0 to 0"),

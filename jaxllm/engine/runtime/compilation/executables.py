@@ -13,7 +13,7 @@ import jax
 
 from jaxllm.engine.runtime.compilation.compile_counter import CompileCounter
 from jaxllm.engine.runtime.compilation.exports import Exports, calling, export
-from jaxllm.engine.runtime.compilation.xla_options import FOR_GPUS, Value, XlaOptions
+from jaxllm.engine.runtime.compilation.xla_options import Value, XlaOptions
 
 PATIENCE = 120  # seconds for another process to lower a program; then it is lowered here
 
@@ -94,8 +94,8 @@ class Executables:
 
     def options(self, program: str, rows: int) -> dict[str, Value]:
         """XLA's options for a program that computes so many rows."""
-        found = self._options.at(program, rows)
-        return {**FOR_GPUS, **found} if self.platform == "gpu" else found
+        found = self._options
+        return found.for_gpus(program, rows) if self.platform == "gpu" else found.at(program, rows)
 
     def tunes(self, program: str, rows: int) -> bool:
         """Whether XLA times kernels on the device for the matrix products of a program."""

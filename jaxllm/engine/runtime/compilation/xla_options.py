@@ -21,6 +21,10 @@ FOR_GPUS: Mapping[str, Value] = {
     "xla_gpu_dot_merger_threshold_mb": 0,
 }
 
+# Where processes of one group compile different programs. Otherwise they time kernels in turn, and
+# each waits for what the others find about a program that they do not have.
+APART: Mapping[str, Value] = {"xla_gpu_shard_autotuning": False}
+
 
 @dataclass(frozen=True)
 class Entry:
@@ -44,9 +48,14 @@ class Entry:
 @dataclass(frozen=True)
 class XlaOptions:
     """The options that measured best on one device kind or one alike; empty if none were
-    measured."""
+    measured.
+
+    Attributes:
+        apart: whether other processes of the group compile other programs.
+    """
 
     entries: tuple[Entry, ...] = ()
+    apart: bool = False
 
     @classmethod
     def of(cls, device_kind: str, weights: float = 0, folder: Path = TUNED) -> XlaOptions:
@@ -57,6 +66,10 @@ class XlaOptions:
             for e in _programs(device_kind, folder)
         ]
         return cls(tuple(entry for entry in entries if entry.weights <= weights))
+
+    def for_gpus(self, program: str, rows: int) -> dict[str, Value]:
+        """`at`, with what every program for GPUs is given."""
+        return {**FOR_GPUS, **(APART if self.apart else {}), **self.at(program, rows)}
 
     def at(self, program: str, rows: int) -> dict[str, Value]:
         """Options of a program with `rows` rows, decode rows and chunk tokens together. The first

@@ -1,9 +1,9 @@
-"""The stages of a pipeline that are not the last: compiled as the last one decided, at the same
-time."""
+"""The stages of a pipeline that are not the last of their process: compiled as the last one
+decided, at the same time."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
 from functools import partial
@@ -21,15 +21,18 @@ from jaxllm.mesh import over_experts, stages
 
 
 class StagesBefore:
-    """The stages before the last, on these `meshes`; `compiles` counts compilations of all."""
+    """The stages of this process before its last one, with their `meshes`; `compiles` counts
+    compilations of all."""
 
-    def __init__(self, meshes: Sequence[Mesh], workers: CompileWorkers, compiles: CompileCounter):
+    def __init__(
+        self, meshes: Mapping[int, Mesh], workers: CompileWorkers, compiles: CompileCounter
+    ):
         self._meshes, self._workers, self._compiles = meshes, workers, compiles
         self._compiling: list[Future[tuple[Setup, Programs]]] = []
 
     def setups(self, setup: Setup) -> list[Setup]:
         """What the last stage's `setup` says, for each."""
-        return [at_stage(setup, mesh, index) for index, mesh in enumerate(self._meshes)]
+        return [at_stage(setup, mesh, index) for index, mesh in self._meshes.items()]
 
     def programs(self, setup: Setup) -> Programs:
         """Those of one, uncompiled."""
@@ -39,7 +42,7 @@ class StagesBefore:
 
     def begin(self, together: Together, progress: Sequence[Progress], setup: Setup) -> None:
         """Begin to compile, now that the last stage's `setup` is final."""
-        for index, (mesh, told) in enumerate(zip(self._meshes, progress, strict=True)):
+        for (index, mesh), told in zip(self._meshes.items(), progress, strict=True):
             own = partial(at_stage, setup, mesh, index)
             self._compiling.append(together.begin(partial(self._compile, own, told)))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import jax
@@ -11,7 +12,7 @@ import numpy as np
 import pytest
 
 from jaxllm.engine.runtime.compilation.executables import Executables, Recipe
-from jaxllm.engine.runtime.compilation.xla_options import TUNED, Entry, XlaOptions
+from jaxllm.engine.runtime.compilation.xla_options import APART, TUNED, Entry, XlaOptions
 from jaxllm.engine.runtime.programs import PROGRAMS
 
 NO_TRITON = {"xla_gpu_enable_triton_gemm": False}
@@ -120,6 +121,17 @@ def test_programs_for_gpus_compute_nothing_twice_and_merge_no_weights(rows: int)
         "xla_gpu_dot_merger_threshold_mb": 0,
     }
     assert Executables(table, platform="cpu").options("decode", rows) == table.at("decode", rows)
+
+
+def test_processes_that_compile_different_programs_do_not_wait_for_each_others_timings() -> None:
+    table = XlaOptions.of("NVIDIA H200")
+    apart = Executables(replace(table, apart=True), platform="gpu").options("decode", 8)
+    together = Executables(table, platform="gpu").options("decode", 8)
+    assert apart == together | {"xla_gpu_shard_autotuning": False}
+    like = jax.ShapeDtypeStruct((4,), jnp.float32)
+    known = XlaOptions((Entry("decode", 1, 8, APART),))
+    recipe = Recipe(lambda x: x, (like,), (), None)
+    Executables(known).compile("decode-8", 8, recipe, keep=False)
 
 
 def test_an_option_that_xla_does_not_know_is_an_error() -> None:
