@@ -111,8 +111,9 @@ def _of_whole_stages(size: int, stages: int, devices: Sequence[jax.Device]) -> l
     fewest = min(hosts.values(), key=len)
     if each * size > len(fewest):
         where = "" if len(hosts) == 1 else "on one host "
+        wish = f"{each} stages of {size} devices need" if each > 1 else f"a stage of {size} needs"
         raise ConfigError(
-            f"{each} stages of {size} devices need {each * size} devices, but {where}there are "
+            f"{wish} {each * size} devices, but {where}there are "
             f"{len(fewest)} ({fewest[0].platform}); lower --pipeline-parallel-size or "
             "--tensor-parallel-size"
         )

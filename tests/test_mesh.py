@@ -58,6 +58,8 @@ def test_hosts_have_whole_stages_and_the_controller_the_last_ones() -> None:
     assert [device.id for device in _of_whole_stages(1, 6, devices)] == [4, 5, 8, 9, 0, 1]
     with pytest.raises(ConfigError, match="2 stages of 2 devices need 4 devices, but on one host "):
         _of_whole_stages(2, 6, devices[:-1])
+    with pytest.raises(ConfigError, match="a stage of 5 needs 5 devices, but on one host "):
+        _of_whole_stages(5, 3, devices)
 
 
 def test_logical_axes_follow_the_table() -> None:

@@ -146,6 +146,19 @@ def test_a_host_that_is_killed_ends_the_group_with_one_line(victim: int, split: 
         assert f"{who}" in said and "the whole group ends" in said
 
 
+def test_a_host_between_two_others_that_is_killed_ends_both_and_the_controller(
+    start, deep: str
+) -> None:
+    wishes = {"nnodes": 4, "pipeline_parallel_size": 4, "model": deep}
+    group = [start(node_rank=rank, **wishes) for rank in range(4)]
+    ask(group[0])
+    print(file=group[0].stdin, flush=True)  # a round that never ends
+    group.pop(2).kill()
+    for host in group:
+        status, said = ended(host)
+        assert status == 75 and "host 2 of 4 has gone" in said, said
+
+
 @pytest.mark.parametrize(
     ("wishes", "told"),
     [
