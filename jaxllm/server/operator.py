@@ -73,9 +73,6 @@ class OperatorRoutes:
             )
         if mode not in MODES:
             raise bad_request(f"mode must be abort or wait, got {describe(mode)}", "mode")
-        if self._state.resolved.pipeline_parallel_size > 1:  # the engine refuses: nothing ends
-            await self._state.client.run_command(Sleep(int(level)))
-            return Response()
         with self._state.at_rest():
             if mode == "abort":
                 self._state.client.fail_all(

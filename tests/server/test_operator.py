@@ -106,9 +106,11 @@ def test_who_waits_no_longer_puts_no_model_to_sleep(tokenizer: Tokenizer) -> Non
         assert not server.get("/is_sleeping").json()["is_sleeping"]
 
 
+@pytest.mark.parametrize("stages", [1, 2])
 def test_a_model_whose_requests_were_ended_sleeps_even_if_its_operator_leaves(
-    tokenizer: Tokenizer,
+    tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch, stages: int
 ) -> None:
+    monkeypatch.setattr(fake, "RESOLVED", replace(fake.RESOLVED, pipeline_parallel_size=stages))
     with Stepped(tokenizer, with_settings(admin_keys=("root",))) as server:
         endless = QUESTION | {"max_tokens": 250, "ignore_eos": True, "stream": True}
         with server.begin("/v1/completions", endless) as stream:
@@ -121,27 +123,6 @@ def test_a_model_whose_requests_were_ended_sleeps_even_if_its_operator_leaves(
             server.control.go.set()
         while not server.get("/is_sleeping").json()["is_sleeping"]:
             pass
-
-
-def test_an_engine_in_stages_refuses_to_sleep_and_its_streams_go_on(
-    tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(fake, "RESOLVED", replace(fake.RESOLVED, pipeline_parallel_size=2))
-    with Stepped(tokenizer, with_settings(admin_keys=("root",))) as server:
-        endless = QUESTION | {"max_tokens": 250, "ignore_eos": True, "stream": True}
-        with server.begin("/v1/completions", endless) as stream:
-            server.control.permits.release(1)
-            while not stream.line().startswith(b"data: "):
-                pass
-            with ThreadPoolExecutor(1) as pool:
-                refused = pool.submit(told, server, "/sleep")
-                server.control.step_until(refused.done)
-                assert refused.result().status == 400
-            server.control.go.set()
-            lines = [b""]
-            while b"[DONE]" not in lines[-1]:
-                lines.append(stream.line())
-            assert b"error" not in b"".join(lines)
 
 
 @pytest.mark.parametrize("query", ["level=3", "level=", "level=x", "mode=keep", "level=1&mode="])
