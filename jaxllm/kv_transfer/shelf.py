@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter, OrderedDict
 from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import takewhile
@@ -12,6 +13,7 @@ from threading import Condition
 import numpy as np
 
 from jaxllm.kv_transfer.checksum import checksum
+from jaxllm.kv_transfer.cores import CORES
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +29,8 @@ class Shelf:
     """Hash → page, at most `capacity` pages of `page_bytes` bytes: those used least recently go
     first. Any thread may call it.
 
-    The memory is one array, which the system provides as it is first used.
+    The memory is one array, written once at the start: the system provides it then, which would
+    else take longer than copying a page, and between two tokens.
 
     Attributes:
         capacity: in pages.
@@ -36,6 +39,8 @@ class Shelf:
     def __init__(self, capacity: int, page_bytes: int):
         self.capacity = capacity
         self._memory = np.empty((capacity, page_bytes), np.uint8)
+        with ThreadPoolExecutor(CORES) as pool:
+            wait([pool.submit(part.fill, 0) for part in np.array_split(self._memory, CORES)])
         self._blank = list(range(capacity - 1, -1, -1))
         self._changed = Condition()
         self._pages: OrderedDict[bytes, StoredPage] = OrderedDict()  # least recently used first

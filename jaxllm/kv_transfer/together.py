@@ -1,9 +1,7 @@
-"""Fetches the pages of a request over several connections at once: one core copies far fewer bytes
-a second than a device's link carries."""
+"""Fetches the pages of a request over several connections at once."""
 
 from __future__ import annotations
 
-import os
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
@@ -12,10 +10,9 @@ from contextlib import closing
 import numpy as np
 
 from jaxllm.kv_transfer.client import Address, PageClient
+from jaxllm.kv_transfer.cores import CORES
 from jaxllm.kv_transfer.wire import TransferError
 
-# Of one fetch, and copies to the shelf at once: a quarter of the machine's cores
-CONNECTIONS = min(8, max(2, (os.cpu_count() or 1) // 4))
 LEAST = 4  # pages of a connection; fewer are not worth another
 
 
@@ -24,7 +21,7 @@ class TogetherClient:
 
     def __init__(self, client: PageClient, requests: int):
         self._client = client
-        self._threads = ThreadPoolExecutor(requests * CONNECTIONS, thread_name_prefix="kv-pages")
+        self._threads = ThreadPoolExecutor(requests * CORES, thread_name_prefix="kv-pages")
 
     def fetch(
         self,
@@ -69,5 +66,5 @@ class TogetherClient:
 def divide(hashes: Sequence[bytes]) -> list[Sequence[bytes]]:
     """A part for each connection, about as long as the others; pages that are computed one after
     another come by different ones."""
-    parts = max(1, min(CONNECTIONS, len(hashes) // LEAST))
+    parts = max(1, min(CORES, len(hashes) // LEAST))
     return [hashes[part::parts] for part in range(parts)]

@@ -16,10 +16,11 @@ from jaxllm.config import ConfigError
 from jaxllm.kv_transfer import ring as ring_module
 from jaxllm.kv_transfer.checksum import checksum
 from jaxllm.kv_transfer.client import PageClient
+from jaxllm.kv_transfer.cores import CORES
 from jaxllm.kv_transfer.ring import Ring
 from jaxllm.kv_transfer.server import PageServer, listen
 from jaxllm.kv_transfer.shelf import Shelf
-from jaxllm.kv_transfer.together import CONNECTIONS, LEAST, TogetherClient, divide
+from jaxllm.kv_transfer.together import LEAST, TogetherClient, divide
 from jaxllm.kv_transfer.wire import TransferError
 
 KEY, FINGERPRINT, SIZE = b"k" * 16, b"f" * 32, 5003
@@ -264,7 +265,7 @@ def come(client: TogetherClient, server: PageServer) -> Come:
 @CARRIERS
 def test_several_connections_bring_the_longest_stored_prefix(shared, server, shelf, connect):
     client = TogetherClient(connect(KEY, FINGERPRINT, SIZE, shared), 1)
-    assert len(divide(NAMES)) == CONNECTIONS
+    assert len(divide(NAMES)) == CORES
     assert sorted(name for part in divide(NAMES) for name in part) == NAMES
     wanted = {name: page(number).tobytes() for number, name in enumerate(NAMES)}
     assert come(client, server) == (wanted, None)
@@ -293,11 +294,11 @@ def test_what_keeping_a_page_raises_ends_a_fetch(server, connect):
 
 
 def test_a_fetch_that_has_ended_brings_nothing_more(server, shelf, connect):
-    kept, ended, begun = list[bytes](), threading.Event(), threading.Barrier(CONNECTIONS)
+    kept, ended, begun = list[bytes](), threading.Event(), threading.Barrier(CORES)
 
     def keep(key: bytes, page: np.ndarray) -> None:
         kept.append(key)
-        if len(kept) <= CONNECTIONS:
+        if len(kept) <= CORES:
             begun.wait(20)
         if key == NAMES[0]:
             raise MemoryError("no room")
@@ -307,7 +308,7 @@ def test_a_fetch_that_has_ended_brings_nothing_more(server, shelf, connect):
     error = client.fetch(("127.0.0.1", server.port), NAMES, 20.0, keep, MemoryError)
     ended.set()
     client._threads.shutdown()
-    assert str(error) == "no room" and len(kept) == CONNECTIONS
+    assert str(error) == "no room" and len(kept) == CORES
     client.close()
 
 

@@ -14,8 +14,8 @@ from jaxllm.engine.runtime.runner import Runner
 from jaxllm.engine.scheduling.plan import Chunk
 from jaxllm.engine.scheduling.prefix_lookup import PrefixLookup
 from jaxllm.engine.scheduling.request import Request, Status
+from jaxllm.kv_transfer.cores import CORES
 from jaxllm.kv_transfer.shelf import Shelf
-from jaxllm.kv_transfer.together import CONNECTIONS
 from jaxllm.messages import TextDelta
 
 logger = logging.getLogger("jaxllm")
@@ -120,7 +120,7 @@ class PageExporter:
 
     def _run(self) -> None:
         # One core copies fewer bytes a second than the device's link carries
-        with ThreadPoolExecutor(CONNECTIONS, thread_name_prefix="kv-copy") as pool:
+        with ThreadPoolExecutor(CORES, thread_name_prefix="kv-copy") as pool:
             while self._do_next(pool):
                 pass
 
