@@ -39,6 +39,7 @@ class FakeHost:
             for offset, digest in enumerate((self.fetched | fetched)[place]):
                 assert digest is not None, "a page that was never written is put into the pool"
                 kv[page, offset] = digest
-        self.fetched = fetched
+        if moves.fetches or moves.puts:
+            self.fetched = fetched
         self.traffic.saved += len(moves.saves)
         self.traffic.loaded += len(moves.puts)

@@ -46,6 +46,7 @@ class Setup:
     unsaved: int = 0  # every so-manieth page that is saved finds no memory there; 0: none
     # After how many more plans that move pages this shows; until then the device has them
     late: int = 0
+    slow: int = 0  # how many questions in turn find that what was fetched is still on its way
     swaps: bool = False
     batch_invariant: bool = False
     estimator: type[AdmissionEstimator] = AdmissionEstimator
@@ -85,6 +86,8 @@ class Loop(LoopChecks):
                 self.prefix,
                 setup.max_fetches,
             )
+            asked = itertools.count(1)
+            offload.fetches_done = lambda: next(asked) % (setup.slow + 1) == 0
             self.scheduler.attach_offload(offload, setup.swaps, setup.caching)
         if setup.batch_invariant:
             self.scheduler.set_batch_invariant()

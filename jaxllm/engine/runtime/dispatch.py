@@ -75,6 +75,10 @@ class Dispatcher:
         """As of `PageSwapper`."""
         return [] if self.swapper is None else self.swapper.lost()
 
+    def fetches_done(self) -> bool:
+        """As of `PageSwapper`."""
+        return self.swapper is None or self.swapper.fetches_done()
+
     def run(self, launch: Launch) -> list[Array]:
         """Dispatch programs in order; returns their results, on their way to the host."""
         self.tell(launch)

@@ -95,7 +95,7 @@ class PageSwapper:
         # By place in host memory:
         self._kept: dict[int, Page] = {}
         self._leaving: dict[int, Page] = {}  # on the device, until their copies are there
-        self._fetched: dict[int, Page] = {}  # on the device, by the last plan
+        self._fetched: dict[int, Page] = {}  # on the device, by the last plan that moved such
         self._reading: dict[int, Page] = {}  # the same, by any plan, until they are there
 
     @property
@@ -111,6 +111,10 @@ class PageSwapper:
         lost, self._lost = sorted(self._lost), set()
         return lost
 
+    def fetches_done(self) -> bool:
+        """Whether the device has what was fetched; waits for nothing."""
+        return is_there(self._fetched)
+
     def run(self, kv: KVCache, moves: Moves) -> KVCache:
         """Run a plan's transfers, before its step and plan by plan. Returns the pool, in the same
         buffers."""
@@ -125,7 +129,8 @@ class PageSwapper:
         known = self._fetched | fetched
         for batch in batched(moves.puts, self._width):
             kv = self._put(kv, [known[place] for place, _ in batch], [page for _, page in batch])
-        self._fetched = fetched
+        if moves.fetches or moves.puts:
+            self._fetched = fetched
         reading = self._reading | fetched
         self._reading = {place: page for place, page in reading.items() if not is_there(page)}
         self._traffic.loaded += len(moves.puts)

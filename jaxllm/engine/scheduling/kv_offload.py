@@ -2,15 +2,15 @@
 jax.
 
 The device runs a plan's moves before its step, saves first. So a page can be handed out in the very
-plan that saves its contents. A page comes back in two plans: one fetches it to the device, the next
-one puts it into the pool, so that the copy runs beside a step. Requests wait for their pages with
-slot and pages already assigned.
+plan that saves its contents. A page comes back in two plans: one fetches it to the device, and one
+puts it into the pool when the copy is there, so that the copy runs beside steps and none waits for
+it. Requests wait for their pages with slot and pages already assigned.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import takewhile
 from typing import NamedTuple
 
@@ -62,18 +62,22 @@ class OffloadManager:
     A cached prefix is fetched when that takes less time than computing it, as measured: `link`
     against `compute_seconds` of one page. Pages of a swapped request are always fetched, and those
     that were promised to a request as soon as they are there.
+
+    Attributes:
+        fetches_done: whether the device has what was fetched, as the engine knows.
     """
 
     def __init__(self, host: HostTier, index: PrefixIndex, max_fetches: int):
         self.host, self.index, self.max_fetches = host, index, max_fetches
         self.link, self.compute_seconds = Link(), float("inf")
+        self.fetches_done: Callable[[], bool] = lambda: True
         self.forget_all()
 
     def forget_all(self) -> None:
         """Forget everything that is stored or in transit."""
         self.host.reset()
         self._pending: deque[_Transfer] = deque()  # not fetched yet
-        self._fetched: list[_Transfer] = []  # by the plan before
+        self._fetched: list[_Transfer] = []  # by one plan before, and on their way
         self._ready: list[_Transfer] = []  # put into the pool by the plan in the making
         self._fetches: list[int] = []
         self._saves: list[tuple[int, int]] = []
@@ -109,7 +113,10 @@ class OffloadManager:
         ]
 
     def fetch_pending(self) -> None:
-        """Fetch pending pages that host memory has, as many as a plan may."""
+        """Fetch pending pages that host memory has, as many as a plan may, unless others are on
+        their way."""
+        if self._fetched:
+            return
         coming: list[_Transfer] = []
         while self._pending and len(self._fetches) < self.max_fetches:
             transfer = self._pending.popleft()
@@ -120,8 +127,11 @@ class OffloadManager:
             self._fetches.append(transfer.host_page)
         self._pending.extendleft(reversed(coming))
 
-    def put_fetched(self) -> None:
-        """Put fetched pages into the pool; from now on the index finds them."""
+    def put_fetched(self, waits: bool) -> None:
+        """Put fetched pages into the pool; from now on the index finds them. Nothing happens before
+        they are there, unless the device `waits` for them as it has nothing else to do."""
+        if not (waits or self.fetches_done()):
+            return
         for transfer in self._fetched:
             transfer.request.pages_in_transit -= 1
             new = self.index.register(transfer.key, transfer.page)

@@ -232,7 +232,7 @@ class Scheduler:
         groups it is the turn of the next one that has something to run."""
         offload = self.offload
         if offload is not None:
-            offload.put_fetched()
+            offload.put_fetched(waits=False)
         for _ in range(self.limits.groups):
             self._slots.next_turn()
             decodes, positions, chunks, preempted = self._select_in_turn()
@@ -243,7 +243,7 @@ class Scheduler:
         if offload is not None:
             offload.fetch_pending()
             if not (decodes or chunks):  # nothing runs beside the fetches: do not wait for a step
-                offload.put_fetched()
+                offload.put_fetched(waits=True)
                 arrived = self._slots.arrived(self._running)
                 chunks = self.chunk_planner.plan(arrived, 0, None)
                 self._had_chunks[self._slots.turn] = bool(chunks)

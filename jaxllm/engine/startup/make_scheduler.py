@@ -71,6 +71,7 @@ def make_scheduler(
             PLAN_LOADS * resolved.moved_pages,
         )
         offload.link = runner.link or offload.link
+        offload.fetches_done = runner.fetches_done
         offload.compute_seconds = resolved.page_size * seconds_per_token(runner.seconds)
         scheduler.attach_offload(
             offload, swap_preempted=resolved.preemption_mode == "swap", share_prefixes=shares

@@ -144,7 +144,7 @@ def test_what_was_brought_back_is_forgotten_from_the_end_of_the_chain() -> None:
     tier.pin(keys)
     offload.enqueue(request, 0, tier.find(keys))
     offload.fetch_pending()
-    offload.put_fetched()
+    offload.put_fetched(waits=False)
     moves = offload.flush()
     assert moves is not None and len(moves.puts) == 3 and request.pages_in_transit == 0
     offload.save_evicted(b"d", 6)

@@ -251,3 +251,23 @@ def test_the_price_of_a_token_is_that_of_the_best_shape() -> None:
         {ExtendShape(64, 4, 0): 0.64, ExtendShape(512, 4, 0): 0.512, 4: 0.1}
     ) == pytest.approx(0.001)
     assert seconds_per_token({}) == float("inf")
+
+
+def test_no_step_waits_for_pages_that_are_on_their_way_to_the_device() -> None:
+    loop = Loop(Setup(num_pages=30, host_pages=8, host_cached=8, slow=10**9))
+    first = loop.add([1, 2, 3], 12)
+    loop.add_choices(1, [*range(1, 10)], 2, comes=True)
+    second = loop.requests[1]
+    while loop.coming:
+        loop.arrive(0)
+    beside = 0
+    while first is not None and first.num_scheduled_outputs < first.max_tokens:
+        plan = loop.step()
+        beside += bool(plan.decodes)
+        assert second.pages_in_transit == 2 and (plan.moves is None or not plan.moves.puts)
+        if first.status is Status.FINISHED:
+            break
+    assert beside > 3
+    loop.drain()  # nothing else runs: the device waits for them
+    loop.check_ended()
+    assert second.num_cached_tokens == 8

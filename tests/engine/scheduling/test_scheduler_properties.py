@@ -40,6 +40,7 @@ SETTINGS = {
     "swaps": st.booleans(),
     "unsaved": st.sampled_from([0, 1, 2, 3]),
     "late": st.integers(0, 3),
+    "slow": st.sampled_from([0, 0, 1, 3]),
     "delay": st.integers(0, 2),
     "batch_invariant": st.sampled_from([False, False, False, True]),
     "groups": st.sampled_from([1, 1, 1, 2, 3]),

@@ -111,6 +111,10 @@ class PipelineRunner(Runner):
         """As of `Dispatcher`: a page is lost with one stage's part of it."""
         return sorted({*super().lost(), *self._before.lost()})
 
+    def fetches_done(self) -> bool:
+        """As of `Dispatcher`."""
+        return super().fetches_done() and self._before.fetches_done()
+
     def warm_up(self, deep: bool = False) -> None:
         """As of `Runner`. A group has one step in flight while its next one is planned."""
         links = self._before.warm_up()

@@ -80,6 +80,10 @@ class EarlierStages(tuple[StageDispatcher, ...]):
         """As of `Dispatcher`."""
         return [place for stage in self for place in stage.lost()]
 
+    def fetches_done(self) -> bool:
+        """As of `Dispatcher`."""
+        return all(stage.fetches_done() for stage in self)
+
     def warm_up(self) -> list[Link]:
         """Run the programs that no step of the last stage runs; returns the links to host memory
         as measured."""
