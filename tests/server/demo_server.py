@@ -94,16 +94,16 @@ class Demo:
         self._rest.join(20)
 
 
-def transferring(key: Path, role: str) -> Demo:
+def transferring(key: Path, role: str, **extra: Any) -> Demo:
     """A server that computes prompts for others (`kv_producer`) or continues them (`kv_consumer`);
-    `key` is a file."""
+    `key` is a file, `extra` further settings."""
     with socket.create_server(("127.0.0.1", 0)) as free:
         port: int = free.getsockname()[1]
     config = {
         "kv_connector": "jaxllm",
         "kv_role": role,
         "kv_port": port,
-        "kv_connector_extra_config": {"key_file": str(key)},
+        "kv_connector_extra_config": {"key_file": str(key)} | extra,
     }
     return Demo("--kv-offloading-size", "0.01", "--kv-transfer-config", json.dumps(config))
 

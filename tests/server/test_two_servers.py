@@ -19,11 +19,13 @@ WORDS = "Sort these numbers from the smallest to the largest: "
 PATHS = ["/v1/chat/completions", "/v1/completions"]
 
 
-@pytest.fixture(scope="module")
-def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Demo, Demo]]:
+@pytest.fixture(scope="module", params=[False, True], ids=["", "early"])
+def pair(
+    tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest
+) -> Iterator[tuple[Demo, Demo]]:
     key = tmp_path_factory.mktemp("key") / "key"
     key.write_text("two servers have this key\n")
-    prefill = transferring(key, "kv_producer")
+    prefill = transferring(key, "kv_producer", answer_early=request.param)
     decode = transferring(key, "kv_consumer")
     yield prefill, decode
     prefill.close()
@@ -70,6 +72,17 @@ def test_two_legs_give_the_answer_of_one_server(pair, path):
         assert routed["choices"] == whole["choices"]
         prompt = whole["usage"]["prompt_tokens"]
         assert cached(routed) == (prompt - 1) // 16 * 16, "whole pages but that of the last token"
+
+
+def test_a_first_leg_has_its_token_unless_it_is_answered_early(pair, request):
+    early = "early" in request.node.callspec.id
+    leg = ask(PATHS[1], WORDS + "5, 3") | {"max_tokens": 1, "kv_transfer_params": LEG}
+    for id in ("x", "x"):  # the same one, whose prompt may still be computed
+        answer = post(pair[0], PATHS[1], leg, id)
+        assert answer["choices"][0]["finish_reason"] == "length"
+        assert (answer["choices"][0]["text"] == "") is early
+        assert answer["usage"]["completion_tokens"] == (0 if early else 1)
+        assert answer["usage"]["prompt_tokens"] > 0
 
 
 def test_a_prefill_server_that_is_killed_costs_recomputation_and_no_request(pair):
