@@ -33,6 +33,8 @@ PLAN_LOADS = 4
 # Calls of `save_pages` whose copies for other engines may be in flight at once: those of a step of
 # 2,048 tokens of an 8B, which leave while the next step runs
 TAKEN = 8
+# A program reads its page numbers when it runs: one buffer for each that may not have run, and one
+BUFFERS = LEAVING + TAKEN + PLAN_LOADS + 1
 # The remedy for too little host memory
 GIVE_MEMORY = "lower --swap-space or --kv-offloading-size, or give the process more memory"
 NO_MEMORY = "RESOURCE_EXHAUSTED"  # begins XLA's error
@@ -78,7 +80,7 @@ class PageSwapper:
         self._near = shardings(page)
         self._far = shardings(page_shapes(shapes.kv, far_memory(shapes.platform)))
         self._filler = zeros_of(page)
-        self._number_buffers = HostBuffers(self._width, shapes.host, LEAVING + PLAN_LOADS + 1)
+        self._number_buffers = HostBuffers(self._width, shapes.host, BUFFERS)
         # Apart from each other: transfers of one plan run behind the step before it, and a wait
         # for them would delay the next launch
         self._out: deque[_Trip] = deque()

@@ -9,10 +9,13 @@ from typing import Any
 
 import jax
 import pytest
+from jax.sharding import NamedSharding, PartitionSpec
 
 from jaxllm.engine.engine import Engine
 from jaxllm.engine.runtime import page_swapper
+from jaxllm.engine.runtime.launch import HostBuffers
 from jaxllm.engine.scheduling.plan import Moves
+from jaxllm.mesh import make_mesh
 from jaxllm.messages import GenerateRequest
 from jaxllm.sampling.options import SamplingParams
 from tests.engine.conftest import collect, run
@@ -256,3 +259,46 @@ def test_two_programs_more_and_only_with_host_memory(make_engine: MakeEngine) ->
     more = set(swapping.runner.programs.lattice) - set(plain.runner.programs.lattice)
     assert {kind for kind, _ in more} == {"save_pages", "load_pages"} and len(more) == 2
     assert plain.runner.swapper is None and plain.scheduler.offload is None
+
+
+def test_page_numbers_stay_as_they_are_until_their_program_has_run(
+    make_engine: MakeEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = make_engine(num_gpu_blocks_override=40, preemption_mode="swap", swap_space=0.1)
+    swapper = engine.runner.swapper
+    assert swapper is not None
+    pinned = NamedSharding(make_mesh(1), PartitionSpec(), memory_kind="pinned_host")
+    buffers = HostBuffers(swapper._width, pinned, page_swapper.BUFFERS)
+    track, arrive, send = swapper._track, swapper._arrive, swapper._number_buffers.send
+    # Which buffer each program reads that may not have run; the device runs them in their order
+    running: dict[int, int] = {}
+
+    def sent(numbers: Any) -> Any:
+        assert buffers._next not in running.values(), "written while it is read"
+        buffers.send(numbers)
+        return send(numbers)
+
+    def tracked(queue: Any, most: int, trip: Any) -> None:
+        running[id(trip)] = (buffers._next - 1) % page_swapper.BUFFERS
+        track(queue, most, trip)
+
+    def arrived(queue: Any) -> None:
+        if (last := id(queue[0])) in running:
+            for trip in list(running)[: list(running).index(last) + 1]:
+                del running[trip]
+        arrive(queue)
+
+    monkeypatch.setattr(page_swapper, "is_there", lambda arrays: False)
+    monkeypatch.setattr(swapper._number_buffers, "send", sent)
+    monkeypatch.setattr(swapper, "_track", tracked)
+    monkeypatch.setattr(swapper, "_arrive", arrived)
+    kv, width, most = engine.runner.kv, swapper._width, 0
+    places = range(page_swapper.PLAN_LOADS * width)
+    kv = swapper.run(kv, Moves(tuple((place % 40, place) for place in places), (), ()))
+    for _ in range(3):
+        kv, _ = swapper.take_out(kv, [n % 40 for n in range(page_swapper.TAKEN * width)])
+        puts = tuple((place, 1000 + place) for place in places)
+        kv = swapper.run(kv, Moves(((0, 100), (1, 101)), tuple(places), puts))
+        most = max(most, len(running))
+    engine.runner.kv = kv
+    assert most > page_swapper.TAKEN
