@@ -30,6 +30,7 @@ class Call:
     prompt_tokens: int = 0
     cached_tokens: int = 0
     output_tokens: int = 0
+    first_text: str = ""  # of the first event
     error: str = ""
 
     @property
@@ -79,6 +80,8 @@ async def call(
                     raise Refused(str(data["error"].get("message", data["error"])))
                 if data.get("choices"):
                     out.stamps.append(time.perf_counter())
+                    if len(out.stamps) == 1:
+                        out.first_text = data["choices"][0].get("text", "")
                     on_event(out)
                 if usage := data.get("usage"):
                     out.prompt_tokens, out.output_tokens = (

@@ -134,4 +134,10 @@ def test_a_whole_run_fetches_every_page_and_loses_no_request(tmp_path, monkeypat
     assert rows["prefill server killed"]["failed"] == 0
     assert rows["prefill server killed"]["ok"]
     assert rows["ttft, apart / alone"]["ratio"] > 0
+    assert rows["equal first tokens"] == {
+        "figure": "equal first tokens",
+        "equal": 2,
+        "of": 2,
+        "ok": True,
+    }
     assert rows["streams, alone"]["gap_ratio"] > 0
