@@ -78,18 +78,15 @@ class HostTier:
         """Pin these prefixes, which depend on each other and are here or on their way, as far as
         there is room. Returns the pages for those on their way, and how many are pinned. All are
         found from now on; pages are among `coming` until `arrive` says that they have contents."""
-        stored, promised, pinned = ChainMap(self._pinned, self._cached), dict[bytes, int](), 0
-        missing, kept = sum(key not in stored for key in hashes), {*hashes}
-        while len(self._blank) < missing and self._cached and next(iter(self._cached)) not in kept:
+        self.pin(hashes)  # so that none makes room for another
+        missing = [key for key in hashes if key not in self._pinned]
+        while len(self._blank) < len(missing) and self._cached:
             self._evict()
-        for key in hashes:
-            if key not in stored:
-                if not self._blank:
-                    break
-                promised[key] = self._pinned[key] = self._blank.pop()
-            pinned += 1
+        promised = {key: self._blank.pop() for key in missing[: len(self._blank)]}
+        self._pinned |= promised
         self.coming.update(promised.values())
-        self.pin(hashes[:pinned])
+        pinned = sum(1 for _ in takewhile(self._pinned.__contains__, hashes))
+        self.unpin(reversed(hashes[pinned:]))
         return promised, pinned
 
     def is_coming(self, key: bytes, page: int) -> bool:

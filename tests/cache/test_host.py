@@ -180,6 +180,15 @@ def test_room_is_made_for_what_is_on_its_way_and_nothing_that_is_kept_goes() -> 
     tier.check([[b"b"], [b"c"]])
 
 
+def test_what_others_have_left_makes_room_though_the_oldest_page_is_needed() -> None:
+    tier = HostTier(4, 4)
+    (first, *_) = [tier.save(key) for key in (A, B, C, D)]
+    promised, pins = tier.promise([A, b"e", b"f"])
+    assert [*promised] == [b"e", b"f"] and pins == 3
+    assert tier.find([A]) == [first] and not tier.find([B]) and tier.find([D])
+    tier.check([[A, b"e", b"f"]])
+
+
 def test_contents_for_one_prefix_are_not_those_of_the_next_one_there() -> None:
     tier = HostTier(1, 1)
     assert tier.promise([b"a"]) == ({b"a": 0}, 1)
