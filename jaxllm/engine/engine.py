@@ -52,9 +52,8 @@ class Engine:
         self.runner, self.scheduler, self._grammars = parts.runner, scheduler, parts.grammars
         self._unscheduled = Unscheduled(scheduler, parts.grammars, transfer)
         self._exporter = None if transfer is None else transfer.exporter
-        shares = transfer is not None
         forget, busy = self._unscheduled.forget_all, lambda: self.has_work
-        self.sleeper = Sleep(parts, forget, busy, shares_pages=shares)
+        self.sleeper = Sleep(parts, forget, busy, shares_pages=transfer is not None)
         self.eos_ids = frozenset(parts.runner.eos_ids)
         self._options = LogitsOptionsReader(
             self.resolved.vocab_size,
@@ -353,6 +352,8 @@ class Engine:
 
     def _constrain(self, plan: Plan, before: Sequence[Collected]) -> list[TextDelta]:
         """Commit the steps before a draw, then set the masks of the requests that draw."""
+        if self._exporter is not None:  # before forced tokens end requests, which free their pages
+            self._exporter.take(plan.chunks)
         # Texts are made while the masks are computed
         deltas = [delta for step in before for delta in self._commit(step)]
         jumped = {request for request in self._grammars.wait_masks() if self._jump(request, deltas)}

@@ -74,10 +74,11 @@ class PageExporter:
 
     def take(self, chunks: Sequence[Chunk]) -> None:
         """Take the pages that a step completes, which was just launched, out of the pool, those
-        that are not on the shelf yet: they leave the device while the next step runs."""
+        that are not on the shelf yet: they leave the device while the next step runs. Those of a
+        request that has ended since are no longer its own."""
         for chunk in chunks:
             request = chunk.request
-            if request.shares_pages:
+            if request.shares_pages and request.status is Status.RUNNING:
                 keys = self._shared(request, min(chunk.end, len(request.prompt)))
                 if missing := self._shelf.expect(keys):
                     wanted = [keys[at] for at in missing]
@@ -94,8 +95,10 @@ class PageExporter:
         """Forget all requests, and what is not on its way to the shelf."""
         for keys, _ in self._taken.values():
             self._shelf.forget(keys)
-        self._taken.clear()
-        self.settle([])
+        for keys in self._announced.values():
+            self._shelf.withdraw(keys)
+        for kept in (self._taken, self._announced, self._begun, self._answered):
+            kept.clear()
 
     def _taken_out(self, keys: list[bytes], pages: list[int]) -> Sequence[Page]:
         try:
