@@ -287,11 +287,16 @@ class KVCacheManager:
                 tell_stored(index, request, pages.start, new)
 
     def uncount_cached(self, request: Request) -> None:
-        """Undo what was counted for a request that starts anew: some of what was found is lost."""
+        """Undo what was counted for a request that starts anew: some of what was found is lost. Of
+        choices the first to start anew does it for all."""
+        sharing = request.sharing
+        found = request.num_cached_tokens if sharing is None else sharing.cached_tokens
+        if found is None:
+            return
         if self.prefixes.indexes and self.prefixes.shared and request.scored >= request.score_end:
-            self.prefixes.indexes[0].count(-request.num_tokens, -request.num_cached_tokens)
-        if request.sharing is not None:
-            request.sharing.cached_tokens = None
+            self.prefixes.indexes[0].count(-request.num_tokens, -found)
+        if sharing is not None:
+            sharing.cached_tokens = None
 
     def _capacity(self, request: Request) -> int:
         """Tokens that the request's pages can hold, from the first of the sequence on."""

@@ -31,12 +31,13 @@ class _Fetch(NamedTuple):
     """What a request lacks, on its way.
 
     Attributes:
+        choices: those that wait for it, of this request and of later ones.
         places: host page of each key.
         arrived: key and page, in the order in which they come.
         ended: done when nothing comes any more.
     """
 
-    choices: Sequence[Request]
+    choices: list[Request]
     places: dict[bytes, int]
     arrived: queue.SimpleQueue[tuple[bytes, Page]]
     ended: Future[None]
@@ -79,18 +80,25 @@ class PageFetcher:
         return any(fetch.ended.done() or not fetch.arrived.empty() for fetch in self._fetches)
 
     def start(self, choices: Sequence[Request], address: Address) -> None:
-        """Fetch what the first choice of a new request lacks and host memory has room for."""
+        """Fetch what a new request lacks and host memory has room for. All its choices wait for
+        that."""
         self.collect()  # an idle engine takes no step that would do it
         assert self._runner.swapper is not None, REFUSED
         # The room is there before the pages are: more memory would have to be pinned first, which
         # takes seconds
-        places = self._scheduler.kv_manager.promise(choices[0])
+        kv_manager, first = self._scheduler.kv_manager, choices[0]
+        places = kv_manager.promise(first)
+        for choice in choices[1:]:
+            kv_manager.pin(choice, first.pinned)
         self._runner.swapper.drop([*places.values()])
+        for fetch in self._fetches:
+            if not fetch.places.keys().isdisjoint(first.pinned):
+                fetch.choices.extend(choices)  # it goes on when those before are aborted
         if places:
-            arrived = queue.SimpleQueue[tuple[bytes, Page]]()
+            arrived, waiting = queue.SimpleQueue[tuple[bytes, Page]](), [*choices]
             until = time.monotonic() + self._seconds
-            ended = self._threads.submit(self._fetch, choices, address, [*places], arrived, until)
-            self._fetches.append(_Fetch(choices, places, arrived, ended))
+            ended = self._threads.submit(self._fetch, waiting, address, [*places], arrived, until)
+            self._fetches.append(_Fetch(waiting, places, arrived, ended))
             ended.add_done_callback(lambda _: self.on_arrived())
 
     def collect(self) -> None:
@@ -132,7 +140,7 @@ class PageFetcher:
         def keep(key: bytes, page: np.ndarray) -> None:
             nonlocal came
             if not still_waits(choices):
-                raise TransferError("its request was aborted")
+                raise TransferError("who wanted it was aborted")
             arrived.put((key, swapper.made(self._layout.split(page))))
             came += 1
             self.on_arrived()
@@ -144,5 +152,5 @@ class PageFetcher:
 
 
 def still_waits(choices: Sequence[Request]) -> bool:
-    """Whether a request waits for its pages: it may have been aborted."""
-    return choices[0].status is not Status.FINISHED
+    """Whether one of them waits for its pages: they may have been aborted."""
+    return any(choice.status is not Status.FINISHED for choice in choices)
