@@ -285,7 +285,7 @@ class EngineProcess:
                     return None if engine.reset_prefix_cache(running) else REQUESTS_RUN
                 case Sleep(level):
                     for _ in range(STEPS_IN_FLIGHT):  # of requests that were aborted
-                        if engine.has_work:
+                        if engine.has_work and not engine.awaits_grammar:
                             self._send_outputs(engine, self._step(engine))
                     engine.sleeper.sleep(level)
                 case WakeUp():

@@ -328,6 +328,13 @@ class Waiting:
     def abort(self, request_id: str) -> None:
         pass
 
+    @property
+    def sleeper(self) -> Waiting:
+        return self
+
+    def sleep(self, level: int) -> None:
+        raise ValueError("requests are running")
+
     def step(self) -> list[TextDelta]:
         assert self.plain or self.built, "a step would block"
         self.steps += self.plain or ["guided"]
@@ -362,6 +369,9 @@ def test_who_waits_for_a_grammar_holds_up_no_message_and_none_holds_up_the_gramm
         here.sendall(encode(Abort("nobody")) + encode(add("plain")))
         until(1)
         assert engine.steps == ["plain"]
+        here.sendall(encode(Sleep(1)))
+        while Answered("requests are running") not in found:
+            found.extend(frames.feed(here.recv(1 << 16)))
         engine.built = True
         engine.heard()
         until(2)
