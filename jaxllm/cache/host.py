@@ -148,11 +148,12 @@ class HostTier:
 
     def hashes_at(self, pages: Collection[int]) -> list[bytes]:
         """The prefixes that these pages hold, or will hold once they are copied."""
+        wanted = set(pages)
         return [
             key
             for stored in (self._pinned, self._cached)
             for key, page in stored.items()
-            if page in pages
+            if page in wanted
         ]
 
     def check(self, pinned: Iterable[Sequence[bytes]] = ()) -> None:

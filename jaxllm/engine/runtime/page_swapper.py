@@ -147,7 +147,7 @@ class PageSwapper:
             page = self._kept.pop(place, None)
             # What the device neither writes nor reads any more
             if page is not None and not leaving and is_there(self._reading.get(place, ())):
-                self._blank.append(page)
+                self.give_back(page)
 
     def keep(self, place: int, page: Page) -> None:
         """Keep a page that was made elsewhere, in host memory, at a place without contents."""
@@ -170,6 +170,11 @@ class PageSwapper:
         for array, part in zip(page, parts, strict=True):
             fill(array, part)
         return page
+
+    def give_back(self, page: Page) -> None:
+        """Use the memory of a page of `made` again, which nobody keeps or reads."""
+        if is_pinned(self._far[0]):  # else `made` takes none
+            self._blank.append(page)
 
     def prepare(self, count: int) -> None:
         """Have memory for so many calls of `made`, which else has the device provide it."""

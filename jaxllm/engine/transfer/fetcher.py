@@ -111,6 +111,8 @@ class PageFetcher:
                 key, page = fetch.arrived.get_nowait()
                 if offload.host.arrive(key, fetch.places[key]):
                     swapper.keep(fetch.places[key], page)
+                else:
+                    swapper.give_back(page)
             if ended:
                 self._fetches.remove(fetch)
                 places = fetch.places.items()

@@ -267,3 +267,28 @@ def test_pages_that_leave_the_device_take_the_memory_of_blank_ones(make, prefill
         assert len(swapper._blank) + len(swapper._kept) <= 9
     assert swapper._kept, "some have left"
     close(engine)
+
+
+def test_pages_that_nobody_waits_for_any_more_leave_their_memory_to_others(
+    make, prefill, monkeypatch
+):
+    monkeypatch.setattr(page_swapper, "far_memory", lambda platform: PINNED)
+    engine = make("kv_consumer", kv_offloading_size=9 * 2048 / 2**30)
+    swapper, offer = engine.runner.swapper, share(prefill, PROMPT)
+    engine.add(request(PROMPT, page_offer=offer))
+    wait(engine._unscheduled._fetcher.pending, 20)
+    engine.reset_prefix_cache()
+    deltas = collect(engine, [])
+    assert deltas[-1].num_cached_tokens == 0
+    assert len(swapper._blank) + len(swapper._kept) == 9
+    close(engine)
+
+
+def test_memory_that_is_not_pinned_is_not_kept_for_later(make, prefill):
+    engine = make("kv_consumer", kv_offloading_size=9 * 2048 / 2**30)
+    for first in range(3):
+        prompt = [first, *PROMPT]
+        engine.scheduler.kv_manager.prefixes.indexes[0].clear()
+        collect(engine, [request(prompt, page_offer=share(prefill, prompt))])
+    assert not engine.runner.swapper._blank
+    close(engine)
