@@ -35,7 +35,7 @@ class TransferError(Exception):
 
 
 class Wanted(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):
-    """Asks for the longest stored prefix of a chain of pages.
+    """Asks for pages, from the first on until one is neither stored nor on its way there.
 
     Attributes:
         fingerprint: of the model and the layout that the pages must have.

@@ -148,7 +148,11 @@ class PageFetcher:
             self.on_arrived()
 
         if still_waits(choices) and (left := until - time.monotonic()) > 0:  # others came first
-            error = self._client.fetch(address, keys, left, keep, jax.errors.JaxRuntimeError)
+            try:
+                error = self._client.fetch(address, keys, left, keep, jax.errors.JaxRuntimeError)
+            except Exception:  # nobody looks at what a thread raises
+                logger.exception("KV pages are computed, not fetched")
+                return
             if error is not None and still_waits(choices):
                 logger.warning("%d KV pages are computed, not fetched: %s", len(keys) - came, error)
 

@@ -70,3 +70,18 @@ def test_prefix_queries_are_counted_once_when_no_page_comes(make, decode, n):
     assert told == sorted(told)
     assert (index.queries, index.hits) == (before[0] + len(PROMPT), before[1])
     assert {d.num_cached_tokens for d in deltas if d.finish_reason} == {0}
+
+
+def test_an_error_that_nobody_expects_is_told_and_costs_recomputation(
+    prefill, decode, alone, monkeypatch, caplog
+):
+    offer = share(prefill, PROMPT)
+
+    def fails(parts: Any) -> Any:
+        raise TypeError("not a page")
+
+    monkeypatch.setattr(decode.runner.swapper, "made", fails)
+    decode.reset_prefix_cache()
+    deltas = collect(decode, [request(PROMPT, page_offer=offer)])
+    assert tokens_of(deltas, "r") == alone and deltas[-1].num_cached_tokens == 0
+    assert "not a page" in caplog.text
