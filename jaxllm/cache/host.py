@@ -1,9 +1,9 @@
 """Host accounting of pages in host memory: which prefix each holds, and which must stay. Imports no
 jax.
 
-A page comes here when the pool hands out a device page that still held a findable prefix. It is
-*pinned* while a swapped request needs it, and *cached* otherwise; cached pages are evicted in LRU
-order.
+A page comes here when the pool hands out a device page that still held a findable prefix, or from
+another engine, for whose pages room is promised before. It is *pinned* while a request needs it
+that was swapped or waits for it, and *cached* otherwise; cached pages are evicted in LRU order.
 """
 
 from __future__ import annotations

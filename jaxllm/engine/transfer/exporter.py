@@ -35,7 +35,8 @@ class PageExporter:
     def __init__(self, runner: Runner, shelf: Shelf, prefixes: PrefixLookup, early: bool):
         self._runner, self._shelf, self._prefixes, self._early = runner, shelf, prefixes, early
         self._announced: dict[Request, list[bytes]] = {}
-        self._begun, self._answered = set[str](), set[str]()  # ids
+        # Ids of requests that get their answer in this step, and of those that had it before
+        self._begun, self._answered = set[str](), set[str]()
         self._taken: dict[tuple[Request, int], tuple[list[bytes], Sequence[Page]]] = {}
         self._work: queue.SimpleQueue[_Work] = queue.SimpleQueue()
         threading.Thread(target=self._run, name="kv-shelf", daemon=True).start()
@@ -151,7 +152,7 @@ def wants_pages(request: Request) -> bool:
     first = request.params
     return (
         request.shares_pages
-        and request.max_tokens == 1
+        and first.max_tokens == 1
         and first.samples == 1
         and first.logprobs is None
         and first.prompt_logprobs is None

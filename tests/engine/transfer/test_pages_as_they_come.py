@@ -164,6 +164,13 @@ def test_who_wants_more_than_pages_is_answered_with_it(early, more):
     assert sum(len(delta.token_ids) for delta in deltas) == count
 
 
+def test_who_wants_what_the_context_holds_is_answered_with_it(early):
+    early.reset_prefix_cache()
+    prompt, params = [7] * 319, SamplingParams(temperature=0, max_tokens=None)
+    (delta,) = collect(early, [request(prompt, params=params, shares_pages=True)])
+    assert len(delta.token_ids) == 1 and delta.finish_reason
+
+
 def test_an_answer_comes_once_without_overlapping_steps(make):
     engine = make("kv_producer", early=True, async_scheduling=False)
     deltas = collect(engine, [request(PROMPT, params=PREFILL, shares_pages=True)])
