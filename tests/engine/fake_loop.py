@@ -176,6 +176,8 @@ class Loop(LoopChecks):
             self.stop_at[request] = stop_at
             if comes and seed == 0:
                 self._promise(request)
+            elif comes:
+                self.scheduler.kv_manager.pin(request, family[0].pinned)
             self.scheduler.add(request)
         return family
 
