@@ -167,6 +167,7 @@ class ChunkViews:
         matrix = self._arrays["table"]
         width = matrix.shape[1] // len(request.tables)
         for group, table in enumerate(request.tables):
+            assert len(table.pages) <= width, "pages would go into the next row"
             _write_ints(matrix, row * matrix.shape[1] + group * width, table.pages)
 
 
@@ -187,7 +188,9 @@ def _write_params(matrix: np.ndarray, row: int, request: Request, eos_ids: Seque
         request.seed >> 32,
     )
     if stops := stop_ids(params.stop_token_ids, () if params.ignore_eos else eos_ids):
-        _write_ints(matrix, start + SLOT_PARAMS["stop_ids"][0].start, stops)
+        columns = SLOT_PARAMS["stop_ids"][0]
+        assert len(stops) <= columns.stop - columns.start, "stop ids would go into other columns"
+        _write_ints(matrix, start + columns.start, stops)
 
 
 def stop_ids(own: Sequence[int] | None, eos_ids: Sequence[int]) -> list[int]:

@@ -147,9 +147,11 @@ class PageFetcher:
             came += 1
             self.on_arrived()
 
-        if still_waits(choices) and (left := until - time.monotonic()) > 0:  # others came first
+        if still_waits(choices) and time.monotonic() < until:  # others came first
             try:
-                error = self._client.fetch(address, keys, left, keep, jax.errors.JaxRuntimeError)
+                error = self._client.fetch(
+                    address, keys, self._seconds, keep, jax.errors.JaxRuntimeError
+                )
             except Exception:  # nobody looks at what a thread raises
                 logger.exception("KV pages are computed, not fetched")
                 return
