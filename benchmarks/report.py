@@ -107,7 +107,7 @@ def table(name: str, records: list[dict[str, Any]]) -> str:
     head = ["model", "device", *columns]
     rows = [
         [
-            named(r["arguments"]["model"]),
+            configured(r["arguments"]),
             device(r["machine"]),
             *(str(r["figures"].get(key, "–")) for key in columns.values()),
         ]
@@ -184,6 +184,15 @@ def rate(row: dict[str, Any]) -> str | None:
 def named(model: str) -> str:
     """A model as the tables call it: without its folder."""
     return Path(model).name
+
+
+def configured(arguments: dict[str, Any]) -> str:
+    """The model, with the engine's options that were given."""
+    options = arguments.get("options") or {}
+    given = [f"{name} {value}" for name, value in options.items() if name != "max_model_len"]
+    if (rows := arguments.get("max_num_seqs")) is not None:
+        given.append(f"max_num_seqs {rows}")
+    return ", ".join([named(arguments["model"]), *given])
 
 
 def device(machine: dict[str, Any]) -> str:
