@@ -272,13 +272,14 @@ class Engine:
         forwarded, before = (
             self._forward_and_collect(plan) if constrained else (self.runner.forward(plan), [])
         )
+        if self._exporter is not None:  # before forced tokens end requests, which free their pages
+            self._exporter.take(plan.chunks)
         self._counters.steps += 1
         self.watch.step_launched()
         plan.mark_started(time.time())
         deltas = self._constrain(plan, before) if constrained else []
         self._in_flight.append(self.runner.draw(forwarded))
         if self._exporter is not None:
-            self._exporter.take(plan.chunks)
             deltas += map(self._output.answer, self._exporter.answers(plan.chunks))
         return deltas
 
@@ -352,8 +353,6 @@ class Engine:
 
     def _constrain(self, plan: Plan, before: Sequence[Collected]) -> list[TextDelta]:
         """Commit the steps before a draw, then set the masks of the requests that draw."""
-        if self._exporter is not None:  # before forced tokens end requests, which free their pages
-            self._exporter.take(plan.chunks)
         # Texts are made while the masks are computed
         deltas = [delta for step in before for delta in self._commit(step)]
         jumped = {request for request in self._grammars.wait_masks() if self._jump(request, deltas)}

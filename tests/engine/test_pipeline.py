@@ -152,11 +152,8 @@ def test_no_program_is_compiled_for_a_request_once_stages_are_warm(make_engine: 
 
 
 @pytest.mark.slow
-def test_an_engine_in_stages_works_after_a_step_that_failed(
-    make_engine: MakeEngine, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    engine = make_engine(pipeline_parallel_size=2)
-    wanted = run(engine, PROMPTS, ASKED[0])
+def fail_once(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have a step fail when it is collected."""
 
     def fail(result: StepResult) -> Collected:
         raise RuntimeError("as the test wants")
@@ -165,6 +162,14 @@ def test_an_engine_in_stages_works_after_a_step_that_failed(
         patch.setattr(engine.runner, "collect", fail)
         with pytest.raises(RuntimeError, match="as the test wants"):
             run(engine, PROMPTS, ASKED[0])
+
+
+def test_an_engine_in_stages_works_after_a_step_that_failed(
+    make_engine: MakeEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = make_engine(pipeline_parallel_size=2)
+    wanted = run(engine, PROMPTS, ASKED[0])
+    fail_once(engine, monkeypatch)
     assert run(engine, PROMPTS, ASKED[0]) == wanted
 
 
@@ -281,14 +286,7 @@ def test_a_stage_that_follows_is_ready_after_a_step_that_failed(
     two, kinds = make_engine(pipeline_parallel_size=2), list[type]()
     apart(two, lambda command: kinds.append(type(command)))
     wanted = run(two, PROMPTS, ASKED[0])
-
-    def fail(result: StepResult) -> Collected:
-        raise RuntimeError("as the test wants")
-
-    with monkeypatch.context() as patch:
-        patch.setattr(two.runner, "collect", fail)
-        with pytest.raises(RuntimeError, match="as the test wants"):
-            run(two, PROMPTS, ASKED[0])
+    fail_once(two, monkeypatch)
     assert kinds[-1] is Reset
     assert run(two, PROMPTS, ASKED[0]) == wanted
 

@@ -127,9 +127,9 @@ class Scheduler:
     def add(self, request: Request) -> None:
         """Queue a new request. Raises ValueError for one that can never run, which the engine
         should have refused."""
-        need = len(request.prompt) + request.max_tokens - 1
-        if not request.prompt or request.max_tokens < 1 or not self.fits(need):
-            raise ValueError(f"request {request.id} can never run: {need} tokens are too many")
+        own, new = len(request.prompt), request.max_tokens
+        if not own or new < 1 or not self.fits(own + new - 1):
+            raise ValueError(f"request {request.id} can never run: {own} prompt tokens, {new} new")
         if request.status is not Status.WAITING or request in self._waiting:
             raise ValueError(f"request {request.id} was added before")
         rank, self._arrivals = self.rank(request), self._arrivals + 1
@@ -160,8 +160,9 @@ class Scheduler:
         if request in self._running:
             self.estimator.record(request)
             self._vacate(request)
-        for queue in [each for each in (self._waiting, self._swapped) if request in each]:
-            queue.remove(request)
+        for queue in (self._waiting, self._swapped):
+            if request in queue:
+                queue.remove(request)
         self.kv_manager.unpin(request)
         request.status = Status.FINISHED
 
@@ -181,7 +182,7 @@ class Scheduler:
     def preempt_all(self) -> None:
         """Send every running request back to the queue, in order, to be computed again."""
         for request in list(self._running):
-            self._preempt(request, pin=False)
+            self._preempt(request)
 
     def reset_prefix_cache(self, reset_running_requests: bool = False) -> bool:
         """Forget every cached prefix; returns whether it did. While requests run it does so only
@@ -262,8 +263,7 @@ class Scheduler:
         return found if any(found) else self._select(not had, had)
 
     def check(self) -> None:
-        """Raise `PoolError` if pages or slots are leaked or shared wrongly. For tests and for an
-        idle engine."""
+        """Raise `PoolError` if pages or slots are leaked or shared wrongly. For idle engines."""
         for group, pool in enumerate(self.pools):
             pool.check(request.tables[group].resident for request in self._running)
         if self.offload is not None:
@@ -272,10 +272,8 @@ class Scheduler:
 
     def _select(self, decode: bool, prefill: bool) -> Selected:
         """Decodes with their positions, chunks, and the requests preempted for them."""
-        decodes: list[Request] = []
-        positions: list[int] = []
-        prefilling: list[Request] = []
-        preempted: list[Request] = []
+        decodes, positions = list[Request](), list[int]()
+        prefilling, preempted = list[Request](), list[Request]()
         running = Status.RUNNING
         for request in self._slots.of_turn(self._running):
             # Preempted by an earlier one just now, or waiting for its pages
@@ -360,6 +358,8 @@ class Scheduler:
         needed = self.kv_manager.pages_needed(request)
         while any(pool.free < count for pool, count in zip(self.pools, needed, strict=True)):
             last = self._running.last
+            if self._swaps:  # it will find its pages in host memory
+                self.kv_manager.pin(last, last.hashes[: last.computed // self.page_size])
             self._preempt(last)
             preempted.append(last)
             if last is request:
@@ -370,26 +370,26 @@ class Scheduler:
             self._refused = None
         return True
 
-    def _preempt(self, request: Request, pin: bool = True) -> None:
-        """Put the request back into the queue, without slot and pages. If preempted requests are
-        swapped and `pin`, it will find its pages in host memory."""
-        if self._swaps and pin:
-            self.kv_manager.pin(request, request.hashes[: request.computed // self.page_size])
-        self._vacate(request)
-        request.status = Status.WAITING
+    def _preempt(self, request: Request) -> None:
+        """Put a request that has run back into the queue."""
+        self._requeue(request)
         request.num_preemptions += 1
         self.preemptions += 1
-        (self._swapped if self._swaps else self._waiting).insert(request)
 
     def _send_back(self, requests: Iterable[Request]) -> None:
-        """Put requests back into the queue whose pages were in transit and do not come. Those that
-        were not preempted before have not run yet, and are not now."""
+        """Requeue those whose pages in transit do not come; who was never preempted starts anew."""
         for request in requests:
-            counts = request.num_preemptions, self.preemptions
-            self._preempt(request, pin=False)
-            if not counts[0]:
-                request.num_preemptions, self.preemptions = counts
+            if request.num_preemptions:
+                self._preempt(request)
+            else:
+                self._requeue(request)
                 self.kv_manager.uncount_cached(request)
+
+    def _requeue(self, request: Request) -> None:
+        """Put the request back into the queue, without slot and pages."""
+        self._vacate(request)
+        request.status = Status.WAITING
+        (self._swapped if self._swaps else self._waiting).insert(request)
 
     def _vacate(self, request: Request) -> None:
         """Take slot and pages from a running request."""

@@ -20,7 +20,7 @@ from jaxllm.messages import TextDelta
 
 logger = logging.getLogger("jaxllm")
 
-type _Work = tuple[list[bytes], Sequence[Page]] | None
+type _Taken = tuple[list[bytes], Sequence[Page]]
 
 
 class PageExporter:
@@ -37,8 +37,8 @@ class PageExporter:
         self._announced: dict[Request, list[bytes]] = {}
         # Ids of requests that get their answer in this step, and of those that had it before
         self._begun, self._answered = set[str](), set[str]()
-        self._taken: dict[tuple[Request, int], tuple[list[bytes], Sequence[Page]]] = {}
-        self._work: queue.SimpleQueue[_Work] = queue.SimpleQueue()
+        self._taken: dict[tuple[Request, int], _Taken] = {}
+        self._work: queue.SimpleQueue[_Taken | None] = queue.SimpleQueue()
         threading.Thread(target=self._run, name="kv-shelf", daemon=True).start()
 
     def announce(self, request: Request) -> None:
@@ -123,7 +123,6 @@ class PageExporter:
         self._work.put(None)
 
     def _run(self) -> None:
-        # One core copies fewer bytes a second than the device's link carries
         with ThreadPoolExecutor(CORES, thread_name_prefix="kv-copy") as pool:
             while self._do_next(pool):
                 pass
