@@ -80,11 +80,16 @@ def _arranged(piece: Piece, view: View) -> Tensor:
 
 def _copy(target: np.ndarray, source: Tensor, parameter: str) -> None:
     """Copy with a cast, some rows at a time, since those of a packed tensor are unpacked here."""
-    if not _read(target, source):
-        rows = max(1, COPY_BYTES * len(target) // max(1, target.nbytes))
-        with np.errstate(over="ignore"):
-            for at in range(0, len(target), rows):
-                target[at : at + rows] = source[at : at + rows]
+    try:
+        if isinstance(source, Deferred) or source.dtype != target.dtype:
+            rows = max(1, COPY_BYTES * len(target) // max(1, target.nbytes))
+            with np.errstate(over="ignore"):
+                for at in range(0, len(target), rows):
+                    target[at : at + rows] = _read(source[at : at + rows])
+        elif not mapped.read(source, target):
+            target[...] = source
+    except OSError as error:
+        raise ConfigError(f"the checkpoint cannot be read: {error.strerror or error}") from None
     if target.dtype == np.float16 and not np.isfinite(target).all():
         raise ConfigError(
             f"{parameter} has values beyond the range of float16 (65504); "
@@ -92,13 +97,11 @@ def _copy(target: np.ndarray, source: Tensor, parameter: str) -> None:
         )
 
 
-def _read(target: np.ndarray, source: Tensor) -> bool:
-    """Fill the target by reading the source's file, where that is a copy."""
-    try:
-        return (
-            isinstance(source, np.ndarray)
-            and source.dtype == target.dtype
-            and mapped.read(source, target)
-        )
-    except OSError as error:
-        raise ConfigError(f"the checkpoint cannot be read: {error.strerror or error}") from None
+def _read(source: Tensor) -> Tensor:
+    """Rows of a mapped file that will be cast, read instead of mapped where they lie in one
+    piece."""
+    if isinstance(source, Deferred) or not mapped.lies_in_file(source):
+        return source
+    found = np.empty(source.shape, source.dtype)
+    mapped.read(source, found)
+    return found

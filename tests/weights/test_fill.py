@@ -17,7 +17,7 @@ from safetensors.numpy import load_file
 from jaxllm import models, weights
 from jaxllm.config import ConfigError
 from jaxllm.mesh import PINNED, make_mesh
-from jaxllm.weights import GivenArrays, blocks, fill, staging
+from jaxllm.weights import GivenArrays, fill, mapped, staging
 from jaxllm.weights.staging import Buffer, BufferPool, cut
 from tests.goldens.golden import golden_names, load_golden
 from tests.weights.test_load import LLAMA, copy
@@ -158,26 +158,28 @@ def test_a_load_takes_no_more_pinned_memory_than_its_buffers(
     assert len(made) == sum(own.values()), "a second load makes none"
 
 
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
 def test_a_whole_tensor_is_read_from_its_file_and_never_mapped_into_memory(
-    chunked: None, monkeypatch: pytest.MonkeyPatch
+    dtype: Any, chunked: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     read: list[int] = []
-    real = blocks._read
+    real = mapped.read
 
-    def noting(target: np.ndarray, source: Any) -> bool:
-        done = real(target, source)
+    def noting(view: np.ndarray, target: np.ndarray) -> bool:
+        done = real(view, target)
         read.append(target.nbytes if done else 0)
         return done
 
-    monkeypatch.setattr(blocks, "_read", noting)
-    spec = models.read_spec(LLAMA)
-    _, state = weights.load(LLAMA, spec, make_mesh(1), jnp.float32)
+    monkeypatch.setattr(mapped, "read", noting)
+    _, state = weights.load(LLAMA, models.read_spec(LLAMA), make_mesh(1), dtype)
     assert 0 not in read
-    assert sum(read) >= sum(array.nbytes for array in jax.tree.leaves(state))
+    whole = sum(array.size for array in jax.tree.leaves(state)) * np.dtype(np.float32).itemsize
+    assert sum(read) >= whole
 
 
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
 def test_a_file_that_is_cut_while_it_is_read_is_an_error_in_one_line(
-    tmp_path: Path, chunked: None, monkeypatch: pytest.MonkeyPatch
+    dtype: Any, tmp_path: Path, chunked: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     directory = copy(LLAMA, tmp_path, lambda tensors: None)
     file = directory / "model.safetensors"
@@ -190,7 +192,7 @@ def test_a_file_that_is_cut_while_it_is_read_is_an_error_in_one_line(
     monkeypatch.setattr(load_module, "fill", shorten)
     spec = models.read_spec(directory)
     with pytest.raises(ConfigError, match=r"cannot be read: model\.safetensors ended at byte \d+"):
-        weights.load(directory, spec, make_mesh(1), jnp.float32)
+        weights.load(directory, spec, make_mesh(1), dtype)
 
 
 def test_buffers_of_a_load_that_fails_serve_the_next_one(
