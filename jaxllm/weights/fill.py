@@ -20,7 +20,7 @@ from jax import Array
 
 from jaxllm.nn.rules import Rule
 from jaxllm.weights.blocks import Index, View, place, read_block
-from jaxllm.weights.rounding import Rounding
+from jaxllm.weights.rounding import Rounding, zeros_of
 from jaxllm.weights.staging import (
     BUFFER_BYTES,
     Buffer,
@@ -195,6 +195,7 @@ def prepare(rules: Iterable[Rule], rounding: Rounding) -> None:
     likes = {like for like in map(rounding.like, rules) if not is_small(like)}
     with buffer_pool().lease(*_needed(likes)), ThreadPoolExecutor(readers()) as pool:
         list(pool.map(writer, likes))
+        list(pool.map(zeros_of, likes))
 
 
 def _needed(likes: Iterable[jax.ShapeDtypeStruct]) -> tuple[list[jax.Device], int]:

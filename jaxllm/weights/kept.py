@@ -24,6 +24,7 @@ import numpy as np
 from jaxllm.config import ConfigError
 from jaxllm.nn.rules import Piece, Rule
 from jaxllm.units import amount
+from jaxllm.weights import mapped
 from jaxllm.weights.blocks import View
 from jaxllm.weights.convert import WEIGHTS, Part, header
 from jaxllm.weights.reader import Checkpoint
@@ -31,6 +32,7 @@ from jaxllm.weights.staging import readers
 from jaxllm.weights.stored import STORED_DTYPES
 
 FORM = 1  # of entries; another number makes all entries of before unknown
+READ_BYTES = 2**24
 FILE, SUMS = "parameters.safetensors", "sums.json"
 NAMES = {dtype: name for name, dtype in STORED_DTYPES.items()}
 logger = logging.getLogger("jaxllm")
@@ -106,10 +108,14 @@ class Kept:
         stored = {name: (entry.dtype, entry.shape) for name, entry in found.entries.items()}
         if found.problems or not isinstance(sums, dict) or stored != whole:
             raise Damaged
+        views = map(found.array, likes)
         with ThreadPoolExecutor(readers(), thread_name_prefix="kept") as pool:
-            for name, own in zip(likes, pool.map(_sum, map(found.array, likes)), strict=True):
-                if own != sums.get(name):
-                    raise Damaged
+            try:
+                for name, own in zip(likes, pool.map(_stored_sum, views), strict=True):
+                    if own != sums.get(name):
+                        raise Damaged
+            except OSError:
+                raise Damaged from None
         return found
 
     def write(self, arrays: Mapping[str, jax.Array]) -> int:
@@ -159,6 +165,17 @@ class Kept:
 
 def _bytes(array: np.ndarray) -> memoryview:
     return memoryview(array.reshape(-1).view(np.uint8))
+
+
+def _stored_sum(view: np.ndarray) -> int:
+    """Of a tensor in a file, which is read part by part."""
+    stored, found = view.reshape(-1).view(np.uint8), 0
+    scratch = np.empty(min(len(stored), READ_BYTES), np.uint8)
+    for at in range(0, len(stored), READ_BYTES):
+        part = stored[at : at + READ_BYTES]
+        into = scratch[: len(part)]
+        found = zlib.crc32(into if mapped.read(part, into) else part, found)
+    return found
 
 
 def _sum(array: np.ndarray) -> int:

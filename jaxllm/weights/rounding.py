@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 
 import jax
 import jax.numpy as jnp
@@ -14,6 +15,7 @@ from jax.typing import DTypeLike
 from jaxllm.nn.rules import Rounded, Rule
 from jaxllm.nn.weight.schemes import rounded
 
+COMPILING = 4  # threads
 PROGRAMS = 128  # kept, so that other weights of the same shapes compile nothing
 
 
@@ -61,9 +63,13 @@ class Rounding:
     def take_room(self, names: Iterable[str]) -> None:
         """Make the arrays that these parameters are written into; those of before serve again, and
         all others of before are let go."""
-        before = self._room
+        before, likes = self._room, {name: self._likes[name] for name in names}
+        missing = {like for name, like in likes.items() if name not in before}
+        with ThreadPoolExecutor(COMPILING, thread_name_prefix="zeros") as pool:
+            list(pool.map(zeros_of, missing))
         self._room = {
-            name: before[name] if name in before else _zeros(self._likes[name]) for name in names
+            name: before[name] if name in before else zeros_of(like)()
+            for name, like in likes.items()
         }
         jax.block_until_ready(self._room)
 
@@ -71,7 +77,7 @@ class Rounding:
         """An array for what the pieces of a rule fill. It holds anything."""
         if rule.rounded is None:
             return self._room.pop(rule.parameter)
-        return _zeros(self.like(rule))
+        return zeros_of(self.like(rule))()
 
     def finished(self, rule: Rule, plain: jax.Array) -> dict[str, jax.Array]:
         """The parameters of a rule, of what its pieces fill; a plain weight is freed."""
@@ -86,15 +92,16 @@ class Rounding:
         return {name: made[own] for own, name in names.items()}
 
 
-def _zeros(like: jax.ShapeDtypeStruct) -> jax.Array:
-    return _zeros_program(like.shape, like.dtype, like.sharding)()
+def zeros_of(like: jax.ShapeDtypeStruct) -> jax.stages.Compiled:
+    """The program that makes a parameter's array."""
+    return _zeros(like.shape, like.dtype, like.sharding)
 
 
 @functools.lru_cache(PROGRAMS)
-def _zeros_program(
+def _zeros(
     shape: tuple[int, ...], dtype: np.dtype, where: jax.sharding.Sharding
-) -> Callable[[], jax.Array]:
-    return jax.jit(lambda: jnp.zeros(shape, dtype), out_shardings=where)
+) -> jax.stages.Compiled:
+    return jax.jit(lambda: jnp.zeros(shape, dtype), out_shardings=where).lower().compile()
 
 
 @functools.lru_cache(PROGRAMS)

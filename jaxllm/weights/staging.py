@@ -23,6 +23,8 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec, SingleDeviceShardin
 from jaxllm.mesh import PINNED, memory_of, per_device
 
 BUFFER_BYTES = 2**25
+# That fit a buffer: with few, what is left of it behind the last one is sent in vain
+CHUNKS = 4
 PROGRAMS = 256  # kept, so that other weights of the same shapes compile nothing
 # XLA's client pins regions of 1, 1, 2, 4 and 8 buffers for the first 16. One is left for small
 # arrays, for which it would pin a region as large as all before
@@ -112,10 +114,11 @@ def part_bytes(like: jax.ShapeDtypeStruct) -> int:
 
 def cut(shape: tuple[int, ...], itemsize: int) -> Iterator[tuple[tuple[int, ...], tuple[int, ...]]]:
     """Start and shape of blocks that cover an array. All have one shape, lie in one piece and fit a
-    buffer; the last may overlap the one before."""
+    buffer `CHUNKS` times; the last may overlap the one before."""
+    most = BUFFER_BYTES // CHUNKS
     rows = [math.prod(shape[axis + 1 :]) * itemsize for axis in range(len(shape))]
-    axis = next(axis for axis, row in enumerate(rows) if row <= BUFFER_BYTES)
-    parts = -(-shape[axis] // (BUFFER_BYTES // rows[axis]))
+    axis = next(axis for axis, row in enumerate(rows) if row <= most)
+    parts = -(-shape[axis] // (most // rows[axis]))
     count = -(-shape[axis] // parts)
     rest = shape[axis + 1 :]
     for lead in np.ndindex(shape[:axis]):
