@@ -218,9 +218,9 @@ INPUT_MEMBERS: dict[str, Schema] = {
     **POOLING_OPTIONS,
     "input": field(INPUTS, "Texts or token ids; or send messages."),
     "messages": field(CONVERSATION["messages"]),
-    "encoding_format": field(one_of(("float", "base64")), "Of vectors.", default="float"),
+    "encoding_format": field(one_of(pooling.ENCODINGS), "Of vectors.", default="float"),
     "embed_dtype": field(one_of(pooling.EMBED_DTYPES), "Of their numbers.", default="float32"),
-    "endianness": field(one_of(pooling.ENDIANNESS), "Of base64.", default="native"),
+    "endianness": field(one_of(pooling.ENDIANNESS), "Of base64 and bytes.", default="native"),
     "add_special_tokens": field(BOOL, "Texts get the tokenizer's own tokens.", default=True),
     "task": field(one_of(TASKS), "With /pooling alone."),
 }
