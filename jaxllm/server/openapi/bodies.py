@@ -39,6 +39,7 @@ from jaxllm.server.openapi.schema import (
     ref,
     unsupported,
 )
+from jaxllm.server.pooling import cohere
 from jaxllm.server.pooling import requests as pooling
 from jaxllm.server.pooling.scoring import SIDES
 
@@ -243,6 +244,22 @@ BODIES: dict[str, Schema] = {
     ),
     "TokenizeRequest": form(**TOKENIZE_MEMBERS),
     "InputRequest": form(**INPUT_MEMBERS),
+    "EmbedRequest": form(
+        model=SHARED["model"],
+        input_type=field(STRING, "A type of inputs that the model has a text for."),
+        texts=field(array(STRING, minItems=1, maxItems=MAX_PROMPTS), "Or send inputs."),
+        inputs=field(array(ref("EmbedInput"), minItems=1, maxItems=MAX_PROMPTS)),
+        images=unsupported(()),
+        output_dimension=POOLING_OPTIONS["dimensions"],
+        embedding_types=field(array(one_of(cohere.TYPES)), "Default: float."),
+        truncate=field(one_of(cohere.TRUNCATE), "Where long inputs are cut.", default="END"),
+        max_tokens=field({"type": "integer", "minimum": 1}, "Tokens of an input."),
+        priority=option("priority"),
+    ),
+    "EmbedInput": form(
+        ["content"],
+        content=array(form(["type", "text"], type={"const": "text"}, text=STRING), minItems=1),
+    ),
     "ScoreRequest": form(
         **POOLING_OPTIONS, **{name: field(TEXTS) for pair in SIDES for name in pair}
     ),

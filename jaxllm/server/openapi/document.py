@@ -71,6 +71,7 @@ OPERATIONS = {
         (LINES, EVENTS),
     ),
     "/v1/embeddings": Operation("Vectors of inputs", "InputRequest", "Embeddings", (BYTES,)),
+    "/v2/embed": Operation("Vectors of texts (Cohere)", "EmbedRequest", "CohereEmbeddings"),
     "/pooling": Operation("What the model makes of inputs", "InputRequest", "Pooled", (BYTES,)),
     "/classify": Operation("Classes of inputs", "InputRequest", "Classes"),
     **dict.fromkeys(
