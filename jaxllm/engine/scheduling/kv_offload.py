@@ -94,12 +94,12 @@ class OffloadManager:
 
     def lookup(self, hashes: Sequence[bytes], swapped: bool) -> list[int]:
         """Host pages of the longest stored prefix of `hashes`. Unless the request was `swapped` out
-        or waits for what was promised: none when computing it is faster, and none that is still
-        coming."""
+        or waits for what was promised: none when computing it is faster, and none that
+        still has no contents."""
         found = self.host.find(hashes)
         if swapped:
             return found
-        found = list(takewhile(lambda page: page not in self.host.coming, found))
+        found = list(takewhile(lambda page: page not in self.host.promised, found))
         faster = self.link.seconds(len(found)) < len(found) * self.compute_seconds
         return found if faster else []
 
@@ -117,15 +117,15 @@ class OffloadManager:
         their way."""
         if self._fetched:
             return
-        coming: list[_Transfer] = []
+        later: list[_Transfer] = []
         while self._pending and len(self._fetches) < self.max_fetches:
             transfer = self._pending.popleft()
-            if transfer.host_page in self.host.coming:
-                coming.append(transfer)
+            if transfer.host_page in self.host.promised:
+                later.append(transfer)
                 continue
             self._fetched.append(transfer)
             self._fetches.append(transfer.host_page)
-        self._pending.extendleft(reversed(coming))
+        self._pending.extendleft(reversed(later))
 
     def put_fetched(self, waits: bool) -> None:
         """Put fetched pages into the pool; from now on the index finds them. Nothing happens before

@@ -116,7 +116,7 @@ class PageFetcher:
             if ended:
                 self._fetches.remove(fetch)
                 places = fetch.places.items()
-                lost = [place for key, place in places if offload.host.is_coming(key, place)]
+                lost = [place for key, place in places if offload.host.is_promised(key, place)]
                 self._scheduler.drop_lost(lost)
 
     def clear(self) -> None:
