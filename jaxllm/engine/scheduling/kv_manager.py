@@ -152,8 +152,8 @@ class KVCacheManager:
         if pages.shared is not None:
             lender = pages.shared.lender
             lender.capacity = min(lender.capacity, pages.shared.computed)
-        if request.num_preemptions == 0:
-            self._count_cached(request)
+        if not request.has_run and self._is_looked_up(request):
+            request.prefix_miss = self._misses.explain(request, request.kept // self.page_size)
 
     def release_out_of_window(self, request: Request) -> None:
         """Release the pages that no token still to be computed sees."""
@@ -286,32 +286,26 @@ class KVCacheManager:
             if index.events is not None:
                 tell_stored(index, request, pages.start, new)
 
-    def uncount_cached(self, request: Request) -> None:
-        """Undo what was counted for a request that starts anew: some of what was found is lost. Of
-        choices the first to start anew does it for all."""
-        sharing = request.sharing
-        found = request.num_cached_tokens if sharing is None else sharing.cached_tokens
-        if found is None:
+    def count_first_run(self, request: Request) -> None:
+        """Count tokens looked up and found when a request first runs, and never before: pages that
+        it waits for may not come. Of choices only the first counts, since the others may find its
+        pages."""
+        request.has_run, sharing = True, request.sharing
+        if sharing is not None and sharing.cached_tokens is not None:
+            request.num_cached_tokens, request.prefix_miss = sharing.cached_tokens, None
             return
-        if self.prefixes.indexes and self.prefixes.shared and request.scored >= request.score_end:
-            self.prefixes.indexes[0].count(-request.num_tokens, -found)
+        if self._is_looked_up(request):
+            request.num_cached_tokens = request.computed
+            self.prefixes.indexes[0].count(request.num_tokens, request.computed)
         if sharing is not None:
-            sharing.cached_tokens = None
+            sharing.cached_tokens = request.num_cached_tokens
 
     def _capacity(self, request: Request) -> int:
         """Tokens that the request's pages can hold, from the first of the sequence on."""
         return min(len(table.pages) for table in request.tables) * self.page_size
 
-    def _count_cached(self, request: Request) -> None:
-        """Count tokens looked up and found. Of choices only the first counts, since the others may
-        find its pages."""
-        sharing = request.sharing
-        if sharing is not None and sharing.cached_tokens is not None:
-            request.num_cached_tokens = sharing.cached_tokens
-            return
-        if self.prefixes.indexes and self.prefixes.shared and request.scored >= request.score_end:
-            request.num_cached_tokens = request.computed
-            self.prefixes.indexes[0].count(request.num_tokens, request.computed)
-            request.prefix_miss = self._misses.explain(request, request.kept // self.page_size)
-        if sharing is not None:
-            sharing.cached_tokens = request.num_cached_tokens
+    def _is_looked_up(self, request: Request) -> bool:
+        """Whether the prompt counts as looked up: prompts that must be computed, to be scored, do
+        not, nor those of which a request finds its own pages alone."""
+        scored = request.scored >= request.score_end
+        return bool(self.prefixes.indexes) and self.prefixes.shared and scored

@@ -271,3 +271,23 @@ def test_no_step_waits_for_pages_that_are_on_their_way_to_the_device() -> None:
     loop.drain()  # nothing else runs: the device waits for them
     loop.check_ended()
     assert second.num_cached_tokens == 8
+
+
+def test_a_prompt_is_counted_as_looked_up_when_it_first_runs_and_never_again() -> None:
+    loop = Loop(Setup(num_pages=30, host_pages=8, host_cached=8))
+    loop.add([1, 2, 3], 12)
+    loop.add_choices(2, [*range(1, 10)], 2, comes=True)
+    first, *_ = choices = loop.requests[1:]
+    until(loop, lambda _: first.pages_in_transit)
+    assert first.status is Status.RUNNING and loop.prefix.queries == 3
+    loop.miss(1)  # its second page
+    assert first.status is Status.WAITING and not first.has_run
+    while loop.coming:
+        loop.arrive(0)
+    until(loop, lambda _: all(choice.has_run for choice in choices))
+    assert (loop.prefix.queries, loop.prefix.hits) == (3 + 9, 4)
+    assert [choice.num_cached_tokens for choice in choices] == [4, 4]
+    loop.preempt_all()
+    loop.drain()
+    loop.check_ended()
+    assert (loop.prefix.queries, loop.prefix.hits) == (3 + 9, 4)
