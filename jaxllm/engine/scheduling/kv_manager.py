@@ -22,7 +22,8 @@ class AdmissionPages:
 
     Attributes:
         tables: Tables with the pages that hold its first `kept` tokens.
-        kept: Tokens whose KV exists.
+        kept: Tokens whose KV exists, or is on its way.
+        in_transit: Last pages of the first table that are on their way for other requests.
         shared: The member that shares pages beyond those of the index, if one does.
         host_pages: Pages in host memory that hold the tokens after these.
         fresh: New pages that it needs.
@@ -32,6 +33,7 @@ class AdmissionPages:
 
     tables: tuple[PageTable, ...]
     kept: int
+    in_transit: int
     shared: SharedPages | None
     host_pages: list[int]
     fresh: list[int]
@@ -91,12 +93,13 @@ class KVCacheManager:
         not counted as computed yet."""
         tokens = request.num_tokens
         tables, kept, shared = self.prefixes.reusable(request, newest)
-        host_pages: list[int] = []
+        host_pages, joined = list[int](), list[int]()
         if self.offload is not None and request.scored >= request.score_end:
-            limit = (tokens - 1) // self.page_size
-            host_pages = self.offload.lookup(
-                request.hashes[len(tables[0].pages) : limit], bool(request.pinned)
-            )
+            keys = request.hashes[len(tables[0].pages) : (tokens - 1) // self.page_size]
+            host_pages = self.offload.lookup(keys, bool(request.pinned))
+            joined = self.offload.in_transit(keys[: len(host_pages)])
+            tables[0].pages += joined
+            kept, host_pages = kept + len(joined) * self.page_size, host_pages[len(joined) :]
         fresh, taken = [], []
         for pool, table in zip(self.pools, tables, strict=True):
             end = min(pool.pages_for(tokens), table.out_of_window + pool.max_resident(tokens))
@@ -108,7 +111,7 @@ class KVCacheManager:
             if kept == tokens
             else 0
         )
-        return AdmissionPages(tables, kept, shared, host_pages, fresh, taken, reserve)
+        return AdmissionPages(tables, kept, len(joined), shared, host_pages, fresh, taken, reserve)
 
     def promise(self, request: Request) -> dict[bytes, int]:
         """Pin what host memory has, or gets from elsewhere, of a new request's pages that the pool
@@ -143,7 +146,8 @@ class KVCacheManager:
             table.found = len(table.pages)
             table.pages += pool.allocate(fresh)
         request.tables = pages.tables
-        if self.offload is not None and pages.host_pages:
+        if self.offload is not None:
+            self.offload.join(request, request.hashes[found - pages.in_transit : found])
             self.offload.enqueue(request, found, pages.host_pages)
         request.kept = pages.kept + len(pages.host_pages) * self.page_size
         request.prefill_end = tokens
