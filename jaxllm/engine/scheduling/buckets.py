@@ -29,8 +29,9 @@ _COPIES = (16, 64)  # pages copied at once
 _SCORE_GPU, _SCORE_CPU = 256, 32
 _TOKENS_CPU = (16, 32, 64, 256, 1024, 4096, 16384)
 _MAX_CHUNKS = 64
-_ALIGN = 16  # rows, to which the largest shapes are rounded up: cuBLASLt's products of 8 bits take no
-# other numbers of rows, and XLA copies their inputs to larger arrays
+# Rows, to which the largest shapes are rounded up: cuBLASLt's products of 8 bits take no other
+# numbers of rows, and XLA copies their inputs to larger arrays
+_ALIGN = 16
 _UNALIGNED_GPU = 64  # requests up to which kernels of our own multiply
 
 
