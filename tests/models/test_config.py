@@ -120,6 +120,27 @@ def test_remote_code_that_a_file_stands_for_is_not_needed(tmp_path: Path) -> Non
         models.read_config(directory(tmp_path, phi))
 
 
+@pytest.mark.parametrize(
+    ("family", "module"),
+    [
+        ("minimax_m2", "modeling_minimax_m2"),
+        ("hunyuan_v1_moe", "hunyuan"),
+        ("ernie4_5", "modeling_ernie4_5"),
+        ("ernie4_5_moe", "modeling_ernie4_5_moe"),
+        ("dots1", "modeling_dots1"),
+        ("solar_open", "modeling_solar_open"),
+        ("stablelm", "modeling_stablelm"),
+        ("gte", "modeling_hf_alibaba_nlp_gte"),
+    ],
+)
+def test_code_of_the_first_checkpoints_is_that_of_the_family(
+    tmp_path: Path, family: str, module: str
+) -> None:
+    named = {"AutoConfig": "configuration.X", "AutoModel": f"{module}.X"}
+    config = TINY | {"model_type": family, "auto_map": named}
+    assert models.read_config(directory(tmp_path, config)) == config
+
+
 def test_the_text_part_of_a_model_that_sees_is_read() -> None:
     given = {
         "model_type": "outer",
