@@ -190,6 +190,14 @@ def test_settings_that_are_not_read_are_named(made: Made, message: str) -> None:
 
 
 @pytest.mark.parametrize(
+    ("made", "key"), [(awq((8, 8)), "version"), (gptq((8, 8)), "checkpoint_format")]
+)
+def test_null_is_the_usual_format(made: Made, key: str) -> None:
+    method, usual = made.settings["quant_method"], {**made.settings, key: None}
+    assert read_scheme(method, usual) == read_scheme(method, made.settings)
+
+
+@pytest.mark.parametrize(
     ("settings", "like"),
     [
         ({"quant_method": "intel/auto-round", "packing_format": "auto_round:gptq"}, "as gptq"),

@@ -82,7 +82,7 @@ class Awq:
 
 def read(settings: Mapping[str, Any]) -> Awq:
     """The scheme of these settings. Raises ConfigError."""
-    version = settings.get("version", "gemm")
+    version = settings.get("version") or "gemm"
     if not isinstance(version, str) or version.lower() != "gemm":
         raise ConfigError(f"version is {version!r:.40}; gemm is read")
     return Awq(read_grouping(settings, (4,)))
