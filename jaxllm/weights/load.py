@@ -334,7 +334,8 @@ def _check(checkpoint: reader.Checkpoint, rules: list[Rule], spec: ModelSpec) ->
     expected = {piece.name for piece in pieces}
     problems += [f"missing {name}" for name in checkpoint.missing(expected)]
     strange = sorted(set(found) - expected - set(needless))
-    problems += [f"unexpected {name}" for name in strange if not name.startswith(prefixes)]
+    strange = [name for name in strange if not name.startswith(prefixes)]
+    problems += [f"unexpected {name}" for name in strange if not checkpoint.is_zero_bias(name)]
     problems += _mismatches(checkpoint, pieces)
     if not problems:
         problems = [

@@ -78,6 +78,19 @@ def test_what_is_wrong_with_words_is_said_before_they_are_read(
         load(packed)
 
 
+def test_a_bias_of_zeros_that_the_model_lacks_is_left_out(tmp_path: Path) -> None:
+    made, settings = pair("llama-gqa", "gptq")
+    name = "model.layers.0.mlp.up_proj.bias"
+    made.packed[name] = np.zeros(48, np.float16)
+    packed, plain = both(tmp_path, made, settings)
+    for own, other in zip(load(packed), load(plain), strict=True):
+        np.testing.assert_array_equal(own, other, strict=True)
+    made.packed[name] = np.full(48, 0.5, np.float16)
+    packed, _ = both(tmp_path, made, settings)
+    with pytest.raises(ConfigError, match=f"unexpected {name}"):
+        load(packed)
+
+
 @pytest.mark.parametrize("kind", ["auto-round", "awq", "gptq"])
 def test_a_wish_for_the_checkpoints_own_method_is_no_contradiction(
     tmp_path: Path, kind: str
