@@ -86,13 +86,17 @@ def common(hf: Mapping[str, Any]) -> dict[str, Any]:
     found |= {key: float(hf[own]) for key, own in bases.items() if own in hf}
     if "head_dim" in hf:
         found |= {f"attention.{each}_length": hf["head_dim"] for each in ("key", "value")}
-    scaling = hf.get("rope_scaling") or {}
+    scaling = hf.get("rope_scaling") or hf.get("rope_parameters") or {}
+    if "rope_theta" in scaling:
+        found["rope.freq_base"] = float(scaling["rope_theta"])
     if scaling.get("rope_type", scaling.get("type")) in ("linear", "yarn"):
         found["rope.scaling.type"] = scaling.get("rope_type", scaling.get("type"))
         found["rope.scaling.factor"] = float(scaling["factor"])
         if "original_max_position_embeddings" in scaling:
             original = scaling["original_max_position_embeddings"]
             found["rope.scaling.original_context_length"] = original
+        betas = {key: scaling[key] for key in ("beta_fast", "beta_slow") if key in scaling}
+        found |= {f"rope.scaling.yarn_{key}": float(value) for key, value in betas.items()}
     return found
 
 
@@ -323,6 +327,14 @@ def granitemoe(hf: Mapping[str, Any], tensors: Tensors) -> dict[str, Any]:
     return granite(hf, tensors) | ({"expert_shared_feed_forward_length": shared} if shared else {})
 
 
+def mistral3(hf: Mapping[str, Any], tensors: Tensors) -> dict[str, Any]:
+    found, scaling = llama(hf, tensors), hf.get("rope_parameters") or {}
+    if "llama_4_scaling_beta" in scaling:
+        found["attention.temperature_scale"] = scaling["llama_4_scaling_beta"]
+        found["rope.scaling.yarn_log_multiplier"] = scaling["mscale_all_dim"]
+    return found
+
+
 KINDS: dict[str, Callable[[Mapping[str, Any], Tensors], dict[str, Any]]] = {
     "llama": llama,
     "smollm3": llama,
@@ -347,6 +359,7 @@ KINDS: dict[str, Callable[[Mapping[str, Any], Tensors], dict[str, Any]]] = {
     "starcoder2": starcoder2,
     "granitemoe": granitemoe,
     "arcee": lambda hf, tensors: llama(hf, tensors),
+    "mistral3": mistral3,
 }
 POST_ATTENTION = dict.fromkeys(
     ("gemma2", "gemma3", "gpt-oss", "olmo2", "seed_oss", "glm4moe", "exaone4"),
