@@ -87,16 +87,15 @@ def common(hf: Mapping[str, Any]) -> dict[str, Any]:
     if "head_dim" in hf:
         found |= {f"attention.{each}_length": hf["head_dim"] for each in ("key", "value")}
     scaling = hf.get("rope_scaling") or hf.get("rope_parameters") or {}
-    if "rope_theta" in scaling:
-        found["rope.freq_base"] = float(scaling["rope_theta"])
+    found |= {"rope.freq_base": float(scaling["rope_theta"])} if "rope_theta" in scaling else {}
     if scaling.get("rope_type", scaling.get("type")) in ("linear", "yarn"):
         found["rope.scaling.type"] = scaling.get("rope_type", scaling.get("type"))
         found["rope.scaling.factor"] = float(scaling["factor"])
         if "original_max_position_embeddings" in scaling:
             original = scaling["original_max_position_embeddings"]
             found["rope.scaling.original_context_length"] = original
-        betas = {key: scaling[key] for key in ("beta_fast", "beta_slow") if key in scaling}
-        found |= {f"rope.scaling.yarn_{key}": float(value) for key, value in betas.items()}
+        betas = (key for key in ("beta_fast", "beta_slow") if key in scaling)
+        found |= {f"rope.scaling.yarn_{key}": float(scaling[key]) for key in betas}
     return found
 
 
@@ -147,9 +146,7 @@ def qwen3moe(hf: Mapping[str, Any], tensors: Tensors) -> dict[str, Any]:
 
 
 def gemma(hf: Mapping[str, Any], tensors: Tensors) -> dict[str, Any]:
-    for name in tensors:
-        if name.endswith("norm.weight"):
-            tensors[name] = tensors[name] + np.float32(1)
+    gemma1(hf, tensors)
     caps = {
         f"{each}_logit_softcapping": hf.get(f"{each}_logit_softcapping")
         for each in ("attn", "final")
