@@ -100,7 +100,7 @@ def memory_used() -> list[int] | None:
 
 
 class Repeated(np.random.Generator):
-    """Random bytes of which few are made: a checkpoint of 15 GB is written in the time of a copy."""
+    """Random bytes of which few are made: 15 GB are written in the time of a copy."""
 
     SIZE = 2**26
 
