@@ -27,6 +27,8 @@ HERE = {
     "prefill server killed",
     "kv_transfer": "pages of keys and values between two processes: GB/s through shared memory and "
     "through TCP",
+    "sleep": "a server that sleeps, wakes up and takes other weights: seconds, and memory of the "
+    "device",
     "loading": "loading a checkpoint of random safetensors: GB/s and host memory",
     "profile": "where the time of decode steps goes, by kernel",
     "kernels": "attention and other kernels on the GPU at hand",

@@ -59,7 +59,7 @@ def shards(shapes: dict[str, tuple[int, ...]], limit: int) -> list[dict[str, tup
     return files
 
 
-def write_checkpoint(directory: Path, limit: int, seed: int) -> int:
+def write_checkpoint(directory: Path, limit: int, seed: int | np.random.Generator) -> int:
     """Write model-0000N-of-0000M.safetensors and their index into `directory`; returns the bytes of
     all tensors."""
     files, rng = shards(tensors(directory), limit), np.random.default_rng(seed)

@@ -5,16 +5,21 @@ the kernels that take longest.
     python -m benchmarks.profile --model shape:qwen2.5-7b --batch-size 1 --input-len 8192 --prefill
 
 With --prefill the steps that compute the prompts are traced instead. Recorded command buffers are
-not replayed under the profiler, so the sum over kernels is the figure to read, not the wall time.
+not replayed under the profiler, so the sum over kernels is the figure to read, not the wall time;
+that of decode steps is taken before, without the profiler, beside the processor's time of this
+process. With --few only the batch's programs are compiled, and not the smaller shapes that an
+engine has besides.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import random
 import tempfile
 import time
 from collections import defaultdict
+from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -23,10 +28,19 @@ import jax
 from benchmarks.record import finish, parser
 from benchmarks.shapes import engine_options
 from jaxllm import LLM, SamplingParams
+from jaxllm.engine.scheduling.buckets import Buckets
 from jaxllm.messages import GenerateRequest
 
 # Events of the CPU runtime that are marks, or waits for work
 SYNTHETIC = ("ThreadpoolListener::", "ThunkExecutor::", "SlinkyThreadPool::", "end: ")
+
+
+class Event(NamedTuple):
+    """A kernel that ran once, in seconds of the trace."""
+
+    start: float
+    end: float
+    name: str
 
 
 class Kernel(NamedTuple):
@@ -37,22 +51,39 @@ class Kernel(NamedTuple):
     seconds: float
 
 
-def kernels(directory: str | Path) -> list[Kernel]:
-    """Kernels in the newest trace of a directory, longest first; on CPU, the operations of XLA's
+def events(directory: str | Path) -> list[Event]:
+    """Kernels in the newest trace of a directory as they began; on CPU, the operations of XLA's
     threads."""
     runs = sorted(Path(directory).rglob("*.xplane.pb"), key=lambda path: path.stat().st_mtime)
-    found: defaultdict[str, list[float]] = defaultdict(list)
     planes = jax.profiler.ProfileData.from_file(str(runs[-1])).planes if runs else ()
-    for line in (
-        line
+    return sorted(
+        Event(event.start_ns / 1e9, (event.start_ns + event.duration_ns) / 1e9, event.name)
         for plane in planes
         for line in plane.lines
         if line.name.startswith(("Stream", "XLA Ops", "tf_XLA"))
-    ):
-        for event in line.events:
-            if event.duration_ns and not event.name.startswith(SYNTHETIC):
-                found[event.name].append(event.duration_ns / 1e9)
-    totals = [Kernel(name, len(times), sum(times)) for name, times in found.items()]
+        for event in line.events
+        if event.duration_ns and not event.name.startswith(SYNTHETIC)
+    )
+
+
+def kernels(found: list[Event]) -> list[Kernel]:
+    """What ran, longest in sum first."""
+    times: defaultdict[str, list[float]] = defaultdict(list)
+    for event in found:
+        times[event.name].append(event.end - event.start)
+    totals = [Kernel(name, len(each), sum(each)) for name, each in times.items()]
+    return sorted(totals, key=lambda kernel: -kernel.seconds)
+
+
+def pauses(found: list[Event]) -> list[Kernel]:
+    """After which kernels nothing ran, how often and for how long in sum, longest first."""
+    times: defaultdict[str, list[float]] = defaultdict(list)
+    last = found[0] if found else Event(0.0, 0.0, "")
+    for event in found:
+        if event.start > last.end:
+            times[last.name].append(event.start - last.end)
+        last = max(last, event, key=lambda each: each.end)
+    totals = [Kernel(name, len(each), sum(each)) for name, each in times.items()]
     return sorted(totals, key=lambda kernel: -kernel.seconds)
 
 
@@ -79,6 +110,36 @@ def until_decoding(llm: LLM, ids: list[str]) -> int:
         waiting -= {delta.id for delta in llm.engine.step() if delta.token_ids}
         turns += 1
     return turns
+
+
+def timed(llm: LLM, a: argparse.Namespace) -> dict[str, float]:
+    """Milliseconds of a decode step of one batch, of which the processor works some."""
+    ids = submit(llm, a, "timed")
+    until_decoding(llm, ids)
+    for _ in range(a.warm_up):
+        llm.engine.step()
+    start, worked = time.perf_counter(), time.process_time()
+    for _ in range(a.steps):
+        llm.engine.step()
+    seconds, worked = time.perf_counter() - start, time.process_time() - worked
+    drain(llm, ids)
+    return {
+        "ms_per_step": round(seconds / a.steps * 1e3, 4),
+        "processor_ms_per_step": round(worked / a.steps * 1e3, 4),
+    }
+
+
+def few() -> None:
+    """Have engines of this process compile the largest shapes alone."""
+    build = Buckets.build
+
+    def largest(max_num_seqs: int, max_num_batched_tokens: int, platform: str) -> Buckets:
+        usual = build(max_num_seqs, max_num_batched_tokens, platform)
+        top = usual.extend[-1]
+        logits = tuple(sorted({usual.decode[-1], top.decodes + top.chunks}))
+        return replace(usual, decode=usual.decode[-1:], extend=(top,), logits=logits)
+
+    Buckets.build = largest  # type: ignore[method-assign]
 
 
 def trace(llm: LLM, a: argparse.Namespace) -> tuple[int, float]:
@@ -136,11 +197,15 @@ def main() -> None:
     args.add_argument("--prefill", action="store_true", help="trace the prompts' steps instead")
     args.add_argument("--max-model-len", type=int)
     args.add_argument("--quantization", help="what weights are rounded to, such as fp8")
+    args.add_argument("--options", type=json.loads, default={}, help="JSON: others of LLM")
+    args.add_argument("--few", action="store_true", help="compile the largest shapes alone")
     args.add_argument("--top", type=int, default=25, help="kernels to print")
     args.add_argument(
         "--profiler-dir", help="keep the trace here, for XProf, TensorBoard or Perfetto"
     )
     a = args.parse_args()
+    if a.few:
+        few()
     with tempfile.TemporaryDirectory() as folder:
         options = {
             "profiler_dir": a.profiler_dir or folder,
@@ -148,13 +213,16 @@ def main() -> None:
             "max_model_len": a.max_model_len,
             "quantization": a.quantization,
         }
-        llm = LLM(**engine_options(a.model) | options, enable_prefix_caching=False)
-        first = submit(llm, a, "first")
-        until_decoding(llm, first)
-        drain(llm, first)
+        options |= {"enable_prefix_caching": False} | a.options
+        llm = LLM(**engine_options(a.model) | options)
+        untraced = timed(llm, a)
         turns, seconds = trace(llm, a)
-        found = kernels(options["profiler_dir"])
+        ran = events(options["profiler_dir"])
+    found, idle = kernels(ran), pauses(ran)
     print(table(found, turns, a.top))
+    print("without a kernel, after:")
+    print(table(idle, turns, a.top // 4))
+    print("untraced:", untraced)
     rows = [
         {"kernel": k.name, "calls": k.calls, "ms": round(k.seconds * 1e3, 4)}
         for k in found[: a.top]
@@ -167,6 +235,8 @@ def main() -> None:
             "steps": turns,
             "wall_ms_per_step": round(seconds / turns * 1e3, 4),
             "kernel_ms_per_step": whole,
+            "idle_ms_per_step": round(sum(k.seconds for k in idle) / turns * 1e3, 4),
+            "untraced": untraced,
             "kernels": rows,
         },
     )

@@ -56,6 +56,8 @@ class Pooling:
         labels: names of the classes.
         activation: of classes: "softmax", "sigmoid" or "identity".
         bidirectional: tokens see those after them, too; nothing is cached.
+        prompts: names of types of inputs, each with the text that goes before such an input where
+            a request names the type.
     """
 
     task: str
@@ -69,6 +71,7 @@ class Pooling:
     token_logits: tuple[tuple[int, int | None], ...] = ()
     activation: str = "identity"
     bidirectional: bool = False
+    prompts: tuple[tuple[str, str], ...] = ()
 
     @property
     def of_tokens(self) -> bool:

@@ -182,4 +182,4 @@ def finish(carry: Carry) -> tuple[Array, Array]:
     acc, top, total = carry
     lse = top + jnp.log2(total)
     total = jnp.where(total > 0, total, 1.0)
-    return acc / lax.broadcast_in_dim(total, acc.shape, [0]), lse
+    return acc * lax.broadcast_in_dim(1 / total, acc.shape, [0]), lse

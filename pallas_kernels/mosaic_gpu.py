@@ -10,6 +10,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import Array, lax
 from jax.experimental import pallas as pl
 from jax.experimental.mosaic import gpu as mgpu
@@ -56,6 +57,41 @@ def store(ref: Any, x: Array) -> None:
         plgpu.store(ref, x, optimized=False)
     else:
         ref[...] = x
+
+
+def narrowed(x: Array, dtype: Any, layout: Any, interpret: Any) -> Array:
+    """float32 x, in a `layout` of neighbouring numbers, in a type of 16 bits, two numbers an
+    instruction. LLVM converts numbers that are widened again one by one, by a unit that takes eight
+    times as long."""
+    if interpret is not None:
+        return x.astype(dtype)
+
+    @plgpu.inline_mgpu(
+        arg_types=(layout,), return_type=plgpu.ShapeDtypeStruct(x.shape, dtype, layout=layout)
+    )
+    def converted(_: Any, x: Any) -> Any:
+        kind = mgpu.utils.dtype_to_ir_type(jnp.dtype(dtype))
+        if mgpu.utils.bitwidth(x.registers.flat[0].type) % 64:
+            return x.astype(kind)
+        registers = np.array([_narrowed(each, kind) for each in x.registers.flat], dtype=object)
+        return mgpu.FragmentedArray(
+            _registers=registers.reshape(x.registers.shape), _layout=x.layout, _is_signed=None
+        )
+
+    return converted(x)
+
+
+def _narrowed(register: Any, kind: Any) -> Any:
+    """A register, a vector of an even count of float32, as a vector of `kind`."""
+    ut = mgpu.utils
+    pair = ut.ir.VectorType.get((2,), kind)
+    i32, i64 = (ut.ir.IntegerType.get_signless(bits) for bits in (32, 64))
+    text = f"{{ .reg .b32 a, b; mov.b64 {{a, b}}, $1; cvt.rn.{kind}x2.f32 $0, b, a; }}"
+    made = []
+    for at in range(0, ut.bitwidth(register.type) // 32, 2):
+        two = ut.bitcast(ut.vector_slice(register, slice(at, at + 2)), i64)
+        made.append(ut.bitcast(ut.inline_ptx(text, two, result_types=i32), pair))
+    return ut.vector_concat(made)
 
 
 def rows_apart(width: int) -> int:

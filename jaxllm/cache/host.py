@@ -21,7 +21,7 @@ class HostTier:
     are not pinned.
 
     Attributes:
-        coming: pages that were promised to prefixes and have no contents yet.
+        promised: pages that were promised to prefixes and have no contents yet.
     """
 
     def __init__(self, num_pages: int, cached: int):
@@ -34,7 +34,7 @@ class HostTier:
     def reset(self) -> None:
         """Forget everything."""
         self._blank = list(range(self.num_pages - 1, -1, -1))
-        self.coming: set[int] = set()
+        self.promised: set[int] = set()
         self._pinned: dict[bytes, int] = {}
         self._cached: OrderedDict[bytes, int] = OrderedDict()  # least recently used first
         # Hashes that swapped requests need, stored or not
@@ -77,27 +77,27 @@ class HostTier:
     def promise(self, hashes: Sequence[bytes]) -> tuple[dict[bytes, int], int]:
         """Pin these prefixes, which depend on each other and are here or on their way, as far as
         there is room. Returns the pages for those on their way, and how many are pinned. All are
-        found from now on; pages are among `coming` until `arrive` says that they have contents."""
+        found from now on; they are `promised` until `arrive` tells of contents."""
         self.pin(hashes)  # so that none makes room for another
         missing = [key for key in hashes if key not in self._pinned]
         while len(self._blank) < len(missing) and self._cached:
             self._evict()
         promised = {key: self._blank.pop() for key in missing[: len(self._blank)]}
         self._pinned |= promised
-        self.coming.update(promised.values())
+        self.promised.update(promised.values())
         pinned = sum(1 for _ in takewhile(self._pinned.__contains__, hashes))
         self.unpin(reversed(hashes[pinned:]))
         return promised, pinned
 
-    def is_coming(self, key: bytes, page: int) -> bool:
+    def is_promised(self, key: bytes, page: int) -> bool:
         """Whether this prefix was promised this page, which has no contents yet."""
-        return page in self.coming and page in (self._pinned.get(key), self._cached.get(key))
+        return page in self.promised and page in (self._pinned.get(key), self._cached.get(key))
 
     def arrive(self, key: bytes, page: int) -> bool:
         """Note that a promised page has its contents; False when nobody waits for it any more."""
-        if not self.is_coming(key, page):
+        if not self.is_promised(key, page):
             return False
-        self.coming.remove(page)
+        self.promised.remove(page)
         if self.events is not None:
             self.events.stored([key], None, [], medium=HOST)
         return True
@@ -141,8 +141,8 @@ class HostTier:
 
     def _free(self, key: bytes, page: int) -> None:
         self._blank.append(page)
-        if page in self.coming:  # it has never been here
-            self.coming.remove(page)
+        if page in self.promised:  # it has never been here
+            self.promised.remove(page)
         elif self.events is not None:
             self.events.removed(key, HOST)
 
@@ -161,7 +161,7 @@ class HostTier:
         `pinned` by swapped requests are pinned."""
         held = [*self._pinned.values(), *self._cached.values()]
         pages = sorted([*self._blank, *held])
-        if pages != list(range(self.num_pages)) or not self.coming.issubset(held):
+        if pages != list(range(self.num_pages)) or not self.promised.issubset(held):
             raise PoolError(
                 f"host pages are lost or used twice: {self.num_pages} pages,"
                 f" {len(pages)} accounted for"

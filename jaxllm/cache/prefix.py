@@ -66,7 +66,7 @@ class PrefixIndex(PageHasher):
 
     `root` identifies the KV (model, dtype, …): indexes with different roots share no hash. A
     request's salt and adapter go into the root of its own chain. `queries` and `hits` count the
-    tokens looked up and found, once per admitted request.
+    tokens looked up and found, once per request, when it first runs.
     """
 
     def __init__(self, page_size: int, root: bytes):

@@ -51,7 +51,8 @@ def scaling(own: Metadata) -> dict[str, Any] | None:
     if kind not in ("linear", "yarn") or factor is None:
         return None
     original = own.count("rope.scaling.original_context_length")
-    more = {} if kind == "linear" else {"original_max_position_embeddings": original}
+    betas = {key: own.number(f"rope.scaling.yarn_{key}") for key in ("beta_fast", "beta_slow")}
+    more = {} if kind == "linear" else {"original_max_position_embeddings": original, **betas}
     return {"rope_type": kind, "factor": factor, **{k: v for k, v in more.items() if v}}
 
 

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import errno
 import ipaddress
+import os
+import select
 import socket
 import threading
 import time
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from typing import Any
+from weakref import WeakSet
 
 import numpy as np
 
@@ -27,6 +32,7 @@ from jaxllm.kv_transfer.wire import (
 )
 
 MAX_IDLE = 32  # connections that are kept for later
+CLOSED = "this side fetches no more"
 SILENT = 10.0  # seconds for which an address that did not answer in time is not asked again
 
 type Address = tuple[str, int]
@@ -67,7 +73,8 @@ class PageClient:
         self._shared, self._patience = shared, patience
         self._lock = threading.Lock()
         self._idle: list[tuple[Address, _Connection]] = []  # the oldest first
-        self._most_idle = MAX_IDLE  # none once it is closed
+        self._closed = False
+        self._sockets: WeakSet[socket.socket] = WeakSet()  # all that may be open
         self._silent: dict[Address, float] = {}  # until when (time.monotonic)
 
     def fetch(
@@ -97,9 +104,14 @@ class PageClient:
             raise TransferError(error.strerror or str(error)) from None
 
     def close(self) -> None:
-        """Close the connections that are kept, and keep none from now on."""
+        """Close the connections that are kept, end fetches with TransferError, whatever they wait
+        for, and begin no other."""
         with self._lock:
-            idle, self._idle, self._most_idle = self._idle, [], 0
+            self._closed = True
+            idle, self._idle, sockets = self._idle, [], [*self._sockets]
+        for each in sockets:
+            with suppress(OSError):
+                each.shutdown(socket.SHUT_RDWR)
         for _, connection in idle:
             connection.close()
 
@@ -140,14 +152,33 @@ class PageClient:
         self._silent.pop(address, None)
         if (left := until - now) <= 0:
             raise TransferError("time is up")
-        peer = Peer(socket.create_connection(address, timeout=left), until)
+        family, *kind, _, where = socket.getaddrinfo(*address, type=socket.SOCK_STREAM)[0]
+        peer = Peer(socket.socket(family, *kind), until)
         try:
+            self._reach(peer.socket, where, left)
             peer.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             greet(peer, self._key)
             return _Connection(peer, self._ring(peer))
         except BaseException:
             peer.socket.close()
             raise
+
+    def _reach(self, new: socket.socket, where: Any, seconds: float) -> None:
+        """Connect the socket, which `close` may shut down meanwhile."""
+        new.setblocking(False)
+        error = new.connect_ex(where)
+        with self._lock:  # from here on it can be shut down
+            if self._closed:
+                raise TransferError(CLOSED)
+            self._sockets.add(new)
+        if error == errno.EINPROGRESS:
+            poll = select.poll()
+            poll.register(new, select.POLLOUT)
+            if not poll.poll(seconds * 1000):
+                raise TimeoutError("timed out")
+            error = new.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
+        if error:
+            raise OSError(error, os.strerror(error))
 
     def _ring(self, peer: Peer) -> Ring | None:
         """Shared memory, where the peer's address is one of this host."""
@@ -193,6 +224,7 @@ class PageClient:
     def _keep(self, address: Address, connection: _Connection) -> None:
         with self._lock:
             self._idle.append((address, connection))
-            oldest = self._idle.pop(0)[1] if len(self._idle) > self._most_idle else None
+            full = self._closed or len(self._idle) > MAX_IDLE
+            oldest = self._idle.pop(0)[1] if full else None
         if oldest is not None:
             oldest.close()

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
-from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
+from concurrent.futures import FIRST_EXCEPTION, wait
 from contextlib import closing
 
 import numpy as np
 
-from jaxllm.kv_transfer.client import Address, PageClient
+from jaxllm.background.daemons import DaemonThreads
+from jaxllm.kv_transfer.client import CLOSED, Address, PageClient
 from jaxllm.kv_transfer.cores import CORES
 from jaxllm.kv_transfer.wire import TransferError
 
+END_SECONDS = 2.0  # for threads to end whose connections are closed
 LEAST = 4  # pages of a connection; fewer are not worth another
 
 
@@ -21,7 +23,7 @@ class TogetherClient:
 
     def __init__(self, client: PageClient, requests: int):
         self._client = client
-        self._threads = ThreadPoolExecutor(requests * CORES, thread_name_prefix="kv-pages")
+        self._threads = DaemonThreads(requests * CORES, "kv-pages")
 
     def fetch(
         self,
@@ -50,6 +52,8 @@ class TogetherClient:
             done, _ = wait(parts, return_when=FIRST_EXCEPTION)
         finally:
             ended.set()
+        if any(part.cancelled() for part in done):
+            return TransferError(CLOSED)
         for error in (part.exception() for part in done):
             if isinstance(error, (TransferError, errors)):
                 return error
@@ -58,9 +62,9 @@ class TogetherClient:
         return None
 
     def close(self) -> None:
-        """End the threads and the connections."""
-        self._threads.shutdown(wait=False, cancel_futures=True)
+        """End the connections, and so the fetches, and the threads."""
         self._client.close()
+        self._threads.close(END_SECONDS)
 
 
 def divide(hashes: Sequence[bytes]) -> list[Sequence[bytes]]:

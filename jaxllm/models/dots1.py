@@ -44,6 +44,7 @@ NAMES = {
     **mixture_names(router=("gate.weight", "gate.e_score_correction_bias")),
     **shared_names("mlp.shared_experts"),
 }
+REMOTE_CODE = ("modeling_dots1",)
 SIZES = ("n_routed_experts", "moe_intermediate_size")
 
 

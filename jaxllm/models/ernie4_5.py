@@ -18,7 +18,7 @@ DEFAULTS: Config = {
     "rope_theta": 500000.0,
     "tie_word_embeddings": True,
 }
-NAMES = LLAMA_NAMES
+NAMES, REMOTE_CODE = LLAMA_NAMES, ("modeling_ernie4_5",)
 
 
 def spec(hf: Config) -> ModelSpec:

@@ -40,6 +40,7 @@ NAMES = {
     "logits_bias": ("lm_head",),
 }
 PREFIXES = {"model.mtp_": None}  # parts that predict further tokens
+REMOTE_CODE = ("modeling_ernie4_5_moe",)
 SIZES = ("moe_num_experts", "moe_intermediate_size", "moe_k")
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from jaxllm.config import ConfigError
 from jaxllm.models import gemma2
 from jaxllm.models.config.read import Config, flag, positive, settings_of
 from jaxllm.models.config.spec import ModelSpec
@@ -44,19 +45,24 @@ def spec(hf: Config) -> ModelSpec:
 
 
 def _ropes(hf: Config) -> dict[str, Config]:
-    """RoPE settings of each layer type; older configurations have keys of their own for them."""
+    """RoPE settings of each layer type, as transformers reads them: a type without settings turns
+    by its usual base, and older keys give what `rope_parameters` leaves open. Raises ConfigError
+    for settings of no layer type, which transformers reads past."""
     given = settings_of(hf, "rope_parameters")
-    older = {
-        FULL: {"rope_theta": hf.get("rope_theta"), **settings_of(hf, "rope_scaling")},
-        SLIDING: {"rope_theta": hf.get("rope_local_base_freq")},
-    }
+    if given and THETA.keys().isdisjoint(given):
+        raise ConfigError(
+            f"config.json: rope_parameters is {given!r:.200}; it must have an object for "
+            f"{FULL} or {SLIDING}, or both"
+        )
+    bases = {FULL: hf.get("rope_theta"), SLIDING: hf.get("rope_local_base_freq")}
+    older = {FULL: settings_of(hf, "rope_scaling"), SLIDING: {}}
     return {
         kind: {
-            "rope_theta": theta,
-            **{key: value for key, value in older[kind].items() if value is not None},
+            "rope_theta": usual if bases[kind] is None else bases[kind],
             **settings_of(given, kind),
+            **older[kind],
         }
-        for kind, theta in THETA.items()
+        for kind, usual in THETA.items()
     }
 
 

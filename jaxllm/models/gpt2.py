@@ -41,6 +41,8 @@ NAMES = {
     "layers.{}.mlp.down": ("transformer.h.{}.mlp.c_proj",),
 }
 TOKEN_HEAD = "classifier"
+# Methods that store matrices as those of other families, [out, in]
+TURNING = ("auto-round", "bitsandbytes", "gptq")
 GENERATES = ("GPT2LMHeadModel",)
 IGNORED = ("transformer.h.{}.attn.bias", "transformer.h.{}.attn.masked_bias")
 
@@ -62,8 +64,9 @@ def build(spec: ModelSpec, shards: int, init: Init) -> Decoder:
         own = scale / (layer + 1) if falling else scale
         attention = parts.attention(layer, qkv_bias=True, out_bias=True, scale=own)
         mlp = parts.mlp()
-        for linear in (attention.qkv, attention.out, mlp.up, mlp.down):
-            linear.layout = Layout.IN_OUT
+        if spec.scheme is None or spec.scheme.method not in TURNING:
+            for linear in (attention.qkv, attention.out, mlp.up, mlp.down):
+                linear.layout = Layout.IN_OUT
         return parts.block(attention, mlp)
 
     length = positive(hf, "max_position_embeddings")

@@ -6,8 +6,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
+from jaxllm.config import ConfigError
 from jaxllm.models.config.encoder import attention, dense_head, encoder, encoder_spec
-from jaxllm.models.config.read import Config, positive
+from jaxllm.models.config.read import Config, flag, number, positive
 from jaxllm.models.config.rope import rope, rope_parameters
 from jaxllm.models.config.spec import ModelSpec
 from jaxllm.nn.blocks import ResidualNormBlock
@@ -66,6 +67,7 @@ def needless(body: str) -> tuple[str, ...]:
 
 OTHER_NAMES = (published_names("gte"),)
 IGNORED = needless("gte")
+REMOTE_CODE = ("modeling_hf_alibaba_nlp_gte",)
 
 
 class UpGate(Linear):
@@ -82,13 +84,36 @@ class UpGate(Linear):
 
 
 def read(hf: Config) -> dict[str, Any]:
-    """The configuration with its rotary base."""
-    settings = rope_parameters({"rope_theta": THETA} | dict(hf))
+    """The configuration with its rotary base. Raises ConfigError."""
+    settings = rope_parameters({"rope_theta": THETA} | dict(stretched(hf)))
     return {**hf, "rope_parameters": settings, "rope_scaling": None}
+
+
+def stretched(hf: Config, base: float = THETA) -> Config:
+    """The configuration with NTK scaling, which published files have, as a longer base and linear
+    scaling, which it is; `base` is that of a file that names none.
+
+    By a factor f the base grows f-fold, and every turn by f^(2 / width of a head). Raises
+    ConfigError.
+    """
+    scaling = hf.get("rope_scaling")
+    if not isinstance(scaling, dict) or scaling.get("type") != "ntk":
+        return hf
+    if scaling.get("mixed_b"):
+        raise ConfigError(
+            f"config.json: rope_scaling {scaling!r:.80} has mixed_b, which is not supported"
+        )
+    factor = number(scaling, "factor")
+    width = positive(hf, "hidden_size") // positive(hf, "num_attention_heads")
+    turns = {"rope_type": "linear", "factor": factor ** (2 / max(1, width))}
+    theta = number(hf, "rope_theta", base) * factor
+    return {**hf, "rope_theta": theta, "rope_scaling": turns}
 
 
 def spec(hf: Config) -> ModelSpec:
     """The spec of a complete configuration. Raises ConfigError."""
+    if flag(hf, "logn_attention_scale"):
+        raise ConfigError("config.json: logn_attention_scale is not supported; it must be false")
     layers = positive(hf, "num_hidden_layers")
     length = positive(hf, "max_position_embeddings")
     return encoder_spec(hf, length=length, ropes=lambda dim: (rope(hf, dim),) * layers)

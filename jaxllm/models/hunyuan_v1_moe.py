@@ -25,6 +25,7 @@ NAMES = {
     **mixture_names(router=("gate.wg.weight",)),
     **shared_names("mlp.shared_mlp"),
 }
+REMOTE_CODE = ("hunyuan", "modeling_hunyuan")
 SIZES = ("num_experts", "intermediate_size", "moe_topk")
 
 

@@ -33,6 +33,7 @@ NAMES = {
     "layers.{}.attention.head_map.q_norm": ("model.layers.{}.self_attn.q_norm",),
     "layers.{}.attention.head_map.k_norm": ("model.layers.{}.self_attn.k_norm",),
 }
+REMOTE_CODE = ("modeling_minimax_m2",)
 SIZES = ("num_local_experts", "intermediate_size")
 
 

@@ -36,6 +36,7 @@ ROUTER = ("gate.weight", "router.weight")  # as published, and newer
 NAMES = {
     **LLAMA_NAMES,
     **mixture_names("block_sparse_moe", router=ROUTER, parts=("w1", "w3", "w2")),
+    "logits_bias": ("lm_head",),
 }
 SIZES = ("num_local_experts", "intermediate_size")
 REMOTE_CODE = ("modeling_phimoe",)

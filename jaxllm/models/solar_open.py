@@ -26,6 +26,7 @@ DEFAULTS: Config = {
     "moe_intermediate_size": 1280,
 }
 NAMES, build = glm4_moe.NAMES, glm4_moe.build
+REMOTE_CODE = ("modeling_solar_open",)
 
 
 def spec(hf: Config) -> ModelSpec:

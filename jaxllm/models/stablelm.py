@@ -18,6 +18,7 @@ from jaxllm.nn.linear import Init
 from jaxllm.nn.norm import LayerNorm
 from jaxllm.nn.rules import Ordered, Piece, Rule
 
+REMOTE_CODE = ("modeling_stablelm",)
 SPELLING = {"layer_norm_eps": "rms_norm_eps"}
 DEFAULTS: Config = {
     "hidden_act": "silu",

@@ -30,6 +30,7 @@ from jaxllm.server.openapi.endpoint import OpenApi
 from jaxllm.server.operator import OperatorRoutes
 from jaxllm.server.page.files import PageFiles
 from jaxllm.server.page.live import LiveStats
+from jaxllm.server.pooling.cohere import Embed
 from jaxllm.server.pooling.scoring import Rerank, Score
 from jaxllm.server.pooling.vectors import Classify, Embeddings, Pooling
 from jaxllm.server.render import RenderChat, RenderCompletions
@@ -178,6 +179,7 @@ def routes(server_state: ServerState, store: ResponseStore | None = None) -> Sta
         Route("/generate", Native(server_state), methods=["POST"]),
         *ResponseRoutes(server_state, store).table(),
         Route("/v1/embeddings", Embeddings(server_state), methods=["POST"]),
+        Route("/v2/embed", Embed(server_state), methods=["POST"]),
         Route("/pooling", Pooling(server_state), methods=["POST"]),
         Route("/classify", Classify(server_state), methods=["POST"]),
         *(Route(path, Score(server_state), methods=["POST"]) for path in ("/score", "/v1/score")),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import orjson
 from starlette.responses import Response
@@ -92,8 +92,26 @@ def has_many_ids(prompt: Any) -> bool:
     return len(prompt) + sum(inner) > MANY_IDS
 
 
+class Reply(NamedTuple):
+    """A whole reply.
+
+    Attributes:
+        headers: more of them than its type and length.
+    """
+
+    body: bytes
+    media_type: str = "application/json"
+    headers: tuple[tuple[bytes, bytes], ...] = ()
+
+    async def send(self, send: Any) -> None:
+        """Send it, as ASGI has it."""
+        length = str(len(self.body)).encode()
+        headers = [(b"content-type", self.media_type.encode()), (b"content-length", length)]
+        headers += self.headers
+        await send({"type": "http.response.start", "status": 200, "headers": headers})
+        await send({"type": "http.response.body", "body": self.body})
+
+
 async def send_json(body: bytes, send: Any) -> None:
     """A whole reply."""
-    headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
-    await send({"type": "http.response.start", "status": 200, "headers": headers})
-    await send({"type": "http.response.body", "body": body})
+    await Reply(body).send(send)

@@ -21,6 +21,7 @@ from jaxllm.mesh import WHOLE, Stage, layer_devices, sharding
 from jaxllm.models import ModelSpec
 from jaxllm.models.config.build import (
     folders,
+    head_name,
     held_layers,
     ignored,
     keep_stage,
@@ -290,9 +291,12 @@ def _check(checkpoint: reader.Checkpoint, rules: list[Rule], spec: ModelSpec) ->
     needless, prefixes = ignored(spec), unused_prefixes(spec)
     pieces = [piece for rule in rules for piece in rule.pieces]
     expected = {piece.name for piece in pieces}
-    problems += [f"missing {name}" for name in checkpoint.missing(expected)]
+    head = f"{head_name(spec)}.weight"
+    remedy = {head: " (where the embedding is the head, set tie_word_embeddings to true)"}
+    problems += [f"missing {n}{remedy.get(n, '')}" for n in checkpoint.missing(expected)]
     strange = sorted(set(found) - expected - set(needless))
-    problems += [f"unexpected {name}" for name in strange if not name.startswith(prefixes)]
+    strange = [name for name in strange if not name.startswith(prefixes)]
+    problems += [f"unexpected {name}" for name in strange if not checkpoint.is_zero_bias(name)]
     problems += _mismatches(checkpoint, pieces)
     if not problems:
         problems = [

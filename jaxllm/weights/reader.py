@@ -18,7 +18,7 @@ from jaxllm.tensors import Deferred
 from jaxllm.weights import sources
 from jaxllm.weights.given import GivenArrays
 from jaxllm.weights.sources import safetensors
-from jaxllm.weights.stored import Entry, Found, Source, Tensor, TensorFile
+from jaxllm.weights.stored import PLAIN_DTYPES, Entry, Found, Source, Tensor, TensorFile
 
 
 class Checkpoint:
@@ -113,6 +113,14 @@ class Checkpoint:
         """Those of `names` that no file holds, without those of files in `problems`."""
         held = {*self._home, *self._packed, *self._excused}
         return sorted(names - held) if self._complete else []
+
+    def is_zero_bias(self, name: str) -> bool:
+        """Whether this is the bias of a packed matrix, and has no effect: AutoGPTQ writes one for
+        each matrix of a model without biases."""
+        module, _, leaf = name.rpartition(".")
+        if leaf != "bias" or f"{module}.weight" not in self.formats:
+            return False
+        return self._entry(name).dtype in PLAIN_DTYPES and not np.any(self.array(name))
 
     def view(self, name: str) -> Tensor:
         """The tensor as a read-only view of its file; a packed one is unpacked where it is read."""

@@ -21,6 +21,7 @@ from pallas_kernels.mosaic_gpu import (
     await_flag,
     drain,
     launch,
+    narrowed,
     raise_flag,
     registers_of,
     store_rows,
@@ -308,9 +309,9 @@ def _keep(spec: Spec, sm: dict[str, Any], own: Array, carry: Carry) -> None:
     """Normalised outputs and log2-sum-exps of a row's queries into shared memory."""
     acc, top, total = carry
     query = plgpu.broadcasted_iota(jnp.int32, acc.shape, 0, layout=plgpu.Layout.WGMMA) - own
-    # The others are neighbours' queries, perhaps NaN
-    mine = jnp.logical_and(query >= 0, query < spec.G)
-    acc = jnp.where(mine, acc / lax.broadcast_in_dim(total, acc.shape, [0]), 0.0).astype(spec.dtype)
+    mine = jnp.logical_and(query >= 0, query < spec.G)  # neighbours' queries may be NaN
+    acc = jnp.where(mine, acc * lax.broadcast_in_dim(1 / total, acc.shape, [0]), 0.0)
+    acc = narrowed(acc, spec.dtype, plgpu.Layout.WGMMA, spec.interpret)
     plgpu.wait_smem_to_gmem(0, wait_read_only=True)
     for c in range(spec.H // spec.width):
         store_rows(sm["o"].at[c], acc[:, c * spec.width : (c + 1) * spec.width], spec.interpret)

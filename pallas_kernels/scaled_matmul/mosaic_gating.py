@@ -1,8 +1,8 @@
 """The gated activation of a product, rounded to 8-bit floats for the product that follows, in one
 launch on NVIDIA Hopper. XLA computes the activation twice, for the scales and for the numbers.
 
-A warpgroup holds its rows in shared memory between the two. Two rows share the scales of columns,
-which are as many bytes as both.
+A warpgroup holds its rows in shared memory between the two. Rows share the scales of columns, which
+come from the L2 cache and are as many bytes as two of them.
 """
 
 from __future__ import annotations
@@ -16,14 +16,16 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from pallas_kernels.gated_matmul.gating import Gating, in_kernels
-from pallas_kernels.mosaic_gpu import THREADS, launch, row_layout, store
+from pallas_kernels.mosaic_gpu import THREADS, launch, narrowed, row_layout, store
 from pallas_kernels.parts import Parts, Product
 from pallas_kernels.scaled_matmul.mosaic_rounding import NUMBERS, numbers_of, results, scale_of
 from pallas_kernels.scaled_matmul.rounding import RoundedRows, Rounding
 
 HELD = 28 * 1024  # numbers of a row
 PIECE = 1024  # of them that a warpgroup computes at once
-SHARING = 1024  # tokens from which rows share scales, as all processors have several
+MOST_ROWS = 4  # of a warpgroup
+BLOCK_BYTES = 112 * 1024  # of rows, so that a processor has two warpgroups at least
+ENOUGH = 4 * 132  # warpgroups that keep an H200's processors busy
 
 
 def supports(product: Product, rounding: Rounding) -> bool:
@@ -40,6 +42,11 @@ def supports(product: Product, rounding: Rounding) -> bool:
     )
 
 
+def rows_of(tokens: int, width: int) -> int:
+    """Rows of a warpgroup."""
+    return max(1, min(MOST_ROWS, BLOCK_BYTES // (2 * width), -(-tokens // ENOUGH)))
+
+
 def gated_rows(
     product: Parts, rounding: Rounding, gating: Gating, *, interpret: Any = None
 ) -> RoundedRows:
@@ -48,7 +55,7 @@ def gated_rows(
     `interpret` is a `plgpu.InterpretGPUParams` for machines without a GPU.
     """
     T, F, dtype = product.shape[0], product.shape[1] // 2, product.dtype
-    own = 2 if T >= SHARING else 1
+    own = rows_of(T, F)
     size = min(PIECE, F)
     pieces, rest = F // size, F % size
 
@@ -56,7 +63,7 @@ def gated_rows(
         first = lax.axis_index("rows") * own
         rows = [jnp.minimum(first + r, T - 1) for r in range(own)]
         activate = partial(
-            _activate, (y_ref, rows_ref, columns_ref), in_kernels(gating), rows, held
+            _activate, (y_ref, rows_ref, columns_ref), in_kernels(gating), rows, held, interpret
         )
         most = activate(0, size, None)
         most = lax.fori_loop(1, pieces, lambda i, most: activate(_at(i, size), size, most), most)
@@ -91,6 +98,7 @@ def _activate(
     gating: Gating,
     rows: list[Array],
     held: Any,
+    interpret: Any,
     begin: Any,
     width: int,
     most: list[Array] | None,
@@ -99,15 +107,14 @@ def _activate(
     ones of these and `most`. The product, its scales of rows and those of columns are `given`."""
     (y_ref, rows_ref, columns_ref), F, dtype = given, held.shape[-1], held.dtype
     gate_scale, up_scale = (_load(columns_ref.at[pl.ds(at, width)]) for at in (begin, begin + F))
+    narrow = partial(narrowed, dtype=dtype, layout=row_layout(width), interpret=interpret)
     found = []
     for r, t in enumerate(rows):
         gate, up = (
-            (_load(y_ref.at[0, t, pl.ds(at, width)]).astype(jnp.float32) * rows_ref[t] * by)
-            .astype(dtype)
-            .astype(jnp.float32)
+            narrow(_load(y_ref.at[0, t, pl.ds(at, width)]).astype(jnp.float32) * rows_ref[t] * by)
             for at, by in ((begin, gate_scale), (begin + F, up_scale))
         )
-        y = gating(gate, up).astype(dtype)
+        y = narrow(gating(gate.astype(jnp.float32), up.astype(jnp.float32)))
         store(held.at[r, pl.ds(begin, width)], y)
         y = y.astype(jnp.float32)
         size = jnp.maximum(y, -y)

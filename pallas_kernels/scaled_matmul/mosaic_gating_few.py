@@ -17,7 +17,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from pallas_kernels.gated_matmul.gating import Gating, in_kernels
-from pallas_kernels.mosaic_gpu import store
+from pallas_kernels.mosaic_gpu import narrowed, store
 from pallas_kernels.mosaic_team import LOADED, TEAM, Team, blocks_of
 from pallas_kernels.parts import Parts, Product
 from pallas_kernels.scaled_matmul.mosaic_rounding import NUMBERS, numbers_of, results, scale_of
@@ -109,14 +109,15 @@ def gated_rows(
             own = _lines(line - given.cut // LINE)
             return [_load(shares_ref.at[s, t, own]) for s in range(shares_ref.shape[0])]
 
+        def rounded(y: Array) -> Array:
+            return narrowed(y, dtype, LAYOUT, interpret).astype(jnp.float32)
+
         def activated(gate: list[Array], up: list[Array]) -> Array:
             x, by = (
-                functools.reduce(jnp.add, [each.astype(jnp.float32) for each in part])
-                .astype(dtype)
-                .astype(jnp.float32)
+                rounded(functools.reduce(jnp.add, [each.astype(jnp.float32) for each in part]))
                 for part in (gate, up)
             )
-            return in_kernels(gating)(x, by).astype(dtype).astype(jnp.float32)
+            return rounded(in_kernels(gating)(x, by))
 
         team.begin(met, told=4 * LINES * TEAM)
         tiles = list(_tiles(given, member))

@@ -56,7 +56,7 @@ def test_a_load_is_measured_from_disk_and_from_the_page_cache(tmp_path, monkeypa
     assert record["figures"]["shards"] == 2
     assert list(tmp_path.iterdir()) == [out]  # the checkpoint is gone
     row = report.table("loading", [record]).splitlines()[-1]
-    assert row.startswith("| shape:tiny | ") and "–" not in row
+    assert row.startswith("| shape:tiny") and "–" not in row
 
 
 def test_the_peak_sees_memory_that_is_gone_again():
@@ -87,7 +87,7 @@ def test_a_cold_start_and_a_warm_one_are_told_by_phases(tmp_path, monkeypatch):
         assert {"Interpreter and imports", "Loading weights", "First token"} <= set(phases)
         assert figures[f"{name}_s"] >= max(phases.values())
     assert figures["cache_mb"] > 0
-    assert report.table("startup", [record]).splitlines()[-1].startswith("| shape:tiny | ")
+    assert report.table("startup", [record]).splitlines()[-1].startswith("| shape:tiny")
 
 
 @pytest.mark.slow

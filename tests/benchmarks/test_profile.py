@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import pytest
 
 from benchmarks import profile
-from benchmarks.profile import Kernel, kernels
+from benchmarks.profile import Event, Kernel, events, kernels, pauses
 from jaxllm.engine.runtime.profile import Profiler
 
 
@@ -22,7 +22,9 @@ def test_a_trace_names_what_ran_the_longest_first(tmp_path):
     for _ in range(3):
         jax.block_until_ready(multiply(x))
     profiler.stop()
-    found = kernels(tmp_path / "traces")
+    ran = events(tmp_path / "traces")
+    assert ran == sorted(ran) and all(event.end > event.start for event in ran)
+    found = kernels(ran)
     assert found and all(
         isinstance(kernel, Kernel) and kernel.seconds > 0 and kernel.calls >= 1 for kernel in found
     )
@@ -31,7 +33,12 @@ def test_a_trace_names_what_ran_the_longest_first(tmp_path):
 
 
 def test_a_folder_without_traces_has_no_kernels(tmp_path):
-    assert kernels(tmp_path) == []
+    assert kernels(events(tmp_path)) == [] == pauses([])
+
+
+def test_pauses_are_what_no_kernel_covers_by_the_one_that_ended_last():
+    ran = [(0, 10, "gemm"), (2, 3, "copy"), (12, 13, "norm"), (13, 20, "gemm"), (21, 22, "norm")]
+    assert pauses([Event(*each) for each in ran]) == [Kernel("gemm", 2, 3)]
 
 
 def test_the_table_shares_the_time_of_a_step_among_kernels():
@@ -43,10 +50,11 @@ def test_the_table_shares_the_time_of_a_step_among_kernels():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("more", [[], ["--prefill"]])
+@pytest.mark.parametrize("more", [[], ["--prefill"], ["--few"]])
 def test_a_traced_run_finds_kernels_and_leaves_the_trace_where_it_was_told(
     tmp_path, monkeypatch, more
 ):
+    monkeypatch.setattr(profile.Buckets, "build", profile.Buckets.build)
     out, traces = tmp_path / "out.json", tmp_path / "traces"
     load = [
         "--model",
@@ -70,4 +78,5 @@ def test_a_traced_run_finds_kernels_and_leaves_the_trace_where_it_was_told(
     profile.main()
     figures = json.loads(out.read_text())["figures"]
     assert figures["kernel_ms_per_step"] > 0 and figures["kernels"]
+    assert figures["untraced"]["ms_per_step"] > 0
     assert list(traces.rglob("*.xplane.pb"))

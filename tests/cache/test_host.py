@@ -146,13 +146,13 @@ def test_any_order_of_calls_keeps_the_accounts(
             keys = [b"%d" % each for each in range(number, 7)]
             new, pins = tier.promise(keys)
             kept.update(keys[:pins])
-            assert len(tier.find(keys)) == pins and tier.coming >= {*new.values()}
+            assert len(tier.find(keys)) == pins and tier.promised >= {*new.values()}
             promised += new.items()
         elif call == "a" and promised:
             arrived, place = promised.pop(number % len(promised))
-            waited = tier.is_coming(arrived, place)
+            waited = tier.is_promised(arrived, place)
             assert tier.arrive(arrived, place) is waited and place not in (
-                tier.coming if waited else ()
+                tier.promised if waited else ()
             )
         elif call == "g":
             found = tier.find([key])
@@ -176,7 +176,7 @@ def test_room_is_made_for_what_is_on_its_way_and_nothing_that_is_kept_goes() -> 
     tier.unpin([b"d", b"e"])
     assert tier.find([b"d", b"e"]) == [pages[b"a"], 3]
     assert tier.save(b"h") == 3 and not tier.arrive(b"e", 3), "nobody has waited for it"
-    assert tier.arrive(b"d", pages[b"a"]) and not tier.coming
+    assert tier.arrive(b"d", pages[b"a"]) and not tier.promised
     tier.check([[b"b"], [b"c"]])
 
 
@@ -194,5 +194,5 @@ def test_contents_for_one_prefix_are_not_those_of_the_next_one_there() -> None:
     assert tier.promise([b"a"]) == ({b"a": 0}, 1)
     tier.forget([b"a"])
     assert tier.promise([b"b"]) == ({b"b": 0}, 1)
-    assert not tier.arrive(b"a", 0) and tier.coming == {0}
+    assert not tier.arrive(b"a", 0) and tier.promised == {0}
     assert tier.arrive(b"b", 0) and not tier.arrive(b"b", 0)

@@ -200,7 +200,7 @@ class Loop(LoopChecks):
         """A page does not come that was promised; who waits for it starts again."""
         key, place, _ = self.coming.pop(number % len(self.coming))
         assert self.scheduler.offload is not None
-        if self.scheduler.offload.host.is_coming(key, place):
+        if self.scheduler.offload.host.is_promised(key, place):
             self._send_back(functools.partial(self.scheduler.drop_lost, [place]))
             self.scheduler.check()
 

@@ -86,13 +86,16 @@ def common(hf: Mapping[str, Any]) -> dict[str, Any]:
     found |= {key: float(hf[own]) for key, own in bases.items() if own in hf}
     if "head_dim" in hf:
         found |= {f"attention.{each}_length": hf["head_dim"] for each in ("key", "value")}
-    scaling = hf.get("rope_scaling") or {}
+    scaling = hf.get("rope_scaling") or hf.get("rope_parameters") or {}
+    found |= {"rope.freq_base": float(scaling["rope_theta"])} if "rope_theta" in scaling else {}
     if scaling.get("rope_type", scaling.get("type")) in ("linear", "yarn"):
         found["rope.scaling.type"] = scaling.get("rope_type", scaling.get("type"))
         found["rope.scaling.factor"] = float(scaling["factor"])
         if "original_max_position_embeddings" in scaling:
             original = scaling["original_max_position_embeddings"]
             found["rope.scaling.original_context_length"] = original
+        betas = (key for key in ("beta_fast", "beta_slow") if key in scaling)
+        found |= {f"rope.scaling.yarn_{key}": float(scaling[key]) for key in betas}
     return found
 
 
@@ -143,9 +146,7 @@ def qwen3moe(hf: Mapping[str, Any], tensors: Tensors) -> dict[str, Any]:
 
 
 def gemma(hf: Mapping[str, Any], tensors: Tensors) -> dict[str, Any]:
-    for name in tensors:
-        if name.endswith("norm.weight"):
-            tensors[name] = tensors[name] + np.float32(1)
+    gemma1(hf, tensors)
     caps = {
         f"{each}_logit_softcapping": hf.get(f"{each}_logit_softcapping")
         for each in ("attn", "final")
@@ -323,6 +324,14 @@ def granitemoe(hf: Mapping[str, Any], tensors: Tensors) -> dict[str, Any]:
     return granite(hf, tensors) | ({"expert_shared_feed_forward_length": shared} if shared else {})
 
 
+def mistral3(hf: Mapping[str, Any], tensors: Tensors) -> dict[str, Any]:
+    found, scaling = llama(hf, tensors), hf.get("rope_parameters") or {}
+    if "llama_4_scaling_beta" in scaling:
+        found["attention.temperature_scale"] = scaling["llama_4_scaling_beta"]
+        found["rope.scaling.yarn_log_multiplier"] = scaling["mscale_all_dim"]
+    return found
+
+
 KINDS: dict[str, Callable[[Mapping[str, Any], Tensors], dict[str, Any]]] = {
     "llama": llama,
     "smollm3": llama,
@@ -347,6 +356,7 @@ KINDS: dict[str, Callable[[Mapping[str, Any], Tensors], dict[str, Any]]] = {
     "starcoder2": starcoder2,
     "granitemoe": granitemoe,
     "arcee": lambda hf, tensors: llama(hf, tensors),
+    "mistral3": mistral3,
 }
 POST_ATTENTION = dict.fromkeys(
     ("gemma2", "gemma3", "gpt-oss", "olmo2", "seed_oss", "glm4moe", "exaone4"),

@@ -56,6 +56,7 @@ CASES = [
     ("cohere-head-norms", "command-r"),
     ("exaone4-window", "exaone4"),
     ("arcee-biases", "arcee"),
+    ("ministral3-growing-queries", "mistral3"),
     ("granitemoe-multipliers", "granitemoe"),
     ("granitemoeshared-multipliers", "granitemoe"),
 ]
@@ -65,6 +66,7 @@ TENSORS = [
     ("smollm3-positions", "smollm3"),
     ("qwen2-moe-shared", "qwen2moe"),
     ("gemma-gelu", "gemma"),
+    ("mistral-full-mqa", "mistral3"),
     ("olmoe-clip", "olmoe"),
     ("cohere2-window", "cohere2"),
     ("starcoder2-window", "starcoder2"),
@@ -104,6 +106,14 @@ def test_the_configuration_means_the_same(name: str, architecture: str, tmp_path
         both = zip(one(positions, None)[:2], other(positions, None)[:2], strict=True)
         for cos_or_sin in both:
             np.testing.assert_allclose(*cos_or_sin, atol=1e-5)
+
+
+def test_yarn_turns_as_its_betas_say(tmp_path: Path) -> None:
+    path = converted(name := "mistral-window-yarn", "mistral3", tmp_path / "model.gguf")
+    found = read_spec(model_directory(path, str(tmp_path)))
+    assert found.model_type == "mistral" and set(found.windows) == {None}
+    both = (spec.ropes[0](jnp.array([63]), None)[0] for spec in (found, read_spec(HERE / name)))
+    np.testing.assert_allclose(*both, atol=1e-5)
 
 
 @pytest.mark.parametrize(

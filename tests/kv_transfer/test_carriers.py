@@ -307,7 +307,7 @@ def test_a_fetch_that_has_ended_brings_nothing_more(server, shelf, connect):
     client = TogetherClient(connect(), 1)
     error = client.fetch(("127.0.0.1", server.port), NAMES, 20.0, keep, MemoryError)
     ended.set()
-    client._threads.shutdown()
+    client._threads.close(20)
     assert str(error) == "no room" and len(kept) == CORES
     client.close()
 
@@ -317,11 +317,3 @@ def test_few_pages_take_one_connection():
         assert divide(NAMES[:count]) == [NAMES[:count]]
     assert divide(NAMES[: 2 * LEAST]) == [NAMES[: 2 * LEAST : 2], NAMES[1 : 2 * LEAST : 2]]
     assert divide([]) == [[]]
-
-
-def test_a_fetch_that_ends_after_the_client_was_closed_leaves_no_connection(server, connect):
-    client = connect()
-    fetch = client.fetch(("127.0.0.1", server.port), NAMES, 20.0)
-    next(fetch)
-    client.close()
-    assert len(list(fetch)) == len(NAMES) - 1 and client._idle == []

@@ -120,6 +120,27 @@ def test_remote_code_that_a_file_stands_for_is_not_needed(tmp_path: Path) -> Non
         models.read_config(directory(tmp_path, phi))
 
 
+@pytest.mark.parametrize(
+    ("family", "module"),
+    [
+        ("minimax_m2", "modeling_minimax_m2"),
+        ("hunyuan_v1_moe", "hunyuan"),
+        ("ernie4_5", "modeling_ernie4_5"),
+        ("ernie4_5_moe", "modeling_ernie4_5_moe"),
+        ("dots1", "modeling_dots1"),
+        ("solar_open", "modeling_solar_open"),
+        ("stablelm", "modeling_stablelm"),
+        ("gte", "modeling_hf_alibaba_nlp_gte"),
+    ],
+)
+def test_code_of_the_first_checkpoints_is_that_of_the_family(
+    tmp_path: Path, family: str, module: str
+) -> None:
+    named = {"AutoConfig": "configuration.X", "AutoModel": f"{module}.X"}
+    config = TINY | {"model_type": family, "auto_map": named}
+    assert models.read_config(directory(tmp_path, config)) == config
+
+
 def test_the_text_part_of_a_model_that_sees_is_read() -> None:
     given = {
         "model_type": "outer",
@@ -174,12 +195,21 @@ def test_a_model_without_generation_config_has_no_ends_of_its_own(tmp_path: Path
         models.make_spec(TINY | {"eos_token_id": "x"})
 
 
-@pytest.mark.parametrize("token", [-1, 96, 10**30])
-def test_an_end_of_sequence_outside_the_vocabulary_is_refused(tmp_path: Path, token: int) -> None:
-    with pytest.raises(ConfigError, match=f"eos_token_id {token} is not in the vocabulary of 96"):
-        models.make_spec(TINY | {"eos_token_id": [5, token]})
+def test_a_negative_end_of_sequence_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="eos_token_id -1 is not in the vocabulary of 96"):
+        models.make_spec(TINY | {"eos_token_id": [5, -1]})
     with pytest.raises(ConfigError, match=r"correct config\.json or generation_config\.json"):
-        models.read_spec(directory(tmp_path, TINY, {"eos_token_id": token}))
+        models.read_spec(directory(tmp_path, TINY, {"eos_token_id": -1}))
+
+
+@pytest.mark.parametrize("token", [96, 10**30])
+def test_an_end_of_sequence_that_no_token_has_ends_nothing_and_is_told(
+    tmp_path: Path, token: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    assert models.make_spec(TINY | {"eos_token_id": [5, token]}).eos_token_ids == (5,)
+    read = models.read_spec(directory(tmp_path, TINY, {"eos_token_id": token}))
+    assert token not in read.eos_token_ids
+    assert f"eos_token_id {token} of config.json or generation_config.json" in caplog.text
 
 
 @pytest.mark.parametrize("name", ["generation_config.json", "hf_quant_config.json"])

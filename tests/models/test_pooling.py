@@ -101,3 +101,22 @@ def test_a_dense_module_has_the_activation_of_sentence_transformers(
     path.write_text(json.dumps(config if name is None else config | {"activation_function": name}))
     pooling = models.read_spec(model).pooling
     assert pooling is not None and pooling.maps[0].activation == activation
+
+
+@pytest.mark.parametrize(
+    ("file", "config", "found"),
+    [
+        ({"prompts": {"query": "Q: ", "odd": 1}}, {}, (("query", "Q: "),)),
+        ({"prompts": {"query": "Q: "}}, {"task_instructions": {"ask": "A: "}}, (("ask", "A: "),)),
+        ({"prompts": ["Q: "]}, {}, ()),
+        (None, {}, ()),
+    ],
+    ids=["sentence-transformers", "config", "odd", "none"],
+)
+def test_texts_before_inputs_are_read_by_type(
+    file: dict[str, Any] | None, config: dict[str, Any], found: Any, tmp_path: Path
+) -> None:
+    if file is not None:
+        (tmp_path / "config_sentence_transformers.json").write_text(json.dumps(file))
+    pooling = read(tmp_path, CASES["qwen3-gqa"] | config, Wish(runner="pooling")).pooling
+    assert pooling is not None and pooling.prompts == found

@@ -240,8 +240,9 @@ def test_dynamic_scaling_without_alpha_grows_with_the_sequence() -> None:
     assert (spec.shared_length, spec.context_length) == (32768, 65536)
 
 
-def test_gtes_ntk_is_a_longer_base_and_a_little_slower() -> None:
-    found = static(spec_of("gte-multilingual-base").ropes[0])
+@pytest.mark.parametrize("family", ["new", "gte"])  # what its makers, and Snowflake, call it
+def test_gtes_ntk_is_a_longer_base_and_a_little_slower(family: str) -> None:
+    found = static(changed("gte-multilingual-base", model_type=family).ropes[0])
     wanted = plain(20000 * 8.0, 64) / 8.0 ** (2 / 64)
     np.testing.assert_allclose(found.inv_freq, wanted, rtol=5e-6)
 

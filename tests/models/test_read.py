@@ -94,6 +94,27 @@ def test_an_empty_quantisation_gives_way_to_the_file_of_modelopt(
         models.read_config(tmp_path)
 
 
+@pytest.mark.parametrize(
+    ("file", "settings", "title"),
+    [
+        ("quantize_config.json", {"bits": 4, "group_size": 64, "sym": True}, "gptq: 4 bits"),
+        ("quant_config.json", {"w_bit": 4, "q_group_size": 64, "version": "GEMM"}, "awq: 4 bits"),
+        ("quantize_config.json", {"quant_method": "awq", "bits": 4, "group_size": 64}, "awq: 4"),
+    ],
+)
+def test_the_files_of_older_quantisers_say_how_weights_are_packed(
+    tmp_path: Path, file: str, settings: dict[str, Any], title: str
+) -> None:
+    golden = json.loads((load_golden("llama-gqa").directory / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(golden))
+    (tmp_path / file).write_text(json.dumps(settings))
+    scheme = models.read_spec(tmp_path).scheme
+    assert scheme is not None and scheme.title.startswith(title)
+    (tmp_path / file).write_text(json.dumps(settings | {"bits": 5}))
+    with pytest.raises(ConfigError, match=rf"{file} \((gptq|awq)\) is not supported; bits is 5"):
+        models.read_config(tmp_path)
+
+
 def test_scales_have_the_names_of_their_layer() -> None:
     spec = models.read_spec(str(load_golden("llama-gqa").directory))
     for layer in (0, 31):

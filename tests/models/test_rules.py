@@ -54,6 +54,15 @@ def test_every_tensor_is_used_once_and_every_parameter_made_once(name: str, shar
         assert sum(math.prod(p.view) for p in parts) == math.prod(parts[0].source)
 
 
+@pytest.mark.parametrize("tied", [True, False])
+@pytest.mark.parametrize("name", ["phimoe-longrope", "ernie4-5-moe-bias"])
+def test_a_head_has_a_bias_whether_it_is_the_embedding_or_not(name: str, tied: bool) -> None:
+    hf = CASES[name] | {"tie_word_embeddings": tied}
+    table = rules(spec_of(hf), outline(spec_of(hf), 1, jnp.float32))
+    assert sorted(rule.parameter for rule in table) == sorted(parameters(hf, 1))
+    assert "lm_head.bias" in {piece.name for rule in table for piece in rule.pieces}
+
+
 @pytest.mark.parametrize("name", MIXTURES)
 def test_a_mixture_refuses_shards_that_cut_experts(name: str) -> None:
     with pytest.raises(ConfigError, match="not divide"):

@@ -320,12 +320,12 @@ def test_rows_that_the_rounding_kernel_takes(rows: int, columns: int, taken: boo
 
 
 @places
-@pytest.mark.parametrize("sharing", [1, 1024], ids=["rows share", "rows alone"])
+@pytest.mark.parametrize("enough", [1, 1024], ids=["rows share", "rows alone"])
 @pytest.mark.parametrize("width", [384, 2304])
 def test_rows_are_gated_and_rounded_once_more(
-    place: str, sharing: int, width: int, monkeypatch: pytest.MonkeyPatch
+    place: str, enough: int, width: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(mosaic_gating, "SHARING", sharing)
+    monkeypatch.setattr(mosaic_gating, "ENOUGH", enough)
     gating = GELU if width == 384 else SILU
     rng, tokens = np.random.default_rng(0), pick(place, 3, 257)
     sums = jnp.asarray(rng.standard_normal((1, tokens, 2 * width)) * 40, jnp.bfloat16)
@@ -357,6 +357,17 @@ def test_rows_are_gated_and_rounded_once_more(
     np.testing.assert_allclose(scale[2], np.abs(wanted[2]).max() / 448, rtol=2**-7)
     for one, two in zip(run(slice(2, 3)), (numbers[2:3], scale[2:3]), strict=True):
         np.testing.assert_array_equal(one, two)
+
+
+@pytest.mark.parametrize(
+    ("tokens", "width", "rows"),
+    [(65, 14336, 1), (1008, 14336, 2), (9200, 14336, 4), (8192, 18944, 3), (8192, 28672, 2)],
+)
+def test_as_many_rows_share_scales_as_leave_two_warpgroups_a_processor(
+    tokens: int, width: int, rows: int
+) -> None:
+    assert mosaic_gating.rows_of(tokens, width) == rows
+    assert 2 * (rows * 2 * width + 1024) <= 228 * 1024
 
 
 def test_products_that_the_gating_kernel_takes() -> None:

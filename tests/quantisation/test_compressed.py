@@ -98,6 +98,29 @@ def test_integers_keep_the_scale_of_their_inputs() -> None:
 
 
 @pytest.mark.parametrize(
+    ("given", "same"),
+    [
+        ({"num_bits": 8, "type": "float"}, {"strategy": "tensor"}),
+        ({"type": "FLOAT", "strategy": "Channel"}, FLOATS),
+        ({"type": "float", "group_size": 32}, {"strategy": "group"}),
+        ({"type": "float", "group_size": -1}, {"strategy": "channel"}),
+        (
+            {"type": "float", "strategy": "block", "block_structure": "16x32"},
+            {"block_structure": [16, 32]},
+        ),
+    ],
+)
+def test_what_its_library_adds_to_settings_is_added(
+    given: dict[str, Any], same: dict[str, Any]
+) -> None:
+    own, other = (
+        read_scheme("compressed-tensors", config(weights))
+        for weights in (given, {"num_bits": 8} | given | {"type": "float"} | same)
+    )
+    assert own == other
+
+
+@pytest.mark.parametrize(
     ("settings", "message"),
     [
         ({}, "config_groups must be an object with a group"),

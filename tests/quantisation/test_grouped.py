@@ -52,6 +52,31 @@ def test_a_matrix_is_what_its_library_makes_of_it(name: str) -> None:
         np.testing.assert_array_equal(own, made.weight[tuple(slice(*each) for each in bounds)])
 
 
+def test_scales_of_an_activation_divide_the_columns_that_read_it() -> None:
+    made, divisors = awq((8, 24), 8), np.linspace(0.5, 2, 24).astype(np.float16)
+    names = {"X": "h.0.mlp.c_proj", "Y": "h.0.attn.c_proj", "Z": "h.0.mlp.c_fc"}
+    stored = {
+        f"{module}{name[1:]}": array
+        for module in names.values()
+        for name, array in made.stored.items()
+    } | {"h.0.mlp.act.scales": divisors}
+    found = {tensor.name: tensor for tensor in tensors(made._replace(stored=stored))}
+    for letter, module in names.items():
+        tensor = found[f"{module}.weight"]
+        arrays, expected = [stored[part.name] for part in tensor.parts], made.weight
+        if letter == "X":
+            expected = expected / divisors.astype(np.float32)
+            tensor.check(arrays)
+        assert (tensor.format is None) == (letter == "X")
+        for bounds in cuts(tensor.shape):
+            own = tensor.unpack(arrays, bounds)
+            np.testing.assert_array_equal(own, expected[tuple(slice(*each) for each in bounds)])
+    wrong = found["h.0.mlp.c_proj.weight"]
+    stored["h.0.mlp.act.scales"][3] = 0
+    with pytest.raises(ConfigError, match=r"mlp.act.scales has the scale 0.0; such scales are"):
+        wrong.check([stored[part.name] for part in wrong.parts])
+
+
 def test_a_zero_point_of_gptq_wraps_around_its_bits() -> None:
     made = gptq((8, 8))
     (found,) = tensors(made)
@@ -187,6 +212,14 @@ def test_settings_that_are_not_read_are_named(made: Made, message: str) -> None:
     with pytest.raises(ConfigError, match=message) as error:
         read_scheme(made.settings["quant_method"], made.settings)
     assert len(str(error.value)) < 200 and not re.search(r"\n", str(error.value))
+
+
+@pytest.mark.parametrize(
+    ("made", "key"), [(awq((8, 8)), "version"), (gptq((8, 8)), "checkpoint_format")]
+)
+def test_null_is_the_usual_format(made: Made, key: str) -> None:
+    method, usual = made.settings["quant_method"], {**made.settings, key: None}
+    assert read_scheme(method, usual) == read_scheme(method, made.settings)
 
 
 @pytest.mark.parametrize(

@@ -78,6 +78,33 @@ def test_what_is_wrong_with_words_is_said_before_they_are_read(
         load(packed)
 
 
+def test_matrices_of_gpt2_lie_as_those_of_others_where_they_are_packed(tmp_path: Path) -> None:
+    config, settings = CASES["gpt2-tied"], {}
+    plain = random_tensors(config)
+    packed: Tensors = dict(plain)
+    for name in [n for n in plain if n.endswith((".c_attn.weight", ".c_proj.weight", "fc.weight"))]:
+        made = gptq(packed.pop(name).T.shape, 8)
+        plain[name], settings = np.ascontiguousarray(made.weight.T), made.settings
+        module = name.removesuffix(".weight")
+        packed |= {f"{module}{leaf[1:]}": array for leaf, array in made.stored.items()}
+    both_ways = both(tmp_path, Pair(config, plain, packed), settings)
+    for own, other in zip(*map(load, both_ways), strict=True):
+        np.testing.assert_array_equal(own, other, strict=True)
+
+
+def test_a_bias_of_zeros_that_the_model_lacks_is_left_out(tmp_path: Path) -> None:
+    made, settings = pair("llama-gqa", "gptq")
+    name = "model.layers.0.mlp.up_proj.bias"
+    made.packed[name] = np.zeros(48, np.float16)
+    packed, plain = both(tmp_path, made, settings)
+    for own, other in zip(load(packed), load(plain), strict=True):
+        np.testing.assert_array_equal(own, other, strict=True)
+    made.packed[name] = np.full(48, 0.5, np.float16)
+    packed, _ = both(tmp_path, made, settings)
+    with pytest.raises(ConfigError, match=f"unexpected {name}"):
+        load(packed)
+
+
 @pytest.mark.parametrize("kind", ["auto-round", "awq", "gptq"])
 def test_a_wish_for_the_checkpoints_own_method_is_no_contradiction(
     tmp_path: Path, kind: str

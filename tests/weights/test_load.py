@@ -142,7 +142,7 @@ def test_one_error_names_everything_that_does_not_fit(tmp_path: Path) -> None:
     text = str(error.value)
     assert "\n" not in text
     for part in (
-        "missing lm_head.weight",
+        "missing lm_head.weight (where the embedding is the head, set tie_word_embeddings to true)",
         f"missing {LAYER}.self_attn.q_proj.weight",
         "unexpected model.extra",
         "model.norm.weight has shape [31], expected [32]",
@@ -236,14 +236,23 @@ def test_a_checkpoint_with_more_layers_or_without_numbers_has_fitting_sizes(tmp_
     weights.check_shapes(path, models.read_spec(path))  # `check` says what is wrong with the file
 
 
-@pytest.mark.parametrize("name", ["rotary_emb.inv_freq", "k_scale", "v_proj.v_scale"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        f"{LAYER}.self_attn.rotary_emb.inv_freq",
+        f"{LAYER}.self_attn.rotary_emb.cos_cached",
+        "model.rotary_emb.inv_freq",
+        f"{LAYER}.self_attn.k_scale",
+        f"{LAYER}.self_attn.v_proj.v_scale",
+    ],
+)
 def test_rotary_tables_and_scales_of_an_8_bit_cache_are_of_no_concern(
     tmp_path: Path, name: str
 ) -> None:
     path = copy(
         LLAMA,
         tmp_path,
-        lambda tensors: tensors.update({f"{LAYER}.self_attn.{name}": np.zeros(2, np.float32)}),
+        lambda tensors: tensors.update({name: np.zeros(2, np.float32)}),
     )
     assert load(path).keys() == load(LLAMA).keys()
 

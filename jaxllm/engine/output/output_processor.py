@@ -162,16 +162,12 @@ class Counters:
     """Counts since the engine's start.
 
     Attributes:
-        prefix_queries, prefix_hits: as the last snapshot showed them. They never fall, though what
-            was counted for pages that then do not come is undone.
         problem: found by the last self-check, "" for none.
     """
 
     prompt_tokens: int = 0
     generation_tokens: int = 0
     steps: int = 0
-    prefix_queries: int = 0
-    prefix_hits: int = 0
     self_checks: int = 0
     self_check_failures: int = 0
     problem: str = ""
@@ -193,15 +189,12 @@ class Counters:
             sleep_level: 0 while the engine is awake.
         """
         pools, prefix, offload = scheduler.pools, scheduler.pools[0].index, scheduler.offload
-        if prefix is not None:  # an empty index is false
-            self.prefix_queries = max(self.prefix_queries, prefix.queries)
-            self.prefix_hits = max(self.prefix_hits, prefix.hits)
         return EngineStats(
             running=scheduler.running,
             waiting=scheduler.waiting + unscheduled,
             kv_usage=max(pool.usage for pool in pools),
-            prefix_queries=self.prefix_queries,
-            prefix_hits=self.prefix_hits,
+            prefix_queries=0 if prefix is None else prefix.queries,  # an empty index is false
+            prefix_hits=0 if prefix is None else prefix.hits,
             preemptions=scheduler.preemptions,
             prompt_tokens=self.prompt_tokens,
             generation_tokens=self.generation_tokens,

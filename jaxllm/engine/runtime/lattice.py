@@ -13,7 +13,8 @@ import jax
 from jax import Array
 
 from jaxllm.cache.kv import KVCache
-from jaxllm.engine.runtime.compilation.executables import Executables, Recipe
+from jaxllm.config import ConfigError
+from jaxllm.engine.runtime.compilation.executables import NO_MEMORY, Executables, Recipe
 from jaxllm.engine.runtime.program import Key, Program, Variant
 from jaxllm.engine.runtime.programs import PROGRAMS
 from jaxllm.engine.runtime.shapes import StepShapes
@@ -73,21 +74,42 @@ class Programs:
         self.compile(self.lattice, progress)
 
     def compile(self, keys: Iterable[Key], progress: Progress | None = None) -> None:
-        """Compile the missing ones of these programs, in half as many threads as cores."""
-        keys = [key for key in keys if key not in self._compiled]
+        """Compile the missing ones of these programs, in half as many threads as cores.
+
+        XLA times kernels on the device. A program for which there is no memory beside others is
+        tried again by itself; raises ConfigError if there is none then.
+        """
+        keys, crowded = [key for key in keys if key not in self._compiled], []
         workers = max(2, (os.cpu_count() or 2) // 2)
         with ThreadPoolExecutor(workers, thread_name_prefix="compile") as pool:
-            for done, _ in enumerate(pool.map(self._make_unless_stopped, keys), 1):
+            for done, (key, made) in enumerate(
+                zip(keys, pool.map(self._fits, keys), strict=True), 1
+            ):
                 if progress:
                     progress(done, len(keys))
+                if not made:
+                    crowded.append(key)
+        for key in crowded:
+            if not self._fits(key):
+                raise ConfigError(
+                    f"the device has no memory left to compile {self.name(key)} beside the "
+                    "engine's share of it; lower --gpu-memory-utilization"
+                )
 
     def stop(self) -> None:
         """Make `compile`, in other threads, start no further program."""
         self._stopped = True
 
-    def _make_unless_stopped(self, key: Key) -> None:
-        if not self._stopped:
-            self._make(key)
+    def _fits(self, key: Key) -> bool:
+        """Make a program, unless stopped; whether there was memory for it."""
+        try:
+            if not self._stopped:
+                self._make(key)
+        except jax.errors.JaxRuntimeError as error:
+            if NO_MEMORY not in str(error):
+                raise
+            return False
+        return True
 
     def _make(self, key: Key) -> jax.stages.Compiled:
         """Compile a program once, for however many threads."""

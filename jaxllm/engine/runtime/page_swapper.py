@@ -17,6 +17,7 @@ from jax import Array
 from jaxllm.cache.kv import KVCache, zeros_of
 from jaxllm.cache.transfer import Page, page_shapes
 from jaxllm.config import ConfigError
+from jaxllm.engine.runtime.compilation.executables import NO_MEMORY
 from jaxllm.engine.runtime.lattice import Programs
 from jaxllm.engine.runtime.launch import HostBuffers, fill
 from jaxllm.engine.runtime.program import Key, shardings
@@ -37,7 +38,6 @@ TAKEN = 8
 BUFFERS = LEAVING + TAKEN + PLAN_LOADS + 1
 # The remedy for too little host memory
 GIVE_MEMORY = "lower --swap-space or --kv-offloading-size, or give the process more memory"
-NO_MEMORY = "RESOURCE_EXHAUSTED"  # begins XLA's error
 RUNS = 3  # of each measurement; the last counts, when XLA has recorded the program
 NO_ROOM = f"no host memory for KV pages, which will be computed again; {GIVE_MEMORY}"
 NO_COPY = "KV pages could not be copied to host memory and will be computed again"

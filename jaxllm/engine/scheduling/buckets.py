@@ -29,7 +29,10 @@ _COPIES = (16, 64)  # pages copied at once
 _SCORE_GPU, _SCORE_CPU = 256, 32
 _TOKENS_CPU = (16, 32, 64, 256, 1024, 4096, 16384)
 _MAX_CHUNKS = 64
-_ALIGN = 16  # tokens; the largest bucket is rounded up to whole matmul tiles
+# Rows, to which the largest shapes are rounded up: cuBLASLt's products of 8 bits take no other
+# numbers of rows, and XLA copies their inputs to larger arrays
+_ALIGN = 16
+_UNALIGNED_GPU = 64  # requests up to which kernels of our own multiply
 
 
 class BucketError(ValueError):
@@ -78,17 +81,15 @@ class Buckets:
                 f" ({max_num_batched_tokens}) must be at least 1"
             )
         cpu = platform == "cpu"
-        top = -(-max_num_batched_tokens // _ALIGN) * _ALIGN
-        pairs = _pairs_cpu(top, max_num_seqs) if cpu else _pairs(top, max_num_seqs)
+        top = _aligned(max_num_batched_tokens)
+        slots = max_num_seqs if cpu or max_num_seqs <= _UNALIGNED_GPU else _aligned(max_num_seqs)
+        pairs = _pairs_cpu(top, slots) if cpu else _pairs(top, slots)
         shapes = {
-            ExtendShape(tokens, _chunk_rows(tokens, max_num_seqs, cpu), region)
-            for tokens, region in pairs
+            ExtendShape(tokens, _chunk_rows(tokens, slots, cpu), region) for tokens, region in pairs
         }
-        decode = _decode_rows(max_num_seqs, cpu)
+        decode = _decode_rows(slots, cpu)
         most = max(s.decodes + s.chunks for s in shapes)
-        ladder = (
-            {*decode, most} if cpu else {*(n for n in _LOGITS_GPU if n < most), max_num_seqs, most}
-        )
+        ladder = {*decode, most} if cpu else {*(n for n in _LOGITS_GPU if n < most), slots, most}
         return cls(
             decode,
             tuple(sorted(shapes)),
@@ -107,10 +108,11 @@ class Buckets:
         prompts = ExtendShape(
             usual.max_tokens, _chunk_rows(usual.max_tokens, max_num_seqs, platform == "cpu"), 0
         )
+        decode = usual.decode[-1]
         return cls(
-            (max_num_seqs,),
+            (decode,),
             (prompts,),
-            tuple(sorted({max_num_seqs, prompts.chunks})),
+            tuple(sorted({decode, prompts.chunks})),
             usual.step_cost,
             usual.score,
         )
@@ -246,6 +248,10 @@ def _pairs(top: int, max_num_seqs: int) -> list[tuple[int, int]]:
         pairs.append((_fill(*_TWO_GPU, top), _TWO_GPU[1]))
     wide = [_fill(t, max_num_seqs, top) for t in _BESIDE_GPU if t < top and t >= low * max_num_seqs]
     return pairs + [(t, max_num_seqs) for t in (*wide, top)]
+
+
+def _aligned(rows: int) -> int:
+    return -(-rows // _ALIGN) * _ALIGN
 
 
 def _fill(tokens: int, region: int, top: int) -> int:

@@ -181,6 +181,8 @@ class ChunkPlanner:
     def _advance(self, chunk: Chunk) -> None:
         """Count the chunk as computed and index the pages it fills."""
         request, end = chunk.request, chunk.end
+        if not request.has_run:
+            self._kv_manager.count_first_run(request)
         request.computed = end
         request.num_scheduled_outputs += chunk.final
         self._kv_manager.register(request, chunk.start, end)

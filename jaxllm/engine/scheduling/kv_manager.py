@@ -22,7 +22,8 @@ class AdmissionPages:
 
     Attributes:
         tables: Tables with the pages that hold its first `kept` tokens.
-        kept: Tokens whose KV exists.
+        kept: Tokens whose KV exists, or is on its way.
+        in_transit: Last pages of the first table that are on their way for other requests.
         shared: The member that shares pages beyond those of the index, if one does.
         host_pages: Pages in host memory that hold the tokens after these.
         fresh: New pages that it needs.
@@ -32,6 +33,7 @@ class AdmissionPages:
 
     tables: tuple[PageTable, ...]
     kept: int
+    in_transit: int
     shared: SharedPages | None
     host_pages: list[int]
     fresh: list[int]
@@ -91,12 +93,13 @@ class KVCacheManager:
         not counted as computed yet."""
         tokens = request.num_tokens
         tables, kept, shared = self.prefixes.reusable(request, newest)
-        host_pages: list[int] = []
+        host_pages, joined = list[int](), list[int]()
         if self.offload is not None and request.scored >= request.score_end:
-            limit = (tokens - 1) // self.page_size
-            host_pages = self.offload.lookup(
-                request.hashes[len(tables[0].pages) : limit], bool(request.pinned)
-            )
+            keys = request.hashes[len(tables[0].pages) : (tokens - 1) // self.page_size]
+            host_pages = self.offload.lookup(keys, bool(request.pinned))
+            joined = self.offload.in_transit(keys[: len(host_pages)])
+            tables[0].pages += joined
+            kept, host_pages = kept + len(joined) * self.page_size, host_pages[len(joined) :]
         fresh, taken = [], []
         for pool, table in zip(self.pools, tables, strict=True):
             end = min(pool.pages_for(tokens), table.out_of_window + pool.max_resident(tokens))
@@ -108,7 +111,7 @@ class KVCacheManager:
             if kept == tokens
             else 0
         )
-        return AdmissionPages(tables, kept, shared, host_pages, fresh, taken, reserve)
+        return AdmissionPages(tables, kept, len(joined), shared, host_pages, fresh, taken, reserve)
 
     def promise(self, request: Request) -> dict[bytes, int]:
         """Pin what host memory has, or gets from elsewhere, of a new request's pages that the pool
@@ -143,7 +146,8 @@ class KVCacheManager:
             table.found = len(table.pages)
             table.pages += pool.allocate(fresh)
         request.tables = pages.tables
-        if self.offload is not None and pages.host_pages:
+        if self.offload is not None:
+            self.offload.join(request, request.hashes[found - pages.in_transit : found])
             self.offload.enqueue(request, found, pages.host_pages)
         request.kept = pages.kept + len(pages.host_pages) * self.page_size
         request.prefill_end = tokens
@@ -152,8 +156,8 @@ class KVCacheManager:
         if pages.shared is not None:
             lender = pages.shared.lender
             lender.capacity = min(lender.capacity, pages.shared.computed)
-        if request.num_preemptions == 0:
-            self._count_cached(request)
+        if not request.has_run and self._is_looked_up(request):
+            request.prefix_miss = self._misses.explain(request, request.kept // self.page_size)
 
     def release_out_of_window(self, request: Request) -> None:
         """Release the pages that no token still to be computed sees."""
@@ -286,32 +290,26 @@ class KVCacheManager:
             if index.events is not None:
                 tell_stored(index, request, pages.start, new)
 
-    def uncount_cached(self, request: Request) -> None:
-        """Undo what was counted for a request that starts anew: some of what was found is lost. Of
-        choices the first to start anew does it for all."""
-        sharing = request.sharing
-        found = request.num_cached_tokens if sharing is None else sharing.cached_tokens
-        if found is None:
+    def count_first_run(self, request: Request) -> None:
+        """Count tokens looked up and found when a request first runs, and never before: pages that
+        it waits for may not come. Of choices only the first counts, since the others may find its
+        pages."""
+        request.has_run, sharing = True, request.sharing
+        if sharing is not None and sharing.cached_tokens is not None:
+            request.num_cached_tokens, request.prefix_miss = sharing.cached_tokens, None
             return
-        if self.prefixes.indexes and self.prefixes.shared and request.scored >= request.score_end:
-            self.prefixes.indexes[0].count(-request.num_tokens, -found)
+        if self._is_looked_up(request):
+            request.num_cached_tokens = request.computed
+            self.prefixes.indexes[0].count(request.num_tokens, request.computed)
         if sharing is not None:
-            sharing.cached_tokens = None
+            sharing.cached_tokens = request.num_cached_tokens
 
     def _capacity(self, request: Request) -> int:
         """Tokens that the request's pages can hold, from the first of the sequence on."""
         return min(len(table.pages) for table in request.tables) * self.page_size
 
-    def _count_cached(self, request: Request) -> None:
-        """Count tokens looked up and found. Of choices only the first counts, since the others may
-        find its pages."""
-        sharing = request.sharing
-        if sharing is not None and sharing.cached_tokens is not None:
-            request.num_cached_tokens = sharing.cached_tokens
-            return
-        if self.prefixes.indexes and self.prefixes.shared and request.scored >= request.score_end:
-            request.num_cached_tokens = request.computed
-            self.prefixes.indexes[0].count(request.num_tokens, request.computed)
-            request.prefix_miss = self._misses.explain(request, request.kept // self.page_size)
-        if sharing is not None:
-            sharing.cached_tokens = request.num_cached_tokens
+    def _is_looked_up(self, request: Request) -> bool:
+        """Whether the prompt counts as looked up: prompts that must be computed, to be scored, do
+        not, nor those of which a request finds its own pages alone."""
+        scored = request.scored >= request.score_end
+        return bool(self.prefixes.indexes) and self.prefixes.shared and scored

@@ -22,10 +22,11 @@ from jaxllm.engine.scheduling.request import Request
 
 
 class _Transfer(NamedTuple):
-    """A page on its way to the device: that with this number of the request's sequence. The host
-    tier pins it until it is there."""
+    """A page on its way to the device: that with this number of the sequence of each of `requests`,
+    which have the same pages up to this one and wait for it. The host tier pins it until it is
+    there."""
 
-    request: Request
+    requests: list[Request]
     number: int
     key: bytes
     host_page: int
@@ -78,6 +79,7 @@ class OffloadManager:
         self.host.reset()
         self._pending: deque[_Transfer] = deque()  # not fetched yet
         self._fetched: list[_Transfer] = []  # by one plan before, and on their way
+        self._transfers: dict[bytes, _Transfer] = {}  # both of these, by hash
         self._ready: list[_Transfer] = []  # put into the pool by the plan in the making
         self._fetches: list[int] = []
         self._saves: list[tuple[int, int]] = []
@@ -94,38 +96,49 @@ class OffloadManager:
 
     def lookup(self, hashes: Sequence[bytes], swapped: bool) -> list[int]:
         """Host pages of the longest stored prefix of `hashes`. Unless the request was `swapped` out
-        or waits for what was promised: none when computing it is faster, and none that is still
-        coming."""
+        or waits for what was promised: none when computing it is faster, and none that
+        still has no contents."""
         found = self.host.find(hashes)
         if swapped:
             return found
-        found = list(takewhile(lambda page: page not in self.host.coming, found))
+        found = list(takewhile(lambda page: page not in self.host.promised, found))
         faster = self.link.seconds(len(found)) < len(found) * self.compute_seconds
         return found if faster else []
+
+    def in_transit(self, hashes: Sequence[bytes]) -> list[int]:
+        """Pages that the longest run of `hashes`, from the first on, is on its way to."""
+        run = takewhile(lambda transfer: transfer is not None, map(self._transfers.get, hashes))
+        return [transfer.page for transfer in run if transfer is not None]
+
+    def join(self, request: Request, hashes: Sequence[bytes]) -> None:
+        """Let the request wait for pages that are on their way for others; it holds them too."""
+        for key in hashes:
+            self._transfers[key].requests.append(request)
+        request.pages_in_transit += len(hashes)
 
     def enqueue(self, request: Request, first: int, host_pages: Sequence[int]) -> None:
         """Bring host pages, which the caller has pinned, to the request's pages from number `first`
         on."""
-        request.pages_in_transit = len(host_pages)
-        self._pending += [
-            _Transfer(request, i, request.hashes[i], host_page, request.pages[i])
-            for i, host_page in enumerate(host_pages, first)
-        ]
+        request.pages_in_transit += len(host_pages)
+        for i, host_page in enumerate(host_pages, first):
+            new = _Transfer([request], i, request.hashes[i], host_page, request.pages[i])
+            self._pending.append(new)
+            self._transfers.setdefault(new.key, new)
 
     def fetch_pending(self) -> None:
         """Fetch pending pages that host memory has, as many as a plan may, unless others are on
         their way."""
         if self._fetched:
             return
-        coming: list[_Transfer] = []
+        later: list[_Transfer] = []
         while self._pending and len(self._fetches) < self.max_fetches:
             transfer = self._pending.popleft()
-            if transfer.host_page in self.host.coming:
-                coming.append(transfer)
+            if transfer.host_page in self.host.promised:
+                later.append(transfer)
                 continue
             self._fetched.append(transfer)
             self._fetches.append(transfer.host_page)
-        self._pending.extendleft(reversed(coming))
+        self._pending.extendleft(reversed(later))
 
     def put_fetched(self, waits: bool) -> None:
         """Put fetched pages into the pool; from now on the index finds them. Nothing happens before
@@ -133,10 +146,12 @@ class OffloadManager:
         if not (waits or self.fetches_done()):
             return
         for transfer in self._fetched:
-            transfer.request.pages_in_transit -= 1
+            self._end(transfer)
+            for request in transfer.requests:
+                request.pages_in_transit -= 1
             new = self.index.register(transfer.key, transfer.page)
             if self.index.events is not None:
-                tell_stored(self.index, transfer.request, transfer.number, [new])
+                tell_stored(self.index, transfer.requests[0], transfer.number, [new])
         self._ready += self._fetched
         self._fetched = []
 
@@ -149,22 +164,35 @@ class OffloadManager:
         return moves if moves.saves or moves.fetches or moves.puts else None
 
     def cancel(self, request: Request) -> None:
-        """Bring the request nothing more: it gives its pages back."""
-        if request.pages_in_transit:
-            self.host.unpin(t.key for t in (*self._pending, *self._fetched) if t.request is request)
-            self._pending = deque(t for t in self._pending if t.request is not request)
-            self._fetched = [t for t in self._fetched if t.request is not request]
-            request.pages_in_transit = 0
+        """Bring the request nothing more: it gives its pages back. What others wait for, too, is
+        brought to them."""
+        if not request.pages_in_transit:
+            return
+        request.pages_in_transit = 0
+        for transfer in (*self._pending, *self._fetched):
+            if request in transfer.requests:
+                transfer.requests.remove(request)
+                if not transfer.requests:
+                    self._end(transfer)
+                    self.host.unpin([transfer.key])
+        self._pending = deque(t for t in self._pending if t.requests)
+        self._fetched = [t for t in self._fetched if t.requests]
 
     def forget(self, hashes: Iterable[bytes]) -> set[Request]:
         """Forget these prefixes. Returns the requests to which some of them was in transit; they
         are brought nothing more."""
         keys = set(hashes)
-        awaiting = {t.request for t in (*self._pending, *self._fetched) if t.key in keys}
+        awaited = (t for t in (*self._pending, *self._fetched) if t.key in keys)
+        awaiting = {request for transfer in awaited for request in transfer.requests}
         for request in awaiting:
             self.cancel(request)
         self.host.forget(keys)
         return awaiting
+
+    def _end(self, transfer: _Transfer) -> None:
+        """Nobody joins it any more."""
+        if self._transfers.get(transfer.key) is transfer:
+            del self._transfers[transfer.key]
 
     def check(self, swapped: Iterable[Sequence[bytes]]) -> None:
         """Raise `PoolError` unless host memory pins exactly the prefixes of these swapped requests

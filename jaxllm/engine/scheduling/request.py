@@ -122,6 +122,7 @@ class Request:
         pages_in_transit: Pages that are still on their way from host memory.
         pinned: Hashes that host memory keeps for it while it is swapped out, or since they came
             from another engine.
+        has_run: Some of its tokens were in a step.
         computed: Tokens whose KV exists or is being written by a step in flight.
         prefill_end: Tokens to compute in chunks before it decodes, fixed at admission.
         kept: Tokens whose KV existed at admission; they are never written again.
@@ -130,6 +131,7 @@ class Request:
         jumped: Tokens were appended without a draw, so the draw in flight is not used.
         dead_end: Why it cannot continue; the draw in flight is not used.
         num_scheduled_outputs: Tokens sampled or in flight.
+        num_cached_tokens: Prompt tokens that were cached before it, or another choice, first ran.
         prefix_miss: Why the tokens after the first `num_cached_tokens` were not found.
         scheduled_at, first_token_at, last_token_at: Unix times in seconds; 0 before.
     """
@@ -160,6 +162,7 @@ class Request:
     hashes: list[bytes] = field(default_factory=list)
     pages_in_transit: int = 0
     pinned: list[bytes] = field(default_factory=list)
+    has_run: bool = False
     computed: int = 0
     prefill_end: int = 0
     kept: int = 0

@@ -377,13 +377,9 @@ class Scheduler:
         self.preemptions += 1
 
     def _send_back(self, requests: Iterable[Request]) -> None:
-        """Requeue those whose pages in transit do not come; who was never preempted starts anew."""
+        """Requeue those whose pages in transit do not come; who has never run starts anew."""
         for request in requests:
-            if request.num_preemptions:
-                self._preempt(request)
-            else:
-                self._requeue(request)
-                self.kv_manager.uncount_cached(request)
+            (self._preempt if request.has_run else self._requeue)(request)
 
     def _requeue(self, request: Request) -> None:
         """Put the request back into the queue, without slot and pages."""

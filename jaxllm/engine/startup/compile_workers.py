@@ -51,7 +51,8 @@ type _Queue = deque[tuple[str, Future[None]]]
 
 MAX_WORKERS = 10  # each takes two seconds of a core to start
 CORE_SHARE = 5 / 8  # of the machine's cores; compilers have threads of their own
-DEVICE_BYTES = 5 * 2**28  # that a process takes of a device that it has open
+DEVICE_BYTES = 1200 * 2**20  # that a process takes of a device that it has open
+OWN_BYTES = 3 * 2**29  # that the engine takes besides its share: context, code, kernels' stacks
 CACHE = (
     "jax_compilation_cache_dir",
     "jax_persistent_cache_min_compile_time_secs",
@@ -91,7 +92,7 @@ class WorkerSpec:
         count = early_count(cores)
         if platform == "cpu" or not count:
             return cls(0)
-        fitting = min(count, spare // DEVICE_BYTES)
+        fitting = min(count, (spare - OWN_BYTES) // DEVICE_BYTES)
         return (
             cls(fitting, True, platform)
             if platform == "gpu" and devices == 1 and fitting >= 3

@@ -69,7 +69,7 @@ def make_programs(
         model=model,
         weights=leaves,
         kv=abstract_pages(setup),
-        slots=resolved.max_num_seqs,
+        slots=max(resolved.max_num_seqs, setup.buckets.decode[-1]),
         table_width=table_width(setup),
         hidden_states=packed_carries(
             setup.mesh, *states_shape(setup.spec, setup.buckets), setup.dtype

@@ -6,19 +6,20 @@ import logging
 import queue
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from typing import NamedTuple
 
 import jax
 import numpy as np
 
+from jaxllm.background.daemons import DaemonThreads
 from jaxllm.cache.transfer import Page
 from jaxllm.engine.runtime.runner import Runner
 from jaxllm.engine.scheduling.request import Request, Status
 from jaxllm.engine.scheduling.scheduler import Scheduler
 from jaxllm.kv_transfer.client import Address, PageClient
 from jaxllm.kv_transfer.pages import PageLayout
-from jaxllm.kv_transfer.together import TogetherClient
+from jaxllm.kv_transfer.together import END_SECONDS, TogetherClient
 from jaxllm.kv_transfer.wire import TransferError
 
 THREADS = 8  # fetches at once
@@ -65,7 +66,7 @@ class PageFetcher:
         self._layout, self._seconds = layout, seconds
         assert runner.swapper is not None and scheduler.offload is not None, REFUSED
         runner.swapper.prepare(scheduler.offload.host.num_pages)
-        self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="kv-fetch")
+        self._threads = DaemonThreads(THREADS, "kv-fetch")
         self._fetches: list[_Fetch] = []
         self.on_arrived: Callable[[], None] = lambda: None
 
@@ -116,7 +117,7 @@ class PageFetcher:
             if ended:
                 self._fetches.remove(fetch)
                 places = fetch.places.items()
-                lost = [place for key, place in places if offload.host.is_coming(key, place)]
+                lost = [place for key, place in places if offload.host.is_promised(key, place)]
                 self._scheduler.drop_lost(lost)
 
     def clear(self) -> None:
@@ -124,9 +125,9 @@ class PageFetcher:
         self._fetches = []
 
     def close(self) -> None:
-        """End the threads."""
-        self._threads.shutdown(wait=False, cancel_futures=True)
+        """End the fetches and the threads, whatever they wait for."""
         self._client.close()
+        self._threads.close(END_SECONDS)
 
     def _fetch(
         self,

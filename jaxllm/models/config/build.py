@@ -32,6 +32,8 @@ SPELLINGS = (
 )
 
 
+# What older checkpoints hold of RoPE
+ROTARY_TABLES = ("inv_freq", "cos_cached", "sin_cached")
 # Ends of names in checkpoints of BERT's first years
 LAYER_NORMS = {"LayerNorm.gamma": "LayerNorm.weight", "LayerNorm.beta": "LayerNorm.bias"}
 
@@ -205,11 +207,13 @@ def ignored(spec: ModelSpec) -> dict[str, str | None]:
     These are the rotary tables of older checkpoints, the scales of 8-bit queries, keys and values,
     the head of a tied model, which equals the embedding, and heads that a pooling model leaves out.
     """
-    found: dict[str, str | None] = {}
+    body = table_name(spec).rpartition(".")[0]
+    found: dict[str, str | None] = {f"{body}.rotary_emb.inv_freq": None}
     own = getattr(family(spec.model_type), "IGNORED", ())
     for layer in range(len(spec.layers)):
         prefix = attention_name(spec, layer)
-        found |= {f"{prefix}.rotary_emb.inv_freq": None, f"{prefix}.q_scale": None}
+        found |= {f"{prefix}.rotary_emb.{table}": None for table in ROTARY_TABLES}
+        found[f"{prefix}.q_scale"] = None
         found |= dict.fromkeys(name for pair in kv_scale_names(spec, layer) for name in pair)
         found |= dict.fromkeys(name.format(layer) for name in own)
     if spec.pooling is not None:

@@ -16,10 +16,15 @@ from jaxllm.config import ConfigError, EngineConfig
 from jaxllm.locate import read_json
 from jaxllm.models.config.pooler import as_wished
 from jaxllm.models.config.read import Config, common_keys, family, flag, is_causal, positive
-from jaxllm.models.config.sentence_transformers import dense_map, modes_of, modules_of
+from jaxllm.models.config.sentence_transformers import (
+    SETTINGS,
+    dense_map,
+    modes_of,
+    modules_of,
+    prompts_of,
+)
 from jaxllm.pooling import ALL, DenseMap, Pooling
 
-SETTINGS = "config_sentence_transformers.json"  # may hold activation_fn
 LOGIT_SCORE = "1_LogitScore/config.json"
 CLASSIFIER, TOKEN_CLASSIFIER = "ForSequenceClassification", "ForTokenClassification"
 # Ends of architectures' names that are made for pooling
@@ -159,6 +164,7 @@ def _embedder(
         normalises=not modules or "Normalize" in folders,
         is_matryoshka=flag(hf, "is_matryoshka") or bool(cuts),
         dimensions=cuts,
+        prompts=prompts_of(model_dir, hf),
     )
 
 

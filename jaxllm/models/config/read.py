@@ -25,7 +25,13 @@ MAX_SIZE = 2**31 - 1
 MAX_LAYERS = 2**12
 MAX_NUMBER = 1e18  # what float32 and int64 hold
 STORED_DTYPES = ("float64", "float32", "float16", "bfloat16")
-QUANTISATION = "hf_quant_config.json"  # modelopt's
+# Files that say how weights are packed where `config.json` does not, with the methods that write
+# them: of modelopt, of AutoAWQ, and of AutoGPTQ
+QUANTISATION = {
+    "hf_quant_config.json": "modelopt",
+    "quant_config.json": "awq",
+    "quantize_config.json": "gptq",
+}
 # Sizes that every family has; each may be left out where the family has a default
 SIZES = (
     "hidden_size",
@@ -105,9 +111,9 @@ def read_config(
 ) -> dict[str, Any]:
     """`config.json` of a model that can be served, with other values for keys of `overrides`.
 
-    `hf_quant_config.json` takes the place of a missing `quantization_config`; the end-of-sequence
-    ids of `generation_config.json` join those of `config.json`. Raises one ConfigError that names
-    every problem.
+    One of QUANTISATION takes the place of a missing `quantization_config`; the end-of-sequence ids
+    of `generation_config.json` join those of `config.json`. Raises one ConfigError that names every
+    problem.
     """
     directory = Path(model_dir)
     if not directory.is_dir():
@@ -116,10 +122,7 @@ def read_config(
             "give a directory with config.json and *.safetensors"
         )
     hf = check_sizes(directory, overrides)
-    source = "quantization_config"
-    if not hf.get(source) and os.path.lexists(directory / QUANTISATION):
-        hf[source] = read_json(directory / QUANTISATION)
-        source = QUANTISATION
+    source = _quantisation(directory, hf)
     problems, model_type = [], hf.get("model_type")
     if _foreign_code(hf):
         problems.append(
@@ -140,12 +143,24 @@ def read_config(
     return hf
 
 
+def _quantisation(directory: Path, hf: dict[str, Any]) -> str:
+    """Adds the settings of a file beside `config.json` where that has none; returns where they
+    stand."""
+    key = "quantization_config"
+    names = (name for name in QUANTISATION if os.path.lexists(directory / name))
+    if hf.get(key) or (name := next(names, None)) is None:
+        return key
+    given = read_json(directory / name)
+    hf[key] = given if "quantization" in given else {"quant_method": QUANTISATION[name]} | given
+    return name
+
+
 def _foreign_code(hf: Config) -> bool:
     """Whether a model class of `auto_map` lies in a module that no family file stands for."""
-    named, known = hf.get("auto_map"), hf.get("model_type") in families()
-    if not isinstance(named, dict) or not known:
+    named, model_type = hf.get("auto_map"), str(hf.get("model_type")).replace("-", "_")
+    if not isinstance(named, dict) or model_type not in families():
         return bool(named)
-    own = getattr(family(hf["model_type"]), "REMOTE_CODE", ())
+    own = getattr(family(model_type), "REMOTE_CODE", ())
     return any(
         key.startswith("AutoModel") and str(value).rpartition("--")[2].partition(".")[0] not in own
         for key, value in named.items()

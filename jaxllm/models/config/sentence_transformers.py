@@ -9,14 +9,16 @@ from __future__ import annotations
 import json
 import os
 import re
+from collections.abc import Mapping
 from pathlib import Path
 
 from jaxllm.config import ConfigError
 from jaxllm.locate import check_regular, read_json
-from jaxllm.models.config.read import flag, positive
+from jaxllm.models.config.read import Config, flag, positive
 from jaxllm.pooling import MODES, DenseMap
 
 MODULES = "modules.json"
+SETTINGS = "config_sentence_transformers.json"  # may hold prompts, and activation_fn
 LIMIT = "sentence_bert_config.json"  # holds max_seq_length
 MAX_DENSE = 8
 POOLED = "sentence_embedding"  # what the pool gives
@@ -55,6 +57,17 @@ def length_limit(model_dir: Path) -> int | None:
         return None
     found = read_json(path)
     return None if found.get("max_seq_length") is None else positive(found, "max_seq_length")
+
+
+def prompts_of(model_dir: Path, hf: Config) -> tuple[tuple[str, str], ...]:
+    """Types of inputs with the texts before them: `task_instructions` of config.json, else the
+    `prompts` of sentence-transformers. What is no text is left out, as in vLLM. Raises
+    ConfigError."""
+    path, found = model_dir / SETTINGS, hf.get("task_instructions")
+    if not found and os.path.lexists(path):
+        found = read_json(path).get("prompts")
+    named = found.items() if isinstance(found, Mapping) else ()
+    return tuple((str(name), text) for name, text in named if isinstance(text, str))
 
 
 def modules_of(model_dir: Path) -> list[tuple[str, str]]:

@@ -6,6 +6,7 @@ The engine, the weights and the server read this value alone; the keys of `confi
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -15,11 +16,19 @@ from jaxllm.cache.layer import LayerCache, PagedKV, ScaleTensors
 from jaxllm.config import ConfigError
 from jaxllm.models.config.pooling import Wish, read_pooling
 from jaxllm.models.config.quantisation import weight_scheme
-from jaxllm.models.config.read import common_keys, family, named_as_in_file, read_config
+from jaxllm.models.config.read import (
+    common_keys,
+    eos_token_ids,
+    family,
+    named_as_in_file,
+    read_config,
+)
 from jaxllm.models.config.sentence_transformers import length_limit
 from jaxllm.nn.heads import Heads
 from jaxllm.pooling import DenseMap, Pooling
 from jaxllm.quantisation import Scheme, WeightFormat
+
+logger = logging.getLogger("jaxllm.models")
 
 
 @dataclass(frozen=True)
@@ -202,18 +211,25 @@ def make_spec(
     with named_as_in_file(given, spelling):
         spec: ModelSpec = replace(own.spec(hf), scheme=weight_scheme(hf))
         spec.heads(1)
-    for token in spec.eos_token_ids:
-        if not 0 <= token < spec.vocab_size:
-            raise ConfigError(
-                f"eos_token_id {token} is not in the vocabulary of {spec.vocab_size} tokens; "
-                "correct config.json or generation_config.json"
-            )
+    spec = _with_ends(spec)
     spec = spec if depth is None else spec.first_layers(depth)
     spec = spec.serving(length or spec.context_length).with_scales(scales)
     spec = spec if head_width is None else spec.with_heads_of(head_width)
     kinds = {name: WeightFormat(**kind) for kind, names in formats for name in names}
     spec = replace(spec, formats=kinds)
     return spec if pooling is None else replace(spec, pooling=_pooling(pooling))
+
+
+def _with_ends(spec: ModelSpec) -> ModelSpec:
+    """The same with those ends of sequences that tokens have. Small models keep the ids of large
+    ones, which end nothing. Raises ConfigError for an id that is negative."""
+    given, vocab = spec.eos_token_ids, spec.vocab_size
+    if wrong := [token for token in given if token < 0]:
+        raise ConfigError(
+            f"eos_token_id {wrong[0]} is not in the vocabulary of {vocab} tokens; "
+            "correct config.json or generation_config.json"
+        )
+    return replace(spec, eos_token_ids=tuple(token for token in given if token < vocab))
 
 
 def _names_of(formats: Mapping[str, WeightFormat]) -> list[tuple[WeightFormat, list[str]]]:
@@ -234,5 +250,12 @@ def read_spec(model_dir: str | Path, wish: Wish | None = None) -> ModelSpec:
     wish, directory = wish or Wish(), Path(model_dir)
     hf = read_config(model_dir, wish.overrides)
     spec = replace(make_spec(hf), pooling=read_pooling(directory, hf, wish))
+    if beyond := [token for token in eos_token_ids(hf) if token >= spec.vocab_size]:
+        logger.warning(
+            "eos_token_id %s of config.json or generation_config.json: the vocabulary has %d "
+            "tokens, so these end no sequence",
+            ", ".join(map(str, sorted(beyond)[:5])),
+            spec.vocab_size,
+        )
     limit = None if spec.pooling is None else length_limit(directory)
     return spec if limit is None else replace(spec, context_length=min(limit, spec.context_length))

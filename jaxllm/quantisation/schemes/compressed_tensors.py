@@ -3,6 +3,7 @@ their `targets` name in which format they are stored."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -15,6 +16,7 @@ from jaxllm.quantisation.weight_format import WeightFormat
 
 type Groups = Mapping[str, Mapping[str, Any]]
 
+PARTS = ("weights", "input_activations")
 # What reads the groups of each format
 FORMATS: Mapping[str, Callable[[Groups], Scheme]] = MappingProxyType(
     {
@@ -67,5 +69,21 @@ def read(settings: Mapping[str, Any]) -> CompressedTensors:
             raise ConfigError(
                 f"{where} has the format {form!r:.40}; those that are read are {', '.join(FORMATS)}"
             )
-        found.setdefault(FORMATS[form], {})[where] = group
+        completed = {part: _completed(group[part]) for part in PARTS if part in group}
+        found.setdefault(FORMATS[form], {})[where] = {**group, **completed}
     return CompressedTensors(tuple(reader(own) for reader, own in found.items()))
+
+
+def _completed(given: Any) -> Any:
+    """Settings of numbers with what their library adds: its words are lower-case, a missing
+    strategy follows from the group size, and older files have "128x128" as block_structure."""
+    if not isinstance(given, dict):
+        return given
+    words = {key: given[key] for key in ("type", "strategy") if isinstance(given.get(key), str)}
+    found = given | {key: word.lower() for key, word in words.items()}
+    size, block = found.get("group_size"), found.get("block_structure")
+    if found.get("strategy") is None and (size is None or type(size) is int):
+        found["strategy"] = "tensor" if size is None else "channel" if size == -1 else "group"
+    if isinstance(block, str) and re.fullmatch(r"\d{1,9}x\d{1,9}", block):
+        found["block_structure"] = [int(part) for part in block.split("x")]
+    return {"num_bits": 8} | found

@@ -124,7 +124,7 @@ class Gptq:
 
 def read(settings: Mapping[str, Any]) -> Gptq:
     """The scheme of these settings. Raises ConfigError."""
-    stored = settings.get("checkpoint_format", "gptq")
+    stored = settings.get("checkpoint_format") or "gptq"
     if stored not in LESS:
         raise ConfigError(f"checkpoint_format is {stored!r:.40}; {' and '.join(LESS)} are read")
     grouping = read_grouping(settings, BITS, mixed="dynamic")

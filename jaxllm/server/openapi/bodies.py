@@ -39,6 +39,7 @@ from jaxllm.server.openapi.schema import (
     ref,
     unsupported,
 )
+from jaxllm.server.pooling import cohere
 from jaxllm.server.pooling import requests as pooling
 from jaxllm.server.pooling.scoring import SIDES
 
@@ -218,9 +219,9 @@ INPUT_MEMBERS: dict[str, Schema] = {
     **POOLING_OPTIONS,
     "input": field(INPUTS, "Texts or token ids; or send messages."),
     "messages": field(CONVERSATION["messages"]),
-    "encoding_format": field(one_of(("float", "base64")), "Of vectors.", default="float"),
+    "encoding_format": field(one_of(pooling.ENCODINGS), "Of vectors.", default="float"),
     "embed_dtype": field(one_of(pooling.EMBED_DTYPES), "Of their numbers.", default="float32"),
-    "endianness": field(one_of(pooling.ENDIANNESS), "Of base64.", default="native"),
+    "endianness": field(one_of(pooling.ENDIANNESS), "Of base64 and bytes.", default="native"),
     "add_special_tokens": field(BOOL, "Texts get the tokenizer's own tokens.", default=True),
     "task": field(one_of(TASKS), "With /pooling alone."),
 }
@@ -243,6 +244,22 @@ BODIES: dict[str, Schema] = {
     ),
     "TokenizeRequest": form(**TOKENIZE_MEMBERS),
     "InputRequest": form(**INPUT_MEMBERS),
+    "EmbedRequest": form(
+        model=SHARED["model"],
+        input_type=field(STRING, "A type of inputs that the model has a text for."),
+        texts=field(array(STRING, minItems=1, maxItems=MAX_PROMPTS), "Or send inputs."),
+        inputs=field(array(ref("EmbedInput"), minItems=1, maxItems=MAX_PROMPTS)),
+        images=unsupported(()),
+        output_dimension=POOLING_OPTIONS["dimensions"],
+        embedding_types=field(array(one_of(cohere.TYPES)), "Default: float."),
+        truncate=field(one_of(cohere.TRUNCATE), "Where long inputs are cut.", default="END"),
+        max_tokens=field({"type": "integer", "minimum": 1}, "Tokens of an input."),
+        priority=option("priority"),
+    ),
+    "EmbedInput": form(
+        ["content"],
+        content=array(form(["type", "text"], type={"const": "text"}, text=STRING), minItems=1),
+    ),
     "ScoreRequest": form(
         **POOLING_OPTIONS, **{name: field(TEXTS) for pair in SIDES for name in pair}
     ),

@@ -16,6 +16,7 @@ from jaxllm.server.openapi.schema import BOOL, STRING, Schema, ref
 from jaxllm.server.transport.auth import ADMIN_PATHS, is_open
 
 JSON, EVENTS, LINES = "application/json", "text/event-stream", "application/x-ndjson"
+BYTES = "application/octet-stream"
 SCHEMAS = bodies.BODIES | responses.BODIES | replies.REPLIES | responses.REPLIES
 
 
@@ -26,14 +27,14 @@ class Operation:
     Attributes:
         body: name of the body's schema.
         reply: name of the reply's schema.
-        streams: content types of the reply to `stream: true`.
+        others: content types of replies that are no JSON document.
         query: parameters of the query.
     """
 
     summary: str
     body: str | None = None
     reply: str | None = None
-    streams: tuple[str, ...] = ()
+    others: tuple[str, ...] = ()
     query: Mapping[str, Schema] = field(default_factory=dict)
 
 
@@ -69,8 +70,9 @@ OPERATIONS = {
         "Generated",
         (LINES, EVENTS),
     ),
-    "/v1/embeddings": Operation("Vectors of inputs", "InputRequest", "Embeddings"),
-    "/pooling": Operation("What the model makes of inputs", "InputRequest", "Pooled"),
+    "/v1/embeddings": Operation("Vectors of inputs", "InputRequest", "Embeddings", (BYTES,)),
+    "/v2/embed": Operation("Vectors of texts (Cohere)", "EmbedRequest", "CohereEmbeddings"),
+    "/pooling": Operation("What the model makes of inputs", "InputRequest", "Pooled", (BYTES,)),
     "/classify": Operation("Classes of inputs", "InputRequest", "Classes"),
     **dict.fromkeys(
         ("/score", "/v1/score"), Operation("Scores of pairs of texts", "ScoreRequest", "Scores")
@@ -109,7 +111,7 @@ OPERATIONS = {
     ),
     "/is_sleeping": Operation("Whether the engine has given its memory back", reply="Sleeping"),
     "/kv_event_sources": Operation("Where KV events are published", reply="KVEventSources"),
-    "/stats/stream": Operation("Statistics of the engine, as events", streams=(EVENTS,)),
+    "/stats/stream": Operation("Statistics of the engine, as events", others=(EVENTS,)),
 }
 
 
@@ -149,7 +151,7 @@ def operation(method: str, path: str) -> dict[str, Any]:
     if known.reply is not None:
         contents[JSON] = {"schema": ref(known.reply)}
     # Without schemas: some read one as that of a stream's text, others as that of each event
-    contents |= {kind: {} for kind in known.streams}
+    contents |= {kind: {} for kind in known.others}
     found: dict[str, Any] = {
         "summary": known.summary,
         "operationId": f"{method.lower()}{re.sub(r'[^0-9A-Za-z]+', '_', path).rstrip('_')}",

@@ -174,6 +174,22 @@ REPLIES: dict[str, Schema] = {
     ),
     "Embeddings": listed("embedding", embedding=VECTOR),
     "Pooled": listed("pooling", data=either(array(NUMBER), array(array(NUMBER)), STRING)),
+    "CohereEmbeddings": form(
+        ("id", "embeddings", "meta", "response_type"),
+        id=STRING,
+        embeddings=form(
+            float=array(array(NUMBER)),
+            base64=array(STRING),
+            binary=array(array(INTEGER)),
+            ubinary=array(array(INTEGER)),
+        ),
+        texts=array(STRING),
+        meta=full(
+            api_version=full(version=STRING),
+            billed_units=full(input_tokens=INTEGER, image_tokens=INTEGER),
+        ),
+        response_type=const("embeddings_by_type"),
+    ),
     "Classes": full(
         **HEAD,
         object=const("list"),

@@ -14,7 +14,7 @@ import orjson
 from jaxllm.config import Resolved
 from jaxllm.messages import PoolingRequest
 from jaxllm.pooled import result
-from jaxllm.server.endpoint import Endpoint, send_json
+from jaxllm.server.endpoint import Endpoint, Reply
 from jaxllm.server.errors import ApiError, bad_request
 from jaxllm.server.openai.bodies import unless_gone
 from jaxllm.server.pooling.requests import Options
@@ -29,6 +29,11 @@ class Pooled(NamedTuple):
 
     vectors: list[np.ndarray]
     tokens: int
+
+    @property
+    def usage(self) -> dict[str, int]:
+        """OpenAI's form."""
+        return {"prompt_tokens": self.tokens, "total_tokens": self.tokens}
 
 
 class PoolingEndpoint(Endpoint):
@@ -51,14 +56,11 @@ class PoolingEndpoint(Endpoint):
         for index, prompt in enumerate(prompts):
             check_length(len(prompt.ids), self._state.resolved, self.field(request, index))
         pooled = await self._pool(id, prompts, options, gone)
-        head = {"id": f"{self.prefix}-{id}", "model": options.model}
-
-        def body() -> bytes:
-            usage = {"prompt_tokens": pooled.tokens, "total_tokens": pooled.tokens}
-            reply = self.full_reply(request, pooled.vectors)
-            return orjson.dumps(head | reply | {"usage": usage}, option=orjson.OPT_SERIALIZE_NUMPY)
-
-        await send_json(await asyncio.to_thread(body) if numbers > LARGE else body(), send)
+        reply = (request, f"{self.prefix}-{id}", pooled)
+        made = (
+            await asyncio.to_thread(self.reply, *reply) if numbers > LARGE else self.reply(*reply)
+        )
+        await made.send(send)
 
     async def _pool(
         self, id: str, prompts: list[Pair], options: Options, gone: asyncio.Future[None]
@@ -101,6 +103,17 @@ class PoolingEndpoint(Endpoint):
         """Token ids of every prompt, made off the event loop. Raises ApiError."""
         raise NotImplementedError
 
+    def reply(self, request: Any, id: str, pooled: Pooled) -> Reply:
+        """The whole reply."""
+        return in_json(
+            {
+                "id": id,
+                "model": self.options(request).model,
+                **self.full_reply(request, pooled.vectors),
+                "usage": pooled.usage,
+            }
+        )
+
     def full_reply(self, request: Any, vectors: Sequence[np.ndarray]) -> dict[str, Any]:
         """The members of the reply beside id, model and usage."""
         raise NotImplementedError
@@ -113,6 +126,11 @@ class PoolingEndpoint(Endpoint):
                 "this server runs without a tokenizer; send token ids to /v1/embeddings", self.param
             )
         return await self._state.in_thread(encode, tokenizer)
+
+
+def in_json(members: dict[str, Any]) -> Reply:
+    """A reply of these members, arrays among them."""
+    return Reply(orjson.dumps(members, option=orjson.OPT_SERIALIZE_NUMPY))
 
 
 def listing(data: list[dict[str, Any]]) -> dict[str, Any]:

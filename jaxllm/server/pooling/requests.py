@@ -40,7 +40,8 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {  # of what compares texts and gives numb
     "add_special_tokens": (True,),
     **OF_INPUTS,
 }
-# Types of the numbers of a vector, and the order of their bytes in base64
+# How vectors are written, the types of their numbers, and the order of the bytes of these
+ENCODINGS = ("float", "base64", "bytes", "bytes_only")
 EMBED_DTYPES: Mapping[str, DTypeLike] = MappingProxyType(
     {
         "float32": np.float32,
@@ -60,6 +61,7 @@ SHARED_FIELDS = OPTIONS | IGNORED | NEUTRAL.keys()
 # Bodies with inputs or a conversation
 CONVERSATION_FIELDS = TOKENIZE_FIELDS - {"prompt", "return_token_strs"}
 INPUT_FIELDS = SHARED_FIELDS | CONVERSATION_FIELDS | {"input", "encoding_format", "task"}
+MAX_DESCRIBED = 400  # inputs: clients take headers of 64 KiB
 INPUT_FORMS = "a text, a list of texts, token ids, or a list of token id lists"
 
 
@@ -84,14 +86,14 @@ class Form:
     """How vectors are written.
 
     Attributes:
-        encoding: "float" or "base64".
+        encoding: one of `ENCODINGS`.
         dtype: one of `EMBED_DTYPES`, to which numbers are rounded.
-        order: of bytes in base64, as numpy writes it.
+        endianness: one of `ENDIANNESS`, the order of bytes.
     """
 
     encoding: str = "float"
     dtype: str = "float32"
-    order: str = "<"
+    endianness: str = "native"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -149,23 +151,29 @@ def read_inputs(body: dict[str, Any], rules: Rules, *tasks: str) -> InputRequest
     """`input` or `messages`, with the options. Raises ApiError."""
     options = read_options(body, rules, *tasks, neutral=OF_INPUTS)
     form = Form(
-        encoding=_one_of(body, "encoding_format", ("float", "base64")),
-        dtype=_one_of(body, "embed_dtype", tuple(EMBED_DTYPES)),
-        order=ENDIANNESS[_one_of(body, "endianness", tuple(ENDIANNESS))],
+        encoding=one_of(body, "encoding_format", ENCODINGS),
+        dtype=one_of(body, "embed_dtype", tuple(EMBED_DTYPES)),
+        endianness=one_of(body, "endianness", tuple(ENDIANNESS)),
     )
     special = read_field(body, "add_special_tokens", bool, True)
     if body.get("messages") is None:
         inputs, conversation = _input_list(body.get("input"), rules, options.params), None
     elif body.get("input") is None:
-        inputs, conversation = [], read_conversation(body, rules)
+        inputs, conversation = [], read_conversation(body, rules, answered=False)
     else:
         raise bad_request("input and messages exclude each other; send one of them", "input")
+    if form.encoding == "bytes" and len(inputs) > MAX_DESCRIBED:
+        raise bad_request(
+            f"a header describes the bytes of at most {MAX_DESCRIBED} inputs, got {len(inputs)}; "
+            "send fewer, or ask for bytes_only",
+            "encoding_format",
+        )
     return InputRequest(
         options=options, inputs=inputs, conversation=conversation, form=form, special=special
     )
 
 
-def _one_of(body: dict[str, Any], name: str, legal: tuple[str, ...]) -> str:
+def one_of(body: dict[str, Any], name: str, legal: tuple[str, ...]) -> str:
     """A field's value, by default the first. Raises ApiError."""
     found = read_field(body, name, str, legal[0])
     if found not in legal:

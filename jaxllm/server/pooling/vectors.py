@@ -3,22 +3,30 @@
 from __future__ import annotations
 
 import base64
+import json
+import time
 from collections.abc import Sequence
+from itertools import accumulate
 from typing import Any
 
 import numpy as np
 
 from jaxllm.pooling import TASKS
+from jaxllm.server.endpoint import Reply
 from jaxllm.server.errors import bad_request, describe
-from jaxllm.server.pooling.endpoint import PoolingEndpoint, listing
+from jaxllm.server.pooling.endpoint import Pooled, PoolingEndpoint, listing
 from jaxllm.server.pooling.requests import (
     EMBED_DTYPES,
+    ENDIANNESS,
     INPUT_FIELDS,
     Form,
     InputRequest,
+    one_of,
     read_inputs,
 )
 from jaxllm.tokenizer import Pair, Tokenizer
+
+BYTES = "application/octet-stream"
 
 
 class InputEndpoint(PoolingEndpoint):
@@ -44,7 +52,29 @@ class InputEndpoint(PoolingEndpoint):
         return await self.encoded(encode)
 
 
-class Embeddings(InputEndpoint):
+class VectorEndpoint(InputEndpoint):
+    """A route that writes vectors as requests ask for, in bytes alone if they do."""
+
+    def reply(self, request: InputRequest, id: str, pooled: Pooled) -> Reply:
+        """vLLM's form: where each vector lies in the bytes is told in the header `metadata`."""
+        form, vectors = request.form, pooled.vectors
+        if form.encoding not in ("bytes", "bytes_only"):
+            return super().reply(request, id, pooled)
+        parts = [packed(vector, form) for vector in vectors]
+        headers: tuple[tuple[bytes, bytes], ...] = ()
+        if form.encoding == "bytes":
+            metadata = {
+                "id": id,
+                "created": int(time.time()),
+                "model": request.options.model,
+                "data": places(vectors, parts, form),
+                "usage": pooled.usage,
+            }
+            headers = ((b"metadata", json.dumps(metadata, separators=(",", ":")).encode()),)
+        return Reply(b"".join(parts), BYTES, headers)
+
+
+class Embeddings(VectorEndpoint):
     """POST /v1/embeddings"""
 
     prefix = "embd"
@@ -62,7 +92,7 @@ class Embeddings(InputEndpoint):
         return listing(data)
 
 
-class Pooling(InputEndpoint):
+class Pooling(VectorEndpoint):
     """POST /pooling"""
 
     prefix = "pool"
@@ -90,7 +120,8 @@ class Classify(InputEndpoint):
     prefix = "classify"
 
     def parse(self, body: dict[str, Any]) -> InputRequest:
-        """See `requests.read_inputs`."""
+        """See `requests.read_inputs`; classes are numbers in JSON."""
+        one_of(body, "encoding_format", ("float",))
         return read_inputs(body, self._state.rules, "classify")
 
     def full_reply(self, request: InputRequest, vectors: Sequence[np.ndarray]) -> dict[str, Any]:
@@ -110,9 +141,35 @@ class Classify(InputEndpoint):
 
 def encode(vector: np.ndarray, form: Form) -> Any:
     """The vector for JSON: float32 numbers, or the bytes of its type in base64."""
-    rounded = np.ascontiguousarray(vector.astype(EMBED_DTYPES[form.dtype]))
     if form.encoding == "float":
-        return rounded.astype(np.float32)
+        return np.ascontiguousarray(vector.astype(EMBED_DTYPES[form.dtype])).astype(np.float32)
+    return base64.b64encode(packed(vector, form)).decode()
+
+
+def packed(vector: np.ndarray, form: Form) -> bytes:
+    """The numbers in their type and order of bytes."""
+    rounded = np.ascontiguousarray(vector.astype(EMBED_DTYPES[form.dtype]))
     size = rounded.itemsize
-    words = rounded.view(f"u{size}").astype(f"{form.order}u{size}")
-    return base64.b64encode(words.tobytes()).decode()
+    words: bytes = (
+        rounded.view(f"u{size}").astype(f"{ENDIANNESS[form.endianness]}u{size}").tobytes()
+    )
+    return words
+
+
+def places(
+    vectors: Sequence[np.ndarray], parts: Sequence[bytes], form: Form
+) -> list[dict[str, Any]]:
+    """What each of `parts` is, which lie one after the other."""
+    return [
+        {
+            "index": index,
+            "embed_dtype": form.dtype,
+            "endianness": form.endianness,
+            "start": end - len(part),
+            "end": end,
+            "shape": vector.shape,
+        }
+        for index, (vector, part, end) in enumerate(
+            zip(vectors, parts, accumulate(map(len, parts)), strict=True)
+        )
+    ]

@@ -145,7 +145,7 @@ def test_a_search_without_anything_to_decode_beside_it_keeps_what_its_beams_shar
 @pytest.mark.parametrize("platform", ["cpu", "gpu"])
 def test_there_is_one_program_for_decodes_and_one_for_prompts(platform: str) -> None:
     buckets = Buckets.batch_invariant(100, 512, platform)
-    assert buckets.decode == (100,)
+    assert buckets.decode == ({"cpu": 100, "gpu": 112}[platform],)
     assert [(shape.tokens, shape.decodes) for shape in buckets.extend] == [(512, 0)]
     assert (
         buckets.logit_rows(100) >= 100

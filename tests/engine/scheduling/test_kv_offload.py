@@ -271,3 +271,80 @@ def test_no_step_waits_for_pages_that_are_on_their_way_to_the_device() -> None:
     loop.drain()  # nothing else runs: the device waits for them
     loop.check_ended()
     assert second.num_cached_tokens == 8
+
+
+def test_a_prompt_is_counted_as_looked_up_when_it_first_runs_and_never_again() -> None:
+    loop = Loop(Setup(num_pages=30, host_pages=8, host_cached=8))
+    loop.add([1, 2, 3], 12)
+    loop.add_choices(2, [*range(1, 10)], 2, comes=True)
+    first, *_ = choices = loop.requests[1:]
+    until(loop, lambda _: first.pages_in_transit)
+    assert first.status is Status.RUNNING and loop.prefix.queries == 3
+    loop.miss(1)  # its second page
+    assert first.status is Status.WAITING and not first.has_run
+    while loop.coming:
+        loop.arrive(0)
+    until(loop, lambda _: all(choice.has_run for choice in choices))
+    assert (loop.prefix.queries, loop.prefix.hits) == (3 + 9, 4)
+    assert [choice.num_cached_tokens for choice in choices] == [4, 4]
+    loop.preempt_all()
+    loop.drain()
+    loop.check_ended()
+    assert (loop.prefix.queries, loop.prefix.hits) == (3 + 9, 4)
+
+
+def test_choices_wait_for_one_copy_of_the_pages_that_come() -> None:
+    loop = Loop(Setup(num_pages=30, max_num_seqs=4, host_pages=8, host_cached=8))
+    choices = loop.add_choices(3, [*range(1, 10)], 2, comes=True)
+    loop.step()
+    first, second, third = choices
+    assert [choice.pages_in_transit for choice in choices] == [2, 2, 2]
+    assert first.pages[:2] == second.pages[:2] == third.pages[:2]
+    loop.abort(first)  # the others go on to wait
+    while loop.coming:
+        loop.arrive(0)
+    fetched = list[int]()
+    while not (second.has_run and third.has_run):
+        moves = loop.step().moves
+        fetched += [] if moves is None else moves.fetches
+    assert len(fetched) == 2
+    assert [choice.num_cached_tokens for choice in (second, third)] == [8, 8]
+    loop.drain()
+    loop.check_ended()
+
+
+def test_a_page_that_does_not_come_sends_all_back_who_wait_for_it() -> None:
+    loop = Loop(Setup(num_pages=30, max_num_seqs=4, host_pages=8, host_cached=8))
+    choices = loop.add_choices(3, [*range(1, 10)], 2, comes=True)
+    loop.step()
+    loop.miss(1)
+    assert [(c.status, c.pages_in_transit, c.pages) for c in choices] == [
+        (Status.WAITING, 0, [])
+    ] * 3
+    loop.arrive(0)
+    loop.drain()
+    loop.check_ended()
+    assert [choice.num_cached_tokens for choice in choices] == [4, 4, 4]
+
+
+def test_requests_of_one_prefix_in_host_memory_bring_it_once() -> None:
+    loop = Loop(Setup(page_size=2, num_pages=12, max_num_seqs=4, host_pages=16, host_cached=16))
+    assert loop.scheduler.offload is not None
+    prefix = [7, 8, 9, 7, 8, 9, 7, 8]
+    loop.add([*prefix, 1], 1)
+    loop.drain()
+    loop.add(lasting(20, 0, length=4), 20)  # takes its pages
+    loop.drain()
+    assert loop.prefix.match(loop.requests[0].hashes, 4) == [] and saved(loop) >= 4
+    loop.scheduler.offload.compute_seconds = 1.0
+    one, other = loop.add([*prefix, 2], 1), loop.add([*prefix, 3], 1)
+    assert one is not None and other is not None
+    plan = until(loop, lambda _: one.pages_in_transit)
+    assert other.pages_in_transit == one.pages_in_transit and other.pages[:4] == one.pages[:4]
+    fetched = list(plan.moves.fetches) if plan.moves else []
+    while loop.scheduler.has_work:
+        moves = loop.step().moves
+        fetched += [] if moves is None else moves.fetches
+    assert len(fetched) == len(set(fetched)) == 4
+    loop.drain()
+    loop.check_ended()

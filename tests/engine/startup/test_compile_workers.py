@@ -20,7 +20,12 @@ from jaxllm.engine.runtime.compilation.exports import export
 from jaxllm.engine.runtime.compilation.xla_options import Entry, XlaOptions
 from jaxllm.engine.runtime.lattice import Programs
 from jaxllm.engine.startup import compile_workers as module
-from jaxllm.engine.startup.compile_workers import DEVICE_BYTES, CompileWorkers, WorkerSpec
+from jaxllm.engine.startup.compile_workers import (
+    DEVICE_BYTES,
+    OWN_BYTES,
+    CompileWorkers,
+    WorkerSpec,
+)
 from jaxllm.engine.startup.pipeline.stages import at_stage
 from jaxllm.engine.startup.resolve import Setup, resolve
 from jaxllm.engine.startup.sizing import make_programs
@@ -287,10 +292,11 @@ def test_what_an_earlier_start_kept_is_not_lowered_again(tiny_dir: str) -> None:
 @pytest.mark.parametrize(
     ("cores", "platform", "devices", "spare", "crew"),
     [
-        (16, "gpu", 1, 10 * DEVICE_BYTES, WorkerSpec(10, True, "gpu")),
-        # As many as the device has room for
-        (64, "gpu", 1, 4 * DEVICE_BYTES, WorkerSpec(4, True, "gpu")),
-        (16, "gpu", 1, 2 * DEVICE_BYTES, WorkerSpec(10)),  # it has none: they lower only
+        (16, "gpu", 1, OWN_BYTES + 10 * DEVICE_BYTES, WorkerSpec(10, True, "gpu")),
+        # As many as the device has room for beside the engine
+        (64, "gpu", 1, OWN_BYTES + 4 * DEVICE_BYTES, WorkerSpec(4, True, "gpu")),
+        (64, "gpu", 1, OWN_BYTES + 4 * DEVICE_BYTES - 1, WorkerSpec(3, True, "gpu")),
+        (16, "gpu", 1, 3 * DEVICE_BYTES, WorkerSpec(10)),  # it has none: they lower only
         (16, "gpu", 2, 10 * DEVICE_BYTES, WorkerSpec(10)),
         (4, "gpu", 1, 10 * DEVICE_BYTES, WorkerSpec(0)),
         (16, "tpu", 4, 0, WorkerSpec(10)),

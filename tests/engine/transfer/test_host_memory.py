@@ -147,10 +147,10 @@ def test_room_for_pages_of_an_aborted_request_is_free_while_others_run(
 ):
     offer, held, host = share(prefill, PROMPT), Held(monkeypatch), decode.scheduler.offload.host
     aborted(decode, offer)
-    assert len(host.coming) == 7
+    assert len(host.promised) == 7
     held.let_go(decode)
     collect(decode, [request(PROMPT[:9])])
-    assert host.coming == set() and host.used == 0
+    assert host.promised == set() and host.used == 0
 
 
 def test_an_id_may_be_used_again_while_pages_of_an_aborted_request_are_on_their_way(

@@ -130,7 +130,7 @@ def test_a_second_leg_that_is_aborted_leaves_nothing(early, second):
     while second._unscheduled.unsettled:
         second._unscheduled.schedule_ready(True)
     second.scheduler.check()
-    assert not second.scheduler.offload.host.coming
+    assert not second.scheduler.offload.host.promised
 
 
 def test_two_requests_wait_for_the_same_pages(early, second, wanted):

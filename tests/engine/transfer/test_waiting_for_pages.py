@@ -32,8 +32,10 @@ def test_all_choices_of_a_request_wait_for_its_pages(prefill, decode, monkeypatc
     offer, counts = share(prefill, PROMPT), computed(decode, monkeypatch)
     params = SamplingParams(temperature=0, n=3, max_tokens=4, ignore_eos=True)
     decode.reset_prefix_cache()
+    loaded = decode.stats().pages_loaded
     deltas = collect(decode, [request(PROMPT, params=params, page_offer=offer)])
     assert {d.num_cached_tokens for d in deltas if d.finish_reason} == {56}
+    assert decode.stats().pages_loaded - loaded == 7, "each page once"
     assert sum(counts) <= 3 * 5, counts
     decode.scheduler.check()
 

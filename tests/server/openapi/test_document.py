@@ -27,6 +27,7 @@ from jaxllm.server.openai.requests import (
 from jaxllm.server.openapi.bodies import BODIES
 from jaxllm.server.openapi.document import OPERATIONS, SCHEMAS
 from jaxllm.server.parsing.parts import Part, Reasoning, Text, ToolArguments, ToolEnd, ToolStart
+from jaxllm.server.pooling.cohere import COHERE_FIELDS
 from jaxllm.server.pooling.requests import INPUT_FIELDS
 from jaxllm.server.pooling.scoring import RERANK_FIELDS, SCORE_FIELDS
 from jaxllm.server.responses.create import NOTHING
@@ -57,6 +58,7 @@ BODY: dict[str, tuple[Any, Callable[[Any, Rules], Any] | None, dict[str, Any]]] 
     "CompactRequest": (FIELDS, None, {"input": "hi"}),
     "TokenizeRequest": (TOKENIZE_FIELDS, None, {"prompt": "hi"}),
     "InputRequest": (INPUT_FIELDS, None, {"input": "hi"}),
+    "EmbedRequest": (COHERE_FIELDS, None, {"texts": ["hi"]}),
     "ScoreRequest": (SCORE_FIELDS, None, {"text_1": "a", "text_2": "b"}),
     "RerankRequest": (RERANK_FIELDS, None, {"query": "a", "documents": ["b"]}),
 }

@@ -1,5 +1,6 @@
 """Servers around engines that pool by counting: the vector of a prompt is [sum of its ids, its
-length, 3], and that of a token, where every token has one, [its id, the prompt's length, 3]."""
+length, 3], and that of a token, where every token has one, [its id, the prompt's length, 3]. Longer
+vectors go on with `MORE`."""
 
 from __future__ import annotations
 
@@ -18,6 +19,7 @@ from jaxllm.tokenizer import Tokenizer
 from tests.server.fake import Control, FakeEngine
 from tests.server.harness import Running
 
+MORE = (-1, 0, -1, 1, -1)
 EMBEDS = Pooling(
     task="embed", modes=("last",), maps=(), size=3, normalises=True, is_matryoshka=True
 )
@@ -69,7 +71,9 @@ class CountingEngine(FakeEngine):
                 pooled=np.array(rows, np.float32)[:, :size].tobytes(),
             )
             for id, ids in prompts.items()
-            for rows in [[[total, len(ids), 3] for total in (ids if of_tokens else [sum(ids)])]]
+            for rows in [
+                [[total, len(ids), 3, *MORE] for total in (ids if of_tokens else [sum(ids)])]
+            ]
         ]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import json
 from typing import Any
 
 import jsonschema
@@ -12,6 +13,7 @@ import openai
 import pytest
 
 from jaxllm.server.lifecycle.served_model import ServedModel
+from jaxllm.server.pooling.requests import MAX_DESCRIBED
 from tests.server.harness import Running
 from tests.server.pooling.conftest import PoolingServer
 
@@ -93,6 +95,49 @@ def test_numbers_are_rounded_and_their_bytes_ordered_as_asked(
         np.testing.assert_array_equal(own, wanted.view(own.dtype))
 
 
+@pytest.mark.parametrize("form", ["bytes", "bytes_only"])
+@pytest.mark.parametrize(
+    ("path", "dtype", "order"),
+    [("/v1/embeddings", "float32", "<f4"), ("/pooling", "float16", ">f2")],
+)
+def test_bytes_of_vectors_are_described_in_a_header_if_asked(
+    form: str, path: str, dtype: str, order: str, embedder: PoolingServer
+) -> None:
+    endianness = "big" if order[0] == ">" else "native"
+    body = {"input": ["ab", "c"], "embed_dtype": dtype, "endianness": endianness}
+    answer = embedder.post(path, body | {"encoding_format": form})
+    assert answer.headers["content-type"] == "application/octet-stream"
+    wanted = np.stack([vector([97, 98]), vector([99])]).astype(order)
+    np.testing.assert_array_equal(np.frombuffer(answer.body, order).reshape(2, 3), wanted)
+    if form == "bytes_only":
+        assert "metadata" not in answer.headers
+        return
+    metadata = json.loads(answer.headers["metadata"])
+    assert metadata.keys() == {"id", "created", "model", "data", "usage"}
+    assert metadata["usage"] == {"prompt_tokens": 3, "total_tokens": 3}
+    size, like = 3 * wanted.itemsize, {"embed_dtype": dtype, "endianness": endianness}
+    assert metadata["data"] == [
+        {"index": 0, "start": 0, "end": size, "shape": [3]} | like,
+        {"index": 1, "start": size, "end": 2 * size, "shape": [3]} | like,
+    ]
+
+
+def test_bytes_of_every_token_have_two_axes(token_embedder: PoolingServer) -> None:
+    answer = token_embedder.post("/pooling", {"input": "ab", "encoding_format": "bytes"})
+    (found,) = json.loads(answer.headers["metadata"])["data"]
+    assert found["shape"] == [2, 3] and found["end"] == len(answer.body) == 24
+
+
+def test_more_bytes_than_a_header_describes_come_without_one(embedder: PoolingServer) -> None:
+    body = {"input": ["a"] * (MAX_DESCRIBED + 1), "encoding_format": "bytes"}
+    error = embedder.post("/v1/embeddings", body).error
+    assert "ask for bytes_only" in error["message"] and error["param"] == "encoding_format"
+    fits = embedder.post("/v1/embeddings", body | {"input": ["a"] * MAX_DESCRIBED})
+    assert len(fits.headers["metadata"]) < 1 << 16
+    answer = embedder.post("/v1/embeddings", body | {"encoding_format": "bytes_only"})
+    assert len(answer.body) == 12 * (MAX_DESCRIBED + 1)
+
+
 def test_dimensions_and_raw_vectors(embedder: PoolingServer) -> None:
     cut = embedder.post("/v1/embeddings", {"input": "ab", "dimensions": 2}).json()
     assert np.linalg.norm(cut["data"][0]["embedding"]) == pytest.approx(1)
@@ -109,9 +154,14 @@ def test_truncation_keeps_the_side_that_is_asked_for(embedder: PoolingServer) ->
 
 def test_a_conversation_is_rendered(embedder: PoolingServer) -> None:
     messages = [{"role": "user", "content": "hi"}]
-    rendered = embedder.post("/tokenize", {"messages": messages}).json()["tokens"]
-    reply = embedder.post("/v1/embeddings", {"messages": messages, "normalize": False}).json()
-    assert reply["data"][0]["embedding"] == [sum(rendered), len(rendered), 3]
+    asked, lengths = {"messages": messages, "normalize": False}, set()
+    for begins in (False, True):  # an answer, which a vector's conversation has by request alone
+        body = {"messages": messages, "add_generation_prompt": begins}
+        rendered = embedder.post("/tokenize", body).json()["tokens"]
+        reply = embedder.post("/v1/embeddings", asked | ({} if not begins else body)).json()
+        assert reply["data"][0]["embedding"] == [sum(rendered), len(rendered), 3]
+        lengths.add(len(rendered))
+    assert len(lengths) == 2
 
 
 def test_pooling_gives_the_data_of_either_task(
@@ -201,6 +251,12 @@ BAD: list[tuple[str, dict[str, Any], str, str]] = [
     ("/v1/embeddings", {"input": "a", "dimensions": 4}, "from 1 to 3", "dimensions"),
     ("/v1/embeddings", {"input": "a", "dimensions": "2"}, "an integer", "dimensions"),
     ("/v1/embeddings", {"input": "a", "encoding_format": "hex"}, "hex", "encoding_format"),
+    (
+        "/classify",
+        {"input": "a", "encoding_format": "bytes"},
+        "must be float, got",
+        "encoding_format",
+    ),
     ("/v1/embeddings", {"input": "a", "embed_dtype": "int8"}, "must be float32 or", "embed_dtype"),
     ("/v1/embeddings", {"input": "a", "endianness": "odd"}, "little or big", "endianness"),
     ("/score", {"text_1": "a", "text_2": "b", "endianness": "big"}, "endianness", "endianness"),

@@ -1,0 +1,34 @@
+"""Ministral 3, and Mistral Small 3 from a checkpoint that also sees. Converters put the rows of
+queries and keys into another order, as Llama's."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from jaxllm.gguf.architecture import LLAMA_NAMES, Architecture
+from jaxllm.gguf.architectures import llama
+from jaxllm.gguf.config import base_config, scaling
+from jaxllm.gguf.metadata import Metadata
+from jaxllm.gguf.model import Model
+
+
+def config(model: Model) -> dict[str, Any]:
+    """The configuration of a Ministral where queries grow with their position, else of a
+    Mistral."""
+    own = model.metadata
+    growth = own.number("attention.temperature_scale")
+    if not growth:
+        return base_config(model, "mistral") | {"sliding_window": None}
+    return base_config(model, "ministral3", rope_scaling=_growing(own, growth))
+
+
+def _growing(own: Metadata, growth: float) -> dict[str, Any] | None:
+    """`rope_scaling` with the growth of queries; None without YaRN."""
+    found = scaling(own)
+    if found is None:
+        return None
+    equal = own.number("rope.scaling.yarn_log_multiplier")  # mscale and mscale_all_dim
+    return {"llama_4_scaling_beta": growth, **found, **({"attention_factor": 1.0} if equal else {})}
+
+
+ARCHITECTURE = Architecture(config, LLAMA_NAMES, llama.CHANGES)

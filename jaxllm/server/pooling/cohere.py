@@ -1,0 +1,225 @@
+"""The route that embeds in Cohere's form."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from jaxllm.pooling import Pooling
+from jaxllm.server.endpoint import Reply
+from jaxllm.server.errors import ApiError, bad_request, describe
+from jaxllm.server.openai.chat import read_messages
+from jaxllm.server.openai.fields import read_optional
+from jaxllm.server.openai.limits import Rules
+from jaxllm.server.openai.requests import MAX_PROMPTS, Conversation
+from jaxllm.server.pooling.endpoint import Pooled, PoolingEndpoint, in_json
+from jaxllm.server.pooling.requests import Form, Options, one_of, read_options, read_texts
+from jaxllm.server.pooling.vectors import encode
+from jaxllm.tokenizer import Pair, Tokenizer
+
+TRUNCATE = ("END", "START", "NONE")
+TYPES = ("float", "base64", "binary", "ubinary")
+IN_BITS = ("binary", "ubinary")
+COHERE_FIELDS = frozenset(
+    "model input_type texts inputs images output_dimension embedding_types truncate max_tokens "
+    "priority".split()
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CohereRequest:
+    """Texts to embed.
+
+    Attributes:
+        texts: as they were sent, None where `inputs` were.
+        prefix: the model's own text for inputs of this type, "" for none.
+        conversations: what is rendered in place of the texts.
+        types: in which vectors are written, of `TYPES`.
+        most: tokens that an input may have, None for as many as the model takes.
+    """
+
+    options: Options
+    texts: list[str] | None
+    prefix: str
+    conversations: list[Conversation]
+    types: list[str]
+    most: int | None
+
+
+class Embed(PoolingEndpoint):
+    """POST /v2/embed"""
+
+    param, prefix, fields = "texts", "embd", COHERE_FIELDS
+
+    def parse(self, body: dict[str, Any]) -> CohereRequest:
+        """Texts, or inputs of several. Raises ApiError."""
+        rules = self._state.rules
+        if body.get("images") is not None:
+            raise bad_request("images are not read; send texts", "images")
+        if (body.get("texts") is None) == (body.get("inputs") is None):
+            raise bad_request("texts is required, or inputs in its place", "texts")
+        options, types = _options(body, rules), _types(body)
+        size = options.params.dimensions or options.pooling.size
+        if size % 8 and not set(types).isdisjoint(IN_BITS):
+            raise bad_request(
+                f"vectors of {size} numbers do not fill whole bytes; leave out "
+                f"{' and '.join(IN_BITS)}, or choose another output_dimension",
+                "embedding_types",
+            )
+        cut, prefix = one_of(body, "truncate", TRUNCATE) != "NONE", _prefix(body, options.pooling)
+        texts: list[str] | None = None
+        contents: list[Any] = []
+        if body.get("texts") is None:
+            contents = _contents(body["inputs"])
+        elif not isinstance(body["texts"], list):
+            raise bad_request(f"texts must be a list, got {describe(body['texts'])}", "texts")
+        else:
+            texts = read_texts(body["texts"], rules, "texts", cut)
+            contents = [*texts] if prefix and self._state.renders is not None else []
+        return CohereRequest(
+            options=options,
+            texts=texts,
+            prefix=prefix,
+            conversations=[_conversation(prefix, each, rules, cut) for each in contents],
+            types=types,
+            most=None if cut else body.get("max_tokens"),
+        )
+
+    def field(self, request: CohereRequest, index: int) -> str:
+        """The one of both that was sent."""
+        return "inputs" if request.texts is None else "texts"
+
+    async def tokenise(self, request: CohereRequest) -> list[Pair]:
+        """A model with a chat template gets the text for a type of inputs as its system's."""
+        params, limit = request.options.params, self._state.resolved.max_model_len
+        cut = params.length(limit), params.truncation_side
+        if request.conversations:
+            rendered = (self._rendered(request, each) for each in request.conversations)
+            found = [Pair(params.truncated(ids, limit)) for ids in await asyncio.gather(*rendered)]
+        else:
+            texts = [request.prefix + text for text in request.texts or ()]
+
+            def encode_all(tokenizer: Tokenizer) -> list[Pair]:
+                return [*map(Pair, tokenizer.encode_all(texts, *cut))]
+
+            found = await self.encoded(encode_all)
+        longest = max(len(each.ids) for each in found)
+        if request.most is not None and longest > request.most:
+            raise bad_request(
+                f"an input has {longest} tokens, more than max_tokens {request.most}; "
+                "shorten it, or set truncate to END or START",
+                "max_tokens",
+            )
+        return found
+
+    async def _rendered(self, request: CohereRequest, conversation: Conversation) -> list[int]:
+        truncated = request.options.params.truncate_prompt_tokens is not None
+        try:
+            return await self._state.render(conversation, truncated)
+        except ApiError as error:
+            error.param = self.field(request, 0)
+            raise
+
+    def reply(self, request: CohereRequest, id: str, pooled: Pooled) -> Reply:
+        """Cohere's form, whatever types were asked for."""
+        members = {
+            "id": id,
+            "embeddings": {kind: _written(pooled.vectors, kind) for kind in request.types},
+            "meta": {
+                "api_version": {"version": "2"},
+                "billed_units": {"input_tokens": pooled.tokens, "image_tokens": 0},
+            },
+            "response_type": "embeddings_by_type",
+        }
+        return in_json(members | ({} if request.texts is None else {"texts": request.texts}))
+
+
+def _options(body: dict[str, Any], rules: Rules) -> Options:
+    """The options that other pooling routes have, too. Raises ApiError."""
+    truncate, most = one_of(body, "truncate", TRUNCATE), read_optional(body, "max_tokens", int)
+    limit = rules.resolved.max_model_len
+    if most is not None and not 1 <= most <= limit:
+        raise bad_request(f"max_tokens must be from 1 to {limit}, got {most}", "max_tokens")
+    same = {name: body[name] for name in ("model", "priority") if name in body}
+    kept = None if truncate == "NONE" else -1 if most is None else most
+    own = {
+        "dimensions": body.get("output_dimension"),
+        "truncate_prompt_tokens": kept,
+        "truncation_side": "left" if truncate == "START" else "right",
+    }
+    try:
+        return read_options(same | own, rules, "embed", neutral={})
+    except ApiError as error:
+        if error.param == "dimensions":
+            error.param = "output_dimension"
+        raise
+
+
+def _types(body: dict[str, Any]) -> list[str]:
+    found = body.get("embedding_types")
+    if found is None or found == []:
+        return ["float"]
+    if not isinstance(found, list) or any(kind not in TYPES for kind in found):
+        raise bad_request(
+            f"embedding_types must list some of {', '.join(TYPES)}, got {describe(found)}",
+            "embedding_types",
+        )
+    return list(dict.fromkeys(found))
+
+
+def _prefix(body: dict[str, Any], pooling: Pooling) -> str:
+    """The model's text for the type of the inputs. Raises ApiError for a type without one."""
+    kind, known = read_optional(body, "input_type", str), dict(pooling.prompts)
+    if kind is None:
+        return ""
+    if kind not in known:
+        names = f"has {', '.join(known)}" if known else "has none"
+        raise bad_request(
+            f"input_type is {describe(kind)}; this model {names}: leave it out, or put an "
+            "instruction into the text",
+            "input_type",
+        )
+    return known[kind]
+
+
+def _contents(value: Any) -> list[list[dict[str, str]]]:
+    """The contents of `inputs`: parts of text. Raises ApiError."""
+    if not isinstance(value, list) or not 1 <= len(value) <= MAX_PROMPTS:
+        raise bad_request(f"inputs must be a list of 1 to {MAX_PROMPTS} objects", "inputs")
+    found = []
+    for at, each in enumerate(value):
+        parts = each.get("content") if isinstance(each, dict) else None
+        if not isinstance(parts, list) or not parts:
+            raise bad_request(f"inputs[{at}] must have content, a list of parts", "inputs")
+        for part in parts:
+            if not (isinstance(part, dict) and part.get("type") == "text"):
+                raise bad_request(f"inputs[{at}] may hold parts of type text alone", "inputs")
+            if not isinstance(part.get("text"), str):
+                raise bad_request(f"inputs[{at}] has a part without a text", "inputs")
+        found.append([{"type": "text", "text": part["text"]} for part in parts])
+    return found
+
+
+def _conversation(prefix: str, content: Any, rules: Rules, cut: bool) -> Conversation:
+    """The model's text for the type of inputs, and one input."""
+    system = [{"role": "system", "content": prefix}] if prefix else []
+    messages = [*system, {"role": "user", "content": content}]
+    return Conversation(
+        messages=read_messages(messages, rules.char_limit(cut)),
+        add_generation_prompt=False,
+        continue_final_message=False,
+        template_kwargs=rules.template_kwargs,
+    )
+
+
+def _written(vectors: Sequence[np.ndarray], kind: str) -> list[Any]:
+    """The vectors in one of `TYPES`; in bits, a number that is not negative is 1, the first the
+    highest of its byte, and `binary` is 128 less."""
+    if kind in ("float", "base64"):
+        return [encode(vector, Form(encoding=kind)) for vector in vectors]
+    bits = [np.packbits(vector >= 0) for vector in vectors]
+    return bits if kind == "ubinary" else [(each ^ 0x80).view(np.int8) for each in bits]
