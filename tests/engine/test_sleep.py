@@ -39,6 +39,12 @@ def llm(others: int) -> LLM:
         )
 
 
+@pytest.fixture
+def buffered(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The demo model's matrices are large ones."""
+    monkeypatch.setattr(fill, "SMALL_BYTES", 2**14)
+
+
 def answers(llm: LLM) -> list[list[int]]:
     found = llm.generate(QUESTIONS, GREEDY, use_tqdm=False)
     return [output.outputs[0].token_ids for output in found]
@@ -87,7 +93,7 @@ def test_an_engine_that_wakes_answers_as_before_and_compiles_nothing(
     ids=str,
 )
 def test_weights_over_devices_and_in_few_bits_sleep_and_are_replaced_too(
-    wishes: dict[str, Any], tmp_path: Path
+    wishes: dict[str, Any], tmp_path: Path, buffered: None
 ) -> None:
     with few_shapes():
         llm = LLM("demo", max_model_len=512, max_num_seqs=4, enforce_eager=True, **wishes)
@@ -160,12 +166,6 @@ def stored() -> dict[str, np.ndarray]:
     return load_file(file)
 
 
-@pytest.fixture
-def buffered(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The demo model's matrices are large ones."""
-    monkeypatch.setattr(fill, "SMALL_BYTES", 2**14)
-
-
 def test_weights_are_overwritten_in_place_and_the_engine_answers_as_a_new_one(
     buffered: None, tmp_path: Path
 ) -> None:
@@ -193,6 +193,10 @@ def test_weights_are_overwritten_in_place_and_the_engine_answers_as_a_new_one(
         assert answers(llm) == expected
         llm.update_weights("demo")
         assert answers(llm) == before
+    llm.sleep(1)
+    llm.wake_up()
+    llm.update_weights(other)
+    assert answers(llm) == expected
 
 
 def test_arrays_that_do_not_fit_leave_the_weights_of_before(llm: LLM) -> None:
