@@ -16,6 +16,7 @@ from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 from jaxllm.config import ConfigError
 
 PINNED = "pinned_host"  # JAX's name of host memory that a device reads and writes directly
+NO_MEMORY = "RESOURCE_EXHAUSTED"  # in XLA's errors
 # The devices of a layer: all that is no expert is split over both axes as over one
 LAYER = ("tensor", "expert")
 # Logical axes of weights; one that maps to None is whole on every device

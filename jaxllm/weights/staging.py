@@ -20,7 +20,8 @@ import numpy as np
 from jax import Array
 from jax.sharding import Mesh, NamedSharding, PartitionSpec, SingleDeviceSharding
 
-from jaxllm.mesh import PINNED, memory_of, per_device
+from jaxllm.config import ConfigError
+from jaxllm.mesh import NO_MEMORY, PINNED, memory_of, per_device
 
 BUFFER_BYTES = 2**25
 # That fit a buffer: with few, what is left of it behind the last one is sent in vain
@@ -78,14 +79,23 @@ class BufferPool:
         self, devices: Sequence[jax.Device], size: int
     ) -> Iterator[list[dict[jax.Device, Buffer]]]:
         """Rows of one buffer of each of these devices, for a load of `size` bytes on each. Those
-        that no load of before has made are made."""
+        that no load of before has made are made, or fewer where no more memory can be pinned.
+
+        Raises ConfigError if there is none.
+        """
         most = min(readers() + SPARE_BUFFERS, max(3, MOST_BUFFERS // max(1, len(devices)) - 1))
         count = min(most, -(-size // BUFFER_BYTES))
         with self._turn:
             found = {device: self._free.pop(device, []) for device in devices}
         try:
             for device, own in found.items():
-                own += [Buffer(device) for _ in range(count - len(own))]
+                own += _made(device, count - len(own))
+                if count and not own:
+                    raise ConfigError(
+                        f"no host memory could be pinned, through which weights reach {device}; "
+                        f"{BUFFER_BYTES >> 20} MiB are needed: free some, or raise the limit of "
+                        "this container or of XLA_PJRT_GPU_HOST_MEMORY_LIMIT_GB"
+                    )
             yield [dict(zip(found, row, strict=True)) for row in zip(*found.values(), strict=False)]
         finally:
             for own in found.values():
@@ -94,6 +104,18 @@ class BufferPool:
             with self._turn:
                 for device, own in found.items():
                     self._free.setdefault(device, []).extend(own)
+
+
+def _made(device: jax.Device, count: int) -> list[Buffer]:
+    """So many buffers, or as many as memory can be pinned for."""
+    made: list[Buffer] = []
+    try:
+        while len(made) < count:
+            made.append(Buffer(device))
+    except jax.errors.JaxRuntimeError as error:
+        if NO_MEMORY not in str(error):
+            raise
+    return made
 
 
 @functools.cache

@@ -259,3 +259,28 @@ def test_arrays_that_do_not_fit_are_named_in_one_error() -> None:
     ):
         assert part in text
     assert f"missing {layer}.mlp.down_proj.weight" not in text
+
+
+@pytest.mark.usefixtures("chunked")
+def test_fewer_buffers_than_wanted_serve_a_load_and_none_is_one_line(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    wanted = load(LLAMA)
+    left = [1]
+
+    def pinned(buffer: Buffer, device: jax.Device) -> None:
+        if not left[0]:
+            raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: cannot pin")
+        left[0] -= 1
+        make(buffer, device)
+
+    make = Buffer.__init__
+    monkeypatch.setattr(Buffer, "__init__", pinned)
+    for few in (1, 0):
+        pool, left[0] = BufferPool(), few
+        monkeypatch.setattr(fill, "buffer_pool", lambda pool=pool: pool)
+        if few:
+            assert equal(load(LLAMA), wanted)
+        else:
+            with pytest.raises(ConfigError, match=r"pinned, .* are needed: free some"):
+                load(LLAMA)
