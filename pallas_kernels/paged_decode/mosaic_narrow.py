@@ -192,7 +192,9 @@ def _take_tiles(spec: Spec, sm: dict[str, Any], slot: Array, tiles: Tiles, consu
         plgpu.barrier_wait(sm["k_full"].at[at])
         plgpu.barrier_wait(sm["v_full"].at[at])
         state = _fold(spec, sm, at, (tiles.position(t), tiles.length), row, state)
-        sync(spec.interpret)  # all warps have read before the next copy into the slot
+        # All warps have read before the next copy into the slot. To the copy engine a barrier alone
+        # does not say so
+        plgpu.commit_smem()
         plgpu.barrier_arrive(sm["free"].at[at])
         return state
 

@@ -132,6 +132,13 @@ def test_clusters_equal_the_reference_when_interpreted(case: Case, kv_dtype: str
     assert error(case, "bfloat16", kv_dtype, clustered(2, consumers)) < 5e-3
 
 
+def test_no_copy_overtakes_the_plain_reads_of_the_slot_that_it_fills() -> None:
+    three_tiles = Case(
+        name="three tiles in two slots", lengths=(190,), heads=1, kv_heads=1, page_size=64
+    )
+    assert error(three_tiles, "bfloat16", "float8_e4m3fn", TWO._replace(blocks=1)) < 5e-3
+
+
 LOWERED = [
     (64, 7, "bfloat16", "float8_e4m3fn"),
     (128, 16, "bfloat16", "float8_e5m2"),
