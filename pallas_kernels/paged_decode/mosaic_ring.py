@@ -181,5 +181,6 @@ def fold_parts(
     carry = fold(
         spec, carry, part_scores(spec.group, lse, parts), sm[ring.values].at[at], sm.get("p")
     )
+    plgpu.commit_smem()  # log-sums are read plainly, before the next copy into the slot
     plgpu.barrier_arrive(sm[ring.free].at[at])
     return carry
