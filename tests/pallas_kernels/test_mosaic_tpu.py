@@ -61,9 +61,9 @@ def relative_error(op: str, case: Any, dtype: str) -> float:
 
 
 def for_tpu(case: Any, dtype: str) -> Any:
-    """The case with a head dimension that the kernel takes, or None where its pages are too
-    small."""
-    fits = case.page_size % mosaic_tpu.sublanes(dtype) == 0
+    """The case with a head dimension that the kernel takes, or None where its pages are too small
+    or its values have a width of their own."""
+    fits = case.page_size % mosaic_tpu.sublanes(dtype) == 0 and case.value_dim is None
     return dataclasses.replace(case, head_dim=-(-case.head_dim // 128) * 128) if fits else None
 
 
@@ -80,7 +80,7 @@ def test_the_interpreted_kernel_gives_what_the_definition_says(op: str, name: st
 def test_every_shared_case_passes_interpreted(op: str, name: str, dtype: str) -> None:
     case = for_tpu(CASES[op, name], dtype)
     if case is None:
-        pytest.skip("pages of less than a register tile are refused")
+        pytest.skip("pages of less than a register tile and narrower values are refused")
     assert relative_error(op, case, dtype) < TOLERANCE[dtype]
 
 
