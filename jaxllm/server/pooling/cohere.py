@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,6 +25,7 @@ from jaxllm.tokenizer import Pair, Tokenizer
 TRUNCATE = ("END", "START", "NONE")
 TYPES = ("float", "base64", "binary", "ubinary")
 IN_BITS = ("binary", "ubinary")
+CUT = "set truncate to END or START"
 COHERE_FIELDS = frozenset(
     "model input_type texts inputs images output_dimension embedding_types truncate max_tokens "
     "priority".split()
@@ -54,6 +56,7 @@ class Embed(PoolingEndpoint):
     """POST /v2/embed"""
 
     param, prefix, fields = "texts", "embd", COHERE_FIELDS
+    cut = CUT
 
     def parse(self, body: dict[str, Any]) -> CohereRequest:
         """Texts, or inputs of several. Raises ApiError."""
@@ -80,11 +83,13 @@ class Embed(PoolingEndpoint):
         else:
             texts = read_texts(body["texts"], rules, "texts", cut)
             contents = [*texts] if prefix and self._state.renders is not None else []
+        with _named("inputs" if texts is None else "texts"):
+            conversations = [_conversation(prefix, each, rules, cut) for each in contents]
         return CohereRequest(
             options=options,
             texts=texts,
             prefix=prefix,
-            conversations=[_conversation(prefix, each, rules, cut) for each in contents],
+            conversations=conversations,
             types=types,
             most=None if cut else body.get("max_tokens"),
         )
@@ -111,18 +116,15 @@ class Embed(PoolingEndpoint):
         if request.most is not None and longest > request.most:
             raise bad_request(
                 f"an input has {longest} tokens, more than max_tokens {request.most}; "
-                "shorten it, or set truncate to END or START",
+                f"shorten it, or {CUT}",
                 "max_tokens",
             )
         return found
 
     async def _rendered(self, request: CohereRequest, conversation: Conversation) -> list[int]:
         truncated = request.options.params.truncate_prompt_tokens is not None
-        try:
+        with _named(self.field(request, 0)):
             return await self._state.render(conversation, truncated)
-        except ApiError as error:
-            error.param = self.field(request, 0)
-            raise
 
     def reply(self, request: CohereRequest, id: str, pooled: Pooled) -> Reply:
         """Cohere's form, whatever types were asked for."""
@@ -151,11 +153,20 @@ def _options(body: dict[str, Any], rules: Rules) -> Options:
         "truncate_prompt_tokens": kept,
         "truncation_side": "left" if truncate == "START" else "right",
     }
-    try:
+    with _named("output_dimension", "dimensions"):
         return read_options(same | own, rules, "embed", neutral={})
+
+
+@contextmanager
+def _named(field: str, other: str | None = None) -> Iterator[None]:
+    """Errors name this field of the body, in place of any, or of one `other` alone."""
+    try:
+        yield
     except ApiError as error:
-        if error.param == "dimensions":
-            error.param = "output_dimension"
+        if other is None:
+            error.param = field
+        elif error.param == other:
+            error.param, error.message = field, error.message.replace(other, field)
         raise
 
 

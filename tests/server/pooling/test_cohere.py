@@ -12,6 +12,7 @@ import jsonschema
 import numpy as np
 import pytest
 
+from jaxllm.server.openai.bodies import MAX_REST
 from jaxllm.tokenizer import Tokenizer
 from tests.server.conftest import write_tokenizer
 from tests.server.pooling.conftest import EMBEDS, MORE, PoolingServer
@@ -82,6 +83,16 @@ def test_texts_that_are_too_long_are_cut_where_they_say(asking: PoolingServer) -
         body = {"texts": ["abc" if more else "a" * (limit + 9)], "truncate": "NONE"} | more
         answer = asking.post("/v2/embed", body)
         assert answer.status == 400 and answer.error["param"] == field
+        assert "set truncate to END or START" in answer.error["message"]
+
+
+def test_many_texts_are_more_than_a_body_may_have_beside_its_fields(asking: PoolingServer) -> None:
+    texts = ["a" * 2000] * 600
+    assert len("".join(texts)) > MAX_REST
+    assert floats(asking, texts=texts, max_tokens=2) == [counted("aa")] * 600
+    part = {"type": "text", "text": "".join(texts)}
+    answer = asking.post("/v2/embed", {"inputs": [{"content": [part]}], "truncate": "NONE"})
+    assert answer.status == 400 and answer.error["param"] == "inputs"
 
 
 def test_a_type_of_inputs_puts_the_models_text_before_them(
@@ -120,7 +131,7 @@ BAD: list[tuple[dict[str, Any], str, str]] = [
         "do not fill whole bytes",
         "embedding_types",
     ),
-    (TEXTS | {"output_dimension": 9}, "from 1 to 8", "output_dimension"),
+    (TEXTS | {"output_dimension": 9}, "output_dimension is 9", "output_dimension"),
     (TEXTS | {"max_tokens": 0}, "from 1 to", "max_tokens"),
     (TEXTS | {"truncate": "MIDDLE"}, "END or START or NONE", "truncate"),
     (TEXTS | {"priority": 1}, "--scheduling-policy", "priority"),
