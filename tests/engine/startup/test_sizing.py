@@ -184,6 +184,30 @@ def test_the_decisions_are_told_while_programs_are_still_compiled_for_them(
     assert told == [found, again], "of a need that is known"
 
 
+def test_a_program_that_finds_no_memory_while_the_pool_is_sized_is_compiled_once_more(
+    tiny_dir: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    setup, config = decide(tiny_dir)
+    programs, failed = make_programs(setup), list[Key]()
+
+    class Late(ThreadPoolExecutor):
+        """Begins when somebody waits for it."""
+
+        def submit(self, work: Any, *given: Any) -> Any:  # type: ignore[override]
+            return SimpleNamespace(result=lambda: work(*given))
+
+    def compiling(self: Programs, key: Key) -> Any:
+        if self is programs and key not in failed:
+            failed.append(key)
+            raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: out of memory")
+        return SimpleNamespace(memory_analysis=lambda: None)
+
+    monkeypatch.setattr(Programs, "_compile", compiling)
+    monkeypatch.setattr(sizing, "ThreadPoolExecutor", Late)
+    fit_pool(setup, programs, config)
+    assert sorted(failed) == sorted(programs.largest_others) != []
+
+
 def fitted_need(tiny_dir: str) -> int:
     """What the largest step needs, with nothing kept of finding it."""
     before, config = decide(tiny_dir)
