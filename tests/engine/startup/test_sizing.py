@@ -19,6 +19,7 @@ from jaxllm.config import ConfigError, EngineConfig
 from jaxllm.engine.engine import Engine
 from jaxllm.engine.runtime import lattice as module
 from jaxllm.engine.runtime.lattice import Key, Programs
+from jaxllm.engine.scheduling.buckets import Buckets
 from jaxllm.engine.startup import sizing
 from jaxllm.engine.startup.memory import MemoryBudget
 from jaxllm.engine.startup.resolve import Setup, resolve
@@ -70,6 +71,13 @@ def test_the_pool_is_what_the_largest_step_leaves_and_its_need_does_not_depend_o
         "a few layers need what all do"
     )
     check_largest_step(setup, programs)
+
+
+def test_there_are_slots_for_all_rows_of_the_largest_step(tiny_dir: str) -> None:
+    setup, _ = decide(tiny_dir)
+    setup = replace(setup, buckets=Buckets.build(100, 256, "gpu"))
+    shapes = make_programs(setup).shapes
+    assert shapes.slots == shapes.buckets.decode[-1] == 112
 
 
 @pytest.mark.parametrize(
