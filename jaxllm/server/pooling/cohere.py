@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import batched
 from typing import Any
 
 import numpy as np
@@ -26,6 +27,7 @@ TRUNCATE = ("END", "START", "NONE")
 TYPES = ("float", "base64", "binary", "ubinary")
 IN_BITS = ("binary", "ubinary")
 CUT = "set truncate to END or START"
+RENDERED = 16  # conversations of a request at once: those of other requests come in between
 COHERE_FIELDS = frozenset(
     "model input_type texts inputs images output_dimension embedding_types truncate max_tokens "
     "priority".split()
@@ -103,8 +105,11 @@ class Embed(PoolingEndpoint):
         params, limit = request.options.params, self._state.resolved.max_model_len
         cut = params.length(limit), params.truncation_side
         if request.conversations:
-            rendered = (self._rendered(request, each) for each in request.conversations)
-            found = [Pair(params.truncated(ids, limit)) for ids in await asyncio.gather(*rendered)]
+            found = [
+                Pair(params.truncated(ids, limit))
+                for some in batched(request.conversations, RENDERED)
+                for ids in await asyncio.gather(*(self._rendered(request, each) for each in some))
+            ]
         else:
             texts = [request.prefix + text for text in request.texts or ()]
 

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from jaxllm.server.openai.bodies import MAX_REST
+from jaxllm.server.pooling.cohere import RENDERED
 from jaxllm.tokenizer import Tokenizer
 from tests.server.conftest import write_tokenizer
 from tests.server.pooling.conftest import EMBEDS, MORE, PoolingServer
@@ -110,6 +111,27 @@ def test_a_type_of_inputs_puts_the_models_text_before_them(
     assert floats(asking, inputs=[part], input_type="query") == [found]
     assert floats(asking, inputs=[part]) != [found]
     assert floats(asking, texts=["ab"], input_type="document") == [counted("ab")]
+
+
+def test_few_inputs_of_a_request_wait_to_be_rendered(
+    asking: PoolingServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    state, now, most = asking.server_state, 0, 0
+    real = state.render
+
+    async def render(*given: Any) -> list[int]:
+        nonlocal now, most
+        now, most = now + 1, max(most, now + 1)
+        try:
+            return await real(*given)
+        finally:
+            now -= 1
+
+    monkeypatch.setattr(state, "render", render)
+    inputs = [{"content": [{"type": "text", "text": "a" * n}]} for n in range(1, 41)]
+    found = floats(asking, inputs=inputs)
+    assert most == RENDERED and [vector[1] for vector in found] == sorted(v[1] for v in found)
+    assert found[39][1] - found[0][1] == 39
 
 
 TEXTS: dict[str, Any] = {"texts": ["a"]}
