@@ -175,7 +175,7 @@ class Calls:
 
     def _watch(self, runner: Any, module: Any) -> None:
         """Note when programs are launched and tokens arrive."""
-        dispatch, view = runner.dispatch, module._view
+        dispatch, view = runner.dispatch, module.memory_of
 
         def noting_dispatch(key: Any, buffer: Any) -> Any:
             self._launched.append(time.perf_counter())
@@ -188,12 +188,12 @@ class Calls:
             self._arrived = time.perf_counter()
             return view(array, *rest)
 
-        runner.dispatch, module._view = noting_dispatch, noting_view
+        runner.dispatch, module.memory_of = noting_dispatch, noting_view
 
 
 def replace_programs(runner: Any, programs: str) -> None:
     """Give the runner buffers as on a GPU, and programs that compute nothing."""
-    from jaxllm.engine.runtime.shapes import PINNED
+    from jaxllm.mesh import PINNED
 
     shapes, lattice = runner.shapes, runner.programs
     shapes.__dict__["host"] = shapes.replicated.with_memory_kind(PINNED)

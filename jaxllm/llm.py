@@ -6,7 +6,7 @@ from __future__ import annotations
 import functools
 import itertools
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -48,6 +48,7 @@ from jaxllm.sampling.defaults import generation_config, sampling_defaults
 from jaxllm.sampling.options import BeamSearchParams, SamplingParams
 from jaxllm.sampling.processor_arguments import Function
 from jaxllm.sampling.values import OptionError
+from jaxllm.weights import GivenArrays
 
 __all__ = ["LLM", "CompletionOutput", "Logprob", "RequestOutput"]
 
@@ -134,11 +135,20 @@ class LLM(PoolingCalls):
         """Take the memory again. Nothing is compiled."""
         self.engine.sleeper.wake_up()
 
-    def update_weights(self, model: str) -> None:
-        """Take the weights of another checkpoint of the same shapes, a directory or a Hugging Face
-        id, in place of those of now. Nothing is compiled; cached prefixes are forgotten. Raises
-        ConfigError when it does not fit."""
-        self.engine.sleeper.update_weights(locate(model, None, self.config.download_dir))
+    def update_weights(self, model: str | Mapping[str, Any] | Iterable[tuple[str, Any]]) -> None:
+        """Take other weights of the same shapes in place of those of now. Nothing is compiled;
+        cached prefixes are forgotten. Raises ConfigError when they do not fit; nothing has changed
+        then.
+
+        Args:
+            model: a checkpoint, as a directory or a Hugging Face id; or arrays of NumPy or JAX in
+                host memory, as a mapping or pairs, with the names and shapes of the checkpoint's
+                tensors. They must stay as they are until this returns.
+        """
+        if isinstance(model, str):
+            self.engine.sleeper.update_weights(locate(model, None, self.config.download_dir))
+        else:
+            self.engine.sleeper.update_weights(GivenArrays(model))
 
     def start_profile(self) -> None:
         """Start a trace, which `stop_profile` writes into `profiler_dir`. Raises ConfigError

@@ -3,6 +3,7 @@ of a model each group of devices has."""
 
 from __future__ import annotations
 
+import ctypes
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -14,6 +15,8 @@ from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from jaxllm.config import ConfigError
 
+PINNED = "pinned_host"  # JAX's name of host memory that a device reads and writes directly
+NO_MEMORY = "RESOURCE_EXHAUSTED"  # in XLA's errors
 # The devices of a layer: all that is no expert is split over both axes as over one
 LAYER = ("tensor", "expert")
 # Logical axes of weights; one that maps to None is whole on every device
@@ -142,6 +145,20 @@ def place(value: np.ndarray, sharding: jax.sharding.Sharding) -> jax.Array:
     if sharding.is_fully_addressable:
         return jax.device_put(value, sharding)
     return jax.make_array_from_callback(value.shape, sharding, value.__getitem__)
+
+
+def is_pinned(sharding: Any) -> bool:
+    """Whether arrays of this sharding lie in pinned host memory."""
+    return sharding.memory_kind == PINNED
+
+
+def memory_of(array: jax.Array, shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
+    """The memory of an array in pinned host memory, writable, once it is computed. The caller keeps
+    the array."""
+    array.block_until_ready()
+    size = math.prod(shape) * dtype.itemsize
+    memory = (ctypes.c_char * size).from_address(array.unsafe_buffer_pointer())
+    return np.frombuffer(memory, dtype).reshape(shape)
 
 
 def sharding(mesh: Mesh, axes: tuple[str | None, ...]) -> NamedSharding:

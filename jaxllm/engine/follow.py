@@ -46,6 +46,7 @@ class Devices:
         give_back: Callable[[], None] = lambda: None,
     ):
         self._runner, self._source, self._give_back = runner, source, give_back
+        self._asleep = False
 
     def run(self, launch: Launch) -> None:
         """Dispatch programs; nobody reads their results here."""
@@ -65,13 +66,19 @@ class Devices:
     def sleep(self, keep_weights: bool) -> None:
         """As of `Sleep`."""
         self._runner.sleep(keep_weights)
+        self._asleep = True
         gc.collect()  # arrays in cycles hold memory too
         self._give_back()
 
     def wake(self) -> None:
         """As of `Dispatcher`."""
         self._runner.wake()
+        self._asleep = False
 
     def reload(self, directory: str | None) -> None:
-        """Wake with the weights in a directory, or with the engine's own, read again."""
-        self._runner.wake(self._source.read(None if directory is None else Path(directory)))
+        """Have the weights in a directory, or the engine's own, read again; awake in place of those
+        of now."""
+        before = () if self._asleep else self._runner.release()
+        path = None if directory is None else Path(directory)
+        self._runner.wake(self._source.read(path, before=before))
+        self._asleep = False

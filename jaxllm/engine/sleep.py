@@ -8,11 +8,16 @@ from __future__ import annotations
 import gc
 from collections.abc import Callable
 from pathlib import Path
+from traceback import clear_frames
+
+import jax
+from jax import Array
 
 from jaxllm.engine.runtime.pipeline.follower import StageFollower
 from jaxllm.engine.runtime.replay import Reload
 from jaxllm.engine.startup.start import Started
 from jaxllm.messages import RequestError
+from jaxllm.weights import GivenArrays
 
 LEVELS = (1, 2)
 REMEDY = "POST /wake_up, or call LLM.wake_up()"
@@ -77,26 +82,46 @@ class Sleep:
                 self._runner.wake()
             self.level = 0
 
-    def update_weights(self, directory: Path) -> None:
-        """Take the weights of another checkpoint of the same shapes; cached prefixes are forgotten.
+    def update_weights(self, given: Path | GivenArrays) -> None:
+        """Take other weights of the same shapes, a checkpoint's or arrays, in place of those of
+        now; cached prefixes are forgotten.
 
-        Raises ValueError while requests run and where other engines share pages, and ConfigError
-        when the checkpoint does not fit: the weights of before stay, unless reading fails halfway,
-        which leaves the engine asleep.
+        Raises ValueError while requests run, where other engines share pages, and for arrays where
+        other hosts would need them too; ConfigError when the weights do not fit. Those of before
+        stay then, unless reading fails halfway, which leaves the engine asleep.
         """
         self._refuse_now()
         if self._shares_pages:
             raise ValueError(
                 "an engine with --kv-transfer-config keeps its weights; start it anew with others"
             )
-        self._source.check(directory)
-        self.sleep(2)
-        self._read(directory)
+        if isinstance(given, GivenArrays) and jax.process_count() > 1:
+            raise ValueError("arrays reach this host alone; give a path that every host can read")
+        self._source.check(given)
+        if self.level == 0:
+            self._overwrite(given)
+        else:
+            self.sleep(2)
+            self._read(given)
         self.level = 0
 
-    def _read(self, directory: Path | None = None) -> None:
-        self._runner.tell(Reload(None if directory is None else str(directory)))
-        self._runner.wake(self._source.read(directory))
+    def _overwrite(self, given: Path | GivenArrays) -> None:
+        """Read weights into those of now, beside which nothing stays on the devices: there is no
+        room for a weight that is rounded there."""
+        self._forget()
+        try:
+            self._read(given, self._runner.release())
+        except BaseException as error:
+            clear_frames(error.__traceback__)  # they hold what was read
+            self.sleep(2)
+            raise
+
+    def _read(
+        self, given: Path | GivenArrays | None = None, before: tuple[Array, ...] = ()
+    ) -> None:
+        if not isinstance(given, GivenArrays):
+            self._runner.tell(Reload(None if given is None else str(given)))
+        self._runner.wake(self._source.read(given, before=before))
 
     def _refuse_now(self) -> None:
         if self._busy():

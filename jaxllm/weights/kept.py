@@ -14,7 +14,7 @@ import logging
 import os
 import shutil
 import zlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -22,15 +22,18 @@ import jax
 import numpy as np
 
 from jaxllm.config import ConfigError
-from jaxllm.nn.rules import Rule
+from jaxllm.nn.rules import Piece, Rule
 from jaxllm.units import amount
+from jaxllm.weights import mapped
+from jaxllm.weights.blocks import View
 from jaxllm.weights.convert import WEIGHTS, Part, header
 from jaxllm.weights.reader import Checkpoint
+from jaxllm.weights.staging import readers
 from jaxllm.weights.stored import STORED_DTYPES
 
 FORM = 1  # of entries; another number makes all entries of before unknown
+READ_BYTES = 2**24
 FILE, SUMS = "parameters.safetensors", "sums.json"
-READERS = 4
 NAMES = {dtype: name for name, dtype in STORED_DTYPES.items()}
 logger = logging.getLogger("jaxllm")
 
@@ -44,6 +47,7 @@ class Damaged(Exception):
 def digest(checkpoint: Checkpoint, scheme: object, rules: Sequence[Rule], likes: Likes) -> str:
     """Of the checkpoint's files and tensors, of how parameters are made of them, and of these over
     their devices."""
+    assert checkpoint.directory is not None, "arrays are not kept"
     files = sorted(
         (str(path.relative_to(checkpoint.directory)), path.stat().st_size, path.stat().st_mtime_ns)
         for path in checkpoint.directory.rglob("*")
@@ -69,18 +73,19 @@ class Kept:
         self.folder = cache / name
         self._unfinished, self._lock = cache / f".{name}.unfinished", cache / f".{name}.lock"
 
-    def found(self, likes: Likes, take: Callable[[Mapping[str, jax.Array]], None]) -> bool:
-        """Give each parameter to `take`; whether the entry was there, and whole."""
+    def found(self, likes: Likes) -> tuple[list[Rule], View] | None:
+        """How to fill parameters with the entry, or None where there is none, or it is damaged."""
         if not self.folder.is_dir():
-            return False
+            return None
         try:
-            for name, array in self._read(likes):
-                take({name: array})
+            stored = self._verified(likes)
         except Damaged:
             logger.warning("kept weights in %s are damaged; they are made anew", self.folder)
-            return False
+            return None
         logger.info("weights are those kept in %s; the checkpoint is not read", self.folder)
-        return True
+        shapes = {name: like.shape for name, like in likes.items()}
+        rules = [Rule(name, (Piece(name, shape, shape),)) for name, shape in shapes.items()]
+        return rules, stored.view
 
     def keep(self, arrays: Mapping[str, jax.Array]) -> None:
         """Write the entry; a line in the log says why that cannot be."""
@@ -92,8 +97,8 @@ class Kept:
         if total:
             logger.info("kept %s of weights in %s", amount(total), self.folder)
 
-    def _read(self, likes: Likes) -> Iterator[tuple[str, jax.Array]]:
-        """The parameters, one after the other. Raises Damaged."""
+    def _verified(self, likes: Likes) -> Checkpoint:
+        """The entry, read once to compare its sums. Raises Damaged."""
         found = Checkpoint(self.folder)
         try:
             sums = json.loads((self.folder / SUMS).read_bytes())
@@ -103,17 +108,15 @@ class Kept:
         stored = {name: (entry.dtype, entry.shape) for name, entry in found.entries.items()}
         if found.problems or not isinstance(sums, dict) or stored != whole:
             raise Damaged
-
-        def one(name: str) -> tuple[str, jax.Array]:
-            array, like = np.asarray(found.view(name)), likes[name]
-            if _sum(array) != sums.get(name):
-                raise Damaged
-            copied: Callable[[tuple[slice, ...]], np.ndarray] = lambda index: array[index].copy()
-            placed = jax.make_array_from_callback(like.shape, like.sharding, copied)
-            return name, jax.block_until_ready(placed)
-
-        with ThreadPoolExecutor(READERS, thread_name_prefix="kept") as pool:
-            yield from pool.map(one, likes)
+        views = map(found.array, likes)
+        with ThreadPoolExecutor(readers(), thread_name_prefix="kept") as pool:
+            try:
+                for name, own in zip(likes, pool.map(_stored_sum, views), strict=True):
+                    if own != sums.get(name):
+                        raise Damaged
+            except OSError:
+                raise Damaged from None
+        return found
 
     def write(self, arrays: Mapping[str, jax.Array]) -> int:
         """Write the entry, in place of one that is damaged; returns its bytes, 0 where another
@@ -162,6 +165,17 @@ class Kept:
 
 def _bytes(array: np.ndarray) -> memoryview:
     return memoryview(array.reshape(-1).view(np.uint8))
+
+
+def _stored_sum(view: np.ndarray) -> int:
+    """Of a tensor in a file, which is read part by part."""
+    stored, found = view.reshape(-1).view(np.uint8), 0
+    scratch = np.empty(min(len(stored), READ_BYTES), np.uint8)
+    for at in range(0, len(stored), READ_BYTES):
+        part = stored[at : at + READ_BYTES]
+        into = scratch[: len(part)]
+        found = zlib.crc32(into if mapped.read(part, into) else part, found)
+    return found
 
 
 def _sum(array: np.ndarray) -> int:

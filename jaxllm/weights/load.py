@@ -5,8 +5,8 @@ Parameters are filled shard by shard: only the slices that a device holds are re
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+import functools
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -32,19 +32,20 @@ from jaxllm.models.config.build import (
 )
 from jaxllm.nn.rules import Piece, Rule
 from jaxllm.weights import reader
+from jaxllm.weights.blocks import View
 from jaxllm.weights.dummy import dummy
+from jaxllm.weights.fill import fill, is_small, prepare
+from jaxllm.weights.given import GivenArrays
 from jaxllm.weights.kept import Kept, digest
 from jaxllm.weights.rounding import Rounding, filled_by
-from jaxllm.weights.stored import PLAIN_DTYPES, Tensor
+from jaxllm.weights.stored import PLAIN_DTYPES
 
 MAX_NAMED_PROBLEMS = 20
-COMPARE_BYTES = COPY_BYTES = 2**24
-# 14 GiB onto one GPU from the page cache: 6.1 s with one thread, 2.2 s with four, 1.6 s with eight
-READERS = 4
+COMPARE_BYTES = 2**24
+OUTLINES = 16  # of the stages of a model
 
 type Progress = Callable[[int, int], None]
-type Index = tuple[slice, ...]
-type View = Callable[[str], Tensor]  # of a checkpoint tensor, by name
+type Source = str | Path | GivenArrays  # a model directory, or arrays in its place
 
 
 def abstract(
@@ -60,7 +61,7 @@ def abstract(
 
 
 def check(
-    model_dir: str | Path,
+    model: Source,
     spec: ModelSpec,
     mesh: Mesh,
     dtype: DTypeLike,
@@ -68,10 +69,10 @@ def check(
     cache: Path | None = None,
     stages: Sequence[Stage] = (WHOLE,),
 ) -> None:
-    """Raises the ConfigError that `load` would raise, from the files' headers and, unless weights
-    of all `stages` are kept in the `cache`, from scales of packed ones."""
+    """Raises the ConfigError that `load` would raise, from the files' headers or the arrays' shapes
+    and, unless weights of all `stages` are kept in the `cache`, from scales of packed ones."""
     if _reads_files(load_format):
-        checkpoint, graph = open_checkpoint(model_dir, spec), _outline(spec, mesh, dtype)
+        checkpoint, graph = open_checkpoint(model, spec), _outline(spec, mesh, dtype)
         _check(checkpoint, _held(checkpoint, graph.rules), spec)
         parts = (
             graph if stage == WHOLE else _outline(spec, mesh, dtype, stage) for stage in stages
@@ -101,9 +102,9 @@ def check_shapes(model_dir: str | Path, spec: ModelSpec, load_format: str = "aut
     _refuse(checkpoint, problems)
 
 
-def open_checkpoint(model_dir: str | Path, spec: ModelSpec) -> reader.Checkpoint:
+def open_checkpoint(model: Source, spec: ModelSpec) -> reader.Checkpoint:
     """The model's tensors under the names that the rules know."""
-    checkpoint = reader.Checkpoint(model_dir)
+    checkpoint = reader.Checkpoint(model)
     checkpoint.rename(read_name(spec, checkpoint.entries))
     if spec.scheme is not None:
         own = [name for name, kind in spec.formats.items() if not kind.rounded]
@@ -122,7 +123,7 @@ def _reads_files(load_format: str) -> bool:
 
 
 def load(
-    model_dir: str | Path,
+    model: Source,
     spec: ModelSpec,
     mesh: Mesh,
     dtype: DTypeLike,
@@ -132,6 +133,7 @@ def load(
     progress: Progress | None = None,
     cache: Path | None = None,
     stage: Stage = WHOLE,
+    before: Sequence[jax.Array] = (),
 ) -> tuple[nnx.GraphDef, nnx.State]:
     """The model, or one stage of it, as (graphdef, state) with arrays on the mesh.
 
@@ -139,39 +141,49 @@ def load(
     draws random weights from `seed`. Packed and rounded weights are read from the `cache` where
     they are kept there, else written to it. Raises one ConfigError that names every missing, extra,
     truncated or wrongly shaped tensor.
+
+    Parameters are written into those of `before`, a state's leaves, as far as there are any; these
+    are lost, also when loading fails.
     """
     reads = _reads_files(load_format)
     graph = _outline(spec if reads else spec.rounding(), mesh, dtype, stage)
-    likes, rounding = graph.likes, Rounding(graph.likes, dtype)
+    likes = graph.likes
+    rounding = Rounding(likes, dtype, dict(zip(likes, before, strict=False)))
     placed: dict[str, jax.Array] = {}
     total = sum(like.size * like.dtype.itemsize for like in likes.values())
-
-    def take(arrays: Mapping[str, jax.Array]) -> None:
-        placed.update(arrays)
-        if progress:
-            progress(sum(array.nbytes for array in placed.values()), total)
-
     filled: Iterator[Mapping[str, jax.Array]]
-    entry: Kept | None = None
+    unkept: Kept | None = None
     if not reads:
+        prepare(graph.rules, rounding)
+        rounding.take_room(_written(graph.rules, likes))
         plain = dummy(graph.rules, [rounding.like(rule) for rule in graph.rules], seed)
         filled = map(rounding.finished, graph.rules, plain)
     else:
-        checkpoint = open_checkpoint(model_dir, spec)
+        checkpoint = open_checkpoint(model, spec)
         table = _held(checkpoint, graph.rules)
+        view: View = checkpoint.view
         entry = _entry(cache, spec, checkpoint, graph)
-        if entry is not None and entry.found(likes, take):
-            return graph.filled(placed)
-        placed.clear()  # of an entry that is damaged
-        if stage == WHOLE:  # the rules of a stage know only their own tensors
-            _check(checkpoint, table, spec)
-        filled = _place_all(table, rounding, checkpoint)
-    rounding.take_room(graph.rules)
+        if entry is not None and (found := entry.found(likes)) is not None:
+            table, view = found
+        else:
+            unkept = entry
+            if stage == WHOLE:  # the rules of a stage know only their own tensors
+                _check(checkpoint, table, spec)
+        large = [name for name, like in likes.items() if not is_small(like)]
+        rounding.take_room(dict.fromkeys([*large, *_written(table, likes)]))
+        filled = fill(table, rounding, view)
     for arrays in filled:
-        take(arrays)
-    if entry is not None:
-        entry.keep(placed)
+        placed.update(arrays)
+        if progress:
+            progress(sum(array.nbytes for array in placed.values()), total)
+    if unkept is not None:
+        unkept.keep(placed)
     return graph.filled(placed)
+
+
+def _written(rules: Iterable[Rule], likes: Mapping[str, jax.ShapeDtypeStruct]) -> list[str]:
+    """The parameters that weights are rounded into."""
+    return [name for rule in rules if rule.rounded for name in filled_by(rule, likes)]
 
 
 def kept_entry(
@@ -191,7 +203,8 @@ def kept_entry(
 def _entry(
     cache: Path | None, spec: ModelSpec, checkpoint: reader.Checkpoint, graph: _Outline
 ) -> Kept | None:
-    if cache is None or not (spec.formats or spec.scheme is not None) or jax.process_count() > 1:
+    packed = spec.formats or spec.scheme is not None
+    if cache is None or checkpoint.directory is None or not packed or jax.process_count() > 1:
         return None
     rules = _held(checkpoint, graph.rules)  # their tensors tell a stage from another
     return Kept(cache, digest(checkpoint, spec.scheme, rules, graph.likes))
@@ -220,7 +233,28 @@ class _Outline:
         return self.graphdef, jax.tree.unflatten(jax.tree.structure(self.state), leaves)
 
 
+class _Same:
+    """A value that is equal to itself alone."""
+
+    def __init__(self, value: ModelSpec):
+        self.value = value
+
+    def __hash__(self) -> int:
+        return id(self.value)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Same) and other.value is self.value
+
+
 def _outline(spec: ModelSpec, mesh: Mesh, dtype: DTypeLike, stage: Stage = WHOLE) -> _Outline:
+    """Made once for a start and all later changes of weights: of a model of 28 layers it takes as
+    long as copying 2 GB."""
+    return _made_outline(_Same(spec), mesh, np.dtype(dtype), stage)
+
+
+@functools.lru_cache(OUTLINES)
+def _made_outline(same: _Same, mesh: Mesh, dtype: np.dtype, stage: Stage) -> _Outline:
+    spec = same.value
     spec = replace(spec, expert_groups=mesh.shape["expert"])
     model = outline(spec, layer_devices(mesh), dtype)
     table = sorted(rules(spec, model), key=lambda rule: rule.rounded is not None)
@@ -242,82 +276,6 @@ def _outline(spec: ModelSpec, mesh: Mesh, dtype: DTypeLike, stage: Stage = WHOLE
         raise RuntimeError(f"the rules of {spec.model_type} and its parameters differ: {differing}")
     state = jax.tree.unflatten(jax.tree.structure(state), list(likes.values()))
     return _Outline(graphdef, state, likes, table)
-
-
-def _place_all(
-    rules: list[Rule], rounding: Rounding, checkpoint: reader.Checkpoint
-) -> Iterator[Mapping[str, jax.Array]]:
-    """The parameters of each rule, in the order of `rules`.
-
-    A thread keeps its parameter on the host until the devices have it, so that some threads copy
-    while others transfer.
-    """
-    with ThreadPoolExecutor(READERS, thread_name_prefix="weights") as pool:
-        yield from pool.map(lambda rule: _placed(rule, rounding, checkpoint.view), rules)
-
-
-def _placed(rule: Rule, rounding: Rounding, view: View) -> Mapping[str, jax.Array]:
-    like = rounding.like(rule)
-    if rule.rounded is None:
-        return {rule.parameter: jax.block_until_ready(place(rule, like, view))}
-    blocks: dict[Index, np.ndarray] = {}
-    for index in like.sharding.addressable_devices_indices_map(like.shape).values():
-        if index not in blocks:
-            blocks[index] = read_block(rule, like, index, view)
-    return rounding.placed(rule, blocks)
-
-
-def place(rule: Rule, like: jax.ShapeDtypeStruct, view: View) -> jax.Array:
-    """The parameter of `rule` on the devices of `like.sharding`, in `like.dtype`.
-
-    The host holds copies of this parameter alone.
-    """
-
-    def block(index: Index) -> np.ndarray:
-        return read_block(rule, like, index, view)
-
-    return jax.make_array_from_callback(like.shape, like.sharding, block, dtype=like.dtype)
-
-
-def read_block(rule: Rule, like: jax.ShapeDtypeStruct, index: Index, view: View) -> np.ndarray:
-    """parameter[index], cast while it is copied. Slices have step 1, and rows behind all pieces are
-    zero."""
-    bounds = [part.indices(size)[:2] for part, size in zip(index, like.shape, strict=True)]
-    out = np.empty([stop - start for start, stop in bounds], like.dtype)
-    (whole, *others), cuts = rule.pieces, tuple(slice(*bound) for bound in bounds)
-    if not others and (whole.view[1:], whole.repeat, whole.row) == (like.shape[1:], 1, 0):
-        found = whole.arranged(view(whole.name))[cuts]
-        _copy(out[: found.shape[0]], found, rule.parameter)
-        out[found.shape[0] :] = 0
-        return out
-    (begin, end), (left, right) = bounds[:2]
-    for piece in rule.pieces:
-        rows = range(max(begin, piece.row), min(end, piece.row + piece.rows))
-        first, last = max(left, piece.start), min(right, piece.start + piece.view[1])
-        if not rows or first >= last:
-            continue
-        source = piece.arranged(view(piece.name))
-        own = (slice(first - piece.start, last - piece.start), *cuts[2:])
-        for row in rows:
-            found = source[(row - piece.row) // piece.repeat][own]
-            _copy(out[row - begin, first - left : last - left], found, rule.parameter)
-    filled = max(piece.row + piece.rows for piece in rule.pieces)
-    out[max(0, filled - begin) :] = 0
-    return out
-
-
-def _copy(target: np.ndarray, source: Tensor, parameter: str) -> None:
-    """Copy with a cast, some rows at a time, since those of a packed tensor are unpacked here.
-    Raises ConfigError where float16 overflows."""
-    rows = max(1, COPY_BYTES * len(target) // max(1, target.nbytes))
-    with np.errstate(over="ignore"):
-        for at in range(0, len(target), rows):
-            target[at : at + rows] = source[at : at + rows]
-    if target.dtype == np.float16 and not np.isfinite(target).all():
-        raise ConfigError(
-            f"{parameter} has values beyond the range of float16 (65504); "
-            "use dtype bfloat16 or float32"
-        )
 
 
 def _held(checkpoint: reader.Checkpoint, rules: list[Rule]) -> list[Rule]:
@@ -375,9 +333,13 @@ def _refuse(checkpoint: reader.Checkpoint, problems: list[str]) -> None:
     if problems:
         named, others = problems[:MAX_NAMED_PROBLEMS], len(problems) - MAX_NAMED_PROBLEMS
         listing = [problem[:200] for problem in named] + [f"and {others} more"] * (others > 0)
-        raise ConfigError(
-            f"checkpoint {checkpoint.directory} does not fit its config.json: {'; '.join(listing)}"
+        where = checkpoint.directory
+        whose = (
+            "the arrays given do not fit the model"
+            if where is None
+            else f"checkpoint {where} does not fit its config.json"
         )
+        raise ConfigError(f"{whose}: {'; '.join(listing)}")
 
 
 def _equal(checkpoint: reader.Checkpoint, name: str, other: str) -> bool:

@@ -16,22 +16,23 @@ from jaxllm.quantisation import PackedPart, PackedTensor, Scheme, WeightFormat
 from jaxllm.quantisation.scheme import Stored
 from jaxllm.tensors import Deferred
 from jaxllm.weights import sources
+from jaxllm.weights.given import GivenArrays
 from jaxllm.weights.sources import safetensors
-from jaxllm.weights.stored import PLAIN_DTYPES, Entry, Source, Tensor, TensorFile
+from jaxllm.weights.stored import PLAIN_DTYPES, Entry, Found, Source, Tensor, TensorFile
 
 
 class Checkpoint:
-    """All tensors of a model directory, mapped and not yet read.
+    """All tensors of a model directory, mapped and not yet read, or arrays in their place.
 
     Attributes:
-        directory: of the model.
+        directory: of the model; None of arrays.
         problems: all faults of its files, a line each.
         formats: what each packed tensor can be held in, see `PackedTensor.format`.
     """
 
-    def __init__(self, model_dir: str | Path):
-        self.directory = Path(model_dir)
-        found = _source(self.directory).read(self.directory)
+    def __init__(self, model: str | Path | GivenArrays):
+        self.directory = None if isinstance(model, GivenArrays) else Path(model)
+        found = model.found() if isinstance(model, GivenArrays) else _read(Path(model))
         self.problems = found.problems
         self._home: dict[str, TensorFile] = {}
         self._stored: dict[str, str] = {}  # names in their files of tensors that were renamed
@@ -71,7 +72,9 @@ class Checkpoint:
         self._excused = {read_name(name) or name for name in self._excused}
 
     def add_folder(self, folder: str) -> None:
-        """Add the tensors of a folder of the model, each as `folder/name`."""
+        """Add the tensors of a folder of the model, each as `folder/name`; arrays are called so."""
+        if self.directory is None:
+            return
         other = Checkpoint(self.directory / folder)
         self.problems += [f"{folder}: {problem}" for problem in other.problems]
         self._home |= {f"{folder}/{name}": file for name, file in other._home.items()}
@@ -80,7 +83,7 @@ class Checkpoint:
     def unpack(self, scheme: Scheme, held: Container[str] = ()) -> None:
         """Know the tensors that `scheme` packs as they are when they are unpacked; those of `held`
         as their leaves."""
-        found = list(scheme.tensors(Stored(self.entries, self._array)))
+        found = list(scheme.tensors(Stored(self.entries, self.array)))
         self.formats = {tensor.name: tensor.format for tensor in found}
         leaves = [tensor.leaves() if tensor.name in held else (tensor,) for tensor in found]
         packed = [leaf for own in leaves for leaf in own]
@@ -117,7 +120,7 @@ class Checkpoint:
         module, _, leaf = name.rpartition(".")
         if leaf != "bias" or f"{module}.weight" not in self.formats:
             return False
-        return self._entry(name).dtype in PLAIN_DTYPES and not np.any(self._array(name))
+        return self._entry(name).dtype in PLAIN_DTYPES and not np.any(self.array(name))
 
     def view(self, name: str) -> Tensor:
         """The tensor as a read-only view of its file; a packed one is unpacked where it is read."""
@@ -135,17 +138,19 @@ class Checkpoint:
         arrays: list[Any] = [self._tensor(part.name) for part in tensor.parts]
         tensor.check(arrays)
 
-    def _array(self, name: str) -> np.ndarray:
+    def array(self, name: str) -> np.ndarray:
+        """A tensor as it is stored."""
         return np.asarray(self._tensor(name))
 
     def _tensor(self, name: str) -> Tensor:
         return self._home[name].tensor(self._stored.get(name, name))
 
 
-def _source(directory: Path) -> Source:
-    """The format of the weights in a directory; safetensors where there are none."""
+def _read(directory: Path) -> Found:
+    """The tensors of a directory, by the format of its weights, by default safetensors."""
     formats: list[Any] = [
         importlib.import_module(f"{sources.__name__}.{module.name}")
         for module in pkgutil.iter_modules(sources.__path__)
     ]
-    return next((each for each in formats if each.holds(directory)), safetensors)
+    found: Source = next((each for each in formats if each.holds(directory)), safetensors)
+    return found.read(directory)

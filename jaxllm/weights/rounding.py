@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import functools
-import threading
 from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 
 import jax
 import jax.numpy as jnp
@@ -15,7 +15,8 @@ from jax.typing import DTypeLike
 from jaxllm.nn.rules import Rounded, Rule
 from jaxllm.nn.weight.schemes import rounded
 
-type Index = tuple[slice, ...]
+COMPILING = 4  # threads
+PROGRAMS = 128  # kept, so that other weights of the same shapes compile nothing
 
 
 def filled_by(rule: Rule, names: Iterable[str]) -> list[str]:
@@ -26,23 +27,27 @@ def filled_by(rule: Rule, names: Iterable[str]) -> list[str]:
 
 
 class Rounding:
-    """Rounds the weights of one model, one at a time, so that devices hold no more than one of them
-    as plain numbers.
+    """Makes parameters of what their rules' pieces fill. Weights are rounded one at a time, so that
+    devices hold no more than one of them as plain numbers.
 
-    Rounded parameters are written into arrays that are made together, before the first plain
-    weight. Made one by one they would lie where plain weights have been, and an allocator that
-    gives away such a hole whole loses what is too much.
+    Parameters that are written part by part lie in arrays that are made together, before the first
+    plain weight. Made one by one they would lie where plain weights have been, and an allocator
+    that gives away such a hole whole loses what is too much.
 
     Args:
         likes: the model's parameters.
         dtype: of plain weights.
+        before: parameters that are overwritten, by name.
     """
 
-    def __init__(self, likes: Mapping[str, jax.ShapeDtypeStruct], dtype: DTypeLike):
+    def __init__(
+        self,
+        likes: Mapping[str, jax.ShapeDtypeStruct],
+        dtype: DTypeLike,
+        before: Mapping[str, jax.Array] | None = None,
+    ):
         self._likes, self._dtype = likes, dtype
-        self._room: dict[str, jax.Array] = {}
-        self._turn = threading.Lock()
-        self._programs = functools.cache(self._program)
+        self._room = dict(before or {})
 
     def like(self, rule: Rule) -> jax.ShapeDtypeStruct:
         """What the pieces of a rule fill: its parameter, the plain weight, or the bytes of rows."""
@@ -55,23 +60,24 @@ class Rounding:
         dtype = self._dtype if kind.rounded else np.uint8
         return jax.ShapeDtypeStruct(shape, dtype, sharding=split)
 
-    def take_room(self, rules: Iterable[Rule]) -> None:
-        """Make the arrays that the rounded parameters of these rules are written into."""
-        names = [name for rule in rules if rule.rounded for name in filled_by(rule, self._likes)]
-        likes = {name: self._likes[name] for name in names}
+    def take_room(self, names: Iterable[str]) -> None:
+        """Make the arrays that these parameters are written into; those of before serve again, and
+        all others of before are let go."""
+        before, likes = self._room, {name: self._likes[name] for name in names}
+        missing = {like for name, like in likes.items() if name not in before}
+        with ThreadPoolExecutor(COMPILING, thread_name_prefix="zeros") as pool:
+            list(pool.map(zeros_of, missing))
+        self._room = {
+            name: before[name] if name in before else zeros_of(like)()
+            for name, like in likes.items()
+        }
+        jax.block_until_ready(self._room)
 
-        def empty() -> dict[str, jax.Array]:
-            return {name: jnp.zeros(like.shape, like.dtype) for name, like in likes.items()}
-
-        places = {name: like.sharding for name, like in likes.items()}
-        self._room = jax.block_until_ready(jax.jit(empty, out_shardings=places)())
-
-    def placed(self, rule: Rule, blocks: Mapping[Index, np.ndarray]) -> dict[str, jax.Array]:
-        """The parameters of a rule, of the plain weight's blocks on the host."""
-        like = self.like(rule)
-        with self._turn:
-            plain = jax.make_array_from_callback(like.shape, like.sharding, blocks.__getitem__)
-            return self.finished(rule, plain)
+    def room(self, rule: Rule) -> jax.Array:
+        """An array for what the pieces of a rule fill. It holds anything."""
+        if rule.rounded is None:
+            return self._room.pop(rule.parameter)
+        return zeros_of(self.like(rule))()
 
     def finished(self, rule: Rule, plain: jax.Array) -> dict[str, jax.Array]:
         """The parameters of a rule, of what its pieces fill; a plain weight is freed."""
@@ -80,27 +86,40 @@ class Rounding:
         names = {name.rpartition(".")[2]: name for name in filled_by(rule, self._likes)}
         likes = tuple((own, self._likes[name]) for own, name in names.items())
         room = {own: self._room.pop(name) for own, name in names.items()}
-        made = self._programs(rule.rounded, likes)(plain, room)
+        made = _program(rule.rounded, likes)(plain, room)
         jax.block_until_ready(made)
         plain.delete()
         return {name: made[own] for own, name in names.items()}
 
-    @staticmethod
-    def _program(
-        given: Rounded, likes: tuple[tuple[str, jax.ShapeDtypeStruct], ...]
-    ) -> Callable[[jax.Array, dict[str, jax.Array]], dict[str, jax.Array]]:
-        one = functools.partial(rounded, given.kind)
 
-        def program(plain: jax.Array, room: dict[str, jax.Array]) -> dict[str, jax.Array]:
-            made = jax.lax.map(one, plain) if given.experts else one(plain)
-            return {
-                name: jnp.broadcast_to(made[name].astype(like.dtype), like.shape)
-                for name, like in likes
-            }
+def zeros_of(like: jax.ShapeDtypeStruct) -> jax.stages.Compiled:
+    """The program that makes a parameter's array."""
+    return _zeros(like.shape, like.dtype, like.sharding)
 
-        return jax.jit(
-            program,
-            out_shardings={name: like.sharding for name, like in likes},
-            donate_argnames="room",
-            keep_unused=True,
-        )
+
+@functools.lru_cache(PROGRAMS)
+def _zeros(
+    shape: tuple[int, ...], dtype: np.dtype, where: jax.sharding.Sharding
+) -> jax.stages.Compiled:
+    return jax.jit(lambda: jnp.zeros(shape, dtype), out_shardings=where).lower().compile()
+
+
+@functools.lru_cache(PROGRAMS)
+def _program(
+    given: Rounded, likes: tuple[tuple[str, jax.ShapeDtypeStruct], ...]
+) -> Callable[[jax.Array, dict[str, jax.Array]], dict[str, jax.Array]]:
+    one = functools.partial(rounded, given.kind)
+
+    def program(plain: jax.Array, room: dict[str, jax.Array]) -> dict[str, jax.Array]:
+        made = jax.lax.map(one, plain) if given.experts else one(plain)
+        return {
+            name: jnp.broadcast_to(made[name].astype(like.dtype), like.shape)
+            for name, like in likes
+        }
+
+    return jax.jit(
+        program,
+        out_shardings={name: like.sharding for name, like in likes},
+        donate_argnames="room",
+        keep_unused=True,
+    )

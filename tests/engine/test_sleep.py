@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import gc
+import importlib
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +17,10 @@ from safetensors.numpy import load_file, save_file
 from jaxllm import LLM, ConfigError, SamplingParams
 from jaxllm.locate import locate
 from jaxllm.messages import RequestError
+from jaxllm.weights import fill
 from tests.engine.few_shapes import few_shapes
 
+load = importlib.import_module("jaxllm.weights.load")  # `weights.load` is the function
 GREEDY = SamplingParams(temperature=0, max_tokens=8)
 QUESTIONS = ["7 + 8 =", "The capital of"]
 
@@ -33,6 +37,12 @@ def llm(others: int) -> LLM:
         return LLM(
             "demo", max_model_len=512, max_num_seqs=4, max_num_batched_tokens=64, enforce_eager=True
         )
+
+
+@pytest.fixture
+def buffered(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The demo model's matrices are large ones."""
+    monkeypatch.setattr(fill, "SMALL_BYTES", 2**14)
 
 
 def answers(llm: LLM) -> list[list[int]]:
@@ -83,7 +93,7 @@ def test_an_engine_that_wakes_answers_as_before_and_compiles_nothing(
     ids=str,
 )
 def test_weights_over_devices_and_in_few_bits_sleep_and_are_replaced_too(
-    wishes: dict[str, Any], tmp_path: Path
+    wishes: dict[str, Any], tmp_path: Path, buffered: None
 ) -> None:
     with few_shapes():
         llm = LLM("demo", max_model_len=512, max_num_seqs=4, enforce_eager=True, **wishes)
@@ -147,4 +157,82 @@ def test_a_checkpoint_that_does_not_fit_leaves_the_weights_of_before(
     save_file({"x": np.zeros(3, np.float32)}, tmp_path / "model.safetensors")
     with pytest.raises(ConfigError):
         llm.update_weights(str(tmp_path))
+    assert answers(llm) == before
+
+
+def stored() -> dict[str, np.ndarray]:
+    """The demo model's tensors."""
+    (file,) = locate("demo", None, None).glob("*.safetensors")
+    return load_file(file)
+
+
+def test_weights_are_overwritten_in_place_and_the_engine_answers_as_a_new_one(
+    buffered: None, tmp_path: Path
+) -> None:
+    other = str(changed(tmp_path))
+    wishes: dict[str, Any] = {"max_model_len": 512, "max_num_seqs": 4, "enforce_eager": True}
+    with few_shapes():
+        llm, expected = LLM("demo", **wishes), answers(LLM(other, **wishes))
+    assert answers(llm) != expected
+    runner = llm.engine.sleeper._runner
+    large = [at for at, array in enumerate(runner.weights) if not fill.is_small(array)]
+    places = [runner.weights[at].unsafe_buffer_pointer() for at in large]
+    held = device_bytes()
+    llm.update_weights(other)
+    assert answers(llm) == expected
+    assert large and [runner.weights[at].unsafe_buffer_pointer() for at in large] == places
+    assert device_bytes() == held
+    llm.update_weights((name, jax.numpy.asarray(array)) for name, array in stored().items())
+    before = answers(llm)
+    assert before != expected
+    llm.update_weights(stored())
+    assert answers(llm) == before
+    for level in (1, 2):
+        llm.sleep(level)
+        llm.update_weights(other)
+        assert answers(llm) == expected
+        llm.update_weights("demo")
+        assert answers(llm) == before
+    llm.sleep(1)
+    llm.wake_up()
+    llm.update_weights(other)
+    assert answers(llm) == expected
+
+
+def test_arrays_that_do_not_fit_leave_the_weights_of_before(llm: LLM) -> None:
+    before, tensors = answers(llm), stored()
+    name = next(iter(tensors))
+    for wrong in (
+        tensors | {name: tensors[name][1:]},
+        tensors | {name: tensors[name].astype(np.int8)},
+        tensors | {name: tensors[name].tolist()},
+        tensors | {"model.extra": np.zeros(3, np.float32)},
+        {other: array for other, array in tensors.items() if other != name},
+    ):
+        with pytest.raises(ConfigError, match="the arrays given do not fit the model: "):
+            llm.update_weights(wrong)
+    assert answers(llm) == before
+    assert llm.engine.stats().sleep_level == 0
+
+
+def test_a_checkpoint_that_ends_while_it_is_read_leaves_the_engine_asleep(
+    llm: LLM, others: int, buffered: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before, awake, directory = answers(llm), device_bytes() - others, changed(tmp_path)
+    (file,) = directory.glob("*.safetensors")
+    real = load.fill
+
+    def shorten(*given: Any) -> Any:
+        os.truncate(file, file.stat().st_size // 2)
+        return real(*given)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(load, "fill", shorten)
+        with pytest.raises(ConfigError, match="the checkpoint cannot be read"):
+            llm.update_weights(str(directory))
+    assert llm.engine.stats().sleep_level == 2
+    assert device_bytes() - others < awake / 20
+    with pytest.raises(RequestError, match="sleeps"):
+        answers(llm)
+    llm.wake_up()
     assert answers(llm) == before

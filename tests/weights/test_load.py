@@ -18,6 +18,7 @@ from safetensors.numpy import load_file, save_file
 from jaxllm import models, weights
 from jaxllm.config import ConfigError
 from jaxllm.mesh import make_mesh
+from jaxllm.weights import blocks
 from tests.goldens.golden import golden_names, load_golden
 
 Tensors = dict[str, np.ndarray]
@@ -93,9 +94,9 @@ def test_a_device_holds_its_shard_alone() -> None:
 
 def test_only_the_slices_of_a_shard_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
     copied: list[int] = []
-    original = module._copy
+    original = blocks._copy
     monkeypatch.setattr(
-        module,
+        blocks,
         "_copy",
         lambda target, source, name: (copied.append(target.nbytes), original(target, source, name)),
     )

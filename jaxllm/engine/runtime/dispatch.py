@@ -18,9 +18,8 @@ from jaxllm.engine.runtime.page_swapper import PageSwapper
 from jaxllm.engine.runtime.program import KV, PEERS, DeviceArrays, Key, Resident
 from jaxllm.engine.runtime.programs import PROGRAMS
 from jaxllm.engine.runtime.replay import Asleep, Awake, Command, Reset
-from jaxllm.engine.runtime.shapes import PINNED
 from jaxllm.engine.scheduling.plan import Moves, Traffic
-from jaxllm.mesh import LAYER
+from jaxllm.mesh import LAYER, PINNED
 
 
 class Dispatcher:
@@ -152,6 +151,12 @@ class Dispatcher:
                 kept[-1].block_until_ready()
             weight.delete()
         self.weights = tuple(kept)
+
+    def release(self) -> tuple[Array, ...]:
+        """Free everything on the device but the weights, and give these to be overwritten. Nothing
+        may be dispatched until `wake`."""
+        self._device.delete()
+        return self.weights
 
     def wake(self, weights: tuple[Array, ...] | None = None) -> None:
         """Be as after the start, with other `weights` or those that were kept."""

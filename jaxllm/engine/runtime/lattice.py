@@ -14,11 +14,12 @@ from jax import Array
 
 from jaxllm.cache.kv import KVCache
 from jaxllm.config import ConfigError
-from jaxllm.engine.runtime.compilation.executables import NO_MEMORY, Executables, Recipe
+from jaxllm.engine.runtime.compilation.executables import Executables, Recipe
 from jaxllm.engine.runtime.program import Key, Program, Variant
 from jaxllm.engine.runtime.programs import PROGRAMS
 from jaxllm.engine.runtime.shapes import StepShapes
 from jaxllm.engine.scheduling.buckets import ExtendShape
+from jaxllm.mesh import NO_MEMORY
 
 type Progress = Callable[[int, int], None]  # called with (done, total)
 

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import ctypes
-import math
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import msgspec
 import numpy as np
@@ -12,8 +10,7 @@ from jax import Array
 from jax.sharding import NamedSharding
 
 from jaxllm.engine.runtime.program import Key
-from jaxllm.engine.runtime.shapes import PINNED
-from jaxllm.mesh import place
+from jaxllm.mesh import is_pinned, memory_of, place
 
 
 class Launch(NamedTuple):
@@ -61,7 +58,10 @@ class HostBuffers:
         self._busy: list[Array | None] = [None] * slots
         self._leased: np.ndarray | None = None
         self._views = [
-            [_view(shard.data, (size,), np.dtype(np.int32)) for shard in array.addressable_shards]
+            [
+                memory_of(shard.data, (size,), np.dtype(np.int32))
+                for shard in array.addressable_shards
+            ]
             for array in self._pinned
         ]
 
@@ -114,7 +114,7 @@ def read(array: Array) -> np.ndarray:
     0.11 aborts the process when it then gives back what is gone already."""
     if not is_pinned(array.sharding):
         return np.asarray(array)
-    return _view(array.addressable_data(0), array.shape, array.dtype).copy()
+    return memory_of(array.addressable_data(0), array.shape, array.dtype).copy()
 
 
 def view(array: Array) -> np.ndarray:
@@ -122,23 +122,10 @@ def view(array: Array) -> np.ndarray:
     of one device. The caller keeps the array for as long as it uses the view."""
     if not is_pinned(array.sharding) or len(array.addressable_shards) > 1:
         return np.asarray(array)
-    return _view(array.addressable_data(0), array.shape, array.dtype)
+    return memory_of(array.addressable_data(0), array.shape, array.dtype)
 
 
 def fill(array: Array, value: np.ndarray) -> None:
     """Write an array in pinned memory in place. Nothing may read it meanwhile."""
     for shard in array.addressable_shards:
-        _view(shard.data, shard.data.shape, value.dtype)[:] = value[shard.index]
-
-
-def is_pinned(sharding: Any) -> bool:
-    return sharding.memory_kind == PINNED
-
-
-def _view(array: Array, shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
-    """The memory of an array in pinned host memory, writable, once it is computed. The caller keeps
-    the array."""
-    array.block_until_ready()
-    size = math.prod(shape) * dtype.itemsize
-    memory = (ctypes.c_char * size).from_address(array.unsafe_buffer_pointer())
-    return np.frombuffer(memory, dtype).reshape(shape)
+        memory_of(shard.data, shard.data.shape, value.dtype)[:] = value[shard.index]

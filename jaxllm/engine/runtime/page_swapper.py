@@ -17,13 +17,12 @@ from jax import Array
 from jaxllm.cache.kv import KVCache, zeros_of
 from jaxllm.cache.transfer import Page, page_shapes
 from jaxllm.config import ConfigError
-from jaxllm.engine.runtime.compilation.executables import NO_MEMORY
 from jaxllm.engine.runtime.lattice import Programs
-from jaxllm.engine.runtime.launch import HostBuffers, fill, is_pinned
+from jaxllm.engine.runtime.launch import HostBuffers, fill
 from jaxllm.engine.runtime.program import Key, shardings
-from jaxllm.engine.runtime.shapes import PINNED
 from jaxllm.engine.scheduling.kv_offload import Link
 from jaxllm.engine.scheduling.plan import Moves, Traffic
+from jaxllm.mesh import NO_MEMORY, PINNED, is_pinned
 from jaxllm.units import amount
 
 logger = logging.getLogger("jaxllm")

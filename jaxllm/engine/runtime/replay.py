@@ -41,7 +41,8 @@ class Awake(msgspec.Struct, tag=True, frozen=True):
 
 
 class Reload(msgspec.Struct, tag=True, frozen=True):
-    """Take the devices again, with the weights in a directory: by default the engine's own."""
+    """Have the weights in a directory, by default the engine's own: in place of those of now, or of
+    none when asleep."""
 
     directory: str | None
 
@@ -72,7 +73,7 @@ class Replayer(Protocol):
         """As of `Dispatcher`."""
 
     def reload(self, directory: str | None) -> None:
-        """Wake with weights that are read again."""
+        """Have weights that are read again, asleep or not."""
 
 
 def encode(command: Command) -> bytes:

@@ -21,7 +21,7 @@ from jaxllm.engine.runtime.packing import ChunkLayout
 from jaxllm.engine.runtime.state import ForwardOutput, SlotState
 from jaxllm.engine.scheduling.buckets import Buckets, ExtendShape
 from jaxllm.logprobs import widths
-from jaxllm.mesh import LAYER, WHOLE, Stage, layer_devices, per_device
+from jaxllm.mesh import LAYER, PINNED, WHOLE, Stage, layer_devices, per_device
 from jaxllm.pooling import Pooling
 from jaxllm.sampling.process import LogitsParams
 from jaxllm.sampling.processor_arguments import Processor
@@ -29,8 +29,6 @@ from jaxllm.sampling.sample import DrawRows, Sampler, backend_for, sample
 from jaxllm.sampling.split_vocabulary import SplitVocabulary
 
 type Draw = Callable[[Array, DrawRows, Sampler, str], Array]
-
-PINNED = "pinned_host"  # JAX's name of host memory that a device reads and writes directly
 
 
 @dataclass(frozen=True)

@@ -89,11 +89,10 @@ class Buckets:
         }
         decode = _decode_rows(slots, cpu)
         most = max(s.decodes + s.chunks for s in shapes)
-        ladder = {*decode, most} if cpu else {*(n for n in _LOGITS_GPU if n < most), slots, most}
         return cls(
             decode,
             tuple(sorted(shapes)),
-            tuple(sorted(ladder)),
+            tuple(sorted({*decode, most})) if cpu else _logit_rows(slots, most),
             32 if cpu else 128,
             min(top, _SCORE_CPU if cpu else _SCORE_GPU),
         )
@@ -265,6 +264,14 @@ def _decode_rows(max_num_seqs: int, cpu: bool) -> tuple[int, ...]:
     while rows[-1] < max_num_seqs:
         rows.append(rows[-1] + max(32, 2 ** (rows[-1].bit_length() - 1) // 2))
     return (*(r for r in rows if r < max_num_seqs), max_num_seqs)
+
+
+def _logit_rows(slots: int, most: int) -> tuple[int, ...]:
+    """Row counts of logits on accelerators for so many decodes, and for `most` with the prompts
+    beside them. With many slots these are no more by much, and each count has buffers of its own
+    and programs to compile."""
+    rows = {*(n for n in _LOGITS_GPU if n < most), most}
+    return tuple(sorted(rows | ({slots} if most > slots + slots // 8 else set())))
 
 
 def _chunk_rows(tokens: int, max_num_seqs: int, cpu: bool) -> int:

@@ -22,13 +22,12 @@ from jax.sharding import SingleDeviceSharding
 from jaxllm.cache.transfer import page_shapes
 from jaxllm.engine.runtime.lattice import Progress
 from jaxllm.engine.runtime.page_swapper import GIVE_MEMORY
-from jaxllm.engine.runtime.shapes import PINNED
 from jaxllm.engine.startup.host_memory import OTHERS, HostRoom
 from jaxllm.engine.startup.memory import shard_bytes
 from jaxllm.engine.startup.report import Report
 from jaxllm.engine.startup.resolve import Setup
 from jaxllm.engine.startup.sizing import abstract_pages
-from jaxllm.mesh import stages
+from jaxllm.mesh import PINNED, stages
 from jaxllm.units import amount
 
 logger = logging.getLogger("jaxllm")

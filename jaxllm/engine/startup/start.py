@@ -89,30 +89,35 @@ class WeightSource:
     def __init__(self, setups: Sequence[Setup], config: EngineConfig):
         self._setups, self._config = tuple(setups), config
 
-    def check(self, directory: Path) -> None:
-        """Raise ConfigError unless the checkpoint there fits the engine, from its headers and
-        scales."""
-        weights.check(directory, *self._setups[-1].weights_for, "auto")
+    def check(self, given: Path | weights.GivenArrays) -> None:
+        """Raise ConfigError unless these weights fit the engine: from a checkpoint's headers and
+        scales, or from the arrays' names, types and shapes."""
+        weights.check(given, *self._setups[-1].weights_for, "auto")
 
     def read(
-        self, directory: Path | None = None, progress: Progress | None = None
+        self,
+        given: Path | weights.GivenArrays | None = None,
+        progress: Progress | None = None,
+        before: Sequence[jax.Array] = (),
     ) -> tuple[jax.Array, ...]:
-        """The weights of a checkpoint, by default the engine's own, one stage's after another's;
-        all are on the devices. Raises ConfigError."""
+        """The weights of a checkpoint or of arrays, by default the engine's own, one stage's after
+        another's; all are on the devices. They are written into those of `before`, which are lost.
+        Raises ConfigError."""
         found: list[jax.Array] = []
         for setup in self._setups:
             _, state = weights.load(
-                directory or setup.resolved.model_dir,
+                given or setup.resolved.model_dir,
                 *setup.weights_for,
-                "auto" if directory else self._config.load_format,
+                "auto" if given else self._config.load_format,
                 seed=self._config.seed,
                 progress=progress,
                 cache=weight_cache(self._config),
                 stage=setup.stage,
+                before=before[len(found) :],
             )
             leaves, _ = weight_leaves(state)
-            found += jax.block_until_ready(leaves)
-        return tuple(found)
+            found += leaves
+        return tuple(jax.block_until_ready(found))
 
 
 def weight_cache(config: EngineConfig) -> Path | None:

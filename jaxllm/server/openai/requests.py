@@ -301,8 +301,9 @@ def read_model(body: dict[str, Any], served: Sequence[str], required: bool = Tru
     return name
 
 
-def read_conversation(body: dict[str, Any], rules: Rules) -> Conversation:
-    """The messages and how to render them. Raises ApiError."""
+def read_conversation(body: dict[str, Any], rules: Rules, answered: bool = True) -> Conversation:
+    """The messages and how to render them: by default with the begin of a new answer if they are
+    to be `answered` and none is continued. Raises ApiError."""
     max_chars = rules.char_limit(body.get("truncate_prompt_tokens") is not None)
     messages = read_messages(body.get("messages"), max_chars)
     if body.get("chat_template") is not None:
@@ -313,7 +314,7 @@ def read_conversation(body: dict[str, Any], rules: Rules) -> Conversation:
         )
     kwargs = rules.template_kwargs | read_template_kwargs(body)
     continues = read_field(body, "continue_final_message", bool, False)
-    prompts = read_field(body, "add_generation_prompt", bool, not continues)
+    prompts = read_field(body, "add_generation_prompt", bool, answered and not continues)
     if continues and prompts:
         raise bad_request(
             "continue_final_message and add_generation_prompt exclude each other",

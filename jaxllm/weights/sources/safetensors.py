@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import math
-import mmap
 import os
 import stat
 import struct
@@ -17,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from jaxllm.weights.mapped import MappedFile
 from jaxllm.weights.stored import STORED_DTYPES, Entry, Found
 
 MAX_HEADER_BYTES = 100 * 2**20
@@ -135,10 +135,9 @@ def open_file(path: Path) -> SafetensorsFile:
         if not stat.S_ISREG((found := path.stat()).st_mode):  # opening a FIFO would wait
             raise BadFile("not a regular file")
         size = found.st_size
-        with path.open("rb") as file:
-            if size < 8:
-                raise BadFile(f"truncated: it has only {size} bytes")
-            buffer = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        if size < 8:
+            raise BadFile(f"truncated: it has only {size} bytes")
+        buffer = MappedFile.open(path)
     except OSError as error:
         raise BadFile(f"cannot be opened ({error.strerror})") from None
     (length,) = struct.unpack("<Q", buffer[:8])

@@ -26,6 +26,12 @@ def test_the_default_gpu_lattice_has_below_thirty_forwards_and_five_row_counts_o
     assert programs(Buckets.build(256, 2048, "gpu")) <= 27
 
 
+def test_many_slots_share_the_logits_of_the_largest_step() -> None:
+    """A thousand rows of 128,256 tokens take half a gigabyte, twice."""
+    assert Buckets.build(1000, 8192, "gpu").logits == (16, 64, 128, 256, 1072)
+    assert Buckets.build(384, 8192, "gpu").logits == (16, 64, 128, 256, 384, 448)
+
+
 def test_the_cpu_lattice_has_about_a_dozen_programs() -> None:
     for budget in (256, 512, 2048, 8192):
         assert 8 <= programs(Buckets.build(16, budget, "cpu")) <= 14

@@ -20,7 +20,6 @@ from hypothesis import strategies as st
 from jaxllm.config import ConfigError, EngineConfig
 from jaxllm.engine.engine import Engine
 from jaxllm.engine.runtime.page_swapper import GIVE_MEMORY
-from jaxllm.engine.runtime.shapes import PINNED
 from jaxllm.engine.startup import pin_host_memory, start
 from jaxllm.engine.startup.host_memory import STAGED, HostRoom
 from jaxllm.engine.startup.pin_host_memory import (
@@ -34,7 +33,7 @@ from jaxllm.engine.startup.pin_host_memory import (
 )
 from jaxllm.engine.startup.report import Report
 from jaxllm.engine.startup.resolve import Setup, resolve
-from jaxllm.mesh import make_stage_meshes, stages
+from jaxllm.mesh import PINNED, make_stage_meshes, stages
 from jaxllm.units import GIB
 from tests.engine.conftest import TINY
 from tests.engine.startup.test_start_table import Kept

@@ -17,9 +17,9 @@ import pytest
 from jaxllm.cache.transfer import Page
 from jaxllm.engine.engine import Engine
 from jaxllm.engine.runtime import page_swapper
-from jaxllm.engine.runtime.shapes import PINNED
 from jaxllm.engine.transfer.fetcher import THREADS
 from jaxllm.kv_transfer.client import PageClient
+from jaxllm.mesh import PINNED
 from tests.engine.conftest import collect, tokens_of
 from tests.engine.transfer.conftest import PROMPT, close, continued, request, share
 

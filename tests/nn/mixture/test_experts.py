@@ -15,8 +15,8 @@ from jaxllm.nn.mixture.experts import UP, ExpertMaps, Experts, MixtureMLP, Share
 from jaxllm.nn.mixture.routers import Router, Routing
 from jaxllm.nn.mlp import ACTIVATIONS, GatedMLP
 from jaxllm.nn.rules import Rule
+from jaxllm.weights.blocks import read_block
 from jaxllm.weights.dummy import dummy
-from jaxllm.weights.load import read_block
 from pallas_kernels.parts import whole
 
 TOKENS, EXPERTS, CHOICES, WIDTH, INNER = 21, 5, 2, 6, 4

@@ -154,9 +154,14 @@ def test_truncation_keeps_the_side_that_is_asked_for(embedder: PoolingServer) ->
 
 def test_a_conversation_is_rendered(embedder: PoolingServer) -> None:
     messages = [{"role": "user", "content": "hi"}]
-    rendered = embedder.post("/tokenize", {"messages": messages}).json()["tokens"]
-    reply = embedder.post("/v1/embeddings", {"messages": messages, "normalize": False}).json()
-    assert reply["data"][0]["embedding"] == [sum(rendered), len(rendered), 3]
+    asked, lengths = {"messages": messages, "normalize": False}, set()
+    for begins in (False, True):  # an answer, which a vector's conversation has by request alone
+        body = {"messages": messages, "add_generation_prompt": begins}
+        rendered = embedder.post("/tokenize", body).json()["tokens"]
+        reply = embedder.post("/v1/embeddings", asked | ({} if not begins else body)).json()
+        assert reply["data"][0]["embedding"] == [sum(rendered), len(rendered), 3]
+        lengths.add(len(rendered))
+    assert len(lengths) == 2
 
 
 def test_pooling_gives_the_data_of_either_task(

@@ -15,7 +15,6 @@ from jaxllm.engine.runtime.compilation.compile_counter import CompileCounter
 from jaxllm.engine.runtime.compilation.exports import Exports, calling, export
 from jaxllm.engine.runtime.compilation.xla_options import Value, XlaOptions
 
-NO_MEMORY = "RESOURCE_EXHAUSTED"  # in XLA's errors
 PATIENCE = 120  # seconds for another process to lower a program; then it is lowered here
 
 

@@ -56,6 +56,10 @@ class StageFollower:
         """As of `Dispatcher`."""
         self._stages.sleep(keep_weights)
 
+    def release(self) -> tuple[Array, ...]:
+        """As of `Dispatcher`; one stage's weights after another's."""
+        return self._stages.release()
+
     def wake(self, weights: tuple[Array, ...] | None = None) -> None:
         """As of `Dispatcher`; `weights` are one stage's after another's."""
         self._stages.wake(weights)

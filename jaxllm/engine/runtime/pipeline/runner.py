@@ -130,6 +130,12 @@ class PipelineRunner(Runner):
         self._before.sleep(keep_weights)
         super().sleep(keep_weights)
 
+    def release(self) -> tuple[Array, ...]:
+        """As of `Dispatcher`; one stage's weights after another's."""
+        self._untold.clear()
+        self._drawn = None
+        return self._before.release() + super().release()
+
     def wake(self, weights: tuple[Array, ...] | None = None) -> None:
         """As of `Dispatcher`; `weights` are one stage's after another's."""
         super().wake(self._before.wake(weights))

@@ -1,0 +1,182 @@
+"""Pinned host memory through which weights reach the devices, and the program that puts them in
+their place there.
+
+A device copies from pinned memory at the speed of its link, while other threads fill the next
+buffers. Pinning takes 0.6 s a GiB, and memory that a process touches for the first time half as
+long, so a few buffers are made at the start and serve every load.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+import os
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+import jax
+import numpy as np
+from jax import Array
+from jax.sharding import Mesh, NamedSharding, PartitionSpec, SingleDeviceSharding
+
+from jaxllm.config import ConfigError
+from jaxllm.mesh import NO_MEMORY, PINNED, memory_of, per_device
+
+BUFFER_BYTES = 2**25
+# That fit a buffer: with few, what is left of it behind the last one is sent in vain
+CHUNKS = 4
+PROGRAMS = 256  # kept, so that other weights of the same shapes compile nothing
+# XLA's client pins regions of 1, 1, 2, 4 and 8 buffers for the first 16. One is left for small
+# arrays, for which it would pin a region as large as all before
+MOST_BUFFERS = 16
+SPARE_BUFFERS = 2  # on their way to the device while every reader fills one
+
+
+def readers() -> int:
+    """Threads that fill buffers."""
+    return max(1, min(os.cpu_count() or 1, MOST_BUFFERS - 1 - SPARE_BUFFERS))
+
+
+class Buffer:
+    """Bytes in pinned memory that one device copies."""
+
+    def __init__(self, device: jax.Device):
+        self._device = device
+        # Each of its own source, which a CPU may take as it is
+        self._array = jax.device_put(
+            np.zeros(BUFFER_BYTES, np.uint8), SingleDeviceSharding(device, memory_kind=PINNED)
+        )
+        self._memory = memory_of(self._array, self._array.shape, np.dtype(np.uint8))
+        self._sent: jax.Array | None = None
+
+    def lease(self) -> np.ndarray:
+        """The memory, to be filled, as soon as the device has what was sent last."""
+        self.rest()
+        return self._memory
+
+    def send(self) -> jax.Array:
+        """The bytes on their way to the device."""
+        self._sent = jax.device_put(self._array, SingleDeviceSharding(self._device))
+        return self._sent
+
+    def rest(self) -> None:
+        """Wait until the device has what was sent last, and forget it."""
+        if (sent := self._sent) is not None:
+            sent.block_until_ready()
+        self._sent = None
+
+
+class BufferPool:
+    """Buffers that no load uses. They are kept: XLA's client keeps what it has pinned anyway."""
+
+    def __init__(self) -> None:
+        self._free: dict[jax.Device, list[Buffer]] = {}
+        self._turn = threading.Lock()
+
+    @contextmanager
+    def lease(
+        self, devices: Sequence[jax.Device], size: int
+    ) -> Iterator[list[dict[jax.Device, Buffer]]]:
+        """Rows of one buffer of each of these devices, for a load of `size` bytes on each. Those
+        that no load of before has made are made, or fewer where no more memory can be pinned.
+
+        Raises ConfigError if there is none.
+        """
+        most = min(readers() + SPARE_BUFFERS, max(3, MOST_BUFFERS // max(1, len(devices)) - 1))
+        count = min(most, -(-size // BUFFER_BYTES))
+        with self._turn:
+            found = {device: self._free.pop(device, []) for device in devices}
+        try:
+            for device, own in found.items():
+                own += _made(device, count - len(own))
+                if count and not own:
+                    raise ConfigError(
+                        f"no host memory could be pinned, through which weights reach {device}; "
+                        f"{BUFFER_BYTES >> 20} MiB are needed: free some, or raise the limit of "
+                        "this container or of XLA_PJRT_GPU_HOST_MEMORY_LIMIT_GB"
+                    )
+            yield [dict(zip(found, row, strict=True)) for row in zip(*found.values(), strict=False)]
+        finally:
+            for own in found.values():
+                for buffer in own:
+                    buffer.rest()
+            with self._turn:
+                for device, own in found.items():
+                    self._free.setdefault(device, []).extend(own)
+
+
+def _made(device: jax.Device, count: int) -> list[Buffer]:
+    """So many buffers, or as many as memory can be pinned for."""
+    made: list[Buffer] = []
+    try:
+        while len(made) < count:
+            made.append(Buffer(device))
+    except jax.errors.JaxRuntimeError as error:
+        if NO_MEMORY not in str(error):
+            raise
+    return made
+
+
+@functools.cache
+def buffer_pool() -> BufferPool:
+    """The one of this process."""
+    return BufferPool()
+
+
+def part_shape(like: jax.ShapeDtypeStruct) -> tuple[int, ...]:
+    """Of what each device holds of a parameter."""
+    return like.sharding.shard_shape(like.shape)
+
+
+def part_bytes(like: jax.ShapeDtypeStruct) -> int:
+    """Of what each device holds of a parameter."""
+    return math.prod(part_shape(like)) * like.dtype.itemsize
+
+
+def cut(shape: tuple[int, ...], itemsize: int) -> Iterator[tuple[tuple[int, ...], tuple[int, ...]]]:
+    """Start and shape of blocks that cover an array. All have one shape, lie in one piece and fit a
+    buffer `CHUNKS` times; the last may overlap the one before."""
+    most = BUFFER_BYTES // CHUNKS
+    rows = [math.prod(shape[axis + 1 :]) * itemsize for axis in range(len(shape))]
+    axis = next(axis for axis, row in enumerate(rows) if row <= most)
+    parts = -(-shape[axis] // (most // rows[axis]))
+    count = -(-shape[axis] // parts)
+    rest = shape[axis + 1 :]
+    for lead in np.ndindex(shape[:axis]):
+        for part in range(parts):
+            first = min(part * count, shape[axis] - count)
+            yield (*lead, first, *(0 for _ in rest)), ((1,) * axis + (count, *rest))
+
+
+def staged(mesh: Mesh) -> jax.ShapeDtypeStruct:
+    """A buffer's bytes on each device."""
+    where = NamedSharding(mesh, PartitionSpec(mesh.axis_names))
+    return jax.ShapeDtypeStruct((mesh.size * BUFFER_BYTES,), np.uint8, sharding=where)
+
+
+def writer(like: jax.ShapeDtypeStruct) -> jax.stages.Compiled:
+    """The program (parameter, staged bytes, [offset, *start]) → the parameter, in place, with one
+    of the blocks of `cut` of each device's part: its bytes begin at the offset, its entries at the
+    start. Offset and start are int32, the same on every device."""
+    return _compiled(like.shape, like.dtype, like.sharding)
+
+
+@functools.lru_cache(PROGRAMS)
+def _compiled(shape: tuple[int, ...], dtype: np.dtype, where: NamedSharding) -> jax.stages.Compiled:
+    like = jax.ShapeDtypeStruct(shape, dtype, sharding=where)
+    _, block = next(cut(part_shape(like), dtype.itemsize))
+    whole = NamedSharding(where.mesh, PartitionSpec())
+    at = jax.ShapeDtypeStruct((1 + len(shape),), np.int32, sharding=whole)
+    takes = (like, staged(where.mesh), at)
+    function = per_device(functools.partial(_write, block), where.mesh, takes, like)
+    program = jax.jit(function, donate_argnums=0, out_shardings=where)
+    return program.lower(*takes).compile()
+
+
+def _write(block: tuple[int, ...], target: Array, staged: Array, at: Array) -> Array:
+    size = target.dtype.itemsize
+    found = jax.lax.dynamic_slice(staged, (at[0],), (math.prod(block) * size,))
+    found = found.reshape(-1, size) if size > 1 else found
+    chunk = jax.lax.bitcast_convert_type(found, target.dtype).reshape(block)
+    return jax.lax.dynamic_update_slice(target, chunk, tuple(at[1:]))
