@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import Future
+from contextlib import suppress
 from typing import Any
 
 type _Job = tuple[Future[Any], Callable[[], Any]]
@@ -32,15 +33,15 @@ class DaemonThreads:
         """Call `work` in one of the threads; after `close` it is cancelled."""
         future: Future[T] = Future()
         with self._lock:
-            if self._closed:
-                cancel(future)
+            if not self._closed:
+                self._jobs.put((future, functools.partial(work, *given, **named)))
+                self._unfinished += 1
+                if len(self._threads) < min(self._count, self._unfinished):
+                    name = f"{self._name}-{len(self._threads)}"
+                    self._threads.append(threading.Thread(target=self._run, name=name, daemon=True))
+                    self._threads[-1].start()
                 return future
-            self._jobs.put((future, functools.partial(work, *given, **named)))
-            self._unfinished += 1
-            if len(self._threads) < min(self._count, self._unfinished):
-                name = f"{self._name}-{len(self._threads)}"
-                self._threads.append(threading.Thread(target=self._run, name=name, daemon=True))
-                self._threads[-1].start()
+        cancel(future)
         return future
 
     def close(self, seconds: float) -> None:
@@ -48,14 +49,23 @@ class DaemonThreads:
         until = time.monotonic() + seconds
         with self._lock:
             self._closed = True
-            while not self._jobs.empty():
-                if (job := self._jobs.get()) is not None:
-                    cancel(job[0])
+            waiting = self._taken()
             for _ in self._threads:
                 self._jobs.put(None)
+        for future in waiting:  # whose callbacks may call this object
+            cancel(future)
         for thread in self._threads:
             if thread is not threading.current_thread():
                 thread.join(max(0.0, until - time.monotonic()))
+
+    def _taken(self) -> list[Future[Any]]:
+        """The jobs that no thread has taken, which take jobs meanwhile."""
+        found = []
+        with suppress(queue.Empty):
+            while True:
+                if (job := self._jobs.get_nowait()) is not None:
+                    found.append(job[0])
+        return found
 
     def _run(self) -> None:
         while self._do_next():

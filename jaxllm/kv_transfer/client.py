@@ -32,7 +32,7 @@ from jaxllm.kv_transfer.wire import (
 )
 
 MAX_IDLE = 32  # connections that are kept for later
-CLOSED = "this side fetches no more"
+ENDED = "this side fetches no more"
 SILENT = 10.0  # seconds for which an address that did not answer in time is not asked again
 
 type Address = tuple[str, int]
@@ -169,7 +169,7 @@ class PageClient:
         error = new.connect_ex(where)
         with self._lock:  # from here on it can be shut down
             if self._closed:
-                raise TransferError(CLOSED)
+                raise TransferError(ENDED)
             self._sockets.add(new)
         if error == errno.EINPROGRESS:
             poll = select.poll()

@@ -10,7 +10,7 @@ from contextlib import closing
 import numpy as np
 
 from jaxllm.background.daemons import DaemonThreads
-from jaxllm.kv_transfer.client import CLOSED, Address, PageClient
+from jaxllm.kv_transfer.client import ENDED, Address, PageClient
 from jaxllm.kv_transfer.cores import CORES
 from jaxllm.kv_transfer.wire import TransferError
 
@@ -53,7 +53,7 @@ class TogetherClient:
         finally:
             ended.set()
         if any(part.cancelled() for part in done):
-            return TransferError(CLOSED)
+            return TransferError(ENDED)
         for error in (part.exception() for part in done):
             if isinstance(error, (TransferError, errors)):
                 return error

@@ -17,7 +17,7 @@ import ml_dtypes
 import numpy as np
 
 from jaxllm.config import ConfigError
-from jaxllm.models.config.read import with_dtype
+from jaxllm.models.config.read import add_quantisation, with_dtype
 from jaxllm.units import amount
 from jaxllm.weights.reader import Checkpoint
 from jaxllm.weights.sources.safetensors import INDEX
@@ -112,7 +112,10 @@ def _settings(source: Path, dtype: str | None) -> dict[str, object]:
             f"{source} has no *.safetensors file; pickles are never read, "
             "and other formats are served as they are"
         )
-    return dict(settings) if dtype is None else with_dtype(settings, dtype)
+    if dtype is None:
+        return dict(settings)
+    add_quantisation(source, settings)  # which is refused
+    return with_dtype(settings, dtype)
 
 
 def _new_dtype(stored: str, dtype: str | None) -> str:

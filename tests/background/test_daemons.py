@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import queue
 import subprocess
 import sys
 import threading
-from concurrent.futures import wait
+from concurrent.futures import Future, wait
+from typing import Any
 
 from jaxllm.background.daemons import DaemonThreads
 
@@ -64,6 +66,38 @@ def test_what_has_not_begun_is_cancelled_and_what_has_is_waited_for_so_long() ->
     assert threads.submit(hang).cancelled()
     go.set()
     assert first.result(20)
+
+
+def test_a_job_may_be_taken_while_they_are_closed() -> None:
+    class Taken:
+        """A queue whose last job another thread takes just after it was seen."""
+
+        def empty(self) -> bool:
+            return False
+
+        def get(self) -> Any:
+            raise AssertionError("this would wait for ever")
+
+        def get_nowait(self) -> Any:
+            raise queue.Empty
+
+    threads = DaemonThreads(1, "test")
+    threads._jobs = Taken()  # type: ignore[assignment]
+    threads.close(20)
+    assert threads.submit(int).cancelled()
+
+
+def test_who_hears_that_a_job_is_cancelled_may_call_them() -> None:
+    threads, begun, go = DaemonThreads(1, "test"), threading.Event(), threading.Event()
+    heard = list[Future[int]]()
+    threads.submit(lambda: begun.set() or go.wait(20))
+    assert begun.wait(20)
+    threads.submit(int).add_done_callback(lambda _: heard.append(threads.submit(int)))
+    closing = threading.Thread(target=threads.close, args=(0.01,), daemon=True)
+    closing.start()
+    closing.join(20)
+    go.set()
+    assert not closing.is_alive() and [each.cancelled() for each in heard] == [True]
 
 
 def test_a_process_ends_while_they_wait() -> None:

@@ -14,6 +14,7 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from jaxllm import weights
+from jaxllm.config import ConfigError
 from jaxllm.gguf.architecture import checkpoint_tensors
 from jaxllm.gguf.architectures.gemma2 import score_width
 from jaxllm.gguf.directory import model_directory
@@ -114,6 +115,13 @@ def test_yarn_turns_as_its_betas_say(tmp_path: Path) -> None:
     assert found.model_type == "mistral" and set(found.windows) == {None}
     both = (spec.ropes[0](jnp.array([63]), None)[0] for spec in (found, read_spec(HERE / name)))
     np.testing.assert_allclose(*both, atol=1e-5)
+
+
+def test_queries_that_grow_without_yarn_are_refused(tmp_path: Path) -> None:
+    more = {"mistral3.attention.temperature_scale": 0.1}
+    path = converted("mistral-full-mqa", "mistral3", tmp_path / "model.gguf", **more)
+    with pytest.raises(ConfigError, match=r"temperature_scale 0\.1 without YaRN"):
+        model_directory(path, str(tmp_path))
 
 
 @pytest.mark.parametrize(

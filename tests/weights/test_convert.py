@@ -101,6 +101,7 @@ def test_files_are_split_at_the_size_that_is_asked_for(
     [
         ("there", "is there already"),
         ("quantised", "leave out --dtype to keep them"),
+        ("packed", "leave out --dtype to keep them"),
         ("range", "has numbers that F16 cannot hold; use --dtype bfloat16"),
         ("pickle", "pickles are never read"),
         ("broken", "cannot be converted: "),
@@ -118,6 +119,8 @@ def test_what_cannot_be_converted_is_said_and_leaves_nothing_behind(
             target.mkdir()
         case "quantised":
             (model / "config.json").write_text('{"quantization_config": {"quant_method": "fp8"}}')
+        case "packed":
+            (model / "quant_config.json").write_text('{"w_bit": 4, "q_group_size": 128}')
         case "range":
             save_file({"a": np.full(3, 1e6, np.float32)}, model / "model.safetensors")
         case "pickle":

@@ -87,7 +87,7 @@ class StepShapes:
         model: the static half of the model.
         weights: leaves of the model.
         kv: the page pools.
-        slots: usable slots S, as many as the largest decode step has rows.
+        slots: usable slots S, at least as many as the largest decode step has rows.
         table_width: pages of a slot's table, of all cache groups together.
         hidden_states: `packed_carries` of the largest step's chunk tokens.
         vocab_size: V.

@@ -96,8 +96,8 @@ class OffloadManager:
 
     def lookup(self, hashes: Sequence[bytes], swapped: bool) -> list[int]:
         """Host pages of the longest stored prefix of `hashes`. Unless the request was `swapped` out
-        or waits for what was promised: none when computing it is faster, and none that
-        still has no contents."""
+        or waits for what was promised: none when computing it is faster, and none without
+        contents."""
         found = self.host.find(hashes)
         if swapped:
             return found

@@ -213,6 +213,7 @@ def _workspace(setup: Setup, programs: Programs, progress: Progress | None) -> I
         lattice = pool.submit(programs.compile, keys, progress)
         try:
             few.compile([few.largest])
+            programs.compile(programs.largest_others)  # once more where memory is short
             need = max(
                 (needed_bytes(programs.get(key)) for key in programs.largest_others),
                 default=0,

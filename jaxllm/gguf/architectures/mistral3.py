@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from jaxllm.config import ConfigError
 from jaxllm.gguf.architecture import LLAMA_NAMES, Architecture
 from jaxllm.gguf.architectures import llama
 from jaxllm.gguf.config import base_config, scaling
@@ -14,7 +15,7 @@ from jaxllm.gguf.model import Model
 
 def config(model: Model) -> dict[str, Any]:
     """The configuration of a Ministral where queries grow with their position, else of a
-    Mistral."""
+    Mistral. Raises ConfigError for growth without YaRN, whose length it is counted in."""
     own = model.metadata
     growth = own.number("attention.temperature_scale")
     if not growth:
@@ -22,11 +23,14 @@ def config(model: Model) -> dict[str, Any]:
     return base_config(model, "ministral3", rope_scaling=_growing(own, growth))
 
 
-def _growing(own: Metadata, growth: float) -> dict[str, Any] | None:
-    """`rope_scaling` with the growth of queries; None without YaRN."""
+def _growing(own: Metadata, growth: float) -> dict[str, Any]:
+    """`rope_scaling` with the growth of queries."""
     found = scaling(own)
     if found is None:
-        return None
+        raise ConfigError(
+            f"the GGUF file has attention.temperature_scale {growth:g} without YaRN "
+            "(rope.scaling.type and factor), which it needs; convert the checkpoint again"
+        )
     equal = own.number("rope.scaling.yarn_log_multiplier")  # mscale and mscale_all_dim
     return {"llama_4_scaling_beta": growth, **found, **({"attention_factor": 1.0} if equal else {})}
 

@@ -122,7 +122,7 @@ def read_config(
             "give a directory with config.json and *.safetensors"
         )
     hf = check_sizes(directory, overrides)
-    source = _quantisation(directory, hf)
+    source = add_quantisation(directory, hf)
     problems, model_type = [], hf.get("model_type")
     if _foreign_code(hf):
         problems.append(
@@ -143,9 +143,9 @@ def read_config(
     return hf
 
 
-def _quantisation(directory: Path, hf: dict[str, Any]) -> str:
-    """Adds the settings of a file beside `config.json` where that has none; returns where they
-    stand."""
+def add_quantisation(directory: Path, hf: dict[str, Any]) -> str:
+    """Adds the settings of one of QUANTISATION where `config.json` has none; returns where they
+    stand. Raises ConfigError for a file that is no JSON object."""
     key = "quantization_config"
     names = (name for name in QUANTISATION if os.path.lexists(directory / name))
     if hf.get(key) or (name := next(names, None)) is None:

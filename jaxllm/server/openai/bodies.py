@@ -38,8 +38,8 @@ MAX_REST = 1 << 20  # bytes between known fields, and in others
 PROMPTS = ("prompt", "text", "input_ids")  # fields that hold prompts
 # Exceptions to LARGE; None is no limit
 SIZE_LIMITS = {
-    **dict.fromkeys((*PROMPTS, "tokens", "system", "messages", "documents", "input")),
-    **dict.fromkeys(("query", "queries", "items", "text_1", "text_2", "data_1", "data_2")),
+    **dict.fromkeys((*PROMPTS, "tokens", "system", "messages", "documents", "input", "inputs")),
+    **dict.fromkeys(("query", "queries", "items", "texts", "text_1", "text_2", "data_1", "data_2")),
     "instructions": LARGE,
     "allowed_token_ids": 12 * MAX_ALLOWED,
 }

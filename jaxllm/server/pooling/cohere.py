@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import batched
 from typing import Any
 
 import numpy as np
@@ -24,6 +26,8 @@ from jaxllm.tokenizer import Pair, Tokenizer
 TRUNCATE = ("END", "START", "NONE")
 TYPES = ("float", "base64", "binary", "ubinary")
 IN_BITS = ("binary", "ubinary")
+CUT = "set truncate to END or START"
+RENDERED = 16  # conversations of a request at once: those of other requests come in between
 COHERE_FIELDS = frozenset(
     "model input_type texts inputs images output_dimension embedding_types truncate max_tokens "
     "priority".split()
@@ -54,6 +58,7 @@ class Embed(PoolingEndpoint):
     """POST /v2/embed"""
 
     param, prefix, fields = "texts", "embd", COHERE_FIELDS
+    cut = CUT
 
     def parse(self, body: dict[str, Any]) -> CohereRequest:
         """Texts, or inputs of several. Raises ApiError."""
@@ -80,11 +85,13 @@ class Embed(PoolingEndpoint):
         else:
             texts = read_texts(body["texts"], rules, "texts", cut)
             contents = [*texts] if prefix and self._state.renders is not None else []
+        with _named("inputs" if texts is None else "texts"):
+            conversations = [_conversation(prefix, each, rules, cut) for each in contents]
         return CohereRequest(
             options=options,
             texts=texts,
             prefix=prefix,
-            conversations=[_conversation(prefix, each, rules, cut) for each in contents],
+            conversations=conversations,
             types=types,
             most=None if cut else body.get("max_tokens"),
         )
@@ -98,8 +105,11 @@ class Embed(PoolingEndpoint):
         params, limit = request.options.params, self._state.resolved.max_model_len
         cut = params.length(limit), params.truncation_side
         if request.conversations:
-            rendered = (self._rendered(request, each) for each in request.conversations)
-            found = [Pair(params.truncated(ids, limit)) for ids in await asyncio.gather(*rendered)]
+            found = [
+                Pair(params.truncated(ids, limit))
+                for some in batched(request.conversations, RENDERED)
+                for ids in await asyncio.gather(*(self._rendered(request, each) for each in some))
+            ]
         else:
             texts = [request.prefix + text for text in request.texts or ()]
 
@@ -111,18 +121,15 @@ class Embed(PoolingEndpoint):
         if request.most is not None and longest > request.most:
             raise bad_request(
                 f"an input has {longest} tokens, more than max_tokens {request.most}; "
-                "shorten it, or set truncate to END or START",
+                f"shorten it, or {CUT}",
                 "max_tokens",
             )
         return found
 
     async def _rendered(self, request: CohereRequest, conversation: Conversation) -> list[int]:
         truncated = request.options.params.truncate_prompt_tokens is not None
-        try:
+        with _named(self.field(request, 0)):
             return await self._state.render(conversation, truncated)
-        except ApiError as error:
-            error.param = self.field(request, 0)
-            raise
 
     def reply(self, request: CohereRequest, id: str, pooled: Pooled) -> Reply:
         """Cohere's form, whatever types were asked for."""
@@ -151,11 +158,20 @@ def _options(body: dict[str, Any], rules: Rules) -> Options:
         "truncate_prompt_tokens": kept,
         "truncation_side": "left" if truncate == "START" else "right",
     }
-    try:
+    with _named("output_dimension", "dimensions"):
         return read_options(same | own, rules, "embed", neutral={})
+
+
+@contextmanager
+def _named(field: str, other: str | None = None) -> Iterator[None]:
+    """Errors name this field of the body, in place of any, or of one `other` alone."""
+    try:
+        yield
     except ApiError as error:
-        if error.param == "dimensions":
-            error.param = "output_dimension"
+        if other is None:
+            error.param = field
+        elif error.param == other:
+            error.param, error.message = field, error.message.replace(other, field)
         raise
 
 

@@ -11,7 +11,6 @@ from typing import Any, NamedTuple
 import numpy as np
 import orjson
 
-from jaxllm.config import Resolved
 from jaxllm.messages import PoolingRequest
 from jaxllm.pooled import result
 from jaxllm.server.endpoint import Endpoint, Reply
@@ -38,10 +37,16 @@ class Pooled(NamedTuple):
 
 class PoolingEndpoint(Endpoint):
     """A route that answers when all its prompts have vectors. Subclasses parse, tokenise and write
-    the reply; `prefix` begins the reply's id."""
+    the reply.
+
+    Attributes:
+        prefix: begins the reply's id.
+        cut: how a request says that inputs may be cut.
+    """
 
     param = "input"
     prefix = ""
+    cut = "send truncate_prompt_tokens"
 
     async def _run(self, request: Any, gone: asyncio.Future[None], send: Any) -> None:
         options, id = self.options(request), secrets.token_hex(16)
@@ -54,13 +59,25 @@ class PoolingEndpoint(Endpoint):
         if numbers > MAX_KEPT:
             raise bad_request("too many vectors for one reply; send fewer inputs", self.param)
         for index, prompt in enumerate(prompts):
-            check_length(len(prompt.ids), self._state.resolved, self.field(request, index))
+            self._check_length(len(prompt.ids), self.field(request, index))
         pooled = await self._pool(id, prompts, options, gone)
         reply = (request, f"{self.prefix}-{id}", pooled)
         made = (
             await asyncio.to_thread(self.reply, *reply) if numbers > LARGE else self.reply(*reply)
         )
         await made.send(send)
+
+    def _check_length(self, tokens: int, param: str) -> None:
+        """Refuse an empty input, and one longer than the model takes."""
+        if not tokens:
+            raise bad_request(f"{param} has no tokens; send a text", param, "empty_prompt")
+        if tokens > (limit := self._state.resolved.max_model_len):
+            raise bad_request(
+                f"this model's maximum context length is {limit} tokens, "
+                f"but the input has {tokens}; shorten it or {self.cut}",
+                param,
+                "context_length_exceeded",
+            )
 
     async def _pool(
         self, id: str, prompts: list[Pair], options: Options, gone: asyncio.Future[None]
@@ -136,16 +153,3 @@ def in_json(members: dict[str, Any]) -> Reply:
 def listing(data: list[dict[str, Any]]) -> dict[str, Any]:
     """OpenAI's list of objects, made now."""
     return {"object": "list", "created": int(time.time()), "data": data}
-
-
-def check_length(tokens: int, resolved: Resolved, param: str) -> None:
-    """Refuse an empty input, and one longer than the model takes."""
-    if not tokens:
-        raise bad_request(f"{param} has no tokens; send a text", param, "empty_prompt")
-    if tokens > resolved.max_model_len:
-        raise bad_request(
-            f"this model's maximum context length is {resolved.max_model_len} tokens, "
-            f"but the input has {tokens}; shorten it or send truncate_prompt_tokens",
-            param,
-            "context_length_exceeded",
-        )

@@ -34,9 +34,12 @@ from jaxllm.server.openai.requests import (
 
 # Fields that are not supported, with the values that request nothing
 OF_INPUTS: dict[str, tuple[Any, ...]] = {"mm_processor_kwargs": ({},), "data": ()}
-NEUTRAL: dict[str, tuple[Any, ...]] = {  # of what compares texts and gives numbers
+OF_BYTES: dict[str, tuple[Any, ...]] = {  # of what gives numbers
     "embed_dtype": ("float32",),
     "endianness": ("native", "little"),
+}
+NEUTRAL: dict[str, tuple[Any, ...]] = {  # of what compares texts
+    **OF_BYTES,
     "add_special_tokens": (True,),
     **OF_INPUTS,
 }

@@ -14,11 +14,13 @@ import numpy as np
 from jaxllm.pooling import TASKS
 from jaxllm.server.endpoint import Reply
 from jaxllm.server.errors import bad_request, describe
+from jaxllm.server.openai.fields import refuse_unsupported
 from jaxllm.server.pooling.endpoint import Pooled, PoolingEndpoint, listing
 from jaxllm.server.pooling.requests import (
     EMBED_DTYPES,
     ENDIANNESS,
     INPUT_FIELDS,
+    OF_BYTES,
     Form,
     InputRequest,
     one_of,
@@ -122,6 +124,7 @@ class Classify(InputEndpoint):
     def parse(self, body: dict[str, Any]) -> InputRequest:
         """See `requests.read_inputs`; classes are numbers in JSON."""
         one_of(body, "encoding_format", ("float",))
+        refuse_unsupported(body, OF_BYTES)
         return read_inputs(body, self._state.rules, "classify")
 
     def full_reply(self, request: InputRequest, vectors: Sequence[np.ndarray]) -> dict[str, Any]:

@@ -346,5 +346,6 @@ def test_requests_of_one_prefix_in_host_memory_bring_it_once() -> None:
         moves = loop.step().moves
         fetched += [] if moves is None else moves.fetches
     assert len(fetched) == len(set(fetched)) == 4
+    assert loop.scheduler.offload.in_transit(one.hashes) == []
     loop.drain()
     loop.check_ended()

@@ -36,6 +36,18 @@ def test_new_text_is_named_from_the_token_where_it_begins() -> None:
     assert (again.num_cached_tokens, again.prefix_miss) == (12, "new_text")
 
 
+def test_what_a_request_finds_of_itself_when_it_comes_back_says_nothing() -> None:
+    loop = loop_of()
+    request = loop.add(TEXT[:21], 9)
+    assert request is not None
+    while not request.output:
+        loop.step()
+    loop.preempt_all()
+    loop.drain()
+    assert request.num_preemptions == 1
+    assert (request.num_cached_tokens, request.prefix_miss) == (0, "new_text")
+
+
 @pytest.mark.parametrize("length", [1, PAGE, 13, 14])
 def test_a_prompt_that_was_found_as_far_as_possible_misses_nothing(length: int) -> None:
     loop = loop_of()

@@ -19,6 +19,7 @@ from jaxllm.config import ConfigError, EngineConfig
 from jaxllm.engine.engine import Engine
 from jaxllm.engine.runtime import lattice as module
 from jaxllm.engine.runtime.lattice import Key, Programs
+from jaxllm.engine.scheduling.buckets import Buckets
 from jaxllm.engine.startup import sizing
 from jaxllm.engine.startup.memory import MemoryBudget
 from jaxllm.engine.startup.resolve import Setup, resolve
@@ -70,6 +71,13 @@ def test_the_pool_is_what_the_largest_step_leaves_and_its_need_does_not_depend_o
         "a few layers need what all do"
     )
     check_largest_step(setup, programs)
+
+
+def test_there_are_slots_for_all_rows_of_the_largest_step(tiny_dir: str) -> None:
+    setup, _ = decide(tiny_dir)
+    setup = replace(setup, buckets=Buckets.build(100, 256, "gpu"))
+    shapes = make_programs(setup).shapes
+    assert shapes.slots == shapes.buckets.decode[-1] == 112
 
 
 @pytest.mark.parametrize(
@@ -182,6 +190,30 @@ def test_the_decisions_are_told_while_programs_are_still_compiled_for_them(
     assert waited and all(waited)
     again, _ = fit_pool(setup, make_programs(setup), config, None, decided)
     assert told == [found, again], "of a need that is known"
+
+
+def test_a_program_that_finds_no_memory_while_the_pool_is_sized_is_compiled_once_more(
+    tiny_dir: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    setup, config = decide(tiny_dir)
+    programs, failed = make_programs(setup), list[Key]()
+
+    class Late(ThreadPoolExecutor):
+        """Begins when somebody waits for it."""
+
+        def submit(self, work: Any, *given: Any) -> Any:  # type: ignore[override]
+            return SimpleNamespace(result=lambda: work(*given))
+
+    def compiling(self: Programs, key: Key) -> Any:
+        if self is programs and key not in failed:
+            failed.append(key)
+            raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: out of memory")
+        return SimpleNamespace(memory_analysis=lambda: None)
+
+    monkeypatch.setattr(Programs, "_compile", compiling)
+    monkeypatch.setattr(sizing, "ThreadPoolExecutor", Late)
+    fit_pool(setup, programs, config)
+    assert sorted(failed) == sorted(programs.largest_others) != []
 
 
 def fitted_need(tiny_dir: str) -> int:

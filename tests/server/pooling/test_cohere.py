@@ -12,6 +12,8 @@ import jsonschema
 import numpy as np
 import pytest
 
+from jaxllm.server.openai.bodies import MAX_REST
+from jaxllm.server.pooling.cohere import RENDERED
 from jaxllm.tokenizer import Tokenizer
 from tests.server.conftest import write_tokenizer
 from tests.server.pooling.conftest import EMBEDS, MORE, PoolingServer
@@ -82,6 +84,16 @@ def test_texts_that_are_too_long_are_cut_where_they_say(asking: PoolingServer) -
         body = {"texts": ["abc" if more else "a" * (limit + 9)], "truncate": "NONE"} | more
         answer = asking.post("/v2/embed", body)
         assert answer.status == 400 and answer.error["param"] == field
+        assert "set truncate to END or START" in answer.error["message"]
+
+
+def test_many_texts_are_more_than_a_body_may_have_beside_its_fields(asking: PoolingServer) -> None:
+    texts = ["a" * 2000] * 600
+    assert len("".join(texts)) > MAX_REST
+    assert floats(asking, texts=texts, max_tokens=2) == [counted("aa")] * 600
+    part = {"type": "text", "text": "".join(texts)}
+    answer = asking.post("/v2/embed", {"inputs": [{"content": [part]}], "truncate": "NONE"})
+    assert answer.status == 400 and answer.error["param"] == "inputs"
 
 
 def test_a_type_of_inputs_puts_the_models_text_before_them(
@@ -99,6 +111,27 @@ def test_a_type_of_inputs_puts_the_models_text_before_them(
     assert floats(asking, inputs=[part], input_type="query") == [found]
     assert floats(asking, inputs=[part]) != [found]
     assert floats(asking, texts=["ab"], input_type="document") == [counted("ab")]
+
+
+def test_few_inputs_of_a_request_wait_to_be_rendered(
+    asking: PoolingServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    state, now, most = asking.server_state, 0, 0
+    real = state.render
+
+    async def render(*given: Any) -> list[int]:
+        nonlocal now, most
+        now, most = now + 1, max(most, now + 1)
+        try:
+            return await real(*given)
+        finally:
+            now -= 1
+
+    monkeypatch.setattr(state, "render", render)
+    inputs = [{"content": [{"type": "text", "text": "a" * n}]} for n in range(1, 41)]
+    found = floats(asking, inputs=inputs)
+    assert most == RENDERED and [vector[1] for vector in found] == sorted(v[1] for v in found)
+    assert found[39][1] - found[0][1] == 39
 
 
 TEXTS: dict[str, Any] = {"texts": ["a"]}
@@ -120,7 +153,7 @@ BAD: list[tuple[dict[str, Any], str, str]] = [
         "do not fill whole bytes",
         "embedding_types",
     ),
-    (TEXTS | {"output_dimension": 9}, "from 1 to 8", "output_dimension"),
+    (TEXTS | {"output_dimension": 9}, "output_dimension is 9", "output_dimension"),
     (TEXTS | {"max_tokens": 0}, "from 1 to", "max_tokens"),
     (TEXTS | {"truncate": "MIDDLE"}, "END or START or NONE", "truncate"),
     (TEXTS | {"priority": 1}, "--scheduling-policy", "priority"),

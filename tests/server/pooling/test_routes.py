@@ -257,6 +257,7 @@ BAD: list[tuple[str, dict[str, Any], str, str]] = [
         "must be float, got",
         "encoding_format",
     ),
+    ("/classify", {"input": "a", "embed_dtype": "float16"}, "not supported", "embed_dtype"),
     ("/v1/embeddings", {"input": "a", "embed_dtype": "int8"}, "must be float32 or", "embed_dtype"),
     ("/v1/embeddings", {"input": "a", "endianness": "odd"}, "little or big", "endianness"),
     ("/score", {"text_1": "a", "text_2": "b", "endianness": "big"}, "endianness", "endianness"),
