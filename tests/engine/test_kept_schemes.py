@@ -3,7 +3,7 @@ alone gives the tokens of one that reads the checkpoint."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -64,6 +64,8 @@ CHECKPOINTS: dict[str, Callable[[Path], Path]] = {
     "mxfp4": packed(lambda: (mxfp4_pair(), MXFP4)),
 }
 
+QUICK = {"gptq", "mxfp4", "int8"}
+
 
 def checkpoint(method: str, path: Path) -> Path:
     """A model directory whose weights are packed by this method."""
@@ -92,9 +94,14 @@ def unread(monkeypatch: pytest.MonkeyPatch) -> Callable[[Path], None]:
     return begin
 
 
-@pytest.mark.parametrize(
-    ("method", "wish"), [*((name, None) for name in methods()), *((None, wish) for wish in ONLINE)]
-)
+def each() -> Iterator[Any]:
+    """Every method and every wish; those that are not quick are slow tests."""
+    for given in (*((name, None) for name in methods()), *((None, wish) for wish in ONLINE)):
+        slow = not QUICK.intersection(given)
+        yield pytest.param(*given, marks=[pytest.mark.slow] if slow else [])
+
+
+@pytest.mark.parametrize(("method", "wish"), [*each()])
 def test_a_start_from_kept_weights_alone_gives_the_tokens_of_one_from_the_checkpoint(
     make_engine: Callable[..., Engine],
     tmp_path: Path,
