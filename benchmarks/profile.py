@@ -19,6 +19,7 @@ import random
 import tempfile
 import time
 from collections import defaultdict
+from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
@@ -68,21 +69,25 @@ def events(directory: str | Path) -> list[Event]:
 
 def kernels(found: list[Event]) -> list[Kernel]:
     """What ran, longest in sum first."""
-    times: defaultdict[str, list[float]] = defaultdict(list)
-    for event in found:
-        times[event.name].append(event.end - event.start)
-    totals = [Kernel(name, len(each), sum(each)) for name, each in times.items()]
-    return sorted(totals, key=lambda kernel: -kernel.seconds)
+    return summed((event.name, event.end - event.start) for event in found)
 
 
 def pauses(found: list[Event]) -> list[Kernel]:
     """After which kernels nothing ran, how often and for how long in sum, longest first."""
-    times: defaultdict[str, list[float]] = defaultdict(list)
+    times: list[tuple[str, float]] = []
     last = found[0] if found else Event(0.0, 0.0, "")
     for event in found:
         if event.start > last.end:
-            times[last.name].append(event.start - last.end)
+            times.append((last.name, event.start - last.end))
         last = max(last, event, key=lambda each: each.end)
+    return summed(times)
+
+
+def summed(given: Iterable[tuple[str, float]]) -> list[Kernel]:
+    """Seconds by name, longest in sum first."""
+    times: defaultdict[str, list[float]] = defaultdict(list)
+    for name, seconds in given:
+        times[name].append(seconds)
     totals = [Kernel(name, len(each), sum(each)) for name, each in times.items()]
     return sorted(totals, key=lambda kernel: -kernel.seconds)
 
@@ -112,12 +117,17 @@ def until_decoding(llm: LLM, ids: list[str]) -> int:
     return turns
 
 
-def timed(llm: LLM, a: argparse.Namespace) -> dict[str, float]:
-    """Milliseconds of a decode step of one batch, of which the processor works some."""
-    ids = submit(llm, a, "timed")
+def warm_up(llm: LLM, a: argparse.Namespace, ids: list[str]) -> None:
+    """Compute the batch's prompts, and some decode steps."""
     until_decoding(llm, ids)
     for _ in range(a.warm_up):
         llm.engine.step()
+
+
+def timed(llm: LLM, a: argparse.Namespace) -> dict[str, float]:
+    """Milliseconds of a decode step of one batch, of which the processor works some."""
+    ids = submit(llm, a, "timed")
+    warm_up(llm, a, ids)
     start, worked = time.perf_counter(), time.process_time()
     for _ in range(a.steps):
         llm.engine.step()
@@ -148,9 +158,7 @@ def trace(llm: LLM, a: argparse.Namespace) -> tuple[int, float]:
     ids = submit(llm, a, "traced")
     turns = a.steps
     if not a.prefill:
-        until_decoding(llm, ids)
-        for _ in range(a.warm_up):
-            llm.engine.step()
+        warm_up(llm, a, ids)
     llm.start_profile()
     start = time.perf_counter()
     if a.prefill:

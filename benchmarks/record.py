@@ -68,17 +68,19 @@ def host(device: str | None = None) -> dict[str, Any]:
     which would take the device's memory. `device` names that of a server elsewhere."""
     if device is not None:
         return {"devices": [{"kind": device}]}
-    command = ["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"]
-    kinds = (
-        subprocess.run(command, capture_output=True, text=True).stdout.splitlines()
-        if shutil.which(command[0])
-        else []
-    )
     return {
         "cpu": processor(),
         "cpu_cores": os.cpu_count(),
-        "devices": [{"kind": kind} for kind in kinds or ["cpu"]],
+        "devices": [{"kind": kind} for kind in gpus("name") or ["cpu"]],
     }
+
+
+def gpus(what: str) -> list[str]:
+    """What `nvidia-smi` says of each GPU of the machine, without units; nothing where it is not."""
+    command = ["nvidia-smi", f"--query-gpu={what}", "--format=csv,noheader,nounits"]
+    if not shutil.which(command[0]):
+        return []
+    return subprocess.run(command, capture_output=True, text=True).stdout.splitlines()
 
 
 def percentiles(values: list[float]) -> dict[str, float]:

@@ -10,8 +10,6 @@ their own. Memory is what `nvidia-smi` says of all GPUs of the machine; null whe
 from __future__ import annotations
 
 import json
-import shutil
-import subprocess
 import tempfile
 import time
 import urllib.request
@@ -21,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.loading import SHARD_BYTES, write_checkpoint
-from benchmarks.record import finish, host, parser
+from benchmarks.record import finish, gpus, host, parser
 from benchmarks.server import served
 from benchmarks.shapes import PREFIX, write
 
@@ -56,13 +54,15 @@ class Operator:
 
     def text(self) -> str:
         """Some greedy tokens, which tell weights apart."""
-        body = {"model": self.model, "prompt": PROMPT, "max_tokens": TOKENS, "temperature": 0}
-        return self.post("/v1/completions", body)[1]["choices"][0]["text"]
+        return self._complete(TOKENS)[1]["choices"][0]["text"]
 
     def first_token(self) -> float:
         """Seconds of a request for one token."""
-        body = {"model": self.model, "prompt": PROMPT, "max_tokens": 1, "temperature": 0}
-        return self.post("/v1/completions", body)[0]
+        return self._complete(1)[0]
+
+    def _complete(self, tokens: int) -> tuple[float, Any]:
+        body = {"model": self.model, "prompt": PROMPT, "max_tokens": tokens, "temperature": 0}
+        return self.post("/v1/completions", body)
 
     def nap(self, level: int) -> dict[str, Any]:
         """Fall asleep, wake up, and answer."""
@@ -92,11 +92,8 @@ class Operator:
 
 
 def memory_used() -> list[int] | None:
-    """MiB in use of each GPU of the machine."""
-    if shutil.which("nvidia-smi") is None:
-        return None
-    asked = ["nvidia-smi", "--query-gpu=memory.used", "--format=csv,noheader,nounits"]
-    return [int(line) for line in subprocess.check_output(asked, text=True).splitlines()]
+    """MiB in use of each GPU of the machine, None where there are none."""
+    return [int(mib) for mib in gpus("memory.used")] or None
 
 
 class Repeated(np.random.Generator):

@@ -100,8 +100,7 @@ def _copy(target: np.ndarray, source: Tensor, parameter: str) -> None:
 def _read(source: Tensor) -> Tensor:
     """Rows of a mapped file that will be cast, read instead of mapped where they lie in one
     piece."""
-    if isinstance(source, Deferred) or not mapped.lies_in_file(source):
+    if isinstance(source, Deferred):
         return source
     found = np.empty(source.shape, source.dtype)
-    mapped.read(source, found)
-    return found
+    return found if mapped.read(source, found) else source

@@ -7,9 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from jaxllm.weights.stored import STORED_DTYPES, Entry, Found
+from jaxllm.weights.stored import STORED_NAMES, Entry, Found
 
-NAMES = {dtype: name for name, dtype in STORED_DTYPES.items()}
 WHAT = "not an array of NumPy or JAX"
 
 
@@ -42,7 +41,7 @@ class GivenArrays:
             except (AttributeError, TypeError):
                 self._problems.append(f"{name:.100} is a {type(array).__name__}, {WHAT}")
             else:
-                self.entries[name] = Entry(NAMES.get(dtype, str(dtype)), shape, 0, 0)
+                self.entries[name] = Entry(STORED_NAMES.get(dtype, str(dtype)), shape, 0, 0)
 
     def tensor(self, name: str) -> np.ndarray:
         """One of them on the host."""

@@ -29,12 +29,11 @@ from jaxllm.weights.blocks import View
 from jaxllm.weights.convert import WEIGHTS, Part, header
 from jaxllm.weights.reader import Checkpoint
 from jaxllm.weights.staging import readers
-from jaxllm.weights.stored import STORED_DTYPES
+from jaxllm.weights.stored import STORED_NAMES
 
 FORM = 1  # of entries; another number makes all entries of before unknown
 READ_BYTES = 2**24
 FILE, SUMS = "parameters.safetensors", "sums.json"
-NAMES = {dtype: name for name, dtype in STORED_DTYPES.items()}
 logger = logging.getLogger("jaxllm")
 
 type Likes = Mapping[str, jax.ShapeDtypeStruct]
@@ -104,14 +103,16 @@ class Kept:
             sums = json.loads((self.folder / SUMS).read_bytes())
         except (OSError, ValueError):
             raise Damaged from None
-        whole = {name: (NAMES[np.dtype(like.dtype)], like.shape) for name, like in likes.items()}
+        whole = {
+            name: (STORED_NAMES[np.dtype(like.dtype)], like.shape) for name, like in likes.items()
+        }
         stored = {name: (entry.dtype, entry.shape) for name, entry in found.entries.items()}
         if found.problems or not isinstance(sums, dict) or stored != whole:
             raise Damaged
         views = map(found.array, likes)
         with ThreadPoolExecutor(readers(), thread_name_prefix="kept") as pool:
             try:
-                for name, own in zip(likes, pool.map(_stored_sum, views), strict=True):
+                for name, own in zip(likes, pool.map(_sum, views), strict=True):
                     if own != sums.get(name):
                         raise Damaged
             except OSError:
@@ -121,7 +122,7 @@ class Kept:
     def write(self, arrays: Mapping[str, jax.Array]) -> int:
         """Write the entry, in place of one that is damaged; returns its bytes, 0 where another
         process writes it. Raises ConfigError in one line; then nothing is left behind."""
-        parts = [Part(name, NAMES[np.dtype(a.dtype)], a.shape) for name, a in arrays.items()]
+        parts = [Part(name, STORED_NAMES[np.dtype(a.dtype)], a.shape) for name, a in arrays.items()]
         total, cache = sum(part.size for part in parts), self.folder.parent
         try:
             cache.mkdir(parents=True, exist_ok=True)
@@ -152,7 +153,7 @@ class Kept:
                 file.write(len(first).to_bytes(8, "little") + first)
                 for part in parts:
                     array = np.ascontiguousarray(arrays[part.name])
-                    sums[part.name] = _sum(array)
+                    sums[part.name] = zlib.crc32(_bytes(array))
                     file.write(_bytes(array))
                 file.flush()
                 os.fsync(file.fileno())
@@ -167,7 +168,7 @@ def _bytes(array: np.ndarray) -> memoryview:
     return memoryview(array.reshape(-1).view(np.uint8))
 
 
-def _stored_sum(view: np.ndarray) -> int:
+def _sum(view: np.ndarray) -> int:
     """Of a tensor in a file, which is read part by part."""
     stored, found = view.reshape(-1).view(np.uint8), 0
     scratch = np.empty(min(len(stored), READ_BYTES), np.uint8)
@@ -176,7 +177,3 @@ def _stored_sum(view: np.ndarray) -> int:
         into = scratch[: len(part)]
         found = zlib.crc32(into if mapped.read(part, into) else part, found)
     return found
-
-
-def _sum(array: np.ndarray) -> int:
-    return zlib.crc32(_bytes(np.ascontiguousarray(array)))

@@ -50,11 +50,6 @@ class MappedFile(mmap.mmap):
             close(handle)
 
 
-def lies_in_file(view: np.ndarray) -> bool:
-    """Whether it is a view of a mapped file that can be read in one piece."""
-    return view.flags.c_contiguous and _file_of(view) is not None
-
-
 def read(view: np.ndarray, target: np.ndarray) -> bool:
     """Fill `target` with a view of a mapped file by reading the file; False where the view is of no
     such file, or either does not lie in one piece. Raises FileEnded, and OSError as `os.preadv`."""

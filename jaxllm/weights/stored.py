@@ -30,6 +30,7 @@ STORED_DTYPES: Mapping[str, np.dtype] = {
     "I32": np.dtype(np.int32),
     "I64": np.dtype(np.int64),
 }
+STORED_NAMES = {dtype: name for name, dtype in STORED_DTYPES.items()}
 
 
 @dataclass(frozen=True)

@@ -249,13 +249,13 @@ def _pairs(top: int, max_num_seqs: int) -> list[tuple[int, int]]:
     return pairs + [(t, max_num_seqs) for t in (*wide, top)]
 
 
-def _aligned(rows: int) -> int:
-    return -(-rows // _ALIGN) * _ALIGN
+def _aligned(rows: int, to: int = _ALIGN) -> int:
+    return -(-rows // to) * to
 
 
 def _fill(tokens: int, region: int, top: int) -> int:
     """`tokens`, and those that fill the last tile beside `region` decode rows, at most `top`."""
-    return min(top, -(-(tokens + region) // _TILE_GPU) * _TILE_GPU - region)
+    return min(top, _aligned(tokens + region, _TILE_GPU) - region)
 
 
 def _decode_rows(max_num_seqs: int, cpu: bool) -> tuple[int, ...]:
