@@ -99,7 +99,7 @@ def measured(a: argparse.Namespace, options: dict[str, Any]) -> list[dict[str, A
 
 def chosen(usual: Buckets, decode: Sequence[int], extend: Sequence[tuple[int, int]]) -> Buckets:
     """A lattice of these shapes, beside the largest decode and extend that an engine has anyway."""
-    top = usual.extend[-1]
+    top = max(usual.extend, key=lambda shape: (shape.tokens + shape.decodes, shape.decodes))
     shapes = {top} | {
         ExtendShape(tokens, min(top.chunks, max(4, tokens // 16)), rows) for tokens, rows in extend
     }

@@ -145,7 +145,9 @@ class Programs:
         ]
 
     def _largest_of(self, program: Program) -> Key:
-        return Key(program.name, max(program.sizes(self.shapes)))
+        # Of steps with as many rows, one with decodes does more
+        sizes = program.sizes(self.shapes)
+        return Key(program.name, max(sizes, key=lambda each: (program.rows(each), each[::-1])))
 
     def for_pool(self, kv: KVCache, table_width: int) -> Programs:
         """The lattice for a pool of another size. Programs without pages are compiled only once if

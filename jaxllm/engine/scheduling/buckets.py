@@ -6,7 +6,8 @@ proportionally above. So token counts grow by about factor two, and the schedule
 (`trim`) where padding would cost more than another step. Prompts alone run in shapes without decode
 rows. Beside decodes token counts grow by factor four, and narrow regions have few tokens only,
 because elsewhere a wider region adds little. That keeps the lattice below thirty programs. Tokens
-and decode rows together fill whole tiles of matrix products.
+and decode rows together fill whole tiles of matrix products, and the largest steps have no more
+rows beside decodes than without.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ _BESIDE_GPU = (64, 256, 512, 1536, 8192)
 _TWO_GPU = (1024, 64)  # and two prompts of 512 beside few streams, for when several wait
 _TILE_GPU = 128  # rows of a matrix product's tile: 576 + 64 rows take less time than 512 + 64
 _REGIONS_GPU = (32, 64, 256)
+_MOST_TOKENS_REGION_GPU = 512  # one more for the largest steps of many slots
 # Tokens of a region, as multiples of its rows; the widest region also has more
 _REGION_SPAN = (2, 32)
 _LOGITS_GPU = (16, 64, 128, 256)  # rows of logits: fewer cost the same on the way to a token
@@ -74,7 +76,8 @@ class Buckets:
 
     @classmethod
     def build(cls, max_num_seqs: int, max_num_batched_tokens: int, platform: str) -> Buckets:
-        """The lattice for a device kind ("cpu", "gpu", "tpu"): any step within both limits fits."""
+        """The lattice for a device kind ("cpu", "gpu", "tpu"): any step within both limits fits
+        that has no more chunk tokens than `most_tokens`."""
         if max_num_seqs < 1 or max_num_batched_tokens < 1:
             raise BucketError(
                 f"max_num_seqs ({max_num_seqs}) and max_num_batched_tokens"
@@ -137,6 +140,15 @@ class Buckets:
     def max_tokens(self) -> int:
         """Chunk tokens of the largest shape."""
         return self.extend[-1].tokens
+
+    @property
+    def max_rows(self) -> int:
+        """Chunk tokens and decode rows of the largest step."""
+        return max([*self.decode, *(s.tokens + s.decodes for s in self.extend)])
+
+    def most_tokens(self, decodes: int) -> int:
+        """Chunk tokens of the largest shape for so many decodes."""
+        return max(s.tokens for s in self.extend if s.decodes >= decodes)
 
     @property
     def max_chunks(self) -> int:
@@ -246,7 +258,21 @@ def _pairs(top: int, max_num_seqs: int) -> list[tuple[int, int]]:
     if _TWO_GPU[0] < top and _TWO_GPU[1] <= max_num_seqs:
         pairs.append((_fill(*_TWO_GPU, top), _TWO_GPU[1]))
     wide = [_fill(t, max_num_seqs, top) for t in _BESIDE_GPU if t < top and t >= low * max_num_seqs]
-    return pairs + [(t, max_num_seqs) for t in (*wide, top)]
+    widest = [max_num_seqs]
+    if _MOST_TOKENS_REGION_GPU * 3 <= max_num_seqs * 2:
+        widest.append(_MOST_TOKENS_REGION_GPU)
+    return [
+        *pairs,
+        *((t, max_num_seqs) for t in wide),
+        *((_beside(region, top), region) for region in widest),
+    ]
+
+
+def _beside(region: int, top: int) -> int:
+    """Chunk tokens of the largest step beside `region` decode rows. A step has `top` tokens in all,
+    and rows that no token can fill take as long as others; small steps keep theirs, so that decodes
+    leave room for prompts."""
+    return top - region if top >= 4 * region else top
 
 
 def _aligned(rows: int, to: int = _ALIGN) -> int:
@@ -254,8 +280,8 @@ def _aligned(rows: int, to: int = _ALIGN) -> int:
 
 
 def _fill(tokens: int, region: int, top: int) -> int:
-    """`tokens`, and those that fill the last tile beside `region` decode rows, at most `top`."""
-    return min(top, _aligned(tokens + region, _TILE_GPU) - region)
+    """`tokens`, and those that fill the last tile beside `region` decode rows."""
+    return min(_beside(region, top), _aligned(tokens + region, _TILE_GPU) - region)
 
 
 def _decode_rows(max_num_seqs: int, cpu: bool) -> tuple[int, ...]:

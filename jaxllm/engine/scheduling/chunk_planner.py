@@ -149,7 +149,8 @@ class ChunkPlanner:
     def _limit(self, prefilling: list[Request], waiting: int, num_decodes: int) -> int:
         """Chunk tokens of a step, below 1 for none: what its limits and the budget leave, less what
         would pad it to a shape whose time is better spent on two smaller ones."""
-        most = min(self._limits.max_num_batched_tokens - num_decodes, self._buckets.max_tokens)
+        room = self._limits.max_num_batched_tokens - num_decodes
+        most = min(room, self._buckets.most_tokens(num_decodes))
         if most < 1 or self.whole_prompts:
             return most
         budget = self.budget if num_decodes else None

@@ -158,7 +158,7 @@ def resolve(
     need, host = _cache(config, model, limits)
     abstracts = [weights.abstract(spec, mesh, dtype, stage) for stage in pipeline]
     leaves = max((jax.tree.leaves(state) for _, state in abstracts), key=shard_bytes)
-    rows = limits.max_num_batched_tokens + limits.max_num_seqs
+    rows = buckets.max_rows
     sums, staged = _sums(config, model, rows), host.staged * need.group_bytes
     budget = measure_budget(config, spec, meshes, leaves, buckets, rows, dtype.itemsize, staged)
     resident = budget.resident + _inbox_bytes(sums, mesh, spec, buckets)
@@ -270,8 +270,7 @@ def _inbox_bytes(sums: Sums, mesh: Mesh, spec: ModelSpec, buckets: Buckets) -> i
 
 def largest_inboxes(mesh: Mesh, spec: ModelSpec, buckets: Buckets) -> Layout:
     """The inboxes for the largest step."""
-    rows = max([*buckets.decode, *(shape.tokens + shape.decodes for shape in buckets.extend)])
-    return inbox_layout(mesh, rows, spec.width, buckets.logits[-1])
+    return inbox_layout(mesh, buckets.max_rows, spec.width, buckets.logits[-1])
 
 
 def _shapes(

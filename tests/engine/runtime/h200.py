@@ -203,7 +203,8 @@ def reports_on(
     options = quantization, peers, groups, tuple(stage), head_group
     programs = _lattice(model, layers, kv_dtype, devices, pools, *options)
     keys = [key for key in programs.lattice if key.program == kind]
-    keys.sort(key=lambda key: (PROGRAMS[kind].rows(key.sizes), programs.name(key)))
+    # Of steps with as many rows, those with decodes last: they have all that others have
+    keys.sort(key=lambda key: (PROGRAMS[kind].rows(key.sizes), key.sizes[::-1]))
     return [
         _report(programs, keys[place], donating, devices)
         for place in (range(len(keys)) if places is None else places)

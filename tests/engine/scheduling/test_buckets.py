@@ -69,7 +69,7 @@ def test_cpu_decode_rows_are_coarse() -> None:
         (1024, 13, (1088, 64)),
         (1500, 60, (1600, 64)),
         (1500, 200, (1536, 256)),
-        (7936, 256, (8192, 256)),
+        (7936, 256, (7936, 256)),
     ],
 )
 def test_common_mixed_steps_pad_little(tokens: int, decodes: int, shape: tuple[int, int]) -> None:
@@ -81,7 +81,30 @@ def test_common_mixed_steps_pad_little(tokens: int, decodes: int, shape: tuple[i
 def test_mixed_steps_fill_whole_tiles(max_num_seqs: int) -> None:
     mixed = [shape for shape in Buckets.build(max_num_seqs, 8192, "gpu").extend if shape.decodes]
     assert mixed
-    assert all((shape.tokens + shape.decodes) % 128 == 0 for shape in mixed if shape.tokens < 8192)
+    assert all((shape.tokens + shape.decodes) % 128 == 0 for shape in mixed)
+
+
+@pytest.mark.parametrize(
+    ("slots", "widest"),
+    [
+        (256, [(7936, 256)]),
+        (512, [(7680, 512), (7936, 256)]),
+        (1000, [(7184, 1008), (7680, 512), (7936, 256)]),
+    ],
+)
+def test_the_largest_steps_have_no_rows_that_no_token_can_fill(
+    slots: int, widest: list[tuple[int, int]]
+) -> None:
+    buckets = Buckets.build(slots, 8192, "gpu")
+    assert [
+        (s.tokens, s.decodes) for s in buckets.extend if 2048 < s.tokens and s.decodes
+    ] == widest
+    assert buckets.most_tokens(slots) == 8192 - widest[0][1]
+    assert buckets.most_tokens(0) == 8192
+
+
+def test_decodes_leave_room_for_prompts_in_small_steps() -> None:
+    assert Buckets.build(256, 512, "gpu").most_tokens(256) == 512
 
 
 @pytest.mark.parametrize("tokens", [50, 100, 512, 2048, 8192])
@@ -99,7 +122,8 @@ def test_every_step_within_the_limits_fits(
 ) -> None:
     buckets = Buckets.build(seqs, budget, platform)
     decodes = data.draw(st.integers(0, min(seqs, budget - 1)))
-    tokens = data.draw(st.integers(1, budget - decodes)) if budget > decodes else 0
+    room = min(budget - decodes, buckets.most_tokens(decodes))
+    tokens = data.draw(st.integers(1, room)) if budget > decodes else 0
     chunks = data.draw(st.integers(1, min(tokens, buckets.max_chunks, seqs)))
     shape = buckets.fit_extend(tokens, chunks, decodes)
     assert shape in buckets.extend
@@ -118,7 +142,7 @@ def test_shapes_are_sane_and_distinct(seqs: int, budget: int, platform: str) -> 
     assert budget <= buckets.max_tokens < budget + 16
     assert buckets.max_chunks == max(s.chunks for s in buckets.extend)
     assert all(
-        1 <= s.chunks <= min(s.tokens, seqs, 64) and s.decodes in (0, 32, 64, 256, most)
+        1 <= s.chunks <= min(s.tokens, seqs, 64) and s.decodes in (0, 32, 64, 256, 512, most)
         for s in buckets.extend
     )
     assert buckets.logits[-1] == max(s.decodes + s.chunks for s in buckets.extend) and list(
@@ -157,8 +181,8 @@ def test_a_cut_always_ends_at_a_full_shape_and_saves_rows(
     seqs: int, budget: int, platform: str, data: st.DataObject
 ) -> None:
     buckets = Buckets.build(seqs, budget, platform)
-    tokens = data.draw(st.integers(1, budget))
     decodes = data.draw(st.integers(0, min(seqs, budget - 1)))
+    tokens = data.draw(st.integers(1, min(budget, buckets.most_tokens(decodes))))
     chunks = data.draw(st.integers(1, min(tokens, buckets.max_chunks)))
     kept = buckets.trim(tokens, chunks, decodes)
     assert 1 <= kept <= tokens
