@@ -23,12 +23,16 @@ from jaxllm.weights.blocks import Index, View, place, read_block
 from jaxllm.weights.rounding import Rounding, zeros_of
 from jaxllm.weights.staging import (
     BUFFER_BYTES,
+    SLOTS,
+    WORDS,
     Buffer,
     buffer_pool,
     cut,
     part_bytes,
     part_shape,
+    places,
     readers,
+    slots,
     staged,
     writer,
 )
@@ -39,6 +43,7 @@ ALIGNED = 256  # bytes; chunks begin at multiples of them
 # Devices of this process in groups that hold the same part of a parameter
 type Groups = tuple[tuple[jax.Device, ...], ...]
 type Row = Mapping[jax.Device, Buffer]  # one buffer of each device
+type Sent = dict[jax.Device, tuple[Array, Array]]  # its bytes and places on each device
 
 
 def is_small(like: jax.ShapeDtypeStruct) -> bool:
@@ -93,12 +98,10 @@ class Target:
         block = out.view(self.like.dtype).reshape(chunk.shape)
         read_block(self.rule, self.like, index, view, block)
 
-    def write(self, sent: Array, offset: int, chunk: Chunk) -> bool:
-        """Write a chunk that the devices have in staged bytes, from an offset; whether it was the
-        last one."""
+    def write(self, staged: Array, places: Array, slot: Array) -> bool:
+        """Write a chunk that the devices have in staged bytes; whether it was the last one."""
         array = self._rounding.room(self.rule) if self._array is None else self._array
-        at = np.array((offset, *chunk.start), np.int32)
-        self._array = writer(self.like)(array, sent, at)
+        self._array = writer(self.like)(array, staged, places, slot)
         self._written += 1
         return self._written == len(self.chunks)
 
@@ -125,29 +128,41 @@ class Batch:
 
     def add(self, target: Target, chunk: Chunk) -> bool:
         """Whether there was room."""
-        if self.size + chunk.size > BUFFER_BYTES:
+        if self.size + chunk.size > BUFFER_BYTES or len(self.chunks) == SLOTS:
             return False
         self.chunks.append((target, chunk, self.size))
         self.size += -(-chunk.size // ALIGNED) * ALIGNED
         return True
 
-    def read(self, group: int, row: Row, view: View) -> None:
-        """Fill the buffers of a group's devices, all with the same."""
-        first, *others = [row[device].lease() for device in self.groups[group]]
+    def send(self, group: int, row: Row, view: View) -> Sent:
+        """Fill the buffers of a group's devices, all with the same, and have the devices copy
+        them."""
+        buffers = [(device, row[device]) for device in self.groups[group]]
+        first, *others = [buffer.lease() for _, buffer in buffers]
         for target, chunk, offset in self.chunks:
             target.read(chunk, group, view, first[offset : offset + chunk.size])
         for other in others:
             other[: self.size] = first[: self.size]
+        table = np.zeros((SLOTS, WORDS), np.int32)
+        for line, (_, chunk, offset) in zip(table, self.chunks, strict=False):
+            line[: 1 + len(chunk.start)] = offset, *chunk.start
+        return {
+            device: (buffer.send(), jax.device_put(table, device)) for device, buffer in buffers
+        }
 
-    def send(self, row: Row) -> Iterator[Target]:
-        """Have the devices copy the buffers and write the chunks; gives the targets that are then
-        whole."""
-        like = staged(self.chunks[0][0].like.sharding.mesh)
-        parts = [buffer.send() for buffer in row.values()]
-        sent = jax.make_array_from_single_device_arrays(like.shape, like.sharding, parts)
-        for target, chunk, offset in self.chunks:
-            if target.write(sent, offset, chunk):
+    def write(self, sent: Sent, row: Row, numbers: Sequence[Array]) -> Iterator[Target]:
+        """Have the devices write the chunks, of which these are the numbers; gives the targets that
+        are then whole."""
+        mesh = self.chunks[0][0].like.sharding.mesh
+        buffers, tables = zip(*(sent[device] for device in row), strict=True)
+        arrays = _joined(staged(mesh), buffers), _joined(places(mesh), tables)
+        for (target, *_), number in zip(self.chunks, numbers, strict=False):
+            if target.write(*arrays, number):
                 yield target
+
+
+def _joined(like: jax.ShapeDtypeStruct, parts: Sequence[Array]) -> Array:
+    return jax.make_array_from_single_device_arrays(like.shape, like.sharding, parts)
 
 
 def batches(targets: Iterable[Target]) -> Iterator[Batch]:
@@ -206,35 +221,39 @@ def _needed(likes: Iterable[jax.ShapeDtypeStruct]) -> tuple[list[jax.Device], in
 
 
 class _Pipeline:
-    """Has batches read by threads, and sends them in order."""
+    """Has batches read and sent by threads, and written in order."""
 
     def __init__(self, pool: ThreadPoolExecutor, view: View, rows: Iterable[Row]):
         self._pool, self._view, self._free = pool, view, deque(rows)
-        self._reading: deque[tuple[Batch, Row, list[Future[None]]]] = deque()
+        self._slots: Sequence[Array] = ()
+        self._reading: deque[tuple[Batch, Row, list[Future[Sent]]]] = deque()
 
     def run(self, targets: Sequence[Target]) -> Iterator[Mapping[str, Array]]:
         """The parameters of each target."""
+        if targets:
+            self._slots = slots(targets[0].like.sharding.mesh)
         try:
             for batch in batches(targets):
                 if not self._free:
-                    yield from self._send_first()
+                    yield from self._write_first()
                 row = self._free.popleft()
                 done = [
-                    self._pool.submit(batch.read, group, row, self._view)
+                    self._pool.submit(batch.send, group, row, self._view)
                     for group in range(len(batch.groups))
                 ]
                 self._reading.append((batch, row, done))
             while self._reading:
-                yield from self._send_first()
+                yield from self._write_first()
         finally:
             for *_, done in self._reading:
                 for each in done:
                     each.cancel()
 
-    def _send_first(self) -> Iterator[Mapping[str, Array]]:
+    def _write_first(self) -> Iterator[Mapping[str, Array]]:
         batch, row, done = self._reading.popleft()
+        sent: Sent = {}
         for each in done:
-            each.result()
-        for target in batch.send(row):
+            sent |= each.result()
+        for target in batch.write(sent, row, self._slots):
             yield target.finish()
         self._free.append(row)

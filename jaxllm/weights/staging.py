@@ -19,6 +19,7 @@ import jax
 import numpy as np
 from jax import Array
 from jax.sharding import Mesh, NamedSharding, PartitionSpec, SingleDeviceSharding
+from jax.typing import DTypeLike
 
 from jaxllm.config import ConfigError
 from jaxllm.mesh import NO_MEMORY, PINNED, memory_of, per_device
@@ -26,6 +27,8 @@ from jaxllm.mesh import NO_MEMORY, PINNED, memory_of, per_device
 BUFFER_BYTES = 2**25
 # That fit a buffer: with few, what is left of it behind the last one is sent in vain
 CHUNKS = 4
+SLOTS = 32  # blocks in a buffer at most
+WORDS = 8  # of a block's place: its offset in the buffer and its start, along up to 7 axes
 PROGRAMS = 256  # kept, so that other weights of the same shapes compile nothing
 # XLA's client pins regions of 1, 1, 2, 4 and 8 buffers for the first 16. One is left for small
 # arrays, for which it would pin a region as large as all before
@@ -48,14 +51,14 @@ class Buffer:
             np.zeros(BUFFER_BYTES, np.uint8), SingleDeviceSharding(device, memory_kind=PINNED)
         )
         self._memory = memory_of(self._array, self._array.shape, np.dtype(np.uint8))
-        self._sent: jax.Array | None = None
+        self._sent: Array | None = None
 
     def lease(self) -> np.ndarray:
         """The memory, to be filled, as soon as the device has what was sent last."""
         self.rest()
         return self._memory
 
-    def send(self) -> jax.Array:
+    def send(self) -> Array:
         """The bytes on their way to the device."""
         self._sent = jax.device_put(self._array, SingleDeviceSharding(self._device))
         return self._sent
@@ -151,14 +154,32 @@ def cut(shape: tuple[int, ...], itemsize: int) -> Iterator[tuple[tuple[int, ...]
 
 def staged(mesh: Mesh) -> jax.ShapeDtypeStruct:
     """A buffer's bytes on each device."""
+    return _of_each(mesh, (BUFFER_BYTES,), np.uint8)
+
+
+def places(mesh: Mesh) -> jax.ShapeDtypeStruct:
+    """On each device, [offset, *start] of the blocks in its buffer."""
+    return _of_each(mesh, (SLOTS, WORDS), np.int32)
+
+
+def _of_each(mesh: Mesh, shape: tuple[int, ...], dtype: DTypeLike) -> jax.ShapeDtypeStruct:
     where = NamedSharding(mesh, PartitionSpec(mesh.axis_names))
-    return jax.ShapeDtypeStruct((mesh.size * BUFFER_BYTES,), np.uint8, sharding=where)
+    return jax.ShapeDtypeStruct((mesh.size * shape[0], *shape[1:]), dtype, sharding=where)
+
+
+def slots(mesh: Mesh) -> list[Array]:
+    """The numbers of a buffer's blocks, on the devices. A number that each launch brought along
+    would wait there behind the buffers that are on their way. A load makes them and drops them:
+    what stayed would keep memory from being given back."""
+    where = NamedSharding(mesh, PartitionSpec())
+    numbers = np.arange(SLOTS, dtype=np.int32)
+    return [jax.make_array_from_callback((), where, lambda _, n=n: n) for n in numbers]
 
 
 def writer(like: jax.ShapeDtypeStruct) -> jax.stages.Compiled:
-    """The program (parameter, staged bytes, [offset, *start]) → the parameter, in place, with one
-    of the blocks of `cut` of each device's part: its bytes begin at the offset, its entries at the
-    start. Offset and start are int32, the same on every device."""
+    """The program (parameter, staged bytes, places, slot) → the parameter, in place, with one of
+    the blocks of `cut` of each device's part: its bytes begin at the offset, its entries at the
+    start."""
     return _compiled(like.shape, like.dtype, like.sharding)
 
 
@@ -167,16 +188,19 @@ def _compiled(shape: tuple[int, ...], dtype: np.dtype, where: NamedSharding) -> 
     like = jax.ShapeDtypeStruct(shape, dtype, sharding=where)
     _, block = next(cut(part_shape(like), dtype.itemsize))
     whole = NamedSharding(where.mesh, PartitionSpec())
-    at = jax.ShapeDtypeStruct((1 + len(shape),), np.int32, sharding=whole)
-    takes = (like, staged(where.mesh), at)
+    slot = jax.ShapeDtypeStruct((), np.int32, sharding=whole)
+    takes = (like, staged(where.mesh), places(where.mesh), slot)
     function = per_device(functools.partial(_write, block), where.mesh, takes, like)
     program = jax.jit(function, donate_argnums=0, out_shardings=where)
     return program.lower(*takes).compile()
 
 
-def _write(block: tuple[int, ...], target: Array, staged: Array, at: Array) -> Array:
-    size = target.dtype.itemsize
+def _write(
+    block: tuple[int, ...], target: Array, staged: Array, places: Array, slot: Array
+) -> Array:
+    size, at = target.dtype.itemsize, jax.lax.dynamic_index_in_dim(places, slot, keepdims=False)
+    at = jax.lax.optimization_barrier(at)  # a CPU would look it up for every entry
     found = jax.lax.dynamic_slice(staged, (at[0],), (math.prod(block) * size,))
     found = found.reshape(-1, size) if size > 1 else found
     chunk = jax.lax.bitcast_convert_type(found, target.dtype).reshape(block)
-    return jax.lax.dynamic_update_slice(target, chunk, tuple(at[1:]))
+    return jax.lax.dynamic_update_slice(target, chunk, tuple(at[1 : 1 + target.ndim]))

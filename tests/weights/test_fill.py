@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import os
+import threading
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -193,6 +194,47 @@ def test_a_file_that_is_cut_while_it_is_read_is_an_error_in_one_line(
     spec = models.read_spec(directory)
     with pytest.raises(ConfigError, match=r"cannot be read: model\.safetensors ended at byte \d+"):
         weights.load(directory, spec, make_mesh(1), dtype)
+
+
+@pytest.mark.parametrize("shards", [1, 2])
+def test_readers_send_their_buffers_and_a_write_brings_nothing_along(
+    shards: int, chunked: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    senders: set[str] = set()
+    real_send, real_write = Buffer.send, fill.Target.write
+
+    def send(buffer: Buffer) -> jax.Array:
+        senders.add(threading.current_thread().name.rpartition("_")[0])
+        return real_send(buffer)
+
+    def write(*given: Any) -> bool:
+        with jax.transfer_guard("disallow"):
+            return real_write(*given)
+
+    monkeypatch.setattr(Buffer, "send", send)
+    monkeypatch.setattr(fill.Target, "write", write)
+    load(LLAMA, shards=shards)
+    assert senders == {"weights"}
+
+
+def test_a_buffer_takes_no_more_blocks_than_it_has_slots(
+    chunked: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expected, most = load(LLAMA), list[int]()
+    real = fill.Batch.write
+
+    def write(batch: fill.Batch, *given: Any) -> Any:
+        most.append(len(batch.chunks))
+        return real(batch, *given)
+
+    monkeypatch.setattr(fill.Batch, "write", write)
+    for slots, wanted in ((32, 5), (2, 2)):
+        for module in (fill, staging):
+            monkeypatch.setattr(module, "SLOTS", slots)
+        staging._compiled.cache_clear()
+        most.clear()
+        assert equal(load(LLAMA), expected)
+        assert max(most) == wanted
 
 
 def test_buffers_of_a_load_that_fails_serve_the_next_one(

@@ -223,6 +223,15 @@ def test_sizes_are_compared_with_the_files_before_anything_is_built(
     assert built == [1], "random weights have any shape"
 
 
+def test_a_model_is_outlined_once_for_random_weights_and_those_that_follow() -> None:
+    spec, mesh = models.read_spec(LLAMA), make_mesh(1)
+    before = module._made_outline.cache_info().misses
+    weights.load(LLAMA, spec, mesh, jnp.bfloat16, "dummy")
+    weights.check(LLAMA, spec, mesh, jnp.bfloat16)
+    weights.load(LLAMA, spec, mesh, jnp.bfloat16)
+    assert module._made_outline.cache_info().misses == before + 1
+
+
 @pytest.mark.parametrize("name", golden_names())
 def test_every_checkpoint_has_fitting_sizes(name: str) -> None:
     directory = load_golden(name).directory

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import importlib
 import os
 import pkgutil
@@ -47,8 +48,14 @@ SIZES = (
 
 def families() -> list[str]:
     """The model types that can be served: the files of `jaxllm/models`."""
+    return list(_families())
+
+
+@functools.cache
+def _families() -> tuple[str, ...]:
+    """Listed once: a model's layers ask for their family each."""
     folder = [str(Path(__file__).parents[1])]
-    return sorted(module.name for module in pkgutil.iter_modules(folder) if not module.ispkg)
+    return tuple(sorted(name for _, name, package in pkgutil.iter_modules(folder) if not package))
 
 
 def family(model_type: str) -> ModuleType:
@@ -59,7 +66,7 @@ def family(model_type: str) -> ModuleType:
     Raises ConfigError for an unknown model type.
     """
     model_type = str(model_type).replace("-", "_")
-    if model_type not in families():
+    if model_type not in _families():
         raise ConfigError(unknown(model_type))
     return importlib.import_module(f"jaxllm.models.{model_type}")
 

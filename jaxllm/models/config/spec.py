@@ -168,9 +168,10 @@ class ModelSpec:
         return replace(self, layers=tuple(layers))
 
     def rounding(self) -> ModelSpec:
-        """The same model, whose weights in few bits are made of plain ones at load."""
+        """The same model, whose weights in few bits are made of plain ones at load; itself where
+        they are already, or there are none."""
         kinds = {name: replace(kind, rounded=True) for name, kind in self.formats.items()}
-        return replace(self, formats=kinds)
+        return self if kinds == self.formats else replace(self, formats=kinds)
 
     def with_heads_of(self, width: int) -> ModelSpec:
         """The same model with its heads stored at this width."""
