@@ -159,7 +159,7 @@ ONE_IN: Mapping[str, int] = {
     "pallas_kernels/test_route.py::test_the_assembly_routes_as_the_reference": 6,
     "pallas_kernels/test_route.py::test_the_kernel_routes_as_the_reference": 2,
     "pallas_kernels/test_scaled_matmul.py::test_products_are_those_of_the_definition": 3,
-    "pallas_kernels/test_scaled_matmul_places.py::test_rows_are_gated_and_rounded_once_more": 2,
+    "pallas_kernels/test_gating_rows.py::test_rows_are_gated_and_rounded_once_more": 2,
     "pallas_kernels/test_scaled_matmul_places.py::test_rounded_rows_are_those_of_the_definition": 2,
     "pallas_kernels/test_scaled_matmul_places.py::test_the_product_is_that_of_the_definition": 2,
     "pallas_kernels/test_segment_attention.py::"

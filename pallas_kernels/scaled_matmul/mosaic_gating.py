@@ -1,8 +1,8 @@
 """The gated activation of a product, rounded to 8-bit floats for the product that follows, in one
 launch on NVIDIA Hopper. XLA computes the activation twice, for the scales and for the numbers.
 
-A warpgroup holds its rows in shared memory between the two. Rows share the scales of columns, which
-come from the L2 cache and are as many bytes as two of them.
+Here are rows of any width: a warpgroup holds its own in shared memory between the two. Two rows
+share the scales of columns, which are as many bytes as both. `mosaic_gating_ring` has the others.
 """
 
 from __future__ import annotations
@@ -18,14 +18,13 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 from pallas_kernels.gated_matmul.gating import Gating, in_kernels
 from pallas_kernels.mosaic_gpu import THREADS, launch, narrowed, row_layout, store
 from pallas_kernels.parts import Parts, Product
+from pallas_kernels.scaled_matmul import mosaic_gating_ring
 from pallas_kernels.scaled_matmul.mosaic_rounding import NUMBERS, numbers_of, results, scale_of
 from pallas_kernels.scaled_matmul.rounding import RoundedRows, Rounding
 
 HELD = 28 * 1024  # numbers of a row
 PIECE = 1024  # of them that a warpgroup computes at once
-MOST_ROWS = 4  # of a warpgroup
-BLOCK_BYTES = 112 * 1024  # of rows, so that a processor has two warpgroups at least
-ENOUGH = 4 * 132  # warpgroups that keep an H200's processors busy
+SHARING = 1024  # tokens from which rows share scales, as all processors have several
 
 
 def supports(product: Product, rounding: Rounding) -> bool:
@@ -42,9 +41,9 @@ def supports(product: Product, rounding: Rounding) -> bool:
     )
 
 
-def rows_of(tokens: int, width: int) -> int:
-    """Rows of a warpgroup."""
-    return max(1, min(MOST_ROWS, BLOCK_BYTES // (2 * width), -(-tokens // ENOUGH)))
+def rows_of(tokens: int) -> int:
+    """Rows of a warpgroup. Of more than two a processor has too few warpgroups at once."""
+    return 2 if tokens >= SHARING else 1
 
 
 def gated_rows(
@@ -54,8 +53,18 @@ def gated_rows(
 
     `interpret` is a `plgpu.InterpretGPUParams` for machines without a GPU.
     """
+    takes = mosaic_gating_ring.takes(product)
+    return (mosaic_gating_ring.gated_rows if takes else of_any_width)(
+        product, rounding, gating, interpret=interpret
+    )
+
+
+def of_any_width(
+    product: Parts, rounding: Rounding, gating: Gating, *, interpret: Any = None
+) -> RoundedRows:
+    """`gated_rows` by a warpgroup a row."""
     T, F, dtype = product.shape[0], product.shape[1] // 2, product.dtype
-    own = rows_of(T, F)
+    own = rows_of(T)
     size = min(PIECE, F)
     pieces, rest = F // size, F % size
 

@@ -13,16 +13,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pallas_kernels.gated_matmul import GELU, SILU
-from pallas_kernels.gated_matmul.cases import ACTIVATIONS
 from pallas_kernels.model_shapes import LAYER_SHAPES
 from pallas_kernels.mosaic_units import PROCESSORS, ROWS, STAGED
-from pallas_kernels.parts import Parts
 from pallas_kernels.scaled_matmul import (
     BACKENDS,
-    Rounding,
     backend_for,
-    mosaic_gating,
     mosaic_gpu,
     mosaic_rounding,
     plan,
@@ -317,71 +312,6 @@ def test_rows_that_the_rounding_kernel_takes(rows: int, columns: int, taken: boo
     x = jax.ShapeDtypeStruct((rows, columns), jnp.bfloat16)
     assert mosaic_rounding.takes(x, jnp.dtype("float8_e4m3fn")) == taken  # type: ignore[arg-type]
     assert not mosaic_rounding.takes(x, jnp.dtype("int8"))  # type: ignore[arg-type]
-
-
-@places
-@pytest.mark.parametrize("enough", [1, 1024], ids=["rows share", "rows alone"])
-@pytest.mark.parametrize("width", [384, 2304])
-def test_rows_are_gated_and_rounded_once_more(
-    place: str, enough: int, width: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(mosaic_gating, "ENOUGH", enough)
-    gating = GELU if width == 384 else SILU
-    rng, tokens = np.random.default_rng(0), pick(place, 3, 257)
-    sums = jnp.asarray(rng.standard_normal((1, tokens, 2 * width)) * 40, jnp.bfloat16)
-    sums = sums.at[0, 1, :width].set(0)
-    scales = tuple(jnp.asarray(rng.uniform(0.02, 0.3, n), jnp.float32) for n in (tokens, 2 * width))
-
-    def run(kept: slice) -> tuple[np.ndarray, np.ndarray]:
-        own = sums[:, kept], (scales[0][kept], scales[1])
-        product = Parts(*own, (own[0].shape[1], 2 * width), jnp.dtype(jnp.bfloat16))
-        rounding = Rounding(jnp.float8_e4m3fn, len(own[1][0]))
-        assert mosaic_gating.supports(product, rounding)
-        gate = functools.partial(
-            mosaic_gating.gated_rows,
-            rounding=rounding,
-            gating=gating,
-            **launch_options(place),
-        )
-        rows = jax.jit(gate)(product)
-        return np.asarray(rows.numbers, np.float32), np.asarray(rows.scale)
-
-    numbers, scale = run(slice(None))
-    product = Parts(sums, scales, (tokens, 2 * width), jnp.dtype(jnp.bfloat16)).whole
-    gate, up = np.split(np.asarray(product, np.float64), 2, axis=1)
-    wanted = ACTIVATIONS[gating](gate) * up
-    assert (numbers[1] == 0).all() and scale[1] == 1
-    # Numbers of 8 bits have four bits of precision, and steps of 2^-9 at the least
-    step = 2.0**-4 * np.abs(wanted) + scale[:, None] * 2.0**-10
-    assert (np.abs(numbers * scale[:, None] - wanted) <= 1.1 * step).all()
-    np.testing.assert_allclose(scale[2], np.abs(wanted[2]).max() / 448, rtol=2**-7)
-    for one, two in zip(run(slice(2, 3)), (numbers[2:3], scale[2:3]), strict=True):
-        np.testing.assert_array_equal(one, two)
-
-
-@pytest.mark.parametrize(
-    ("tokens", "width", "rows"),
-    [(65, 14336, 1), (1008, 14336, 2), (9200, 14336, 4), (8192, 18944, 3), (8192, 28672, 2)],
-)
-def test_as_many_rows_share_scales_as_leave_two_warpgroups_a_processor(
-    tokens: int, width: int, rows: int
-) -> None:
-    assert mosaic_gating.rows_of(tokens, width) == rows
-    assert 2 * (rows * 2 * width + 1024) <= 228 * 1024
-
-
-def test_products_that_the_gating_kernel_takes() -> None:
-    def taken(width: int = 128, shares: int = 1, scaled: bool = True, dtype: str = "int8") -> bool:
-        sums = jax.ShapeDtypeStruct((shares, 2, 2 * width), jnp.bfloat16)
-        ones = (jax.ShapeDtypeStruct((2,), jnp.float32),) * 2
-        product = Parts(sums, ones if scaled else (), (2, 2 * width), jnp.dtype(jnp.bfloat16))  # type: ignore[arg-type]
-        return mosaic_gating.supports(product, Rounding(dtype, 2))
-
-    fp8 = "float8_e4m3fn"
-    assert taken(dtype=fp8) and taken(28672, dtype=fp8)
-    assert not taken() and not taken(100, dtype=fp8) and not taken(28800, dtype=fp8)
-    assert not taken(shares=2, dtype=fp8) and not taken(scaled=False, dtype=fp8)
-    assert not mosaic_gating.supports(jnp.ones((2, 256), jnp.bfloat16), Rounding(fp8, 2))
 
 
 @pytest.mark.parametrize("tokens", plan.TOKENS)
