@@ -88,7 +88,13 @@ class Buckets:
         slots = max_num_seqs if cpu or max_num_seqs <= _UNALIGNED_GPU else _aligned(max_num_seqs)
         pairs = _pairs_cpu(top, slots) if cpu else _pairs(top, slots)
         shapes = {
-            ExtendShape(tokens, _chunk_rows(tokens, slots, cpu), region) for tokens, region in pairs
+            ExtendShape(
+                tokens,
+                # The largest steps all hold as many prompts
+                min(tokens, _chunk_rows(tokens if tokens + region < top else top, slots, cpu)),
+                region,
+            )
+            for tokens, region in pairs
         }
         decode = _decode_rows(slots, cpu)
         most = max(s.decodes + s.chunks for s in shapes)
