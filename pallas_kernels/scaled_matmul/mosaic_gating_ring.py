@@ -27,7 +27,7 @@ from pallas_kernels.scaled_matmul.mosaic_rounding import numbers_of, results, sc
 from pallas_kernels.scaled_matmul.rounding import RoundedRows, Rounding
 
 RING_BYTES = 222 * 1024  # of shared memory
-MOST_SLOTS = 3
+MOST_SLOTS = 2
 # Tiles of a warpgroup whose scales and results its registers hold, by the warpgroups of a block
 HELD = {4: 8, 3: 13, 2: 20}
 

@@ -4,8 +4,8 @@
 plus a region of B decode rows. On an accelerator a few more rows cost little below ~256 rows and
 proportionally above. So token counts grow by about factor two, and the scheduler shortens a chunk
 (`trim`) where padding would cost more than another step. Prompts alone run in shapes without decode
-rows. Beside decodes token counts grow by factor four, and narrow regions have few tokens only,
-because elsewhere a wider region adds little. That keeps the lattice below thirty programs. Tokens
+rows. Beside decodes token counts grow faster, and narrow regions have few tokens only,
+because elsewhere a wider region adds little. That keeps the lattice at thirty programs. Tokens
 and decode rows together fill whole tiles of matrix products, and the largest steps have no more
 rows beside decodes than without.
 """
@@ -19,7 +19,7 @@ from typing import Any
 _DECODE_GPU = (1, 8, 16, 32, 64, 96, 128, 160, 192, 224, 256)  # 2 to 8 rows cost the same
 _ALONE_GPU = (64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768)  # tokens of prompts alone
 # Tokens beside decode rows, before the rest of the last tile is added
-_BESIDE_GPU = (64, 256, 512, 1536, 8192)
+_BESIDE_GPU = (64, 256, 512, 1536, 3840, 8192)
 _TWO_GPU = (1024, 64)  # and two prompts of 512 beside few streams, for when several wait
 _TILE_GPU = 128  # rows of a matrix product's tile: 576 + 64 rows take less time than 512 + 64
 _REGIONS_GPU = (32, 64, 256)

@@ -15,10 +15,10 @@ from jaxllm.engine.scheduling.request import Request
 
 # Of the longest stall wanted: what warm-up timed of a shape leaves out attention to context
 STALL_SHARE = 0.85
-ONE_PROMPT_SHARE = 0.28
+ONE_PROMPT_SHARE = 0.14
 # When several prompts wait: one step for two takes less than two steps, and the last prompt waits
 # least
-SEVERAL_PROMPTS_SHARE = 0.5
+SEVERAL_PROMPTS_SHARE = 0.25
 CERTAIN_SHARE = 0.9  # of the seconds that chunks add to a step by warm-up
 
 
@@ -49,8 +49,8 @@ class PrefillBudget:
 def prefill_budget(seconds: Mapping[object, float], stall: float) -> PrefillBudget | None:
     """The budget that keeps a step below `stall` seconds when many tokens wait.
 
-    A step stays below half of that when several prompts wait and near a quarter when few tokens
-    do. Computed from the `seconds` that the extend shapes with decode rows took in warm-up; None
+    A step stays below a quarter of that when several prompts wait and near a seventh when few
+    tokens do. Computed from the `seconds` that the extend shapes with decode rows took in warm-up; None
     when nothing was measured.
     """
     taken = {

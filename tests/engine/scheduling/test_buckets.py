@@ -19,9 +19,9 @@ def programs(buckets: Buckets) -> int:
     return len(buckets.decode) + len(buckets.extend)
 
 
-def test_the_default_gpu_lattice_has_below_thirty_forwards_and_five_row_counts_of_logits() -> None:
+def test_the_default_gpu_lattice_has_thirty_forwards_and_five_row_counts_of_logits() -> None:
     buckets = Buckets.build(256, 8192, "gpu")
-    assert 24 <= programs(buckets) <= 29
+    assert 24 <= programs(buckets) <= 30
     assert buckets.logits == (16, 64, 128, 256, 320)
     assert programs(Buckets.build(256, 2048, "gpu")) <= 27
 
@@ -97,7 +97,7 @@ def test_the_largest_steps_have_no_rows_that_no_token_can_fill(
 ) -> None:
     buckets = Buckets.build(slots, 8192, "gpu")
     assert [
-        (s.tokens, s.decodes) for s in buckets.extend if 2048 < s.tokens and s.decodes
+        (s.tokens, s.decodes) for s in buckets.extend if 4096 < s.tokens and s.decodes
     ] == widest
     assert buckets.most_tokens(slots) == 8192 - widest[0][1]
     assert buckets.most_tokens(0) == 8192
@@ -201,7 +201,7 @@ def test_tokens_between_two_shapes_run_in_several_steps_of_the_smaller_one() -> 
     while left:
         steps.append(buckets.trim(left, 1, 209))
         left -= steps[-1]
-    assert steps == [1536, 1536, 1536, 1433], "8,192 for 6,041 would compute a third too much"
+    assert steps == [3840, 1536, 512, 153], "7,936 for 6,041 would compute a third too much"
     assert buckets.trim(7900, 1, 209) == 7900, "which is nearly all of 8,192"
 
 

@@ -59,18 +59,18 @@ def test_the_pace_follows_what_shapes_took() -> None:
     beside = {
         shape(512, 32, 64): 0.013,
         shape(1088, 64, 64): 0.021,
-        shape(1536, 64, 64): 0.041,
-        shape(2048, 64, 256): 0.052,
+        shape(1536, 64, 64): 0.081,
+        shape(2048, 64, 256): 0.092,
     }
     seconds = beside | {shape(8192, 64, 0): 0.01, 64: 0.005}
     wide = (256, 2048, 2048, 2048)
-    assert prefill_budget(seconds, 0.05) == PrefillBudget(((64, 512, 1088, 1536), wide)), (
+    assert prefill_budget(seconds, 0.1) == PrefillBudget(((64, 512, 1088, 1536), wide)), (
         "the widest region has one shape, whatever it takes"
     )
     assert prefill_budget(seconds, 0.001) == PrefillBudget(((64, 512, 512, 512), wide)), (
         "the smallest shape there is"
     )
-    found = prefill_budget(seconds, 0.05)
+    found = prefill_budget(seconds, 0.1)
     waiting = (900, False), (900, True), (5000, False), (4400, True)
     assert [found.tokens(*each, 10) for each in waiting] == [512, 1088, 1250, 1100]
     assert prefill_budget({}, 0.05) is None
