@@ -134,6 +134,7 @@ class Engine:
             message = f"the queue is full ({limit} requests); retry later"
             raise RequestError(message, None, "queue_full")
         self._starved = False
+        self._arrival_wait.request_arrived()
         state = self._factory.make_state(request)
         try:
             self._unscheduled.add(state.choices, request)

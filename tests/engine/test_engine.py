@@ -11,6 +11,7 @@ import jax
 import pytest
 
 from jaxllm.engine.engine import Engine
+from jaxllm.engine.scheduling.arrival_wait import ArrivalWait
 from jaxllm.engine.scheduling.chunk_planner import CERTAIN_SHARE
 from jaxllm.grammar.checker import Checker
 from jaxllm.grammar.structure import StructuredOutputsParams
@@ -272,6 +273,7 @@ def test_an_engine_learns_to_be_patient_only_from_those_who_look_out(
     make_engine: Callable[..., Engine],
 ) -> None:
     engine = make_engine()
+    engine._arrival_wait = ArrivalWait(lambda: 0.0)
     engine.add(
         GenerateRequest(
             id="a",
@@ -294,6 +296,7 @@ def test_a_step_with_chunks_leaves_as_much_longer_to_look_out_as_warm_up_says(
     make_engine: Callable[..., Engine],
 ) -> None:
     engine = make_engine(max_num_seqs=4, max_num_batched_tokens=64)
+    engine._arrival_wait = ArrivalWait(lambda: 0.0)
     engine.runner.depth = 1
     buckets = engine.runner.shapes.buckets
     engine.runner.seconds = dict.fromkeys(buckets.extend, 5e-3) | dict.fromkeys(

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import math
+import time
+from collections.abc import Callable
 
 # Seconds between the launch of a step and the end of the one before it: the host's margin
 TARGET = 1e-3
 GAIN = 0.2
+# Seconds since a request came, after which none is waited for: whoever waits is late at times
+RECENT = 1.0
 # Seconds; a request gains little from a longer wait, and little is lost when steps become short
 MAX_WAIT = 20e-3
 
@@ -38,18 +42,26 @@ def late(margin: float) -> bool:
 
 
 class ArrivalWait:
-    """How long to wait for requests, with one estimate while decodes alone run and one while chunks
-    run too. The latter is limited to the seconds that the chunks certainly add."""
+    """How long to wait for requests while some come, with one estimate while decodes alone run and
+    one while chunks run too. The latter is limited to the seconds that the chunks certainly add.
 
-    def __init__(self) -> None:
+    `clock` gives seconds.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock, self._arrived = clock, -math.inf
         self._decodes, self._chunks = WaitEstimate(), WaitEstimate()
         # The estimate for the step that runs, and the longest wait
         self._now: tuple[WaitEstimate, float] | None = None
         self._used: WaitEstimate | None = None
 
+    def request_arrived(self) -> None:
+        """After a request has come: another one may."""
+        self._arrived = self._clock()
+
     def wait_seconds(self) -> float:
         """Seconds to wait before the next turn, which will teach the estimate used."""
-        if self._now is None:
+        if self._now is None or self._clock() - self._arrived > RECENT:
             return 0.0
         self._used, limit = self._now
         return min(self._used.seconds, limit)

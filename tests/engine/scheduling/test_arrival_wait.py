@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from jaxllm.engine.scheduling.arrival_wait import MAX_WAIT, TARGET, ArrivalWait, WaitEstimate
+from jaxllm.engine.scheduling.arrival_wait import MAX_WAIT, RECENT, TARGET, ArrivalWait, WaitEstimate
 
 
 def turns(
@@ -54,9 +54,16 @@ def test_a_margin_that_is_never_used_up_is_not_waited_out_later() -> None:
     assert patience.seconds == MAX_WAIT
 
 
+def amid_arrivals() -> ArrivalWait:
+    """An `ArrivalWait` whose requests have come just now."""
+    lookout = ArrivalWait(lambda: 0.0)
+    lookout.request_arrived()
+    return lookout
+
+
 def taught_by_decodes(margin: float) -> ArrivalWait:
     """An `ArrivalWait` after many steps of decodes alone that each left this margin."""
-    lookout = ArrivalWait()
+    lookout = amid_arrivals()
     lookout.step_launched(None, 0.0)
     for _ in range(60):
         lookout.wait_seconds()
@@ -65,7 +72,7 @@ def taught_by_decodes(margin: float) -> ArrivalWait:
 
 
 def test_beside_chunks_nobody_looks_out_longer_than_they_add() -> None:
-    lookout = ArrivalWait()
+    lookout = amid_arrivals()
     for _ in range(60):
         lookout.step_launched(8e-3, 9e-3 - lookout.wait_seconds())
         lookout.wait_seconds()
@@ -84,7 +91,7 @@ def test_what_decodes_teach_says_nothing_of_steps_with_chunks_and_the_other_way_
 
 
 def test_chunks_beside_which_steps_come_late_are_unlearned_without_a_step_of_decodes() -> None:
-    lookout = ArrivalWait()
+    lookout = amid_arrivals()
     lookout.step_launched(15e-3, 0.0)
     for _ in range(60):
         lookout.wait_seconds()
@@ -106,3 +113,20 @@ def test_a_turn_that_takes_long_to_plan_chunks_teaches_nothing_of_decodes() -> N
     assert lookout.wait_seconds() == before
     lookout.device_idle()
     assert lookout.wait_seconds() == 0.0
+
+
+def test_nobody_looks_out_when_no_request_has_come_of_late() -> None:
+    now = 0.0
+    lookout = ArrivalWait(lambda: now)
+    lookout.request_arrived()
+    lookout.step_launched(None, 0.0)
+    for _ in range(60):
+        lookout.wait_seconds()
+        lookout.step_launched(None, 5e-3)
+    now = RECENT
+    assert lookout.wait_seconds() > 3e-3
+    now = RECENT + 0.1
+    assert lookout.wait_seconds() == 0.0
+    lookout.step_launched(None, 0.0)  # launched at once, which teaches nothing
+    lookout.request_arrived()
+    assert lookout.wait_seconds() > 3e-3
