@@ -6,7 +6,13 @@ import random
 
 import pytest
 
-from jaxllm.engine.scheduling.arrival_wait import MAX_WAIT, RECENT, TARGET, ArrivalWait, WaitEstimate
+from jaxllm.engine.scheduling.arrival_wait import (
+    MAX_WAIT,
+    RECENT,
+    TARGET,
+    ArrivalWait,
+    WaitEstimate,
+)
 
 
 def turns(
