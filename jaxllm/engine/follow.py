@@ -78,7 +78,8 @@ class Devices:
     def reload(self, directory: str | None) -> None:
         """Have the weights in a directory, or the engine's own, read again; awake in place of those
         of now."""
-        before = () if self._asleep else self._runner.release()
+        keep = not self._source.rounds
+        before = () if self._asleep else self._runner.release(keep_pages=keep)
         path = None if directory is None else Path(directory)
         self._runner.wake(self._source.read(path, before=before))
         self._asleep = False

@@ -106,11 +106,12 @@ class Sleep:
         self.level = 0
 
     def _overwrite(self, given: Path | GivenArrays) -> None:
-        """Read weights into those of now, beside which nothing stays on the devices: there is no
-        room for a weight that is rounded there."""
+        """Read weights into those of now. Beside weights that are rounded there nothing stays on
+        the devices, which have no room for a plain one; the memory of a step is enough for others.
+        To take a pool's memory away and give it back takes as long as half of the weights."""
         self._forget()
         try:
-            self._read(given, self._runner.release())
+            self._read(given, self._runner.release(keep_pages=not self._source.rounds))
         except BaseException as error:
             clear_frames(error.__traceback__)  # they hold what was read
             self.sleep(2)

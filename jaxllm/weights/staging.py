@@ -25,8 +25,8 @@ from jaxllm.config import ConfigError
 from jaxllm.mesh import NO_MEMORY, PINNED, memory_of, per_device
 
 BUFFER_BYTES = 2**25
-# That fit a buffer: with few, what is left of it behind the last one is sent in vain
-CHUNKS = 4
+# That fit a buffer. With one, the room behind it is sent in vain; with many, launches take longer
+CHUNKS = 2
 SLOTS = 32  # blocks in a buffer at most
 WORDS = 8  # of a block's place: its offset in the buffer and its start, along up to 7 axes
 PROGRAMS = 256  # kept, so that other weights of the same shapes compile nothing

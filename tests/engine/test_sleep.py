@@ -102,7 +102,10 @@ def test_weights_over_devices_and_in_few_bits_sleep_and_are_replaced_too(
         llm.sleep(level)
         llm.wake_up()
         assert answers(llm) == before
+    pages = jax.tree.leaves(llm.engine.sleeper._runner.kv)
     llm.update_weights(str(changed(tmp_path)))
+    room = "quantization" in wishes
+    assert {page.is_deleted() for page in pages} == {room}, "rounding needs the pages' room"
     assert answers(llm) != before
     llm.update_weights("demo")
     assert answers(llm) == before
@@ -177,8 +180,9 @@ def test_weights_are_overwritten_in_place_and_the_engine_answers_as_a_new_one(
     runner = llm.engine.sleeper._runner
     large = [at for at, array in enumerate(runner.weights) if not fill.is_small(array)]
     places = [runner.weights[at].unsafe_buffer_pointer() for at in large]
-    held = device_bytes()
+    held, pages = device_bytes(), jax.tree.leaves(runner.kv)
     llm.update_weights(other)
+    assert all(now is before for now, before in zip(jax.tree.leaves(runner.kv), pages, strict=True))
     assert answers(llm) == expected
     assert large and [runner.weights[at].unsafe_buffer_pointer() for at in large] == places
     assert device_bytes() == held

@@ -19,7 +19,7 @@ from jaxllm import models, weights
 from jaxllm.config import ConfigError
 from jaxllm.mesh import PINNED, make_mesh
 from jaxllm.weights import GivenArrays, fill, mapped, staging
-from jaxllm.weights.staging import Buffer, BufferPool, cut
+from jaxllm.weights.staging import CHUNKS, Buffer, BufferPool, cut
 from tests.goldens.golden import golden_names, load_golden
 from tests.weights.test_load import LLAMA, copy
 from tests.weights.test_rounding import online
@@ -124,7 +124,7 @@ def test_blocks_cover_an_array_and_each_fits_a_buffer(
     seen, shapes = np.zeros(numbers.size, bool), set()
     for start, block in cut(shape, itemsize):
         own = numbers[tuple(slice(at, at + n) for at, n in zip(start, block, strict=True))]
-        assert own.shape == block and own.size * itemsize <= BUFFER // 4
+        assert own.shape == block and own.size * itemsize <= BUFFER // CHUNKS
         assert own[..., -1].ravel()[-1] - own.ravel()[0] == own.size - 1, "lies in one piece"
         seen[own.ravel()] = True
         shapes.add(block)
@@ -228,7 +228,7 @@ def test_a_buffer_takes_no_more_blocks_than_it_has_slots(
         return real(batch, *given)
 
     monkeypatch.setattr(fill.Batch, "write", write)
-    for slots, wanted in ((32, 5), (2, 2)):
+    for slots, wanted in ((32, 4), (2, 2)):
         for module in (fill, staging):
             monkeypatch.setattr(module, "SLOTS", slots)
         staging._compiled.cache_clear()

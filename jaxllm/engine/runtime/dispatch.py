@@ -152,10 +152,10 @@ class Dispatcher:
             weight.delete()
         self.weights = tuple(kept)
 
-    def release(self) -> tuple[Array, ...]:
-        """Free everything on the device but the weights, and give these to be overwritten. Nothing
-        may be dispatched until `wake`."""
-        self._device.delete()
+    def release(self, *, keep_pages: bool) -> tuple[Array, ...]:
+        """Free everything on the device but the weights and, if they are to be kept, the pages;
+        give the weights to be overwritten. Nothing may be dispatched until `wake`."""
+        self._device.delete(keep_pages=keep_pages)
         return self.weights
 
     def wake(self, weights: tuple[Array, ...] | None = None) -> None:
@@ -165,7 +165,8 @@ class Dispatcher:
             weights = tuple(map(jax.device_put, self.weights, self._places))
             jax.block_until_ready(weights)
         self.weights = weights
-        self._start_empty(zeros_of(self.shapes.kv))
+        # Pages that were kept hold anything, as those do that a request has given back
+        self._start_empty(self._device.pages() or zeros_of(self.shapes.kv))
 
     def _start_empty(self, kv: KVCache) -> None:
         self._device = DeviceArrays(self.shapes, self.weights, kv)

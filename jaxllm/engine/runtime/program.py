@@ -87,12 +87,20 @@ class DeviceArrays:
         elif name == "processed_logits":
             self._arrays["logits", rows] = value
 
-    def delete(self) -> None:
-        """Free everything except the weights and the inboxes."""
+    def delete(self, *, keep_pages: bool = False) -> None:
+        """Free everything except the weights and the inboxes, and KV pages that are to be kept."""
+        pages = self.pages() if keep_pages else None
+        kept = {WEIGHTS.name, PEERS.name} | ({KV.name} if keep_pages else set())
         for (name, _), tree in self._arrays.items():
-            for array in jax.tree.leaves(tree) if name not in (WEIGHTS.name, PEERS.name) else ():
+            for array in jax.tree.leaves(tree) if name not in kept else ():
                 array.delete()
         self._arrays = {}
+        if pages is not None:
+            self.write(KV, pages)
+
+    def pages(self) -> KVCache | None:
+        """The KV pages; None once they are freed."""
+        return self._arrays.get((KV.name, KV.rows))
 
     def wait(self) -> None:
         """Until no program runs."""

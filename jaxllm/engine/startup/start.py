@@ -89,6 +89,11 @@ class WeightSource:
     def __init__(self, setups: Sequence[Setup], config: EngineConfig):
         self._setups, self._config = tuple(setups), config
 
+    @property
+    def rounds(self) -> bool:
+        """Whether devices hold weights as plain numbers before they hold them in few bits."""
+        return any(setup.spec.formats for setup in self._setups)
+
     def check(self, given: Path | weights.GivenArrays) -> None:
         """Raise ConfigError unless these weights fit the engine: from a checkpoint's headers and
         scales, or from the arrays' names, types and shapes."""

@@ -56,9 +56,9 @@ class StageFollower:
         """As of `Dispatcher`."""
         self._stages.sleep(keep_weights)
 
-    def release(self) -> tuple[Array, ...]:
+    def release(self, *, keep_pages: bool) -> tuple[Array, ...]:
         """As of `Dispatcher`; one stage's weights after another's."""
-        return self._stages.release()
+        return self._stages.release(keep_pages=keep_pages)
 
     def wake(self, weights: tuple[Array, ...] | None = None) -> None:
         """As of `Dispatcher`; `weights` are one stage's after another's."""

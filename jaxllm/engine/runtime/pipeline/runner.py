@@ -130,11 +130,12 @@ class PipelineRunner(Runner):
         self._before.sleep(keep_weights)
         super().sleep(keep_weights)
 
-    def release(self) -> tuple[Array, ...]:
+    def release(self, *, keep_pages: bool) -> tuple[Array, ...]:
         """As of `Dispatcher`; one stage's weights after another's."""
         self._untold.clear()
         self._drawn = None
-        return self._before.release() + super().release()
+        before = self._before.release(keep_pages=keep_pages)
+        return before + super().release(keep_pages=keep_pages)
 
     def wake(self, weights: tuple[Array, ...] | None = None) -> None:
         """As of `Dispatcher`; `weights` are one stage's after another's."""

@@ -104,9 +104,9 @@ class EarlierStages(tuple[StageDispatcher, ...]):
         for stage in self:
             stage.sleep(keep_weights)
 
-    def release(self) -> tuple[Array, ...]:
+    def release(self, *, keep_pages: bool) -> tuple[Array, ...]:
         """As of `Dispatcher`; one stage's weights after another's."""
-        return tuple(weight for stage in self for weight in stage.release())
+        return tuple(weight for stage in self for weight in stage.release(keep_pages=keep_pages))
 
     def wake(self, weights: tuple[Array, ...] | None) -> tuple[Array, ...] | None:
         """As of `Dispatcher`; `weights` are one stage's after another's, and those of stages behind
