@@ -50,8 +50,8 @@ def prefill_budget(seconds: Mapping[object, float], stall: float) -> PrefillBudg
     """The budget that keeps a step below `stall` seconds when many tokens wait.
 
     A step stays below a quarter of that when several prompts wait and near a seventh when few
-    tokens do. Computed from the `seconds` that the extend shapes with decode rows took in warm-up; None
-    when nothing was measured.
+    tokens do. Computed from the `seconds` that the extend shapes with decode rows took in warm-up;
+    None when nothing was measured.
     """
     taken = {
         shape: took
