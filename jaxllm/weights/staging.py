@@ -173,7 +173,7 @@ def slots(mesh: Mesh) -> list[Array]:
     what stayed would keep memory from being given back."""
     where = NamedSharding(mesh, PartitionSpec())
     numbers = np.arange(SLOTS, dtype=np.int32)
-    return [jax.make_array_from_callback((), where, lambda _, n=n: n) for n in numbers]
+    return [jax.make_array_from_callback((), where, lambda _, n=n: np.asarray(n)) for n in numbers]
 
 
 def writer(like: jax.ShapeDtypeStruct) -> jax.stages.Compiled:
