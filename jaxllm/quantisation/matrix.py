@@ -35,11 +35,13 @@ class Grid:
         rows: of a block.
         columns: of a block; the last of either may be cut off.
         inputs: how inputs of the product are rounded, see `WeightFormat`.
+        bound: of inputs before, see `WeightFormat`.
     """
 
     rows: int
     columns: int
     inputs: str
+    bound: float | None = None
 
 
 @dataclass(frozen=True)
@@ -58,7 +60,8 @@ class ScaledMatrix(PackedTensor):
         group = columns if columns < self.shape[1] else None
         inputs = "token" if group is None and self.grid.inputs == "group" else self.grid.inputs
         form = OFFSETS if self.shifted else SYMMETRIC
-        return WeightFormat(NUMBERS[self.parts[0].dtypes[0]], group, inputs, form)
+        numbers = NUMBERS[self.parts[0].dtypes[0]]
+        return WeightFormat(numbers, group, inputs, form, bound=self.grid.bound)
 
     def leaves(self) -> tuple[PackedTensor, ...]:
         groups = -(-self.shape[1] // self.grid.columns)

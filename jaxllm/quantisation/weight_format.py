@@ -28,6 +28,7 @@ class WeightFormat:
             groups, and inputs with them.
         scales: their type beside numbers of 8 bits where the model computes in 16. FLOAT16 is for
             those that are integers times numbers of that type: none is too small for it.
+        bound: inputs of larger magnitude count as this before they are rounded; None: as they are.
     """
 
     numbers: str
@@ -37,6 +38,7 @@ class WeightFormat:
     rounded: bool = False
     ordered: bool = True
     scales: str = FLOAT32
+    bound: float | None = None
 
     @property
     def title(self) -> str:
@@ -50,7 +52,10 @@ class WeightFormat:
         }
         own = {SYMMETRIC: "scales", ZEROS: "scales and zero points", OFFSETS: "scales and offsets"}
         order = "" if self.ordered else " in an order of their own"
-        return f"{self.numbers} with {own[self.form]} of {scales}{order}, {inputs[self.inputs]}"
+        bound = "" if self.bound is None else f" up to {self.bound:g}"
+        return (
+            f"{self.numbers} with {own[self.form]} of {scales}{order}, {inputs[self.inputs]}{bound}"
+        )
 
 
 # What `--quantization` makes of plain weights while they are loaded

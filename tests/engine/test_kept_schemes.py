@@ -22,7 +22,16 @@ from tests.gguf.converted import converted
 from tests.gguf.writer import IQ4_NL, Stored, plain, random_blocks
 from tests.goldens.golden import HERE
 from tests.weights import test_bitsandbytes, test_grouped, test_held_fp4
-from tests.weights.packed import FP8, MXFP4, Pair, fp8_pair, mxfp4_pair, write
+from tests.weights.packed import (
+    FBGEMM,
+    FP8,
+    MXFP4,
+    Pair,
+    fp8_pair,
+    fp8_row_pair,
+    mxfp4_pair,
+    write,
+)
 
 LLAMA = "llama-gqa"
 PROMPTS = [[3, 5, 7, 9, 11], [1, 2, 3], [40, 2, 40, 2, 8, 6, 4]]
@@ -57,6 +66,7 @@ CHECKPOINTS: dict[str, Callable[[Path], Path]] = {
     "awq": packed(lambda: test_grouped.pair(LLAMA, "awq")),
     "bitsandbytes": packed(lambda: test_bitsandbytes.pair(LLAMA, "nf4")),
     "compressed-tensors": packed(lambda: test_grouped.pair(LLAMA, "pack-quantized")),
+    "fbgemm-fp8": packed(lambda: (fp8_row_pair(LLAMA), FBGEMM)),
     "fp8": packed(lambda: (fp8_pair(LLAMA), FP8)),
     "gguf": gguf,
     "gptq": packed(lambda: test_grouped.pair(LLAMA, "gptq of 8 bits, symmetric")),

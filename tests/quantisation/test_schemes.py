@@ -139,6 +139,7 @@ def test_schemes_are_found_by_their_files() -> None:
         "awq",
         "bitsandbytes",
         "compressed-tensors",
+        "fbgemm-fp8",
         "fp8",
         "gguf",
         "gptq",
@@ -182,6 +183,23 @@ def test_one_scale_may_serve_a_matrix_and_another_its_inputs() -> None:
         "a.weight.input_scale": (1, 1),
     }
     assert (made["a.weight"] == 6).all() and (made["a.weight.scale"] == 3).all()
+
+
+def test_rows_of_8_bit_floats_have_scales_and_their_inputs_a_bound() -> None:
+    stored = {"a.weight": ("F8_E4M3", (4, 6)), "b.weight": ("BF16", (4, 6))}
+    (found,) = packed("fbgemm_fp8", {"activation_scale_ub": 600}, stored)
+    assert found.format == WeightFormat("fp8", None, "token", bound=600.0)
+    assert found.format.title.endswith("inputs with scales of tokens up to 600")
+    assert [(part.name, part.shape) for part in found.parts] == [
+        ("a.weight", (4, 6)),
+        ("a.weight_scale", (4, 1)),
+    ]
+
+
+@pytest.mark.parametrize("bound", [0, -1.0, True, None, "1200", float("inf"), float("nan")])
+def test_a_bound_of_inputs_is_a_positive_number(bound: object) -> None:
+    with pytest.raises(ConfigError, match=r"activation_scale_ub is .*; it must be a positive"):
+        read_scheme("fbgemm_fp8", {"activation_scale_ub": bound})
 
 
 @pytest.mark.parametrize(

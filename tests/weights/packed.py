@@ -25,6 +25,11 @@ FP8 = {
 }
 FP8_TENSOR = {"quant_method": "fp8", "activation_scheme": "dynamic"}
 FP8_STATIC = {"quant_method": "fp8", "activation_scheme": "static"}
+FBGEMM = {
+    "quant_method": "fbgemm_fp8",
+    "activation_scale_ub": 0.1,  # some inputs of these models are larger
+    "modules_to_not_convert": ["model.layers.0", "model.layers.1.self_attn.q_proj", "lm_head"],
+}
 INPUT_SCALE = 0.01
 MXFP4 = {"quant_method": "mxfp4", "modules_to_not_convert": ["model.layers.*.self_attn"]}
 
@@ -79,6 +84,22 @@ def fp8_tensor_pair(case: str, static: bool = False, suffix: str = "weight_scale
             packed |= {name: values, owner + suffix: np.array(scale, np.float32)}
             if static:
                 packed[f"{owner}input_scale"] = np.array([INPUT_SCALE], np.float32)
+    return Pair(config, plain, packed)
+
+
+def fp8_row_pair(case: str, left_out: tuple[str, ...] = ()) -> Pair:
+    """The same with one scale for each row, bfloat16 for some; what lies in modules that are
+    `left_out` is plain."""
+    config = CASES[case]
+    plain, rng = random_tensors(config), np.random.default_rng(1)
+    packed = dict(plain)
+    for index, name in enumerate(plain):
+        if plain[name].ndim == 2 and "_proj" in name and not name.startswith(left_out):
+            values = (plain[name] * 100).astype(ml_dtypes.float8_e4m3fn)
+            stored = np.float32 if index % 2 else ml_dtypes.bfloat16
+            scale = rng.uniform(0.005, 0.02, (len(values), 1)).astype(stored)
+            plain[name] = values.astype(np.float32) * scale.astype(np.float32)
+            packed |= {name: values, f"{name}_scale": scale}
     return Pair(config, plain, packed)
 
 

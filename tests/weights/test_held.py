@@ -24,6 +24,7 @@ from jaxllm.quantisation import WeightFormat
 from pallas_kernels.scaled_matmul.rounding import rounded_by
 from tests.weights.packed import (
     BLOCK,
+    FBGEMM,
     FP8,
     FP8_STATIC,
     FP8_TENSOR,
@@ -31,6 +32,7 @@ from tests.weights.packed import (
     Pair,
     compressed,
     fp8_pair,
+    fp8_row_pair,
     fp8_tensor_pair,
     integer_pair,
     write,
@@ -71,6 +73,7 @@ def with_scales(x: jax.Array, columns: int) -> jax.Array:
 
 
 INTEGERS = {"num_bits": 8, "type": "int", "strategy": "channel", "symmetric": True}
+BOUND = FBGEMM["activation_scale_ub"]
 BLOCKED = lambda x: with_scales(x, BLOCK[1])
 KINDS = {
     "blocks": (fp8_pair, FP8, BLOCKED, WeightFormat("fp8", BLOCK[1], "group")),
@@ -79,6 +82,12 @@ KINDS = {
         FP8_TENSOR,
         lambda x: with_scales(x, x.shape[-1]),
         WeightFormat("fp8", None, "token"),
+    ),
+    "bounded": (
+        fp8_row_pair,
+        FBGEMM,
+        lambda x: with_scales(jnp.clip(x, -BOUND, BOUND), x.shape[-1]),
+        WeightFormat("fp8", None, "token", bound=BOUND),
     ),
     "static": (
         lambda case: fp8_tensor_pair(case, static=True),
@@ -112,6 +121,7 @@ KINDS = {
     [
         ("blocks", "llama-gqa", 1),
         ("groups of integers", "llama-gqa", 2),
+        ("bounded", "llama-gqa", 1),
         *(
             pytest.param(*each, marks=pytest.mark.slow)
             for each in (
@@ -123,6 +133,7 @@ KINDS = {
                 ("integers", "llama-mqa-tied-linear", 1),
                 ("groups of integers", "glm-biases", 1),
                 ("static", "llama-gqa", 2),
+                ("bounded", "glm-biases", 2),
                 ("blocks", "glm-biases", 1),
                 ("matrix", "glm-biases", 2),
                 ("blocks", "llama-mqa-tied-linear", 2),
@@ -186,6 +197,28 @@ def test_a_part_that_is_not_packed_is_plain_beside_the_others(tmp_path: Path) ->
     every = {name.removesuffix(".weight") for name in packed if name.endswith("_proj.weight")}
     assert set(spec.formats) == every - {key.removesuffix(".weight")}
     assert np.isfinite(logits(path, spec)).all()
+
+
+def test_modules_that_were_left_out_are_plain_beside_rows_of_8_bit_floats(tmp_path: Path) -> None:
+    left_out = tuple(FBGEMM["modules_to_not_convert"])
+    path, spec = held(tmp_path, pair := fp8_row_pair("llama-gqa", left_out), FBGEMM)
+    packed = {name.removesuffix("_scale") for name in pair.packed if name.endswith("weight_scale")}
+    assert packed and {f"{name}.weight" for name in spec.formats} == packed
+    assert not any(name.startswith(left_out) for name in spec.formats)
+    assert np.isfinite(logits(path, spec)).all()
+
+
+def test_a_bound_of_inputs_is_the_settings(tmp_path: Path) -> None:
+    pair = fp8_row_pair("llama-gqa")
+    found = {}
+    for bound in (0.02, BOUND, 1200, None):
+        settings = FBGEMM | {"activation_scale_ub": bound}
+        if bound is None:
+            del settings["activation_scale_ub"]
+        found[bound] = logits(*held(tmp_path, pair, settings))
+    np.testing.assert_array_equal(found[1200], found[None])
+    assert np.abs(found[BOUND] - found[None]).max() > 1e-3
+    assert np.abs(found[BOUND] - found[0.02]).max() > 1e-3
 
 
 def test_names_of_scales_may_be_those_of_blocks(tmp_path: Path) -> None:

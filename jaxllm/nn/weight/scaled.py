@@ -63,6 +63,8 @@ class Scaled(nnx.Module):
         kind, grouped = self.kind, self.scale.shape[-1] > 1
         if kind.numbers != "fp8" or kind.inputs != "token" or grouped or self.shape.order:
             return None
+        if kind.bound is not None:  # kernels that round in passing know none
+            return None
         return op.rounding_for(context.row_backend, tokens, DTYPES[kind.numbers])
 
     def product(self, x: op.Inputs, dims: int, context: RowContext) -> Array:
@@ -94,7 +96,7 @@ class Scaled(nnx.Module):
         w_OI, scale_OG = (each.reshape(-1, each.shape[-1]) for each in (values, scale))
         x_TI = x
         if isinstance(x, Array):
-            x_TI = self.shape.flat(x, w_OI.shape[1], context.collective)
+            x_TI = self._bounded(self.shape.flat(x, w_OI.shape[1], context.collective))
         group = self.group if scale_OG.shape[1] > 1 else min(self.group, w_OI.shape[1])
         backend = op.backend_for(context.row_backend, x_TI, w_OI, scale_OG, group, inputs)
         given = None if self.input_scale is None else jnp.max(self.input_scale[...])
@@ -129,7 +131,11 @@ class Scaled(nnx.Module):
         )
         if not op.takes_experts(x_PI, weight, groups, gating):
             return None
-        return _grouped(x_PI, weight, groups, bias_EO, gating=gating)
+        return _grouped(self._bounded(x_PI), weight, groups, bias_EO, gating=gating)
+
+    def _bounded(self, x: Array) -> Array:
+        bound = self.kind.bound
+        return x if bound is None else jnp.clip(x, -bound, bound)
 
     def takes_all(self) -> bool:
         gated, kind = self.shape.tensors > 1, self.kind
