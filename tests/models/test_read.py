@@ -98,6 +98,7 @@ def test_an_empty_quantisation_gives_way_to_the_file_of_modelopt(
     ("file", "settings", "title"),
     [
         ("quantize_config.json", {"bits": 4, "group_size": 64, "sym": True}, "gptq: 4 bits"),
+        ("quantize_config.json", {"quant_method": None, "bits": 4, "group_size": 64}, "gptq: 4"),
         ("quant_config.json", {"w_bit": 4, "q_group_size": 64, "version": "GEMM"}, "awq: 4 bits"),
         ("quantize_config.json", {"quant_method": "awq", "bits": 4, "group_size": 64}, "awq: 4"),
     ],

@@ -158,7 +158,9 @@ def add_quantisation(directory: Path, hf: dict[str, Any]) -> str:
     if hf.get(key) or (name := next(names, None)) is None:
         return key
     given = read_json(directory / name)
-    hf[key] = given if "quantization" in given else {"quant_method": QUANTISATION[name]} | given
+    if "quantization" not in given and given.get("quant_method") is None:
+        given = {**given, "quant_method": QUANTISATION[name]}
+    hf[key] = given
     return name
 
 
