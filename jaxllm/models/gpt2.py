@@ -41,7 +41,7 @@ NAMES = {
     "layers.{}.mlp.down": ("transformer.h.{}.mlp.c_proj",),
 }
 TOKEN_HEAD = "classifier"
-# Methods that store matrices as those of other families, [out, in]
+# Methods that store the matrices that they pack as those of other families, [out, in]
 TURNING = ("auto-round", "bitsandbytes", "gptq")
 GENERATES = ("GPT2LMHeadModel",)
 IGNORED = ("transformer.h.{}.attn.bias", "transformer.h.{}.attn.masked_bias")
@@ -64,9 +64,9 @@ def build(spec: ModelSpec, shards: int, init: Init) -> Decoder:
         own = scale / (layer + 1) if falling else scale
         attention = parts.attention(layer, qkv_bias=True, out_bias=True, scale=own)
         mlp = parts.mlp()
-        if spec.scheme is None or spec.scheme.method not in TURNING:
-            for linear in (attention.qkv, attention.out, mlp.up, mlp.down):
-                linear.layout = Layout.IN_OUT
+        turns = spec.scheme is not None and spec.scheme.method in TURNING
+        for linear in (attention.qkv, attention.out, mlp.up, mlp.down):
+            linear.layout = Layout.OUT_IN_PACKED if turns else Layout.IN_OUT
         return parts.block(attention, mlp)
 
     length = positive(hf, "max_position_embeddings")

@@ -121,6 +121,7 @@ class Linear(nnx.Module):
         columns = (math.prod(given),) if inp else ()
         fused = len(names) == 1 < len(parts)
         turned = self.layout is Layout.IN_OUT and bool(inp)
+        turned_plain = self.layout is Layout.OUT_IN_PACKED and bool(inp)
         start = 0
         for index, (name, rows) in enumerate(
             zip(names * len(parts) if fused else names, parts, strict=True)
@@ -136,7 +137,15 @@ class Linear(nnx.Module):
                 steps += (Ordered((*filled[index], *given), len(view) - 1, order),)
             repeat = 1 if rows is None else rows.repeat
             source = stored[::-1] if turned else stored
-            yield Piece(f"{name}.{leaf}", source, view, start, repeat, steps=steps)
+            yield Piece(
+                f"{name}.{leaf}",
+                source,
+                view,
+                start,
+                repeat,
+                steps=steps,
+                turned_plain=turned_plain,
+            )
             start += 0 if rows is None else rows.count
 
     def _part(self, sizes: list[int], index: int, columns: tuple[int, ...], head: int) -> Part:

@@ -86,6 +86,7 @@ class Piece:
         repeat: entries of the parameter that each entry of the first axis fills.
         row: first index along the parameter's first axis.
         steps: what is done to the stored tensor before, in this order.
+        turned_plain: the tensor is stored transposed where the checkpoint does not pack it.
     """
 
     name: str
@@ -95,6 +96,13 @@ class Piece:
     repeat: int = 1
     row: int = 0
     steps: tuple[Step, ...] = ()
+    turned_plain: bool = False
+
+    def of_plain(self) -> Piece:
+        """The piece where the checkpoint does not pack the tensor."""
+        if not self.turned_plain:
+            return self
+        return replace(self, source=self.source[::-1], steps=(Transposed(), *self.steps))
 
     @property
     def rows(self) -> int:
@@ -186,10 +194,12 @@ class Layout(Enum):
     Attributes:
         OUT_IN: [out, in]. If one tensor holds all parts of a fused map, one part follows another.
         IN_OUT: the same, transposed.
+        OUT_IN_PACKED: [out, in] where the checkpoint packs the matrix, else transposed.
         GROUPED: [out, in], all parts in one tensor, group by group: the query heads of a key-value
             head, that key, that value.
     """
 
     OUT_IN = "out, in"
     IN_OUT = "in, out"
+    OUT_IN_PACKED = "out, in where packed"
     GROUPED = "groups, out, in"

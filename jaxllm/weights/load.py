@@ -281,7 +281,8 @@ def _made_outline(same: _Same, mesh: Mesh, dtype: np.dtype, stage: Stage) -> _Ou
 def _held(checkpoint: reader.Checkpoint, rules: list[Rule]) -> list[Rule]:
     """The rules in the forms that the checkpoint holds."""
     names = checkpoint.entries
-    return [rule.for_tensors(names) for rule in rules]
+    held = (rule.for_tensors(names) for rule in rules)
+    return [replace(rule, pieces=tuple(map(checkpoint.piece, rule.pieces))) for rule in held]
 
 
 def _check(checkpoint: reader.Checkpoint, rules: list[Rule], spec: ModelSpec) -> None:

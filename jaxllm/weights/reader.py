@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from jaxllm.nn.rules import Piece
 from jaxllm.quantisation import PackedPart, PackedTensor, Scheme, WeightFormat
 from jaxllm.quantisation.scheme import Stored
 from jaxllm.tensors import Deferred
@@ -121,6 +122,10 @@ class Checkpoint:
         if leaf != "bias" or f"{module}.weight" not in self.formats:
             return False
         return self._entry(name).dtype in PLAIN_DTYPES and not np.any(self.array(name))
+
+    def piece(self, piece: Piece) -> Piece:
+        """The piece of the tensor as it is stored, packed or plain."""
+        return piece if piece.name in self._packed else piece.of_plain()
 
     def view(self, name: str) -> Tensor:
         """The tensor as a read-only view of its file; a packed one is unpacked where it is read."""

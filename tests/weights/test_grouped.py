@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from jaxllm.config import ConfigError
 from tests.goldens.cases import CASES
 from tests.quantisation.grouped_checkpoints import Made, auto_round, awq, gptq, pack_quantized
 from tests.weights.packed import Pair, Tensors, random_tensors, write
+from tests.weights.test_held import logits
 from tests.weights.test_packed import both, load
 
 KINDS: dict[str, Callable[[tuple[int, int]], Made]] = {
@@ -78,18 +80,29 @@ def test_what_is_wrong_with_words_is_said_before_they_are_read(
         load(packed)
 
 
-def test_matrices_of_gpt2_lie_as_those_of_others_where_they_are_packed(tmp_path: Path) -> None:
+GPT2 = (".attn.c_attn.weight", ".attn.c_proj.weight", ".c_fc.weight", ".mlp.c_proj.weight")
+
+
+@pytest.mark.parametrize("names", [GPT2, *((name,) for name in GPT2), GPT2[:1] + GPT2[2:]])
+def test_matrices_of_gpt2_lie_as_those_of_others_where_they_are_packed(
+    tmp_path: Path, names: tuple[str, ...]
+) -> None:
     config, settings = CASES["gpt2-tied"], {}
     plain = random_tensors(config)
     packed: Tensors = dict(plain)
-    for name in [n for n in plain if n.endswith((".c_attn.weight", ".c_proj.weight", "fc.weight"))]:
+    for name in [n for n in plain if n.endswith(names)]:
         made = gptq(packed.pop(name).T.shape, 8)
         plain[name], settings = np.ascontiguousarray(made.weight.T), made.settings
         module = name.removesuffix(".weight")
         packed |= {f"{module}{leaf[1:]}": array for leaf, array in made.stored.items()}
-    both_ways = both(tmp_path, Pair(config, plain, packed), settings)
-    for own, other in zip(*map(load, both_ways), strict=True):
-        np.testing.assert_array_equal(own, other, strict=True)
+    own, other = both(tmp_path, Pair(config, plain, packed), settings)
+    for each, wanted in zip(load(own), load(other), strict=True):
+        np.testing.assert_array_equal(each, wanted, strict=True)
+    spec = models.read_spec(own)
+    spec = replace(spec, formats=weights.weight_formats(own, spec, None))
+    assert len(spec.formats) == len(names) * len(spec.layers)
+    expected = logits(other, models.read_spec(other))
+    np.testing.assert_allclose(logits(own, spec), expected, atol=1e-4)
 
 
 def test_a_bias_of_zeros_that_the_model_lacks_is_left_out(tmp_path: Path) -> None:
