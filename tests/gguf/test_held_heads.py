@@ -7,6 +7,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -15,12 +16,14 @@ from jaxllm import weights
 from jaxllm.config import ConfigError
 from jaxllm.mesh import make_mesh
 from jaxllm.messages import GenerateRequest
+from jaxllm.models.config.build import outline
 from jaxllm.nn.contexts.dense import DenseContext
 from jaxllm.nn.weight.protocol import Shape
 from jaxllm.nn.weight.scaled import Scaled
 from jaxllm.pooled import PoolingParams
 from jaxllm.quantisation import WeightFormat
 from jaxllm.sampling.options import SamplingParams
+from pallas_kernels.scaled_matmul import backend_for
 from tests.engine.conftest import Outcome, collect
 from tests.engine.pooled_goldens import make, pool
 from tests.gguf.test_held import HEAD, HELD, TABLE, TIED, check, file
@@ -69,6 +72,33 @@ def test_a_vocabulary_that_devices_do_not_share_is_whole_on_each(case: str, tmp_
     check(directory, spec, wanted, shards=2)
 
 
+@pytest.mark.parametrize(
+    ("case", "vocab", "shards"),
+    [
+        ("llama-gqa", 98, 2),
+        *(
+            pytest.param(*each, marks=pytest.mark.slow)
+            for each in ((TIED, 98, 2), ("llama-gqa", 100, 4), (TIED, 300, 4))
+        ),
+    ],
+)
+def test_shares_that_no_kernel_takes_are_filled_up(
+    case: str, vocab: int, shards: int, tmp_path: Path
+) -> None:
+    directory, spec, wanted = file(
+        tmp_path, case, "llama", lambda name: Q4_K, ENDS, vocab_size=vocab
+    )
+    model = outline(spec, shards, jnp.float32)
+    head = model.embed if spec.tied else model.head
+    rows, columns = head.weight.values.shape
+    assert rows // shards == vocab // shards + -(vocab // shards) % 64
+    x = jnp.zeros((1, columns), jnp.bfloat16)
+    share = jax.ShapeDtypeStruct((rows // shards, columns), jnp.int8)
+    scale = jax.ShapeDtypeStruct((rows // shards, columns // 16), jnp.float16)
+    assert backend_for("mosaic_gpu", x, share, scale, 16, "plain") == "mosaic_gpu"
+    check(directory, spec, wanted, shards)
+
+
 def test_a_head_of_columns_that_no_kernel_takes_becomes_plain(tmp_path: Path) -> None:
     directory, spec, wanted = file(
         tmp_path,
@@ -91,6 +121,9 @@ def test_a_head_of_columns_that_no_kernel_takes_becomes_plain(tmp_path: Path) ->
             for each in (
                 ("llama-gqa", {"tensor_parallel_size": 2}, {}),
                 ("llama-gqa", {}, {"vocab_size": 67}),
+                ("llama-gqa", {"tensor_parallel_size": 2}, {"vocab_size": 98}),
+                (TIED, {"tensor_parallel_size": 2}, {"vocab_size": 98}),
+                ("gemma2-window", {"tensor_parallel_size": 4}, {"vocab_size": 300}),
                 (TIED, {"tensor_parallel_size": 2}, {"vocab_size": 67}),
                 (TIED, {"pipeline_parallel_size": 2}, {}),
                 ("llama-gqa", {"pipeline_parallel_size": 2}, {"vocab_size": 67}),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import jax.numpy as jnp
@@ -12,7 +12,7 @@ from jax import Array
 from jax.typing import DTypeLike
 
 from jaxllm.nn.contexts.protocol import RowContext
-from jaxllm.nn.rules import Rule
+from jaxllm.nn.rules import Ordered, Piece, Rule
 from jaxllm.nn.weight.int4 import row_parts
 from jaxllm.nn.weight.protocol import Fill, Shape
 from jaxllm.nn.weight.scaled import DTYPES, Scaled
@@ -20,6 +20,8 @@ from jaxllm.quantisation import WeightFormat
 from jaxllm.quantisation.int4_rows import row_bytes
 from jaxllm.quantisation.weight_format import INT4, OFFSETS, ZEROS
 from pallas_kernels.int4_matmul.packed import MIDDLE, ROWS, TABLES
+
+COPIED_ROWS = 8  # that kernels of 8-bit weights copy at once
 
 
 class HeldTable(nnx.Module):
@@ -51,7 +53,58 @@ def held_head(kind: WeightFormat, shape: Shape) -> Scaled:
     zeros follow them up to whole blocks of the kernel's: their logits are to be cut off."""
     (vocab,) = shape.out
     split = shape.shards > 1 and shape.out_axis is not None
-    return Scaled(kind, shape if split else replace(shape, out=(vocab + -vocab % ROWS,)))
+    if not split:
+        return Scaled(kind, replace(shape, out=(vocab + -vocab % ROWS,)))
+    uneven = vocab // shape.shards % COPIED_ROWS
+    return SharedHead(kind, shape) if uneven else Scaled(kind, shape)
+
+
+class SharedHead(Scaled):
+    """A head of 8 bits whose rows devices share. Each share is filled up to whole blocks of the
+    kernel's, which takes no other; the logits of what is added are cut off."""
+
+    def __init__(self, kind: WeightFormat, shape: Shape):
+        (vocab,) = shape.out
+        self.share = vocab // shape.shards
+        self.held = self.share + -self.share % ROWS
+        super().__init__(kind, replace(shape, out=(self.held * shape.shards,)))
+
+    def sums(self, x_TD: Array, context: RowContext) -> Array:
+        y_TO = super().sums(x_TD, context)
+        # A device has one share, or all where none is named
+        shares = y_TO.reshape(len(y_TO), -1, self.held)[..., : self.share]
+        return shares.reshape(len(y_TO), -1)
+
+    def looked_up(self, token_T: Array, context: RowContext, vocab: int) -> Array:
+        place_T = token_T // self.share * self.held + token_T % self.share
+        return super().looked_up(place_T, context, vocab)
+
+    def rules(self, path: str, fill: Fill) -> Iterator[Rule]:
+        yield from super().rules(path, FilledUp(fill, self.share, self.held))
+
+
+@dataclass(frozen=True)
+class FilledUp:
+    """What fills shares of `held` rows: `share` rows of the checkpoint each, of which the last is
+    repeated. See `weight.protocol.Fill`."""
+
+    all: Fill
+    share: int
+    held: int
+
+    def __call__(self, leaf: str, columns: int | None = None) -> tuple[Piece, ...]:
+        return tuple(map(self._filled_up, self.all(leaf, columns)))
+
+    def each(self, leaf: str, columns: int = 1) -> tuple[Piece, ...]:
+        return self.all.each(leaf, columns)
+
+    def _filled_up(self, piece: Piece) -> Piece:
+        firsts = range(0, piece.view[0], self.share)
+        order = tuple(
+            first + min(row, self.share - 1) for first in firsts for row in range(self.held)
+        )
+        step = Ordered(piece.view, 0, order)
+        return replace(piece, view=(len(order), *piece.view[1:]), steps=(*piece.steps, step))
 
 
 def takes(kind: WeightFormat) -> bool:
