@@ -320,8 +320,9 @@ def options() -> argparse.ArgumentParser:
     args.add_argument("--server-options", default="", help="of every server, as one text")
     args.add_argument(
         "--prefill-options",
-        default="--max-num-batched-tokens 2048",
-        help="of the server that computes prompts; pages of a step travel while the next one runs",
+        default="",
+        help="of the server that computes prompts; pages of a step travel while the next one runs,"
+        " by default of 1,024 tokens",
     )
     args.add_argument(
         "--answer-early",

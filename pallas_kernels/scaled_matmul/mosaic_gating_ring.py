@@ -130,9 +130,9 @@ def gated_rows(
     return RoundedRows(numbers.reshape(rounding.rows, F), scale, T, dtype)
 
 
-def _kernel(  # type: ignore[no-untyped-def]
-    spec, y_ref, rows_ref, columns_ref, numbers_ref, scale_ref, *, ring, most, full, met
-) -> None:
+def _kernel(spec: _Spec, *refs: Any, **sm: Any) -> None:
+    y_ref, rows_ref, columns_ref, numbers_ref, scale_ref = refs
+    ring, most, full, met = (sm[name] for name in ("ring", "most", "full", "met"))
     block, wg = lax.axis_index("block"), lax.axis_index("wg")
     count = lax.div(spec.T - 1 - block, jnp.int32(spec.blocks)) + 1
 

@@ -52,6 +52,7 @@ from jaxllm.nn.weight.schemes import backend
 # Of every prompt step where one shape serves all: short prompts are padded to it, long ones lose
 # little by it
 BATCH_INVARIANT_TOKENS = 512
+PRODUCER_TOKENS = 1024  # whose pages travel while the next step runs
 
 
 @dataclass(frozen=True)
@@ -313,6 +314,8 @@ def _limits(config: EngineConfig, spec: ModelSpec, platform: str) -> Limits:
     length = model_length(config, spec)
     usual = min(length, 512) if platform == "cpu" else 8192
     usual = min(usual, BATCH_INVARIANT_TOKENS) if config.batch_invariant else usual
+    role = (config.kv_transfer_config or {}).get("kv_role")
+    usual = min(usual, PRODUCER_TOKENS) if role == "kv_producer" else usual
     whole = spec.pooling is not None and not spec.pooling.takes_chunks
     tokens = config.max_num_batched_tokens or max(usual, slots, length if whole else 0)
     if whole and tokens < length:

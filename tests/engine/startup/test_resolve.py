@@ -176,3 +176,22 @@ def test_both_products_of_a_feed_forward_are_expected_where_no_kernel_makes_one_
     )
     sizes = [expected_workspace_bytes(spec, 16, 1, 2, shards) for spec in (small, large)]
     assert sizes[1] - sizes[0] == 16 * 2 * products * 2**20 // shards
+
+
+@pytest.mark.parametrize(
+    ("role", "platform", "tokens"),
+    [
+        (None, "gpu", 8192),
+        ("kv_both", "gpu", 8192),
+        ("kv_producer", "gpu", 1024),
+        ("kv_producer", "cpu", 512),
+    ],
+)
+def test_steps_of_who_sends_pages_are_short(role: str | None, platform: str, tokens: int) -> None:
+    """Pages of a step travel while the next one runs."""
+    transfer = None if role is None else {"kv_role": role}
+    config = EngineConfig(max_model_len=16384, kv_transfer_config=transfer)
+    spec = make_spec(TINY | {"max_position_embeddings": 16384})
+    assert module._limits(config, spec, platform).max_num_batched_tokens == tokens
+    wish = replace(config, max_num_batched_tokens=4096)
+    assert module._limits(wish, spec, platform).max_num_batched_tokens == 4096
