@@ -203,6 +203,18 @@ def test_weights_are_overwritten_in_place_and_the_engine_answers_as_a_new_one(
     assert answers(llm) == expected
 
 
+def test_pages_that_weights_of_nan_have_left_harm_nobody_under_the_next_ones(
+    llm: LLM, buffered: None
+) -> None:
+    before = answers(llm)
+    llm.update_weights({name: np.full_like(array, np.nan) for name, array in stored().items()})
+    assert answers(llm) == [[] for _ in QUESTIONS], "no token can be drawn"
+    llm.update_weights(stored())
+    pages = jax.tree.leaves(llm.engine.sleeper._runner.kv)
+    assert any(np.isnan(np.asarray(page, np.float32)).any() for page in pages)
+    assert answers(llm) == before
+
+
 def test_arrays_that_do_not_fit_leave_the_weights_of_before(llm: LLM) -> None:
     before, tensors = answers(llm), stored()
     name = next(iter(tensors))

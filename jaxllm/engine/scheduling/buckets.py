@@ -87,11 +87,13 @@ class Buckets:
         top = _aligned(max_num_batched_tokens)
         slots = max_num_seqs if cpu or max_num_seqs <= _UNALIGNED_GPU else _aligned(max_num_seqs)
         pairs = _pairs_cpu(top, slots) if cpu else _pairs(top, slots)
+        # From the largest beside the widest region on, all hold as many prompts: a step with more
+        # tokens beside fewer decodes may have any of them
+        largest = max(tokens for tokens, region in pairs if region == slots)
         shapes = {
             ExtendShape(
                 tokens,
-                # The largest steps all hold as many prompts
-                min(tokens, _chunk_rows(tokens if tokens + region < top else top, slots, cpu)),
+                min(tokens, _chunk_rows(top if tokens >= largest else tokens, slots, cpu)),
                 region,
             )
             for tokens, region in pairs

@@ -314,7 +314,6 @@ def _load(
 def _make_runner(loaded: Sequence[Loaded], meshes: Sequence[Mesh], report: Report) -> Running:
     """What runs the programs of this process's stages, with new pages."""
     with report.phase("Allocating KV pages"):
-        # Zeros, because kernels may multiply what they mask
         pages = [zeros_of(abstract_pages(stage.setup)) for stage in loaded]
         jax.block_until_ready(pages)
     setup, programs, leaves = loaded[-1]

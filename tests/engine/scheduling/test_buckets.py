@@ -131,6 +131,16 @@ def test_every_step_within_the_limits_fits(
     assert buckets.fit_decode(decodes or 1) in buckets.decode
 
 
+@pytest.mark.parametrize("platform", PLATFORMS)
+def test_the_most_tokens_beside_any_decodes_may_be_of_the_most_prompts(platform: str) -> None:
+    for seqs in (*range(1, 162, 4), 200, 256, 500, 512, 768, 1000, 1024):
+        for budget in (*range(1, 1100, 16), 2048, 4096, 5000, 8192, 9000, 16384):
+            buckets = Buckets.build(seqs, budget, platform)
+            for decodes in {0, 1, *(shape.decodes for shape in buckets.extend)}:
+                room = buckets.most_tokens(decodes)
+                assert buckets.fit_extend(room, min(room, buckets.max_chunks), decodes)
+
+
 @settings(max_examples=150, deadline=None)
 @given(st.integers(1, 1024), st.integers(1, 40000), st.sampled_from(PLATFORMS))
 def test_shapes_are_sane_and_distinct(seqs: int, budget: int, platform: str) -> None:
