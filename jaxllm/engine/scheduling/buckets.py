@@ -23,6 +23,7 @@ _BESIDE_GPU = (64, 256, 512, 1536, 3840, 8192)
 _TWO_GPU = (1024, 64)  # and two prompts of 512 beside few streams, for when several wait
 _TILE_GPU = 128  # rows of a matrix product's tile: 576 + 64 rows take less time than 512 + 64
 _REGIONS_GPU = (32, 64, 256)
+_SHORT_GPU = 512  # tokens of a prompt
 _MOST_TOKENS_REGION_GPU = 512  # one more for the largest steps of many slots
 # Tokens of a region, as multiples of its rows; the widest region also has more
 _REGION_SPAN = (2, 32)
@@ -265,7 +266,10 @@ def _pairs(top: int, max_num_seqs: int) -> list[tuple[int, int]]:
         ]
     if _TWO_GPU[0] < top and _TWO_GPU[1] <= max_num_seqs:
         pairs.append((_fill(*_TWO_GPU, top), _TWO_GPU[1]))
-    wide = [_fill(t, max_num_seqs, top) for t in _BESIDE_GPU if t < top and t >= low * max_num_seqs]
+    least = low * max_num_seqs
+    if max_num_seqs > _REGIONS_GPU[-1]:  # a short prompt beside many decodes is no rare step
+        least = min(least, _SHORT_GPU)
+    wide = [_fill(t, max_num_seqs, top) for t in _BESIDE_GPU if least <= t < top]
     widest = [max_num_seqs]
     if _MOST_TOKENS_REGION_GPU * 3 <= max_num_seqs * 2:
         widest.append(_MOST_TOKENS_REGION_GPU)

@@ -103,6 +103,13 @@ def test_the_largest_steps_have_no_rows_that_no_token_can_fill(
     assert buckets.most_tokens(0) == 8192
 
 
+@pytest.mark.parametrize("slots", [300, 384, 512, 1000, 2000])
+def test_a_short_prompt_beside_many_decodes_costs_little_more_than_these(slots: int) -> None:
+    buckets = Buckets.build(slots, 8192, "gpu")
+    shape = buckets.fit_extend(400, 1, slots)
+    assert shape.tokens + shape.decodes <= buckets.fit_decode(slots) + 640
+
+
 def test_decodes_leave_room_for_prompts_in_small_steps() -> None:
     assert Buckets.build(256, 512, "gpu").most_tokens(256) == 512
 
