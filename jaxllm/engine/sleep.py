@@ -12,10 +12,12 @@ from traceback import clear_frames
 
 import jax
 from jax import Array
+from jax.errors import JaxRuntimeError
 
 from jaxllm.engine.runtime.pipeline.follower import StageFollower
 from jaxllm.engine.runtime.replay import Reload
 from jaxllm.engine.startup.start import Started
+from jaxllm.mesh import NO_MEMORY
 from jaxllm.messages import RequestError
 from jaxllm.weights import GivenArrays
 
@@ -108,14 +110,19 @@ class Sleep:
     def _overwrite(self, given: Path | GivenArrays) -> None:
         """Read weights into those of now. Beside weights that are rounded there nothing stays on
         the devices, which have no room for a plain one; the memory of a step is enough for others.
-        To take a pool's memory away and give it back takes as long as half of the weights."""
+        To take a pool's memory away and give it back takes as long as half of the weights. A pool
+        whose size the user has set may leave less: then nothing stays after all."""
         self._forget()
+        keep = not self._source.rounds
         try:
-            self._read(given, self._runner.release(keep_pages=not self._source.rounds))
+            self._read(given, self._runner.release(keep_pages=keep))
+            return
         except BaseException as error:
             clear_frames(error.__traceback__)  # they hold what was read
             self.sleep(2)
-            raise
+            if not (keep and isinstance(error, JaxRuntimeError) and NO_MEMORY in str(error)):
+                raise
+        self._read(given)
 
     def _read(
         self, given: Path | GivenArrays | None = None, before: tuple[Array, ...] = ()

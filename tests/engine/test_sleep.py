@@ -252,3 +252,23 @@ def test_a_checkpoint_that_ends_while_it_is_read_leaves_the_engine_asleep(
         answers(llm)
     llm.wake_up()
     assert answers(llm) == before
+
+
+def test_weights_for_which_pages_leave_no_room_are_read_beside_nothing(
+    llm: LLM, buffered: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before, pages = answers(llm), jax.tree.leaves(llm.engine.sleeper._runner.kv)
+    real, seen = load.fill, list[bool]()
+
+    def fill_without_room(*given: Any) -> Any:
+        seen.append(all(page.is_deleted() for page in pages))
+        if not seen[-1]:
+            raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: out of memory")
+        return real(*given)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(load, "fill", fill_without_room)
+        llm.update_weights(stored())
+    assert seen == [False, True]
+    assert llm.engine.stats().sleep_level == 0
+    assert answers(llm) == before
