@@ -15,7 +15,9 @@ import pytest
 import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
+from jaxllm.server.command_line.flags import parser
 from jaxllm.server.command_line.options import parse_models
+from jaxllm.server.command_line.server_flags import SERVER_WIDE
 from tests.server.processes import Process, await_gone
 
 QUESTION = {"prompt": [1, 2, 3], "max_tokens": 2, "ignore_eos": True}
@@ -173,6 +175,8 @@ def test_models_share_a_device_unless_something_else_is_said(tmp_path: pathlib.P
         ([], {"models": []}, "models must be a list"),
         ([], {"models": [{"model": "b", "port_": 1}]}, "models[0]: 'port_' is no option"),
         ([], {"model": "a", "models": [{"model": "b"}]}, "both model and models"),
+        ([], {"models": [{"model": "a"}, {"model": "b", "api-key": "k"}]}, "models[1]: api_key is"),
+        ([], {"models": [{"model": "a", "port": 9001}]}, "port is an option of the whole server"),
     ],
 )
 def test_what_does_not_name_models_clearly_is_one_line(
@@ -189,3 +193,7 @@ def test_what_does_not_name_models_clearly_is_one_line(
     error = capsys.readouterr().err
     assert says in error
     assert error.count("\n") == 1
+
+
+def test_every_option_of_the_whole_server_is_an_option() -> None:
+    assert {action.dest for action in parser()._actions} >= SERVER_WIDE

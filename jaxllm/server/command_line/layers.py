@@ -16,6 +16,7 @@ import orjson
 import yaml
 
 from jaxllm.config import ConfigError
+from jaxllm.server.command_line.server_flags import SERVER_WIDE
 
 PREFIX = "JAXLLM_"
 # What scripts for vLLM set; the variable of jaxllm goes before it
@@ -144,11 +145,19 @@ def _actions(top: argparse.ArgumentParser) -> dict[str, argparse.Action]:
 
 
 def _parse(top: argparse.ArgumentParser, argv: list[str]) -> argparse.Namespace:
+    """The command line; a model may stand after options, too."""
     args, unknown = top.parse_known_args(argv)
+    if len(unknown) == 1 and not hasattr(args, "model") and _may_be_model(unknown[0]):
+        args.model = unknown.pop()
     if unknown:
         flags = [flag for action in top._actions for flag in action.option_strings]
         top.error(f"unrecognized arguments: {' '.join(unknown)}{_meant(unknown[0], flags)}")
     return args
+
+
+def _may_be_model(word: str) -> bool:
+    """Whether a word that belongs to no option is a model, and not the value of a switch."""
+    return not word.startswith("-") and word.lower() not in BOOLEANS
 
 
 def _meant(word: str, known: list[str]) -> str:
@@ -205,6 +214,11 @@ def _read_file(actions: dict[str, argparse.Action], path: Path) -> tuple[Layer, 
     for at, entry in enumerate(entries):
         if "model" not in entry:
             raise ConfigError(f"--config {path}: models[{at}] has no model")
+        for option in entry.keys() & SERVER_WIDE:
+            raise ConfigError(
+                f"--config {path}: models[{at}]: {option} is an option of the whole server; "
+                "put it beside models"
+            )
     common = _read_mapping(actions, options, f"--config {path}", path.name)
     if entries and "model" in common:
         raise ConfigError(f"--config {path} has both model and models; give one of them")

@@ -55,6 +55,14 @@ def json_list(text: str) -> list[str]:
     return value
 
 
+# Options of the process, which has one of each however many models it serves
+SERVER_WIDE = frozenset(
+    "host port uds root_path no_page disable_fastapi_docs max_body_size shutdown_timeout "
+    "response_store ssl_certfile ssl_keyfile ssl_keyfile_password ssl_ca_certs ssl_cert_reqs "
+    "ssl_ciphers enable_ssl_refresh api_key admin_key api_key_file admin_key_file hf_token "
+    "allowed_origins allowed_methods allowed_headers allow_credentials log_level log_format "
+    "log_stats_interval disable_log_stats access_log otlp_traces_endpoint".split()
+)
 # The server's own flags by group: names -> arguments of argparse
 SERVER_FLAGS: dict[str, dict[tuple[str, ...], dict[str, Any]]] = {
     "Server": {

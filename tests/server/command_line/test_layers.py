@@ -111,6 +111,25 @@ def test_the_command_line_goes_before_the_environment_and_that_before_the_file(
     assert options.config.gpu_memory_utilization == 0.5
 
 
+def test_a_model_may_stand_before_options_or_after_them() -> None:
+    for argv in (["a/b", "--port", "9001"], ["--port", "9001", "a/b"], ["--no-page", "a/b"]):
+        assert parse(argv, {}).config.model == "a/b"
+
+
+@pytest.mark.parametrize(
+    ("argv", "unknown"),
+    [
+        (["a/b", "--no-page", "c/d"], "c/d"),
+        (["--port", "9001", "a/b", "c/d"], "a/b c/d"),
+        (["--enable-prefix-caching", "true"], "true"),
+    ],
+)
+def test_a_word_that_is_no_model_is_refused(
+    argv: list[str], unknown: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert refusal(argv, {}, capsys).endswith(f"unrecognized arguments: {unknown}")
+
+
 def test_variables_of_vllm_count_where_ours_say_nothing() -> None:
     environ = {"VLLM_API_KEY": "theirs", "VLLM_LOGGING_LEVEL": "DEBUG", "JAXLLM_API_KEY": ""}
     options = parse([], environ)
