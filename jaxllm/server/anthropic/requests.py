@@ -148,7 +148,10 @@ def _thinking(body: dict[str, Any]) -> dict[str, Any]:
 
 def _budget(thinking: dict[str, Any]) -> int:
     name = "thinking.budget_tokens"
-    budget = read_field({name: thinking.get("budget_tokens")}, name, int, 0)
+    given = thinking.get("budget_tokens")
+    if given is None:
+        raise bad_request(f"{name} is required where thinking is enabled", name)
+    budget = read_field({name: given}, name, int, 0)
     if budget < 1:
         raise bad_request(f"{name} must be an integer from 1, got {budget}", name)
     return budget

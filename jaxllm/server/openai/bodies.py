@@ -137,7 +137,7 @@ class Bodies:
 def check_encoding(headers: list[tuple[bytes, bytes]]) -> None:
     """Refuse compressed bodies: a small one could expand to a large one."""
     encoding = (header(headers, b"content-encoding") or b"").strip().lower()
-    if encoding in COMPRESSED:
+    if not COMPRESSED.isdisjoint(name.strip() for name in encoding.split(b",")):
         raise ApiError(
             415,
             f"the body is compressed ({encoding.decode()}); send it as it is",

@@ -233,7 +233,7 @@ def test_fields_that_change_nothing_are_accepted() -> None:
         ({"tools": CUSTOM, "tool_choice": {"type": "tool", "name": "g"}}, "tool_choice names 'g'"),
         ({"thinking": "on"}, "thinking"),
         ({"thinking": {"type": "on"}}, "thinking.type must be"),
-        ({"thinking": {"type": "enabled"}}, "thinking.budget_tokens"),
+        ({"thinking": {"type": "enabled"}}, "thinking.budget_tokens is required"),
         ({"output_config": {"effort": "much"}}, "output_config.effort must be"),
         ({"output_config": {"format": {"type": "xml"}}}, "output_config.format must be"),
         ({"stop_sequences": "a"}, "stop_sequences must be"),

@@ -90,6 +90,8 @@ def test_compressed_bodies_are_refused_unread(server: Running) -> None:
         415,
         "unsupported_media_type",
     ) and "gzip" in answer.error["message"]
+    twice = server.post(COMPLETIONS, body, **{"content-encoding": "identity, gzip"})
+    assert twice.status == 415
     assert server.post(COMPLETIONS, PROMPT, **{"content-encoding": "identity"}).status == 200
 
 
