@@ -23,6 +23,7 @@ from jaxllm.server.parsing.calls import ToolParser
 from jaxllm.server.parsing.formats import Formats
 from jaxllm.server.parsing.thinking import ReasoningParser
 
+OF_OBJECTS = {"type": "object"}  # a schema without a type takes texts and numbers, too
 NEWLINES = OneOf(("\n\n", "\n", ""))  # behind a thought
 
 
@@ -107,7 +108,9 @@ def call_pieces(request: ChatRequest, parser: type[ToolParser]) -> tuple[str, Pi
     """
     section, tools = parser.section, request.tools
     number = request.conversation.calls
-    calls = [parser.pieces(tool.name, tool.parameters, number) for tool in tools.callable]
+    calls = [
+        parser.pieces(tool.name, OF_OBJECTS | tool.parameters, number) for tool in tools.callable
+    ]
     begin = (Literal(section.begin),) if section.begin else calls[0]
     marker = next((word for word in parser.open if _begins(begin, word)), "")
     first: Pieces = (Either(tuple(calls)),)

@@ -13,7 +13,8 @@ from jaxllm.server.openai.fields import check_json, is_one_of, read_field
 MAX_TOOLS = 256
 MAX_CHARS = 512 << 10  # of all tools of a request
 MODES = ("none", "auto", "required")
-NO_ARGUMENTS: dict[str, Any] = {"type": "object", "properties": {}}
+ALLOWED = "allowed_tools"
+NO_ARGUMENTS: dict[str, Any] = {"type": "object", "properties": {}, "additionalProperties": False}
 
 _MEMBERS: dict[str, tuple[type, str]] = {
     "description": (str, "a string"),
@@ -28,7 +29,7 @@ class Tool:
     """A function that the model may call.
 
     Attributes:
-        parameters: JSON schema of the arguments.
+        parameters: JSON schema of the arguments; by default there are none.
         strict: the arguments of a call must follow the schema.
     """
 
@@ -96,7 +97,11 @@ def read_tool_use(body: dict[str, Any]) -> ToolUse:
                 f"tools[{at}].function.name",
             )
         names.add(tool.name)
-    mode, named = _read_choice(body.get("tool_choice"), names)
+    choice = body.get("tool_choice")
+    if isinstance(choice, dict) and choice.get("type") == ALLOWED:
+        choice, names = _read_allowed(choice, names)
+        tools = tuple(tool for tool in tools if tool.name in names)
+    mode, named = _read_choice(choice, names)
     return ToolUse(tools=tools, mode=mode, named=named, parallel=parallel) if tools else NO_TOOLS
 
 
@@ -137,6 +142,20 @@ def _read_tool(tool: Any, at: str) -> Tool:
     return Tool(name=name, **found)
 
 
+def _read_allowed(choice: dict[str, Any], names: set[str]) -> tuple[Any, set[str]]:
+    """(mode, names) of a choice that leaves some of the tools out."""
+    given = choice.get(ALLOWED)
+    mode, listed = (given.get("mode"), given.get("tools")) if isinstance(given, dict) else (0, 0)
+    if mode not in ("auto", "required") or not isinstance(listed, list):
+        raise bad_request(
+            f"tool_choice of type {ALLOWED} must have an object {ALLOWED} with a list of tools, "
+            f"and auto or required as its mode, got {describe(given)}",
+            "tool_choice",
+        )
+    where = f"tool_choice.{ALLOWED}.tools"
+    return mode, {_name_of(tool, f"{where}[{at}]", names) for at, tool in enumerate(listed)}
+
+
 def _read_choice(choice: Any, names: set[str]) -> tuple[Any, str | None]:
     """(mode, named tool) of `tool_choice` where these tools are there."""
     if choice is None:
@@ -148,19 +167,22 @@ def _read_choice(choice: Any, names: set[str]) -> tuple[Any, str | None]:
         )
     if isinstance(choice, str) and choice in MODES:
         return choice, None
+    return "required", _name_of(choice, "tool_choice", names, "none, auto, required or ")
+
+
+def _name_of(choice: Any, at: str, names: set[str], also: str = "") -> str:
+    """The name of one of the tools in OpenAI's form; `also` says what else may be at `at`."""
     function = choice.get("function") if isinstance(choice, dict) else None
     name = function.get("name") if isinstance(function, dict) else None
     if not isinstance(name, str) or choice.get("type", "function") != "function":
         raise bad_request(
-            'tool_choice must be none, auto, required or {"type": "function", '
-            f'"function": {{"name": …}}}}, got {describe(choice)}',
+            f'{at} must be {also}{{"type": "function", "function": {{"name": …}}}}, '
+            f"got {describe(choice)}",
             "tool_choice",
         )
     if name not in names:
-        raise bad_request(
-            f"tool_choice names {describe(name)}, which is none of the tools", "tool_choice"
-        )
-    return "required", name
+        raise bad_request(f"{at} names {describe(name)}, which is none of the tools", "tool_choice")
+    return name
 
 
 def _refuse_functions(body: dict[str, Any]) -> None:

@@ -21,7 +21,7 @@ from jaxllm.server.openai.chat import (
 )
 from jaxllm.server.openai.fields import GUIDED, IGNORED, NEUTRAL, WIRE_OPTIONS
 from jaxllm.server.openai.requests import COMPLETION_NEUTRAL, COMPLETION_ONLY, MAX_PROMPTS
-from jaxllm.server.openai.tools import MAX_TOOLS, MODES
+from jaxllm.server.openai.tools import ALLOWED, MAX_TOOLS, MODES
 from jaxllm.server.openapi.schema import (
     ANY,
     BOOL,
@@ -112,7 +112,9 @@ SHARED: dict[str, Schema] = {
 CONVERSATION: dict[str, Schema] = {
     "messages": array(ref("Message"), minItems=1, maxItems=MAX_MESSAGES),
     "tools": field(array(ref("Tool"), maxItems=MAX_TOOLS), "Functions that the model may call."),
-    "tool_choice": field(either(one_of(MODES), ref("NamedTool")), "Whether a tool is called."),
+    "tool_choice": field(
+        either(one_of(MODES), ref("NamedTool"), ref("AllowedTools")), "Whether a tool is called."
+    ),
     "parallel_tool_calls": field(BOOL, "Whether an answer may have several calls.", default=True),
     **refused({name: CHAT_ONLY[name] for name in ("functions", "function_call", "chat_template")}),
     "chat_template_kwargs": field(
@@ -287,6 +289,13 @@ BODIES: dict[str, Schema] = {
     "Tool": form(["type", "function"], type={"const": "function"}, function=FUNCTION),
     "NamedTool": form(
         ["function"], type={"const": "function"}, function=form(["name"], name=STRING)
+    ),
+    "AllowedTools": form(
+        ["type", ALLOWED],
+        type={"const": ALLOWED},
+        allowed_tools=form(
+            ["mode", "tools"], mode=one_of(("auto", "required")), tools=array(ref("NamedTool"))
+        ),
     ),
     "AnthropicMessage": form(
         ["role", "content"], role=one_of(("user", "assistant", "system")), content=BLOCKS

@@ -112,7 +112,8 @@ class Tools:
         if origin.kind == "custom":
             function |= _custom(tool, at)
         else:
-            function |= {key: tool[key] for key in ("parameters", "strict") if tool.get(key)}
+            given = {key: tool.get(key) for key in ("parameters", "strict")}
+            function |= {key: value for key, value in given.items() if value is not None}
         declared = {"type": "function", "function": function}
         if name in self.origins:
             if self.origins[name] == origin and self.declared[name] == declared:

@@ -158,6 +158,36 @@ def test_harmony_thinks_in_a_channel_and_answers_in_another() -> None:
         assert not answer.allows('{"a": 1}', special=True)
 
 
+def test_a_tool_without_parameters_takes_no_arguments() -> None:
+    answer = Answer("hermes", tools=[{"type": "function", "function": {"name": "now"}}], **REQUIRED)
+    assert answer.allows('<tool_call>\n{"name": "now", "arguments": {}}\n</tool_call>')
+    assert not answer.allows('<tool_call>\n{"name": "now", "arguments": {"a": 1}}\n</tool_call>')
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {},
+        {"properties": {"a": {"type": "integer"}}},
+        {"$ref": "#/$defs/f", "$defs": {"f": {"properties": {"a": {"type": "integer"}}}}},
+        {"anyOf": [{"properties": {"a": {"type": "integer"}}}, {"properties": {"a": {}}}]},
+    ],
+)
+def test_arguments_are_an_object_where_a_schema_names_no_type(schema: dict[str, Any]) -> None:
+    answer = Answer("hermes", tools=[tool("now", schema)], **REQUIRED)
+    call = '<tool_call>\n{"name": "now", "arguments": %s}\n</tool_call>'
+    assert answer.allows(call % '{"a": 1}')
+    assert not any(answer.allows(call % wrong) for wrong in ("5", '"a"', "[]", "null"))
+
+
+def test_only_allowed_tools_may_be_called() -> None:
+    allowed = {"type": "function", "function": {"name": "get_time"}}
+    for mode in ("auto", "required"):
+        choice = {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": [allowed]}}
+        use = Answer("hermes", tool_choice=choice).request.tools
+        assert ([tool.name for tool in use.tools], use.mode) == (["get_time"], mode)
+
+
 @pytest.mark.parametrize("special", [False, True])
 def test_strict_tools_leave_text_free_and_bind_calls(special: bool) -> None:
     tools = [tool("get_weather", SCHEMA, strict=True)]

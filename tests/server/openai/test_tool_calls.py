@@ -343,6 +343,11 @@ def function(**members: Any) -> dict[str, Any]:
     return {"type": "function", "function": {"name": "f"} | members}
 
 
+def allowed(mode: str, *tools: Any) -> dict[str, Any]:
+    """The `tool_choice` that leaves other tools out."""
+    return {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": [*tools]}}
+
+
 @pytest.mark.parametrize(
     ("body", "param"),
     [
@@ -364,12 +369,17 @@ def function(**members: Any) -> dict[str, Any]:
         ({"tools": [function()], "tool_choice": "sometimes"}, "tool_choice"),
         ({"tools": [function()], "tool_choice": {}}, "tool_choice"),
         ({"tools": [function()], "tool_choice": function(name="g")}, "tool_choice"),
+        ({"tools": [function()], "tool_choice": {"type": "allowed_tools"}}, "tool_choice"),
+        ({"tools": [function()], "tool_choice": allowed("none", function())}, "tool_choice"),
+        ({"tools": [function()], "tool_choice": allowed("auto", NAMED)}, "tool_choice"),
+        ({"tools": [function()], "tool_choice": allowed("auto", 5)}, "tool_choice"),
+        ({"tools": [function()], "tool_choice": allowed("required")}, "tool_choice"),
         ({"tools": [function()], "parallel_tool_calls": "no"}, "parallel_tool_calls"),
         ({"function_call": {"name": "f"}}, "function_call"),
         ({"include_reasoning": 1}, "include_reasoning"),
         ({"thinking_token_budget": -1}, "thinking_token_budget"),
     ],
-    ids=range(22),
+    ids=range(27),
 )  # fmt: skip
 def test_bad_tools_are_refused_by_name(server: Running, body: dict[str, Any], param: str) -> None:
     script(server, "a")

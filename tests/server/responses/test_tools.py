@@ -37,6 +37,11 @@ def test_functions_have_the_form_of_chats():
     assert made.shown == [ADD | {"strict": True}]
 
 
+def test_a_schema_of_anything_stays_and_null_is_none():
+    made = tools(ADD | {"parameters": {}}, {"type": "function", "name": "f", "parameters": None})
+    assert [one["function"].get("parameters") for one in made.functions] == [{}, None]
+
+
 def test_a_namespace_is_its_tools_under_joined_names():
     made = tools(ADD, DOCS)
     assert names(made) == ["add", "mcp__docs__find", "mcp__docs__query"]
