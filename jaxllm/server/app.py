@@ -37,7 +37,7 @@ from jaxllm.server.render import RenderChat, RenderCompletions
 from jaxllm.server.replica import ReplicaRoutes, health, readiness
 from jaxllm.server.responses.routes import ResponseRoutes
 from jaxllm.server.responses.store import ResponseStore
-from jaxllm.server.state import ServerState
+from jaxllm.server.state import ServerState, page_of_cards
 from jaxllm.server.transport.auth import AuthMiddleware, route_path
 from jaxllm.server.transport.load_header import LoadHeader
 
@@ -68,12 +68,7 @@ class Routes:
 
     async def models(self, request: Request) -> Response:
         """The served names."""
-        return Json(
-            {
-                "object": "list",
-                "data": [self._state.card(name) for name in self._state.settings.served],
-            }
-        )
+        return Json(page_of_cards([self._state]))
 
     async def model(self, request: Request) -> Response:
         """One served name; 404 for any other."""

@@ -21,7 +21,7 @@ from jaxllm.server.metrics import exposition
 from jaxllm.server.openai.bodies import PARSED, ClientGone
 from jaxllm.server.openai.requests import read_model
 from jaxllm.server.replica import health, readiness
-from jaxllm.server.state import ServerState
+from jaxllm.server.state import ServerState, page_of_cards
 from jaxllm.server.transport.auth import ADMIN_PATHS, route_path
 
 # About one model, without a body: ?model= names it
@@ -108,5 +108,4 @@ class ByModel:
         return Json({"server_load": sum(state.active for state in self._states)})
 
     def _list(self) -> Response:
-        cards = [state.card(name) for state in self._states for name in state.settings.served]
-        return Json({"object": "list", "data": cards})
+        return Json(page_of_cards(self._states))

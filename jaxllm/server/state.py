@@ -10,10 +10,11 @@ import hashlib
 import logging
 import re
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from typing import Any
 
 import jaxllm
@@ -263,15 +264,20 @@ class ServerState:
         return ids
 
     def card(self, name: str) -> dict[str, Any]:
-        """What /v1/models says of a served name."""
+        """What /v1/models says of a served name, in the forms of OpenAI and Anthropic."""
         return {
             "id": name,
             "object": "model",
+            "type": "model",
+            "display_name": name,
             "created": self.created,
+            "created_at": datetime.fromtimestamp(self.created, UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
+            "lifecycle": "active",
             "owned_by": "jaxllm",
             "root": self.settings.root,
             "parent": None,
             "max_model_len": self.resolved.max_model_len,
+            "max_input_tokens": self.resolved.max_model_len,
             "permission": [],
         }
 
@@ -290,6 +296,13 @@ class ServerState:
                 "this server runs without a tokenizer; send token ids to /v1/completions", param
             )
         return self.tokenizer
+
+
+def page_of_cards(states: Sequence[ServerState]) -> dict[str, Any]:
+    """What /v1/models says: every served name, on one page."""
+    cards = [state.card(name) for state in states for name in state.settings.served]
+    first, last = cards[0]["id"], cards[-1]["id"]
+    return {"object": "list", "data": cards, "has_more": False, "first_id": first, "last_id": last}
 
 
 def observed(engine: EngineClient, model: str, number: int) -> Metrics:

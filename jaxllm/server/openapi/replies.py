@@ -49,11 +49,16 @@ CARD = form(
     ("id", "object", "created", "owned_by"),
     id=STRING,
     object=const("model"),
+    type=const("model"),
+    display_name=STRING,
     created=INTEGER,
+    created_at=STRING,
+    lifecycle=const("active"),
     owned_by=STRING,
     root=STRING,
     parent=field(STRING),
     max_model_len=INTEGER,
+    max_input_tokens=INTEGER,
     permission=array(ANY),
 )
 ANSWER = ("id", "object", "created", "model", "system_fingerprint", "usage", "choices")
@@ -202,7 +207,13 @@ REPLIES: dict[str, Schema] = {
         results=array(full(index=INTEGER, document=full(text=STRING), relevance_score=NUMBER)),
     ),
     "Model": CARD,
-    "Models": full(object=const("list"), data=array(ref("Model"))),
+    "Models": full(
+        object=const("list"),
+        data=array(ref("Model")),
+        has_more=const(False),
+        first_id=STRING,
+        last_id=STRING,
+    ),
     "Tokens": full(
         count=INTEGER, max_model_len=INTEGER, tokens=IDS, token_strs=field(array(STRING))
     ),

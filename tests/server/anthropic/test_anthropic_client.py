@@ -79,6 +79,15 @@ def test_tokens_are_counted(client: Any, server: Running) -> None:
     assert counted.input_tokens > 20
 
 
+def test_models_are_listed_in_the_clients_form(client: Any, server: Running) -> None:
+    page = client.models.list()
+    names = [card.id for card in page]
+    assert (page.has_more, page.first_id, page.last_id) == (False, names[0], names[-1])
+    for card in (*page.data, client.models.retrieve("fake")):
+        assert type(card).model_validate(card.to_dict(mode="json")).display_name == card.id
+        assert card.max_input_tokens == server.server_state.resolved.max_model_len
+
+
 def test_errors_have_the_clients_types(client: Any, server: Running, anthropic: Any) -> None:
     with pytest.raises(anthropic.NotFoundError, match="does not exist"):
         client.messages.create(**ASKED | {"model": "other", "tools": []})
