@@ -56,6 +56,25 @@ def test_tokenize_refuses_what_chat_refuses(
     assert server.post("/tokenize", {"messages": USER, **neutral}).status == 200
 
 
+@pytest.mark.parametrize(
+    ("name", "value"), [("function_call", {"name": "f", "arguments": "{}"}), ("audio", {"id": "a"})]
+)
+def test_what_no_template_would_show_is_refused(server: Running, name: str, value: Any) -> None:
+    said = {"role": "assistant", "content": None, name: value}
+    answer = server.post(CHAT, {"model": "fake", "messages": [*USER, said, *USER]})
+    assert (answer.status, answer.error["param"]) == (400, f"messages[1].{name}")
+    body = {"model": "fake", "messages": [*USER, said | {name: None}]}
+    assert server.post(CHAT, body).status == 200
+
+
+def test_a_refusal_is_the_text_of_its_message(server: Running) -> None:
+    shown = []
+    for members in ({"content": None, "refusal": "I cannot."}, {"content": "I cannot."}):
+        body = {"model": "fake", "messages": [*USER, {"role": "assistant"} | members, *USER]}
+        shown.append(server.post(CHAT + "/render", body).json()["token_ids"])
+    assert shown[0] == shown[1]
+
+
 def called(arguments: Any) -> list[dict[str, Any]]:
     """A conversation with one earlier call."""
     function = {"name": "f", "arguments": arguments}

@@ -101,12 +101,15 @@ def _read_message(message: Any, at: str) -> dict[str, Any]:
             f"{at}.role must be one of {', '.join(ROLES)}, got {describe(role)}", f"{at}.role"
         )
     clean: dict[str, Any] = {"role": ROLES[role]}
+    _refuse_lost(message, at)
     calls = _read_tool_calls(message, at) if role == "assistant" else None
     clean["content"] = _read_content(message.get("content"), at, required=role != "assistant")
     for name in ("name", "tool_call_id", "reasoning_content", "reasoning"):
         text = _read_string(message, name, at)
         if text is not None:
             clean["reasoning_content" if name == "reasoning" else name] = text
+    if role == "assistant" and not clean["content"]:
+        clean["content"] = _read_string(message, "refusal", at) or ""
     if calls:
         clean["tool_calls"] = calls
     if role == "tool" and "tool_call_id" not in clean:
@@ -119,6 +122,16 @@ def for_template(message: dict[str, Any]) -> dict[str, Any]:
     transformers calls `thinking` for it, in a message with calls: there the text is the thought."""
     both = message.get("reasoning_content") and message["content"] and message.get("tool_calls")
     return message | {"thinking": ""} if both else message
+
+
+def _refuse_lost(message: dict[str, Any], at: str) -> None:
+    """Refuse members that say something which no template would show."""
+    for name, instead in (("function_call", "tool_calls"), ("audio", "its text as content")):
+        if message.get(name) is not None:
+            where = f"{at}.{name}"
+            raise bad_request(
+                f"{where} is not supported here; send {instead}", where, "unsupported_parameter"
+            )
 
 
 def _read_string(message: dict[str, Any], name: str, at: str) -> str | None:
