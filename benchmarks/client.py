@@ -199,6 +199,35 @@ async def content(reader: asyncio.StreamReader, fields: dict[str, str]) -> Async
             yield data
 
 
+def whole(least: int) -> Callable[[str], int]:
+    """What reads a whole number from `least` up, as an argparse type."""
+
+    def read(text: str) -> int:
+        value = int(text)
+        if value < least:
+            raise argparse.ArgumentTypeError(f"must be at least {least}, got {text}")
+        return value
+
+    read.__name__ = "whole number"  # argparse names it where int() fails
+    return read
+
+
+def above_zero(text: str) -> float:
+    """A number above 0, inf too, as an argparse type."""
+    value = float(text)
+    if not value > 0:
+        raise argparse.ArgumentTypeError(f"must be above 0, got {text}")
+    return value
+
+
+def share(text: str) -> float:
+    """A number from 0 to 1, as an argparse type."""
+    value = float(text)
+    if not 0 <= value <= 1:
+        raise argparse.ArgumentTypeError(f"must be from 0 to 1, got {text}")
+    return value
+
+
 def client_parser(what: str | None) -> argparse.ArgumentParser:
     """The options of every benchmark that talks to a server."""
     args = parser(what or "")

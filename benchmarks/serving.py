@@ -24,7 +24,16 @@ from typing import Any
 import numpy as np
 from tqdm import tqdm
 
-from benchmarks.client import Call, call, client_parser, first_model, key_header
+from benchmarks.client import (
+    Call,
+    above_zero,
+    call,
+    client_parser,
+    first_model,
+    key_header,
+    share,
+    whole,
+)
 from benchmarks.record import finish, host
 from benchmarks.server import served
 
@@ -211,25 +220,25 @@ def options() -> argparse.ArgumentParser:
         default="/v1/completions",
         help="or /v1/chat/completions, with the ids as words",
     )
-    args.add_argument("--num-prompts", type=int, default=1000)
+    args.add_argument("--num-prompts", type=whole(1), default=1000)
     args.add_argument(
         "--request-rate",
-        type=float,
+        type=above_zero,
         default=math.inf,
         help="requests per second; inf sends all at once",
     )
     args.add_argument(
         "--burstiness",
-        type=float,
+        type=above_zero,
         default=1.0,
         help="1: Poisson arrivals; below: burstier; above: more even",
     )
-    args.add_argument("--max-concurrency", type=int, help="requests in flight at most")
-    args.add_argument("--random-input-len", type=int, default=1024)
-    args.add_argument("--random-output-len", type=int, default=128)
+    args.add_argument("--max-concurrency", type=whole(0), help="requests in flight at most")
+    args.add_argument("--random-input-len", type=whole(1), default=1024)
+    args.add_argument("--random-output-len", type=whole(1), default=128)
     args.add_argument(
         "--random-range-ratio",
-        type=float,
+        type=share,
         default=0.0,
         help="lengths are uniform within this part around theirs",
     )
@@ -258,7 +267,7 @@ def options() -> argparse.ArgumentParser:
         type=lambda text: [float(p) for p in text.split(",")],
         default=[50.0, 90.0, 99.0],
     )
-    args.add_argument("--processes", type=int, default=4, help="client processes")
+    args.add_argument("--processes", type=whole(1), default=4, help="client processes")
     args.add_argument("--disable-tqdm", action="store_true", help="no progress bar")
     return args
 
