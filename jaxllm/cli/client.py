@@ -71,7 +71,10 @@ class Client:
         headers = {"content-type": "application/json"}
         if self.key is not None:
             headers["authorization"] = f"Bearer {self.key}"
-        data = None if body is None else json.dumps(body).encode()
+        try:
+            data = None if body is None else json.dumps(body, ensure_ascii=False).encode()
+        except UnicodeEncodeError:  # bytes of the command line or of a file, kept as surrogates
+            raise Refused("the text is not valid UTF-8") from None
         try:
             request = urllib.request.Request(f"{base}/v1{path}", data, headers)
             reply: http.client.HTTPResponse = urllib.request.urlopen(request, timeout=TIMEOUT)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import math
 import sys
 from collections.abc import Generator, Iterator, Mapping
 from typing import Any
@@ -100,11 +101,21 @@ def _parser(verb: str, description: str, epilog: str = "") -> argparse.ArgumentP
     add("--model", "--model-name", help="its name at the server, if not the first")
     add("--api-key", help=f"key of the server; also from {', '.join(KEY_VARIABLES)}")
     add("--max-tokens", type=int, help="longest answer, in tokens")
-    add("--temperature", type=float, help="0 always takes the likeliest token")
+    add("--temperature", type=_finite, help="0 always takes the likeliest token")
     add("-q", "--quick", metavar="TEXT", help="print the answer to this text and end")
     if verb == "chat":
         add("--system-prompt", help="instructions that begin the conversation")
     return parser
+
+
+def _finite(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not math.isfinite(value):  # JSON has no such numbers
+        raise argparse.ArgumentTypeError(f"must be a finite number, got {text}")
+    return value
 
 
 def _client(args: argparse.Namespace, environ: Mapping[str, str]) -> Client:
@@ -126,9 +137,12 @@ def _lines() -> Iterator[str]:
     prompt = "> " if sys.stdin.isatty() else ""
     with contextlib.suppress(EOFError, KeyboardInterrupt):
         while True:
-            text = input(prompt)
-            while text.endswith("\\"):
-                text = f"{text[:-1]}\n{input('… ' if prompt else '')}"
+            try:
+                text = input(prompt)
+                while text.endswith("\\"):
+                    text = f"{text[:-1]}\n{input('… ' if prompt else '')}"
+            except UnicodeDecodeError:
+                raise Refused("the text is not valid UTF-8") from None
             if text.strip():
                 yield text
     if prompt:

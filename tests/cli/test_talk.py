@@ -134,6 +134,21 @@ def test_what_a_server_refuses_is_one_line_and_status_1(
     assert len(captured.err.splitlines()) == 1
 
 
+def test_what_json_cannot_hold_is_one_line(
+    server: Running, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for argv in ([], ["-q", "a\udcff"]):
+        for verb in (chat, complete):
+            stdin = io.TextIOWrapper(io.BytesIO(b"a\xff\n"), "utf-8")
+            monkeypatch.setattr("sys.stdin", stdin)
+            assert verb(["--url", server.url, *argv], {}) == 1
+            told = capsys.readouterr().err
+            assert told == f"jaxllm {verb.__name__}: the text is not valid UTF-8\n"
+    with pytest.raises(SystemExit):
+        complete(["--temperature", "nan"], {})
+    assert "must be a finite number, got nan" in capsys.readouterr().err
+
+
 def test_an_answer_that_breaks_off_says_so(tokenizer: Tokenizer) -> None:
     with Running(tokenizer) as running:
         running.control.fail_step = "lost"
