@@ -10,6 +10,7 @@ CONVERTS = ("auto", "none", "embed", "classify")
 # Which tokens' hidden states are pooled, and how
 MODES = ("last", "cls", "mean", "max", "mean_sqrt_len", "weighted_mean")
 ALL = "all"  # in place of a mode: nothing is pooled, every token has a result of its own
+LATE = "late"  # in place of a mode: the mean of what the maps make of each token
 EMBEDDINGS, CLASSES = ("embed", "token_embed"), ("classify", "token_classify")
 TASKS = EMBEDDINGS + CLASSES
 
@@ -45,7 +46,7 @@ class Pooling:
     Attributes:
         task: "embed" (a vector), "classify" (a number for each label), "token_embed" or
             "token_classify" (the same of every token).
-        modes: of `MODES`, the results of several stand side by side; or `ALL` alone.
+        modes: of `MODES`, the results of several stand side by side; or `ALL` or `LATE` alone.
         token_logits: for each element of the result, the token whose logit it is, and one whose
             logit is taken from it; empty where the pooled vector itself goes on.
         maps: what the pooled vector goes through, on the device.

@@ -15,7 +15,7 @@ from jaxllm.nn.decoder import Decoder
 from jaxllm.nn.embedding import EncoderEmbedding
 from jaxllm.nn.linear import Init
 from jaxllm.nn.norm import NoNorm
-from jaxllm.pooling import DenseMap
+from jaxllm.pooling import LATE, DenseMap
 
 DEFAULTS: Config = {
     "hidden_act": "silu",
@@ -26,7 +26,7 @@ DEFAULTS: Config = {
 ENCODES, NAMES, REMOTE_CODE = True, LLAMA_NAMES, ("modeling_eurobert",)
 # Of heads for labels
 IGNORED = tuple(f"{head}.{leaf}" for head in ("dense", "classifier") for leaf in ("weight", "bias"))
-POOLS = {"bos": "cls", "mean": "mean"}
+POOLS = {"bos": "cls", "mean": "mean", "late": LATE}
 
 
 def spec(hf: Config) -> ModelSpec:
@@ -37,9 +37,9 @@ def spec(hf: Config) -> ModelSpec:
 def classifier(hf: Config, labels: int) -> tuple[str, tuple[DenseMap, ...]]:
     """What is pooled for labels, and the maps behind it. Raises ConfigError."""
     width, mode = positive(hf, "hidden_size"), hf.get("classifier_pooling")
-    if mode not in POOLS:
+    if mode not in list(POOLS):
         raise ConfigError(
-            f"config.json: classifier_pooling is {mode!r:.80}; labels are served with bos or mean"
+            f"config.json: classifier_pooling is {mode!r:.80}; it must be bos, mean or late"
         )
     dense = DenseMap(name="dense", inputs=width, outputs=width, bias=True, activation="gelu")
     return POOLS[mode], (

@@ -20,7 +20,7 @@ from jaxllm.nn.embedding import EncoderEmbedding
 from jaxllm.nn.linear import Init, Linear
 from jaxllm.nn.norm import LayerNorm, NoNorm
 from jaxllm.nn.rules import Rule
-from jaxllm.pooling import Pooling
+from jaxllm.pooling import LATE, Pooling
 
 ACTIVATIONS: Mapping[str, Callable[[Array], Array]] = MappingProxyType(
     {
@@ -105,6 +105,8 @@ class PoolingModel(nnx.Module):
     ) -> Array:
         if self.pooling.of_tokens:
             return self._mapped(hidden_TD, context)
+        if self.pooling.modes == (LATE,):
+            return pooled(("mean",), self._mapped(hidden_TD, context), start_R, length_R)
         return self._mapped(pooled(self.pooling.modes, hidden_TD, start_R, length_R), context)
 
     def _mapped(self, pooled_RD: Array, context: RowContext) -> Array:

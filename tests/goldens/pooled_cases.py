@@ -220,6 +220,15 @@ CASES: Mapping[str, dict[str, Any]] = MappingProxyType(
                 "mlp_bias": True,
             },
         },
+        "eurobert-late": {
+            "config.json": _BASE
+            | _LABELS
+            | {
+                "model_type": "eurobert",
+                "architectures": ["EuroBertForSequenceClassification"],
+                "num_hidden_layers": 1,
+            },
+        },
         "modernbert-cls": {
             "config.json": _MODERN | {"architectures": ["ModernBertModel"]},
             "modules.json": _modules("Transformer", "Pooling"),

@@ -308,6 +308,17 @@ def test_families_know_what_a_config_may_leave_out() -> None:
             200,
         ),
         ({"rope_scaling": {"rope_type": "yarn", "factor": 4.0}}, 400),
+        (
+            {
+                "original_max_position_embeddings": 50,  # outside, it wins
+                "rope_scaling": {
+                    "rope_type": "yarn",
+                    "factor": 4.0,
+                    "original_max_position_embeddings": 100,
+                },
+            },
+            200,
+        ),
         ({"rope_parameters": LLAMA3}, 100),
     ],
 )

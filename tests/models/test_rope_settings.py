@@ -36,6 +36,14 @@ def test_plain_rope_has_a_default_base() -> None:
     )
 
 
+@pytest.mark.parametrize("theta", [1e4, 5e5, 1e6])
+def test_frequencies_are_as_exact_as_those_of_torch(theta: float) -> None:
+    found = rope(BASE | {"rope_theta": theta}, 128)
+    assert isinstance(found, StaticRope)
+    exact = theta ** -(np.arange(0, 128, 2) / 128)
+    np.testing.assert_allclose(found.inv_freq, exact, rtol=9e-8, atol=0)
+
+
 def test_the_original_length_defaults_to_the_models_and_may_stand_outside() -> None:
     inside = rope(BASE | {"rope_scaling": YARN}, 8)
     outside = rope(

@@ -45,6 +45,13 @@ def test_the_language_model_of_a_wrapper_is_the_one_inside(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", WRAPPERS)
+def test_ends_inside_a_wrapper_do_not_hide_those_outside(name: str, tmp_path: Path) -> None:
+    inner = PUBLISHED[name]["text_config"] | {"eos_token_id": 4}  # as transformers saves it
+    path = written(tmp_path, name, {"eos_token_id": [6]}, text_config=inner, eos_token_id=[4, 5])
+    assert models.read_spec(path).eos_token_ids == (4, 5, 6)
+
+
+@pytest.mark.parametrize("name", WRAPPERS)
 @pytest.mark.parametrize(
     ("stored", "read"),
     [

@@ -208,7 +208,8 @@ def text_part(hf: Config) -> dict[str, Any]:
     """The language model's configuration inside that of a model that also sees or hears.
 
     What stands outside alone is kept, and so is `tie_word_embeddings`, which transformers reads
-    there. Of the objects outside, `quantization_config` is that of the whole checkpoint.
+    there. Ends of sequences of both are joined: outside are those of chats. Of the objects outside,
+    `quantization_config` is that of the whole checkpoint. Raises ConfigError for wrong ends.
     """
     inner = hf.get("text_config")
     if not isinstance(inner, dict):
@@ -217,7 +218,8 @@ def text_part(hf: Config) -> dict[str, Any]:
     outer = {k: value for k, value in hf.items() if k in shared or not isinstance(value, dict)}
     kept = {key: value for key, value in inner.items() if value is not None and key != "model_type"}
     tied = {key: outer[key] for key in ("tie_word_embeddings",) if outer.get(key) is not None}
-    return {**outer, **kept, **tied}
+    ends = sorted(eos_token_ids(outer) | eos_token_ids(kept))
+    return {**outer, **kept, **tied, **({"eos_token_id": ends} if ends else {})}
 
 
 def check_sizes(

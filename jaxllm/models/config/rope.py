@@ -117,7 +117,7 @@ def context_length(hf: Config) -> int:
     settings = rope_parameters(hf)
     stretched = float(length)
     if settings["rope_type"] == "yarn":
-        stretched = number(settings, ORIGINAL, length)
+        stretched = _original_length(settings, hf)
     if settings["rope_type"] in ("linear", "dynamic", "yarn"):
         return max(int(int(stretched) * number(settings, "factor", 1.0)), length)
     return length
@@ -228,7 +228,9 @@ def _yarn_scale(settings: dict[str, Any], factor: float) -> float:
 
 def _inv_freq(settings: dict[str, Any], dim: int) -> np.ndarray:
     exponent = np.arange(0, dim, 2, dtype=np.float32) / np.float32(dim)
-    return np.float32(1) / np.float32(number(settings, "rope_theta")) ** exponent
+    # numpy's powers in float32 are less exact than torch's, which far positions multiply
+    power = number(settings, "rope_theta") ** exponent.astype(np.float64)
+    return np.float32(1) / power.astype(np.float32)
 
 
 def _static(inv_freq: np.ndarray, scale: float = 1.0) -> StaticRope:
