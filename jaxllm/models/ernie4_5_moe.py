@@ -6,8 +6,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
+from jaxllm.config import ConfigError
 from jaxllm.models.config.mixture import mixture, mixture_names, mixture_spec, routed, shared_names
-from jaxllm.models.config.read import Config, flag, positive, whole
+from jaxllm.models.config.read import Config, flag, optional, positive, whole
 from jaxllm.models.config.spec import ModelSpec
 from jaxllm.models.config.transformer import LLAMA_NAMES, Parts, transformer_spec
 from jaxllm.nn.blocks import Block
@@ -41,6 +42,7 @@ NAMES = {
 }
 PREFIXES = {"model.mtp_": None}  # parts that predict further tokens
 REMOTE_CODE = ("modeling_ernie4_5_moe",)
+LEAST_SUM = 1e-6  # that weights of chosen experts are divided by
 SIZES = ("moe_num_experts", "moe_intermediate_size", "moe_k")
 
 
@@ -60,6 +62,12 @@ def _row(piece: Piece) -> Piece:
 
 def spec(hf: Config) -> ModelSpec:
     """The spec of a complete configuration. Raises ConfigError."""
+    least = optional(hf, "moe_norm_min")
+    if least is not None and least > LEAST_SUM:
+        raise ConfigError(
+            f"config.json: moe_norm_min is {least:g}; at most {LEAST_SUM:g}, which changes no "
+            "weight, is supported"
+        )
     return mixture_spec(transformer_spec(hf, paired=True), mixture(hf, *SIZES))
 
 

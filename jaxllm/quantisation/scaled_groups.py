@@ -15,7 +15,7 @@ from typing import Any
 
 from jaxllm.config import ConfigError
 from jaxllm.quantisation.matrix import NUMBERS, Grid, ScaledMatrix, scaled_matrix
-from jaxllm.quantisation.scheme import Header
+from jaxllm.quantisation.scheme import Header, modules
 from jaxllm.quantisation.weight_format import WeightFormat
 
 STRATEGIES = ("tensor", "channel", "group", "block")
@@ -40,9 +40,9 @@ class Group:
     block: tuple[int, int]
     inputs: str
 
-    def names(self, module: str) -> bool:
-        """Whether a target is the module's own, not LINEAR."""
-        return any(_matches(target, module) for target in self.targets)
+    def names(self, modules: tuple[str, ...]) -> bool:
+        """Whether a target is one of a module's names, not LINEAR."""
+        return any(_matches(target, module) for target in self.targets for module in modules)
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,7 @@ class ScaledGroups:
         for name, found in stored.items():
             if not name.endswith(".weight") or len(found.shape) != 2:
                 continue
-            group = self._group(name.removesuffix(".weight"))
+            group = self._group(modules(stored, name))
             if found.dtype not in NUMBERS or group is None or found.dtype != group.dtype:
                 continue
             rows, columns = (
@@ -83,9 +83,9 @@ class ScaledGroups:
                 zero if zero in stored else None,
             )
 
-    def _group(self, module: str) -> Group | None:
+    def _group(self, names: tuple[str, ...]) -> Group | None:
         """The group of a module: one that names it goes before one of all linear maps."""
-        named = (group for group in self.groups if group.names(module))
+        named = (group for group in self.groups if group.names(names))
         every = (group for group in self.groups if LINEAR in group.targets)
         return next(named, None) or next(every, None)
 

@@ -27,12 +27,31 @@ class Header(Protocol):
     def shape(self) -> tuple[int, ...]: ...
 
 
-class Stored(dict[str, Header]):
-    """Headers by name, of tensors whose values can be read: some formats have shapes there."""
+def same(name: str) -> tuple[str, ...]:
+    """A name alone."""
+    return (name,)
 
-    def __init__(self, headers: Mapping[str, Header], read: Callable[[str], np.ndarray]):
+
+class Stored(dict[str, Header]):
+    """Headers by name, of tensors whose values can be read: some formats have shapes there.
+
+    `spellings` gives all names that settings may have for a tensor's.
+    """
+
+    def __init__(
+        self,
+        headers: Mapping[str, Header],
+        read: Callable[[str], np.ndarray],
+        spellings: Callable[[str], tuple[str, ...]] = same,
+    ):
         super().__init__(headers)
-        self.read = read
+        self.read, self.spellings = read, spellings
+
+
+def modules(stored: Mapping[str, Header], name: str) -> tuple[str, ...]:
+    """What settings may call the module of a tensor."""
+    spelled = stored.spellings(name) if isinstance(stored, Stored) else (name,)
+    return tuple(each.rpartition(".")[0] for each in spelled)
 
 
 @dataclass(frozen=True)

@@ -28,6 +28,7 @@ from jaxllm.models.config.build import (
     outline,
     read_name,
     rules,
+    spellings,
     unused_prefixes,
 )
 from jaxllm.nn.rules import Piece, Rule
@@ -108,7 +109,8 @@ def open_checkpoint(model: Source, spec: ModelSpec) -> reader.Checkpoint:
     checkpoint.rename(read_name(spec, checkpoint.entries))
     if spec.scheme is not None:
         own = [name for name, kind in spec.formats.items() if not kind.rounded]
-        checkpoint.unpack(spec.scheme, {*own, *(f"{name}.weight" for name in own)})
+        held = {*own, *(f"{name}.weight" for name in own)}
+        checkpoint.unpack(spec.scheme, held, spellings(spec))
     for folder in folders(spec):
         checkpoint.add_folder(folder)
     return checkpoint

@@ -14,7 +14,7 @@ import numpy as np
 
 from jaxllm.nn.rules import Piece
 from jaxllm.quantisation import PackedPart, PackedTensor, Scheme, WeightFormat
-from jaxllm.quantisation.scheme import Stored
+from jaxllm.quantisation.scheme import Stored, same
 from jaxllm.tensors import Deferred
 from jaxllm.weights import sources
 from jaxllm.weights.given import GivenArrays
@@ -81,10 +81,15 @@ class Checkpoint:
         self._home |= {f"{folder}/{name}": file for name, file in other._home.items()}
         self._stored |= {f"{folder}/{name}": name for name in other._home}
 
-    def unpack(self, scheme: Scheme, held: Container[str] = ()) -> None:
+    def unpack(
+        self,
+        scheme: Scheme,
+        held: Container[str] = (),
+        spellings: Callable[[str], tuple[str, ...]] = same,
+    ) -> None:
         """Know the tensors that `scheme` packs as they are when they are unpacked; those of `held`
-        as their leaves."""
-        found = list(scheme.tensors(Stored(self.entries, self.array)))
+        as their leaves. The scheme may have any of a tensor's `spellings`."""
+        found = list(scheme.tensors(Stored(self.entries, self.array, spellings)))
         self.formats = {tensor.name: tensor.format for tensor in found}
         leaves = [tensor.leaves() if tensor.name in held else (tensor,) for tensor in found]
         packed = [leaf for own in leaves for leaf in own]

@@ -110,6 +110,7 @@ def test_the_correction_of_exaone_has_its_published_name_and_a_newer_one() -> No
             "must be 'average' or 'sum'",
         ),
         ("minimax-m2-rotary-dim", {"scoring_func": "softmax"}, "minimax_m2 models have 'sigmoid'"),
+        ("ernie4-5-moe", {"moe_norm_min": 0.5}, r"moe_norm_min is 0\.5; at most 1e-06"),
         ("internlm3-dynamic", {"bias": False}, "qkv_bias and bias differ"),
         ("gemma-gelu", {"use_bidirectional_attention": True}, "Gemma runs with causal attention"),
     ],

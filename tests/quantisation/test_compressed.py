@@ -13,6 +13,7 @@ import pytest
 
 from jaxllm.config import ConfigError
 from jaxllm.quantisation import PackedTensor, WeightFormat, read_scheme
+from jaxllm.quantisation.scheme import Stored
 
 GOLDEN = np.load(Path(__file__).parents[1] / "goldens/compressed.npz")
 NAMES = sorted({name.partition("/")[0] for name in GOLDEN})
@@ -205,6 +206,9 @@ def test_modules_of_mixed_precision_have_algorithms_of_their_own() -> None:
     }
     assert scheme.title == "modelopt MIXED_PRECISION (FP8, NVFP4)"
     stored["b.weight"] = Header("F8_E4M3", (8, 32))
+    # As random weights of a checkpoint that leaves it plain are asked for
+    assert {tensor.name for tensor in scheme.tensors(stored)} == set(found)
+    stored = Stored(stored, lambda name: np.zeros(0))
     with pytest.raises(ConfigError, match=r"b\.weight has few bits, but quantized_layers does not"):
         list(scheme.tensors(stored))
 

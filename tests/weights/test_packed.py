@@ -17,12 +17,23 @@ from jaxllm.config import ConfigError
 from jaxllm.mesh import make_mesh
 from jaxllm.quantisation import Bounds
 from jaxllm.quantisation.matrix import ScaledMatrix
-from tests.weights.packed import FP8, MXFP4, Pair, Tensors, fp8_pair, mxfp4_pair, write
+from tests.weights.packed import (
+    FP8,
+    MXFP4,
+    Pair,
+    Tensors,
+    compressed,
+    fp8_pair,
+    fp8_tensor_pair,
+    mxfp4_pair,
+    write,
+)
 
 LLAMA = "llama-gqa"
 LAYER = "model.layers.0"
 UP = f"{LAYER}.mlp.up_proj.weight"
 EXPERTS = f"{LAYER}.mlp.experts.down_proj"
+WRAPPED = ("language_model.model.", "model.language_model.")  # names of a wrapper's tensors
 
 
 def load(
@@ -101,6 +112,26 @@ def test_the_model_of_a_wrapper_is_packed_as_the_wrapper_says() -> None:
     inner = pair.config["text_config"] | {"quantization_config": {"quant_method": "gptq"}}
     with pytest.raises(ConfigError, match=r"quantization_config \(gptq\) is not supported"):
         models.make_spec(pair.config | {"text_config": inner})
+
+
+@pytest.mark.parametrize("stored", WRAPPED)
+@pytest.mark.parametrize("written", WRAPPED)
+def test_settings_name_the_modules_of_a_wrapper_as_files_do_or_otherwise(
+    tmp_path: Path, stored: str, written: str
+) -> None:
+    pair = fp8_tensor_pair("mistral3-vision", static=True)
+    tensors = {name.replace("model.", stored, 1): own for name, own in pair.packed.items()}
+    plain = write(tmp_path / "plain", pair.config, pair.plain)
+    numbers = {"num_bits": 8, "type": "float", "strategy": "tensor"}
+    by_name = compressed(numbers, numbers | {"dynamic": False})
+    by_name["config_groups"]["group_0"]["targets"] = [f"re:{written}layers"]
+    layers = {f"{written}layers": {"quant_algo": "FP8"}}
+    mixed = {"quant_algo": "MIXED_PRECISION", "quantized_layers": layers}
+    for settings in (by_name, mixed | {"quant_method": "modelopt"}):
+        config = pair.config | {"quantization_config": settings}
+        path = write(tmp_path / "packed", config, tensors)
+        for found, expected in zip(load(path), load(plain), strict=True):
+            np.testing.assert_array_equal(found, expected)
 
 
 def without(name: str) -> Callable[[Tensors], Tensors]:

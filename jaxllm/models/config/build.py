@@ -179,6 +179,20 @@ def read_name(spec: ModelSpec, tensors: Container[str]) -> Callable[[str], str |
     return read
 
 
+def spellings(spec: ModelSpec) -> Callable[[str], tuple[str, ...]]:
+    """From a tensor's name in the rules to that and all others that checkpoints of the family have
+    for it. Settings may name modules by another than the files do: transformers renames those of
+    wrappers when it reads and writes them."""
+    prefixes = getattr(family(spec.model_type), "PREFIXES", {})
+    served = [(outer, own) for outer, own in prefixes.items() if own is not None]
+
+    def spelled(name: str) -> tuple[str, ...]:
+        others = (o + name.removeprefix(own) for o, own in served if name.startswith(own))
+        return (name, *others)
+
+    return spelled
+
+
 def folders(spec: ModelSpec) -> list[str]:
     """Folders beside the checkpoint that hold further tensors, which the rules call by
     `folder/name`."""

@@ -22,7 +22,7 @@ from jaxllm.config import ConfigError
 from jaxllm.quantisation.fp4 import U8
 from jaxllm.quantisation.fp4_groups import NVFP4, fp4_matrix
 from jaxllm.quantisation.matrix import Grid, ScaledMatrix, scaled_matrix
-from jaxllm.quantisation.scheme import Header, PackedTensor
+from jaxllm.quantisation.scheme import Header, PackedTensor, Stored, modules
 from jaxllm.quantisation.weight_format import FP4, WeightFormat
 
 E4M3 = "F8_E4M3"
@@ -66,7 +66,12 @@ class ModelOpt:
                 continue
             if found.dtype not in (E4M3, U8):
                 continue
-            algorithm = self._algorithm(name.removesuffix(".weight"))
+            algorithm = self._algorithm(modules(stored, name))
+            if algorithm is None and isinstance(stored, Stored):  # no random weights
+                raise ConfigError(
+                    f"{name} has few bits, but quantized_layers does not name the module: download "
+                    "or convert the checkpoint again"
+                )
             if algorithm in FLOATS_OF_4_BITS and found.dtype == U8:
                 owner = name.removesuffix("weight")
                 more = (owner + leaf for leaf in ("weight_scale", "weight_scale_2", "input_scale"))
@@ -74,19 +79,16 @@ class ModelOpt:
             elif algorithm in ALGORITHMS and found.dtype == E4M3:
                 yield _floats_of_8_bits(name, algorithm, stored)
 
-    def _algorithm(self, module: str) -> str:
-        """That of a module, or of the nearest around it. Raises ConfigError for none."""
+    def _algorithm(self, names: tuple[str, ...]) -> str | None:
+        """That of a module of these names, or of the nearest around it; None where the settings
+        name neither."""
         if self.algorithm != MIXED:
             return self.algorithm
-        around = module
-        while around not in self.layers:
-            around = around.rpartition(".")[0]
-            if not around:
-                raise ConfigError(
-                    f"{module}.weight has few bits, but quantized_layers does not name the module: "
-                    "download or convert the checkpoint again"
-                )
-        return self.layers[around]
+        while any(names):
+            if found := next((self.layers[name] for name in names if name in self.layers), None):
+                return found
+            names = tuple(name.rpartition(".")[0] for name in names)
+        return None
 
 
 def _floats_of_8_bits(name: str, algorithm: str, stored: Mapping[str, Header]) -> ScaledMatrix:
