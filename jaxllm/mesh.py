@@ -147,6 +147,11 @@ def place(value: np.ndarray, sharding: jax.sharding.Sharding) -> jax.Array:
     return jax.make_array_from_callback(value.shape, sharding, value.__getitem__)
 
 
+def lacks_memory(error: BaseException) -> bool:
+    """Whether an error is XLA's that there is no memory."""
+    return isinstance(error, jax.errors.JaxRuntimeError) and NO_MEMORY in str(error)
+
+
 def is_pinned(sharding: Any) -> bool:
     """Whether arrays of this sharding lie in pinned host memory."""
     return sharding.memory_kind == PINNED

@@ -12,12 +12,11 @@ from traceback import clear_frames
 
 import jax
 from jax import Array
-from jax.errors import JaxRuntimeError
 
 from jaxllm.engine.runtime.pipeline.follower import StageFollower
 from jaxllm.engine.runtime.replay import Reload
 from jaxllm.engine.startup.start import Started
-from jaxllm.mesh import NO_MEMORY
+from jaxllm.mesh import lacks_memory
 from jaxllm.messages import RequestError
 from jaxllm.weights import GivenArrays
 
@@ -120,7 +119,7 @@ class Sleep:
         except BaseException as error:
             clear_frames(error.__traceback__)  # they hold what was read
             self.sleep(2)
-            if not (keep and isinstance(error, JaxRuntimeError) and NO_MEMORY in str(error)):
+            if not (keep and lacks_memory(error)):
                 raise
         self._read(given)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import ml_dtypes
@@ -18,11 +18,12 @@ from jaxllm.quantisation.scheme import (
 )
 from jaxllm.quantisation.weight_format import FP8, INT8, OFFSETS, SYMMETRIC, WeightFormat
 
-NUMBERS = {"F8_E4M3": FP8, "I8": INT8}  # by the type in files
+E4M3 = "F8_E4M3"
+NUMBERS = {E4M3: FP8, "I8": INT8}  # by the type in files
 # The float32 value of each byte: a look-up takes a seventh of the time of a cast
 _BYTES = np.arange(256, dtype=np.uint8)
 VALUES = {
-    "F8_E4M3": _BYTES.view(ml_dtypes.float8_e4m3fn).astype(np.float32),
+    E4M3: _BYTES.view(ml_dtypes.float8_e4m3fn).astype(np.float32),
     "I8": _BYTES.view(np.int8).astype(np.float32),
 }
 
@@ -154,6 +155,14 @@ class InputScale(PackedTensor):
 def _blocks(scales: np.ndarray, shape: tuple[int, ...], grid: Grid) -> np.ndarray:
     """Scales as they are for each block of rows and of columns."""
     return scales.reshape(-(-shape[0] // grid.rows), -(-shape[1] // grid.columns))
+
+
+def matrices(stored: Mapping[str, Header], dtype: str) -> Iterator[tuple[str, tuple[int, int]]]:
+    """Names and shapes of the weights that are matrices of this type."""
+    for name, found in stored.items():
+        if found.dtype == dtype and len(found.shape) == 2 and name.endswith(".weight"):
+            rows, columns = found.shape
+            yield name, (rows, columns)
 
 
 def scaled_matrix(

@@ -14,13 +14,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from jaxllm.config import ConfigError
-from jaxllm.quantisation.matrix import NUMBERS, Grid, ScaledMatrix, scaled_matrix
+from jaxllm.quantisation.matrix import E4M3, NUMBERS, Grid, ScaledMatrix, scaled_matrix
 from jaxllm.quantisation.scheme import Header, modules
 from jaxllm.quantisation.weight_format import WeightFormat
 
 STRATEGIES = ("tensor", "channel", "group", "block")
 INPUTS = {"tensor": "token", "token": "token", "group": "group"}  # of scales found at run time
-TYPES = {"float": "F8_E4M3", "int": "I8"}
+TYPES = {"float": E4M3, "int": "I8"}
 LINEAR = "Linear"  # a target that means all linear maps
 
 

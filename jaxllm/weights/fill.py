@@ -77,8 +77,8 @@ class Target:
     def __init__(self, rule: Rule, rounding: Rounding):
         self.rule, self.like, self._rounding = rule, rounding.like(rule), rounding
         owners: dict[Index, list[jax.Device]] = {}
-        places = self.like.sharding.addressable_devices_indices_map(self.like.shape)
-        for device, index in places.items():
+        own = self.like.sharding.addressable_devices_indices_map(self.like.shape)
+        for device, index in own.items():
             owners.setdefault(index, []).append(device)
         self._indices = list(owners)
         self.groups: Groups = tuple(map(tuple, owners.values()))

@@ -22,7 +22,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec, SingleDeviceShardin
 from jax.typing import DTypeLike
 
 from jaxllm.config import ConfigError
-from jaxllm.mesh import NO_MEMORY, PINNED, memory_of, per_device
+from jaxllm.mesh import PINNED, lacks_memory, memory_of, per_device
 
 BUFFER_BYTES = 2**25
 # That fit a buffer. With one, the room behind it is sent in vain; with many, launches take longer
@@ -116,7 +116,7 @@ def _made(device: jax.Device, count: int) -> list[Buffer]:
         while len(made) < count:
             made.append(Buffer(device))
     except jax.errors.JaxRuntimeError as error:
-        if NO_MEMORY not in str(error):
+        if not lacks_memory(error):
             raise
     return made
 

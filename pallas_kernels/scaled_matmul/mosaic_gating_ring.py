@@ -26,8 +26,7 @@ from pallas_kernels.scaled_matmul.mosaic_gating_few import LAYOUT, LINE, LINES, 
 from pallas_kernels.scaled_matmul.mosaic_rounding import numbers_of, results, scale_of
 from pallas_kernels.scaled_matmul.rounding import RoundedRows, Rounding
 
-RING_BYTES = 222 * 1024  # of shared memory
-MOST_SLOTS = 2
+MOST_SLOTS = 2  # which shared memory holds of the widest rows, too
 # Tiles of a warpgroup whose scales and results its registers hold, by the warpgroups of a block
 HELD = {4: 8, 3: 13, 2: 20}
 
@@ -73,7 +72,7 @@ class _Spec:
     @property
     def slots(self) -> int:
         """Rows of the ring."""
-        return min(MOST_SLOTS, RING_BYTES // (4 * self.F), -(-self.T // self.blocks))
+        return min(MOST_SLOTS, -(-self.T // self.blocks))
 
 
 class _Place(NamedTuple):

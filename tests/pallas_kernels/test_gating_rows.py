@@ -28,7 +28,6 @@ def test_rows_are_gated_and_rounded_once_more(
 ) -> None:
     monkeypatch.setattr(mosaic_gating, "SHARING", sharing)
     monkeypatch.setattr(mosaic_gating_ring, "PROCESSORS", 1)  # which wraps around the ring
-    monkeypatch.setattr(mosaic_gating_ring, "MOST_SLOTS", 2)
     gating = GELU if width == 384 else SILU
     width = pick(place, 2560, 18944) if width == 2560 else width
     rng, tokens = np.random.default_rng(0), pick(place, 3, 257)

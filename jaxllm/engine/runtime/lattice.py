@@ -19,7 +19,7 @@ from jaxllm.engine.runtime.program import Key, Program, Variant
 from jaxllm.engine.runtime.programs import PROGRAMS
 from jaxllm.engine.runtime.shapes import StepShapes
 from jaxllm.engine.scheduling.buckets import ExtendShape
-from jaxllm.mesh import NO_MEMORY
+from jaxllm.mesh import lacks_memory
 
 type Progress = Callable[[int, int], None]  # called with (done, total)
 
@@ -107,7 +107,7 @@ class Programs:
             if not self._stopped:
                 self._make(key)
         except jax.errors.JaxRuntimeError as error:
-            if NO_MEMORY not in str(error):
+            if not lacks_memory(error):
                 raise
             return False
         return True

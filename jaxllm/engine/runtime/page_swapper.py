@@ -22,7 +22,7 @@ from jaxllm.engine.runtime.launch import HostBuffers, fill
 from jaxllm.engine.runtime.program import Key, shardings
 from jaxllm.engine.scheduling.kv_offload import Link
 from jaxllm.engine.scheduling.plan import Moves, Traffic
-from jaxllm.mesh import NO_MEMORY, PINNED, is_pinned
+from jaxllm.mesh import PINNED, is_pinned, lacks_memory
 from jaxllm.units import amount
 
 logger = logging.getLogger("jaxllm")
@@ -237,7 +237,7 @@ class PageSwapper:
         try:
             copies = self._to_host(pages[: len(batch)])
         except jax.errors.JaxRuntimeError as error:
-            if NO_MEMORY not in str(error):
+            if not lacks_memory(error):
                 raise
             self._drop_copies(leaving, NO_ROOM, error)
             self._track(self._out, LEAVING, _Trip(pages[: len(batch)], {}))
@@ -295,7 +295,7 @@ class PageSwapper:
         itself failed, collecting a step raises."""
         trip = queue.popleft()
         if (error := _error_of(trip.copies)) is not None:
-            copied = NO_ROOM if NO_MEMORY in str(error) else NO_COPY
+            copied = NO_ROOM if lacks_memory(error) else NO_COPY
             self._drop_copies(
                 trip.leaving,
                 copied if trip.leaving and _error_of(trip.leaving) is None else NO_PAGES,

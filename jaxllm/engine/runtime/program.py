@@ -89,14 +89,12 @@ class DeviceArrays:
 
     def delete(self, *, keep_pages: bool = False) -> None:
         """Free everything except the weights and the inboxes, and KV pages that are to be kept."""
-        pages = self.pages() if keep_pages else None
-        kept = {WEIGHTS.name, PEERS.name} | ({KV.name} if keep_pages else set())
-        for (name, _), tree in self._arrays.items():
-            for array in jax.tree.leaves(tree) if name not in kept else ():
-                array.delete()
-        self._arrays = {}
-        if pages is not None:
-            self.write(KV, pages)
+        pages = {at: tree for at, tree in self._arrays.items() if keep_pages and at[0] == KV.name}
+        for at, tree in self._arrays.items():
+            if at[0] not in (WEIGHTS.name, PEERS.name) and at not in pages:
+                for array in jax.tree.leaves(tree):
+                    array.delete()
+        self._arrays = pages
 
     def pages(self) -> KVCache | None:
         """The KV pages; None once they are freed."""

@@ -12,11 +12,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from jaxllm.config import ConfigError
-from jaxllm.quantisation.matrix import Grid, ScaledMatrix, scaled_matrix
+from jaxllm.quantisation.matrix import E4M3, Grid, ScaledMatrix, matrices, scaled_matrix
 from jaxllm.quantisation.scheme import Header
 from jaxllm.quantisation.weight_format import WeightFormat
 
-E4M3 = "F8_E4M3"
 BOUND = "activation_scale_ub"
 USUAL_BOUND = 1200.0  # transformers', where the settings have none
 LARGEST_BOUND = 1e30  # what float32 and bfloat16 hold
@@ -41,10 +40,8 @@ class FbgemmFp8:
         return None
 
     def tensors(self, stored: Mapping[str, Header]) -> Iterator[ScaledMatrix]:
-        for name, found in stored.items():
-            if found.dtype != E4M3 or len(found.shape) != 2 or not name.endswith(".weight"):
-                continue
-            grid = Grid(1, found.shape[1], "token", self.bound)
+        for name, (_, columns) in matrices(stored, E4M3):
+            grid = Grid(1, columns, "token", self.bound)
             yield scaled_matrix(name, stored, f"{name}_scale", grid)
 
 

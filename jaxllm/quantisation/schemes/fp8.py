@@ -15,11 +15,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from jaxllm.config import ConfigError
-from jaxllm.quantisation.matrix import Grid, ScaledMatrix, scaled_matrix
+from jaxllm.quantisation.matrix import E4M3, Grid, ScaledMatrix, matrices, scaled_matrix
 from jaxllm.quantisation.scheme import Header
 from jaxllm.quantisation.weight_format import WeightFormat
 
-E4M3 = "F8_E4M3"
 SCALES = ("weight_scale_inv", "weight_scale")
 INPUT_SCALES = ("input_scale", "activation_scale")
 ACTIVATIONS = ("dynamic", "static")
@@ -48,13 +47,11 @@ class Fp8:
         return None
 
     def tensors(self, stored: Mapping[str, Header]) -> Iterator[ScaledMatrix]:
-        for name, found in stored.items():
-            if found.dtype != E4M3 or len(found.shape) != 2 or not name.endswith(".weight"):
-                continue
+        for name, shape in matrices(stored, E4M3):
             owner = name.removesuffix("weight")
             given = _named(owner, INPUT_SCALES, stored) if self.static else None
             inputs = "token" if self.block is None else "group"
-            grid = Grid(*(self.block or found.shape), "given" if self.static else inputs)
+            grid = Grid(*(self.block or shape), "given" if self.static else inputs)
             yield scaled_matrix(name, stored, _named(owner, SCALES, stored), grid, given)
 
 

@@ -21,11 +21,10 @@ from typing import Any
 from jaxllm.config import ConfigError
 from jaxllm.quantisation.fp4 import U8
 from jaxllm.quantisation.fp4_groups import NVFP4, fp4_matrix
-from jaxllm.quantisation.matrix import Grid, ScaledMatrix, scaled_matrix
+from jaxllm.quantisation.matrix import E4M3, Grid, ScaledMatrix, scaled_matrix
 from jaxllm.quantisation.scheme import Header, PackedTensor, Stored, modules
 from jaxllm.quantisation.weight_format import FP4, WeightFormat
 
-E4M3 = "F8_E4M3"
 BLOCK = 128
 # Rows and columns that share a scale, 0 for all of them; and how inputs are rounded
 ALGORITHMS = {

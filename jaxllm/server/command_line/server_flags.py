@@ -55,14 +55,6 @@ def json_list(text: str) -> list[str]:
     return value
 
 
-# Options of the process, which has one of each however many models it serves
-SERVER_WIDE = frozenset(
-    "host port uds root_path no_page disable_fastapi_docs max_body_size shutdown_timeout "
-    "response_store ssl_certfile ssl_keyfile ssl_keyfile_password ssl_ca_certs ssl_cert_reqs "
-    "ssl_ciphers enable_ssl_refresh api_key admin_key api_key_file admin_key_file hf_token "
-    "allowed_origins allowed_methods allowed_headers allow_credentials log_level log_format "
-    "log_stats_interval disable_log_stats access_log otlp_traces_endpoint".split()
-)
 # The server's own flags by group: names -> arguments of argparse
 SERVER_FLAGS: dict[str, dict[tuple[str, ...], dict[str, Any]]] = {
     "Server": {
@@ -297,3 +289,18 @@ SERVER_FLAGS: dict[str, dict[tuple[str, ...], dict[str, Any]]] = {
         },
     },
 }
+
+# Of the server's options those that each model has of its own
+_OF_A_MODEL = frozenset(
+    "served_model_name max_num_queued_tokens stall_timeout data_parallel_size visible_devices "
+    "max_engine_restarts log_requests".split()
+)
+# Options of the process, which has one of each however many models it serves
+SERVER_WIDE = (
+    frozenset(
+        flag.removeprefix("--").replace("-", "_")
+        for group in ("Server", "Security", "Logging")
+        for flag, *_ in SERVER_FLAGS[group]
+    )
+    - _OF_A_MODEL
+)
