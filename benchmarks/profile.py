@@ -145,9 +145,10 @@ def few() -> None:
 
     def largest(max_num_seqs: int, max_num_batched_tokens: int, platform: str) -> Buckets:
         usual = build(max_num_seqs, max_num_batched_tokens, platform)
-        top = usual.extend[-1]
-        logits = tuple(sorted({usual.decode[-1], top.decodes + top.chunks}))
-        return replace(usual, decode=usual.decode[-1:], extend=(top,), logits=logits)
+        widest = max(usual.extend, key=lambda shape: (shape.decodes, shape.tokens))
+        extend = tuple(sorted({usual.extend[-1], widest}))
+        rows = {usual.decode[-1], *(shape.decodes + shape.chunks for shape in extend)}
+        return replace(usual, decode=usual.decode[-1:], extend=extend, logits=tuple(sorted(rows)))
 
     Buckets.build = largest  # type: ignore[method-assign]
 

@@ -19,6 +19,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.mosaic import gpu as mgpu
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
+from pallas_kernels.joined_shares import Segment, fewer_segments_of, segments_of
 from pallas_kernels.mosaic_gpu import TILED, banded, store
 from pallas_kernels.parts import Parts, Product
 
@@ -58,6 +59,7 @@ class Split(NamedTuple):
       warpgroups: that multiply, each 64 rows of the weight.
       tokens: of a unit.
       shares: parts of the columns whose products are added afterwards.
+      joined: two tiles of tokens share columns out together, see `joined_shares`.
     """
 
     T: int
@@ -67,6 +69,7 @@ class Split(NamedTuple):
     warpgroups: int
     tokens: int
     shares: int
+    joined: bool = False
 
     @property
     def height(self) -> int:
@@ -102,6 +105,8 @@ class Split(NamedTuple):
     @property
     def blocks(self) -> int:
         """Thread blocks."""
+        if self.joined:
+            return min(PROCESSORS, self.down * (2 * self.shares - 1))
         return min(PROCESSORS, self.units)
 
     @property
@@ -149,6 +154,8 @@ class Split(NamedTuple):
     def each(self, block: Array, run: Callable[[Unit, Array], None]) -> Array:
         """Call `run(unit, steps done before)` for each unit of a thread block; returns the steps
         done."""
+        if self.joined:
+            return self._each_joined(block, run)
 
         def body(i: Array, done: Array) -> Array:
             unit = self.unit(block + i * self.blocks)
@@ -157,6 +164,35 @@ class Split(NamedTuple):
 
         count = lax.div(self.units - 1 - block, jnp.int32(self.blocks)) + 1
         return lax.fori_loop(0, count, body, jnp.int32(0))
+
+    def _each_joined(self, block: Array, run: Callable[[Unit, Array], None]) -> Array:
+        """The same where two tiles of tokens share columns out together."""
+        each, own = 2 * self.shares - 1, segments_of(self.steps, self.shares)
+        if self.blocks < self.down * each:
+            own += fewer_segments_of(self.steps, self.shares)
+        place = lax.div(block, jnp.int32(each))
+        index = block - place * each
+        if len(own) > each:
+            index = jnp.where(place == self.down - 1, index + each, index)
+
+        def found(of: Callable[[list[Segment]], int]) -> Array:
+            numbers = [of(segments) for segments in own]
+            chosen = jnp.int32(numbers[0])
+            for i, number in enumerate(numbers[1:], 1):
+                chosen = jnp.where(index == i, number, chosen)
+            return chosen
+
+        def body(k: Array, done: Array) -> Array:
+            def field(name: str) -> Array:
+                one = found(lambda segments: getattr(segments[0], name))
+                return jnp.where(k == 0, one, found(lambda segments: getattr(segments[-1], name)))
+
+            token = pl.multiple_of(field("band") * self.tokens, 8)
+            unit = Unit(place, token, field("share"), field("first"), field("steps"))
+            run(unit, done)
+            return done + unit.steps
+
+        return lax.fori_loop(0, found(len), body, jnp.int32(0))
 
     def row(self, unit: Unit, wg: Array) -> Array:
         """The first row of a warpgroup."""

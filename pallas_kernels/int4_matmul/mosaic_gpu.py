@@ -141,9 +141,16 @@ def _multiply(spec: Spec, x: Array, arrays: tuple[Array, ...]) -> list[Array]:
         def _consumer() -> None:
             plgpu.set_max_registers(registers_of(warpgroups), action="increase")
 
-            def own(unit: Unit, done: Array) -> None:
+            def multiply(unit: Unit, done: Array) -> None:
                 y = product(spec, Rows(given[1:], split.row(unit, wg)), unit, done, wg, sm)
                 split.store(y, unit, wg, sm, made, spec.interpret)
+
+            def own(unit: Unit, done: Array) -> None:
+                if not split.joined:
+                    return multiply(unit, done)
+                has_rows = split.row(unit, wg) < split.O
+                pl.when(has_rows)(partial(multiply, unit, done))
+                pl.when(jnp.logical_not(has_rows))(partial(pass_by, spec, unit, done, sm))
 
             split.each(block, own)
             plgpu.wait_smem_to_gmem(0)
@@ -164,7 +171,7 @@ def _multiply(spec: Spec, x: Array, arrays: tuple[Array, ...]) -> list[Array]:
 
 def scratch(spec: Spec) -> dict[str, Any]:
     """The ring and what is staged."""
-    (tokens, warpgroups, K, stages, _), dtype = spec.tuning, spec.dtype
+    (tokens, warpgroups, K, stages, *_), dtype = spec.tuning, spec.dtype
     copies = 1 + spec.parts * spec.numbers.copies
     scratch = {
         "x": plgpu.SMEM((stages, tokens, K), dtype, transforms=TILED),
@@ -202,6 +209,16 @@ def fill(
             plgpu.copy_gmem_to_smem(x, own, sm["full"].at[slot])
 
         source.at_width(copy)
+
+
+def pass_by(spec: Spec, unit: Unit, done: Array, sm: dict[str, Any]) -> None:
+    """A warpgroup without rows: leave the unit's slots to the others."""
+
+    @pl.loop(0, unit.steps)
+    def _(t):  # type: ignore[no-untyped-def]
+        slot = lax.rem(done + t, jnp.int32(spec.tuning.stages))
+        plgpu.barrier_wait(sm["full"].at[slot])
+        plgpu.barrier_arrive(sm["free"].at[slot])
 
 
 def product(

@@ -136,7 +136,8 @@ class Spec(NamedTuple):
         steps, warpgroups = -(-self.I // self.K), self.tuning.warpgroups // self.parts
         made = self.dtype if self.made is None else self.made
         return Split(
-            self.T, self.O, made, steps, warpgroups, self.tuning.tokens, self.tuning.shares
+            *(self.T, self.O, made, steps, warpgroups),
+            *(self.tuning.tokens, self.tuning.shares, self.tuning.joined),
         )
 
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from types import MappingProxyType
 from typing import NamedTuple
 
-from pallas_kernels.mosaic_units import PROCESSORS, ROWS, STAGED, shares_of, time_of
+from pallas_kernels import joined_shares
+from pallas_kernels.mosaic_units import LAUNCH_STEPS, PROCESSORS, ROWS, STAGED, shares_of, time_of
 
 SHARED_BYTES = 220 * 1024
 LARGE_STEPS = 7  # wide slots of a processor; with fewer, the last ones leave others idle
@@ -38,6 +39,7 @@ class Tuning(NamedTuple):
       columns: columns of a slot of the ring.
       stages: slots of the ring of copies.
       shares: parts of the columns whose products are added afterwards.
+      joined: two tiles of tokens share columns out together, see `joined_shares`.
     """
 
     tokens: int
@@ -45,11 +47,20 @@ class Tuning(NamedTuple):
     columns: int
     stages: int
     shares: int
+    joined: bool = False
 
 
 def tuning_of(T: int, O: int, I: int, group: int) -> Tuning:  # noqa: E741
     """Sizes for x `[T, I]` and a weight `[O, I]` in groups of columns."""
-    return best_of((T, O, I), lambda *tile: tuning_with(T, O, I, group, *tile))
+    shape = T, O, I
+
+    def with_tile(tokens: int, warpgroups: int) -> Tuning:
+        return tuning_with(T, O, I, group, tokens, warpgroups)
+
+    if T <= FEW_TOKENS:
+        return best_of(shape, with_tile)
+    found = [*_timed(shape, with_tile, TILES), *_joined(shape, with_tile)]
+    return min(found, key=lambda timed: timed[0])[1]
 
 
 def best_of(
@@ -61,16 +72,42 @@ def best_of(
     may have: one of all tokens, or of `tiles` beyond that."""
     if shape[0] <= FEW_TOKENS:
         return with_tile(next(width for width in TOKENS if width >= shape[0]), 4)
+    return min(_timed(shape, with_tile, tiles), key=lambda timed: timed[0])[1]
 
-    def time(tile: tuple[int, int], sizes: Tuning) -> float:
-        fixed, each = tiles[tile]
-        step = (fixed + each * sizes.tokens) * sizes.warpgroups * sizes.columns
-        return step * time_of(*_counts(*shape, sizes), sizes.shares)
 
-    found = (
-        (tile, with_tile(width, tile[1])) for tile in tiles for width in _narrow(shape[0], tile[0])
-    )
-    return min(found, key=lambda own: time(*own))[1]
+def _timed(
+    shape: tuple[int, int, int],
+    with_tile: Callable[[int, int], Tuning],
+    tiles: Mapping[tuple[int, int], tuple[float, float]],
+) -> Iterator[tuple[float, Tuning]]:
+    """Sizes with these tiles, and the time of the busiest processor."""
+    for tile, costs in tiles.items():
+        for width in _narrow(shape[0], tile[0]):
+            sizes = with_tile(width, tile[1])
+            steps = time_of(*_counts(*shape, sizes), sizes.shares)
+            yield _step_time(costs, sizes) * steps, sizes
+
+
+def _joined(
+    shape: tuple[int, int, int], with_tile: Callable[[int, int], Tuning]
+) -> Iterator[tuple[float, Tuning]]:
+    """The same of two tiles of tokens that share columns out together."""
+    for tile, costs in TILES.items():
+        for width in _narrow(shape[0], tile[0]):
+            sizes = with_tile(width, tile[1])
+            blocks, bands, steps, size = _counts(*shape, sizes)
+            idle = blocks * sizes.warpgroups - -(-shape[1] // ROWS)
+            shares = joined_shares.most_shares(blocks, idle, steps, PROCESSORS)
+            if bands == 2 and shares > 1:
+                busiest = joined_shares.longest(steps, shares)
+                taken = busiest + size / 64 + LAUNCH_STEPS + shares / 8
+                own = sizes._replace(shares=shares, joined=True)
+                yield _step_time(costs, sizes) * taken, own
+
+
+def _step_time(costs: tuple[float, float], sizes: Tuning) -> float:
+    fixed, each = costs
+    return (fixed + each * sizes.tokens) * sizes.warpgroups * sizes.columns
 
 
 def _narrow(T: int, most: int) -> list[int]:
@@ -125,9 +162,8 @@ def widths_of(tile: int) -> tuple[int, ...]:
 
 def with_room(sizes: Tuning, group: int, kept: int) -> Tuning:
     """The same sizes where a kernel keeps so many bytes of shared memory for itself."""
-    tokens, warpgroups, columns, _, shares = sizes
-    stages = stages_of(tokens, warpgroups, columns, group, kept)
-    return Tuning(tokens, warpgroups, columns, stages, shares)
+    tokens, warpgroups, columns, *_ = sizes
+    return sizes._replace(stages=stages_of(tokens, warpgroups, columns, group, kept))
 
 
 def stages_of(tokens: int, warpgroups: int, columns: int, group: int, kept: int = 0) -> int:

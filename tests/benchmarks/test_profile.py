@@ -11,6 +11,7 @@ import pytest
 
 from benchmarks import profile
 from benchmarks.profile import Event, Kernel, events, kernels, pauses
+from jaxllm.engine.scheduling.buckets import Buckets
 from jaxllm.engine.runtime.profile import Profiler
 
 
@@ -39,6 +40,17 @@ def test_a_folder_without_traces_has_no_kernels(tmp_path):
 def test_pauses_are_what_no_kernel_covers_by_the_one_that_ended_last():
     ran = [(0, 10, "gemm"), (2, 3, "copy"), (12, 13, "norm"), (13, 20, "gemm"), (21, 22, "norm")]
     assert pauses([Event(*each) for each in ran]) == [Kernel("gemm", 2, 3)]
+
+
+@pytest.mark.parametrize("slots", [4, 256, 1000])
+def test_few_shapes_hold_prompts_alone_and_beside_all_decodes(slots, monkeypatch):
+    monkeypatch.setattr(Buckets, "build", Buckets.build)  # and its restoration afterwards
+    profile.few()
+    few = Buckets.build(slots, 8192, "gpu")
+    assert few.most_tokens(0) == 8192 and few.most_tokens(slots) > 0
+    for shape in few.extend:
+        assert few.logit_rows(few.fit_extend(shape.tokens, 1, shape.decodes))
+    assert few.fit_decode(1) >= slots
 
 
 def test_the_table_shares_the_time_of_a_step_among_kernels():

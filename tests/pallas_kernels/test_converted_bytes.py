@@ -268,7 +268,7 @@ def test_experts_whose_rows_fill_no_blocks_go_tile_by_tile() -> None:
 )
 @settings(max_examples=40)
 def test_any_sizes_have_a_plan_that_fits_the_card(T: int, O: int, I: int) -> None:  # noqa: E741
-    tokens, warpgroups, columns, stages, shares = plan.converted_tuning(T, O, I)
+    tokens, warpgroups, columns, stages, shares, _ = plan.converted_tuning(T, O, I)
     slot = 2 * tokens * columns + warpgroups * 64 * columns
     staged = 2 * min(tokens, 64) * 64 * warpgroups
     assert stages >= 2 and stages * slot + staged <= plan.SHARED_BYTES

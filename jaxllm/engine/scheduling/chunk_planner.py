@@ -15,6 +15,7 @@ from jaxllm.engine.scheduling.request import Request
 
 # Of the longest stall wanted: what warm-up timed of a shape leaves out attention to context
 STALL_SHARE = 0.85
+FEW_TOKENS_STALL = 0.1  # seconds; little is gained by a longer one while few tokens wait
 ONE_PROMPT_SHARE = 0.14
 # When several prompts wait: one step for two takes less than two steps, and the last prompt waits
 # least
@@ -49,8 +50,8 @@ class PrefillBudget:
 def prefill_budget(seconds: Mapping[object, float], stall: float) -> PrefillBudget | None:
     """The budget that keeps a step below `stall` seconds when many tokens wait.
 
-    A step stays below a quarter of that when several prompts wait and near a seventh when few
-    tokens do. Computed from the `seconds` that the extend shapes with decode rows took in warm-up;
+    When few tokens wait, a step stays near a seventh of that, and of `FEW_TOKENS_STALL`, and below
+    a quarter when they are of several prompts. Computed from the `seconds` that the extend shapes with decode rows took in warm-up;
     None when nothing was measured.
     """
     taken = {
@@ -67,8 +68,8 @@ def prefill_budget(seconds: Mapping[object, float], stall: float) -> PrefillBudg
         )
 
     regions = sorted({shape.decodes for shape in taken})
-    shares = ONE_PROMPT_SHARE, SEVERAL_PROMPTS_SHARE, STALL_SHARE
-    one, several, most = (share * stall for share in shares)
+    few = min(stall, FEW_TOKENS_STALL)
+    one, several, most = ONE_PROMPT_SHARE * few, SEVERAL_PROMPTS_SHARE * few, STALL_SHARE * stall
     bounds = tuple(
         (rows, largest(rows, one), largest(rows, several), largest(rows, most)) for rows in regions
     )

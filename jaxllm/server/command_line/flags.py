@@ -133,7 +133,7 @@ NEUTRAL_REASONS = {
     "enable_chunked_prefill": ": it is always on",
 }
 # For streams; offline, whole prompts are faster
-SERVER_DEFAULTS = {"max_stall_ms": 100.0}
+SERVER_DEFAULTS = {"max_stall_ms": 200.0}
 CHOICES = {
     "dtype": DTYPES,
     "load_format": LOAD_FORMATS,

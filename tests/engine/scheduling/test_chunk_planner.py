@@ -70,6 +70,9 @@ def test_the_pace_follows_what_shapes_took() -> None:
     assert prefill_budget(seconds, 0.001) == PrefillBudget(((64, 512, 512, 512), wide)), (
         "the smallest shape there is"
     )
+    assert prefill_budget(seconds | {shape(4096, 64, 64): 0.16}, 0.2) == PrefillBudget(
+        ((64, 512, 1088, 4096), wide)
+    ), "a longer bound changes nothing while few tokens wait"
     found = prefill_budget(seconds, 0.1)
     waiting = (900, False), (900, True), (5000, False), (4400, True)
     assert [found.tokens(*each, 10) for each in waiting] == [512, 1088, 1250, 1100]
