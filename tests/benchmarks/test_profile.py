@@ -11,8 +11,8 @@ import pytest
 
 from benchmarks import profile
 from benchmarks.profile import Event, Kernel, events, kernels, pauses
-from jaxllm.engine.scheduling.buckets import Buckets
 from jaxllm.engine.runtime.profile import Profiler
+from jaxllm.engine.scheduling.buckets import Buckets
 
 
 def test_a_trace_names_what_ran_the_longest_first(tmp_path):

@@ -51,8 +51,8 @@ def prefill_budget(seconds: Mapping[object, float], stall: float) -> PrefillBudg
     """The budget that keeps a step below `stall` seconds when many tokens wait.
 
     When few tokens wait, a step stays near a seventh of that, and of `FEW_TOKENS_STALL`, and below
-    a quarter when they are of several prompts. Computed from the `seconds` that the extend shapes with decode rows took in warm-up;
-    None when nothing was measured.
+    a quarter when they are of several prompts. Computed from the `seconds` that the extend shapes
+    with decode rows took in warm-up; None when nothing was measured.
     """
     taken = {
         shape: took
