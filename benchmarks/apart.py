@@ -322,7 +322,7 @@ def options() -> argparse.ArgumentParser:
         "--prefill-options",
         default="",
         help="of the server that computes prompts; pages of a step travel while the next one runs,"
-        " by default of 1,024 tokens",
+        " by default of 2,048 tokens and less at a prompt's end",
     )
     args.add_argument(
         "--answer-early",
