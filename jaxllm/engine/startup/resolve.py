@@ -52,7 +52,7 @@ from jaxllm.nn.weight.schemes import backend
 # Of every prompt step where one shape serves all: short prompts are padded to it, long ones lose
 # little by it
 BATCH_INVARIANT_TOKENS = 512
-PRODUCER_TOKENS = 1024  # whose pages travel while the next step runs
+PRODUCER_TOKENS = 2048  # whose pages travel while the next step runs; the last steps are shorter
 
 
 @dataclass(frozen=True)
