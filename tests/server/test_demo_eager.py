@@ -88,6 +88,24 @@ def test_a_server_answers_streams_and_forgets_a_client_that_leaves(eager: Demo) 
         )
 
 
+def test_token_ids_are_those_of_the_text(eager: Demo) -> None:
+    options: dict[str, Any] = {"model": "demo", "messages": DIGITS, "temperature": 0}
+    options |= {"extra_body": {"return_token_ids": True}}
+    with openai.OpenAI(base_url=f"{eager.url}/v1", api_key="none", max_retries=0) as client:
+        whole = client.chat.completions.create(**options).model_dump()
+        chunks = [c.model_dump() for c in client.chat.completions.create(**options, stream=True)]
+        (choice,) = whole["choices"]
+        ids = choice["token_ids"]
+        assert len(whole["prompt_token_ids"]) == whole["usage"]["prompt_tokens"]
+        assert len(ids) == whole["usage"]["completion_tokens"]
+        body = {"model": "demo", "tokens": ids[:-1]}  # without the end token
+        root = client.with_options(base_url=eager.url)
+        text = root.post("/detokenize", cast_to=object, body=body)
+        assert text == {"prompt": choice["message"]["content"]}
+    assert [id for chunk in chunks for id in chunk["choices"][0]["token_ids"]] == ids
+    assert chunks[0]["prompt_token_ids"] == whole["prompt_token_ids"]
+
+
 @pytest.mark.parametrize("thinks", [False, True])
 def test_an_agent_uses_a_calculator_whole_and_streamed(eager: Demo, thinks: bool) -> None:
     question = {"role": "user", "content": "What is 47 * 83?"}

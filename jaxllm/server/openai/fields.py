@@ -41,7 +41,6 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
     "logprob_token_ids": ([],),
     "repetition_detection": (),
     "watermarking": (),
-    "return_token_ids": (False,),
     "return_prompt_text": (False,),
     "stream_interval": (1,),
     "truncation_side": ("left",),

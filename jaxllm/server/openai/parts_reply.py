@@ -43,8 +43,10 @@ class PartsReply(Reply):
             thought = is_thinking(choice)
             parts = self._parts(choice, one)
             choice.parts += parts
-            if one.logprobs is not None and (parts or not self._hidden(choice, thought)):
+            if self._spec.token_ids:
                 choice.token_ids += one.token_ids
+            if one.logprobs is not None and (parts or not self._hidden(choice, thought)):
+                choice.scored += one.token_ids
                 choice.packed += one.logprobs
 
     def usage(self) -> dict[str, Any]:

@@ -90,6 +90,7 @@ SHARED: dict[str, Schema] = {
         "Only requests with an equal salt share cached prefixes.",
     ),
     "return_tokens_as_token_ids": field(BOOL, "Name tokens by their ids.", default=False),
+    "return_token_ids": field(BOOL, "Return the ids of the prompt and of choices.", default=False),
     "echo": field(BOOL, "Repeat the prompt before the completion.", default=False),
     "response_format": field(ref("ResponseFormat"), "Constrains the output."),
     **dict.fromkeys(
