@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -46,10 +47,20 @@ def check_salt(salt: object) -> None:
         )
 
 
-def check_logprobs(name: str, value: int | None, limit: int) -> None:
-    """Raises RequestError when the option `name` is above --max-logprobs."""
-    if value is not None and value > limit:
-        raise RequestError(f"{name} ({value}) must be at most {limit} (--max-logprobs)", name)
+def count_logprobs(params: SamplingParams, most: int, vocab_size: int) -> SamplingParams:
+    """`params` with the vocabulary's size in place of each -1, which requests all of it. Raises
+    RequestError above `most`, which is --max-logprobs."""
+    for name in ("logprobs", "prompt_logprobs"):
+        value = getattr(params, name)
+        if value is None:
+            continue
+        if (vocab_size if value < 0 else value) > most:
+            given = f"-1, the whole vocabulary of {vocab_size} tokens" if value < 0 else value
+            raise RequestError(f"{name} must be at most {most} (--max-logprobs), got {given}", name)
+        if value < 0:
+            params = copy.copy(params)
+            setattr(params, name, vocab_size)
+    return params
 
 
 def check_prompt_logprobs(prompts: Sequence[int], top: int, choices: int) -> None:

@@ -113,7 +113,7 @@ class Engine:
         """The request. Raises RequestError when it can never run here."""
         request = generating(request)
         self.sleeper.check_awake()
-        self._validator.validate_request(request)
+        request = self._validator.validate_request(request)
         self._options.validate_options(request.params, request.thinking)
         self._grammars.validate_grammar(request)
         self._unscheduled.validate(request)

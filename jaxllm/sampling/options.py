@@ -125,16 +125,18 @@ class SamplingParams:
     logprobs: int | None = option(
         "int",
         None,
-        "Return this many top log-probabilities per token, and the chosen one's.",
+        "Return this many top log-probabilities per token, and the chosen one's; -1 = all.",
         low=0,
         high=2**31 - 1,
+        also=(-1,),
     )
     prompt_logprobs: int | None = option(
         "int",
         None,
-        "Return so many top log-probabilities at each token of the prompt, and the token's own.",
+        "Return so many top log-probabilities of each prompt token, and its own; -1 = all.",
         low=0,
         high=2**31 - 1,
+        also=(-1,),
     )
     detokenize: bool = option("bool", True, "Turn tokens into text.")
     skip_special_tokens: bool = option("bool", True, "Leave special tokens out of the text.")

@@ -20,7 +20,7 @@ from jaxllm.cache.events import KVEventBatch
 from jaxllm.cache.pool import PagePool
 from jaxllm.config import ConfigError, EngineConfig, Resolved
 from jaxllm.engine.output.engine_view import pool_view
-from jaxllm.logprobs import packed_from
+from jaxllm.logprobs import most_logprobs, packed_from
 from jaxllm.messages import (
     EngineStats,
     EngineView,
@@ -111,6 +111,7 @@ class FakeEngine:
             max_model_len=config.max_model_len or RESOLVED.max_model_len,
             scheduling_policy=config.scheduling_policy,
             max_num_queued_reqs=config.max_num_queued_reqs or 24,
+            max_logprobs=most_logprobs(config.max_logprobs, RESOLVED.vocab_size),
             page_offer=config.kv_transfer_config,
         )
         self.sleeper = self

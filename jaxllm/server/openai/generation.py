@@ -20,7 +20,7 @@ from jaxllm.server.openai.fields import (
     read_transfer,
     refuse_unsupported,
 )
-from jaxllm.server.openai.limits import Rules, check_sampling
+from jaxllm.server.openai.limits import Rules, check_sampling, with_counts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,7 +72,8 @@ def read_generation(
     structure = read_structure(body)
     stream, at_end, always = read_stream(body)
     params = read_sampling(body, rules.defaults, names, forced)
-    check_sampling(params, stream, rules.resolved, names)
+    check_sampling(params, stream, rules.resolved)
+    params = with_counts(params, rules.resolved, names)
     shares_pages, page_offer = read_transfer(body, stream)
     return {
         "model": model,

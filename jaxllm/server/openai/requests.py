@@ -290,11 +290,6 @@ def read_chat_logprobs(body: dict[str, Any]) -> int | None:
     """The number in `top_logprobs` if `logprobs` is true, else None. Raises ApiError."""
     wanted = read_field(body, "logprobs", bool, False)
     top = read_optional(body, "top_logprobs", int)
-    if top is not None and (top < 0 or (top and not wanted)):
-        raise bad_request(
-            "top_logprobs needs logprobs: true"
-            if top > 0
-            else f"top_logprobs must be at least 0, got {top}",
-            "top_logprobs",
-        )
+    if top and not wanted:
+        raise bad_request("top_logprobs needs logprobs: true", "top_logprobs")
     return (top or 0) if wanted else None

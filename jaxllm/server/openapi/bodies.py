@@ -131,7 +131,7 @@ CHAT_MEMBERS: dict[str, Schema] = {
     **SHARED,
     **CONVERSATION,
     "logprobs": field(BOOL, "Return log-probabilities.", default=False),
-    "top_logprobs": field({"type": "integer", "minimum": 0}, "How many at each token."),
+    "top_logprobs": field(option("logprobs"), "How many at each token; -1: all."),
     "max_tokens": option("max_tokens") | {"default": None},
     "max_completion_tokens": option("max_tokens") | {"default": None},
     "include_reasoning": field(BOOL, "Keep reasoning in the reply.", default=True),
