@@ -138,6 +138,13 @@ class SamplingParams:
         high=2**31 - 1,
         also=(-1,),
     )
+    stream_interval: int = option(
+        "int",
+        1,
+        "Send a choice's tokens so many at a time; the first goes at once.",
+        low=1,
+        high=2**31 - 1,
+    )
     detokenize: bool = option("bool", True, "Turn tokens into text.")
     skip_special_tokens: bool = option("bool", True, "Leave special tokens out of the text.")
     spaces_between_special_tokens: bool = option(

@@ -107,6 +107,41 @@ def test_token_ids_are_those_of_the_text(eager: Demo) -> None:
 
 
 @pytest.mark.parametrize("thinks", [False, True])
+def test_a_stream_comes_in_the_intervals_that_it_asks_for(eager: Demo, thinks: bool) -> None:
+    question = {"role": "user", "content": "Sort these numbers: 42, 7, 99, 13"}
+    options: dict[str, Any] = {"model": "demo", "messages": [question], "temperature": 0}
+    extra = {"return_token_ids": True, "reasoning_effort": "high" if thinks else "none"}
+    with openai.OpenAI(base_url=f"{eager.url}/v1", api_key="none", max_retries=0) as client:
+
+        def stream(interval: int) -> list[dict[str, Any]]:
+            body = {"extra_body": extra | {"stream_interval": interval}}
+            usage = {"stream_options": {"include_usage": True}}
+            chunks = client.chat.completions.create(**options, **body, **usage, stream=True)
+            return [chunk.model_dump() for chunk in chunks]
+
+        found = {interval: stream(interval) for interval in (1, 4, 1000)}
+    said, sizes = {}, {}
+    for interval, chunks in found.items():
+        choices = [chunk["choices"][0] for chunk in chunks if chunk["choices"]]
+        ids = [id for choice in choices for id in choice["token_ids"]]
+        texts = [
+            "".join(choice["delta"].get(name) or "" for choice in choices)
+            for name in ("content", "reasoning")
+        ]
+        said[interval] = (ids, texts, chunks[-1]["usage"])
+        sizes[interval] = [len(c["token_ids"]) for c in choices if c["token_ids"]]
+    for _, _, usage in said.values():
+        usage.pop("prompt_tokens_details")  # the first computes the prompt
+    assert said[1] == said[4] == said[1000]
+    count = len(said[1][0])
+    assert count > 9
+    assert bool(said[1][1][1]) is thinks
+    assert sizes[1] == [1] * count
+    assert sizes[4] == [1, *(min(4, count - at) for at in range(1, count, 4))]
+    assert sizes[1000] == [1, count - 1]
+
+
+@pytest.mark.parametrize("thinks", [False, True])
 def test_an_agent_uses_a_calculator_whole_and_streamed(eager: Demo, thinks: bool) -> None:
     question = {"role": "user", "content": "What is 47 * 83?"}
     options: dict[str, Any] = {

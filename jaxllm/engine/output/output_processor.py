@@ -62,11 +62,11 @@ class RequestState:
         self.delivered.add(index)
         return self.prompt_logprobs
 
-    def undelivered(self, ranked: bool) -> list[tuple[str, int]]:
-        """(request id, choice index) of every choice whose end the client has not got; of `ranked`
+    def undelivered(self) -> list[tuple[str, int]]:
+        """(request id, choice index) of every choice whose end the client has not got; of ranked
         choices it gets only the best `n`."""
         first = self.choices[0]
-        if ranked:
+        if first.params.ranked:
             return [(first.id, index) for index in range(first.params.n)]
         return [(first.id, c.index) for c in self.choices if c.status is not Status.FINISHED]
 

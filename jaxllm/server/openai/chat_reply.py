@@ -62,7 +62,7 @@ class ChatReply(PartsReply):
 
     def _full_chunks(self, choice: Choice, delta: TextDelta) -> list[bytes]:
         """The first carries the log-probabilities and token ids, the last the finish reason."""
-        if self.parsed and len(delta.token_ids) > 1:
+        if self.parsed and delta.logprobs is not None and len(delta.token_ids) > 1:
             each = by_token(delta, self._names)
             return [chunk for one in each for chunk in self._full_chunks(choice, one)]
         thought = is_thinking(choice)

@@ -42,7 +42,6 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
     "repetition_detection": (),
     "watermarking": (),
     "return_prompt_text": (False,),
-    "stream_interval": (1,),
     "truncation_side": ("left",),
     **dict.fromkeys(("beam_width", "json_schema"), ()),
     **dict.fromkeys(("regex", "ebnf", "grammar"), ("",)),

@@ -61,6 +61,10 @@ class PartsReply(Reply):
         pipeline = choice.pipeline
         if pipeline is None:
             return [Text(delta.text)] if delta.text else []
+        if len(delta.token_ids) > 1:  # a thought may end within
+            return merged(
+                [part for one in self._by_token(delta) for part in self._parts(choice, one)]
+            )
         if pipeline.thinking:
             choice.reasoning_tokens += len(delta.token_ids)
         parts = pipeline.feed(delta.text)
