@@ -275,7 +275,7 @@ class Engine:
         )
         if self._exporter is not None:  # before forced tokens end requests, which free their pages
             self._exporter.take(plan.chunks)
-        self._counters.steps += 1
+        self._counters.count_step(plan.tokens)
         self.watch.step_launched()
         plan.mark_started(time.time())
         deltas = self._constrain(plan, before) if constrained else []

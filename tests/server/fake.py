@@ -13,6 +13,7 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 
@@ -82,7 +83,7 @@ class Control:
         self.resets: list[bool] = []
         self.weights: list[str] = []  # directories that they were updated from
         self.prefix_miss: str | None = None  # of every answer
-        self.counted: dict[str, int] = {}  # statistics, by the name of their field
+        self.counted: dict[str, Any] = {}  # statistics, by the name of their field
         self.pieces: list[str] = []  # texts of every answer's tokens, in place of the prompt's
 
     def saw(self, condition: Callable[[], bool], timeout: float = 60) -> bool:
