@@ -141,6 +141,28 @@ def test_a_stream_comes_in_the_intervals_that_it_asks_for(eager: Demo, thinks: b
     assert sizes[1000] == [1, count - 1]
 
 
+def test_a_responses_text_has_its_own_log_probabilities_in_any_interval(eager: Demo) -> None:
+    with openai.OpenAI(base_url=f"{eager.url}/v1", api_key="none", max_retries=0) as client:
+        one, all_at_once = (
+            client.responses.create(
+                model="demo",
+                input="Sort these numbers: 42, 7, 99, 13",
+                temperature=0,
+                max_output_tokens=300,
+                reasoning={"effort": "high"},
+                include=["message.output_text.logprobs"],
+                extra_body={"stream_interval": interval},
+            )
+            for interval in (1, 1000)
+        )
+    for response in (one, all_at_once):
+        assert [item.type for item in response.output] == ["reasoning", "message"]
+    texts = [response.output[1].content[0] for response in (one, all_at_once)]  # type: ignore[union-attr, index]
+    assert texts[0] == texts[1]
+    assert one.usage is not None and all_at_once.usage is not None
+    assert one.usage.output_tokens_details == all_at_once.usage.output_tokens_details
+
+
 @pytest.mark.parametrize("thinks", [False, True])
 def test_an_agent_uses_a_calculator_whole_and_streamed(eager: Demo, thinks: bool) -> None:
     question = {"role": "user", "content": "What is 47 * 83?"}
