@@ -48,7 +48,7 @@ FAST = [
     ("llama-3.1-8b", "sample", -1),
     ("qwen2.5-7b", "decode", -1),
 ]
-KERNELS = {"decode": 10, "extend": 8}  # launches of own kernels in two layers
+KERNELS = {"decode": 16, "extend": 8}  # launches of own kernels in two layers
 LIMITS = {"decode": 64 * MIB, "sample": MIB}
 
 
