@@ -129,6 +129,7 @@ class Bodies:
                 408,
                 f"the body did not arrive within {BODY_DEADLINE:g} seconds",
                 code="request_timeout",
+                headers={"connection": "close"},  # the rest of the body may never come
             ) from None
         finally:
             self._deadlines.discard(deadline)

@@ -22,6 +22,7 @@ def test_slow_heads_and_slow_bodies_are_cut_off(
         b"POST /tokenize HTTP/1.1\r\nhost: a\r\ncontent-length: 100\r\n\r\n{"
     ) as sock:
         assert sock.status() == 408
+        assert b"connection: close" in sock.rest().lower(), "and the server hangs up"
     chunked = b"POST /tokenize HTTP/1.1\r\nhost: a\r\ntransfer-encoding: chunked\r\n\r\n"
     with fresh.begin_raw(chunked) as sock:
         while not sock.readable():
