@@ -15,6 +15,10 @@ MOST_STAGES = 8
 # registers of three warpgroups
 TILES = MappingProxyType({(200, 3): (29, 0.86), (256, 2): (21, 1.0)})
 FEWEST_ROWS, MOST_ROWS = 129, 576  # beyond these XLA's tiles are as good
+XLA_TILE = 128
+# Up to so many rows the kernel is faster whatever the last tile of XLA's holds; with more, where it
+# lacks so many
+ALWAYS_ROWS, LEAST_LACKING = 384, 32
 FEWEST_BYTES = 16 << 20  # of a weight; smaller ones were not measured
 # From so many bytes on XLA's own tiles fill the card, and are slower from so many rows on
 MANY_BYTES, ROWS_OF_MANY = 160 << 20, 257
@@ -24,10 +28,13 @@ def is_faster(rows: int, weight_bytes: int) -> bool:
     """Whether the kernel is faster than XLA's product, as measured on an H200.
 
     cuBLAS takes tiles of 128 tokens, and of few outputs as many as there are: for 544 tokens and
-    4,608 outputs 48 µs, where tiles that fill the card take 32.
+    4,608 outputs 48 µs, where tiles that fill the card take 32. Full tiles of 512 tokens are as
+    fast.
     """
     fewest = ROWS_OF_MANY if weight_bytes >= MANY_BYTES else FEWEST_ROWS
-    return fewest <= rows <= MOST_ROWS and weight_bytes >= FEWEST_BYTES
+    if not fewest <= rows <= MOST_ROWS or weight_bytes < FEWEST_BYTES:
+        return False
+    return rows <= ALWAYS_ROWS or -rows % XLA_TILE >= LEAST_LACKING
 
 
 def tuning_of(T: int, O: int, I: int) -> Tuning:  # noqa: E741

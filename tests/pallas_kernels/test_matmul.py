@@ -117,6 +117,11 @@ def test_sizes_fit_the_card_and_no_share_waits_for_another(T: int, O: int, I: in
     [
         (128, 32, False),
         (129, 32, True),
+        (384, 32, True),
+        (480, 32, True),
+        (481, 32, False),
+        (512, 32, False),
+        (513, 32, True),
         (576, 32, True),
         (577, 32, False),
         (256, 16, True),
