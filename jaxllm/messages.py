@@ -218,7 +218,7 @@ class EngineStats:
     """A snapshot after a step; counters count since start.
 
     Attributes:
-        deferred: of those that wait, which wait for a grammar or for pages of another engine.
+        deferred: of those that wait, which wait for a grammar; who waits for pages holds a slot.
         kv_usage: share of KV pages in use.
         prefix_queries: prompt tokens looked up in the prefix cache.
         prefix_hits: prompt tokens found there.

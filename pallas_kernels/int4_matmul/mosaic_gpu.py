@@ -109,7 +109,7 @@ def held(w: Int4) -> Weight:
 
 
 def parts_of(x_TI: Array, w: Weight, sizes: Tuning, interpret: Any, made: Any = None) -> Product:
-    """x times a weight in few bits, of whole chunks; of the type `made`, by default x's."""
+    """x times any weight, of whole chunks; of the type `made`, by default x's."""
     T, O = x_TI.shape[0], -(-w.rows // ROWS) * ROWS  # noqa: E741
     x_TI = padded(x_TI, CHUNK)
     shape = x_TI.shape[0], O, x_TI.shape[1]

@@ -53,7 +53,7 @@ class Place(NamedTuple):
 
 
 class Numbers(Protocol):
-    """How numbers of few bits lie in memory, and become an operand in registers."""
+    """How numbers lie in memory, and become an operand of the tensor cores."""
 
     @property
     def name(self) -> str:
@@ -79,7 +79,8 @@ class Numbers(Protocol):
         """What is loaded from global memory while the slot arrives."""
 
     def operand(self, spec: Spec, place: Place, scales: list[Array], sm: dict[str, Any]) -> Any:
-        """A warpgroup's rows of `spec.operand` columns, `[ROWS, operand]` in registers."""
+        """A warpgroup's rows of `spec.operand` columns, `[ROWS, operand]`: in registers, or in
+        shared memory where nothing is converted."""
 
     def finished(self, spec: Spec, rows: Rows, y: Array) -> Array:
         """Products `[ROWS, tokens]` of sums."""

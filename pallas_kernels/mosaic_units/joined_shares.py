@@ -1,10 +1,11 @@
 """How thread blocks share out the columns of two tiles of tokens together, where shares of each
 alone would leave some of the card's processors idle.
 
-With S shares, 2 S - 1 thread blocks have a block of rows: the middle one has the last share of the
-first tile and the first of the second, and so fewer columns of both. The last block of rows may
-have one thread block less, if some of its warpgroups have no rows and leave the tensor cores to the
-others: the first and the last thread block then write two shares each.
+With S shares, 2 S - 1 thread blocks have a block of rows: the middle one has the last share of both
+tiles, which has fewer columns. The last block of rows may have one thread block less, if some of
+its warpgroups have no rows and leave the tensor cores to the others: the first and the last thread
+block then write two shares each. Both tiles are cut alike, so that a token's sums do not depend on
+its row: a batch-invariant engine has it in any.
 """
 
 from __future__ import annotations
@@ -27,24 +28,27 @@ class Segment(NamedTuple):
 def segments_of(steps: int, shares: int) -> list[list[Segment]]:
     """Of each thread block of a block of rows, whose columns are `steps` slots."""
     each = longest(steps, shares)
-    first = [Segment(0, i, i * each, each) for i in range(shares - 1)]
-    rest = steps - (shares - 1) * each
-    middle = [Segment(0, shares - 1, steps - rest, rest), Segment(1, 0, 0, rest)]
-    last = [Segment(1, i, rest + (i - 1) * each, each) for i in range(1, shares)]
-    return [*([one] for one in first), middle, *([one] for one in last)]
+    one, other = _both([*(i * each for i in range(shares)), steps])
+    return [*_alone(one[:-1]), [one[-1], other[-1]], *_alone(other[:-1])]
 
 
 def fewer_segments_of(steps: int, shares: int) -> list[list[Segment]]:
     """The same with one thread block less."""
-    cuts = [steps * i // (shares - 1) for i in range(shares)]
-    first = [0, cuts[1] // 2, *cuts[1:]]
-    last = [*cuts[:-1], (cuts[-2] + steps) // 2, steps]
-    bands = [
-        [Segment(band, i, cut, own[i + 1] - cut) for i, cut in enumerate(own[:-1])]
-        for band, own in enumerate((first, last))
+    first, *cuts = (steps * i // (shares - 1) for i in range(shares))
+    one, other = _both([first, cuts[0] // 2, *cuts])
+    return [one[:2], *_alone([*one[2:], *other[2:]]), other[:2]]
+
+
+def _both(cuts: list[int]) -> list[list[Segment]]:
+    """The shares of both tiles."""
+    return [
+        [Segment(band, i, cut, cuts[i + 1] - cut) for i, cut in enumerate(cuts[:-1])]
+        for band in range(2)
     ]
-    alone = [[one] for one in [*bands[0][2:], *bands[1][:-2]]]
-    return [bands[0][:2], *alone, bands[1][-2:]]
+
+
+def _alone(segments: list[Segment]) -> list[list[Segment]]:
+    return [[one] for one in segments]
 
 
 def longest(steps: int, shares: int) -> int:

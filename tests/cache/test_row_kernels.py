@@ -15,6 +15,7 @@ from jaxllm.cache.kv import (
 )
 from jaxllm.nn.linear import Init, Linear
 from jaxllm.nn.mlp import GatedMLP
+from jaxllm.nn.weight.dense import Dense
 from jaxllm.nn.weight.parameters import contract
 from pallas_kernels.gated_matmul import GELU, SILU, Gated
 from pallas_kernels.parts import Parts, whole
@@ -46,12 +47,12 @@ def test_sums_and_norms_are_left_to_xla_where_there_is_no_kernel_for_them(backen
     assert "mosaic_gpu_v2" not in sums_lowered_for_cuda(backend, rows)
 
 
-def products_lowered_for_cuda(backend, rows, gating=SILU):
-    """The gated products of two layers of a step."""
+def products_lowered_for_cuda(backend, rows, product):
+    """The products of two layers of a step, each `product(context, x, weight)`."""
 
     def run(inputs, x, weights):
         context = PagedContext(KVCache((), ()), [inputs], backend)
-        return [context.gated_product(x, weight, gating) for weight in weights]
+        return [product(context, x, weight) for weight in weights]
 
     x, weight = (
         jax.ShapeDtypeStruct(shape, jnp.bfloat16) for shape in ((rows, 2048), (1, 2, 8192, 2048))
@@ -64,19 +65,23 @@ def products_lowered_for_cuda(backend, rows, gating=SILU):
     )
 
 
+def gated(gating=SILU):
+    return lambda context, x, weight: context.gated_product(x, weight, gating)
+
+
 @pytest.mark.parametrize("gating", [SILU, GELU], ids=["silu", "gelu"])
 def test_the_kernel_for_gated_products_is_lowered_once_for_all_layers(gating):
-    assert products_lowered_for_cuda("mosaic_gpu", 64, gating).count("mosaic_gpu_v2") == 1
+    assert products_lowered_for_cuda("mosaic_gpu", 64, gated(gating)).count("mosaic_gpu_v2") == 1
 
 
 @pytest.mark.parametrize(("backend", "rows"), [("xla", 64), ("reference", 64), ("mosaic_gpu", 32)])
 def test_gated_products_are_left_to_xla_where_there_is_no_faster_kernel(backend, rows):
-    assert "mosaic_gpu_v2" not in products_lowered_for_cuda(backend, rows)
+    assert "mosaic_gpu_v2" not in products_lowered_for_cuda(backend, rows, gated())
 
 
 def test_gated_products_with_erf_are_left_to_xla():
     exact = Gated(functools.partial(jax.nn.gelu, approximate=False))
-    assert "mosaic_gpu_v2" not in products_lowered_for_cuda("mosaic_gpu", 64, exact)
+    assert "mosaic_gpu_v2" not in products_lowered_for_cuda("mosaic_gpu", 64, gated(exact))
 
 
 @pytest.mark.parametrize("activation", ["silu", "gelu_pytorch_tanh"])
@@ -93,11 +98,18 @@ def test_the_gated_product_is_what_the_mlp_computes_without_it(activation, monke
     np.testing.assert_allclose(mlp(x, context), wanted, rtol=1e-5, atol=1e-6)
 
 
-def test_a_product_is_left_to_xla_where_there_is_no_faster_kernel():
-    context = PagedContext(KVCache((), ()), [], "mosaic_gpu")
-    x = jax.ShapeDtypeStruct((64, 4096), jnp.bfloat16)
-    w = jax.ShapeDtypeStruct((4096, 4096), jnp.bfloat16)
-    assert jax.eval_shape(lambda x, w: context.product(x, w, 1), x, w) is None
+@pytest.mark.parametrize(
+    ("backend", "rows", "kernels"),
+    [("mosaic_gpu", 544, 1), ("mosaic_gpu", 64, 0), ("xla", 544, 0), ("reference", 544, 0)],
+)
+def test_the_kernel_for_products_is_lowered_once_for_all_layers_where_it_is_faster(
+    backend, rows, kernels
+):
+    def both(context, x, weight):
+        dense = Dense(weight)
+        return dense.product(x, 1, context), whole(dense.part(x, 1, context))
+
+    assert products_lowered_for_cuda(backend, rows, both).count("mosaic_gpu_v2") == kernels
 
 
 @pytest.mark.parametrize("shares", [1, 2])

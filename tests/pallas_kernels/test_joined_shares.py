@@ -39,6 +39,8 @@ def check_covered(found: list[list[Segment]], steps: int, shares: int) -> None:
     written = sorted((s.band, s.share) for s in flat)
     assert written == [(band, share) for band in range(2) for share in range(shares)]
     assert all(s.steps > 0 for s in flat)
+    cuts = [sorted(s[1:] for s in flat if s.band == band) for band in range(2)]
+    assert cuts[0] == cuts[1], "the sums of a row do not depend on its tile"
 
 
 @given(shares=st.integers(2, 9), more=st.integers(0, 300))
@@ -94,6 +96,22 @@ def test_the_product_of_joined_tiles_equals_float64(
     assert isinstance(parts, Parts) and parts.sums.shape[0] == 2
     got = np.asarray(whole(parts))
     assert relative_error(got, expected(case, x, plain, "bfloat16")) < 5e-3
+
+
+@places
+def test_a_row_has_the_same_bits_in_either_tile(place: str) -> None:
+    """A batch-invariant engine has a request in any row."""
+    case = Case(name="", tokens=144, outputs=128, inputs=1100, group=64)
+    values, plain = inputs(case)
+    x = jnp.asarray(values, "bfloat16")
+    x = x.at[72:].set(x[:72])
+    sizes = Tuning(72, 2, 128, 3, 2, joined=True)
+    parts = jitted(mosaic_gpu.int4_parts)(
+        x, packed(case, plain, "bfloat16"), tuning=sizes, **launch_options(place)
+    )
+    assert isinstance(parts, Parts)
+    sums = np.asarray(parts.sums)
+    np.testing.assert_array_equal(sums[:, :72], sums[:, 72:])
 
 
 @pytest.mark.gpu

@@ -200,7 +200,7 @@ class Counters:
         """A snapshot for metrics.
 
         Args:
-            unscheduled: choices that wait for their grammar, or for pages.
+            unscheduled: choices that wait for their grammar.
             compiles: programs compiled after warm-up.
             traffic: pages copied to host memory and back.
             sleep_level: 0 while the engine is awake.

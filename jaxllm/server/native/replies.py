@@ -47,7 +47,6 @@ class SglangReply(Reply):
         super().__init__(id, model, fingerprint, spec, n, names)
         self.batch = False
         self._began = time.monotonic()
-        self._output_ids: list[list[int]] = [[] for _ in self._choices]
 
     @property
     def _listed(self) -> bool:
@@ -68,15 +67,11 @@ class SglangReply(Reply):
         found = [self._full_choice(index, choice) for index, choice in enumerate(self._choices)]
         return found if self._listed else found[0]
 
-    def _update_choice(self, prompt: int, delta: TextDelta) -> Choice:
-        self._output_ids[prompt * self._n + delta.index] += delta.token_ids
-        return super()._update_choice(prompt, delta)
-
     def _full_choice(self, index: int, choice: Choice) -> dict[str, Any]:
         prompt = index // self._n
         return {
             "text": "".join(choice.text),
-            "output_ids": self._output_ids[index],
+            "output_ids": choice.token_ids,
             "meta_info": {
                 "id": f"{self.id}-{index}" if self._listed else self.id,
                 "finish_reason": finish(choice),

@@ -59,7 +59,7 @@ SGLANG_FIELDS = frozenset(
 # Options of vLLM's form; SGLang's own `priority` aside
 BESIDE_PROMPT = tuple(name for name in (*WIRE_OPTIONS, *STRUCTURE_FIELDS) if name != "priority")
 # Fields about what vLLM's form leaves out of its reply
-TEXT_ALONE = ("logprobs", "prompt_logprobs", "stream_options", "echo")
+TEXT_ALONE = ("logprobs", "prompt_logprobs", "return_token_ids", "stream_options", "echo")
 NATIVE_FIELDS = COMPLETION_FIELDS | SGLANG_FIELDS
 
 
@@ -124,7 +124,7 @@ def _parse_sglang(body: dict[str, Any], field: str, rules: Rules) -> NativeReque
         raise bad_request("text takes texts, input_ids takes token ids", field)
     check_choices(prompts, shared["params"])
     return NativeRequest(
-        **shared,
+        **shared | {"returns_token_ids": True},
         prompts=prompts,
         add_special_tokens=True,
         generates=True,

@@ -153,6 +153,7 @@ def test_an_error_names_the_option_once(server: Running) -> None:
         ({"prompt": "a", "logprobs": 1}, "logprobs"),
         ({"prompt": "a", "prompt_logprobs": 0}, "prompt_logprobs"),
         ({"prompt": "a", "echo": False}, "echo"),
+        ({"prompt": "a", "return_token_ids": True}, "return_token_ids"),
         (
             {"prompt": "a", "stream": True, "stream_options": {"include_usage": True}},
             "stream_options",

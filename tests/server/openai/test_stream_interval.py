@@ -42,8 +42,10 @@ def test_it_is_a_number_from_one(server: Running, value: Any) -> None:
     assert (answer.status, answer.error["param"]) == (400, "stream_interval")
 
 
-@pytest.mark.parametrize("value", ["0", "-3", "x"])
-def test_the_flag_is_a_number_from_one(value: str, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize("value", ["0", "-3", "x", str(2**31)])
+def test_the_flag_is_a_number_that_requests_may_have(
+    value: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     with pytest.raises(SystemExit):
         parse(["--model", "demo", f"--stream-interval={value}"], {})
     assert "--stream-interval" in capsys.readouterr().err
