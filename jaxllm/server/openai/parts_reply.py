@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import codecs
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import msgspec
@@ -107,18 +107,17 @@ def is_thinking(choice: Choice) -> bool:
 
 
 def by_token(delta: TextDelta, names: TokenNames) -> Iterator[TextDelta]:
-    """A delta for each token of one, as if they had come one at a time. Text that is not a token's
-    own comes with the last."""
-    ids, text, at = delta.token_ids, delta.text.encode(), 0
+    """A delta for each token of one, as if they had come one at a time. Text that was held back
+    before comes with the first, and text that is no token's own with the last."""
+    ids, text = delta.token_ids, delta.text.encode()
     packed = delta.logprobs
     width = 0 if packed is None else len(packed) // len(ids)
     decoder = codecs.getincrementaldecoder("utf-8")("replace")
-    for number, id in enumerate(ids):
+    at = 0
+    for number, (id, end) in enumerate(zip(ids, _ends(text, ids, names), strict=True)):
         last = number == len(ids) - 1
-        own = names.token_bytes(id)
-        end = len(text) if last else at + len(own) if text.startswith(own, at) else at
         row = None if packed is None else packed[number * width :][:width]
-        piece, at = decoder.decode(text[at:end], last), end
+        piece, at = decoder.decode(text[at : len(text) if last else end], last), end
         if last:
             yield msgspec.structs.replace(delta, token_ids=[id], text=piece, logprobs=row)
         else:
@@ -131,3 +130,20 @@ def by_token(delta: TextDelta, names: TokenNames) -> Iterator[TextDelta]:
                 logprobs=row,
                 num_cached_tokens=cached,
             )
+
+
+def _ends(text: bytes, ids: Sequence[int], names: TokenNames) -> list[int]:
+    """Where the text of each token ends. The first token's begins where those of all reach the end
+    of the text, of which the last one's may be held back."""
+    owns = [names.token_bytes(id) for id in ids]
+    for first in range(len(text) + 1):
+        at, ends, cut = first, [], False
+        for own in owns:
+            at += len(own) if text.startswith(own, at) else 0
+            cut = cut or (at < len(text) and own.startswith(text[at:]))
+            ends.append(at)
+        if first == 0:
+            plain = ends
+        if at == len(text) > first or cut:
+            return ends
+    return plain

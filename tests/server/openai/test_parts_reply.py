@@ -64,6 +64,26 @@ def test_a_delta_is_cut_into_its_tokens() -> None:
     assert b"".join(one.logprobs or b"" for one in found) == whole().logprobs
 
 
+@pytest.mark.parametrize(
+    ("text", "pieces"),
+    [
+        ("hm</think>yes", ["hm", "</think>", "yes"]),
+        ("?\u00e9hm</think>yes", ["?\u00e9hm", "</think>", "yes"]),
+        ("hm</think>y", ["hm", "</think>", "y"]),
+        ("hm</th", ["hm", "", "</th"]),
+        ("?hm</th", ["?hm", "", "</th"]),
+        ("hm</think>", ["hm", "</think>", ""]),
+        ("?\ufffd!", ["", "", "?\ufffd!"]),
+        ("", ["", "", ""]),
+    ],
+    ids=["all", "held", "cut", "within", "held, cut", "none", "others", "empty"],
+)
+def test_text_held_back_is_with_its_neighbours(text: str, pieces: list[str]) -> None:
+    ids = [BYTES.index(own) for own in (b"hm", b"</think>", b"yes")]
+    delta = TextDelta(id="x", index=0, token_ids=ids, text=text)
+    assert [one.text for one in by_token(delta, Names())] == pieces
+
+
 @pytest.mark.parametrize("hides", [False, True])
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_thought_within_a_delta_is_counted_and_hidden(hides: bool, stream: bool) -> None:
