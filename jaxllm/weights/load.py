@@ -298,6 +298,8 @@ def _check(checkpoint: reader.Checkpoint, rules: list[Rule], spec: ModelSpec) ->
     remedy = {head: " (where the embedding is the head, set tie_word_embeddings to true)"}
     problems += [f"missing {n}{remedy.get(n, '')}" for n in checkpoint.missing(expected)]
     strange = sorted(set(found) - expected - set(needless))
+    # Modules of width 0 are written, too, and have no effect
+    strange = [name for name in strange if 0 not in found[name].shape]
     strange = [name for name in strange if not name.startswith(prefixes)]
     problems += [f"unexpected {name}" for name in strange if not checkpoint.is_zero_bias(name)]
     problems += _mismatches(checkpoint, pieces)
