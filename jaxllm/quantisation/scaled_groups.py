@@ -3,7 +3,8 @@
 `X.weight` [N, K] is float8_e4m3fn or int8; `X.weight_scale` has one scale for all, one for each row
 [N, 1], for each group of columns [N, K / group_size], or for each block. The weight is the product
 of both; of integers with `X.weight_zero_point`, that is taken from the numbers before. Inputs have
-scales of their tokens, of tokens and groups, or `X.input_scale`.
+scales of their tokens, of tokens and groups, or `X.input_scale`. In the format "mxfp8-quantized"
+scales are uint8, exponents biased by 127.
 """
 
 from __future__ import annotations
@@ -99,6 +100,12 @@ def _matches(target: str, module: str) -> bool:
 def read(groups: Mapping[str, Mapping[str, Any]]) -> ScaledGroups:
     """The scheme of these groups, by their places in the configuration. Raises ConfigError."""
     return ScaledGroups(tuple(_group(where, given) for where, given in groups.items()))
+
+
+def read_exponents(groups: Mapping[str, Mapping[str, Any]]) -> ScaledGroups:
+    """The same of "mxfp8-quantized", whose scales are exponents. Devices without tensor cores for
+    such compute with inputs as they are. Raises ConfigError."""
+    return read({where: {**given, "input_activations": None} for where, given in groups.items()})
 
 
 def _group(where: str, given: Mapping[str, Any]) -> Group:

@@ -16,6 +16,7 @@ from jaxllm.quantisation import PackedTensor, WeightFormat, read_scheme
 from jaxllm.quantisation.scheme import Stored
 
 GOLDEN = np.load(Path(__file__).parents[1] / "goldens/compressed.npz")
+EXPONENTS = np.load(Path(__file__).parents[1] / "goldens/mxfp8.npz")
 NAMES = sorted({name.partition("/")[0] for name in GOLDEN})
 TOKEN = {"num_bits": 8, "type": "float", "strategy": "token", "dynamic": True}
 FLOATS = {"num_bits": 8, "type": "float", "strategy": "channel"}
@@ -183,6 +184,32 @@ def test_algorithms_of_modelopt(
     plain = values.astype(np.float32) * wide
     arrays = {name: np.asarray(array) for name, array in arrays.items()}
     np.testing.assert_array_equal(unpacked(found, arrays), plain)
+
+
+@pytest.mark.parametrize("name", sorted({key.partition("/")[0] for key in EXPONENTS}))
+def test_floats_with_exponents_are_what_their_libraries_make_of_them(name: str) -> None:
+    arrays = {f"a.{leaf}": EXPONENTS[f"{name}/{leaf}"] for leaf in ("weight", "weight_scale")}
+    arrays["a.weight"] = arrays["a.weight"].view(ml_dtypes.float8_e4m3fn)
+    method, settings = "modelopt", {"quant_algo": "MXFP8"}
+    if name == "compressed-tensors":
+        method, group = name, json.loads(str(EXPONENTS[f"{name}/settings"]))
+        settings = {"format": "mxfp8-quantized", "config_groups": {"group_0": group}}
+    plain = EXPONENTS[f"{name}/plain"]
+    headers = {
+        "a.weight": Header("F8_E4M3", plain.shape),
+        "a.weight_scale": Header("U8", arrays["a.weight_scale"].shape),
+    }
+    (found,) = read_scheme(method, settings).tensors(headers)
+    assert found.format == WeightFormat("fp8", 32, "plain")
+    assert [part.shape for part in found.parts] == [each.shape for each in arrays.values()]
+    np.testing.assert_array_equal(unpacked(found, arrays), plain)
+    values, scale = (unpacked(leaf, arrays).astype(np.float32) for leaf in found.leaves())
+    wide = np.repeat(scale, 32, axis=1)[:, : plain.shape[1]]
+    np.testing.assert_array_equal(values * wide, plain)
+    arrays["a.weight_scale"] = np.full_like(arrays["a.weight_scale"], 255)
+    for tensor in (found, found.leaves()[1]):
+        with pytest.raises(ConfigError, match=r"a\.weight_scale has the scale nan; scales are "):
+            tensor.check([arrays[part.name] for part in tensor.parts])
 
 
 def test_an_algorithm_that_modelopt_alone_knows_is_named() -> None:

@@ -31,6 +31,7 @@ from tests.weights.packed import (
     INPUT_SCALE,
     Pair,
     compressed,
+    exponent_pair,
     fp8_pair,
     fp8_row_pair,
     fp8_tensor_pair,
@@ -101,6 +102,12 @@ KINDS = {
         lambda x: nearest(x, jnp.full((1, 1), INPUT_SCALE)),
         WeightFormat("fp8", None, "given"),
     ),
+    "exponents": (
+        exponent_pair,
+        {"quant_method": "modelopt", "quant_algo": "MXFP8"},
+        lambda x: x,
+        WeightFormat("fp8", 32, "plain"),
+    ),
     "integers": (
         integer_pair,
         compressed(INTEGERS, INTEGERS | {"strategy": "token", "dynamic": True}),
@@ -122,11 +129,13 @@ KINDS = {
         ("blocks", "llama-gqa", 1),
         ("groups of integers", "llama-gqa", 2),
         ("bounded", "llama-gqa", 1),
+        ("exponents", "llama-gqa", 2),
         *(
             pytest.param(*each, marks=pytest.mark.slow)
             for each in (
                 ("blocks", "llama-gqa", 2),
                 ("matrix", "llama-gqa", 1),
+                ("exponents", "llama-mqa-tied-linear", 1),
                 ("static", "llama-gqa", 1),
                 ("integers", "llama-gqa", 1),
                 ("modelopt", "llama-gqa", 1),
