@@ -3,8 +3,8 @@
 `X.weight` [N, K] is float8_e4m3fn or int8; `X.weight_scale` has one scale for all, one for each row
 [N, 1], for each group of columns [N, K / group_size], or for each block. The weight is the product
 of both; of integers with `X.weight_zero_point`, that is taken from the numbers before. Inputs have
-scales of their tokens, of tokens and groups, or `X.input_scale`. In the format "mxfp8-quantized"
-scales are uint8, exponents biased by 127.
+scales of their tokens, with or without zero points, of tokens and groups, or `X.input_scale`. In
+the format "mxfp8-quantized" scales are uint8, exponents biased by 127.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from jaxllm.quantisation.weight_format import WeightFormat
 
 STRATEGIES = ("tensor", "channel", "group", "block")
 INPUTS = {"tensor": "token", "token": "token", "group": "group"}  # of scales found at run time
+SHIFTED = {"token": "shifted"}  # the same with zero points
 TYPES = {"float": E4M3, "int": "I8"}
 LINEAR = "Linear"  # a target that means all linear maps
 
@@ -158,12 +159,20 @@ def _inputs(where: str, inputs: Any, kind: str) -> str:
     if inputs is None:
         return "plain"
     asked = inputs if isinstance(inputs, dict) else {}
-    dynamic, strategy = asked.get("dynamic", False), asked.get("strategy", "tensor")
-    symmetric, same = asked.get("symmetric", True), asked.get("type", "int") == kind
-    legal = ("tensor",) if dynamic is False else tuple(INPUTS) if dynamic is True else ()
-    if asked.get("num_bits") != 8 or not same or not symmetric or strategy not in legal:
+    strategy, same = asked.get("strategy", "tensor"), asked.get("type", "int") == kind
+    found = _roundings(asked, kind).get(strategy if isinstance(strategy, str) else "")
+    if asked.get("num_bits") != 8 or not same or found is None:
         raise ConfigError(
             f"{where}.input_activations is {inputs!r:.160}; 8 bits of the weights' type are read, "
-            "symmetric, dynamic for each token or group, or static for a tensor"
+            "symmetric, dynamic for each token or group, or static for a tensor; integers with "
+            "zero points, dynamic for each token"
         )
-    return INPUTS[strategy] if dynamic else "given"
+    return found
+
+
+def _roundings(asked: Mapping[str, Any], kind: str) -> Mapping[str, str]:
+    """How inputs with these settings are rounded, by their strategy."""
+    dynamic, symmetric = asked.get("dynamic", False), asked.get("symmetric", True)
+    if symmetric is True:
+        return INPUTS if dynamic is True else {"tensor": "given"} if dynamic is False else {}
+    return SHIFTED if dynamic is True and symmetric is False and kind == "int" else {}

@@ -49,6 +49,7 @@ class WeightFormat:
             "token": "inputs with scales of tokens",
             "group": f"inputs with scales of tokens and {self.group} columns",
             "given": "inputs with the checkpoint's scale",
+            "shifted": "inputs with scales and zero points of tokens",
         }
         own = {SYMMETRIC: "scales", ZEROS: "scales and zero points", OFFSETS: "scales and offsets"}
         order = "" if self.ordered else " in an order of their own"

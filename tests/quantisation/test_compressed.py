@@ -99,6 +99,16 @@ def test_integers_keep_the_scale_of_their_inputs() -> None:
     assert [part.name for part in found.parts] == ["a.weight", "a.weight_scale", "a.input_scale"]
 
 
+def test_integers_have_zero_points_for_their_tokens() -> None:
+    weights, shifted = FLOATS | {"type": "int"}, TOKEN | {"type": "int", "symmetric": False}
+    (found,) = tensors(config(weights, shifted), {"a.weight": Header("I8", (4, 6))}).values()
+    assert found.format == WeightFormat("int8", None, "shifted")
+    assert found.format.title.endswith("inputs with scales and zero points of tokens")
+    for wrong in ({"strategy": "group"}, {"dynamic": False}, {"type": "float"}, {"symmetric": 0}):
+        with pytest.raises(ConfigError, match="; integers with zero points, dynamic for each tok"):
+            tensors(config(weights, shifted | wrong), {})
+
+
 @pytest.mark.parametrize(
     ("given", "same"),
     [

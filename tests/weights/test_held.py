@@ -66,6 +66,14 @@ def integers(x: jax.Array) -> jax.Array:
     return nearest(x, scale, jnp.int8)
 
 
+def shifted(x: jax.Array) -> jax.Array:
+    """The inputs as integers of 256 steps between each token's smallest and largest number."""
+    low, high = (f(x, axis=-1, keepdims=True, initial=0) for f in (jnp.min, jnp.max))
+    scale = (high - low) * (1 / 255)
+    zero = jnp.round(-128 - low / scale)
+    return (jnp.clip(jnp.round(x / scale + zero), -128, 127) - zero) * scale
+
+
 def with_scales(x: jax.Array, columns: int) -> jax.Array:
     """The inputs of a product as 8-bit floats with a scale for each token and so many columns."""
     parts = jnp.split(x, [*range(columns, x.shape[-1], columns)], axis=-1)
@@ -114,6 +122,12 @@ KINDS = {
         integers,
         WeightFormat("int8", None, "token"),
     ),
+    "integers with zero points": (
+        integer_pair,
+        compressed(INTEGERS, INTEGERS | {"strategy": "token", "dynamic": True, "symmetric": False}),
+        shifted,
+        WeightFormat("int8", None, "shifted"),
+    ),
     "groups of integers": (
         lambda case: integer_pair(case, 8),
         compressed(INTEGERS | {"strategy": "group", "group_size": 8}),
@@ -130,6 +144,7 @@ KINDS = {
         ("groups of integers", "llama-gqa", 2),
         ("bounded", "llama-gqa", 1),
         ("exponents", "llama-gqa", 2),
+        ("integers with zero points", "llama-gqa", 1),
         *(
             pytest.param(*each, marks=pytest.mark.slow)
             for each in (
@@ -140,6 +155,7 @@ KINDS = {
                 ("integers", "llama-gqa", 1),
                 ("modelopt", "llama-gqa", 1),
                 ("integers", "llama-mqa-tied-linear", 1),
+                ("integers with zero points", "glm-biases", 1),
                 ("groups of integers", "glm-biases", 1),
                 ("static", "llama-gqa", 2),
                 ("bounded", "glm-biases", 2),
