@@ -10,6 +10,7 @@ range, and its zero point, from -128 to 127, what 0 becomes. A product takes the
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -133,6 +134,14 @@ def shifted(x_TI: Array) -> tuple[Array, Array]:
     zero = jnp.clip(jnp.round(LEAST - low * (1 / scale)), LEAST, MOST)
     number = jnp.clip(jnp.round(exact * (1 / scale) + zero), LEAST, MOST)
     return (number - zero).astype(x_TI.dtype), scale
+
+
+def in_steps(x_TI: Array, dtype: DTypeLike) -> tuple[Array, Array]:
+    """The numbers of `rounded`, one scale a token, for products of other types: of x's type and at
+    most 1, by a power of two, so that float16 has their sums; and the scales `[T, 1]` of these."""
+    numbers, scale = rounded(x_TI, dtype, x_TI.shape[1])
+    most = 2.0 ** math.ceil(math.log2(largest(dtype)))
+    return numbers.astype(x_TI.dtype) * jnp.asarray(1 / most, x_TI.dtype), scale * most
 
 
 def rounded_by(x: Array, scale: Array, dtype: DTypeLike, group: int = 1) -> Array:

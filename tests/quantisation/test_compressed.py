@@ -7,17 +7,20 @@ import json
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 import pytest
 
 from jaxllm.config import ConfigError
+from jaxllm.nn.weight.int4 import row_parts
 from jaxllm.quantisation import PackedTensor, WeightFormat, read_scheme
 from jaxllm.quantisation.scheme import Stored
 
 GOLDEN = np.load(Path(__file__).parents[1] / "goldens/compressed.npz")
 EXPONENTS = np.load(Path(__file__).parents[1] / "goldens/mxfp8.npz")
 NAMES = sorted({name.partition("/")[0] for name in GOLDEN})
+FOUR = [name for name in NAMES if name.startswith("4 bits")]
 TOKEN = {"num_bits": 8, "type": "float", "strategy": "token", "dynamic": True}
 FLOATS = {"num_bits": 8, "type": "float", "strategy": "channel"}
 TYPES = {"float": ("F8_E4M3", ml_dtypes.float8_e4m3fn), "int": ("I8", np.int8)}
@@ -43,8 +46,8 @@ def unpacked(tensor: PackedTensor, arrays: dict[str, np.ndarray]) -> np.ndarray:
     return tensor.unpack([arrays[part.name] for part in tensor.parts], whole)
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_matrices_are_what_their_library_makes_of_them(name: str) -> None:
+def stored(name: str) -> tuple[dict[str, Any], dict[str, np.ndarray], dict[str, Header]]:
+    """Settings of a golden's weights, and its tensors with their headers."""
     weights = json.loads(str(GOLDEN[f"{name}/settings"]))
     stored, dtype = TYPES[weights["type"]]
     arrays = {
@@ -56,6 +59,12 @@ def test_matrices_are_what_their_library_makes_of_them(name: str) -> None:
         key: Header("F32" if key.endswith("scale") else stored, array.shape)
         for key, array in arrays.items()
     }
+    return weights, arrays, headers
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if name not in FOUR])
+def test_matrices_are_what_their_library_makes_of_them(name: str) -> None:
+    weights, arrays, headers = stored(name)
     (found,) = tensors(config(weights), headers).values()
     plain = GOLDEN[f"{name}/plain"]
     np.testing.assert_array_equal(unpacked(found, arrays), plain)
@@ -65,6 +74,58 @@ def test_matrices_are_what_their_library_makes_of_them(name: str) -> None:
     group = found.format.group or 80
     scale, *offsets = (np.repeat(each, group, axis=1)[:, :80] for each in others)
     np.testing.assert_allclose(values * scale + sum(offsets), plain, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", FOUR)
+def test_integers_of_4_bits_may_take_a_byte_each(name: str) -> None:
+    weights, arrays, headers = stored(name)
+    inputs = {"num_bits": 8, "type": "int", "strategy": "token", "dynamic": True}
+    (found,) = tensors(config(weights, inputs, format="int-quantized"), headers).values()
+    plain = GOLDEN[f"{name}/plain"]
+    np.testing.assert_array_equal(unpacked(found, arrays), plain)
+    form = "zeros" if "zero" in name else "symmetric"
+    group = weights.get("group_size")
+    expected = WeightFormat("int4", group, "token", form, input_numbers="int8")
+    assert found.format == expected
+    assert expected.title.endswith("inputs in int8 with scales of tokens")
+    (rows,) = found.leaves()
+    made = row_parts(expected, jnp.asarray(unpacked(rows, arrays)), plain.shape[1])
+    numbers, scales, zeros = (np.asarray(part, np.float32) for part in made)
+    wide = [np.repeat(each, group or 80, axis=1) for each in (scales, zeros)]
+    middle = wide[1] if form == "zeros" else 8
+    np.testing.assert_array_equal((numbers - middle) * wide[0], plain)
+    arrays["a.weight"][2, 3] = 8
+    with pytest.raises(ConfigError, match=r"a\.weight has the number 8; those of 4 bits are"):
+        unpacked(found, arrays)
+
+
+@pytest.mark.parametrize("format", ["pack-quantized", "int-quantized"])
+@pytest.mark.parametrize(
+    "inputs",
+    [
+        {"num_bits": 4},
+        {"dynamic": False},
+        {"symmetric": False},
+        {"type": "nf"},
+        {"type": ["int"]},
+        {"strategy": "group", "group_size": 32},
+    ],
+)
+def test_inputs_of_4_bit_weights_that_are_not_read_are_named(
+    inputs: dict[str, Any], format: str
+) -> None:
+    four = {"num_bits": 4, "type": "int", "strategy": "channel"}
+    settings = config(four, TOKEN | inputs, format=format)
+    with pytest.raises(ConfigError, match="of 4-bit weights alone, inputs of 8 bits, symmet"):
+        read_scheme("compressed-tensors", settings)
+
+
+def test_matrices_that_sizes_alone_tell_apart_have_inputs_alike() -> None:
+    four = {"num_bits": 4, "type": "int", "strategy": "channel"}
+    groups = config(four, TOKEN, format="pack-quantized")["config_groups"]
+    groups["group_1"] = {**groups["group_0"], "input_activations": None}
+    with pytest.raises(ConfigError, match="group_0 and others of its format round inputs differe"):
+        read_scheme("compressed-tensors", {"config_groups": groups})
 
 
 def test_a_group_that_names_a_module_goes_before_one_of_all_linear_maps() -> None:

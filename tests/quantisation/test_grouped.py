@@ -227,7 +227,7 @@ def in_group(**settings: Any) -> Made:
         (in_group(strategy="group", group_size=0), "are 'group' and 0; group with a positive"),
         (
             in_group(input_activations={"num_bits": 8}),
-            "config_groups.group_0 quantises activations",
+            "config_groups.group_0.input_activations is .*; of 4-bit weights alone",
         ),
     ],
     ids=lambda value: value[:24] if isinstance(value, str) else "",
