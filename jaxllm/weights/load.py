@@ -97,7 +97,7 @@ def check_shapes(model_dir: str | Path, spec: ModelSpec, load_format: str = "aut
     first = spec.first_layers(1)
     table = _held(checkpoint, rules(first, outline(first, 1, np.float32)))
     problems = _mismatches(checkpoint, [piece for rule in table for piece in rule.pieces])
-    held = held_layers(spec, checkpoint.entries)
+    held = held_layers(spec, {*checkpoint.entries, *checkpoint.formats})
     if len(spec.layers) > held:
         problems.append(f"num_hidden_layers is {len(spec.layers)}, the files hold {held} layers")
     _refuse(checkpoint, problems)
