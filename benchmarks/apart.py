@@ -9,6 +9,8 @@ alone. A line for each figure as it is found, times in ms; the exit status is 1 
 - TTFT of a long prompt, from the start of the first leg to the first streamed token: at most
   `TTFT_BOUND` times that of the ordinary server (medians of `--repeat`). The first leg is answered
   when the prompt begins to be computed, so that pages travel meanwhile (`answer_early`).
+- TTFT of the second leg alone, of a short and of a long prompt whose pages are computed: what both
+  need besides computing, and how much of it is the pages'.
 - The worst gap of running streams while `--arrivals` long prompts arrive one after another, `stall`
   has how: at most `GAP_BOUND` times their median gap.
 - Tokens whose pages came by transfer, by the usage that clients are told and by the server's count
@@ -107,6 +109,19 @@ class Bench:
         middle = round(statistics.median(found[WARM:]), 2)
         self.report(f"ttft, {who}", ms=middle, all_ms=found[WARM:])
         return middle
+
+    async def second_legs(self, router: Router, tokens: int) -> None:
+        """Report the TTFT of second legs whose pages are computed, so that none is waited for.
+        Raises SystemExit when one fails."""
+        found = list[float]()
+        for _ in range(WARM + self.a.repeat):
+            ids = self.prompt(tokens)
+            done = await router.continued(ids, *await router.offer(ids, 2))
+            if done.error:
+                raise SystemExit(f"a request failed: {done.error}")
+            found.append(round(done.ttft * 1e3, 2))
+        middle = round(statistics.median(found[WARM:]), 2)
+        self.report("ttft of a second leg alone", tokens=tokens, ms=middle, all_ms=found[WARM:])
 
     async def gaps(self, who: str, url: str, model: str, send: Send) -> float:
         """The worst gap of streams at `url` while long prompts arrive, of `--rounds` rounds, in
@@ -211,6 +226,10 @@ async def measure_apart(bench: Bench, prefill: Server, decode: Server) -> float 
     """All figures of the two servers; the TTFT in ms, None where there is none."""
     both, model = (prefill, decode), first_model(decode.url, {})
     router = Router(prefill.url, decode.url, model, bench.a.long_output_len)
+    for tokens in (bench.a.input_len, bench.a.prompt_len):
+        legs_alone = bench.second_legs(router, tokens)
+        await bench.attempt("ttft of a second leg alone", legs_alone, *both)
+    router.legs.clear()
     fetched = Fetched(decode.url, router)
     ttft = await bench.attempt("ttft, apart", bench.ttft("apart", fetched), *both)
     if legs := router.legs[WARM:]:
@@ -322,7 +341,7 @@ def options() -> argparse.ArgumentParser:
         "--prefill-options",
         default="",
         help="of the server that computes prompts; pages of a step travel while the next one runs,"
-        " by default of 1,024 tokens",
+        " by default of 2,048 tokens and less at a prompt's end",
     )
     args.add_argument(
         "--answer-early",

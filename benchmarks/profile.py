@@ -97,7 +97,8 @@ def submit(llm: LLM, a: argparse.Namespace, tag: str) -> list[str]:
     rng, engine = random.Random(f"{a.seed} {tag}"), llm.engine
     params = SamplingParams(
         temperature=a.temperature,
-        max_tokens=a.steps + a.warm_up + 8,
+        # None ends while the prompts of others are computed
+        max_tokens=a.steps + a.warm_up + 8 + a.batch_size,
         ignore_eos=True,
         detokenize=False,
     )

@@ -46,11 +46,12 @@ class Router:
         done.begin = begin
         return done
 
-    async def offer(self, ids: list[int]) -> tuple[Offer, str]:
+    async def offer(self, ids: list[int], tokens: int = 1) -> tuple[Offer, str]:
         """The first leg: what its answer tells the second, None where there was no answer, and the
-        request's id."""
+        request's id. Who asks for more than one of its `tokens` is answered when all pages are
+        computed."""
         begin, id = time.perf_counter(), secrets.token_hex(8)
-        more = {"max_tokens": 1, "min_tokens": 1, "kv_transfer_params": FIRST_LEG}
+        more = {"max_tokens": tokens, "min_tokens": tokens, "kv_transfer_params": FIRST_LEG}
         try:
             answer = await post(
                 self.prefill + PATH, asked(self.model, ids, 1) | more, {"x-request-id": id}

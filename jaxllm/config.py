@@ -138,7 +138,7 @@ LEGAL: dict[str, Legal] = {
     "nnodes": _whole(1, 2**16),
     "node_rank": _whole(0, 2**16 - 1),
     "master_port": _whole(1, 65534),
-    "max_logprobs": _whole(0, 2**20),
+    "max_logprobs": _whole(-1, 2**20),
     "max_num_queued_reqs": _whole(1, 2**30),
     "block_size": (
         f"one of {', '.join(map(str, PAGE_SIZES))}",
@@ -204,7 +204,7 @@ class EngineConfig:
     master_addr: str = "127.0.0.1"
     master_port: int = 29501
     group_key_file: str | None = None  # with what every host of the group has and nobody else
-    max_logprobs: int = 20
+    max_logprobs: int = 20  # -1: as many as the vocabulary has
     # One of LOGPROBS_MODES; "processed" is after temperature, filters and processors
     logprobs_mode: str = "raw_logprobs"
     max_num_queued_reqs: int | None = None

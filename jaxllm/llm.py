@@ -13,6 +13,7 @@ from typing import Any
 from jaxllm.cache.events import KVEventBatch
 from jaxllm.chat_template import TemplateInput, check_template, template_text
 from jaxllm.config import EngineConfig
+from jaxllm.engine.constraints.validation import generating
 from jaxllm.engine.load import load_engine
 from jaxllm.engine.runtime.profile import Profiler
 from jaxllm.engine.startup.report import ConsoleReport
@@ -323,7 +324,7 @@ class LLM(PoolingCalls):
         """The engine's requests, all checked."""
         limit = self.engine.resolved.max_model_len
         grammars = self._grammars(params)
-        requests = [
+        requests = (
             GenerateRequest(
                 id=f"offline-{next(self._ids)}",
                 prompt_token_ids=p.truncated(ids, limit),
@@ -332,7 +333,5 @@ class LLM(PoolingCalls):
                 grammar=grammar,
             )
             for (_, ids, salt), p, grammar in zip(inputs, params, grammars, strict=True)
-        ]
-        for request in requests:
-            self.engine.validate(request)
-        return requests
+        )
+        return [generating(self.engine.validate(request)) for request in requests]

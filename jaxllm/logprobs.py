@@ -20,6 +20,11 @@ from jaxllm.messages import PromptLogprobs, TokenLogprobs
 SMALL = 20  # vLLM's default of --max-logprobs
 
 
+def most_logprobs(wished: int, vocab_size: int) -> int:
+    """Most log-probabilities of a token that a request may ask for; a wish of -1 sets no limit."""
+    return vocab_size if wished < 0 else min(wished, vocab_size)
+
+
 def widths(most: int) -> tuple[int, ...]:
     """How many of the most likely tokens a program's variants return."""
     return (min(SMALL, most),) if most <= SMALL else (SMALL, most)

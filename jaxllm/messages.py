@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -13,6 +14,8 @@ from jaxllm.sampling.options import SamplingParams
 
 MAX_SCORES = 2**20  # log-probabilities of the prompts of one request
 MAX_SALT = 128  # characters
+# Of tokens that a step computes: upper bounds of the counts of steps in `EngineStats.step_tokens`
+STEP_TOKENS = (1, *(2**power for power in range(3, 15)))
 # Why the rest of a prompt was not in the prefix cache: nobody has sent it; its pages were evicted;
 # the same text was there under another salt, or adapter
 PREFIX_MISSES = ("new_text", "evicted", "salt", "adapter")
@@ -46,10 +49,20 @@ def check_salt(salt: object) -> None:
         )
 
 
-def check_logprobs(name: str, value: int | None, limit: int) -> None:
-    """Raises RequestError when the option `name` is above --max-logprobs."""
-    if value is not None and value > limit:
-        raise RequestError(f"{name} ({value}) must be at most {limit} (--max-logprobs)", name)
+def count_logprobs(params: SamplingParams, most: int, vocab_size: int) -> SamplingParams:
+    """`params` with the vocabulary's size in place of each -1, which requests all of it. Raises
+    RequestError above `most`, which is --max-logprobs."""
+    for name in ("logprobs", "prompt_logprobs"):
+        value = getattr(params, name)
+        if value is None:
+            continue
+        if (vocab_size if value < 0 else value) > most:
+            given = f"-1, the whole vocabulary of {vocab_size} tokens" if value < 0 else value
+            raise RequestError(f"{name} must be at most {most} (--max-logprobs), got {given}", name)
+        if value < 0:
+            params = copy.copy(params)
+            setattr(params, name, vocab_size)
+    return params
 
 
 def check_prompt_logprobs(prompts: Sequence[int], top: int, choices: int) -> None:
@@ -205,9 +218,12 @@ class EngineStats:
     """A snapshot after a step; counters count since start.
 
     Attributes:
+        deferred: of those that wait, which wait for a grammar or for pages of another engine.
         kv_usage: share of KV pages in use.
         prefix_queries: prompt tokens looked up in the prefix cache.
         prefix_hits: prompt tokens found there.
+        computed_tokens: of all steps.
+        step_tokens: steps by the tokens that they computed: up to each of STEP_TOKENS, and more.
         host_usage: share of the pages of host memory in use.
         pages_saved: copied to host memory.
         pages_loaded: copied back.
@@ -217,6 +233,7 @@ class EngineStats:
 
     running: int = 0
     waiting: int = 0
+    deferred: int = 0
     kv_usage: float = 0.0
     prefix_queries: int = 0
     prefix_hits: int = 0
@@ -224,6 +241,8 @@ class EngineStats:
     prompt_tokens: int = 0
     generation_tokens: int = 0
     steps: int = 0
+    computed_tokens: int = 0
+    step_tokens: tuple[int, ...] = (0,) * (len(STEP_TOKENS) + 1)
     compiles_after_warmup: int = 0
     free_pages: int = 0
     num_pages: int = 0

@@ -87,7 +87,7 @@ def test_a_second_model_in_the_same_process_changes_nothing_for_the_first(
         ({"max_num_seqs": 1.5}, "max-num-seqs"),
         ({"seed": -1}, "seed"),
         ({"seed": 10**20}, "seed"),
-        ({"max_logprobs": -1}, "max-logprobs"),
+        ({"max_logprobs": -2}, "max-logprobs"),
         ({"gpu_memory_utilization": float("nan")}, "gpu-memory-utilization"),
         ({"gpu_memory_utilization": True}, "gpu-memory-utilization"),
         ({"enable_prefix_caching": "no"}, "enable_prefix_caching must be True or False, got 'no'"),

@@ -6,8 +6,8 @@ import jax
 from jax import Array
 
 from jaxllm.cache.collective import ALONE, Collective
-from pallas_kernels import gated_matmul, grouped_matmul, route
-from pallas_kernels.parts import Product
+from pallas_kernels import gated_matmul, grouped_matmul, matmul, route
+from pallas_kernels.parts import Parts, Product, whole
 from pallas_kernels.route import Rule
 from pallas_kernels.scaled_matmul import Inputs, Rounding
 
@@ -44,6 +44,20 @@ class RowKernels:
     ) -> tuple[Array, Inputs]:
         """`x` plus the sum of all devices' parts, and its norm, rounded if that is asked for."""
         return self.collective.add_norm(x_TD, part_TD, weight_D, eps, self.row_backend, rounding)
+
+    def product(self, x: Array, weight: Array, dims: int) -> Product | None:
+        """x · wᵀ over the last `dims` axes, or None where no kernel of the back end is faster than
+        XLA."""
+        x_TI = x.reshape(x.shape[0], -1)
+        out = weight.shape[: weight.ndim - dims]
+        weight_OI = weight.reshape(-1, x_TI.shape[1])
+        backend = matmul.backend_for(self.row_backend, x_TI, weight_OI)
+        if backend is None:
+            return None
+        product = _matmul(x_TI, weight_OI, backend=backend)
+        if isinstance(product, Parts):
+            return product.shaped(*out)
+        return whole(product).reshape(-1, *out)
 
     def gated_product(
         self, x_TD: Array, weight_X2FD: Array, gating: gated_matmul.Gating
@@ -93,6 +107,7 @@ class RowKernels:
 
 # Jitted, so that a kernel is lowered once, not for every layer.
 _gated_matmul = jax.jit(gated_matmul.gated_matmul, static_argnames=("gating", "backend"))
+_matmul = jax.jit(matmul.matmul_parts, static_argnames=("backend",))
 _route = jax.jit(route.route, static_argnames=("rule", "backend"))
 _feed_forward = jax.jit(grouped_matmul.feed_forward, static_argnames=("gating",))
 _grouped_matmul = jax.jit(grouped_matmul.grouped_matmul, static_argnames=("gating", "backend"))

@@ -12,7 +12,7 @@ from jaxllm.background.thread import BackgroundThread
 from jaxllm.engine.constraints.token_masks import NO_TOKEN, token_bitmask
 from jaxllm.engine.constraints.validation import LogitsOptionsReader, RequestValidator, generating
 from jaxllm.engine.output.beam_requests import BeamSearchManager, validate_search
-from jaxllm.engine.output.best_of import BestOf, deliverable
+from jaxllm.engine.output.delivery import Holder, deliverable, holder
 from jaxllm.engine.output.engine_view import EngineWatch
 from jaxllm.engine.output.output_processor import (
     Counters,
@@ -70,7 +70,7 @@ class Engine:
         self._output = OutputProcessor(
             self._states, scheduler, self._grammars, self._counters, self.eos_ids
         )
-        self._best_of: dict[str, BestOf] = {}  # of running requests whose choices are ranked
+        self._holders: dict[str, Holder] = {}  # of running requests whose deltas are held back
         self._beams = BeamSearchManager(
             scheduler, self._factory.make_detokenizer, self.eos_ids, self._counters
         )
@@ -113,7 +113,7 @@ class Engine:
         """The request. Raises RequestError when it can never run here."""
         request = generating(request)
         self.sleeper.check_awake()
-        self._validator.validate_request(request)
+        request = self._validator.validate_request(request)
         self._options.validate_options(request.params, request.thinking)
         self._grammars.validate_grammar(request)
         self._unscheduled.validate(request)
@@ -139,12 +139,12 @@ class Engine:
         try:
             self._unscheduled.add(state.choices, request)
             if not self._beams.start_search(state.choices[0], state.choices[0].stops):
-                if request.params.ranked:
-                    self._best_of[request.id] = BestOf(request.params)
+                if (holds := holder(request.params)) is not None:
+                    self._holders[request.id] = holds
                 self._states[request.id] = state
         except BaseException:
             self._beams.stop_search(request.id, "error")
-            self._best_of.pop(request.id, None)
+            self._holders.pop(request.id, None)
             for choice in state.choices:
                 self.scheduler.finish(choice)
                 self._grammars.release(choice)
@@ -209,8 +209,8 @@ class Engine:
             self._counters.problem = str(error) or type(error).__name__
             # Read nothing of the broken state but what clients still wait for
             undelivered = self._beams.undelivered()
-            for id, state in self._states.items():
-                undelivered += state.undelivered(ranked=id in self._best_of)
+            for state in self._states.values():
+                undelivered += state.undelivered()
             self._start_over()
             self._pending += [lost_choice(id, index) for id, index in undelivered]
 
@@ -248,7 +248,7 @@ class Engine:
         else:
             added = added_by_chunks(self.runner.seconds, self.runner.shapes.buckets, plan)
             self._arrival_wait.step_launched(added, margin)
-        return deliverable(self._best_of, deltas)
+        return deliverable(self._holders, deltas)
 
     def _plan(self) -> Plan:
         """The next step. Its transfers between pool and host memory are started."""
@@ -275,7 +275,7 @@ class Engine:
         )
         if self._exporter is not None:  # before forced tokens end requests, which free their pages
             self._exporter.take(plan.chunks)
-        self._counters.steps += 1
+        self._counters.count_step(plan.tokens)
         self.watch.step_launched()
         plan.mark_started(time.time())
         deltas = self._constrain(plan, before) if constrained else []
@@ -395,6 +395,6 @@ class Engine:
         for choice in [choice for state in self._states.values() for choice in state.choices]:
             self._grammars.release(choice)
         steps = self._in_flight, self.watch
-        for kept in (self._states, self._beams.open, self._best_of, self._pending, *steps):
+        for kept in (self._states, self._beams.open, self._holders, self._pending, *steps):
             kept.clear()
         self.runner.reset()

@@ -159,7 +159,7 @@ class PoolingEngine:
         deltas, self._pending = self._pending, []
         plan = self.scheduler.plan()
         if not plan.empty:
-            self._counters.steps += 1
+            self._counters.count_step(plan.tokens)
             self.watch.step_launched()
             plan.mark_started(time.time())
             self._in_flight.append(self.runner.launch(plan))

@@ -125,15 +125,24 @@ class SamplingParams:
     logprobs: int | None = option(
         "int",
         None,
-        "Return this many top log-probabilities per token, and the chosen one's.",
+        "Return this many top log-probabilities per token, and the chosen one's; -1 = all.",
         low=0,
         high=2**31 - 1,
+        also=(-1,),
     )
     prompt_logprobs: int | None = option(
         "int",
         None,
-        "Return so many top log-probabilities at each token of the prompt, and the token's own.",
+        "Return so many top log-probabilities of each prompt token, and its own; -1 = all.",
         low=0,
+        high=2**31 - 1,
+        also=(-1,),
+    )
+    stream_interval: int = option(
+        "int",
+        1,
+        "Send a choice's tokens so many at a time; the first goes at once.",
+        low=1,
         high=2**31 - 1,
     )
     detokenize: bool = option("bool", True, "Turn tokens into text.")

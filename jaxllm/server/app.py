@@ -24,8 +24,9 @@ from jaxllm.server.metrics import exposition, load_metrics
 from jaxllm.server.native.endpoint import Native
 from jaxllm.server.openai.chat import CHAT_NEUTRAL, TOOL_FIELDS
 from jaxllm.server.openai.fields import read_field, refuse_unsupported
+from jaxllm.server.openai.generation import read_model
 from jaxllm.server.openai.limits import check_chars, check_ids
-from jaxllm.server.openai.requests import TOKENIZE_FIELDS, read_conversation, read_model
+from jaxllm.server.openai.requests import TOKENIZE_FIELDS, read_conversation
 from jaxllm.server.openapi.endpoint import OpenApi
 from jaxllm.server.operator import OperatorRoutes
 from jaxllm.server.page.files import PageFiles

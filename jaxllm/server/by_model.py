@@ -19,7 +19,7 @@ from jaxllm.server.endpoint import Json
 from jaxllm.server.errors import ApiError
 from jaxllm.server.metrics import exposition
 from jaxllm.server.openai.bodies import PARSED, ClientGone
-from jaxllm.server.openai.requests import read_model
+from jaxllm.server.openai.generation import read_model
 from jaxllm.server.replica import health, readiness
 from jaxllm.server.state import ServerState, page_of_cards
 from jaxllm.server.transport.auth import ADMIN_PATHS, route_path

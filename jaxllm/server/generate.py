@@ -23,6 +23,7 @@ from jaxllm.server.openai.bodies import ClientGone, unless_gone
 from jaxllm.server.openai.chat_reply import ChatReply
 from jaxllm.server.openai.completion_reply import CompletionReply
 from jaxllm.server.openai.fields import Structure
+from jaxllm.server.openai.generation import Generation
 from jaxllm.server.openai.limits import check_length, check_prompt_scoring, clamp
 from jaxllm.server.openai.replies import NamelessTokens, Reply, ReplySpec, large
 from jaxllm.server.openai.requests import (
@@ -30,7 +31,6 @@ from jaxllm.server.openai.requests import (
     COMPLETION_FIELDS,
     ChatRequest,
     CompletionRequest,
-    Generation,
     parse_chat,
     parse_completion,
 )
@@ -168,7 +168,11 @@ class Generate(Endpoint):
 
     def reply_spec(self, request: Any, prompts: list[list[int]], prompt_end: str) -> ReplySpec:
         """The part of the prompts in the reply; with echo this runs in a thread."""
-        return ReplySpec(prompts=prompts, prompt_logprobs=request.prompt_logprobs)
+        return ReplySpec(
+            prompts=prompts,
+            prompt_logprobs=request.prompt_logprobs,
+            token_ids=request.returns_token_ids,
+        )
 
 
 class Completions(Generate):

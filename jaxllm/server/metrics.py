@@ -20,7 +20,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.registry import Collector
 
 from jaxllm.config import Resolved
-from jaxllm.messages import PREFIX_MISSES, EngineStats, RequestTimes, TextDelta
+from jaxllm.messages import PREFIX_MISSES, STEP_TOKENS, EngineStats, RequestTimes, TextDelta
 from jaxllm.metrics import COUNTERS, GAUGES
 from jaxllm.server.engine.streams import InFlight, Observer
 
@@ -49,6 +49,7 @@ REQUEST_SECONDS = (
     0.3, 0.5, 0.8, 1, 1.5, 2, 2.5, 5, 10, 15, 20, 30, 40, 50, 60, 120, 240, 480, 960, 1920, 7680,
 )  # fmt: skip
 CHOICE_COUNTS = (1, 2, 5, 10, 20, 50, 100)
+PREEMPTIONS = (0, 1, 2, 5, 10, 20, 50, 100)
 
 type Metric = GaugeMetricFamily | CounterMetricFamily | HistogramMetricFamily
 
@@ -67,9 +68,15 @@ class Histogram:
         self.sum += value * times
 
     def cumulative(self) -> list[tuple[str, float]]:
-        """(upper bound, observations up to it) pairs in Prometheus's form."""
-        names = [*(repr(float(bound)) for bound in self.bounds), "+Inf"]
-        return list(zip(names, map(float, accumulate(self.counts)), strict=True))
+        """As `cumulative`."""
+        return cumulative(self.bounds, self.counts)
+
+
+def cumulative(bounds: Iterable[float], counts: Iterable[int]) -> list[tuple[str, float]]:
+    """(upper bound, observations up to it) pairs in Prometheus's form, from those in each
+    bucket."""
+    names = [*(repr(float(bound)) for bound in bounds), "+Inf"]
+    return list(zip(names, map(float, accumulate(counts)), strict=True))
 
 
 def _histograms(lengths: tuple[float, ...]) -> dict[str, Histogram]:
@@ -100,6 +107,10 @@ def _histograms(lengths: tuple[float, ...]) -> dict[str, Histogram]:
         "vllm:request_max_num_generation_tokens": Histogram(
             "Generated tokens of the longest choice of a request.", lengths
         ),
+        "vllm:request_prefill_kv_computed_tokens": Histogram(
+            "Prompt tokens that were not in the prefix cache.", lengths
+        ),
+        "vllm:request_num_preemptions": Histogram("Preemptions of a choice.", PREEMPTIONS),
         "vllm:request_params_max_tokens": Histogram("max_tokens of requests.", lengths),
         "vllm:request_params_n": Histogram("n of requests.", CHOICE_COUNTS),
     }
@@ -126,13 +137,15 @@ class Metrics(Observer, Collector):
         self._finished: Counter[str] = Counter()
         self._refused: Counter[str] = Counter()
         self._misses: Counter[str] = Counter()
-        self.unknown_fields = self._failed_steps = self._restarts = 0
+        self.unknown_fields = self._failed_steps = self._restarts = self._cached_tokens = 0
 
     def delta(self, entry: InFlight, delta: TextDelta, now: float) -> None:
         """A delta arrived at `now` (time.monotonic)."""
         tokens = len(delta.token_ids)
         if tokens:
             last = entry.last_delta.get(delta.index)
+            if not entry.last_delta:  # of no choice
+                self._cached_tokens += delta.num_cached_tokens
             if last is None:
                 self.first_token.observe(now - entry.submitted)
             else:
@@ -173,11 +186,14 @@ class Metrics(Observer, Collector):
         if entry.open_choices == 1:
             values |= {
                 "vllm:request_max_num_generation_tokens": max(entry.tokens.values(), default=0),
+                "vllm:request_prefill_kv_computed_tokens": len(entry.request.prompt_token_ids)
+                - delta.num_cached_tokens,
                 "vllm:request_params_n": params.n,
                 "vllm:request_params_max_tokens": params.max_tokens or 0,
             }
         if delta.times is not None:
             values |= durations(delta.times, generated)
+            values["vllm:request_num_preemptions"] = delta.times.num_preemptions
         for name, value in values.items():
             self._histograms[name].observe(value)
 
@@ -195,6 +211,11 @@ class Metrics(Observer, Collector):
                 "Fields of requests that this server does not know.",
                 self.unknown_fields,
             ),
+            (
+                "vllm:prompt_tokens_cached",
+                "Prompt tokens of requests that were in the prefix cache.",
+                self._cached_tokens,
+            ),
             ("jaxllm:engine_step_failures", "Steps that failed.", self._failed_steps),
             ("jaxllm:engine_restarts", "Restarts of the engine process.", self._restarts),
         ]
@@ -206,6 +227,9 @@ class Metrics(Observer, Collector):
         states = [((name,), float(stats.sleep_level == at)) for at, name in enumerate(SLEEP_STATES)]
         name, help = "vllm:engine_sleep_state", "Whether the engine sleeps, and how deeply."
         yield self._family(GaugeMetricFamily, name, help, states, "sleep_state")
+        waiting = [(("capacity",), stats.waiting - stats.deferred), (("deferred",), stats.deferred)]
+        name, help = "vllm:num_requests_waiting_by_reason", "Choices that wait, and for what."
+        yield self._family(GaugeMetricFamily, name, help, waiting, "reason")
         refused = [((reason,), self._refused[reason]) for reason in REFUSALS]
         name, help = "vllm:admission_rejections", "Requests not admitted."
         yield self._family(CounterMetricFamily, name, help, refused, "reason")
@@ -213,9 +237,10 @@ class Metrics(Observer, Collector):
         name, help = "jaxllm:prefix_misses", "Prompts whose rest was not in the prefix cache."
         yield self._family(CounterMetricFamily, name, help, misses, "reason")
         for name, histogram in self._histograms.items():
-            family = HistogramMetricFamily(name, histogram.help, labels=LABELS)
-            family.add_metric(self._labels, histogram.cumulative(), histogram.sum)
-            yield family
+            yield self._histogram(name, histogram.help, histogram.cumulative(), histogram.sum)
+        steps, tokens = cumulative(STEP_TOKENS, stats.step_tokens), stats.computed_tokens
+        name, help = "vllm:iteration_tokens_total", "Tokens that a step computes."
+        yield self._histogram(name, help, steps, tokens)
         yield self._info("jaxllm:build_info", "what runs", {"version": self._version})
         yield self._info("vllm:cache_config_info", "the KV cache", cache_config(self._resolved))
         # Its value is when it was true: of two replies a gateway takes the newer
@@ -227,6 +252,13 @@ class Metrics(Observer, Collector):
         """A metric that tells by its labels."""
         values = [(tuple(labels.values()), value)]
         return self._family(GaugeMetricFamily, name, f"The labels say {what}.", values, *labels)
+
+    def _histogram(
+        self, name: str, help: str, buckets: list[tuple[str, float]], sum: float
+    ) -> Metric:
+        family = HistogramMetricFamily(name, help, labels=LABELS)
+        family.add_metric(self._labels, buckets, sum)
+        return family
 
     def _family(
         self,

@@ -43,9 +43,10 @@ def backend_for(wanted: str, x_MI: Array, w_OI: Array, gating: Gating) -> str | 
 def is_faster(rows: int, weight_bytes: int) -> bool:
     """Whether the kernel is faster than XLA's product and activation, as measured on an H200.
 
-    It is for 64 to 384 rows with a large weight, and for 1,024 rows and more. With fewer rows XLA
-    streams the weight as fast; small products launch sooner; in between its tiles are as good.
+    It is for 64 to 256 rows with a large weight, and for 1,024 rows and more. With fewer rows XLA
+    streams the weight as fast; small products launch sooner; in between the tiles of `matmul` fill
+    the card better, or XLA's.
     """
-    return (64 <= rows <= 384 and weight_bytes >= 64 << 20) or (
+    return (64 <= rows <= 256 and weight_bytes >= 64 << 20) or (
         rows >= 1024 and weight_bytes >= 8 << 20
     )

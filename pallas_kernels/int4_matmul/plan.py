@@ -6,8 +6,15 @@ from collections.abc import Callable, Iterator, Mapping
 from types import MappingProxyType
 from typing import NamedTuple
 
-from pallas_kernels import joined_shares
-from pallas_kernels.mosaic_units import LAUNCH_STEPS, PROCESSORS, ROWS, STAGED, shares_of, time_of
+from pallas_kernels.mosaic_units import (
+    LAUNCH_STEPS,
+    PROCESSORS,
+    ROWS,
+    STAGED,
+    joined_shares,
+    shares_of,
+    time_of,
+)
 
 SHARED_BYTES = 220 * 1024
 LARGE_STEPS = 7  # wide slots of a processor; with fewer, the last ones leave others idle
@@ -84,7 +91,7 @@ def _timed(
     for tile, costs in tiles.items():
         for width in _narrow(shape[0], tile[0]):
             sizes = with_tile(width, tile[1])
-            steps = time_of(*_counts(*shape, sizes), sizes.shares)
+            steps = time_of(*counts(*shape, sizes), sizes.shares)
             yield _step_time(costs, sizes) * steps, sizes
 
 
@@ -95,7 +102,7 @@ def _joined(
     for tile, costs in TILES.items():
         for width in _narrow(shape[0], tile[0]):
             sizes = with_tile(width, tile[1])
-            blocks, bands, steps, size = _counts(*shape, sizes)
+            blocks, bands, steps, size = counts(*shape, sizes)
             idle = blocks * sizes.warpgroups - -(-shape[1] // ROWS)
             shares = joined_shares.most_shares(blocks, idle, steps, PROCESSORS)
             if bands == 2 and shares > 1:
@@ -144,10 +151,10 @@ def with_columns(
     """The same with given slots: as many as fit, and the best shares."""
     stages = stages_of(tokens, warpgroups, columns, group)
     sizes = Tuning(tokens, warpgroups, columns, stages, 1)
-    return sizes._replace(shares=shares_of(*_counts(T, O, I, sizes)))
+    return sizes._replace(shares=shares_of(*counts(T, O, I, sizes)))
 
 
-def _counts(T: int, O: int, I: int, sizes: Tuning) -> tuple[int, int, int, int]:  # noqa: E741
+def counts(T: int, O: int, I: int, sizes: Tuning) -> tuple[int, int, int, int]:  # noqa: E741
     """What `time_of` counts: blocks of rows, tiles of tokens, slots, and the size of a tile."""
     blocks, bands = -(-O // (sizes.warpgroups * ROWS)), -(-T // sizes.tokens)
     tile = sizes.tokens * sizes.warpgroups * 128 // sizes.columns

@@ -64,6 +64,19 @@ def test_the_second_leg_has_the_first_ones_answer_as_it_is_and_the_same_id():
     assert (one, asked["max_tokens"], asked["stream"]) == (other, 8, True)
 
 
+def test_a_first_leg_may_ask_for_an_answer_behind_its_last_page():
+    first: list[Any] = []
+
+    async def go() -> two_legs.Offer:
+        async with answering(json.dumps(ANSWER).encode(), first) as prefill:
+            return (await two_legs.Router(prefill, "", "m", 8).offer([5, 6, 7], 2))[0]
+
+    assert asyncio.run(go()) == ANSWER["kv_transfer_params"]
+    assert first[0][1]["max_tokens"] == first[0][1]["min_tokens"] == 2, (
+        "one alone is answered early"
+    )
+
+
 def test_without_a_prefill_server_the_other_one_gets_the_request_alone():
     second: list[Any] = []
 
@@ -131,6 +144,8 @@ def test_a_whole_run_fetches_every_page_and_loses_no_request(tmp_path, monkeypat
     assert rows["pages"]["ok"] and rows["pages"]["failed_first_legs"] == []
     # One prompt for the time and one before it; three beside the streams, in two rounds
     assert rows["pages"]["pages_by_transfer"] == (2 + 2 * 3) * 15
+    alone = rows["ttft of a second leg alone"]
+    assert alone["tokens"] == 256 and alone["ms"] > 0
     assert rows["prefill server killed"]["failed"] == 0
     assert rows["prefill server killed"]["ok"]
     assert rows["ttft, apart / alone"]["ratio"] > 0

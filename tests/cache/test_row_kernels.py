@@ -13,9 +13,11 @@ from jaxllm.cache.kv import (
     KVCache,
     PagedContext,
 )
-from jaxllm.nn.linear import Init
+from jaxllm.nn.linear import Init, Linear
 from jaxllm.nn.mlp import GatedMLP
+from jaxllm.nn.weight.parameters import contract
 from pallas_kernels.gated_matmul import GELU, SILU, Gated
+from pallas_kernels.parts import Parts, whole
 from tests.cache.test_kv import TABLE, batch, tokens
 
 
@@ -89,3 +91,33 @@ def test_the_gated_product_is_what_the_mlp_computes_without_it(activation, monke
     monkeypatch.setattr(row_kernels.gated_matmul, "backend_for", lambda *given: "reference")
     assert context.gated_product(x, mlp.gate_up.weight[...], mlp.gating).shape == (5, 12)
     np.testing.assert_allclose(mlp(x, context), wanted, rtol=1e-5, atol=1e-6)
+
+
+def test_a_product_is_left_to_xla_where_there_is_no_faster_kernel():
+    context = PagedContext(KVCache((), ()), [], "mosaic_gpu")
+    x = jax.ShapeDtypeStruct((64, 4096), jnp.bfloat16)
+    w = jax.ShapeDtypeStruct((4096, 4096), jnp.bfloat16)
+    assert jax.eval_shape(lambda x, w: context.product(x, w, 1), x, w) is None
+
+
+@pytest.mark.parametrize("shares", [1, 2])
+def test_a_product_has_the_axes_of_its_weight_whole_or_in_parts(shares, monkeypatch):
+    rng = np.random.default_rng(0)
+    x = jnp.asarray(rng.standard_normal((5, 2, 4)), jnp.float32)
+    weight = jnp.asarray(rng.standard_normal((3, 6, 2, 4)), jnp.float32)
+
+    def product(x_TI, w_OI, backend):
+        halves = (jnp.split(each, shares, axis=1) for each in (x_TI, w_OI))
+        sums = jnp.stack([a @ b.T for a, b in zip(*halves, strict=True)])
+        return sums[0] if shares == 1 else Parts(sums, (), (5, 18), jnp.float32)
+
+    monkeypatch.setattr(row_kernels.matmul, "backend_for", lambda *given: "reference")
+    monkeypatch.setattr(row_kernels, "_matmul", product)
+    context = PagedContext(KVCache((), ()), [], "reference")
+    for dense in (contract(x, weight, 2), whole(context.product(x, weight, 2))):
+        np.testing.assert_allclose(dense, jnp.einsum("tij,abij->tab", x, weight), rtol=1e-5)
+    map = Linear(Init(nnx.Rngs(0), jnp.float32), (3, 6), (2, 4), (None,) * 4)
+    map.weight[...] = weight
+    found = map.product_part(x, context)
+    assert isinstance(found, Parts) == (shares == 2) and found.shape == (5, 3, 6)
+    np.testing.assert_allclose(map(x, context), whole(found), rtol=1e-6)

@@ -13,7 +13,8 @@ from pallas_kernels import mosaic_units
 from pallas_kernels.int4_matmul import mosaic_gpu, plan
 from pallas_kernels.int4_matmul.cases import Case, expected, inputs, packed
 from pallas_kernels.int4_matmul.plan import Tuning
-from pallas_kernels.joined_shares import (
+from pallas_kernels.model_shapes import LAYER_SHAPES
+from pallas_kernels.mosaic_units.joined_shares import (
     WRITE_STEPS,
     Segment,
     fewer_segments_of,
@@ -21,7 +22,6 @@ from pallas_kernels.joined_shares import (
     most_shares,
     segments_of,
 )
-from pallas_kernels.model_shapes import LAYER_SHAPES
 from pallas_kernels.parts import Parts, whole
 from tests.pallas_kernels.places import (
     jitted,

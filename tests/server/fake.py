@@ -13,6 +13,7 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 
@@ -20,7 +21,7 @@ from jaxllm.cache.events import KVEventBatch
 from jaxllm.cache.pool import PagePool
 from jaxllm.config import ConfigError, EngineConfig, Resolved
 from jaxllm.engine.output.engine_view import pool_view
-from jaxllm.logprobs import packed_from
+from jaxllm.logprobs import most_logprobs, packed_from
 from jaxllm.messages import (
     EngineStats,
     EngineView,
@@ -82,7 +83,7 @@ class Control:
         self.resets: list[bool] = []
         self.weights: list[str] = []  # directories that they were updated from
         self.prefix_miss: str | None = None  # of every answer
-        self.counted: dict[str, int] = {}  # statistics, by the name of their field
+        self.counted: dict[str, Any] = {}  # statistics, by the name of their field
         self.pieces: list[str] = []  # texts of every answer's tokens, in place of the prompt's
 
     def saw(self, condition: Callable[[], bool], timeout: float = 60) -> bool:
@@ -111,6 +112,7 @@ class FakeEngine:
             max_model_len=config.max_model_len or RESOLVED.max_model_len,
             scheduling_policy=config.scheduling_policy,
             max_num_queued_reqs=config.max_num_queued_reqs or 24,
+            max_logprobs=most_logprobs(config.max_logprobs, RESOLVED.vocab_size),
             page_offer=config.kv_transfer_config,
         )
         self.sleeper = self

@@ -88,6 +88,81 @@ def test_a_server_answers_streams_and_forgets_a_client_that_leaves(eager: Demo) 
         )
 
 
+def test_token_ids_are_those_of_the_text(eager: Demo) -> None:
+    options: dict[str, Any] = {"model": "demo", "messages": DIGITS, "temperature": 0}
+    options |= {"extra_body": {"return_token_ids": True}}
+    with openai.OpenAI(base_url=f"{eager.url}/v1", api_key="none", max_retries=0) as client:
+        whole = client.chat.completions.create(**options).model_dump()
+        chunks = [c.model_dump() for c in client.chat.completions.create(**options, stream=True)]
+        (choice,) = whole["choices"]
+        ids = choice["token_ids"]
+        assert len(whole["prompt_token_ids"]) == whole["usage"]["prompt_tokens"]
+        assert len(ids) == whole["usage"]["completion_tokens"]
+        body = {"model": "demo", "tokens": ids[:-1]}  # without the end token
+        root = client.with_options(base_url=eager.url)
+        text = root.post("/detokenize", cast_to=object, body=body)
+        assert text == {"prompt": choice["message"]["content"]}
+    assert [id for chunk in chunks for id in chunk["choices"][0]["token_ids"]] == ids
+    assert chunks[0]["prompt_token_ids"] == whole["prompt_token_ids"]
+
+
+@pytest.mark.parametrize("thinks", [False, True])
+def test_a_stream_comes_in_the_intervals_that_it_asks_for(eager: Demo, thinks: bool) -> None:
+    question = {"role": "user", "content": "Sort these numbers: 42, 7, 99, 13"}
+    options: dict[str, Any] = {"model": "demo", "messages": [question], "temperature": 0}
+    extra = {"return_token_ids": True, "reasoning_effort": "high" if thinks else "none"}
+    with openai.OpenAI(base_url=f"{eager.url}/v1", api_key="none", max_retries=0) as client:
+
+        def stream(interval: int) -> list[dict[str, Any]]:
+            body = {"extra_body": extra | {"stream_interval": interval}}
+            usage = {"stream_options": {"include_usage": True}}
+            chunks = client.chat.completions.create(**options, **body, **usage, stream=True)
+            return [chunk.model_dump() for chunk in chunks]
+
+        found = {interval: stream(interval) for interval in (1, 4, 1000)}
+    said, sizes = {}, {}
+    for interval, chunks in found.items():
+        choices = [chunk["choices"][0] for chunk in chunks if chunk["choices"]]
+        ids = [id for choice in choices for id in choice["token_ids"]]
+        texts = [
+            "".join(choice["delta"].get(name) or "" for choice in choices)
+            for name in ("content", "reasoning")
+        ]
+        said[interval] = (ids, texts, chunks[-1]["usage"])
+        sizes[interval] = [len(c["token_ids"]) for c in choices if c["token_ids"]]
+    for _, _, usage in said.values():
+        usage.pop("prompt_tokens_details")  # the first computes the prompt
+    assert said[1] == said[4] == said[1000]
+    count = len(said[1][0])
+    assert count > 9
+    assert bool(said[1][1][1]) is thinks
+    assert sizes[1] == [1] * count
+    assert sizes[4] == [1, *(min(4, count - at) for at in range(1, count, 4))]
+    assert sizes[1000] == [1, count - 1]
+
+
+def test_a_responses_text_has_its_own_log_probabilities_in_any_interval(eager: Demo) -> None:
+    with openai.OpenAI(base_url=f"{eager.url}/v1", api_key="none", max_retries=0) as client:
+        one, all_at_once = (
+            client.responses.create(
+                model="demo",
+                input="Sort these numbers: 42, 7, 99, 13",
+                temperature=0,
+                max_output_tokens=300,
+                reasoning={"effort": "high"},
+                include=["message.output_text.logprobs"],
+                extra_body={"stream_interval": interval},
+            )
+            for interval in (1, 1000)
+        )
+    for response in (one, all_at_once):
+        assert [item.type for item in response.output] == ["reasoning", "message"]
+    texts = [response.output[1].content[0] for response in (one, all_at_once)]  # type: ignore[union-attr, index]
+    assert texts[0] == texts[1]
+    assert one.usage is not None and all_at_once.usage is not None
+    assert one.usage.output_tokens_details == all_at_once.usage.output_tokens_details
+
+
 @pytest.mark.parametrize("thinks", [False, True])
 def test_an_agent_uses_a_calculator_whole_and_streamed(eager: Demo, thinks: bool) -> None:
     question = {"role": "user", "content": "What is 47 * 83?"}

@@ -10,6 +10,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 import jaxllm
+from jaxllm.messages import STEP_TOKENS
 from jaxllm.tokenizer import Tokenizer
 from tests.server.harness import Running, with_settings
 
@@ -93,6 +94,39 @@ def test_what_the_engine_counts_of_memory_is_shown_as_it_is(fresh: Running) -> N
     fresh.post("/v1/completions", {"model": "fake", "prompt": "a"})
     found = samples(fresh)
     assert [found[f"{name}_total"] for name in names] == list(counted.values())
+
+
+def test_the_sizes_of_steps_are_a_histogram(fresh: Running) -> None:
+    name = "vllm:iteration_tokens_total"
+    assert samples(fresh)[f"{name}_count"] == 0
+    counts = (5, 0, 2, *[0] * (len(STEP_TOKENS) - 3), 1)
+    fresh.control.counted = {"step_tokens": counts, "computed_tokens": 20_037}
+    fresh.post("/v1/completions", {"model": "fake", "prompt": "a"})
+    found = samples(fresh)
+    assert [found[f"{name}_bucket[{bound}]"] for bound in ("1.0", "8.0", "16.0")] == [5, 5, 7]
+    assert found[f"{name}_bucket[16384.0]"] == 7
+    assert found[f"{name}_bucket[+Inf]"] == found[f"{name}_count"] == 8
+    assert found[f"{name}_sum"] == 20_037
+
+
+def test_choices_wait_for_their_turn_or_for_something_else(fresh: Running) -> None:
+    fresh.control.counted = {"waiting": 5, "deferred": 2}
+    fresh.post("/v1/completions", {"model": "fake", "prompt": "a"})
+    found, name = samples(fresh), "vllm:num_requests_waiting"
+    assert found[name] == 5
+    assert found[f"{name}_by_reason[capacity]"] == 3
+    assert found[f"{name}_by_reason[deferred]"] == 2
+
+
+def test_what_a_request_computed_and_how_often_it_was_preempted(fresh: Running) -> None:
+    fresh.post("/v1/completions", {"model": "fake", "prompt": "a" * 40, "n": 2})  # 16 are cached
+    fresh.post("/v1/completions", {"model": "fake", "prompt": "abc"})
+    found = samples(fresh)
+    assert found["vllm:request_prefill_kv_computed_tokens_sum"] == 24 + 3
+    assert found["vllm:request_prefill_kv_computed_tokens_count"] == 2
+    assert found["vllm:prompt_tokens_cached_total"] == 16
+    assert found["vllm:request_num_preemptions_count"] == 3
+    assert found["vllm:request_num_preemptions_bucket[0.0]"] == 3
 
 
 @pytest.mark.parametrize("stream", [False, True])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Annotated, Any
 
 import msgspec
@@ -17,9 +18,9 @@ from jaxllm.messages import (
     PoolingRequest,
     RequestError,
     ThinkingBudget,
-    check_logprobs,
     check_prompt_logprobs,
     check_salt,
+    count_logprobs,
 )
 from jaxllm.sampling.bits import everything, packed, remove
 from jaxllm.sampling.constraint import BadWords, Constraint
@@ -108,14 +109,14 @@ class RequestValidator:
     ):
         self._resolved, self._has_text, self.fits = resolved, tokenizer is not None, fits
 
-    def validate_request(self, request: GenerateRequest) -> None:
-        """Raises RequestError when the request can never run here."""
+    def validate_request(self, request: GenerateRequest) -> GenerateRequest:
+        """The request, with a number of log-probabilities in place of -1. Raises RequestError when
+        it can never run here."""
+        request = _with_counts(request, self._resolved)
         prompt, limit = request.prompt_token_ids, self._resolved.max_model_len
         check_prompt(request, self._resolved, limit - 1)
         if request.params.stop_token_ids:
             check_ids("stop_token_ids", request.params.stop_token_ids, self._resolved.vocab_size)
-        for name in ("logprobs", "prompt_logprobs"):
-            check_logprobs(name, getattr(request.params, name), self._resolved.max_logprobs)
         if request.params.prompt_logprobs is not None:
             check_prompt_logprobs(
                 [len(prompt)], request.params.prompt_logprobs, request.params.samples
@@ -135,6 +136,7 @@ class RequestValidator:
                 "max_tokens",
                 "kv_pool_too_small",
             )
+        return request
 
 
 class LogitsOptionsReader:
@@ -306,6 +308,13 @@ class LogitsOptionsReader:
                 raise RequestError(
                     f"extra_args: {argument} must be {wanted} numbers, got {found}", "extra_args"
                 )
+
+
+def _with_counts(request: GenerateRequest, resolved: Resolved) -> GenerateRequest:
+    """The request with a number of log-probabilities in place of -1. Raises RequestError where
+    there are too many."""
+    params = count_logprobs(request.params, resolved.max_logprobs, resolved.vocab_size)
+    return request if params is request.params else replace(request, params=params)
 
 
 def generating(request: GenerateRequest | PoolingRequest) -> GenerateRequest:

@@ -21,14 +21,19 @@ class BestOf:
         self._held: list[list[TextDelta]] = [[] for _ in range(params.samples)]
         self._ended = 0
 
+    @property
+    def ended(self) -> bool:
+        """Whether all choices have ended."""
+        return self._ended == len(self._held)
+
     def hold(self, delta: TextDelta) -> list[TextDelta]:
         """Keep a delta, which has the log-probabilities of its tokens. Returns the choices for the
         client after the last delta, before that nothing."""
         self._held[delta.index].append(delta)
         self._ended += delta.finish_reason is not None
-        if self._ended < len(self._held):
+        if not self.ended:
             return []
-        ranked = sorted((joined(deltas) for deltas in self._held), key=_rank)
+        ranked = sorted((_scored(joined(deltas)) for deltas in self._held), key=_rank)
         with_logprobs = self._params.logprobs is not None
         return [
             replace(choice, index=i, logprobs=choice.logprobs if with_logprobs else None)
@@ -36,35 +41,25 @@ class BestOf:
         ]
 
 
-def deliverable(held: dict[str, BestOf], deltas: list[TextDelta]) -> list[TextDelta]:
-    """The deltas of a step that clients may get now. `held` has the requests with ranked choices;
-    requests that end are deleted from it."""
-    if not held:
-        return deltas
-    found: list[TextDelta] = []
-    for delta in deltas:
-        best_of = held.get(delta.id)
-        ready = [delta] if best_of is None else best_of.hold(delta)
-        if best_of is not None and ready:
-            del held[delta.id]
-        found += ready
-    return found
-
-
 def joined(deltas: list[TextDelta]) -> TextDelta:
     """All deltas of one choice as one."""
-    tokens = [token for delta in deltas for token in delta.token_ids]
-    packed = b"".join(delta.logprobs or b"" for delta in deltas)
+    if len(deltas) == 1:
+        return deltas[0]
+    packed = [delta.logprobs for delta in deltas if delta.logprobs is not None]
     return replace(
         deltas[-1],
-        token_ids=tokens,
+        token_ids=[token for delta in deltas for token in delta.token_ids],
         text="".join(delta.text for delta in deltas),
-        logprobs=packed,
+        logprobs=b"".join(packed) if packed else None,
         prompt_logprobs=next(
             (delta.prompt_logprobs for delta in deltas if delta.prompt_logprobs is not None), None
         ),
-        cumulative_logprob=total(packed, len(tokens)),
     )
+
+
+def _scored(choice: TextDelta) -> TextDelta:
+    """With the sum of its log-probabilities."""
+    return replace(choice, cumulative_logprob=total(choice.logprobs or b"", len(choice.token_ids)))
 
 
 def _rank(choice: TextDelta) -> tuple[bool, float]:

@@ -39,7 +39,7 @@ class EngineWatch:
         total = self._totals[kind]
         total.steps += 1
         total.seconds += now - began
-        total.tokens += len(plan.decodes) + sum([chunk.length for chunk in plan.chunks])
+        total.tokens += plan.tokens
         self._collected = now
 
     def clear(self) -> None:

@@ -4,6 +4,7 @@ no jax."""
 from __future__ import annotations
 
 import hashlib
+from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -18,7 +19,13 @@ from jaxllm.engine.scheduling.plan import Span, Traffic
 from jaxllm.engine.scheduling.request import PromptSharing, Request, Status
 from jaxllm.engine.scheduling.scheduler import Scheduler
 from jaxllm.logprobs import trimmed
-from jaxllm.messages import EngineStats, GenerateRequest, PromptLogprobs, TextDelta
+from jaxllm.messages import (
+    STEP_TOKENS,
+    EngineStats,
+    GenerateRequest,
+    PromptLogprobs,
+    TextDelta,
+)
 from jaxllm.sampling.choose import needs
 from jaxllm.tokenizer import Tokenizer
 
@@ -62,11 +69,11 @@ class RequestState:
         self.delivered.add(index)
         return self.prompt_logprobs
 
-    def undelivered(self, ranked: bool) -> list[tuple[str, int]]:
-        """(request id, choice index) of every choice whose end the client has not got; of `ranked`
+    def undelivered(self) -> list[tuple[str, int]]:
+        """(request id, choice index) of every choice whose end the client has not got; of ranked
         choices it gets only the best `n`."""
         first = self.choices[0]
-        if ranked:
+        if first.params.ranked:
             return [(first.id, index) for index in range(first.params.n)]
         return [(first.id, c.index) for c in self.choices if c.status is not Status.FINISHED]
 
@@ -162,15 +169,25 @@ class Counters:
     """Counts since the engine's start.
 
     Attributes:
+        computed_tokens: of all steps.
+        step_tokens: steps by their tokens, as in `EngineStats`.
         problem: found by the last self-check, "" for none.
     """
 
     prompt_tokens: int = 0
     generation_tokens: int = 0
     steps: int = 0
+    computed_tokens: int = 0
+    step_tokens: list[int] = field(default_factory=lambda: [0] * (len(STEP_TOKENS) + 1))
     self_checks: int = 0
     self_check_failures: int = 0
     problem: str = ""
+
+    def count_step(self, tokens: int) -> None:
+        """Count a step that computes `tokens`."""
+        self.steps += 1
+        self.computed_tokens += tokens
+        self.step_tokens[bisect_left(STEP_TOKENS, tokens)] += 1
 
     def snapshot(
         self,
@@ -183,7 +200,7 @@ class Counters:
         """A snapshot for metrics.
 
         Args:
-            unscheduled: choices that wait for their grammar.
+            unscheduled: choices that wait for their grammar, or for pages.
             compiles: programs compiled after warm-up.
             traffic: pages copied to host memory and back.
             sleep_level: 0 while the engine is awake.
@@ -192,6 +209,7 @@ class Counters:
         return EngineStats(
             running=scheduler.running,
             waiting=scheduler.waiting + unscheduled,
+            deferred=unscheduled,
             kv_usage=max(pool.usage for pool in pools),
             prefix_queries=0 if prefix is None else prefix.queries,  # an empty index is false
             prefix_hits=0 if prefix is None else prefix.hits,
@@ -199,6 +217,8 @@ class Counters:
             prompt_tokens=self.prompt_tokens,
             generation_tokens=self.generation_tokens,
             steps=self.steps,
+            computed_tokens=self.computed_tokens,
+            step_tokens=tuple(self.step_tokens),
             host_usage=offload.host.used / offload.host.num_pages if offload else 0.0,
             pages_saved=traffic.saved,
             pages_loaded=traffic.loaded,

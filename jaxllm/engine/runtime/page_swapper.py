@@ -30,9 +30,10 @@ logger = logging.getLogger("jaxllm")
 LEAVING = 2  # calls of `save_pages` whose copies may be in flight at once
 # Calls of `load_pages` in one plan: a link of 25 GB/s brings as many pages beside a step of 5 ms
 PLAN_LOADS = 4
-# Calls of `save_pages` whose copies for other engines may be in flight at once: those of a step of
-# 2,048 tokens of an 8B, which leave while the next step runs
-TAKEN = 8
+# Calls of `save_pages` whose copies for other engines may be in flight at once: those of two steps
+# of 2,048 tokens of an 8B. With fewer, the launch of a step would wait until the pages of the one
+# before have left, and these would be exported later
+TAKEN = 16
 # A program reads its page numbers when it runs: one buffer for each that may not have run, and one
 BUFFERS = LEAVING + TAKEN + PLAN_LOADS + 1
 # The remedy for too little host memory

@@ -21,7 +21,8 @@ _ALONE_GPU = (64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768)  # tokens
 # Tokens beside decode rows, before the rest of the last tile is added
 _BESIDE_GPU = (64, 256, 512, 1536, 3840, 8192)
 _TWO_GPU = (1024, 64)  # and two prompts of 512 beside few streams, for when several wait
-_TILE_GPU = 128  # rows of a matrix product's tile: 576 + 64 rows take less time than 512 + 64
+_TILE_GPU = 128  # rows of a matrix product's tile
+_FITTED_GPU = range(513, 577)  # rows for which tiles are made that fit (`pallas_kernels.matmul`)
 _REGIONS_GPU = (32, 64, 256)
 _SHORT_GPU = 512  # tokens of a prompt
 _MOST_TOKENS_REGION_GPU = 512  # one more for the largest steps of many slots
@@ -197,9 +198,9 @@ class Buckets:
         """Tokens of these to run now: all, or those of the next smaller shape when that and steps
         for the rest cost less.
 
-        Example (accelerator, no decodes): 700 tokens would pad to 1024; 608 now, 92 (padded to 128)
-        in the next step and 128 for that step come to 864, so the answer is 608. For 900 tokens,
-        608 + 352 + 128 is more than 1024: all of them run now.
+        Example (accelerator, no decodes): 700 tokens would pad to 1024; 512 now, 188 (padded to
+        256) in the next step and 128 for that step come to 896, so the answer is 512. For 900
+        tokens, 512 + 512 + 128 is more than 1024: all of them run now.
         """
         return self._cheapest(tokens, chunks, decodes)[1]
 
@@ -293,6 +294,8 @@ def _aligned(rows: int, to: int = _ALIGN) -> int:
 
 def _fill(tokens: int, region: int, top: int) -> int:
     """`tokens`, and those that fill the last tile beside `region` decode rows."""
+    if tokens + region in _FITTED_GPU:
+        return min(_beside(region, top), tokens)
     return min(_beside(region, top), _aligned(tokens + region, _TILE_GPU) - region)
 
 

@@ -47,6 +47,22 @@ class PrefillBudget:
         return min(max(waiting // 4, some if several else one), high)
 
 
+@dataclass(frozen=True, slots=True)
+class Taper:
+    """Ever shorter steps towards the end of what waits, for an engine whose pages are sent on:
+    those of a step leave while the next one runs, and those of the last step leave behind it.
+
+    Attributes:
+        least: Tokens of the shortest steps, which must still fill the device.
+    """
+
+    least: int
+
+    def tokens(self, waiting: int) -> int:
+        """Chunk tokens of a step while `waiting` tokens wait, its own included: half of them."""
+        return max(self.least, waiting // 2)
+
+
 def prefill_budget(seconds: Mapping[object, float], stall: float) -> PrefillBudget | None:
     """The budget that keeps a step below `stall` seconds when many tokens wait.
 
@@ -100,6 +116,7 @@ class ChunkPlanner:
 
     Attributes:
         budget: Bounds the chunk tokens of steps that also decode; None bounds nothing.
+        taper: Shortens the last steps of what waits; None shortens none.
         whole_prompts: A prompt is one chunk, which every step's limit must hold.
     """
 
@@ -113,6 +130,7 @@ class ChunkPlanner:
         self._limits, self._buckets, self._kv_manager = limits, buckets, kv_manager
         self._queues = queues
         self.budget: PrefillBudget | None = None
+        self.taper: Taper | None = None
         self.whole_prompts = False
 
     def plan(
@@ -148,15 +166,17 @@ class ChunkPlanner:
         return tuple(chunks)
 
     def _limit(self, prefilling: list[Request], waiting: int, num_decodes: int) -> int:
-        """Chunk tokens of a step, below 1 for none: what its limits and the budget leave, less what
-        would pad it to a shape whose time is better spent on two smaller ones."""
+        """Chunk tokens of a step, below 1 for none: what its limits, the budget and the taper
+        leave, less what would pad it to a shape whose time is better spent on two smaller ones."""
         room = self._limits.max_num_batched_tokens - num_decodes
         most = min(room, self._buckets.most_tokens(num_decodes))
         if most < 1 or self.whole_prompts:
             return most
         budget = self.budget if num_decodes else None
-        enough = most if budget is None else 4 * budget.max_tokens
+        enough = 2 * most if budget is None else 4 * budget.max_tokens
         tokens = self._prompt_tokens(prefilling, enough)
+        if self.taper is not None:
+            most = min(most, self.taper.tokens(tokens))
         if budget is not None:
             several = len(prefilling) + waiting > 1
             most = min(most, budget.tokens(tokens, several, num_decodes))

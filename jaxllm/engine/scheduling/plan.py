@@ -111,6 +111,11 @@ class Plan:
     moves: Moves | None = None
     group: int = 0
 
+    @property
+    def tokens(self) -> int:
+        """Tokens that it computes."""
+        return len(self.decodes) + sum([chunk.length for chunk in self.chunks])
+
     @functools.cached_property
     def emitters(self) -> list[Request | None]:
         """The request that gets a token, per row of a collected step; None for a chunk that is not

@@ -101,7 +101,9 @@ def plan_host(
     if not pages:
         return HostPlan()
     moved = 1 << (max(1, min(MOST_MOVED, MOVED // page)).bit_length() - 1)
-    staged = STAGED + (TAKEN if config.kv_transfer_config is not None else 0)
+    transfer = config.kv_transfer_config
+    sends = transfer is not None and transfer.get("kv_role") != "kv_consumer"
+    staged = STAGED + (TAKEN if sends else 0)
     return HostPlan(pages, cached, moved, staged * moved)
 
 

@@ -13,13 +13,21 @@ from jaxllm.cache.prefix import PrefixIndex
 from jaxllm.config import ConfigError, EngineConfig, Resolved
 from jaxllm.engine.runtime.pooling_runner import PoolingRunner
 from jaxllm.engine.runtime.runner import Runner
-from jaxllm.engine.scheduling.chunk_planner import prefill_budget, seconds_per_token
+from jaxllm.engine.scheduling.chunk_planner import Taper, prefill_budget, seconds_per_token
 from jaxllm.engine.scheduling.kv_offload import OffloadManager
 from jaxllm.engine.scheduling.plan import Limits
 from jaxllm.engine.scheduling.policy import POLICIES
 from jaxllm.engine.scheduling.scheduler import Scheduler
 from jaxllm.engine.startup.host_memory import PLAN_LOADS
 from jaxllm.engine.startup.model_digest import model_digest
+from jaxllm.kv_transfer.settings import KVTransferSettings
+
+# Tokens of a step whose pages are sent: larger steps take as long for each token, and smaller ones
+# would take more to compute than they save to send
+SHORTEST_STEP = 512
+# Tokens whose pages a step takes in at most: each page costs the host time, for which running
+# streams wait. A prefill server computes fewer meanwhile
+FETCHED_TOKENS = 512
 
 
 def scheduler_class(name: str | None) -> type[Scheduler]:
@@ -64,11 +72,12 @@ def make_scheduler(
         groups=resolved.pipeline_parallel_size,
     )
     scheduler = kind(limits, pools, runner.shapes.buckets, POLICIES[resolved.scheduling_policy])
+    transfer = KVTransferSettings.read(config.kv_transfer_config)
     if prefix is not None and resolved.host_pages:
         offload = OffloadManager(
             HostTier(resolved.host_pages, resolved.host_cached_pages),
             prefix,
-            PLAN_LOADS * resolved.moved_pages,
+            _most_fetches(resolved, transfer),
         )
         offload.link = runner.link or offload.link
         offload.fetches_done = runner.fetches_done
@@ -80,9 +89,20 @@ def make_scheduler(
         scheduler.chunk_planner.whole_prompts = not resolved.pooling.takes_chunks
     if resolved.batch_invariant:
         scheduler.set_batch_invariant()
+    # A batch-invariant engine has one shape for prompts, to which shorter steps would be padded
+    if transfer is not None and not transfer.fetches and not resolved.batch_invariant:
+        scheduler.chunk_planner.taper = Taper(SHORTEST_STEP)
     if config.max_stall_ms is not None:
         scheduler.chunk_planner.budget = prefill_budget(runner.seconds, config.max_stall_ms / 1e3)
     return scheduler
+
+
+def _most_fetches(resolved: Resolved, transfer: KVTransferSettings | None) -> int:
+    """Pages that a plan fetches from host memory at most."""
+    pages = PLAN_LOADS * resolved.moved_pages
+    if transfer is None or not transfer.fetches:
+        return pages
+    return min(pages, max(1, FETCHED_TOKENS // resolved.page_size))
 
 
 def make_pool(config: EngineConfig, resolved: Resolved, window: int | None, pages: int) -> PagePool:

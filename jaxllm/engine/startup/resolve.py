@@ -42,6 +42,7 @@ from jaxllm.engine.startup.memory import (
 from jaxllm.engine.startup.pipeline.divide import divide
 from jaxllm.engine.startup.plan_memory import first_plan, model_length, splits
 from jaxllm.hosts.group import ALONE, Hosts, difference
+from jaxllm.logprobs import most_logprobs
 from jaxllm.mesh import WHOLE, Stage, layer_devices, over_experts, own_meshes, stages
 from jaxllm.models import ModelSpec, Wish, read_spec
 from jaxllm.models.config.expert_groups import expert_groups
@@ -52,7 +53,7 @@ from jaxllm.nn.weight.schemes import backend
 # Of every prompt step where one shape serves all: short prompts are padded to it, long ones lose
 # little by it
 BATCH_INVARIANT_TOKENS = 512
-PRODUCER_TOKENS = 1024  # whose pages travel while the next step runs
+PRODUCER_TOKENS = 2048  # whose pages travel while the next step runs; the last steps are shorter
 
 
 @dataclass(frozen=True)
@@ -194,7 +195,7 @@ def _resolved(
         vocab_size=spec.vocab_size,
         tensor_parallel_size=layer_devices(model.mesh),
         expert_parallel_size=model.mesh.shape["expert"],
-        max_logprobs=min(config.max_logprobs, spec.vocab_size),
+        max_logprobs=most_logprobs(config.max_logprobs, spec.vocab_size),
         logprobs_mode=config.logprobs_mode,
         enable_prefix_caching=config.enable_prefix_caching,
         async_scheduling=config.async_scheduling,

@@ -51,6 +51,13 @@ class RowContext(Protocol):
         See `pallas_kernels.add_norm`.
         """
 
+    def product(self, x: Array, weight: Array, dims: int) -> Product | None:
+        """`[T, *inp]` → `[T, *out]`: the last `dims` axes are contracted; in parts, for a reader
+        that adds them up, where the back end has some. None where XLA's product is as fast.
+
+        See `pallas_kernels.matmul`.
+        """
+
     def gated_product(self, x_TD: Array, weight_X2FD: Array, gating: Gating) -> Array | None:
         """gating(gate(x), up(x)) `[T, X·F]` in one pass; None where two products are faster.
 

@@ -38,6 +38,10 @@ class PlainRows:
         """`x + part`, and its norm, rounded if that is asked for."""
         return self.collective.add_norm(x_TD, part_TD, weight_D, eps, self.row_backend, rounding)
 
+    def product(self, x: Array, weight: Array, dims: int) -> None:
+        """None: XLA computes and differentiates the product."""
+        return None
+
     def gated_product(self, x_TD: Array, weight_X2FD: Array, gating: Gating) -> Array | None:
         """None: XLA computes and differentiates the products."""
         return None

@@ -13,7 +13,7 @@ from jaxllm.nn.rules import Rule
 from jaxllm.nn.weight.parameters import contract
 from jaxllm.nn.weight.protocol import Fill
 from pallas_kernels.grouped_matmul import Gating, Groups
-from pallas_kernels.parts import Product, in_shares, takes_shares
+from pallas_kernels.parts import Product, in_shares, takes_shares, whole
 from pallas_kernels.scaled_matmul import Inputs, Rounding
 
 
@@ -25,7 +25,8 @@ class Dense(nnx.Param):
 
     def product(self, x: Inputs, dims: int, context: RowContext) -> Array:
         assert isinstance(x, Array)  # no rounding is asked for
-        return contract(x, self[...], dims)
+        found = context.product(x, self[...], dims)
+        return contract(x, self[...], dims) if found is None else whole(found)
 
     def sums(self, x_TD: Array, context: RowContext) -> Array:
         return contract(x_TD, self[...], 1, jnp.float32)
@@ -37,9 +38,12 @@ class Dense(nnx.Param):
     def part(self, x: Inputs, dims: int, context: RowContext) -> Product:
         weight = self[...]
         assert isinstance(x, Array)
+        found = context.product(x, weight, dims)
+        if found is not None:
+            return found
         if weight.ndim == 2 and takes_shares(context.row_backend, x, weight.shape[0]):
             return in_shares(x, weight)
-        return self.product(x, dims, context)
+        return contract(x, weight, dims)
 
     def gated(
         self, x_TD: Inputs, gating: Gating, context: RowContext, rounding: Rounding | None

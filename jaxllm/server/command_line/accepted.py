@@ -87,7 +87,6 @@ ACCEPTED: dict[str, Accepted] = {
     "max-long-partial-prefills": Accepted(ANY, "--max-stall-ms bounds chunks"),
     "max-num-active-seqs": refused("--max-num-seqs"),
     "watermark": value("admission forecasts what running requests will need", "0", "0.0"),
-    "stream-interval": value("a stream gets every token as it is made", "1"),
     "scheduler-delay-factor": value("--max-stall-ms bounds waiting", "0", "0.0"),
     "num-scheduler-steps": Accepted(ANY, "the next step is planned while one runs"),
     "num-lookahead-slots": Accepted(ANY, "the next step is planned while one runs"),

@@ -49,7 +49,7 @@ ENGINE_FLAGS: dict[str, dict[str, str]] = {
         "max_model_len": "longest sequence in tokens: a number, 32k, or auto for the longest "
         "that fits",
         "seed": "seed of requests without one, and of dummy weights",
-        "max_logprobs": "log-probabilities per token that a request may ask for",
+        "max_logprobs": "log-probabilities per token that a request may ask for; -1: all of them",
         "logprobs_mode": "log-probabilities or logits, of the model (raw) or after all sampling "
         "options (processed)",
         "enforce_eager": "compile programs on first use instead of at start",

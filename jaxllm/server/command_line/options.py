@@ -62,6 +62,7 @@ class Options:
     chat_template: str | None
     generation_config: str
     override_generation_config: dict[str, Any]
+    stream_interval: int
     root_path: str
     tls: Certificates | None
     tls_refresh: bool
@@ -129,6 +130,7 @@ def _check_values(args: argparse.Namespace) -> None:
         "max_engine_restarts": 0,
         "data_parallel_size": 1,
         "log_stats_interval": 0,
+        "stream_interval": 1,
     }.items():
         if not least <= getattr(args, name) < math.inf:
             raise ConfigError(
@@ -181,6 +183,7 @@ def _options(given: Given, environ: Mapping[str, str]) -> Options:
         chat_template=args.chat_template,
         generation_config=args.generation_config,
         override_generation_config=checked_override(args.override_generation_config),
+        stream_interval=args.stream_interval,
         root_path=args.root_path.rstrip("/"),
         tls=_certificates(args),
         tls_refresh=args.enable_ssl_refresh,

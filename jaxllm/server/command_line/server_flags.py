@@ -240,6 +240,12 @@ SERVER_FLAGS: dict[str, dict[tuple[str, ...], dict[str, Any]]] = {
             "default": "auto",
             "help": "sampling defaults: the model's (auto), none (vllm), or a directory's",
         },
+        ("--stream-interval",): {
+            "type": integer,
+            "default": 1,
+            "help": "tokens of a choice that are sent at a time, after the first; for requests "
+            "without stream_interval",
+        },
         ("--enable-force-include-usage",): {
             "action": "store_true",
             "help": "usage in every chunk of every stream, as if stream_options asked for it",

@@ -211,10 +211,12 @@ def total(engines: Sequence[EngineStats]) -> EngineStats:
         for field in dataclasses.fields(EngineStats)
     }
     sums = {name: sum(values) for name, values in columns.items() if isinstance(values[0], int)}
+    steps = zip(*columns["step_tokens"], strict=True)
     return EngineStats(
         **sums
         | {name: max(columns[name]) for name in SHARES}
         | {
+            "step_tokens": tuple(map(sum, steps)),
             "sleep_level": min(columns["sleep_level"]),
             "self_check_problem": next(filter(None, columns["self_check_problem"]), ""),
         }

@@ -170,7 +170,8 @@ def read_generation_config(options: Options, model_dir: Path) -> dict[str, Any]:
     """Sampling options that requests start from. Raises ConfigError."""
     choice = options.generation_config
     found = {} if choice == "vllm" else generation_config(model_dir if choice == "auto" else choice)
-    return sampling_defaults(found | options.override_generation_config)
+    defaults = sampling_defaults(found | options.override_generation_config)
+    return defaults | {"stream_interval": options.stream_interval}
 
 
 def in_daemon_thread[T](work: Callable[[], T]) -> asyncio.Future[T]:

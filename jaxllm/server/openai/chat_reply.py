@@ -30,14 +30,22 @@ class ChatReply(PartsReply):
 
     prefix, kind, chunk_kind = "chatcmpl-", "chat.completion", "chat.completion.chunk"
 
+    def _first_head(self, prompt: int) -> bytes:
+        ids = self._prompt_token_ids(prompt)
+        if not ids:
+            return self._event_head
+        return self._event_begin + b"," + orjson.dumps(ids)[1:-1] + b',"choices":['
+
     def _chunks(self, index: int, choice: Choice, delta: TextDelta) -> list[bytes]:
         chunks = []
         if not choice.started:
             choice.started, choice.begin = True, b'{"index":%d,"delta":' % index
             opening = {"role": self._spec.role, "content": ""}
             deltas = [opening, *({"content": text} for text in self._spec.texts or ())]
-            chunks = [choice.begin + orjson.dumps(one) + GOES_ON for one in deltas]
-        if delta.finish_reason is not None or delta.logprobs is not None:
+            goes_on = GOES_ON[:-1] + b',"token_ids":[]}' if self._spec.token_ids else GOES_ON
+            chunks = [choice.begin + orjson.dumps(one) + goes_on for one in deltas]
+        whole = delta.finish_reason is not None or delta.logprobs is not None
+        if whole or self._spec.token_ids:
             choice.frame = None
             return chunks + self._full_chunks(choice, delta)
         if delta.token_ids or delta.text:
@@ -53,8 +61,8 @@ class ChatReply(PartsReply):
         return self._frame(clear, around(clear.make("")), choice.begin, GOES_ON)
 
     def _full_chunks(self, choice: Choice, delta: TextDelta) -> list[bytes]:
-        """The first carries the log-probabilities, the last the finish reason."""
-        if self.parsed and len(delta.token_ids) > 1:
+        """The first carries the log-probabilities and token ids, the last the finish reason."""
+        if self.parsed and delta.logprobs is not None and len(delta.token_ids) > 1:
             each = by_token(delta, self._names)
             return [chunk for one in each for chunk in self._full_chunks(choice, one)]
         thought = is_thinking(choice)
@@ -63,13 +71,15 @@ class ChatReply(PartsReply):
         logprobs = None
         if deltas or not self._hidden(choice, thought):
             logprobs = self._logprobs(unpack_delta(delta))
-        if not deltas and logprobs is None and not ends:
+        brings_ids = self._spec.token_ids and bool(delta.token_ids)
+        if not deltas and logprobs is None and not ends and not brings_ids:
             return []
         # A chunk of its own, unless the answer ends with text
         if not deltas or (ends and not deltas[-1].startswith(CONTENT)):
             deltas.append(b"{}")
-        rest: list[dict[str, Any]] = [{"logprobs": None, "finish_reason": None} for _ in deltas]
-        rest[0]["logprobs"] = logprobs
+        common = {"logprobs": None, "finish_reason": None} | self._token_ids([])
+        rest: list[dict[str, Any]] = [common.copy() for _ in deltas]
+        rest[0] |= {"logprobs": logprobs} | self._token_ids(delta.token_ids)
         if ends:
             rest[-1] |= {"finish_reason": finish_reason(choice), "stop_reason": delta.stop_reason}
         return [
@@ -94,11 +104,12 @@ class ChatReply(PartsReply):
         if self.parsed:
             message |= message_fields(choice.parts, "".join(echo))
         body = {"index": index, "message": message, "logprobs": self._logprobs(choice.logprobs)}
-        return body | {"finish_reason": finish_reason(choice), "stop_reason": choice.stop_reason}
+        body |= {"finish_reason": finish_reason(choice), "stop_reason": choice.stop_reason}
+        return body | self._token_ids(choice.token_ids)
 
     def full_reply(self) -> dict[str, Any]:
         """The reply to a request without `stream`."""
-        return super().full_reply() | self._prompt_logprobs(0)
+        return super().full_reply() | self._prompt_logprobs(0) | self._prompt_token_ids(0)
 
     def _logprobs(self, found: Iterable[TokenLogprobs] | None) -> dict[str, Any] | None:
         return None if found is None else {"content": self._entries(found), "refusal": None}

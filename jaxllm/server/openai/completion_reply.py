@@ -64,6 +64,7 @@ class CompletionReply(Reply):
     def _chunks(self, index: int, choice: Choice, delta: TextDelta) -> list[bytes]:
         first, choice.started = not choice.started, True
         made = self._choice(index, choice, delta.text, unpack_delta(delta), echoes=first)
+        made |= self._ids(index, delta.token_ids, begins=first)
         if first and self._spec.generates:
             empty = orjson.dumps(self._choice(index, Choice(), "", None, echoes=False))
             choice.frame = self._frame(ALL, tuple(empty.split(b'""')))
@@ -71,7 +72,13 @@ class CompletionReply(Reply):
 
     def _full_choice(self, index: int, choice: Choice) -> dict[str, Any]:
         found = self._choice(index, choice, "".join(choice.text), choice.logprobs, echoes=True)
+        found |= self._ids(index, choice.token_ids, begins=True)
         return found | self._prompt_logprobs(index // self._n)
+
+    def _ids(self, index: int, ids: list[int], begins: bool) -> dict[str, Any]:
+        """The fields of token ids; what `begins` a choice has the prompt's, too."""
+        found = self._token_ids(ids if self._spec.generates else [])
+        return found | (self._prompt_token_ids(index // self._n) if begins else {})
 
     def _choice(
         self,

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from jaxllm.config import Resolved
-from jaxllm.messages import RequestError, check_prompt_logprobs
+from jaxllm.messages import RequestError, check_prompt_logprobs, count_logprobs
 from jaxllm.sampling.options import SamplingParams
 from jaxllm.sampling.values import OptionError
 from jaxllm.server.errors import bad_request, describe
@@ -115,11 +115,21 @@ def check_prompt_scoring(lengths: list[int], params: SamplingParams) -> None:
         raise bad_request(str(error), error.param) from None
 
 
-def check_sampling(
-    params: SamplingParams, stream: bool, resolved: Resolved, names: dict[str, str]
-) -> None:
-    """Limits that depend on the reply, the model and the server; `names` as for
-    `fields.read_sampling`."""
+def with_counts(
+    params: SamplingParams, resolved: Resolved, names: dict[str, str]
+) -> SamplingParams:
+    """`params` with a number of log-probabilities in place of -1, which is the whole vocabulary;
+    `names` as for `fields.read_sampling`. Raises ApiError(400) where there are too many."""
+    try:
+        return count_logprobs(params, resolved.max_logprobs, resolved.vocab_size)
+    except RequestError as error:
+        option = error.param or ""
+        name = names.get(option, option)
+        raise bad_request(name + str(error).removeprefix(option), name) from None
+
+
+def check_sampling(params: SamplingParams, stream: bool, resolved: Resolved) -> None:
+    """Limits that depend on the reply, the model and the server."""
     if stream and params.samples > params.n and not params.use_beam_search:
         raise bad_request(  # the best choices are known only when all have ended
             f"best_of ({params.samples}) above n ({params.n}) cannot be streamed; "
@@ -136,13 +146,6 @@ def check_sampling(
         params.truncated([], resolved.max_model_len)
     except OptionError as error:
         raise bad_request(str(error), error.param) from None
-    for option in ("logprobs", "prompt_logprobs"):
-        name, value = names.get(option, option), getattr(params, option)
-        if value is not None and value > resolved.max_logprobs:
-            raise bad_request(
-                f"{name} must be at most {resolved.max_logprobs} (--max-logprobs), got {value}",
-                name,
-            )
     if params.priority and resolved.scheduling_policy != "priority":
         raise bad_request(
             "priority needs a server with --scheduling-policy priority; leave it out", "priority"

@@ -43,8 +43,10 @@ class PartsReply(Reply):
             thought = is_thinking(choice)
             parts = self._parts(choice, one)
             choice.parts += parts
-            if one.logprobs is not None and (parts or not self._hidden(choice, thought)):
+            if self._spec.token_ids:
                 choice.token_ids += one.token_ids
+            if one.logprobs is not None and (parts or not self._hidden(choice, thought)):
+                choice.scored += one.token_ids
                 choice.packed += one.logprobs
 
     def usage(self) -> dict[str, Any]:
@@ -59,6 +61,10 @@ class PartsReply(Reply):
         pipeline = choice.pipeline
         if pipeline is None:
             return [Text(delta.text)] if delta.text else []
+        if len(delta.token_ids) > 1:  # a thought may end within
+            return merged(
+                [part for one in self._by_token(delta) for part in self._parts(choice, one)]
+            )
         if pipeline.thinking:
             choice.reasoning_tokens += len(delta.token_ids)
         parts = pipeline.feed(delta.text)

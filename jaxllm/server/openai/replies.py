@@ -53,6 +53,7 @@ class ReplySpec:
         logprobs: top log-probabilities of the echoed tokens; None for none.
         generates: false when only the prompts are scored.
         prompt_logprobs: top entries of the field of that name; None leaves it out.
+        token_ids: whether the ids of the prompt and of each choice are returned.
         role: role of a chat's answer.
         new_pipeline: makes the parser of one choice; None leaves text as it is.
         page_offer: where other engines find the prompts' pages.
@@ -64,6 +65,7 @@ class ReplySpec:
     logprobs: int | None = None
     generates: bool = True
     prompt_logprobs: int | None = None
+    token_ids: bool = False
     role: str = "assistant"
     new_pipeline: Callable[[], Pipeline] | None = None
     hides_reasoning: bool = False
@@ -89,7 +91,8 @@ class Choice:
     """One choice as it grows.
 
     Attributes:
-        token_ids: ids of the rows in `packed`.
+        token_ids: of a reply that is sent whole and returns them.
+        scored: ids of the rows in `packed`.
         packed: log-probabilities of a reply that is sent whole (`jaxllm.logprobs`).
         offset: characters of the tokens whose log-probabilities were sent.
         begin: of the JSON of each chunk, for a chat.
@@ -101,6 +104,7 @@ class Choice:
 
     text: list[str] = field(default_factory=list)
     token_ids: list[int] = field(default_factory=list)
+    scored: list[int] = field(default_factory=list)
     packed: bytearray = field(default_factory=bytearray)
     tokens: int = 0
     offset: int = 0
@@ -122,7 +126,7 @@ class Choice:
     @property
     def logprobs(self) -> Iterator[TokenLogprobs] | None:
         """The log-probabilities so far of a reply that is sent whole; None without any."""
-        return each(self.packed, self.token_ids) if self.token_ids else None
+        return each(self.packed, self.scored) if self.scored else None
 
 
 class Reply:
@@ -150,11 +154,10 @@ class Reply:
         self._prompt_packed: dict[int, PromptLogprobs] = {}
         # Prompts' log-probabilities as JSON, encoded once for all their choices
         self._prompt_json: dict[int, orjson.Fragment] = {}
-        self._event_head = (
-            b"data: "
-            + orjson.dumps({"id": self.id, "object": self.chunk_kind, **self._common})[:-1]
-            + b',"choices":['
-        )
+        self._prompt_ids: dict[int, orjson.Fragment] = {}
+        begin = orjson.dumps({"id": self.id, "object": self.chunk_kind, **self._common})[:-1]
+        self._event_begin = b"data: " + begin
+        self._event_head = self._event_begin + b',"choices":['
         self._event_tail = b"]}\n\n"
         self._usage_at_end = self._usage_in_chunks = False
 
@@ -172,16 +175,19 @@ class Reply:
     @property
     def large(self) -> bool:
         """Whether a reply that is sent whole takes long to encode."""
-        return (
-            bool(self._prompt_packed) or sum(len(choice.packed) for choice in self._choices) > LARGE
-        )
+        size = sum(len(choice.packed) + len(choice.token_ids) for choice in self._choices)
+        if self._spec.token_ids:
+            size += self._prompt_tokens * self._n
+        return bool(self._prompt_packed) or size > LARGE
 
     def add_delta(self, prompt: int, delta: TextDelta) -> None:
         """Add a delta to a reply that is sent whole."""
         choice = self._update_choice(prompt, delta)
         choice.text.append(delta.text)
-        if delta.logprobs is not None:
+        if self._spec.token_ids:
             choice.token_ids += delta.token_ids
+        if delta.logprobs is not None:
+            choice.scored += delta.token_ids
             choice.packed += delta.logprobs
 
     def events(self, prompt: int, delta: TextDelta) -> bytes:
@@ -199,8 +205,10 @@ class Reply:
             if self._usage_in_chunks
             else self._event_tail
         )
-        head = self._event_head
-        return b"".join([head + chunk + tail for chunk in self._chunks(index, choice, delta)])
+        first_head = self._event_head if choice.started else self._first_head(prompt)
+        chunks = self._chunks(index, choice, delta)
+        heads = [first_head, *[self._event_head] * len(chunks)]
+        return b"".join([head + chunk + tail for head, chunk in zip(heads, chunks, strict=False)])
 
     def all_events(self, deltas: Iterable[tuple[int, TextDelta]]) -> bytes:
         """The server-sent events for (prompt number, delta) pairs."""
@@ -258,6 +266,10 @@ class Reply:
             self._misses[prompt] = delta.prefix_miss or self._misses[prompt]
         return choice
 
+    def _first_head(self, prompt: int) -> bytes:
+        """What stands before the choice in a choice's first event."""
+        return self._event_head
+
     def _chunks(self, index: int, choice: Choice, delta: TextDelta) -> list[bytes]:
         """The `choices` members of the events for one delta, as JSON."""
         raise NotImplementedError
@@ -266,12 +278,24 @@ class Reply:
         self, clear: Clear, around: tuple[bytes, ...], begin: bytes = b"", end: bytes = b""
     ) -> Frame | None:
         """The frame of clear text, whose chunk has `around` around it, within `begin` and `end`;
-        None where each event has its own usage."""
-        if self._usage_in_chunks:
+        None where each event has its own usage or token ids."""
+        if self._usage_in_chunks or self._spec.token_ids:
             return None
         first, *between, last = around
         whole = (self._event_head + begin + first, *between, last + end + self._event_tail)
         return Frame(whole, clear.hot, clear.make is Reasoning)
+
+    def _prompt_token_ids(self, prompt: int) -> dict[str, Any]:
+        """The field `prompt_token_ids`, if requested, encoded once for all choices."""
+        if not self._spec.token_ids:
+            return {}
+        if prompt not in self._prompt_ids:
+            self._prompt_ids[prompt] = json_fragment(self._spec.prompts[prompt])
+        return {"prompt_token_ids": self._prompt_ids[prompt]}
+
+    def _token_ids(self, ids: list[int]) -> dict[str, Any]:
+        """The field `token_ids` of a choice or chunk, if requested."""
+        return {"token_ids": ids} if self._spec.token_ids else {}
 
     def _full_choice(self, index: int, choice: Choice) -> dict[str, Any]:
         """A choice of a reply that is sent whole."""

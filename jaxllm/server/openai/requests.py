@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from jaxllm.chat_template import TemplateInput
 from jaxllm.sampling.options import SamplingParams
-from jaxllm.server.errors import ApiError, bad_request, describe
+from jaxllm.server.errors import bad_request, describe
 from jaxllm.server.openai.chat import (
     CHAT_NEUTRAL,
     CHAT_ONLY,
@@ -24,23 +23,17 @@ from jaxllm.server.openai.fields import (
     NEUTRAL,
     STRUCTURE_FIELDS,
     WIRE_OPTIONS,
-    Structure,
     is_one_of,
     read_field,
     read_optional,
-    read_salt,
-    read_sampling,
-    read_stream,
-    read_structure,
-    read_transfer,
     refuse_unsupported,
 )
+from jaxllm.server.openai.generation import Generation, read_generation
 from jaxllm.server.openai.limits import (
     Rules,
     check_chars,
     check_choices,
     check_ids,
-    check_sampling,
     check_suffix,
 )
 from jaxllm.server.openai.tools import NO_TOOLS, Tool, ToolUse, read_tool_use
@@ -64,7 +57,7 @@ _SHARED = frozenset(
         "cache_salt",
         "kv_transfer_params",
     }
-    | {"return_tokens_as_token_ids", "echo"}
+    | {"return_token_ids", "return_tokens_as_token_ids", "echo"}
 )
 # Fields of chats, with the values that request nothing
 COMPLETION_NEUTRAL: dict[str, tuple[Any, ...]] = {"top_logprobs": (0,), "max_completion_tokens": ()}
@@ -91,36 +84,6 @@ TOKENIZE_FIELDS = frozenset(
         *CHAT_NEUTRAL,
     }
 )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Generation:
-    """A request to either generating endpoint.
-
-    Attributes:
-        params: sampling options, not yet clamped to the context; an echo may set its
-            `prompt_logprobs`.
-        usage_at_end: whether a last chunk of a stream carries usage.
-        usage_always: whether every chunk carries usage.
-        echo: whether the reply repeats the prompt.
-        prompt_logprobs: top entries of the reply's field of that name.
-        tokens_as_ids: whether tokens are named by their ids.
-        shares_pages: whether other engines may fetch the prompt's pages.
-        page_offer: where such pages are.
-    """
-
-    model: str
-    params: SamplingParams
-    structure: Structure | None
-    stream: bool
-    usage_at_end: bool
-    usage_always: bool
-    echo: bool
-    prompt_logprobs: int | None
-    tokens_as_ids: bool
-    cache_salt: str | None
-    shares_pages: bool = False
-    page_offer: dict[str, Any] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -246,61 +209,6 @@ def parse_chat(body: dict[str, Any], rules: Rules) -> ChatRequest:
     )
 
 
-def read_generation(
-    body: dict[str, Any],
-    rules: Rules,
-    neutral: dict[str, tuple[Any, ...]],
-    names: dict[str, str],
-    forced: dict[str, Any],
-) -> dict[str, Any]:
-    """The members of `Generation`. Raises ApiError that names the field at fault.
-
-    `neutral` holds the endpoint's unsupported fields, `forced` the options that it reads itself,
-    and `names` the fields of options that it calls otherwise.
-    """
-    model = read_model(body, rules.served)
-    refuse_unsupported(body, NEUTRAL | neutral)
-    structure = read_structure(body)
-    stream, at_end, always = read_stream(body)
-    params = read_sampling(body, rules.defaults, names, forced)
-    check_sampling(params, stream, rules.resolved, names)
-    shares_pages, page_offer = read_transfer(body, stream)
-    return {
-        "model": model,
-        "params": params,
-        "structure": structure,
-        "stream": stream,
-        "usage_at_end": at_end or rules.force_usage,
-        "usage_always": always or rules.force_usage,
-        "echo": read_field(body, "echo", bool, False),
-        "prompt_logprobs": params.prompt_logprobs,
-        "tokens_as_ids": read_field(body, "return_tokens_as_token_ids", bool, False),
-        "cache_salt": read_salt(body),
-        "shares_pages": shares_pages,
-        "page_offer": page_offer,
-    }
-
-
-def read_model(body: dict[str, Any], served: Sequence[str], required: bool = True) -> str:
-    """The served name in the request, which may be left out when there is only one.
-
-    Raises ApiError: 400 when it is missing and several are served, 404 when it is unknown.
-    """
-    name = read_optional(body, "model", str)
-    if name is None:
-        if required and len(served) > 1:
-            raise bad_request(f"model is required; this server serves {', '.join(served)}", "model")
-        return served[0]
-    if name not in served:
-        raise ApiError(
-            404,
-            f"the model {describe(name)} does not exist; this server serves {', '.join(served)}",
-            param="model",
-            code="model_not_found",
-        )
-    return name
-
-
 def read_conversation(body: dict[str, Any], rules: Rules, answered: bool = True) -> Conversation:
     """The messages and how to render them: by default with the begin of a new answer if they are
     to be `answered` and none is continued. Raises ApiError."""
@@ -382,11 +290,6 @@ def read_chat_logprobs(body: dict[str, Any]) -> int | None:
     """The number in `top_logprobs` if `logprobs` is true, else None. Raises ApiError."""
     wanted = read_field(body, "logprobs", bool, False)
     top = read_optional(body, "top_logprobs", int)
-    if top is not None and (top < 0 or (top and not wanted)):
-        raise bad_request(
-            "top_logprobs needs logprobs: true"
-            if top > 0
-            else f"top_logprobs must be at least 0, got {top}",
-            "top_logprobs",
-        )
+    if top and not wanted:
+        raise bad_request("top_logprobs needs logprobs: true", "top_logprobs")
     return (top or 0) if wanted else None

@@ -90,6 +90,7 @@ SHARED: dict[str, Schema] = {
         "Only requests with an equal salt share cached prefixes.",
     ),
     "return_tokens_as_token_ids": field(BOOL, "Name tokens by their ids.", default=False),
+    "return_token_ids": field(BOOL, "Return the ids of the prompt and of choices.", default=False),
     "echo": field(BOOL, "Repeat the prompt before the completion.", default=False),
     "response_format": field(ref("ResponseFormat"), "Constrains the output."),
     **dict.fromkeys(
@@ -130,7 +131,7 @@ CHAT_MEMBERS: dict[str, Schema] = {
     **SHARED,
     **CONVERSATION,
     "logprobs": field(BOOL, "Return log-probabilities.", default=False),
-    "top_logprobs": field({"type": "integer", "minimum": 0}, "How many at each token."),
+    "top_logprobs": field(option("logprobs"), "How many at each token; -1: all."),
     "max_tokens": option("max_tokens") | {"default": None},
     "max_completion_tokens": option("max_tokens") | {"default": None},
     "include_reasoning": field(BOOL, "Keep reasoning in the reply.", default=True),

@@ -62,6 +62,7 @@ CARD = form(
     permission=array(ANY),
 )
 ANSWER = ("id", "object", "created", "model", "system_fingerprint", "usage", "choices")
+CHOICE = ("index", "logprobs", "finish_reason", "stop_reason")
 OFFER = OBJECT | {"description": "What to send with the prompt to the server that continues it."}
 VECTOR = either(array(NUMBER), STRING)
 HEAD = {
@@ -100,12 +101,15 @@ REPLIES: dict[str, Schema] = {
         system_fingerprint=STRING,
         usage=ref("Usage"),
         choices=array(
-            full(
+            form(
+                (*CHOICE, "text"),
                 index=INTEGER,
                 text=STRING,
                 logprobs=field(OBJECT),
                 finish_reason=FINISH,
                 stop_reason=STOP,
+                token_ids=IDS,
+                prompt_token_ids=IDS,
             )
         ),
     ),
@@ -118,8 +122,10 @@ REPLIES: dict[str, Schema] = {
         model=STRING,
         system_fingerprint=STRING,
         usage=ref("Usage"),
+        prompt_token_ids=IDS,
         choices=array(
-            full(
+            form(
+                (*CHOICE, "message"),
                 index=INTEGER,
                 message=form(
                     ("role", "content"),
@@ -133,6 +139,7 @@ REPLIES: dict[str, Schema] = {
                 logprobs=field(OBJECT),
                 finish_reason=FINISH,
                 stop_reason=STOP,
+                token_ids=IDS,
             )
         ),
     ),

@@ -131,7 +131,7 @@ class Frames:
             "ttft": self._ttft.advance(),
             "itl": self._itl.advance(),
         }
-        del frame["self_check_problem"]
+        del frame["self_check_problem"], frame["step_tokens"]
         return frame if view is None else frame | dataclasses.asdict(view)
 
     def close(self) -> None:

@@ -23,13 +23,13 @@ from jaxllm.server.openai.fields import (
     read_salt,
     refuse_unsupported,
 )
+from jaxllm.server.openai.generation import read_model
 from jaxllm.server.openai.limits import Rules, check_chars, check_vocabulary
 from jaxllm.server.openai.requests import (
     MAX_PROMPTS,
     TOKENIZE_FIELDS,
     Conversation,
     read_conversation,
-    read_model,
 )
 
 # Fields that are not supported, with the values that request nothing

@@ -139,7 +139,10 @@ class ResponsesReply(PartsReply):
         return b"".join(self.answer.encoded([*events, last]))
 
     def _grow(self, prompt: int, delta: TextDelta) -> list[Event]:
-        """The events of a delta's parts."""
+        """The events of a delta's parts. Log-probabilities are those of a part's own tokens."""
+        if delta.logprobs is not None and len(delta.token_ids) > 1:
+            each = self._by_token(delta)
+            return [event for one in each for event in self._grow(prompt, one)]
         choice = self._update_choice(prompt, delta)
         thought = is_thinking(choice)
         parts = self._parts(choice, delta)

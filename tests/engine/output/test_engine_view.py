@@ -11,6 +11,8 @@ from jaxllm.cache.prefix import PrefixIndex
 from jaxllm.engine.engine import Engine
 from jaxllm.engine.output import engine_view
 from jaxllm.engine.output.engine_view import EngineWatch, pool_view
+from jaxllm.engine.output.output_processor import Counters
+from jaxllm.messages import STEP_TOKENS
 from jaxllm.sampling.options import SamplingParams
 from tests.engine.conftest import run
 
@@ -36,7 +38,7 @@ def test_a_steps_time_starts_with_the_end_of_the_step_before_it(
     monkeypatch.setattr(engine_view.time, "perf_counter", lambda: next(clock))
 
     class Decode:
-        chunks, decodes, num_tokens = (), (1, 2), 2
+        chunks, decodes, tokens = (), (1, 2), 2
 
     watch = EngineWatch(None)  # type: ignore[arg-type]
     watch.step_launched()  # at 1
@@ -59,3 +61,21 @@ def test_an_engine_counts_its_steps_by_kind(make_engine: Callable[..., Engine]) 
     assert sum(total.steps for total in totals.values()) == engine.stats().steps
     assert all((total.seconds > 0) == (total.steps > 0) for total in totals.values())
     assert engine.watch.view().pools[0].held == 0
+
+
+def test_an_engine_counts_its_steps_by_their_tokens(make_engine: Callable[..., Engine]) -> None:
+    engine = make_engine()
+    run(engine, [list(range(1, 11))], SamplingParams(max_tokens=5, ignore_eos=True))
+    stats, totals = engine.stats(), engine.watch.view().step_totals
+    assert stats.step_tokens[STEP_TOKENS.index(16)] == 1  # the prompt of 10
+    assert stats.step_tokens[0] == totals["decode"].steps >= 4
+    assert sum(stats.step_tokens) == stats.steps
+    assert stats.computed_tokens == sum(total.tokens for total in totals.values())
+
+
+def test_a_step_counts_up_to_its_bound_and_any_size_counts() -> None:
+    counters = Counters()
+    for tokens in (1, 2, 8, 9, 2**14, 2**14 + 1, 10**6):
+        counters.count_step(tokens)
+    assert counters.step_tokens == [1, 2, 1, *[0] * (len(STEP_TOKENS) - 4), 1, 2]
+    assert counters.computed_tokens == 20 + 2**15 + 1 + 10**6

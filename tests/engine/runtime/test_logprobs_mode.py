@@ -12,6 +12,8 @@ import numpy as np
 import pytest
 
 from jaxllm.engine.engine import Engine
+from jaxllm.logprobs import prompt_entries
+from jaxllm.messages import RequestError
 from jaxllm.sampling.options import SamplingParams
 from tests.engine.conftest import TINY, collect, entries_of, reading_words
 from tests.engine.test_engine import PROMPT, request
@@ -65,6 +67,30 @@ def test_logits_can_take_the_place_of_log_probabilities(
     ):
         total = np.log(np.sum(np.exp(np.array(list(logits.values()), np.float64))))
         assert found == pytest.approx({id: logit - total for id, logit in logits.items()}, abs=2e-5)
+
+
+def test_minus_one_is_the_whole_vocabulary(make_engine: MakeEngine) -> None:
+    engine = make_engine(max_logprobs=-1)
+    both = SamplingParams(temperature=0, max_tokens=2, logprobs=-1, prompt_logprobs=-1)
+    deltas = collect(engine, [request(both)])
+    assert both.logprobs == -1  # the caller's object stays as it is
+    scores = deltas[0].prompt_logprobs
+    assert scores is not None
+    assert scores.top == V
+    for entry in [*entries_of(deltas), *prompt_entries(scores, PROMPT)]:
+        assert sorted(id for id, _ in entry.top) == list(range(V))
+        assert sum(np.exp(value) for _, value in entry.top) == pytest.approx(1, abs=1e-5)
+
+
+@pytest.mark.parametrize("name", ["logprobs", "prompt_logprobs"])
+def test_the_whole_vocabulary_needs_a_limit_of_its_size(make_engine: MakeEngine, name: str) -> None:
+    engine = make_engine(max_logprobs=V - 1)
+    with pytest.raises(
+        RequestError, match=rf"at most {V - 1} \(--max-logprobs\), got -1, .* {V} "
+    ) as error:
+        engine.validate(request(SamplingParams(**{name: -1})))
+    assert error.value.param == name
+    assert engine.validate(request(SamplingParams(**{name: V - 1})))
 
 
 def test_processed_log_probabilities_are_of_what_the_draw_may_take(

@@ -6,7 +6,7 @@ from __future__ import annotations
 import pytest
 
 from jaxllm.engine.scheduling.buckets import ExtendShape
-from jaxllm.engine.scheduling.chunk_planner import PrefillBudget, prefill_budget
+from jaxllm.engine.scheduling.chunk_planner import PrefillBudget, Taper, prefill_budget
 from tests.engine.fake_loop import Loop, Setup
 from tests.engine.scheduling.test_scheduler import chunks, decodes, lasting, prompt, step_until
 
@@ -77,3 +77,47 @@ def test_the_pace_follows_what_shapes_took() -> None:
     waiting = (900, False), (900, True), (5000, False), (4400, True)
     assert [found.tokens(*each, 10) for each in waiting] == [512, 1088, 1250, 1100]
     assert prefill_budget({}, 0.05) is None
+
+
+@pytest.mark.parametrize(
+    ("prompts", "steps"),
+    [
+        ([8192], [2048, 2048, 2048, 1024, 512, 512]),
+        ([2048], [1024, 512, 512]),
+        ([1900], [950, 512, 438]),  # of 1,024, 512 and 512, as many as one step would have
+        ([1024], [512, 512]),
+        ([512], [512]),
+        ([100], [100]),
+        ([2048, 2048], [2048, 1024, 512, 512]),  # the first need not shrink: the second follows
+    ],
+)
+def test_with_a_taper_a_step_takes_half_of_what_is_left(
+    prompts: list[int], steps: list[int]
+) -> None:
+    """What follows the last step is little then."""
+    loop = Loop(
+        Setup(
+            page_size=64,
+            num_pages=200,
+            max_num_seqs=4,
+            max_num_batched_tokens=2048,
+            max_model_len=9000,
+            platform="gpu",
+        )
+    )
+    loop.scheduler.chunk_planner.taper = Taper(512)
+    for number, tokens in enumerate(prompts):
+        loop.add(prompt(tokens, number), 1)
+    found = [sum(length for _, _, length, _ in chunks(loop.step())) for _ in steps]
+    assert found == steps and not chunks(loop.step())
+
+
+def test_a_taper_leaves_steps_beside_decodes_their_budget() -> None:
+    loop = Loop(Setup(page_size=4, num_pages=400, max_num_batched_tokens=256, max_num_seqs=4))
+    loop.scheduler.chunk_planner.budget = PrefillBudget(((4, 16, 24, 32),))
+    loop.scheduler.chunk_planner.taper = Taper(64)
+    loop.add(lasting(20, 0), 60)
+    step_until(loop, decodes)
+    loop.add(prompt(200, 2), 1)
+    lengths = [sum(length for _, _, length, _ in chunks(loop.step())) for _ in range(3)]
+    assert lengths == [32, 32, 32]

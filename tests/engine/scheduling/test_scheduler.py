@@ -113,12 +113,12 @@ def test_a_chunk_is_cut_at_a_shape_and_its_rest_comes_in_the_next_step() -> None
         )
     )
     loop.add(prompt(700), 4)
-    assert chunks(loop.step()) == [("0", 0, 636, False)]
-    loop.add(prompt(600, 2), 4)
-    assert chunks(loop.step()) == [("0", 636, 64, True), ("1", 0, 572, False)], (
-        "64 + 600 is cut as well, at its end"
+    assert chunks(loop.step()) == [("0", 0, 512, False)]
+    loop.add(prompt(380, 2), 4)
+    assert chunks(loop.step()) == [("0", 512, 188, True), ("1", 0, 324, False)], (
+        "188 + 380 is cut as well, at its end"
     )
-    assert chunks(loop.step()) == [("1", 572, 28, True)]
+    assert chunks(loop.step()) == [("1", 324, 56, True)]
 
 
 def test_a_cut_may_take_whole_prompts() -> None:
@@ -127,10 +127,10 @@ def test_a_cut_may_take_whole_prompts() -> None:
             page_size=16, num_pages=100, max_num_seqs=4, max_num_batched_tokens=2048, platform="gpu"
         )
     )
-    loop.add(prompt(632), 4)
+    loop.add(prompt(508), 4)
     loop.add(prompt(4, 2), 4)
     loop.add(prompt(60, 3), 4)
-    assert chunks(loop.step()) == [("0", 0, 632, True), ("1", 0, 4, True)]
+    assert chunks(loop.step()) == [("0", 0, 508, True), ("1", 0, 4, True)]
     assert chunks(loop.step()) == [("2", 0, 60, True)]
 
 

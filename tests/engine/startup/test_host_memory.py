@@ -17,6 +17,7 @@ from jaxllm.engine.engine import Engine
 from jaxllm.engine.runtime.page_swapper import TAKEN, PageSwapper
 from jaxllm.engine.startup import host_memory
 from jaxllm.engine.startup.host_memory import (
+    MOVED,
     OTHERS,
     PINNED_LIMIT,
     STAGED,
@@ -26,6 +27,7 @@ from jaxllm.engine.startup.host_memory import (
     pinned_limit,
     plan_host,
 )
+from jaxllm.engine.startup.resolve import PRODUCER_TOKENS
 from jaxllm.units import GIB
 from tests.engine.runtime.test_unsaved import Unmade
 
@@ -140,6 +142,12 @@ def test_host_memory_is_counted_in_pages_of_all_devices() -> None:
     assert planned(kv_offloading_size=0.5, shards=2) == HostPlan(16, 16, 2, staged), "in all"
     sends = planned(kv_offloading_size=0.5, kv_transfer_config={})
     assert sends.staged == staged + 2 * TAKEN, "pages for other engines leave beside the next step"
+    fetches = planned(kv_offloading_size=0.5, kv_transfer_config={"kv_role": "kv_consumer"})
+    assert fetches.staged == staged
+    token = 128 * 1024  # bytes of an 8B's
+    assert TAKEN * MOVED >= 2 * PRODUCER_TOKENS * token, (
+        "no launch waits for pages of the step before"
+    )
     assert planned(preemption_mode="swap", swap_space=0.5, caching=False).cached == 0
     with pytest.raises(
         ConfigError, match=r"no prefix is shared; leave it out, or lower --max-model-len"

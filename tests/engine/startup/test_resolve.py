@@ -183,7 +183,7 @@ def test_both_products_of_a_feed_forward_are_expected_where_no_kernel_makes_one_
     [
         (None, "gpu", 8192),
         ("kv_both", "gpu", 8192),
-        ("kv_producer", "gpu", 1024),
+        ("kv_producer", "gpu", 2048),
         ("kv_producer", "cpu", 512),
     ],
 )

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from jaxllm.engine.engine import Engine
+from jaxllm.engine.runtime.page_swapper import PLAN_LOADS
 from jaxllm.messages import TextDelta
 from jaxllm.sampling.options import SamplingParams
 from tests.engine.conftest import collect, tokens_of
@@ -176,3 +177,19 @@ def test_an_answer_comes_once_without_overlapping_steps(make):
     deltas = collect(engine, [request(PROMPT, params=PREFILL, shares_pages=True)])
     assert [(delta.finish_reason, delta.token_ids) for delta in deltas] == [("length", [])]
     close(engine)
+
+
+def test_only_who_sends_pages_shortens_steps_and_only_who_fetches_them_takes_few_at_once(
+    make, early, second
+):
+    def sizes(engine: Engine) -> tuple[bool, int]:
+        scheduler = engine.scheduler
+        return scheduler.chunk_planner.taper is not None, scheduler.offload.max_fetches
+
+    most = PLAN_LOADS * second.resolved.moved_pages
+    assert most > 64, "or nothing is bounded"
+    assert sizes(early) == (True, most) and sizes(second) == (False, 64)
+    both, uniform = make("kv_both"), make("kv_producer", batch_invariant=True)
+    assert sizes(both) == (False, 64) and sizes(uniform) == (False, most)
+    close(both)
+    close(uniform)

@@ -19,8 +19,8 @@ from jax.experimental import pallas as pl
 from jax.experimental.mosaic import gpu as mgpu
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
-from pallas_kernels.joined_shares import Segment, fewer_segments_of, segments_of
 from pallas_kernels.mosaic_gpu import TILED, banded, store
+from pallas_kernels.mosaic_units.joined_shares import Segment, fewer_segments_of, segments_of
 from pallas_kernels.parts import Parts, Product
 
 PROCESSORS = 132
