@@ -181,6 +181,7 @@ def test_8_bit_floats_compute_what_their_values_do(
         return contract(rounding(flat).reshape(x.shape), self[...], dims)
 
     monkeypatch.setattr(Dense, "product", product)
+    monkeypatch.setattr(Dense, "part", product)
     plain = write(tmp_path / "plain", pair.config, pair.plain)
     np.testing.assert_allclose(found, logits(plain, models.read_spec(plain)), atol=1e-4)
 

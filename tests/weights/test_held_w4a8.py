@@ -74,6 +74,7 @@ def test_products_are_those_of_inputs_rounded_alike(
         return contract(rounding(flat).reshape(x.shape), self[...], dims)
 
     monkeypatch.setattr(Dense, "product", product)
+    monkeypatch.setattr(Dense, "part", product)
     plain = write(tmp_path / "plain", made.config, made.plain)
     np.testing.assert_allclose(own, logits(plain, models.read_spec(plain)), atol=1e-4)
 
