@@ -84,9 +84,11 @@ class Architecture:
         names: from names in the file to names of checkpoints, both without ".weight" and ".bias"
             unless the first has it; a second {} numbers the entries of the first axis, each of
             which is a tensor there. None: it is in the configuration already.
-        changes: what is done to a tensor, by its name in the file without ".weight" and ".bias".
+        changes: what is done to a tensor, by its name in the file without ".weight" and ".bias"
+            unless it has them.
         joins: tensors that are put together.
         turned: names in checkpoints of tensors of experts [E, out, in] that are [E, in, out] there.
+        plain: matrices of the file that never stay numbers of few bits.
         added: the tokens of which a file does not say all, as `added_tokens_decoder` of
             tokenizer_config.json.
     """
@@ -96,12 +98,13 @@ class Architecture:
     changes: Mapping[str, Change] = field(default_factory=dict)
     joins: tuple[Join, ...] = ()
     turned: tuple[str, ...] = ()
+    plain: tuple[str, ...] = ()
     added: Callable[[Metadata], dict[str, Any]] = lambda own: {}
 
     def keeps(self, name: str) -> bool:
         """Whether a matrix of the file is one of the checkpoint, with its rows in some order."""
-        joined = {part for join in self.joins for part in join.parts}
-        return _layer(name)[1] not in joined and name.endswith(".weight")
+        changed = {part for join in self.joins for part in join.parts} | set(self.plain)
+        return _layer(name)[1] not in changed and name.endswith(".weight")
 
 
 def known() -> list[str]:
@@ -173,9 +176,9 @@ def _changed(
     for name, tensor in tensors.items():
         layer, inner = _layer(name)
         stem, _, leaf = inner.rpartition(".")
-        if stem in own.changes:
+        if change := own.changes.get(inner) or own.changes.get(stem):
             with _fitting(name, tensor):
-                tensor = own.changes[stem](tensor, metadata)
+                tensor = change(tensor, metadata)
         found |= _named(own.names, name, (layer, inner, stem, leaf), tensor)
     return found
 

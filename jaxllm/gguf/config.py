@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -91,6 +91,11 @@ def turning_share(own: Metadata) -> float | None:
     width, heads = own.count("embedding_length"), own.count("attention.head_count")
     dim = dim or (width // heads if width and heads else None)
     return turning / dim if turning and dim else None
+
+
+def layer_types(slides: Sequence[Any]) -> list[str]:
+    """The `layer_types` of layers that slide, or see all."""
+    return [f"{'sliding' if each else 'full'}_attention" for each in slides]
 
 
 def end_ids(own: Metadata) -> list[int]:

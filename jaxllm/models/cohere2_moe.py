@@ -18,6 +18,7 @@ from jaxllm.models.config.mixture import (
     mixture_names,
     mixture_spec,
     routed,
+    shared_experts,
     shared_names,
 )
 from jaxllm.models.config.read import Config, flag, number, positive, whole
@@ -88,7 +89,7 @@ def _widths(hf: Config) -> tuple[int, int]:
     """Of a dense layer's feed-forward, and of all shared experts. Raises ConfigError."""
     inner, own = positive(hf, "intermediate_size"), "prefix_dense_intermediate_size"
     dense = inner if hf.get(own) is None else positive(hf, own)
-    return dense, whole(hf, "num_shared_experts") * inner
+    return dense, shared_experts(hf, "num_shared_experts") * inner
 
 
 def _choice(hf: Config, key: str, *known: str) -> str:

@@ -7,10 +7,11 @@ from jaxllm.models.config.mixture import (
     mixture,
     mixture_names,
     mixture_spec,
+    shared_experts,
     shared_names,
     sigmoid_mixtures,
 )
-from jaxllm.models.config.read import Config, flag, positive
+from jaxllm.models.config.read import Config, flag
 from jaxllm.models.config.spec import ModelSpec
 from jaxllm.models.config.transformer import (
     FULL,
@@ -60,7 +61,7 @@ def build(spec: ModelSpec, shards: int, init: Init) -> Decoder:
     """The model with fresh parameters. Raises ConfigError."""
     hf, parts, sizes = spec.config, Parts(spec, shards, init), mixture(spec.config, *SIZES)
     bias = flag(hf, "attention_bias")
-    mlp = sigmoid_mixtures(parts, sizes, positive(hf, "n_shared_experts"))
+    mlp = sigmoid_mixtures(parts, sizes, shared_experts(hf))
 
     def block(layer: int) -> Block:
         norms = parts.qk_norms()

@@ -7,7 +7,14 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from jaxllm.config import ConfigError
-from jaxllm.models.config.mixture import mixture, mixture_names, mixture_spec, routed, shared_names
+from jaxllm.models.config.mixture import (
+    mixture,
+    mixture_names,
+    mixture_spec,
+    routed,
+    shared_experts,
+    shared_names,
+)
 from jaxllm.models.config.read import Config, flag, optional, positive, whole
 from jaxllm.models.config.spec import ModelSpec
 from jaxllm.models.config.transformer import LLAMA_NAMES, Parts, transformer_spec
@@ -78,7 +85,7 @@ def build(spec: ModelSpec, shards: int, init: Init) -> Decoder:
     start, last = whole(hf, "moe_layer_start_index"), positive(hf, "num_hidden_layers") - 1
     if hf.get("moe_layer_end_index") not in (None, -1):
         last = whole(hf, "moe_layer_end_index")
-    shared = whole(hf, "moe_num_shared_experts")
+    shared = shared_experts(hf, "moe_num_shared_experts")
 
     def gated(inner: int) -> GatedMLP:
         return GatedMLP(init, spec.width, inner, shards, spec.activation, bias)

@@ -8,10 +8,11 @@ from jaxllm.models.config.mixture import (
     mixture,
     mixture_names,
     mixture_spec,
+    shared_experts,
     shared_names,
     sigmoid_mixtures,
 )
-from jaxllm.models.config.read import Config, positive
+from jaxllm.models.config.read import Config
 from jaxllm.models.config.spec import ModelSpec
 from jaxllm.models.config.transformer import LLAMA_NAMES, Parts
 from jaxllm.nn.blocks import Block
@@ -49,7 +50,7 @@ def unused(spec: ModelSpec) -> tuple[str, ...]:
 def build(spec: ModelSpec, shards: int, init: Init) -> Decoder:
     """The model with fresh parameters. Raises ConfigError."""
     hf, parts, sizes = spec.config, Parts(spec, shards, init), mixture(spec.config, *SIZES)
-    mlp = sigmoid_mixtures(parts, sizes, positive(hf, "num_shared_experts"))
+    mlp = sigmoid_mixtures(parts, sizes, shared_experts(hf, "num_shared_experts"))
 
     def block(layer: int) -> Block:
         return parts.block(parts.attention(layer, qk_norms=parts.qk_norms()), mlp(layer))

@@ -8,10 +8,11 @@ from jaxllm.models.config.mixture import (
     mixture_names,
     mixture_spec,
     predicting_layers,
+    shared_experts,
     shared_names,
     sigmoid_mixtures,
 )
-from jaxllm.models.config.read import Config, flag, positive
+from jaxllm.models.config.read import Config, flag
 from jaxllm.models.config.spec import ModelSpec
 from jaxllm.models.config.transformer import LLAMA_NAMES, Parts, transformer_spec
 from jaxllm.nn.blocks import Block
@@ -53,7 +54,7 @@ def build(spec: ModelSpec, shards: int, init: Init) -> Decoder:
     """The model with fresh parameters. Raises ConfigError."""
     hf, parts, sizes = spec.config, Parts(spec, shards, init), mixture(spec.config, *SIZES)
     bias, normed = flag(hf, "attention_bias"), flag(hf, "use_qk_norm")
-    mlp = sigmoid_mixtures(parts, sizes, positive(hf, "n_shared_experts"))
+    mlp = sigmoid_mixtures(parts, sizes, shared_experts(hf))
 
     def block(layer: int) -> Block:
         norms = parts.qk_norms() if normed else None

@@ -19,6 +19,7 @@ from jaxllm.quantisation.scheme import (
 from jaxllm.quantisation.weight_format import FP8, INT8, OFFSETS, SYMMETRIC, WeightFormat
 
 E4M3 = "F8_E4M3"
+SCALES = (*FLOATS, "U8")  # bytes are exponents, as those of F8_E8M0
 NUMBERS = {E4M3: FP8, "I8": INT8}  # by the type in files
 # The float32 value of each byte: a look-up takes a seventh of the time of a cast
 _BYTES = np.arange(256, dtype=np.uint8)
@@ -79,7 +80,7 @@ class ScaledMatrix(PackedTensor):
         return found
 
     def check(self, arrays: Sequence[np.ndarray]) -> None:
-        check_scales(self.parts[1], arrays[1].astype(np.float32))
+        check_scales(self.parts[1], _floats(arrays[1]))
 
     def unpack(self, arrays: Sequence[np.ndarray], bounds: Bounds) -> np.ndarray:
         (matrix, scales, *others), ((top, bottom), (left, right)) = arrays, bounds
@@ -89,7 +90,7 @@ class ScaledMatrix(PackedTensor):
         column = np.arange(left, right) // self.grid.columns
         rows = self.grid.rows
         for row in range(top // rows, -(-bottom // rows)):
-            own = scales[row].astype(np.float32)[column]
+            own = _floats(scales[row])[column]
             check_scales(self.parts[1], own)
             begin, end = (max(0, edge * rows - top) for edge in (row, row + 1))
             if zeros is not None:
@@ -113,12 +114,12 @@ class RowScales(PackedTensor):
     grid: Grid
 
     def check(self, arrays: Sequence[np.ndarray]) -> None:
-        check_scales(self.parts[0], arrays[0].astype(np.float32))
+        check_scales(self.parts[0], _floats(arrays[0]))
 
     def unpack(self, arrays: Sequence[np.ndarray], bounds: Bounds) -> np.ndarray:
         (top, bottom), columns = bounds[0], slice(*bounds[1])
         scales = _blocks(arrays[0], self.shape, self.grid)
-        found = scales[np.arange(top, bottom) // self.grid.rows, columns].astype(np.float32)
+        found = _floats(scales[np.arange(top, bottom) // self.grid.rows, columns])
         check_scales(self.parts[0], found)
         return found
 
@@ -152,6 +153,13 @@ class InputScale(PackedTensor):
         return found
 
 
+def _floats(scales: np.ndarray) -> np.ndarray:
+    """Scales in float32; one that is not a number stays so."""
+    if scales.dtype == np.uint8:
+        scales = scales.view(ml_dtypes.float8_e8m0fnu)
+    return scales.astype(np.float32)
+
+
 def _blocks(scales: np.ndarray, shape: tuple[int, ...], grid: Grid) -> np.ndarray:
     """Scales as they are for each block of rows and of columns."""
     return scales.reshape(-(-shape[0] // grid.rows), -(-shape[1] // grid.columns))
@@ -183,7 +191,7 @@ def scaled_matrix(
         alike = [size for size in found if size != 1] == [size for size in wanted if size != 1]
         return PackedPart(other, found if alike else wanted, dtypes)
 
-    parts = [PackedPart(name, numbers.shape, (numbers.dtype,)), part(scale, blocks, FLOATS)]
+    parts = [PackedPart(name, numbers.shape, (numbers.dtype,)), part(scale, blocks, SCALES)]
     if given is not None:
         parts.append(part(given, (1,), FLOATS))
     if zero is not None:

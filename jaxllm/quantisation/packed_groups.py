@@ -1,5 +1,5 @@
-"""Matrices that compressed-tensors stores in the format "pack-quantized": 4 or 8 bits, weights
-alone.
+"""Matrices that compressed-tensors stores in the format "pack-quantized": 4 or 8 bits. Inputs of
+those of 4 bits may be rounded to 8, with a scale for each token.
 
 `X.weight_packed` int32 [N, ⌈K · bits / 32⌉] holds the low bits first; `X.weight_scale`
 [N, groups]; `X.weight_shape` is [N, K]; `X.weight_zero_point` int32 [⌈N · bits / 32⌉, groups] is
@@ -10,7 +10,7 @@ signed and stored with half their range added, so the weight is (number - zero p
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -29,16 +29,28 @@ from jaxllm.quantisation.grouped import (
     size,
 )
 from jaxllm.quantisation.scheme import Bounds, Header, PackedPart, Stored
-from jaxllm.quantisation.weight_format import WeightFormat
+from jaxllm.quantisation.weight_format import FP8, INT8, WeightFormat
 
 BITS = (4, 8)
 PACKED, SCALE, SHAPE = "weight_packed", "weight_scale", "weight_shape"
 OPTIONAL = ("weight_zero_point", "weight_g_idx")
+TYPES = {"int": INT8, "float": FP8}  # of rounded inputs
+STRATEGIES = ("tensor", "token")  # of scales found at run time, which are those of tokens
 
 
 @dataclass(frozen=True)
 class PackedMatrix(GroupedMatrix):
-    """Parts: numbers, scales, the shape, then those of `OPTIONAL` that there are."""
+    """Parts: numbers, scales, the shape, then those of `OPTIONAL` that there are.
+
+    Attributes:
+        inputs: numbers that inputs are rounded to; None: they stay as they are.
+    """
+
+    inputs: str | None = None
+
+    @property
+    def format(self) -> WeightFormat | None:
+        return with_inputs(super().format, self.inputs)
 
     @property
     def symmetric(self) -> bool:
@@ -90,17 +102,20 @@ class PackedMatrix(GroupedMatrix):
 
 @dataclass(frozen=True)
 class PackQuantized:
-    """The scheme: the settings of each group of modules."""
+    """The scheme: the settings of each group of modules, and the numbers that inputs of all are
+    rounded to, None for none."""
 
     groupings: tuple[Grouping, ...]
+    inputs: str | None = None
     method = "compressed-tensors"
 
     @property
     def title(self) -> str:
-        return ", ".join(each.title for each in self.groupings)
+        weights = ", ".join(each.title for each in self.groupings)
+        return weights if self.inputs is None else f"{weights}, inputs in {self.inputs}"
 
     def usual(self, shape: tuple[int, ...]) -> WeightFormat | None:
-        return self.groupings[0].usual(shape, symmetric=True)
+        return with_inputs(self.groupings[0].usual(shape, symmetric=True), self.inputs)
 
     def tensors(self, stored: Mapping[str, Header]) -> Iterator[PackedMatrix]:
         for name, found in stored.items():
@@ -126,7 +141,8 @@ class PackQuantized:
                 for leaf, own in shapes.items()
                 if leaf not in OPTIONAL or f"{module}.{leaf}" in stored
             )
-            yield PackedMatrix(f"{module}.weight", (rows, columns), parts, bits, group)
+            own = (f"{module}.weight", (rows, columns), parts, bits, group)
+            yield PackedMatrix(*own, self.inputs)
 
     def _grouping(self, words: int, groups: int, known: int | None) -> tuple[int, int]:
         """Bits and columns of a group of a matrix with so many words a row and so many groups, and
@@ -153,12 +169,40 @@ def _columns(name: str, stored: Mapping[str, Header]) -> int | None:
 
 def read(groups: Mapping[str, Mapping[str, Any]]) -> PackQuantized:
     """The scheme of these groups, by their places in the configuration. Raises ConfigError."""
-    return PackQuantized(tuple(_grouping(where, given) for where, given in groups.items()))
+    groupings = tuple(_grouping(where, given) for where, given in groups.items())
+    inputs = {where: read_inputs(where, given) for where, given in groups.items()}
+    if len(set(inputs.values())) > 1:  # sizes alone tell their matrices apart
+        raise ConfigError(f"{next(iter(groups))} and others of its format round inputs differently")
+    return PackQuantized(groupings, next(iter(inputs.values())))
+
+
+def read_inputs(where: str, given: Mapping[str, Any]) -> str | None:
+    """The numbers of 8 bits that inputs of 4-bit weights are rounded to, None for none. Raises
+    ConfigError."""
+    inputs = given.get("input_activations")
+    if not inputs:
+        return None
+    asked = inputs if isinstance(inputs, dict) else {}
+    kind, strategy = asked.get("type", "int"), asked.get("strategy", "token")
+    told = asked.get("num_bits"), asked.get("dynamic"), asked.get("symmetric", True)
+    four = given["weights"].get("num_bits") == 4
+    legal = told == (8, True, True) and strategy in STRATEGIES and four
+    if not legal or not isinstance(kind, str) or kind not in TYPES:
+        raise ConfigError(
+            f"{where}.input_activations is {inputs!r:.160}; of 4-bit weights alone, inputs of 8 "
+            "bits, symmetric and dynamic for each token, are read"
+        )
+    return TYPES[kind]
+
+
+def with_inputs(kind: WeightFormat | None, numbers: str | None) -> WeightFormat | None:
+    """The format with inputs rounded to these numbers, None for no rounding."""
+    if kind is None or numbers is None:
+        return kind
+    return replace(kind, inputs="token", input_numbers=numbers)
 
 
 def _grouping(where: str, given: Mapping[str, Any]) -> Grouping:
-    if given.get("input_activations"):
-        raise ConfigError(f"{where} quantises activations; weights alone are read")
     weights = given["weights"]
     bits, strategy, size = (weights.get(key) for key in ("num_bits", "strategy", "group_size"))
     if bits not in BITS or weights.get("type", "int") != "int":

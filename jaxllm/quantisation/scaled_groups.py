@@ -3,7 +3,8 @@
 `X.weight` [N, K] is float8_e4m3fn or int8; `X.weight_scale` has one scale for all, one for each row
 [N, 1], for each group of columns [N, K / group_size], or for each block. The weight is the product
 of both; of integers with `X.weight_zero_point`, that is taken from the numbers before. Inputs have
-scales of their tokens, of tokens and groups, or `X.input_scale`.
+scales of their tokens, with or without zero points, of tokens and groups, or `X.input_scale`. In
+the format "mxfp8-quantized" scales are uint8, exponents biased by 127.
 """
 
 from __future__ import annotations
@@ -14,12 +15,15 @@ from dataclasses import dataclass
 from typing import Any
 
 from jaxllm.config import ConfigError
-from jaxllm.quantisation.matrix import E4M3, NUMBERS, Grid, ScaledMatrix, scaled_matrix
-from jaxllm.quantisation.scheme import Header, modules
+from jaxllm.quantisation.byte_groups import byte_matrix
+from jaxllm.quantisation.matrix import E4M3, NUMBERS, Grid, scaled_matrix
+from jaxllm.quantisation.packed_groups import read_inputs
+from jaxllm.quantisation.scheme import Header, PackedTensor, modules
 from jaxllm.quantisation.weight_format import WeightFormat
 
 STRATEGIES = ("tensor", "channel", "group", "block")
 INPUTS = {"tensor": "token", "token": "token", "group": "group"}  # of scales found at run time
+SHIFTED = {"token": "shifted"}  # the same with zero points
 TYPES = {"float": E4M3, "int": "I8"}
 LINEAR = "Linear"  # a target that means all linear maps
 
@@ -40,9 +44,29 @@ class Group:
     block: tuple[int, int]
     inputs: str
 
+    @property
+    def title(self) -> str:
+        """What operators read of the weights."""
+        return NUMBERS[self.dtype]
+
     def names(self, modules: tuple[str, ...]) -> bool:
         """Whether a target is one of a module's names, not LINEAR."""
         return any(_matches(target, module) for target in self.targets for module in modules)
+
+
+@dataclass(frozen=True)
+class FourBits(Group):
+    """The same of integers of 4 bits, a byte each.
+
+    Attributes:
+        numbers: that inputs are rounded to; None: they stay as they are.
+    """
+
+    numbers: str | None = None
+
+    @property
+    def title(self) -> str:
+        return "int4" if self.numbers is None else f"int4, inputs in {self.numbers}"
 
 
 @dataclass(frozen=True)
@@ -54,18 +78,20 @@ class ScaledGroups:
 
     @property
     def title(self) -> str:
-        kinds = dict.fromkeys(NUMBERS[group.dtype] for group in self.groups)
-        return ", ".join(kinds)
+        return ", ".join(dict.fromkeys(group.title for group in self.groups))
 
     def usual(self, shape: tuple[int, ...]) -> WeightFormat | None:
         return None
 
-    def tensors(self, stored: Mapping[str, Header]) -> Iterator[ScaledMatrix]:
+    def tensors(self, stored: Mapping[str, Header]) -> Iterator[PackedTensor]:
         for name, found in stored.items():
             if not name.endswith(".weight") or len(found.shape) != 2:
                 continue
             group = self._group(modules(stored, name))
             if found.dtype not in NUMBERS or group is None or found.dtype != group.dtype:
+                continue
+            if isinstance(group, FourBits):
+                yield byte_matrix(name, stored, group.block[1], group.numbers)
                 continue
             rows, columns = (
                 size or whole for size, whole in zip(group.block, found.shape, strict=True)
@@ -101,16 +127,29 @@ def read(groups: Mapping[str, Mapping[str, Any]]) -> ScaledGroups:
     return ScaledGroups(tuple(_group(where, given) for where, given in groups.items()))
 
 
+def read_exponents(groups: Mapping[str, Mapping[str, Any]]) -> ScaledGroups:
+    """The same of "mxfp8-quantized", whose scales are exponents. Devices without tensor cores for
+    such compute with inputs as they are. Raises ConfigError."""
+    return read({where: {**given, "input_activations": None} for where, given in groups.items()})
+
+
 def _group(where: str, given: Mapping[str, Any]) -> Group:
     """One of `config_groups`. Raises ConfigError."""
-    weights = given["weights"]
-    kind = weights.get("type", "int")
-    if kind not in TYPES or weights.get("num_bits") != 8:
+    weights, targets = given["weights"], _targets(where, given.get("targets"))
+    kind, block = weights.get("type", "int"), _block(where, weights)
+    if (weights.get("num_bits"), kind) == (4, "int") and block[0] == 1:
+        return FourBits(targets, TYPES[kind], block, "token", read_inputs(where, given))
+    if not isinstance(kind, str) or kind not in TYPES or weights.get("num_bits") != 8:
         raise ConfigError(
             f"{where} has weights of {weights.get('num_bits')!r:.20} bits, type {kind!r:.20}; "
-            f"8 bits, {' or '.join(TYPES)}, are read"
+            f"8 bits, {' or '.join(TYPES)}, are read, and integers of 4 with scales of rows or of "
+            "groups"
         )
-    targets = given.get("targets")
+    inputs = _inputs(where, given.get("input_activations"), kind)
+    return Group(targets, TYPES[kind], block, inputs)
+
+
+def _targets(where: str, targets: Any) -> tuple[str, ...]:
     if not isinstance(targets, list) or not all(isinstance(each, str) for each in targets):
         raise ConfigError(f"{where}.targets must be a list of names")
     for target in (each for each in targets if each.startswith("re:")):
@@ -118,8 +157,7 @@ def _group(where: str, given: Mapping[str, Any]) -> Group:
             re.compile(target.removeprefix("re:"))
         except re.error as error:
             raise ConfigError(f"{where}.targets has no legal pattern: {error}") from None
-    inputs = _inputs(where, given.get("input_activations"), kind)
-    return Group(tuple(targets), TYPES[kind], _block(where, weights), inputs)
+    return tuple(targets)
 
 
 def _block(where: str, weights: Mapping[str, Any]) -> tuple[int, int]:
@@ -151,12 +189,20 @@ def _inputs(where: str, inputs: Any, kind: str) -> str:
     if inputs is None:
         return "plain"
     asked = inputs if isinstance(inputs, dict) else {}
-    dynamic, strategy = asked.get("dynamic", False), asked.get("strategy", "tensor")
-    symmetric, same = asked.get("symmetric", True), asked.get("type", "int") == kind
-    legal = ("tensor",) if dynamic is False else tuple(INPUTS) if dynamic is True else ()
-    if asked.get("num_bits") != 8 or not same or not symmetric or strategy not in legal:
+    strategy, same = asked.get("strategy", "tensor"), asked.get("type", "int") == kind
+    found = _roundings(asked, kind).get(strategy if isinstance(strategy, str) else "")
+    if asked.get("num_bits") != 8 or not same or found is None:
         raise ConfigError(
             f"{where}.input_activations is {inputs!r:.160}; 8 bits of the weights' type are read, "
-            "symmetric, dynamic for each token or group, or static for a tensor"
+            "symmetric, dynamic for each token or group, or static for a tensor; integers with "
+            "zero points, dynamic for each token"
         )
-    return INPUTS[strategy] if dynamic else "given"
+    return found
+
+
+def _roundings(asked: Mapping[str, Any], kind: str) -> Mapping[str, str]:
+    """How inputs with these settings are rounded, by their strategy."""
+    dynamic, symmetric = asked.get("dynamic", False), asked.get("symmetric", True)
+    if symmetric is True:
+        return INPUTS if dynamic is True else {"tensor": "given"} if dynamic is False else {}
+    return SHIFTED if dynamic is True and symmetric is False and kind == "int" else {}

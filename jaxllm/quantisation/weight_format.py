@@ -29,6 +29,7 @@ class WeightFormat:
         scales: their type beside numbers of 8 bits where the model computes in 16. FLOAT16 is for
             those that are integers times numbers of that type: none is too small for it.
         bound: inputs of larger magnitude count as this before they are rounded; None: as they are.
+        input_numbers: the type, of 8 bits, that inputs are rounded to; None: that of the numbers.
     """
 
     numbers: str
@@ -39,6 +40,7 @@ class WeightFormat:
     ordered: bool = True
     scales: str = FLOAT32
     bound: float | None = None
+    input_numbers: str | None = None
 
     @property
     def title(self) -> str:
@@ -49,13 +51,14 @@ class WeightFormat:
             "token": "inputs with scales of tokens",
             "group": f"inputs with scales of tokens and {self.group} columns",
             "given": "inputs with the checkpoint's scale",
+            "shifted": "inputs with scales and zero points of tokens",
         }
         own = {SYMMETRIC: "scales", ZEROS: "scales and zero points", OFFSETS: "scales and offsets"}
         order = "" if self.ordered else " in an order of their own"
         bound = "" if self.bound is None else f" up to {self.bound:g}"
-        return (
-            f"{self.numbers} with {own[self.form]} of {scales}{order}, {inputs[self.inputs]}{bound}"
-        )
+        of = "" if self.input_numbers is None else f" in {self.input_numbers}"
+        given = inputs[self.inputs].replace("inputs", f"inputs{of}")
+        return f"{self.numbers} with {own[self.form]} of {scales}{order}, {given}{bound}"
 
 
 # What `--quantization` makes of plain weights while they are loaded

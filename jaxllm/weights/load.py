@@ -97,7 +97,7 @@ def check_shapes(model_dir: str | Path, spec: ModelSpec, load_format: str = "aut
     first = spec.first_layers(1)
     table = _held(checkpoint, rules(first, outline(first, 1, np.float32)))
     problems = _mismatches(checkpoint, [piece for rule in table for piece in rule.pieces])
-    held = held_layers(spec, checkpoint.entries)
+    held = held_layers(spec, {*checkpoint.entries, *checkpoint.formats})
     if len(spec.layers) > held:
         problems.append(f"num_hidden_layers is {len(spec.layers)}, the files hold {held} layers")
     _refuse(checkpoint, problems)
@@ -298,6 +298,8 @@ def _check(checkpoint: reader.Checkpoint, rules: list[Rule], spec: ModelSpec) ->
     remedy = {head: " (where the embedding is the head, set tie_word_embeddings to true)"}
     problems += [f"missing {n}{remedy.get(n, '')}" for n in checkpoint.missing(expected)]
     strange = sorted(set(found) - expected - set(needless))
+    # Modules of width 0 are written, too, and have no effect
+    strange = [name for name in strange if 0 not in found[name].shape]
     strange = [name for name in strange if not name.startswith(prefixes)]
     problems += [f"unexpected {name}" for name in strange if not checkpoint.is_zero_bias(name)]
     problems += _mismatches(checkpoint, pieces)

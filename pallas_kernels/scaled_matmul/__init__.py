@@ -16,6 +16,7 @@ from pallas_kernels.scaled_matmul.rounding import (
     Inputs,
     RoundedRows,
     Rounding,
+    in_steps,
     largest,
     rounded,
     spread,
@@ -33,6 +34,7 @@ __all__ = [
     "experts_fit",
     "gated_rows",
     "gates",
+    "in_steps",
     "largest",
     "rounded",
     "rounding_for",
@@ -68,6 +70,9 @@ def scaled_matmul(
     how x is rounded to the weight's type before, one of `INPUTS`; "given" needs `input_scale`, a
     float32 scalar. x may be rounded already, see `rounding_for`. Raises `UnknownBackend` for a name
     not in `BACKENDS`, and ValueError for what the back end does not support.
+
+    "shifted" needs an int8 weight. Its integers have 9 bits, so the product is made as one of
+    "plain" inputs.
     """
     return BACKENDS[backend](x_TI, w_OI, scale_OG, group, inputs, input_scale)
 
@@ -136,7 +141,8 @@ def takes_group(group: int | None, inputs: str) -> bool:
     """Whether kernels take scales of so many columns, None of all; of inputs rounded this way."""
     from pallas_kernels.scaled_matmul import mosaic_converted
 
-    return mosaic_converted.takes_group(group) if inputs == "plain" else group in (None, GROUP)
+    wide = inputs in ("plain", "shifted")
+    return mosaic_converted.takes_group(group) if wide else group in (None, GROUP)
 
 
 def takes_plain(columns: int, group: int | None) -> bool:
@@ -151,6 +157,8 @@ def experts_fit(rows: int, columns: int, gated: bool, inputs: str) -> bool:
     from pallas_kernels.grouped_matmul.mosaic_gpu import fits_units
     from pallas_kernels.scaled_matmul import mosaic_converted
 
+    if inputs == "shifted":
+        return False
     if inputs == "plain":
         return mosaic_converted.fits(rows, columns)
     return fits_units(rows, columns, gated, K)

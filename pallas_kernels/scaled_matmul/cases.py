@@ -44,6 +44,23 @@ CASES = (
     Case(name="blocks, tokens", tokens=3, outputs=33, columns=80, group=32),
     Case(name="integers", tokens=9, outputs=37, columns=100, integers=True),
     Case(
+        name="integers with zero points",
+        tokens=9,
+        outputs=37,
+        columns=100,
+        inputs="shifted",
+        integers=True,
+    ),
+    Case(
+        name="groups of integers with zero points",
+        tokens=3,
+        outputs=33,
+        columns=80,
+        group=32,
+        inputs="shifted",
+        integers=True,
+    ),
+    Case(
         name="integers, weights alone",
         tokens=9,
         outputs=37,
@@ -113,6 +130,8 @@ def _rounded(case: Case, given: Inputs, group: int) -> np.ndarray:
     """x after rounding, times its scales."""
     if case.inputs == "plain":
         return given.x.astype(np.float64)
+    if case.inputs == "shifted":
+        return _shifted(given.x)
     size = group if case.inputs == "group" else case.columns
     starts = np.arange(0, case.columns, size)
     limit = 127 if case.integers else 448
@@ -124,6 +143,14 @@ def _rounded(case: Case, given: Inputs, group: int) -> np.ndarray:
     inside = np.clip(given.x * (1 / wide), -128 if case.integers else -limit, limit)
     numbers = np.rint(inside) if case.integers else inside.astype(ml_dtypes.float8_e4m3fn)
     return numbers.astype(np.float64) * wide
+
+
+def _shifted(x: np.ndarray) -> np.ndarray:
+    """x as integers from each row's smallest number on, 0 among them."""
+    low, high = np.minimum(x.min(1, keepdims=True), 0), np.maximum(x.max(1, keepdims=True), 0)
+    scale = np.where(low == high, np.float32(1), (high - low) * np.float32(1 / 255))
+    zero = np.rint(-128 - low * (1 / scale))
+    return (np.clip(np.rint(x * (1 / scale) + zero), -128, 127) - zero) * scale.astype(np.float64)
 
 
 def _columns(scale: np.ndarray, group: int, columns: int) -> np.ndarray:

@@ -72,8 +72,8 @@ class Scales(NamedTuple):
 
 def check(x: Any, w: Any, scale: Any, group: int, inputs: str) -> None:
     """Raise ValueError unless x is of 16 bits, O is a multiple of 8 and I of 128, and groups are of
-    all columns or of 128; for plain inputs what `mosaic_converted.check` says."""
-    if inputs == "plain":
+    all columns or of 128; for inputs that are not 8 bits what `mosaic_converted.check` says."""
+    if inputs in ("plain", "shifted"):
         return mosaic_converted.check(x, w, scale, group)
     if x.ndim != 2 or w.ndim != 2 or x.shape[1] != w.shape[1] or not x.shape[0]:
         raise ValueError(
@@ -131,6 +131,10 @@ def scaled_parts(
     if inputs == "plain":
         assert isinstance(x_TI, Array)
         return mosaic_converted.scaled_parts(x_TI, w_OI, scale_OG, group, interpret=interpret)
+    if inputs == "shifted":
+        numbers, scale = rounded_inputs(x_TI, w_OI.dtype, group, inputs)
+        sums = mosaic_converted.scaled_sums(numbers, w_OI, scale_OG, group, interpret=interpret)
+        return (sums * scale).astype(x_TI.dtype)
     (T, I), (O, G), dtype = x_TI.shape, scale_OG.shape, x_TI.dtype  # noqa: E741
     sizes = tuning or tuning_of(T, O, I, G > 1)
     own = tuning is not None or is_faster(T, G > 1)

@@ -60,9 +60,11 @@ class _Spec(NamedTuple):
 
 
 def check(x: Any, w: ScaledExperts, groups: Groups, gating: Any) -> None:
-    """Raise ValueError unless inputs are plain and `mosaic_converted.check_experts` allows them, or
-    one expert's product is one that `mosaic_gpu.check` allows, and units
-    are such that `grouped_matmul` takes them."""
+    """Raise ValueError for inputs that are shifted, and unless inputs are plain and
+    `mosaic_converted.check_experts` allows them, or one expert's product is one that
+    `mosaic_gpu.check` allows, and units are such that `grouped_matmul` takes them."""
+    if w.inputs == "shifted":
+        raise ValueError("mosaic_gpu grouped_scaled_matmul takes no inputs with zero points")
     if w.inputs == "plain":
         return mosaic_converted.check_experts(x, w)
     own, scale = (jax.ShapeDtypeStruct(a.shape[1:], a.dtype) for a in (w.values, w.scale))

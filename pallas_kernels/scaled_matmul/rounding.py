@@ -3,10 +3,14 @@
 A scale is the largest magnitude that it covers, over the type's largest number: 448 for
 float8_e4m3fn, 127 for int8. Numbers are divided by it and rounded, ties to even. Both quotients are
 products with the float32 nearest to 1/448 or 1/127 and to 1/scale, as compilers make them.
+
+Integers of a token that are "shifted" begin at its smallest number, or 0: its scale is 1/255 of its
+range, and its zero point, from -128 to 127, what 0 becomes. A product takes them less that.
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -16,8 +20,9 @@ from jax import Array
 from jax.typing import DTypeLike
 
 # How a product rounds its inputs: not at all; with a scale for each token; for each token and group
-# of columns; with a scale that was given for all tokens
-INPUTS = ("plain", "token", "group", "given")
+# of columns; with a scale that was given for all tokens; with one and a zero point for each token
+INPUTS = ("plain", "token", "group", "given", "shifted")
+LEAST, MOST = -128, 127  # of shifted integers
 
 
 @jax.tree_util.register_dataclass
@@ -102,7 +107,8 @@ def rounded_inputs(
 ) -> tuple[Array, Array]:
     """x as a product takes it, numbers `[T, I]`, and their scales: `[T, G]`, `[T, 1]` or `[1, 1]`.
 
-    `inputs` is one of INPUTS; "given" needs `input_scale`, a float32 scalar.
+    `inputs` is one of INPUTS; "given" needs `input_scale`, a float32 scalar. Numbers of those that
+    are "plain" or "shifted" are of x's type.
     """
     if isinstance(x_TI, RoundedRows):
         own = x_TI.sized(x_TI.tokens)
@@ -112,7 +118,30 @@ def rounded_inputs(
     if inputs == "given":
         assert input_scale is not None
         return rounded_by(x_TI, input_scale.reshape(1, 1), dtype), input_scale.reshape(1, 1)
+    if inputs == "shifted":
+        return shifted(x_TI)
     return rounded(x_TI, dtype, group if inputs == "group" else x_TI.shape[1])
+
+
+def shifted(x_TI: Array) -> tuple[Array, Array]:
+    """Integers less their token's zero point, -255 to 255, which x's type has, and float32 scales
+    `[T, 1]`. Zeros alone have the scale 1."""
+    exact = x_TI.astype(jnp.float32)
+    low, high = (
+        extreme(exact, axis=1, keepdims=True, initial=0.0) for extreme in (jnp.min, jnp.max)
+    )
+    scale = jnp.where(high == low, 1.0, (high - low) * (1 / (MOST - LEAST)))
+    zero = jnp.clip(jnp.round(LEAST - low * (1 / scale)), LEAST, MOST)
+    number = jnp.clip(jnp.round(exact * (1 / scale) + zero), LEAST, MOST)
+    return (number - zero).astype(x_TI.dtype), scale
+
+
+def in_steps(x_TI: Array, dtype: DTypeLike) -> tuple[Array, Array]:
+    """The numbers of `rounded`, one scale a token, for products of other types: of x's type and at
+    most 1, by a power of two, so that float16 has their sums; and the scales `[T, 1]` of these."""
+    numbers, scale = rounded(x_TI, dtype, x_TI.shape[1])
+    most = 2.0 ** math.ceil(math.log2(largest(dtype)))
+    return numbers.astype(x_TI.dtype) * jnp.asarray(1 / most, x_TI.dtype), scale * most
 
 
 def rounded_by(x: Array, scale: Array, dtype: DTypeLike, group: int = 1) -> Array:

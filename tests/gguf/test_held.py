@@ -79,7 +79,9 @@ def file(
     def stored(name: str, tensor: np.ndarray) -> Stored:
         if name in ends:
             return random_blocks(ends[name], tensor.shape)
-        if tensor.ndim < 2 or name.endswith(".bias") or "blk." not in name or "gate_inp" in name:
+        if tensor.ndim < 2 or name.endswith(".bias") or "blk." not in name:
+            return plain(tensor)
+        if "gate_inp" in name or "norm" in name:
             return plain(tensor)
         return random_blocks(number(name), tensor.shape)
 
@@ -195,6 +197,31 @@ def test_a_router_and_gates_of_experts_in_unlike_types_become_plain(tmp_path: Pa
     )
     experts = {name for name in spec.formats if ".experts." in name}
     assert experts == {f"model.layers.{i}.mlp.experts.down_proj" for i in range(2)}
+    check(directory, spec, wanted)
+
+
+@pytest.mark.parametrize(
+    ("case", "architecture", "maps", "more"),
+    [
+        ("gpt_neox-parallel", "gptneox", 4, {}),
+        *(
+            pytest.param(*each, marks=pytest.mark.slow)
+            for each in (
+                ("chatglm-groups", "chatglm", 4, {"kv_channels": 64, "ffn_hidden_size": 512}),
+                ("stablelm-head-norms", "stablelm", 7, {}),
+                ("nemotron-biases", "nemotron", 6, {}),
+                ("olmo-clip", "olmo", 7, {}),
+                ("gpt2-tied", "gpt2", 0, {"n_embd": 256}),
+            )
+        ),
+    ],
+)
+def test_joint_maps_and_rows_in_another_order_stay_in_few_bits(
+    case: str, architecture: str, maps: int, more: dict[str, Any], tmp_path: Path
+) -> None:
+    directory, spec, wanted = file(tmp_path, case, architecture, lambda name: Q4_K, **more)
+    assert len(spec.formats) == maps * len(spec.layers)
+    assert set(spec.formats.values()) <= {HELD[Q4_K]}
     check(directory, spec, wanted)
 
 

@@ -68,7 +68,21 @@ def test_a_tensor_that_is_missing_or_strange_is_named(tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "architecture"),
-    [("llama-llama3", "llama"), ("gpt-oss-fused", "gpt-oss"), ("deepseek-v3-groups", "deepseek2")],
+    [
+        ("llama-llama3", "llama"),
+        ("gpt-oss-fused", "gpt-oss"),
+        ("deepseek-v3-groups", "deepseek2"),
+        ("stablelm-head-norms", "stablelm"),
+        ("nemotron-biases", "nemotron"),
+        ("olmo-clip", "olmo"),
+        ("olmo3-yarn-window", "olmo2"),
+        ("hunyuan-v1-moe", "hunyuan-moe"),
+        ("gpt_neox-parallel", "gptneox"),
+        ("gpt2-tied", "gpt2"),
+        ("chatglm-groups", "chatglm"),
+        ("llama-gqa", "internlm2"),
+        ("llama-llama3", "exaone"),
+    ],
 )
 def test_tokens_are_those_of_the_checkpoint(name: str, architecture: str, tmp_path: Path) -> None:
     path = converted(name, architecture, tmp_path / "model.gguf")

@@ -88,6 +88,17 @@ LATENT: dict[str, dict[str, Any]] = {
         tie_word_embeddings=True,
         num_nextn_predict_layers=0,
     ),
+    "deepseek-v3-none-shared": case(
+        "deepseek_v3",
+        **_SIZES,
+        q_lora_rank=12,
+        first_k_dense_replace=1,
+        n_routed_experts=6,
+        n_shared_experts=0,
+        n_group=1,
+        topk_group=1,
+        num_nextn_predict_layers=0,
+    ),
     "kimi-k2": case(
         "kimi_k2",
         **_SIZES,

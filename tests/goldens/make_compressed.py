@@ -1,4 +1,4 @@
-"""Matrices of 8 bits as compressed-tensors stores and restores them: `compressed.npz`.
+"""Matrices of 8 bits, and of 4 in bytes, as compressed-tensors stores them: `compressed.npz`.
 
 Run in an interpreter with torch and compressed-tensors (0.20.0 made the file):
 python tests/goldens/make_compressed.py
@@ -16,6 +16,7 @@ from compressed_tensors.quantization import QuantizationArgs, QuantizationScheme
 from compressed_tensors.quantization.utils import calculate_qparams
 
 SHAPE = (33, 80)
+FOUR = {"num_bits": 4, "type": "int"}
 CASES = {
     "one scale": {"type": "float", "strategy": "tensor"},
     "scales of rows": {"type": "float", "strategy": "channel"},
@@ -23,6 +24,9 @@ CASES = {
     "integers, scales of rows": {"type": "int", "strategy": "channel"},
     "integers, scales of groups": {"type": "int", "strategy": "group", "group_size": 16},
     "integers with zero points": {"type": "int", "strategy": "channel", "symmetric": False},
+    "4 bits, scales of groups": FOUR | {"strategy": "group", "group_size": 16},
+    "4 bits, scales of rows": FOUR | {"strategy": "channel"},
+    "4 bits with zero points": FOUR | {"strategy": "group", "group_size": 40, "symmetric": False},
 }
 
 
@@ -45,7 +49,8 @@ def extremes(weight: torch.Tensor, args: QuantizationArgs) -> tuple[torch.Tensor
 def main() -> None:
     found: dict[str, np.ndarray] = {}
     for seed, (name, settings) in enumerate(CASES.items()):
-        args = QuantizationArgs(num_bits=8, **settings)
+        settings = settings | {"num_bits": settings.get("num_bits", 8)}
+        args = QuantizationArgs(**settings)
         weight = torch.randn(SHAPE, generator=torch.Generator().manual_seed(seed)) + 0.1
         scale, zero = calculate_qparams(*extremes(weight, args), args)
         given = {"weight": weight, "weight_scale": scale, "weight_zero_point": zero}
@@ -56,7 +61,7 @@ def main() -> None:
             bits = tensor.dtype.itemsize == 1
             found[f"{name}/{leaf}"] = (tensor.view(torch.uint8) if bits else tensor).numpy()
         found[f"{name}/plain"] = plain.float().numpy()
-        found[f"{name}/settings"] = np.array(json.dumps(settings | {"num_bits": 8}))
+        found[f"{name}/settings"] = np.array(json.dumps(settings))
     np.savez_compressed(Path(__file__).with_name("compressed.npz"), **found)
 
 

@@ -26,12 +26,18 @@ CASES = {
     "fp8 given": FLOAT | {"strategy": "tensor"},
     "int8 token": INT | {"strategy": "token", "dynamic": True},
     "int8 given": INT | {"strategy": "tensor"},
+    "int8 shifted": INT | {"strategy": "token", "dynamic": True, "symmetric": False},
 }
 
 
-def both(x: torch.Tensor, args: QuantizationArgs, scale: torch.Tensor) -> tuple[torch.Tensor, ...]:
+def both(
+    x: torch.Tensor,
+    args: QuantizationArgs,
+    scale: torch.Tensor,
+    zero: torch.Tensor | None = None,
+) -> tuple[torch.Tensor, ...]:
     """Numbers, and the values that they stand for."""
-    zero = torch.zeros_like(scale)
+    zero = torch.zeros_like(scale) if zero is None else zero
     numbers = quantize(x, scale, zero, args, dtype=args.pytorch_dtype())
     return numbers, dequantize(numbers, scale, zero, args=args, dtype=torch.float32)
 
@@ -53,8 +59,11 @@ def rounded(x: torch.Tensor, settings: dict) -> tuple[torch.Tensor, ...]:
     """The inputs' numbers, values and scales."""
     if settings["strategy"] == "token":
         args = QuantizationArgs(**settings)
-        scale, _ = compute_dynamic_scales_and_zp(x[None], args, torch.nn.Module())
-        scale = scale.reshape(-1, 1)
+        scale, zero = compute_dynamic_scales_and_zp(x[None], args, torch.nn.Module())
+        scale, zero = scale.reshape(-1, 1), zero.reshape(-1, 1)
+        if not args.symmetric:
+            numbers, values = both(x, args, scale, zero)
+            return numbers.to(torch.int16) - zero.to(torch.int16), values, scale
         if settings["type"] == "int":  # vLLM's, over 127; the library's own is over 127.5
             scale = scale * 127.5 / 127
         return *both(x, args, scale), scale
@@ -68,6 +77,8 @@ def main() -> None:
         generator = torch.Generator().manual_seed(seed)
         x = torch.randn((TOKENS, COLUMNS), generator=generator)
         x[1, 3] = 60.0
+        if not settings.get("symmetric", True):
+            x[2] = x[2].abs() + 1  # 0 is in range all the same
         w = torch.randn((ROWS, COLUMNS), generator=generator) * COLUMNS**-0.5
         plain = {key: settings[key] for key in ("num_bits", "type")}
         if settings["strategy"] == "group":
@@ -77,7 +88,7 @@ def main() -> None:
         (x_numbers, x_values, x_scale), (w_numbers, w_values, w_scale) = parts
         made = {
             "x": x,
-            "x_numbers": x_numbers.view(torch.uint8),
+            "x_numbers": x_numbers.view(torch.uint8) if x_numbers.itemsize == 1 else x_numbers,
             "x_scale": x_scale,
             "w_numbers": w_numbers.view(torch.uint8),
             "w_scale": w_scale,

@@ -132,6 +132,15 @@ MIXTURES: dict[str, dict[str, Any]] = {
         partial_rotary_factor=0.667,
         num_nextn_predict_layers=0,
     ),
+    "glm4-moe-none-shared": case(
+        "glm4_moe",
+        head_dim=8,
+        n_routed_experts=6,
+        num_experts_per_tok=2,
+        n_shared_experts=0,
+        moe_intermediate_size=8,
+        num_nextn_predict_layers=0,
+    ),
     "ernie4-5-moe": case(
         "ernie4_5_moe",
         num_hidden_layers=3,

@@ -64,3 +64,12 @@ def test_experts_that_do_not_divide_are_refused_in_one_line() -> None:
     spec = models.make_spec(LITE | {"moe_intermediate_size": 7})
     with pytest.raises(ConfigError, match="experts of width 7 do not divide over 2 devices"):
         outline(spec, 2, jnp.float32)
+
+
+@pytest.mark.parametrize("hf", [V3, CASES["glm4-moe-groups"], CASES["dots1-window"]])
+def test_null_shared_experts_are_none(hf: dict[str, Any]) -> None:
+    own, none, zero = (
+        outline(models.make_spec(hf | {"n_shared_experts": count}), 1, jnp.float32).layers[1].mlp
+        for count in (hf.get("n_shared_experts", 1), None, 0)
+    )
+    assert own.shared is not None and none.shared is zero.shared is None

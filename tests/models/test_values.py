@@ -20,6 +20,7 @@ WRONG: dict[str, tuple[Any, ...]] = {
     "switch": (0, 1, "true", "no", [], math.nan),
     "number": (0, -1.0, True, "1", math.nan, math.inf, [1.0], 1e18),
     "count": (-1, True, "1", 1.5, None, 2**31),
+    "count or null": (-1, True, "1", 1.5, 2**31),
 }
 # Model → what its keys hold → keys
 KEYS: dict[str, dict[str, list[str]]] = {
@@ -67,7 +68,8 @@ KEYS: dict[str, dict[str, list[str]]] = {
     },
     "DeepSeek-V3": {
         "size": ["q_lora_rank", "n_routed_experts", "n_group", "topk_group"],
-        "count": ["first_k_dense_replace", "n_shared_experts"],
+        "count": ["first_k_dense_replace"],
+        "count or null": ["n_shared_experts"],
         "switch": ["norm_topk_prob", "rope_interleave"],
     },
 }

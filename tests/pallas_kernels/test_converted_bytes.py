@@ -24,6 +24,7 @@ from pallas_kernels.scaled_matmul import (
     ScaledExperts,
     grouped_scaled_matmul,
     mosaic_converted,
+    mosaic_gpu,
     plan,
     scaled_matmul,
     scaled_parts,
@@ -127,6 +128,20 @@ def test_sums_are_not_rounded(place: str, at: int) -> None:
     assert relative_error(got, wanted) < 2e-6
     rounded = np.asarray(got).astype(jnp.bfloat16).astype(np.float32)
     assert relative_error(rounded, wanted) > 1e-3  # so that rounding would be found
+
+
+@places
+def test_integers_with_zero_points_are_multiplied_less_these(place: str) -> None:
+    case = Case(name="", tokens=3, outputs=72, columns=384, inputs="shifted", integers=True)
+    own = inputs(case)
+    own = own._replace(x=np.asarray(jnp.asarray(own.x + 1, "bfloat16"), np.float32))
+    x, options = jnp.asarray(own.x, "bfloat16"), launch_options(place)
+    kernel = functools.partial(
+        mosaic_gpu.scaled_matmul, group=384, inputs=case.inputs, interpret=options.get("interpret")
+    )
+    got = jax.jit(kernel)(x, own.weight, own.scale)
+    assert got.dtype == jnp.bfloat16
+    assert relative_error(got, expected(case, own)) < ERROR["bfloat16"]
 
 
 @pytest.mark.slow

@@ -89,6 +89,21 @@ def awq(shape: tuple[int, int], group: int = -1) -> Made:
     return Made(settings, stored, made.weight)
 
 
+def awq_gemv(shape: tuple[int, int], group: int = -1) -> Made:
+    """The version whose words hold columns, filled up as those of `words`."""
+    made = grouped(shape, shape[1] if group == -1 else group)
+    groups, alike = made.scales.shape[1], {64: 2, 32: 4}.get(group, 1)
+    width = 8 * alike * -(-groups // (8 * alike))
+    filled = [np.pad(each, ((0, 0), (0, width - groups))) for each in (made.zeros, made.scales)]
+    stored = {
+        "X.qweight": words(made.numbers, 4),
+        "X.qzeros": words(filled[0], 4),
+        "X.scales": filled[1],
+    }
+    settings = {"quant_method": "awq", "bits": 4, "group_size": group, "version": "gemv"}
+    return Made(settings, stored, made.weight)
+
+
 def gptq(
     shape: tuple[int, int],
     group: int = -1,
@@ -165,6 +180,11 @@ MADE = {
     "awq": awq((16, 24), 8),
     "awq, a last group cut off": awq((16, 40), 16),
     "awq, one group": awq((24, 16)),
+    "awq gemv": awq_gemv((5, 24), 8),
+    "awq gemv, a last group cut off": awq_gemv((7, 40), 16),
+    "awq gemv, groups of 32": awq_gemv((9, 96), 32),
+    "awq gemv, groups of 64": awq_gemv((3, 704), 64),
+    "awq gemv, one group": awq_gemv((24, 16)),
     "gptq": gptq((16, 24), 8),
     "gptq v2": gptq((16, 24), 8, form="gptq_v2"),
     "gptq, groups in no order": gptq((16, 32), 8, shuffled=True),

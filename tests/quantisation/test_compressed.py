@@ -7,16 +7,20 @@ import json
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 import pytest
 
 from jaxllm.config import ConfigError
+from jaxllm.nn.weight.int4 import row_parts
 from jaxllm.quantisation import PackedTensor, WeightFormat, read_scheme
 from jaxllm.quantisation.scheme import Stored
 
 GOLDEN = np.load(Path(__file__).parents[1] / "goldens/compressed.npz")
+EXPONENTS = np.load(Path(__file__).parents[1] / "goldens/mxfp8.npz")
 NAMES = sorted({name.partition("/")[0] for name in GOLDEN})
+FOUR = [name for name in NAMES if name.startswith("4 bits")]
 TOKEN = {"num_bits": 8, "type": "float", "strategy": "token", "dynamic": True}
 FLOATS = {"num_bits": 8, "type": "float", "strategy": "channel"}
 TYPES = {"float": ("F8_E4M3", ml_dtypes.float8_e4m3fn), "int": ("I8", np.int8)}
@@ -42,8 +46,8 @@ def unpacked(tensor: PackedTensor, arrays: dict[str, np.ndarray]) -> np.ndarray:
     return tensor.unpack([arrays[part.name] for part in tensor.parts], whole)
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_matrices_are_what_their_library_makes_of_them(name: str) -> None:
+def stored(name: str) -> tuple[dict[str, Any], dict[str, np.ndarray], dict[str, Header]]:
+    """Settings of a golden's weights, and its tensors with their headers."""
     weights = json.loads(str(GOLDEN[f"{name}/settings"]))
     stored, dtype = TYPES[weights["type"]]
     arrays = {
@@ -55,6 +59,12 @@ def test_matrices_are_what_their_library_makes_of_them(name: str) -> None:
         key: Header("F32" if key.endswith("scale") else stored, array.shape)
         for key, array in arrays.items()
     }
+    return weights, arrays, headers
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if name not in FOUR])
+def test_matrices_are_what_their_library_makes_of_them(name: str) -> None:
+    weights, arrays, headers = stored(name)
     (found,) = tensors(config(weights), headers).values()
     plain = GOLDEN[f"{name}/plain"]
     np.testing.assert_array_equal(unpacked(found, arrays), plain)
@@ -64,6 +74,58 @@ def test_matrices_are_what_their_library_makes_of_them(name: str) -> None:
     group = found.format.group or 80
     scale, *offsets = (np.repeat(each, group, axis=1)[:, :80] for each in others)
     np.testing.assert_allclose(values * scale + sum(offsets), plain, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", FOUR)
+def test_integers_of_4_bits_may_take_a_byte_each(name: str) -> None:
+    weights, arrays, headers = stored(name)
+    inputs = {"num_bits": 8, "type": "int", "strategy": "token", "dynamic": True}
+    (found,) = tensors(config(weights, inputs, format="int-quantized"), headers).values()
+    plain = GOLDEN[f"{name}/plain"]
+    np.testing.assert_array_equal(unpacked(found, arrays), plain)
+    form = "zeros" if "zero" in name else "symmetric"
+    group = weights.get("group_size")
+    expected = WeightFormat("int4", group, "token", form, input_numbers="int8")
+    assert found.format == expected
+    assert expected.title.endswith("inputs in int8 with scales of tokens")
+    (rows,) = found.leaves()
+    made = row_parts(expected, jnp.asarray(unpacked(rows, arrays)), plain.shape[1])
+    numbers, scales, zeros = (np.asarray(part, np.float32) for part in made)
+    wide = [np.repeat(each, group or 80, axis=1) for each in (scales, zeros)]
+    middle = wide[1] if form == "zeros" else 8
+    np.testing.assert_array_equal((numbers - middle) * wide[0], plain)
+    arrays["a.weight"][2, 3] = 8
+    with pytest.raises(ConfigError, match=r"a\.weight has the number 8; those of 4 bits are"):
+        unpacked(found, arrays)
+
+
+@pytest.mark.parametrize("format", ["pack-quantized", "int-quantized"])
+@pytest.mark.parametrize(
+    "inputs",
+    [
+        {"num_bits": 4},
+        {"dynamic": False},
+        {"symmetric": False},
+        {"type": "nf"},
+        {"type": ["int"]},
+        {"strategy": "group", "group_size": 32},
+    ],
+)
+def test_inputs_of_4_bit_weights_that_are_not_read_are_named(
+    inputs: dict[str, Any], format: str
+) -> None:
+    four = {"num_bits": 4, "type": "int", "strategy": "channel"}
+    settings = config(four, TOKEN | inputs, format=format)
+    with pytest.raises(ConfigError, match="of 4-bit weights alone, inputs of 8 bits, symmet"):
+        read_scheme("compressed-tensors", settings)
+
+
+def test_matrices_that_sizes_alone_tell_apart_have_inputs_alike() -> None:
+    four = {"num_bits": 4, "type": "int", "strategy": "channel"}
+    groups = config(four, TOKEN, format="pack-quantized")["config_groups"]
+    groups["group_1"] = {**groups["group_0"], "input_activations": None}
+    with pytest.raises(ConfigError, match="group_0 and others of its format round inputs differe"):
+        read_scheme("compressed-tensors", {"config_groups": groups})
 
 
 def test_a_group_that_names_a_module_goes_before_one_of_all_linear_maps() -> None:
@@ -96,6 +158,16 @@ def test_integers_keep_the_scale_of_their_inputs() -> None:
     (found,) = tensors(settings, {"a.weight": Header("I8", (4, 6))}).values()
     assert found.format == WeightFormat("int8", None, "given")
     assert [part.name for part in found.parts] == ["a.weight", "a.weight_scale", "a.input_scale"]
+
+
+def test_integers_have_zero_points_for_their_tokens() -> None:
+    weights, shifted = FLOATS | {"type": "int"}, TOKEN | {"type": "int", "symmetric": False}
+    (found,) = tensors(config(weights, shifted), {"a.weight": Header("I8", (4, 6))}).values()
+    assert found.format == WeightFormat("int8", None, "shifted")
+    assert found.format.title.endswith("inputs with scales and zero points of tokens")
+    for wrong in ({"strategy": "group"}, {"dynamic": False}, {"type": "float"}, {"symmetric": 0}):
+        with pytest.raises(ConfigError, match="; integers with zero points, dynamic for each tok"):
+            tensors(config(weights, shifted | wrong), {})
 
 
 @pytest.mark.parametrize(
@@ -183,6 +255,32 @@ def test_algorithms_of_modelopt(
     plain = values.astype(np.float32) * wide
     arrays = {name: np.asarray(array) for name, array in arrays.items()}
     np.testing.assert_array_equal(unpacked(found, arrays), plain)
+
+
+@pytest.mark.parametrize("name", sorted({key.partition("/")[0] for key in EXPONENTS}))
+def test_floats_with_exponents_are_what_their_libraries_make_of_them(name: str) -> None:
+    arrays = {f"a.{leaf}": EXPONENTS[f"{name}/{leaf}"] for leaf in ("weight", "weight_scale")}
+    arrays["a.weight"] = arrays["a.weight"].view(ml_dtypes.float8_e4m3fn)
+    method, settings = "modelopt", {"quant_algo": "MXFP8"}
+    if name == "compressed-tensors":
+        method, group = name, json.loads(str(EXPONENTS[f"{name}/settings"]))
+        settings = {"format": "mxfp8-quantized", "config_groups": {"group_0": group}}
+    plain = EXPONENTS[f"{name}/plain"]
+    headers = {
+        "a.weight": Header("F8_E4M3", plain.shape),
+        "a.weight_scale": Header("U8", arrays["a.weight_scale"].shape),
+    }
+    (found,) = read_scheme(method, settings).tensors(headers)
+    assert found.format == WeightFormat("fp8", 32, "plain")
+    assert [part.shape for part in found.parts] == [each.shape for each in arrays.values()]
+    np.testing.assert_array_equal(unpacked(found, arrays), plain)
+    values, scale = (unpacked(leaf, arrays).astype(np.float32) for leaf in found.leaves())
+    wide = np.repeat(scale, 32, axis=1)[:, : plain.shape[1]]
+    np.testing.assert_array_equal(values * wide, plain)
+    arrays["a.weight_scale"] = np.full_like(arrays["a.weight_scale"], 255)
+    for tensor in (found, found.leaves()[1]):
+        with pytest.raises(ConfigError, match=r"a\.weight_scale has the scale nan; scales are "):
+            tensor.check([arrays[part.name] for part in tensor.parts])
 
 
 def test_an_algorithm_that_modelopt_alone_knows_is_named() -> None:

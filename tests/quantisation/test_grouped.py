@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import re
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -17,11 +18,13 @@ from tests.quantisation.grouped_checkpoints import (
     MADE,
     Made,
     awq,
+    awq_gemv,
     gptq,
     pack_quantized,
 )
 from tests.quantisation.test_schemes import cuts
 
+GEMV = np.load(Path(__file__).parents[1] / "goldens/awq_gemv.npz")
 TYPES = {"int32": "I32", "int64": "I64", "float16": "F16"}
 
 
@@ -50,6 +53,21 @@ def test_a_matrix_is_what_its_library_makes_of_it(name: str) -> None:
         own = found.unpack(arrays, bounds)
         assert own.dtype == np.float32
         np.testing.assert_array_equal(own, made.weight[tuple(slice(*each) for each in bounds)])
+
+
+@pytest.mark.parametrize("name", sorted({key.partition("/")[0] for key in GEMV}))
+def test_the_gemv_version_is_what_autoawq_packs(name: str) -> None:
+    stored = {f"X.{leaf}": GEMV[f"{name}/{leaf}"] for leaf in ("qweight", "qzeros", "scales")}
+    settings = {"quant_method": "awq", "w_bit": 4, "q_group_size": int(GEMV[f"{name}/group"])}
+    plain = GEMV[f"{name}/plain"]
+    (found,) = tensors(Made(settings | {"version": "GEMV"}, stored, plain))
+    assert [(part.name, part.shape) for part in found.parts] == [
+        (f"X.{leaf}", stored[f"X.{leaf}"].shape) for leaf in ("qweight", "scales", "qzeros")
+    ]
+    arrays = [stored[part.name] for part in found.parts]
+    for bounds in cuts(found.shape):
+        own = plain[tuple(slice(*each) for each in bounds)]
+        np.testing.assert_array_equal(found.unpack(arrays, bounds), own)
 
 
 def test_scales_of_an_activation_divide_the_columns_that_read_it() -> None:
@@ -131,6 +149,12 @@ def test_rows_of_4_and_of_8_bits_are_told_apart_by_their_shapes() -> None:
     ("made", "leaf", "value", "message"),
     [
         (awq((8, 8)), "scales", np.full((1, 8), np.nan, np.float16), "X.scales has the scale nan"),
+        (
+            awq_gemv((8, 8)),
+            "scales",
+            np.pad(np.full((8, 1), np.inf, np.float16), ((0, 0), (0, 7))),
+            "X.scales has the scale inf",
+        ),
         (gptq((8, 8)), "scales", np.full((1, 8), np.inf, np.float16), "scale inf; .* finite"),
         (gptq((8, 8)), "g_idx", np.full(8, 1, np.int32), "X.g_idx has the group 1; there are 1"),
         (gptq((8, 8)), "g_idx", np.full(8, -1, np.int32), "X.g_idx has the group -1"),
@@ -141,7 +165,7 @@ def test_rows_of_4_and_of_8_bits_are_told_apart_by_their_shapes() -> None:
             r"X.weight_shape is \[8, 7\], the numbers have the shape \[8, 8\]",
         ),
     ],
-    ids=["not a number", "infinite", "no such group", "negative", "shape"],
+    ids=["not a number", "infinite in gemv", "infinite", "no such group", "negative", "shape"],
 )
 def test_values_that_cannot_be_are_named(
     made: Made, leaf: str, value: np.ndarray, message: str
@@ -178,7 +202,7 @@ def in_group(**settings: Any) -> Made:
     ("made", "message"),
     [
         (changed(awq((8, 8)), bits=3), "bits is 3; 4 are read"),
-        (changed(awq((8, 8)), version="gemv"), "version is 'gemv'; gemm is read"),
+        (changed(awq((8, 8)), version="exllama"), "is 'exllama'; gemm and gemv are read"),
         (changed(awq((8, 8)), group_size=0), "group_size is 0; a positive integer .* or -1"),
         (changed(awq((8, 8)), group_size="128"), "group_size is '128'"),
         (changed(gptq((8, 8)), bits=True), "bits is True; 2 or 3 or 4 or 8 are read: take"),
@@ -203,7 +227,7 @@ def in_group(**settings: Any) -> Made:
         (in_group(strategy="group", group_size=0), "are 'group' and 0; group with a positive"),
         (
             in_group(input_activations={"num_bits": 8}),
-            "config_groups.group_0 quantises activations",
+            "config_groups.group_0.input_activations is .*; of 4-bit weights alone",
         ),
     ],
     ids=lambda value: value[:24] if isinstance(value, str) else "",

@@ -13,13 +13,21 @@ import pytest
 from jaxllm import models, weights
 from jaxllm.config import ConfigError
 from tests.goldens.cases import CASES
-from tests.quantisation.grouped_checkpoints import Made, auto_round, awq, gptq, pack_quantized
+from tests.quantisation.grouped_checkpoints import (
+    Made,
+    auto_round,
+    awq,
+    awq_gemv,
+    gptq,
+    pack_quantized,
+)
 from tests.weights.packed import Pair, Tensors, random_tensors, write
 from tests.weights.test_held import logits
 from tests.weights.test_packed import both, load
 
 KINDS: dict[str, Callable[[tuple[int, int]], Made]] = {
     "awq": lambda shape: awq(shape, 16),
+    "awq gemv": lambda shape: awq_gemv(shape, 16),
     "gptq with groups in no order": lambda shape: gptq(shape, 16, shuffled=True),
     "gptq of 8 bits": lambda shape: gptq(shape, -1, 8, form="gptq_v2"),
     "auto-round": lambda shape: auto_round(gptq(shape, 8, form="gptq_v2"), "auto_round"),

@@ -31,6 +31,7 @@ from tests.weights.packed import (
     INPUT_SCALE,
     Pair,
     compressed,
+    exponent_pair,
     fp8_pair,
     fp8_row_pair,
     fp8_tensor_pair,
@@ -63,6 +64,14 @@ def nearest(x: jax.Array, scale: jax.Array, dtype: Any = jnp.float8_e4m3fn) -> j
 def integers(x: jax.Array) -> jax.Array:
     scale = jnp.max(jnp.abs(x), axis=-1, keepdims=True) * (1 / 127)
     return nearest(x, scale, jnp.int8)
+
+
+def shifted(x: jax.Array) -> jax.Array:
+    """The inputs as integers of 256 steps between each token's smallest and largest number."""
+    low, high = (f(x, axis=-1, keepdims=True, initial=0) for f in (jnp.min, jnp.max))
+    scale = (high - low) * (1 / 255)
+    zero = jnp.round(-128 - low / scale)
+    return (jnp.clip(jnp.round(x / scale + zero), -128, 127) - zero) * scale
 
 
 def with_scales(x: jax.Array, columns: int) -> jax.Array:
@@ -101,11 +110,23 @@ KINDS = {
         lambda x: nearest(x, jnp.full((1, 1), INPUT_SCALE)),
         WeightFormat("fp8", None, "given"),
     ),
+    "exponents": (
+        exponent_pair,
+        {"quant_method": "modelopt", "quant_algo": "MXFP8"},
+        lambda x: x,
+        WeightFormat("fp8", 32, "plain"),
+    ),
     "integers": (
         integer_pair,
         compressed(INTEGERS, INTEGERS | {"strategy": "token", "dynamic": True}),
         integers,
         WeightFormat("int8", None, "token"),
+    ),
+    "integers with zero points": (
+        integer_pair,
+        compressed(INTEGERS, INTEGERS | {"strategy": "token", "dynamic": True, "symmetric": False}),
+        shifted,
+        WeightFormat("int8", None, "shifted"),
     ),
     "groups of integers": (
         lambda case: integer_pair(case, 8),
@@ -122,15 +143,19 @@ KINDS = {
         ("blocks", "llama-gqa", 1),
         ("groups of integers", "llama-gqa", 2),
         ("bounded", "llama-gqa", 1),
+        ("exponents", "llama-gqa", 2),
+        ("integers with zero points", "llama-gqa", 1),
         *(
             pytest.param(*each, marks=pytest.mark.slow)
             for each in (
                 ("blocks", "llama-gqa", 2),
                 ("matrix", "llama-gqa", 1),
+                ("exponents", "llama-mqa-tied-linear", 1),
                 ("static", "llama-gqa", 1),
                 ("integers", "llama-gqa", 1),
                 ("modelopt", "llama-gqa", 1),
                 ("integers", "llama-mqa-tied-linear", 1),
+                ("integers with zero points", "glm-biases", 1),
                 ("groups of integers", "glm-biases", 1),
                 ("static", "llama-gqa", 2),
                 ("bounded", "glm-biases", 2),
@@ -156,6 +181,7 @@ def test_8_bit_floats_compute_what_their_values_do(
         return contract(rounding(flat).reshape(x.shape), self[...], dims)
 
     monkeypatch.setattr(Dense, "product", product)
+    monkeypatch.setattr(Dense, "part", product)
     plain = write(tmp_path / "plain", pair.config, pair.plain)
     np.testing.assert_allclose(found, logits(plain, models.read_spec(plain)), atol=1e-4)
 

@@ -44,6 +44,8 @@ from tests.weights.test_grouped import pair
 from tests.weights.test_held import INTEGERS, held, logits
 from tests.weights.test_rounding import ROUNDED, online
 
+EXPERTS = "qwen3-moe-normalised"
+
 
 @pytest.mark.parametrize(
     ("numbers", "inner", "shards", "takes"),
@@ -92,15 +94,25 @@ def test_4_bit_floats_of_gpt_oss(tmp_path: Path) -> None:
     ],
 )
 def test_integers_of_4_bits(tmp_path: Path, kind: str, expected: WeightFormat) -> None:
-    made, settings = pair("qwen3-moe-normalised", kind)
+    made, settings = pair(EXPERTS, kind)
     check(tmp_path, made, settings, expected)
 
 
 @pytest.mark.slow
 def test_integers_of_8_bits(tmp_path: Path) -> None:
-    made = integer_pair("qwen3-moe-normalised", 8)
+    made = integer_pair(EXPERTS, 8)
     settings = compressed(INTEGERS | {"strategy": "group", "group_size": 8})
     check(tmp_path, made, settings, WeightFormat("int8", 8))
+
+
+@pytest.mark.slow
+def test_inputs_of_experts_have_zero_points(tmp_path: Path) -> None:
+    inputs = INTEGERS | {"strategy": "token", "dynamic": True, "symmetric": False}
+    path, spec = held(tmp_path, integer_pair(EXPERTS), compressed(INTEGERS, inputs))
+    assert any(".experts." in name for name in spec.formats)
+    assert set(spec.formats.values()) == {WeightFormat("int8", None, "shifted")}
+    plain = replace(spec, formats={})
+    assert 0 < np.abs(logits(path, spec) - logits(path, plain)).max() < 0.2
 
 
 @pytest.mark.slow

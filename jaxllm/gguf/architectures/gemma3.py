@@ -6,7 +6,7 @@ from typing import Any
 
 from jaxllm.gguf.architecture import Architecture
 from jaxllm.gguf.architectures import gemma2
-from jaxllm.gguf.config import base_config
+from jaxllm.gguf.config import base_config, layer_types
 from jaxllm.gguf.metadata import Metadata
 from jaxllm.gguf.model import Model
 
@@ -32,7 +32,7 @@ def windows(own: Metadata) -> dict[str, Any]:
     given = own.get("attention.sliding_window_pattern")
     if not isinstance(given, list):
         return {"sliding_window_pattern": given or None}
-    return {"layer_types": [f"{'sliding' if each else 'full'}_attention" for each in given]}
+    return {"layer_types": layer_types(given)}
 
 
 ARCHITECTURE = Architecture(config, gemma2.NAMES, gemma2.CHANGES)

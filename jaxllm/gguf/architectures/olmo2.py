@@ -1,12 +1,11 @@
-"""OLMo 2, whose norms follow attention and feed-forward. One with windows is OLMo 3."""
+"""OLMo 2 and 3, whose norms follow attention and feed-forward. The third has windows."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from jaxllm.config import ConfigError
 from jaxllm.gguf.architecture import LLAMA_NAMES, Architecture
-from jaxllm.gguf.config import base_config
+from jaxllm.gguf.config import base_config, layer_types
 from jaxllm.gguf.model import Model
 
 NAMES = {
@@ -17,13 +16,19 @@ NAMES = {
 
 
 def config(model: Model) -> dict[str, Any]:
-    """The configuration. Raises ConfigError for OLMo 3."""
-    if model.metadata.get("attention.sliding_window"):
-        raise ConfigError(
-            "the GGUF file holds OLMo 3, which is read from safetensors alone; use those"
-        )
-    biased = "blk.0.attn_q.bias" in model.tensors
-    return base_config(model, "olmo2", attention_bias=biased)
+    """The configuration."""
+    biased, own = "blk.0.attn_q.bias" in model.tensors, model.metadata
+    window = own.count("attention.sliding_window")
+    if not window:
+        return base_config(model, "olmo2", attention_bias=biased)
+    slides = own.items("attention.sliding_window_pattern", bool)
+    return base_config(
+        model,
+        "olmo3",
+        attention_bias=biased,
+        sliding_window=window,
+        layer_types=slides and layer_types(slides),
+    )
 
 
 ARCHITECTURE = Architecture(config, NAMES)

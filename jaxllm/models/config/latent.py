@@ -16,9 +16,10 @@ from jaxllm.models.config.mixture import (
     mixture_names,
     mixture_spec,
     routed,
+    shared_experts,
     shared_names,
 )
-from jaxllm.models.config.read import Config, flag, number, positive, whole
+from jaxllm.models.config.read import Config, flag, number, positive
 from jaxllm.models.config.rope import rope_parameters
 from jaxllm.models.config.spec import ModelSpec
 from jaxllm.models.config.transformer import (
@@ -97,7 +98,7 @@ def latent_decoder(
     def mlp(layer: int) -> FeedForward:
         if layer in dense:
             return gated(positive(hf, "intermediate_size"))
-        shared = whole(hf, "n_shared_experts")
+        shared = shared_experts(hf)
         beside = gated(sizes.inner * shared) if shared else None
         return routed(spec, shards, init, sizes, beside, **routing)
 

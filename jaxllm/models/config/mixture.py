@@ -113,10 +113,16 @@ def sigmoid_mixtures(parts: Parts, sizes: Mixture, shared: int) -> Callable[[int
     def feed_forward(layer: int) -> FeedForward:
         if layer in dense:
             return gated(positive(hf, "intermediate_size"))
-        beside, routing = gated(sizes.inner * shared), sigmoid_routing(hf, sizes.experts)
+        beside = gated(sizes.inner * shared) if shared else None
+        routing = sigmoid_routing(hf, sizes.experts)
         return routed(spec, parts.shards, parts.init, sizes, beside, **routing)
 
     return feed_forward
+
+
+def shared_experts(hf: Config, key: str = "n_shared_experts") -> int:
+    """How many experts compute every token; null and 0 are none. Raises ConfigError."""
+    return 0 if hf.get(key) is None else whole(hf, key)
 
 
 def predicting_layers(spec: ModelSpec) -> tuple[str, ...]:

@@ -13,6 +13,7 @@ from jax import Array, lax
 from jaxllm.nn.contexts.protocol import RowContext
 from jaxllm.nn.rules import Rounded, Rule
 from jaxllm.nn.weight.protocol import Fill, Shape
+from jaxllm.nn.weight.scaled import DTYPES
 from jaxllm.quantisation import WeightFormat
 from jaxllm.quantisation.int4_rows import columns_of, groups_of, row_bytes
 from jaxllm.quantisation.weight_format import INT4, OFFSETS, SYMMETRIC
@@ -21,7 +22,7 @@ from pallas_kernels.grouped_matmul import Gating, Groups
 from pallas_kernels.int4_matmul.packed import CHUNK, ROWS, SLOT, WORDS, values_of, words_of
 from pallas_kernels.int4_matmul.rounding import nearest, rounded
 from pallas_kernels.parts import Product, whole
-from pallas_kernels.scaled_matmul import Inputs, Rounding
+from pallas_kernels.scaled_matmul import Inputs, Rounding, in_steps
 
 
 class Int4(nnx.Module):
@@ -29,7 +30,8 @@ class Int4(nnx.Module):
     points or offsets in `others`. See `weight.protocol.Weight`.
 
     The pieces of a checkpoint fill the bytes of its rows (`quantisation.int4_rows`), or its plain
-    weight; words are made of these on the devices.
+    weight; words are made of these on the devices. Inputs that are rounded to 8 bits are multiplied
+    as numbers of their own type, and products with the tokens' scales.
     """
 
     def __init__(self, kind: WeightFormat, shape: Shape):
@@ -66,11 +68,18 @@ class Int4(nnx.Module):
         x_TI, weight = self._factors(x, context)
         wanted = context.row_backend
         backend = wanted if op.BACKENDS.supports(wanted, x_TI, weight) else "reference"
-        return _int4_parts(x_TI, weight, backend=backend)
+        if self.kind.inputs == "plain":
+            return _int4_parts(x_TI, weight, backend=backend)
+        assert self.kind.inputs == "token" and self.kind.input_numbers is not None
+        steps_TI, scale_T1 = in_steps(x_TI, DTYPES[self.kind.input_numbers])
+        y_TO = whole(_int4_parts(steps_TI, weight, backend=backend))
+        return (y_TO * scale_T1).astype(x_TI.dtype)
 
     def gated(
         self, x_TD: Inputs, gating: Gating, context: RowContext, rounding: Rounding | None
     ) -> Array | None:
+        if self.kind.inputs != "plain":
+            return None
         assert isinstance(x_TD, Array)
         x_TI, weight = self._factors(x_TD, context)
         one_shard = weight.rows * self.shape.shards == math.prod(self.shape.out)
@@ -97,6 +106,8 @@ class Int4(nnx.Module):
         own, parts = self.shape, self.values[...].shape[1:3]
         if context.row_backend != "mosaic_gpu" or parts != self._parts:  # or rows are shared out
             return None
+        if self.kind.inputs != "plain":
+            return None
         weight = self._weight(math.prod(own.out), own.columns)
         if not op.takes_experts(x_PI, weight):
             return None
@@ -104,7 +115,7 @@ class Int4(nnx.Module):
 
     def takes_all(self) -> bool:
         own = math.prod(self.shape.out), self.shape.columns
-        return self.shape.of_device == own
+        return self.kind.inputs == "plain" and self.shape.of_device == own
 
     def _weight(self, rows: int, columns: int) -> op.Int4:
         others, offsets = self.others, self.kind.form == OFFSETS

@@ -111,7 +111,7 @@ def takes(kind: WeightFormat) -> bool:
     """Whether a table that is no head can be held so."""
     if kind.numbers in DTYPES:
         return Scaled.is_table(kind)
-    return kind.ordered and kind.numbers in (INT4, *TABLES)
+    return kind.ordered and kind.inputs == "plain" and kind.numbers in (INT4, *TABLES)
 
 
 def takes_head(kind: WeightFormat, columns: int) -> bool:

@@ -8,7 +8,7 @@ from typing import Any
 
 from jaxllm.config import ConfigError
 from jaxllm.quantisation.grouped import read_grouping
-from jaxllm.quantisation.schemes.awq import Awq
+from jaxllm.quantisation.schemes.awq import GEMM, Awq
 from jaxllm.quantisation.schemes.gptq import BITS, LESS, Gptq, is_centred
 
 AWQ = "auto_round:auto_awq"
@@ -44,7 +44,7 @@ def read(settings: Mapping[str, Any]) -> AutoRoundAwq | AutoRoundGptq:
     given = settings.get("packing_format", USUAL)
     packing = OLDER.get(given, given) if isinstance(given, str) else None
     if packing == AWQ:
-        return AutoRoundAwq(read_grouping(settings, (4,)))
+        return AutoRoundAwq(read_grouping(settings, (4,)), GEMM)
     if packing not in GPTQ:
         known, packing = ", ".join((AWQ, *GPTQ)), given
         raise ConfigError(f"packing_format is {packing!r:.60}; {known} are read")

@@ -1,8 +1,11 @@
-"""4-bit matrices as AutoAWQ writes them (version "gemm").
+"""4-bit matrices as AutoAWQ writes them. The weight [N, K] is (number - zero point) · scale.
 
-`X.qweight` int32 [K, N / 8], `X.qzeros` int32 [K / group, N / 8], `X.scales` [K / group, N]. Nibble
-j of a word is column (0, 2, 4, 6, 1, 3, 5, 7)[j] of its 8. The weight [N, K] is
-(number - zero point) · scale.
+Version "gemm": `X.qweight` int32 [K, N / 8], `X.qzeros` int32 [K / group, N / 8], `X.scales`
+[K / group, N]. Nibble j of a word is row (0, 2, 4, 6, 1, 3, 5, 7)[j] of its 8.
+
+Version "gemv": `X.qweight` int32 [N, K / 8], `X.qzeros` int32 [N, W] and `X.scales` [N, 8 · W], low
+nibbles first. W words are enough for all groups and a multiple of 2 for groups of 64 columns, of 4
+for groups of 32; what fills them up is not read.
 
 Feed-forwards without a gate have scales that divide what the activation gives, `act.scales` beside
 the map that reads it. The columns of that map are divided by them, so it is held in plain numbers.
@@ -10,8 +13,10 @@ the map that reads it. The columns of that map are divided by them, so it is hel
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -31,22 +36,100 @@ from jaxllm.quantisation.weight_format import WeightFormat
 
 DIVISORS = "act.scales"
 BEHIND = ("dense_4h_to_h", "c_proj")  # maps that read an activation with such scales
-PLACE = np.array([0, 4, 1, 5, 2, 6, 3, 7])  # the nibble of each column of a word
+PLACE = np.array([0, 4, 1, 5, 2, 6, 3, 7])  # the nibble of each row of a word
+WORDS_ALIKE = MappingProxyType({64: 2, 32: 4})  # of zero points, by columns of a group
+
+
+class Version(ABC):
+    """How words lie."""
+
+    @abstractmethod
+    def shape(self, words: tuple[int, int]) -> tuple[int, int]:
+        """N and K of a matrix of such words."""
+
+    @abstractmethod
+    def scales(self, shape: tuple[int, int], group: int) -> tuple[int, int]:
+        """The shape of its scales, for groups of so many columns."""
+
+    @abstractmethod
+    def zeros(self, shape: tuple[int, int], group: int) -> tuple[int, int]:
+        """The shape of the words of its zero points."""
+
+    @abstractmethod
+    def rows(self, scales: np.ndarray, rows: slice) -> np.ndarray:
+        """Scales of a range of rows, `[rows, ≥ G]`."""
+
+    @abstractmethod
+    def unpacked(self, words: np.ndarray, rows: slice, columns: slice) -> np.ndarray:
+        """Numbers, or zero points of groups, within ranges, int32."""
+
+
+class Gemm(Version):
+    """Rows are packed, and turned."""
+
+    def shape(self, words: tuple[int, int]) -> tuple[int, int]:
+        return 8 * words[1], words[0]
+
+    def scales(self, shape: tuple[int, int], group: int) -> tuple[int, int]:
+        return -(-shape[1] // group), shape[0]
+
+    def zeros(self, shape: tuple[int, int], group: int) -> tuple[int, int]:
+        return -(-shape[1] // group), shape[0] // 8
+
+    def rows(self, scales: np.ndarray, rows: slice) -> np.ndarray:
+        return scales[:, rows].T
+
+    def unpacked(self, words: np.ndarray, rows: slice, columns: slice) -> np.ndarray:
+        first, last = rows.start // 8, -(-rows.stop // 8)
+        found = fields(words[columns], 4, (8 * first, 8 * last))
+        ordered = found.reshape(len(found), -1, 8)[..., PLACE].reshape(len(found), -1)
+        return ordered[:, rows.start - 8 * first : rows.stop - 8 * first].T
+
+
+class Gemv(Version):
+    """Columns are packed, and words of groups filled up."""
+
+    def shape(self, words: tuple[int, int]) -> tuple[int, int]:
+        return words[0], 8 * words[1]
+
+    def scales(self, shape: tuple[int, int], group: int) -> tuple[int, int]:
+        return shape[0], 8 * self.zeros(shape, group)[1]
+
+    def zeros(self, shape: tuple[int, int], group: int) -> tuple[int, int]:
+        words, alike = -(-shape[1] // (8 * group)), WORDS_ALIKE.get(group, 1)
+        return shape[0], -(-words // alike) * alike
+
+    def rows(self, scales: np.ndarray, rows: slice) -> np.ndarray:
+        return scales[rows]
+
+    def unpacked(self, words: np.ndarray, rows: slice, columns: slice) -> np.ndarray:
+        return fields(words[rows], 4, (columns.start, columns.stop))
+
+
+GEMM = Gemm()
+VERSIONS: Mapping[str, Version] = MappingProxyType({"gemm": GEMM, "gemv": Gemv()})
 
 
 @dataclass(frozen=True)
 class AwqMatrix(GroupedMatrix):
     """Parts: numbers, scales, zero points."""
 
+    version: Version
+
+    @property
+    def count(self) -> int:
+        """Groups of a row."""
+        return -(-self.shape[1] // self.group)
+
     def numbers(self, arrays: Arrays, bounds: Bounds) -> np.ndarray:
-        rows, columns = bounds
-        return _columns(arrays[0][slice(*columns)], rows).T
+        rows, columns = (slice(*each) for each in bounds)
+        return self.version.unpacked(arrays[0], rows, columns)
 
     def scales(self, arrays: Arrays, rows: slice) -> np.ndarray:
-        return arrays[1][:, rows].T
+        return self.version.rows(arrays[1], rows)[:, : self.count]
 
     def zeros(self, arrays: Arrays, rows: slice) -> np.ndarray:
-        return _columns(arrays[2], (rows.start, rows.stop)).T
+        return self.version.unpacked(arrays[2], rows, slice(0, self.count))
 
 
 @dataclass(frozen=True)
@@ -71,18 +154,12 @@ class DividedMatrix(AwqMatrix):
         return np.asarray(super().unpack(arrays, bounds) / divisors)
 
 
-def _columns(words: np.ndarray, bound: tuple[int, int]) -> np.ndarray:
-    """The numbers of a range of columns."""
-    first, last = bound[0] // 8, -(-bound[1] // 8)
-    found = fields(words, 4, (8 * first, 8 * last)).reshape(len(words), -1, 8)[..., PLACE]
-    return found.reshape(len(words), -1)[:, bound[0] - 8 * first : bound[1] - 8 * first]
-
-
 @dataclass(frozen=True)
 class Awq:
     """The scheme."""
 
     grouping: Grouping
+    version: Version
     method = "awq"
 
     @property
@@ -96,25 +173,25 @@ class Awq:
         for name, found in stored.items():
             if not name.endswith(".qweight") or len(found.shape) != 2:
                 continue
-            module, (columns, words) = name.removesuffix(".qweight"), found.shape
-            group = self.grouping.group or columns
-            groups = -(-columns // group)
+            module, shape = name.removesuffix(".qweight"), self.version.shape(found.shape)
+            group = self.grouping.group or shape[1]
             parts = [
                 PackedPart(name, found.shape, I32),
-                PackedPart(f"{module}.scales", (groups, 8 * words), FLOATS),
-                PackedPart(f"{module}.qzeros", (groups, words), I32),
+                PackedPart(f"{module}.scales", self.version.scales(shape, group), FLOATS),
+                PackedPart(f"{module}.qzeros", self.version.zeros(shape, group), I32),
             ]
-            owner, _, own = module.rpartition(".")
-            divided = own in BEHIND and (divisors := f"{owner}.{DIVISORS}") in stored
+            owner, _, leaf = module.rpartition(".")
+            divided = leaf in BEHIND and (divisors := f"{owner}.{DIVISORS}") in stored
             if divided:
-                parts.append(PackedPart(divisors, (columns,), FLOATS))
+                parts.append(PackedPart(divisors, shape[1:], FLOATS))
             kind = DividedMatrix if divided else AwqMatrix
-            yield kind(f"{module}.weight", (8 * words, columns), tuple(parts), 4, group)
+            yield kind(f"{module}.weight", shape, tuple(parts), 4, group, self.version)
 
 
 def read(settings: Mapping[str, Any]) -> Awq:
     """The scheme of these settings. Raises ConfigError."""
-    version = settings.get("version") or "gemm"
-    if not isinstance(version, str) or version.lower() != "gemm":
-        raise ConfigError(f"version is {version!r:.40}; gemm is read")
-    return Awq(read_grouping(settings, (4,)))
+    given = settings.get("version") or "gemm"
+    version = VERSIONS.get(given.lower()) if isinstance(given, str) else None
+    if version is None:
+        raise ConfigError(f"version is {given!r:.40}; {' and '.join(VERSIONS)} are read")
+    return Awq(read_grouping(settings, (4,)), version)

@@ -23,6 +23,7 @@ FORMATS: Mapping[str, Callable[[Groups], Scheme]] = MappingProxyType(
         **dict.fromkeys(
             ("float-quantized", "int-quantized", "naive-quantized"), scaled_groups.read
         ),
+        "mxfp8-quantized": scaled_groups.read_exponents,
         "pack-quantized": packed_groups.read,
         **dict.fromkeys(("nvfp4-pack-quantized", "mxfp4-pack-quantized"), fp4_groups.read),
     }

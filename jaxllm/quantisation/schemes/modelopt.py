@@ -3,10 +3,13 @@
 `X.weight` [N, K] is float8_e4m3fn. `X.weight_scale` is one number, and so is `X.input_scale`, the
 scale of inputs, with the `quant_algo` FP8; it has one for each row with
 FP8_PER_CHANNEL_PER_TOKEN, and one for each block of 128 × 128 with FP8_PB_WO. The weight is the
-product of both.
+product of both. With MXFP8 it is uint8 [N, K / 32], exponents biased by 127.
 
 NVFP4 and W4A16_NVFP4: `X.weight` uint8 [N, K / 2] has the low half first, `X.weight_scale`
-float8_e4m3fn [N, K / 16], and `X.weight_scale_2` is a factor of all. Inputs stay as they are.
+float8_e4m3fn [N, K / 16], and `X.weight_scale_2` is a factor of all.
+
+Devices without tensor cores for groups of 16 or 32 columns compute NVFP4 and MXFP8 with inputs as
+they are.
 
 MIXED_PRECISION: `quantized_layers` has the `quant_algo` of each module, or of all within one.
 """
@@ -25,12 +28,13 @@ from jaxllm.quantisation.matrix import E4M3, Grid, ScaledMatrix, scaled_matrix
 from jaxllm.quantisation.scheme import Header, PackedTensor, Stored, modules
 from jaxllm.quantisation.weight_format import FP4, WeightFormat
 
-BLOCK = 128
+BLOCK, MX_GROUP = 128, 32
 # Rows and columns that share a scale, 0 for all of them; and how inputs are rounded
 ALGORITHMS = {
     "FP8": ((0, 0), "given"),
     "FP8_PER_CHANNEL_PER_TOKEN": ((1, 0), "token"),
     "FP8_PB_WO": ((BLOCK, BLOCK), "plain"),
+    "MXFP8": ((1, MX_GROUP), "plain"),
 }
 FLOATS_OF_4_BITS = ("NVFP4", "W4A16_NVFP4")
 MIXED = "MIXED_PRECISION"
