@@ -96,7 +96,7 @@ def test_the_reference_keeps_the_type_and_is_whole() -> None:
 
 @settings(max_examples=100)
 @given(
-    T=st.integers(128, 576),
+    T=st.integers(129, 576),
     O=st.integers(1, 5000).map(lambda n: 8 * n),
     I=st.integers(1, 400).map(lambda n: 64 * n),
 )
@@ -115,8 +115,8 @@ def test_sizes_fit_the_card_and_no_share_waits_for_another(T: int, O: int, I: in
 @pytest.mark.parametrize(
     ("rows", "mib", "faster"),
     [
-        (127, 32, False),
-        (128, 32, True),
+        (128, 32, False),
+        (129, 32, True),
         (576, 32, True),
         (577, 32, False),
         (256, 16, True),
