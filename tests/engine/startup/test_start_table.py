@@ -138,7 +138,8 @@ def test_a_start_says_where_weights_in_few_bits_are_slower(
 
 def test_what_a_start_says_of_slower_weights_is_what_was_measured() -> None:
     measured = [cost for cost in costs() if cost.mode.startswith("weights in")]
-    slower = [cost for cost in measured if change(cost).startswith("−")]
+    # By more than one machine differs from another
+    slower = [cost for cost in measured if float(change(cost)[1:-2]) > 1 and change(cost)[0] == "−"]
     assert slower and {cost.mode for cost in slower} == {"weights in 4 bits"}
     tokens = [int(re.search(r"TTFT ms, prompt (\d+)", cost.load)[1]) for cost in slower]  # type: ignore[index]
     assert f"from {min(tokens)} tokens on" in PROMPTS
