@@ -13,8 +13,8 @@ from typing import Any
 from jaxllm.config import NEUTRAL_ARGUMENTS, ConfigError, EngineConfig, check_neutral
 from jaxllm.kv_events.settings import KVEventSettings
 from jaxllm.sampling.defaults import checked_override
-from jaxllm.sampling.options import OPTIONS, default_of
-from jaxllm.sampling.values import legal
+from jaxllm.sampling.options import OPTIONS, SamplingParams, default_of
+from jaxllm.sampling.values import OptionError, legal
 from jaxllm.server.command_line.accepted import ACCEPTED, check_accepted
 from jaxllm.server.command_line.flags import NEUTRAL_REASONS, OWN_FLAGS, parser
 from jaxllm.server.command_line.help import help_text
@@ -130,13 +130,17 @@ def _check_values(args: argparse.Namespace) -> None:
         "max_engine_restarts": 0,
         "data_parallel_size": 1,
         "log_stats_interval": 0,
-        "stream_interval": 1,
     }.items():
         if not least <= getattr(args, name) < math.inf:
             raise ConfigError(
                 f"--{name.replace('_', '-')} must be a number from {least}, "
                 f"got {getattr(args, name)}"
             )
+    try:  # the bounds of requests, whose default it is
+        SamplingParams(stream_interval=args.stream_interval)
+    except OptionError as error:
+        text = str(error).removeprefix("stream_interval")
+        raise ConfigError(f"--stream-interval{text}") from None
     if any(not name for name in args.served_model_name or ()):
         raise ConfigError("--served-model-name must not be empty")
     if any(not key for key in (*(args.api_key or ()), *(args.admin_key or ()))):
