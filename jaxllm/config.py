@@ -153,7 +153,7 @@ LEGAL: dict[str, Legal] = {
     "convert": _one_of(CONVERTS),
     "swap_space": _HOST_SIZE,
     "kv_offloading_size": _HOST_SIZE,
-    "max_stall_ms": _number("a number of milliseconds above 0", lambda ms: 0 < ms < 1e6),
+    "max_stall_ms": _number("milliseconds above 0 and below 1000000", lambda ms: 0 < ms < 1e6),
 }
 
 

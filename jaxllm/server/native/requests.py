@@ -10,6 +10,7 @@ import orjson
 
 from jaxllm.sampling.options import OPTIONS
 from jaxllm.server.errors import bad_request, describe
+from jaxllm.server.openai.fields import IGNORED as NO_EFFECT
 from jaxllm.server.openai.fields import (
     NOT_ON_THE_WIRE,
     STRUCTURE_FIELDS,
@@ -52,6 +53,8 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
     "logprob_start_len": (-1,),
     "modalities": ([],),
 }
+# Those that mean nothing in vLLM's form
+SGLANG_ALONE = {name: neutral for name, neutral in NEUTRAL.items() if name != "priority"}
 IGNORED = frozenset({"rid", "log_metrics"})
 SGLANG_FIELDS = frozenset(
     {"text", "input_ids", "sampling_params", "model", "stream", *NEUTRAL, *IGNORED}
@@ -59,7 +62,11 @@ SGLANG_FIELDS = frozenset(
 # Options of vLLM's form; SGLang's own `priority` aside
 BESIDE_PROMPT = tuple(name for name in (*WIRE_OPTIONS, *STRUCTURE_FIELDS) if name != "priority")
 # Fields about what vLLM's form leaves out of its reply
-TEXT_ALONE = ("logprobs", "prompt_logprobs", "return_token_ids", "stream_options", "echo")
+TEXT_ALONE = ("logprobs", "prompt_logprobs", "stream_options", "echo", "return_token_ids")
+# Fields of completions that SGLang's form has no place for
+COMPLETIONS_ALONE = sorted(
+    COMPLETION_FIELDS - SGLANG_FIELDS - NO_EFFECT - {"prompt", *BESIDE_PROMPT}
+)
 NATIVE_FIELDS = COMPLETION_FIELDS | SGLANG_FIELDS
 
 
@@ -94,6 +101,7 @@ def _parse_vllm(body: dict[str, Any], rules: Rules) -> NativeRequest:
     """Sampling options beside `prompt`; the reply repeats the prompt, so there is one."""
     _refuse(body, ("sampling_params",), "send options beside prompt")
     _refuse(body, TEXT_ALONE, "the reply is text alone; send the request to /v1/completions")
+    refuse_unsupported(body, SGLANG_ALONE)
     own = {"model": body.get("model") or rules.served[0]}
     found = parse_completion(body | own, rules)
     if len(found.prompts) != 1:
@@ -106,6 +114,7 @@ def _parse_sglang(body: dict[str, Any], field: str, rules: Rules) -> NativeReque
     """Sampling options within `sampling_params`; the prompts are in `field`."""
     refuse_unsupported(body, NEUTRAL)
     _refuse(body, BESIDE_PROMPT, "send it within sampling_params")
+    _refuse(body, COMPLETIONS_ALONE, "send the request to /v1/completions")
     options = _options(read_field(body, "sampling_params", dict, {}))
     names = {name: name for name in OPTIONS} | {own: name for name, own in NAMES.items()}
     shared = read_generation(

@@ -64,7 +64,7 @@ def test_flags_reach_the_configuration(argv: list[str], field: str, value: Any) 
         ["--default-chat-template-kwargs", '{"tokenize": true}'], ["--max-body-size", "0"],
         ["--log-level", "loud"], ["--max-num-queued-tokens", "0"],
         ["--log-stats-interval", "-1"], ["--shutdown-timeout", "-1"], ["--served-model-name"],
-        ["--load-format", "pickle"],
+        ["--load-format", "pickle"], ["--stream-interval", "0"],
         ["--allowed-origins", "x"], ["--override-generation-config", '{"top_p": 7}'],
         ["--override-generation-config", '{"bos": 7}'],
         ["--override-generation-config", "[]"], ["--kv-cache-dtype", "int8"],
@@ -95,9 +95,14 @@ def test_a_flag_that_cannot_be_is_refused_with_status_2(
             ["--num-gpu-blocks-override", "100", "--kv-cache-memory-bytes", "2G"],
             "both say how large the KV pool is; leave one of them out",
         ),
+        (["--max-stall-ms", "inf"], "must be milliseconds above 0 and below 1000000, got inf"),
+        (
+            ["--stream-interval", "3000000000"],
+            "--stream-interval must be in [1, 2147483647], got 3000000000",
+        ),
     ],
 )
-def test_a_size_that_cannot_be_is_told_what_can(
+def test_a_value_that_cannot_be_is_told_what_can(
     argv: list[str], says: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit):

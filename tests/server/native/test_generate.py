@@ -158,6 +158,14 @@ def test_an_error_names_the_option_once(server: Running) -> None:
             {"prompt": "a", "stream": True, "stream_options": {"include_usage": True}},
             "stream_options",
         ),
+        ({"prompt": "a", "return_token_ids": True}, "return_token_ids"),
+        ({"prompt": "a", "return_logprob": True}, "return_logprob"),
+        ({"prompt": "a", "lora_path": "b"}, "lora_path"),
+        ({"text": "a", "return_token_ids": True}, "return_token_ids"),
+        ({"text": "a", "cache_salt": "b"}, "cache_salt"),
+        ({"text": "a", "kv_transfer_params": {"do_remote_decode": True}}, "kv_transfer_params"),
+        ({"text": "a", "suffix": "b"}, "suffix"),
+        ({"text": "a", "add_special_tokens": False}, "add_special_tokens"),
         ({"text": "a", "temperature": 0.5}, "temperature"),
         ({"text": "a", "guided_regex": "a"}, "guided_regex"),
         ({"text": "a", "priority": 1}, "priority"),
@@ -168,6 +176,13 @@ def test_a_wrong_body_is_a_400_that_names_the_field(
 ) -> None:
     answer = server.post("/generate", body)
     assert answer.status == 400 and answer.error["param"] == param
+
+
+def test_fields_that_request_nothing_are_taken(server: Running) -> None:
+    sglang = {"text": "a", "user": "b", "rid": "c", "cache_salt": None, "lora_path": None}
+    vllm = {"prompt": "a", "user": "b", "return_logprob": False, "top_logprobs_num": 0}
+    for body in (sglang, vllm):
+        assert server.post("/generate", body).status == 200
 
 
 def test_no_model_need_be_named(server: Running) -> None:
