@@ -158,7 +158,6 @@ def test_an_error_names_the_option_once(server: Running) -> None:
             {"prompt": "a", "stream": True, "stream_options": {"include_usage": True}},
             "stream_options",
         ),
-        ({"prompt": "a", "return_token_ids": True}, "return_token_ids"),
         ({"prompt": "a", "return_logprob": True}, "return_logprob"),
         ({"prompt": "a", "lora_path": "b"}, "lora_path"),
         ({"text": "a", "return_token_ids": True}, "return_token_ids"),
