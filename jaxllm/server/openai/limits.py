@@ -18,6 +18,8 @@ from jaxllm.server.openai.infill import Infill
 # Characters of a text that is to be truncated: a second or two of a tokenizer's time
 TRUNCATED_CHARS = 1 << 22
 MAX_CHOICES = 1024  # prompts × n of one HTTP request
+FEW_LOGPROBS = 20  # of a token; replies with as many are no longer than others can be
+MAX_LOGPROBS = 1 << 22  # of the tokens that a request generates: some 300 MB of JSON
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -121,11 +123,23 @@ def with_counts(
     """`params` with a number of log-probabilities in place of -1, which is the whole vocabulary;
     `names` as for `fields.read_sampling`. Raises ApiError(400) where there are too many."""
     try:
-        return count_logprobs(params, resolved.max_logprobs, resolved.vocab_size)
+        counted = count_logprobs(params, resolved.max_logprobs, resolved.vocab_size)
     except RequestError as error:
         option = error.param or ""
         name = names.get(option, option)
         raise bad_request(name + str(error).removeprefix(option), name) from None
+    top, limit = counted.logprobs or 0, resolved.max_model_len
+    tokens = limit if counted.max_tokens is None else min(counted.max_tokens, limit)
+    entries = tokens * (top + 1) * counted.samples
+    if top > FEW_LOGPROBS and entries > MAX_LOGPROBS:
+        name = names.get("logprobs", "logprobs")
+        raise bad_request(
+            f"{name} ({top}) for up to {tokens} tokens of {counted.samples} choices are {entries} "
+            f"log-probabilities; at most {MAX_LOGPROBS} are given; ask for fewer, or send a "
+            "smaller max_tokens",
+            name,
+        )
+    return counted
 
 
 def check_sampling(params: SamplingParams, stream: bool, resolved: Resolved) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from jaxllm.config import EngineConfig
+from jaxllm.server.openai.limits import MAX_LOGPROBS
 from jaxllm.tokenizer import Tokenizer
 from tests.server.fake import RESOLVED
 from tests.server.harness import Running
@@ -65,3 +66,26 @@ def test_top_logprobs_need_logprobs(unlimited: Running, top: int) -> None:
 
 def test_no_other_negative_number_is_taken(unlimited: Running) -> None:
     assert unlimited.post(COMPLETIONS, TEXT | {"logprobs": -2}).error["param"] == "logprobs"
+
+
+@pytest.mark.parametrize(("n", "refused"), [(65, False), (66, True)])
+def test_a_reply_of_too_many_is_refused_before_it_is_computed(
+    unlimited: Running, n: int, refused: bool
+) -> None:
+    tokens = 200
+    assert 65 < MAX_LOGPROBS / (tokens * (V + 1)) < 66
+    body = USER | {"logprobs": True, "top_logprobs": -1, "n": n, "max_tokens": tokens}
+    answer = unlimited.post(CHAT, body | {"stop": "a"})
+    assert answer.status == (400 if refused else 200)
+    if refused:
+        assert answer.error["param"] == "top_logprobs"
+        assert answer.error["message"] == (
+            f"top_logprobs ({V}) for up to {tokens} tokens of {n} choices are "
+            f"{tokens * (V + 1) * n} log-probabilities; at most {MAX_LOGPROBS} are given; "
+            "ask for fewer, or send a smaller max_tokens"
+        )
+
+
+def test_few_for_each_token_are_given_whatever_the_length(unlimited: Running) -> None:
+    body = TEXT | {"logprobs": 20, "n": 128, "max_tokens": 10**9}
+    assert unlimited.post(COMPLETIONS, body | {"stop": "a"}).status == 200
