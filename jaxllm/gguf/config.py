@@ -93,6 +93,19 @@ def turning_share(own: Metadata) -> float | None:
     return turning / dim if turning and dim else None
 
 
+def routed_experts(own: Metadata) -> dict[str, Any]:
+    """Experts under the names of DeepSeek's configurations."""
+    return {
+        "n_routed_experts": own.count("expert_count"),
+        "num_experts_per_tok": own.count("expert_used_count"),
+        "n_shared_experts": own.count("expert_shared_count"),
+        "moe_intermediate_size": own.count("expert_feed_forward_length"),
+        "first_k_dense_replace": own.count("leading_dense_block_count"),
+        "routed_scaling_factor": own.number("expert_weights_scale"),
+        "norm_topk_prob": own.flag("expert_weights_norm"),
+    }
+
+
 def layer_types(slides: Sequence[Any]) -> list[str]:
     """The `layer_types` of layers that slide, or see all."""
     return [f"{'sliding' if each else 'full'}_attention" for each in slides]

@@ -13,28 +13,17 @@ from dataclasses import dataclass
 import numpy as np
 
 from jaxllm.config import ConfigError
-from jaxllm.quantisation.grouped import FLOATS, Arrays, GroupedMatrix
-from jaxllm.quantisation.packed_groups import with_inputs
+from jaxllm.quantisation.grouped import FLOATS, Arrays
+from jaxllm.quantisation.packed_groups import CompressedMatrix
 from jaxllm.quantisation.scheme import Bounds, Header, PackedPart
-from jaxllm.quantisation.weight_format import WeightFormat
 
 HALF = 8  # of the range of 4 bits
 BYTES = ("I8",)
 
 
 @dataclass(frozen=True)
-class ByteMatrix(GroupedMatrix):
-    """Parts: numbers, scales and, in some, zero points.
-
-    Attributes:
-        inputs: numbers that inputs are rounded to; None: they stay as they are.
-    """
-
-    inputs: str | None = None
-
-    @property
-    def format(self) -> WeightFormat | None:
-        return with_inputs(super().format, self.inputs)
+class ByteMatrix(CompressedMatrix):
+    """Parts: numbers, scales and, in some, zero points."""
 
     @property
     def symmetric(self) -> bool:

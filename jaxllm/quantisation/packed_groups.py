@@ -39,8 +39,8 @@ STRATEGIES = ("tensor", "token")  # of scales found at run time, which are those
 
 
 @dataclass(frozen=True)
-class PackedMatrix(GroupedMatrix):
-    """Parts: numbers, scales, the shape, then those of `OPTIONAL` that there are.
+class CompressedMatrix(GroupedMatrix):
+    """What matrices of compressed-tensors have beside their numbers.
 
     Attributes:
         inputs: numbers that inputs are rounded to; None: they stay as they are.
@@ -51,6 +51,11 @@ class PackedMatrix(GroupedMatrix):
     @property
     def format(self) -> WeightFormat | None:
         return with_inputs(super().format, self.inputs)
+
+
+@dataclass(frozen=True)
+class PackedMatrix(CompressedMatrix):
+    """Parts: numbers, scales, the shape, then those of `OPTIONAL` that there are."""
 
     @property
     def symmetric(self) -> bool:

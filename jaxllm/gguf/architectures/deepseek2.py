@@ -7,7 +7,7 @@ from typing import Any
 
 from jaxllm.gguf.architecture import EXPERT_NAMES, LLAMA_NAMES, SHARED_NAMES, Architecture, Join
 from jaxllm.gguf.changes import joined
-from jaxllm.gguf.config import base_config, scaling
+from jaxllm.gguf.config import base_config, routed_experts, scaling
 from jaxllm.gguf.metadata import Metadata
 from jaxllm.gguf.model import Model
 from jaxllm.tensors import Deferred
@@ -45,13 +45,7 @@ def config(model: Model) -> dict[str, Any]:
         qk_nope_head_dim=key - rope if key and rope else None,
         v_head_dim=value,
         rope_scaling=_scaling(own),
-        first_k_dense_replace=own.count("leading_dense_block_count"),
-        moe_intermediate_size=own.count("expert_feed_forward_length"),
-        n_routed_experts=own.count("expert_count"),
-        num_experts_per_tok=own.count("expert_used_count"),
-        n_shared_experts=own.count("expert_shared_count"),
-        routed_scaling_factor=own.number("expert_weights_scale"),
-        norm_topk_prob=own.flag("expert_weights_norm"),
+        **routed_experts(own),
         num_hidden_layers=layers - predicting if layers else None,
         num_nextn_predict_layers=predicting,
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from jaxllm.gguf.architecture import EXPERT_NAMES, LLAMA_NAMES, SHARED_NAMES, Architecture
-from jaxllm.gguf.config import base_config, turning_share
+from jaxllm.gguf.config import base_config, routed_experts, turning_share
 from jaxllm.gguf.model import Model
 
 NAMES = {
@@ -29,13 +29,7 @@ def config(model: Model) -> dict[str, Any]:
         attention_bias="blk.0.attn_q.bias" in model.tensors,
         use_qk_norm="blk.0.attn_q_norm.weight" in model.tensors,
         partial_rotary_factor=turning_share(own),
-        n_routed_experts=own.count("expert_count"),
-        num_experts_per_tok=own.count("expert_used_count"),
-        n_shared_experts=own.count("expert_shared_count"),
-        moe_intermediate_size=own.count("expert_feed_forward_length"),
-        first_k_dense_replace=own.count("leading_dense_block_count"),
-        routed_scaling_factor=own.number("expert_weights_scale"),
-        norm_topk_prob=own.flag("expert_weights_norm"),
+        **routed_experts(own),
         n_group=own.count("expert_group_count"),
         topk_group=own.count("expert_group_used_count"),
     )
