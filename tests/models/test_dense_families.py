@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import jax
@@ -13,7 +14,9 @@ from flax import nnx
 from jaxllm import models, weights
 from jaxllm.config import ConfigError
 from jaxllm.mesh import make_mesh
+from jaxllm.models.config.build import outline
 from jaxllm.nn.contexts.dense import DenseContext
+from jaxllm.pooling import Pooling
 from tests.goldens.cases import CASES
 from tests.goldens.golden import load_golden
 
@@ -34,6 +37,13 @@ def test_norms_of_heads_are_those_of_the_true_width(name: str) -> None:
 
     found = hidden(spec.with_heads_of(16))
     np.testing.assert_allclose(found, hidden(spec), atol=1e-5)
+
+
+def test_a_model_whose_table_is_narrower_does_not_pool() -> None:
+    spec = models.make_spec(CASES["opt-post-norm-projected"])
+    pooling = Pooling(task="embed", modes=("last",), maps=(), size=spec.width)
+    with pytest.raises(ConfigError, match="word_embed_proj_dim is 16 and hidden_size 32"):
+        outline(replace(spec, pooling=pooling), 1, jnp.float32)
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ import pytest
 
 from jaxllm import models
 from jaxllm.models.config.build import outline, rules
+from tests.models.gpt_sizes import GPT_EXACT
 
 LLAMA = {
     "model_type": "llama",
@@ -350,6 +351,7 @@ EXACT: dict[str, tuple[dict[str, Any], int]] = {
         ),
         671_026_419_200,
     ),
+    **GPT_EXACT,
 }
 
 

@@ -179,6 +179,15 @@ LAYERS: dict[tuple[str, int], Shapes] = {
         "mlp.c_fc.bias": (3072,),
         "mlp.c_proj.weight": (3072, 768),
     },
+    ("OPT-350M", 1): {
+        "{self_attn,final}_layer_norm.{weight,bias}": (1024,),
+        "self_attn.{q,k,v,out}_proj.weight": (1024, 1024),
+        "self_attn.{q,k,v,out}_proj.bias": (1024,),
+        "fc1.weight": (4096, 1024),
+        "fc1.bias": (4096,),
+        "fc2.weight": (1024, 4096),
+        "fc2.bias": (1024,),
+    },
     ("ChatGLM3-6B", 0): {
         "{input,post_attention}_layernorm.weight": (4096,),
         "self_attention.query_key_value.weight": (4608, 4096),
@@ -262,6 +271,7 @@ def test_a_layer_has_the_tensors_of_the_published_checkpoint(name: str, layer: i
             "embed_out.weight gpt_neox.embed_in.weight gpt_neox.final_layer_norm.{weight,bias}",
         ),
         ("GPT-2", "transformer.{wte.weight,wpe.weight,ln_f.weight,ln_f.bias}"),
+        ("OPT-350M", "model.decoder.{embed_tokens,embed_positions,project_in,project_out}.weight"),
         ("Falcon-7B", "transformer.{word_embeddings.weight,ln_f.weight,ln_f.bias}"),
         ("InternLM2.5-7B", "output.weight model.{tok_embeddings,norm}.weight"),
         ("ModernBERT-base", "model.{embeddings.tok_embeddings,embeddings.norm,final_norm}.weight"),

@@ -1,0 +1,35 @@
+"""Cases of the first families after GPT-2, each with the keys of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+_IDS: dict[str, Any] = {"bos_token_id": 1, "eos_token_id": 2, "vocab_size": 96}
+_OPT: dict[str, Any] = {
+    "model_type": "opt",
+    "hidden_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "ffn_dim": 48,
+    "max_position_embeddings": 192,
+    "pad_token_id": 1,
+    **_IDS,
+}
+
+GPT_CASES: Mapping[str, dict[str, Any]] = {
+    "opt-pre-norm": {**_OPT, "word_embed_proj_dim": 32, "activation_function": "relu"},
+    # Norms over the sums, none at the end, and tokens of half the width
+    "opt-post-norm-projected": {**_OPT, "word_embed_proj_dim": 16, "do_layer_norm_before": False},
+    # Heads of odd width, norms without weights, no biases, wider tokens, a head of its own
+    "opt-bare-norms": {
+        **_OPT,
+        "hidden_size": 20,
+        "ffn_dim": 36,
+        "word_embed_proj_dim": 24,
+        "activation_function": "gelu",
+        "enable_bias": False,
+        "layer_norm_elementwise_affine": False,
+        "tie_word_embeddings": False,
+    },
+}

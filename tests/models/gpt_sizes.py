@@ -1,0 +1,35 @@
+"""Configs of published models of the first families after GPT-2, with their numbers of
+parameters."""
+
+from __future__ import annotations
+
+from typing import Any
+
+_OPT: dict[str, Any] = {
+    "model_type": "opt",
+    "num_hidden_layers": 12,
+    "hidden_size": 768,
+    "ffn_dim": 3072,
+    "num_attention_heads": 12,
+    "word_embed_proj_dim": 768,
+    "vocab_size": 50272,
+    "max_position_embeddings": 2048,
+    "activation_function": "relu",
+    "do_layer_norm_before": True,
+}
+
+GPT_EXACT: dict[str, tuple[dict[str, Any], int]] = {
+    "OPT-125M": (_OPT, 125_239_296),
+    "OPT-350M": (
+        _OPT
+        | {
+            "num_hidden_layers": 24,
+            "hidden_size": 1024,
+            "ffn_dim": 4096,
+            "num_attention_heads": 16,
+            "word_embed_proj_dim": 512,
+            "do_layer_norm_before": False,
+        },
+        331_196_416,
+    ),
+}
