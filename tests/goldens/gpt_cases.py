@@ -16,6 +16,16 @@ _OPT: dict[str, Any] = {
     "pad_token_id": 1,
     **_IDS,
 }
+_NEO: dict[str, Any] = {
+    "model_type": "gpt_neo",
+    "hidden_size": 32,
+    "num_layers": 4,
+    "num_heads": 4,
+    "attention_types": [[["global", "local"], 2]],
+    "window_size": 16,
+    "max_position_embeddings": 192,
+    **_IDS,
+}
 
 GPT_CASES: Mapping[str, dict[str, Any]] = {
     "opt-pre-norm": {**_OPT, "word_embed_proj_dim": 32, "activation_function": "relu"},
@@ -30,6 +40,18 @@ GPT_CASES: Mapping[str, dict[str, Any]] = {
         "activation_function": "gelu",
         "enable_bias": False,
         "layer_norm_elementwise_affine": False,
+        "tie_word_embeddings": False,
+    },
+    "gpt_neo-windows": _NEO,
+    # Layers in another order than `attention_types` has them, heads of odd width
+    "gpt_neo-odd-heads": {
+        **_NEO,
+        "hidden_size": 20,
+        "intermediate_size": 36,
+        "num_layers": 3,
+        "attention_types": [[["global"], 1], [["local", "local"], 1]],
+        "attention_layers": ["local", "global", "local"],
+        "activation_function": "relu",
         "tie_word_embeddings": False,
     },
 }

@@ -32,4 +32,20 @@ GPT_EXACT: dict[str, tuple[dict[str, Any], int]] = {
         },
         331_196_416,
     ),
+    "GPT-Neo-125M": (
+        {
+            "model_type": "gpt_neo",
+            "num_layers": 12,
+            "hidden_size": 768,
+            "num_heads": 12,
+            "intermediate_size": None,
+            "attention_types": [[["global", "local"], 6]],
+            "attention_layers": ["global", "local"] * 6,
+            "window_size": 256,
+            "vocab_size": 50257,
+            "max_position_embeddings": 2048,
+            "activation_function": "gelu_new",
+        },
+        125_198_592,
+    ),
 }

@@ -50,6 +50,16 @@ def test_a_model_whose_table_is_narrower_does_not_pool() -> None:
     ("name", "changes", "message"),
     [
         ("falcon-groups", {"alibi": True}, "alibi is true with 4 query heads over 2 key heads"),
+        (
+            "gpt_neo-windows",
+            {"attention_types": [[["global"], 3]]},
+            "attention_types is .* give 4 lay",
+        ),
+        ("gpt_neo-windows", {"attention_types": [[["full"], 4]]}, "layers 'global' or 'local'"),
+        ("gpt_neo-windows", {"attention_types": [["global", 1e9]]}, "layers 'global' or 'local'"),
+        ("gpt_neo-windows", {"attention_types": 4}, "attention_types is 4; it must give 4 layers"),
+        ("gpt_neo-odd-heads", {"attention_layers": ["local"]}, "attention_layers is .* give 3 lay"),
+        ("gpt_neo-windows", {"window_size": 0}, "window_size is 0; it must be a positive integer"),
         ("chatglm-groups", {"position_encoding_2d": True}, "use ChatGLM 2 or later"),
         ("chatglm-groups", {"post_layer_norm": False}, "post_layer_norm true; use ChatGLM 2"),
         ("smollm3-positions", {"no_rope_layers": [1]}, "no_rope_layers must be 2 times 0 or 1"),

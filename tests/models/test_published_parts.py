@@ -137,6 +137,7 @@ def test_norms_stand_where_the_family_has_them(
         ("Qwen3-8B", (False, False, False)),
         ("GPT-2", (True, True, True)),
         ("OPT-125M", (True, True, True)),
+        ("GPT-Neo-125M", (False, True, True)),
         ("GPT-NeoX-20B", (True, True, True)),
         ("StarCoder2-3B", (True, True, True)),
         ("StableLM-2-1.6B", (True, False, False)),
@@ -169,6 +170,7 @@ def test_biases_are_those_of_the_checkpoint(name: str, biases: tuple[bool, bool,
         ("Phi-3-mini-128k", 96**-0.5),
         ("gpt-oss-20b", 1 / 8),
         ("GPT-2", 1 / 8),
+        ("GPT-Neo-125M", 1.0),
     ],
 )
 def test_scores_have_the_models_own_scale(name: str, scale: float) -> None:

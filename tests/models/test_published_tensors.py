@@ -179,6 +179,15 @@ LAYERS: dict[tuple[str, int], Shapes] = {
         "mlp.c_fc.bias": (3072,),
         "mlp.c_proj.weight": (3072, 768),
     },
+    ("GPT-Neo-125M", 1): {
+        "ln_{1,2}.{weight,bias}": (768,),
+        "attn.attention.{q,k,v,out}_proj.weight": (768, 768),
+        "attn.attention.out_proj.bias": (768,),
+        "mlp.c_fc.weight": (3072, 768),
+        "mlp.c_fc.bias": (3072,),
+        "mlp.c_proj.weight": (768, 3072),
+        "mlp.c_proj.bias": (768,),
+    },
     ("OPT-350M", 1): {
         "{self_attn,final}_layer_norm.{weight,bias}": (1024,),
         "self_attn.{q,k,v,out}_proj.weight": (1024, 1024),
