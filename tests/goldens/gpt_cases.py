@@ -26,6 +26,16 @@ _NEO: dict[str, Any] = {
     "max_position_embeddings": 192,
     **_IDS,
 }
+_GPTJ: dict[str, Any] = {
+    "model_type": "gptj",
+    "n_embd": 32,
+    "n_layer": 2,
+    "n_head": 4,
+    "rotary_dim": 4,
+    "n_positions": 192,
+    "tie_word_embeddings": False,
+    **_IDS,
+}
 
 GPT_CASES: Mapping[str, dict[str, Any]] = {
     "opt-pre-norm": {**_OPT, "word_embed_proj_dim": 32, "activation_function": "relu"},
@@ -54,4 +64,16 @@ GPT_CASES: Mapping[str, dict[str, Any]] = {
         "activation_function": "relu",
         "tie_word_embeddings": False,
     },
+    "gptj-half": _GPTJ,
+    # A share of a head that float64 rounds to less than the dimensions that turn
+    "gptj-tied": {
+        **_GPTJ,
+        "n_embd": 88,
+        "n_head": 2,
+        "n_inner": 40,
+        "rotary_dim": 30,
+        "activation_function": "gelu",
+        "tie_word_embeddings": True,
+    },
+    "gptj-whole": {**_GPTJ, "rotary_dim": 8, "vocab_size": 67},
 }

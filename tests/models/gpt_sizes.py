@@ -48,4 +48,21 @@ GPT_EXACT: dict[str, tuple[dict[str, Any], int]] = {
         },
         125_198_592,
     ),
+    "GPT-J-6B": (
+        {
+            "model_type": "gptj",
+            "n_layer": 28,
+            "n_embd": 4096,
+            "n_head": 16,
+            "n_inner": None,
+            "rotary": True,
+            "rotary_dim": 64,
+            "n_positions": 2048,
+            "vocab_size": 50400,
+            "activation_function": "gelu_new",
+            "layer_norm_epsilon": 1e-5,
+            "tie_word_embeddings": False,
+        },
+        6_050_882_784,
+    ),
 }

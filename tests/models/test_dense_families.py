@@ -60,6 +60,13 @@ def test_a_model_whose_table_is_narrower_does_not_pool() -> None:
         ("gpt_neo-windows", {"attention_types": 4}, "attention_types is 4; it must give 4 layers"),
         ("gpt_neo-odd-heads", {"attention_layers": ["local"]}, "attention_layers is .* give 3 lay"),
         ("gpt_neo-windows", {"window_size": 0}, "window_size is 0; it must be a positive integer"),
+        (
+            "gptj-half",
+            {"rotary_dim": 3},
+            "rotary_dim is 3; it must be an even number, at most the 8",
+        ),
+        ("gptj-half", {"rotary_dim": 10}, "rotary_dim is 10; it must be an even number"),
+        ("gptj-half", {"rotary_dim": None}, "rotary_dim is None; it must be a positive integer"),
         ("chatglm-groups", {"position_encoding_2d": True}, "use ChatGLM 2 or later"),
         ("chatglm-groups", {"post_layer_norm": False}, "post_layer_norm true; use ChatGLM 2"),
         ("smollm3-positions", {"no_rope_layers": [1]}, "no_rope_layers must be 2 times 0 or 1"),

@@ -188,6 +188,14 @@ LAYERS: dict[tuple[str, int], Shapes] = {
         "mlp.c_proj.weight": (768, 3072),
         "mlp.c_proj.bias": (768,),
     },
+    ("GPT-J-6B", 1): {
+        "ln_1.{weight,bias}": (4096,),
+        "attn.{q,k,v,out}_proj.weight": (4096, 4096),
+        "mlp.fc_in.weight": (16384, 4096),
+        "mlp.fc_in.bias": (16384,),
+        "mlp.fc_out.weight": (4096, 16384),
+        "mlp.fc_out.bias": (4096,),
+    },
     ("OPT-350M", 1): {
         "{self_attn,final}_layer_norm.{weight,bias}": (1024,),
         "self_attn.{q,k,v,out}_proj.weight": (1024, 1024),
@@ -280,6 +288,7 @@ def test_a_layer_has_the_tensors_of_the_published_checkpoint(name: str, layer: i
             "embed_out.weight gpt_neox.embed_in.weight gpt_neox.final_layer_norm.{weight,bias}",
         ),
         ("GPT-2", "transformer.{wte.weight,wpe.weight,ln_f.weight,ln_f.bias}"),
+        ("GPT-J-6B", "lm_head.{weight,bias} transformer.{wte.weight,ln_f.weight,ln_f.bias}"),
         ("OPT-350M", "model.decoder.{embed_tokens,embed_positions,project_in,project_out}.weight"),
         ("Falcon-7B", "transformer.{word_embeddings.weight,ln_f.weight,ln_f.bias}"),
         ("InternLM2.5-7B", "output.weight model.{tok_embeddings,norm}.weight"),
