@@ -36,6 +36,14 @@ _GPTJ: dict[str, Any] = {
     "tie_word_embeddings": False,
     **_IDS,
 }
+_BIGCODE: dict[str, Any] = {
+    "model_type": "gpt_bigcode",
+    "n_embd": 32,
+    "n_layer": 2,
+    "n_head": 4,
+    "n_positions": 192,
+    **_IDS,
+}
 
 GPT_CASES: Mapping[str, dict[str, Any]] = {
     "opt-pre-norm": {**_OPT, "word_embed_proj_dim": 32, "activation_function": "relu"},
@@ -76,4 +84,15 @@ GPT_CASES: Mapping[str, dict[str, Any]] = {
         "tie_word_embeddings": True,
     },
     "gptj-whole": {**_GPTJ, "rotary_dim": 8, "vocab_size": 67},
+    "gpt_bigcode-one-key-head": _BIGCODE,
+    # Queries, keys and values head by head, and heads of odd width
+    "gpt_bigcode-heads": {
+        **_BIGCODE,
+        "n_embd": 20,
+        "n_inner": 36,
+        "multi_query": False,
+        "scale_attn_weights": False,
+        "activation_function": "gelu",
+        "tie_word_embeddings": False,
+    },
 }

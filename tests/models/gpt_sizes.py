@@ -65,4 +65,21 @@ GPT_EXACT: dict[str, tuple[dict[str, Any], int]] = {
         },
         6_050_882_784,
     ),
+    "StarCoder": (
+        {
+            "model_type": "gpt_bigcode",
+            "n_layer": 40,
+            "n_embd": 6144,
+            "n_head": 48,
+            "n_inner": 24576,
+            "n_positions": 8192,
+            "vocab_size": 49152,
+            "activation_function": "gelu",
+            "multi_query": True,
+            "scale_attn_weights": True,
+            "bos_token_id": 0,
+            "eos_token_id": 0,
+        },
+        15_517_456_384,
+    ),
 }

@@ -139,6 +139,7 @@ def test_norms_stand_where_the_family_has_them(
         ("GPT-2", (True, True, True)),
         ("OPT-125M", (True, True, True)),
         ("GPT-J-6B", (False, False, True)),
+        ("StarCoder", (True, True, True)),
         ("GPT-Neo-125M", (False, True, True)),
         ("GPT-NeoX-20B", (True, True, True)),
         ("StarCoder2-3B", (True, True, True)),

@@ -188,6 +188,16 @@ LAYERS: dict[tuple[str, int], Shapes] = {
         "mlp.c_proj.weight": (768, 3072),
         "mlp.c_proj.bias": (768,),
     },
+    ("StarCoder", 1): {
+        "ln_{1,2}.{weight,bias}": (6144,),
+        "attn.c_attn.weight": (6400, 6144),
+        "attn.c_attn.bias": (6400,),
+        "attn.c_proj.weight": (6144, 6144),
+        "{attn,mlp}.c_proj.bias": (6144,),
+        "mlp.c_fc.weight": (24576, 6144),
+        "mlp.c_fc.bias": (24576,),
+        "mlp.c_proj.weight": (6144, 24576),
+    },
     ("GPT-J-6B", 1): {
         "ln_1.{weight,bias}": (4096,),
         "attn.{q,k,v,out}_proj.weight": (4096, 4096),
