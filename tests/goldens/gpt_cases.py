@@ -44,6 +44,7 @@ _BIGCODE: dict[str, Any] = {
     "n_positions": 192,
     **_IDS,
 }
+_CODEGEN: dict[str, Any] = {**_GPTJ, "model_type": "codegen"}
 
 GPT_CASES: Mapping[str, dict[str, Any]] = {
     "opt-pre-norm": {**_OPT, "word_embed_proj_dim": 32, "activation_function": "relu"},
@@ -84,6 +85,9 @@ GPT_CASES: Mapping[str, dict[str, Any]] = {
         "tie_word_embeddings": True,
     },
     "gptj-whole": {**_GPTJ, "rotary_dim": 8, "vocab_size": 67},
+    "codegen-half": _CODEGEN,
+    # Blocks that end within a head
+    "codegen-two-heads": {**_CODEGEN, "n_embd": 24, "n_head": 2, "tie_word_embeddings": True},
     "gpt_bigcode-one-key-head": _BIGCODE,
     # Queries, keys and values head by head, and heads of odd width
     "gpt_bigcode-heads": {

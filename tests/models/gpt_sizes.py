@@ -65,6 +65,22 @@ GPT_EXACT: dict[str, tuple[dict[str, Any], int]] = {
         },
         6_050_882_784,
     ),
+    "CodeGen-350M": (
+        {
+            "model_type": "codegen",
+            "n_layer": 20,
+            "n_embd": 1024,
+            "n_head": 16,
+            "n_inner": None,
+            "n_ctx": 2048,
+            "n_positions": 2048,
+            "rotary_dim": 32,
+            "vocab_size": 51200,
+            "activation_function": "gelu_new",
+            "tie_word_embeddings": False,
+        },
+        356_712_448,
+    ),
     "StarCoder": (
         {
             "model_type": "gpt_bigcode",

@@ -67,6 +67,7 @@ def test_a_model_whose_table_is_narrower_does_not_pool() -> None:
         ),
         ("gptj-half", {"rotary_dim": 10}, "rotary_dim is 10; it must be an even number"),
         ("gptj-half", {"rotary_dim": None}, "rotary_dim is None; it must be a positive integer"),
+        ("codegen-half", {"n_embd": 30, "n_head": 5}, "n_embd is 30; it must be a multiple of 4"),
         ("chatglm-groups", {"position_encoding_2d": True}, "use ChatGLM 2 or later"),
         ("chatglm-groups", {"post_layer_norm": False}, "post_layer_norm true; use ChatGLM 2"),
         ("smollm3-positions", {"no_rope_layers": [1]}, "no_rope_layers must be 2 times 0 or 1"),

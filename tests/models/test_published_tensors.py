@@ -188,6 +188,15 @@ LAYERS: dict[tuple[str, int], Shapes] = {
         "mlp.c_proj.weight": (768, 3072),
         "mlp.c_proj.bias": (768,),
     },
+    ("CodeGen-350M", 1): {
+        "ln_1.{weight,bias}": (1024,),
+        "attn.qkv_proj.weight": (3072, 1024),
+        "attn.out_proj.weight": (1024, 1024),
+        "mlp.fc_in.weight": (4096, 1024),
+        "mlp.fc_in.bias": (4096,),
+        "mlp.fc_out.weight": (1024, 4096),
+        "mlp.fc_out.bias": (1024,),
+    },
     ("StarCoder", 1): {
         "ln_{1,2}.{weight,bias}": (6144,),
         "attn.c_attn.weight": (6400, 6144),
