@@ -7,7 +7,6 @@ from jaxllm.models.config.spec import ModelSpec
 from jaxllm.models.config.transformer import Parts, transformer_spec
 from jaxllm.nn.blocks import Block
 from jaxllm.nn.decoder import Decoder
-from jaxllm.nn.embedding import PositionedEmbedding
 from jaxllm.nn.linear import Init
 from jaxllm.nn.norm import LayerNorm
 from jaxllm.nn.rules import Layout
@@ -69,6 +68,4 @@ def build(spec: ModelSpec, shards: int, init: Init) -> Decoder:
             linear.layout = Layout.OUT_IN_PACKED if turns else Layout.IN_OUT
         return parts.block(attention, mlp)
 
-    length = positive(hf, "max_position_embeddings")
-    embed = PositionedEmbedding(init, spec.vocab_size, spec.width, parts.table_axis, length)
-    return parts.decoder(block, embed=embed)
+    return parts.decoder(block, embed=parts.positioned())

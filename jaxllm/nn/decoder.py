@@ -14,7 +14,7 @@ from jaxllm.mesh import Stage
 from jaxllm.nn.blocks import Block, Carry
 from jaxllm.nn.contexts.protocol import AttentionContext, RowContext
 from jaxllm.nn.embedding import Embedding, LogitsBias
-from jaxllm.nn.linear import OutputHead
+from jaxllm.nn.linear import Linear, OutputHead
 from jaxllm.nn.logits import LogitsMap
 from jaxllm.nn.norm import Norm
 from jaxllm.nn.rope import Rope
@@ -26,9 +26,10 @@ from jaxllm.nn.weight.protocol import HeadWeight
 class Decoder(nnx.Module):
     """Embedding, blocks, final norm, output head (None when tied to the embedding).
 
-    A tied model may have a `logits_bias`. `ropes` has the rotary embedding of each layer; layers
-    with equal ones share its angles. `logits_maps` are applied to the logits in their order. A
-    stage of a pipeline has some of the layers, and None where another stage has the rest
+    A tied model may have a `logits_bias`. `project` maps what the final norm gives to the width of
+    the head, where that is another; None leaves it. `ropes` has the rotary embedding of each layer;
+    layers with equal ones share its angles. `logits_maps` are applied to the logits in their order.
+    A stage of a pipeline has some of the layers, and None where another stage has the rest
     (`keep_stage`).
     """
 
@@ -42,6 +43,7 @@ class Decoder(nnx.Module):
         ropes: tuple[Rope, ...],
         logits_maps: tuple[LogitsMap, ...] = (),
         logits_bias: LogitsBias | None = None,
+        project: Linear | None = None,
     ):
         self.embed: Embedding | None = embed
         self.layers = nnx.List(layers)
@@ -50,9 +52,10 @@ class Decoder(nnx.Module):
         self.ropes = ropes
         self.logits_maps = logits_maps
         self.logits_bias = logits_bias
+        self.project = project
 
     def __call__(self, token_T: Array, position_T: Array, context: AttentionContext) -> Array:
-        """Hidden states after the final norm, [T, D].
+        """Hidden states that the head reads, [T, D].
 
         Tokens of several sequences may be mixed: the context keeps them apart.
         """
@@ -92,13 +95,14 @@ class Decoder(nnx.Module):
         return self.layers[-1].feed_forward(carry, context).settled(context.collective)
 
     def after_attention(self, carry: Carry, context: RowContext) -> Array:
-        """Hidden states after the final norm, [R, D], of any rows of `through_attention`."""
+        """Hidden states that the head reads, [R, D], of any rows of `through_attention`."""
         assert self.norm is not None
-        return self.layers[-1].feed_forward(carry, context).normed(self.norm, context)[1]
+        normed_RD = self.layers[-1].feed_forward(carry, context).normed(self.norm, context)[1]
+        return normed_RD if self.project is None else self.project(normed_RD, context)
 
     def unpacked(self, packed_RE: Array) -> Carry:
         """The carry of which `Carry.packed` made these rows, summed over devices."""
-        _, width = self._head_sizes
+        width = self._head_sizes[1] if self.project is None else self.project.inp[0]
         beside_RE = packed_RE[:, width:] if packed_RE.shape[1] > width else None
         return Carry(packed_RE[:, :width], None, beside_RE)
 
@@ -110,7 +114,7 @@ class Decoder(nnx.Module):
         if not stage.is_first and not (stage.is_last and self.head is None):
             self.embed = None
         if not stage.is_last:
-            self.norm = self.head = self.logits_bias = None
+            self.norm = self.head = self.logits_bias = self.project = None
 
     def rules(self, names: Mapping[str, tuple[str, ...]]) -> Iterator[Rule]:
         """The checkpoint tensors that fill each module with a weight.

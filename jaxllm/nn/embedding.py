@@ -10,7 +10,7 @@ from flax import nnx
 from jax import Array
 
 from jaxllm.nn.contexts.protocol import RowContext
-from jaxllm.nn.linear import Init, Stored
+from jaxllm.nn.linear import Init, Linear, Stored
 from jaxllm.nn.norm import Norm
 from jaxllm.nn.rules import Piece, Rule
 from jaxllm.nn.weight.dense import Dense
@@ -91,15 +91,32 @@ class PositionTable(Stored):
 
 
 class PositionedEmbedding(Embedding):
-    """Token embeddings plus learned position embeddings, of at most `length` positions."""
+    """Token embeddings plus learned position embeddings, of at most `length` positions.
 
-    def __init__(self, init: Init, vocab: int, width: int, axis: str | None, length: int):
-        super().__init__(init, vocab, width, axis)
-        self.positions = PositionTable(init, length, width)
+    The first position's is entry `first` of its table. Where tokens have narrower vectors than the
+    residual stream, `project` maps them to it.
+    """
+
+    def __init__(
+        self,
+        init: Init,
+        vocab: int,
+        width: int,
+        axis: str | None,
+        length: int,
+        *,
+        first: int = 0,
+        project: Linear | None = None,
+    ):
+        super().__init__(init, vocab, width if project is None else project.inp[0], axis)
+        self.positions = PositionTable(init, first + length, width)
+        self.project = project
+        self.first = first
 
     def __call__(self, token_T: Array, position_T: Array, context: RowContext) -> Array:
         x_TD = super().__call__(token_T, position_T, context)
-        return x_TD + self.positions.weight[...][position_T]
+        x_TD = x_TD if self.project is None else self.project(x_TD, context)
+        return x_TD + self.positions.weight[...][position_T + self.first]
 
 
 class EncoderEmbedding(Embedding):

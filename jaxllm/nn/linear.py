@@ -151,9 +151,11 @@ class Linear(nnx.Module):
     def _part(self, sizes: list[int], index: int, columns: tuple[int, ...], head: int) -> Part:
         """Where part `index` lies in a tensor that holds all of them, of `sizes` rows each and
         `head` rows a head."""
-        groups = sizes[-1] // head if self.layout is Layout.GROUPED else 1
-        own = [size // groups for size in sizes]
-        start = sum(own[:index])
+        groups = {Layout.GROUPED: sizes[-1] // head, Layout.FOUR_BLOCKS: 4}.get(self.layout, 1)
+        own, order = [size // groups for size in sizes], [*range(len(sizes))]
+        if self.layout is Layout.FOUR_BLOCKS:
+            order[1:] = 2, 1
+        start = sum(own[before] for before in order[: order.index(index)])
         return Part((groups, sum(own), *columns), 1, start, start + own[index])
 
 

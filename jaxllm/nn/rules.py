@@ -197,9 +197,12 @@ class Layout(Enum):
         OUT_IN_PACKED: [out, in] where the checkpoint packs the matrix, else transposed.
         GROUPED: [out, in], all parts in one tensor, group by group: the query heads of a key-value
             head, that key, that value.
+        FOUR_BLOCKS: [out, in], queries, keys and values in one tensor of four blocks: a quarter of
+            the queries, of the values, of the keys.
     """
 
     OUT_IN = "out, in"
     IN_OUT = "in, out"
     OUT_IN_PACKED = "out, in where packed"
     GROUPED = "groups, out, in"
+    FOUR_BLOCKS = "4, out, in"

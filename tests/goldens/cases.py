@@ -9,6 +9,7 @@ from typing import Any
 
 from tests.goldens.base import case
 from tests.goldens.dense_cases import DENSE_CASES
+from tests.goldens.gpt_cases import GPT_CASES
 from tests.goldens.latent_cases import LATENT
 from tests.goldens.mixture_cases import MIXTURES
 
@@ -270,5 +271,6 @@ CASES: Mapping[str, dict[str, Any]] = MappingProxyType(
         **MIXTURES,
         **LATENT,
         **DENSE_CASES,
+        **GPT_CASES,
     }
 )

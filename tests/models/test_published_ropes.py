@@ -112,6 +112,7 @@ def test_plain_frequencies_are_powers_of_the_base(name: str, theta: float, dim: 
     ("name", "theta", "turning", "passing"),
     [
         ("Pythia-1.4B", 1e4, 32, 48),
+        ("GPT-J-6B", 1e4, 64, 96),
         ("GPT-NeoX-20B", 1e4, 24, 36),
         ("StableLM-2-1.6B", 1e4, 16, 24),
         ("Minitron-4B", 1e4, 64, 32),

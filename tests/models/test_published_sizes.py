@@ -11,6 +11,7 @@ import pytest
 
 from jaxllm import models
 from jaxllm.models.config.build import outline, rules
+from tests.models.gpt_sizes import GPT_EXACT
 
 LLAMA = {
     "model_type": "llama",
@@ -350,6 +351,7 @@ EXACT: dict[str, tuple[dict[str, Any], int]] = {
         ),
         671_026_419_200,
     ),
+    **GPT_EXACT,
 }
 
 
@@ -380,6 +382,7 @@ def test_one_wrong_size_is_seen() -> None:
         ("Gemma-3-1B", {512: 22, None: 4}),
         ("Llama-3.1-8B", {None: 32}),
         ("StarCoder2-3B", {4096: 30}),
+        ("GPT-Neo-125M", {256: 6, None: 6}),
     ],
 )
 def test_windows_lie_where_a_models_config_puts_them(

@@ -50,6 +50,11 @@ KEYS: dict[str, dict[str, list[str]]] = {
         "number": ["query_pre_attn_scalar"],
     },
     "GPT-2": {"switch": ["scale_attn_weights", "scale_attn_by_inverse_layer_idx"]},
+    "OPT-350M": {
+        "size": ["ffn_dim", "word_embed_proj_dim"],
+        "switch": ["do_layer_norm_before", "enable_bias", "layer_norm_elementwise_affine"],
+    },
+    "StarCoder": {"switch": ["multi_query", "scale_attn_weights"]},
     "Pythia-1.4B": {"switch": ["use_parallel_residual"]},
     "StarCoder2-3B": {"switch": ["use_bias"], "size": ["sliding_window"]},
     "StableLM-2-1.6B": {

@@ -69,6 +69,22 @@ def turning_dims(hf: Config, dim: int) -> int:
     return turning
 
 
+def rotary_share(hf: Config) -> float:
+    """The `partial_rotary_factor` with which `rotary_dim` dimensions of a head turn in pairs.
+
+    Raises ConfigError when they are no even number, or more than a head has.
+    """
+    turning = positive(hf, "rotary_dim")
+    dim = positive(hf, "hidden_size") // positive(hf, "num_attention_heads")
+    if turning % 2 or turning > dim:
+        raise ConfigError(
+            f"config.json: rotary_dim is {turning}; it must be an even number, at most the {dim} "
+            "dimensions of a head"
+        )
+    share = turning / dim
+    return share if int(dim * share) == turning else math.nextafter(share, 1)
+
+
 def rope_parameters(hf: Config, layer_type: str | None = None) -> dict[str, Any]:
     """RoPE settings in one form, always with `rope_type` and `rope_theta`.
 

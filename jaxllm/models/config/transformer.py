@@ -25,9 +25,9 @@ from jaxllm.models.config.spec import ModelSpec
 from jaxllm.nn.attention import Attention, Scoring
 from jaxllm.nn.blocks import Block
 from jaxllm.nn.decoder import Decoder
-from jaxllm.nn.embedding import Embedding, LogitsBias, vocab_axis
+from jaxllm.nn.embedding import Embedding, LogitsBias, PositionedEmbedding, vocab_axis
 from jaxllm.nn.head_maps import HeadMap
-from jaxllm.nn.linear import Init, OutputHead
+from jaxllm.nn.linear import Init, Linear, OutputHead
 from jaxllm.nn.logits import LogitsMap
 from jaxllm.nn.mlp import ACTIVATIONS, MLP, FeedForward, GatedMLP, check_inner
 from jaxllm.nn.norm import Norm, RMSNorm
@@ -249,6 +249,12 @@ class Parts:
         """The token table."""
         return Embedding(self.init, self.spec.vocab_size, self.spec.width, self.table_axis)
 
+    def positioned(self, first: int = 0, project: Linear | None = None) -> PositionedEmbedding:
+        """The token table with learned positions, `max_position_embeddings` of them."""
+        length = positive(self.spec.config, "max_position_embeddings")
+        sizes = self.spec.vocab_size, self.spec.width, self.table_axis, length
+        return PositionedEmbedding(self.init, *sizes, first=first, project=project)
+
     @property
     def table_axis(self) -> str | None:
         """Logical axis of the token table's vocabulary: only a table that is the head is split."""
@@ -259,21 +265,25 @@ class Parts:
         block: Callable[[int], Block],
         *,
         embed: Embedding | None = None,
+        norm: Norm | None = None,
+        project: Linear | None = None,
         logits_maps: tuple[LogitsMap, ...] = (),
         head_bias: bool = False,
     ) -> Decoder:
-        """The model of one `block(layer)` for each layer."""
+        """The model of one `block(layer)` for each layer; `norm` stands for its final one."""
         spec, vocab = self.spec, self.spec.vocab_size
+        width = spec.width if project is None else project.out[0]
         axis = vocab_axis(vocab, self.shards)
         bias = LogitsBias(self.init, vocab, axis) if spec.tied and head_bias else None
         return Decoder(
             embed=self.embedding() if embed is None else embed,
             layers=[block(layer) for layer in range(len(spec.layers))],
-            norm=self.norm(),
-            head=None if spec.tied else OutputHead(self.init, vocab, spec.width, axis, head_bias),
+            norm=self.norm() if norm is None else norm,
+            head=None if spec.tied else OutputHead(self.init, vocab, width, axis, head_bias),
             ropes=spec.ropes,
             logits_maps=logits_maps,
             logits_bias=bias,
+            project=project,
         )
 
 

@@ -1,0 +1,80 @@
+"""GPT-Neo: learned positions, windows on some layers, scores that are products without a scale."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from typing import Any
+
+from jaxllm.config import ConfigError
+from jaxllm.models.config.read import Config, positive
+from jaxllm.models.config.spec import ModelSpec
+from jaxllm.models.config.transformer import FULL, SLIDING, Parts, transformer_spec, type_window
+from jaxllm.nn.blocks import Block
+from jaxllm.nn.decoder import Decoder
+from jaxllm.nn.linear import Init
+from jaxllm.nn.norm import LayerNorm
+
+SPELLING = {
+    "num_layers": "num_hidden_layers",
+    "num_heads": "num_attention_heads",
+    "window_size": "sliding_window",
+    "activation_function": "hidden_act",
+    "layer_norm_epsilon": "rms_norm_eps",
+}
+DEFAULTS: Config = {
+    "hidden_act": "gelu_new",
+    "rms_norm_eps": 1e-5,
+    "max_position_embeddings": 2048,
+    "attention_types": [[["global", "local"], 12]],
+    "sliding_window": 256,
+    "tie_word_embeddings": True,
+}
+ATTENTION = "transformer.h.{}.attn.attention."
+NAMES = {
+    "embed": ("transformer.wte",),
+    "embed.positions": ("transformer.wpe",),
+    "norm": ("transformer.ln_f",),
+    "head": ("lm_head",),
+    "layers.{}.attention_norm": ("transformer.h.{}.ln_1",),
+    "layers.{}.attention.qkv": tuple(f"{ATTENTION}{part}_proj" for part in "qkv"),
+    "layers.{}.attention.out": (ATTENTION + "out_proj",),
+    "layers.{}.mlp_norm": ("transformer.h.{}.ln_2",),
+    "layers.{}.mlp.up": ("transformer.h.{}.mlp.c_fc",),
+    "layers.{}.mlp.down": ("transformer.h.{}.mlp.c_proj",),
+}
+TOKEN_HEAD = "classifier"
+IGNORED = (ATTENTION + "bias", ATTENTION + "masked_bias")
+TYPES = {"global": FULL, "local": SLIDING}
+
+
+def spec(hf: Config) -> ModelSpec:
+    """The spec of a complete configuration. Raises ConfigError."""
+    sizes: dict[str, Any] = {**hf, "layer_types": _layer_types(hf)}
+    if hf.get("intermediate_size") is None:
+        sizes["intermediate_size"] = 4 * positive(hf, "hidden_size")
+    return transformer_spec(sizes, type_window(sizes), still=True)
+
+
+def _layer_types(hf: Config) -> list[str]:
+    """The type of each layer, by `attention_layers` or else by `attention_types`, whose entries are
+    names and how often these follow each other. Raises ConfigError."""
+    layers, given = positive(hf, "num_hidden_layers"), hf.get("attention_layers")
+    key = "attention_types" if given is None else "attention_layers"
+    with suppress(KeyError, TypeError, ValueError):
+        pairs = hf[key] if given is None else [(given, 1)]
+        found = [TYPES[name] for names, count in pairs for name in names * min(count, layers + 1)]
+        if len(found) == layers:
+            return found
+    raise ConfigError(
+        f"config.json: {key} is {hf[key]!r:.80}; it must give {layers} layers 'global' or 'local'"
+    )
+
+
+def build(spec: ModelSpec, shards: int, init: Init) -> Decoder:
+    """The model with fresh parameters. Raises ConfigError."""
+    parts = Parts(spec, shards, init, LayerNorm)
+
+    def block(layer: int) -> Block:
+        return parts.block(parts.attention(layer, out_bias=True, scale=1.0), parts.mlp())
+
+    return parts.decoder(block, embed=parts.positioned())
