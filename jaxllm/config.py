@@ -48,6 +48,8 @@ NEUTRAL_ARGUMENTS: dict[str, tuple[Any, ...]] = {
 
 
 REMEDIES = {
+    "cpu_offload_gb": "; quantization makes weights smaller",
+    "guided_decoding_backend": "; grammars are llguidance's",
     "data_parallel_size": "; a server runs several engines: jaxllm serve --data-parallel-size",
 }
 
