@@ -94,6 +94,7 @@ def parse_models(argv: list[str], environ: Mapping[str, str], prog: str = PROGRA
     try:
         models = [_options(given, environ) for given in read_options(top, argv, environ)]
         _check_names(models)
+        _check_events(models)
         _check_group(models)
         return models
     except (ConfigError, ApiError) as error:
@@ -108,6 +109,23 @@ def _check_names(models: list[Options]) -> None:
         raise ConfigError(
             f"two models would be served as {twice}; give each a served-model-name of its own "
             "under models in a --config file"
+        )
+
+
+def _check_events(models: list[Options]) -> None:
+    """Raise ConfigError when two engines would bind to one address for their KV events."""
+    bound = [
+        address
+        for options in models
+        if (events := options.settings.kv_events) is not None and events.publisher != "null"
+        for number in range(options.data_parallel_size)
+        for address in events.of_engine(number).bound
+    ]
+    twice = next((address for address in bound if bound.count(address) > 1), None)
+    if twice is not None:
+        raise ConfigError(
+            f"two engines would publish KV events at {twice}; give each model a kv-events-config "
+            "of its own under models in a --config file"
         )
 
 
