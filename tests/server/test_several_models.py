@@ -134,6 +134,29 @@ def test_models_take_turns_asleep(two: Process) -> None:
         assert asked(two, "/v1/completions", QUESTION | {"model": asleep})[0] == 200
 
 
+def test_a_model_may_begin_asleep_before_the_next_is_loaded(
+    model_dir: pathlib.Path, tmp_path: pathlib.Path
+) -> None:
+    """So each of two may have most of one card."""
+    models = [
+        {"model": str(model_dir), "served_model_name": ["early"], "start_asleep": True},
+        {"model": str(model_dir), "served_model_name": ["late"]},
+    ]
+    path = config(tmp_path, models=models, admin_key="boss")
+    process = Process(model_dir, tmp_path, config=path)
+    try:
+        process.up()
+        slept = process.log.index("early sleeps until POST /wake_up")
+        assert slept < process.log.rindex("loading the model in engine process")
+        assert asked(process, "/v1/completions", QUESTION | {"model": "early"})[0] == 503
+        told(process, "/sleep", "late")
+        told(process, "/wake_up", "early")
+        assert asked(process, "/v1/completions", QUESTION | {"model": "early"})[0] == 200
+        assert asked(process, "/v1/completions", QUESTION | {"model": "late"})[0] == 503
+    finally:
+        process.close()
+
+
 def test_a_model_that_fails_for_good_leaves_the_other_to_serve(two: Process) -> None:
     # The last test of this server
     told(two, "/sleep", "m")  # also what wakes up when the other one has gone

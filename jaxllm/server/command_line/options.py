@@ -36,6 +36,7 @@ class Options:
         data_parallel_size: engines of the model, each with devices of its own.
         inherited_devices: CUDA_VISIBLE_DEVICES of this process.
         given: the options that are not defaults and where they come from, without secrets.
+        start_asleep: whether the model sleeps once it is loaded.
         stats_seconds: between log lines of throughput; 0: there are none.
         max_queued_tokens: see `EngineClient`.
         tls: certificates; None: plain HTTP.
@@ -51,6 +52,7 @@ class Options:
     uds: str | None
     shutdown_timeout: float
     max_engine_restarts: int
+    start_asleep: bool
     data_parallel_size: int
     visible_devices: str | None
     inherited_devices: str | None
@@ -193,6 +195,7 @@ def _options(given: Given, environ: Mapping[str, str]) -> Options:
         shutdown_timeout=args.shutdown_timeout,
         # The others would wait for a process that has gone: whoever started the group starts it
         max_engine_restarts=args.max_engine_restarts if config.nnodes == 1 else 0,
+        start_asleep=args.start_asleep,
         data_parallel_size=args.data_parallel_size,
         visible_devices=args.visible_devices,
         inherited_devices=environ.get("CUDA_VISIBLE_DEVICES"),
