@@ -46,7 +46,6 @@ NEUTRAL_ARGUMENTS: dict[str, tuple[Any, ...]] = {
     "prefix_caching_hash_algo": (None, "sha256", "sha256_cbor"),
 }
 
-
 REMEDIES = {
     "cpu_offload_gb": "; quantization makes weights smaller",
     "guided_decoding_backend": "; grammars are llguidance's",
