@@ -46,8 +46,9 @@ NEUTRAL_ARGUMENTS: dict[str, tuple[Any, ...]] = {
     "prefix_caching_hash_algo": (None, "sha256", "sha256_cbor"),
 }
 
-
 REMEDIES = {
+    "cpu_offload_gb": "; quantization makes weights smaller",
+    "guided_decoding_backend": "; grammars are llguidance's",
     "data_parallel_size": "; a server runs several engines: jaxllm serve --data-parallel-size",
 }
 

@@ -92,8 +92,7 @@ def completion(argv: list[str]) -> int:
     from jaxllm.cli.shells import SHELLS, script
 
     if len(argv) != 1 or argv[0] not in SHELLS:
-        print(f"usage: jaxllm completion {'|'.join(SHELLS)}", file=sys.stderr)
-        return 2
+        return _told(f"usage: jaxllm completion {'|'.join(SHELLS)}", argv)
     print(script(argv[0], VERBS), end="")
     return 0
 
@@ -122,8 +121,7 @@ def bench(argv: list[str]) -> int:
 def models(argv: list[str]) -> int:
     """Print each `model_type` that runs, what it does here, and what it is."""
     if argv:
-        print("jaxllm models takes no options", file=sys.stderr)
-        return 2
+        return _without_options("models", argv)
     from jaxllm.models import families, state, summary
 
     rows = [(name, state(name), summary(name)) for name in families()]
@@ -136,12 +134,29 @@ def models(argv: list[str]) -> int:
 def collect_env(argv: list[str]) -> int:
     """Print the machine's fingerprint as JSON."""
     if argv:
-        print("jaxllm collect-env takes no options", file=sys.stderr)
-        return 2
+        return _without_options("collect-env", argv)
     from jaxllm.environment import fingerprint
 
     print(json.dumps(fingerprint(), indent=2))
     return 0
+
+
+def _without_options(verb: str, argv: list[str]) -> int:
+    """The usage of a verb that is given options and takes none; see `_told`."""
+    line = next(line for line in USAGE.splitlines() if line.split()[:1] == [verb])
+    asked = f"usage: jaxllm {verb}\n\n{line.split(maxsplit=1)[1]}"
+    return _told(asked if _asks_help(argv) else f"jaxllm {verb} takes no options", argv)
+
+
+def _told(text: str, argv: list[str]) -> int:
+    """Print it: status 0 where help was asked for, else 2 and on stderr."""
+    helped = _asks_help(argv)
+    print(text, file=sys.stdout if helped else sys.stderr)
+    return 0 if helped else 2
+
+
+def _asks_help(argv: list[str]) -> bool:
+    return argv in (["-h"], ["--help"])
 
 
 VERBS = {

@@ -107,6 +107,12 @@ class KVEventSettings:
         return is_local(self.endpoint) or everywhere if self.bind is None else self.bind
 
     @property
+    def bound(self) -> list[str]:
+        """The addresses to which sockets bind."""
+        own = [self.endpoint] if self.binds else []
+        return own if self.replay_endpoint is None else [*own, self.replay_endpoint]
+
+    @property
     def exposed(self) -> list[str]:
         """The addresses by which other machines may get events."""
         given = self.endpoint, self.replay_endpoint

@@ -289,11 +289,11 @@ class Chat(Generate):
 
 def log_cached(reply: Reply) -> None:
     """Log how much of each prompt was in the prefix cache, and why no more was."""
-    found = [
-        f"{tokens} tokens cached" + (f", then {miss}" if miss else "")
-        for tokens, miss in reply.cached()[:MAX_LOGGED]
-    ]
-    logger.info("%s: %s", reply.id, "; ".join(found))
+    found = reply.cached()[:MAX_LOGGED]
+    texts = [f"{count} tokens cached" + (f", then {why}" if why else "") for count, why in found]
+    counts, reasons = zip(*found, strict=True)
+    fields = {"cached_tokens": counts, "prefix_misses": reasons}
+    logger.info("%s: %s", reply.id, "; ".join(texts), extra={"fields": fields})
 
 
 def changed_options(request: Generation) -> str:

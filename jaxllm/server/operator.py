@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
+from starlette.datastructures import QueryParams
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
@@ -14,10 +15,12 @@ from jaxllm.server.engine.wire import Profile, ResetPrefixes, Sleep, UpdateWeigh
 from jaxllm.server.errors import bad_request, describe, overloaded
 from jaxllm.server.openai.bodies import unless_gone, until_gone
 from jaxllm.server.openai.fields import read_field
+from jaxllm.server.openai.generation import read_model
 from jaxllm.server.state import ServerState
 
 MODES = ("abort", "wait")
 LEVELS = ("1", "2")
+PARTS = {"weights", "kv_cache"}  # vLLM's names of what wakes
 
 
 class OperatorRoutes:
@@ -40,18 +43,21 @@ class OperatorRoutes:
 
     async def start_profile(self, request: Request) -> Response:
         """Begin a trace of the engine process."""
+        self._query(request)
         await self._state.client.run_command(Profile(True))
         return Response()
 
     async def stop_profile(self, request: Request) -> Response:
         """End it and wait until it is written."""
+        self._query(request)
         await self._state.client.run_command(Profile(False))
         return Response()
 
     async def reset_prefix_cache(self, request: Request) -> Response:
         """Forget every cached prefix; 400 while requests run, unless the query says
         reset_running_requests=true."""
-        running = request.query_params.get("reset_running_requests", "false").lower()
+        query = self._query(request, "reset_running_requests")
+        running = query.get("reset_running_requests", "false").lower()
         if running not in ("true", "false", "1", "0"):
             raise bad_request(
                 "reset_running_requests must be true or false", "reset_running_requests"
@@ -63,8 +69,8 @@ class OperatorRoutes:
         """Free device memory. The query has `level`, 1 (weights wait in host memory) or 2 (they are
         read again), and `mode`: requests in flight are aborted, or waited for, as long as who asks
         waits. Meanwhile no other begins. What was aborted for is done, whoever still waits."""
-        level = request.query_params.get("level", "1")
-        mode = request.query_params.get("mode", "abort")
+        query = self._query(request, "level", "mode")
+        level, mode = query.get("level", "1"), query.get("mode", "abort")
         if level not in LEVELS:
             raise bad_request(
                 "level must be 1 (weights to host memory) or 2 (weights dropped), "
@@ -93,13 +99,19 @@ class OperatorRoutes:
             gone.cancel()
 
     async def wake_up(self, request: Request) -> Response:
-        """Take the memory again."""
+        """Take the memory again, all of it: `tags`, if there are any, name both parts."""
+        tags = self._query(request, "tags").getlist("tags")
+        if tags and set(tags) != PARTS:
+            raise bad_request(
+                "a model wakes as a whole: leave tags out, or name weights and kv_cache", "tags"
+            )
         await self._state.client.run_command(WakeUp())
         return Response()
 
     async def update_weights(self, request: Request) -> Response:
         """Take the weights of the checkpoint `path` in place of those of now; 400 while requests
         run, and when it does not fit."""
+        self._query(request)
         body = await self._state.bodies.read_json(dict(request.scope), request.receive)
         path = read_field(body, "path", str, "")
         if not path:
@@ -110,3 +122,14 @@ class OperatorRoutes:
             raise bad_request(str(error), "path") from None
         await self._state.client.run_command(UpdateWeights(str(directory)))
         return Response()
+
+    def _query(self, request: Request, *known: str) -> QueryParams:
+        """The query. Raises ApiError for a name that is not `known`, which would be a command that
+        was not meant, and for a `model` that is not served."""
+        query = request.query_params
+        read_model(dict(query), self._state.settings.served, required=False)
+        unknown = next((name for name in query if name not in (*known, "model")), None)
+        if unknown is not None:
+            takes = ", ".join((*known, "model"))
+            raise bad_request(f"no {describe(unknown)} is known here, but {takes}", unknown[:64])
+        return query

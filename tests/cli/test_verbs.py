@@ -157,6 +157,17 @@ def test_models_lists_every_family_without_loading_jax(repo):
     assert rows["bert"].startswith("pools               BERT: an encoder")
 
 
+@pytest.mark.parametrize("verb", sorted(cli.VERBS.keys() - {"bench"}))
+def test_every_verb_answers_help(verb, capsys):
+    try:
+        status = cli.main([verb, "--help"])
+    except SystemExit as ended:  # argparse's way
+        status = ended.code
+    shown = capsys.readouterr()
+    assert (status, shown.err) == (0, "")
+    assert shown.out.startswith("usage: ")
+
+
 def test_models_takes_no_options(capsys):
     assert cli.main(["models", "--all"]) == 2
     assert "takes no options" in capsys.readouterr().err

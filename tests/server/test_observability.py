@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import time
 from collections.abc import Callable
@@ -11,6 +12,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 import jaxllm
 from jaxllm.messages import STEP_TOKENS
+from jaxllm.server.logs import JsonFormatter
 from jaxllm.tokenizer import Tokenizer
 from tests.server.harness import Running, with_settings
 
@@ -144,11 +146,14 @@ def test_why_a_prefix_was_not_found_is_counted_and_logged(
         found = samples(server)
     assert found["jaxllm:prefix_misses_total[salt]"] == 1
     assert found["jaxllm:prefix_misses_total[evicted]"] == 0
-    lines = [line for line in caplog.messages if "tokens cached" in line]
-    assert [line.partition(": ")[2] for line in lines] == [
+    lines = [line for line in caplog.records if "tokens cached" in line.getMessage()]
+    assert [line.getMessage().partition(": ")[2] for line in lines] == [
         "16 tokens cached",
         "16 tokens cached, then salt",
     ]
+    entries = [json.loads(JsonFormatter().format(line)) for line in lines]
+    assert [entry["prefix_misses"] for entry in entries] == [[None], ["salt"]]
+    assert [entry["cached_tokens"] for entry in entries] == [[16], [16]]
 
 
 def test_clients_cannot_add_series(fresh: Running) -> None:

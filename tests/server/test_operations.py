@@ -17,13 +17,15 @@ import pytest
 import yaml
 
 from jaxllm.kv_events.settings import KVEventSettings
-from jaxllm.server.command_line.options import parse
+from jaxllm.server.command_line.options import parse, parse_models
 from server import check_dashboard, dashboard, smoke
 from tests.server.harness import Running
 from tests.server.test_observability import DASHBOARD
+from tests.server.transport.certificates import authority
 
 ROOT = Path(__file__).parents[2] / "server"
 MANIFESTS = sorted((ROOT / "kubernetes").glob("*.yaml"))
+PROFILES = sorted((ROOT / "profiles").glob("*.yaml"))
 COMPOSE = ROOT / "container" / "compose.yaml"
 KUBERNETES_GRACE = 30  # seconds until it kills a pod, unless told otherwise
 # The forms of vLLM's stock dashboard: percentiles and means of histograms, rates, gauges, growth
@@ -76,6 +78,24 @@ def commands() -> Iterator[tuple[str, list[str]]]:
 @pytest.mark.parametrize(("file", "arguments"), list(commands()))
 def test_every_started_server_has_flags_that_exist(file: str, arguments: list[str]) -> None:
     assert parse(arguments, {}).config.model, file
+
+
+@pytest.mark.parametrize("path", PROFILES, ids=lambda path: path.stem)
+def test_every_profile_is_a_file_of_options(path: Path, tmp_path: Path) -> None:
+    """With the files that it names, such as keys, put elsewhere."""
+    pair = authority(tmp_path)
+    pair.cert.rename(tmp_path / "tls.crt")
+    pair.key.rename(tmp_path / "tls.key")
+    for name in ("keys", "admin-keys"):
+        (tmp_path / name).write_text(f"a key of {name}\n")
+    file = tmp_path / path.name
+    file.write_text(path.read_text().replace("/etc/jaxllm", str(tmp_path)))
+    found = parse_models(["--config", str(file)], {})
+    assert len(found) == (2 if path.stem in ("two-models", "turns") else 1)
+    awake = [options.config for options in found if not options.start_asleep]
+    assert 0 < sum(config.gpu_memory_utilization for config in awake) <= 0.9
+    assert path.read_text().startswith("# "), "says what it is for"
+    assert f"[{path.stem}](profiles/{path.name})" in (ROOT / "README.md").read_text()
 
 
 @pytest.mark.parametrize("path", MANIFESTS, ids=lambda path: path.name)

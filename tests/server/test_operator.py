@@ -133,6 +133,36 @@ def test_a_wrong_query_is_refused_and_changes_nothing(running: Running, query: s
     assert running.get("/is_sleeping").json() == {"is_sleeping": False}
 
 
+@pytest.mark.parametrize(
+    ("asked", "status", "param"),
+    [
+        ("/sleep?levle=2", 400, "levle"),
+        ("/sleep?level=1&model=another", 404, "model"),
+        ("/reset_prefix_cache?model=another", 404, "model"),
+        ("/reset_prefix_cache?running=true", 400, "running"),
+        ("/start_profile?seconds=5", 400, "seconds"),
+        ("/update_weights?path=elsewhere", 400, "path"),
+    ],
+)
+def test_a_command_that_was_not_meant_is_not_carried_out(
+    running: Running, asked: str, status: int, param: str
+) -> None:
+    refused = told(running, asked)
+    assert (refused.status, refused.error["param"]) == (status, param)
+    assert running.get("/is_sleeping").json() == {"is_sleeping": False}
+
+
+def test_a_model_wakes_as_a_whole(running: Running) -> None:
+    """vLLM wakes weights and pages apart, for which `tags` asks."""
+    assert told(running, "/sleep?model=fake").status == 200
+    for tags in ("tags=weights", "tags=kv_cache", "tags=", "tags=weights&tags=kv"):
+        refused = told(running, f"/wake_up?{tags}")
+        assert (refused.status, refused.error["param"]) == (400, "tags")
+        assert running.get("/is_sleeping").json() == {"is_sleeping": True}
+    assert told(running, "/wake_up?tags=weights&tags=kv_cache").status == 200
+    assert running.get("/is_sleeping").json() == {"is_sleeping": False}
+
+
 def test_weights_come_from_a_directory_that_is_there(
     running: Running, model_dir: pathlib.Path
 ) -> None:

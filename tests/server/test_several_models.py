@@ -20,6 +20,9 @@ from jaxllm.server.command_line.options import parse_models
 from jaxllm.server.command_line.server_flags import SERVER_WIDE
 from tests.server.processes import Process, await_gone
 
+FIRST_PORT: dict[str, Any] = {"enable_kv_cache_events": True}
+SECOND = {"model": "b", "kv-events-config": FIRST_PORT | {"endpoint": "tcp://127.0.0.1:5558"}}
+EVENTS = ("--kv-events-config", json.dumps(FIRST_PORT))
 QUESTION = {"prompt": [1, 2, 3], "max_tokens": 2, "ignore_eos": True}
 
 
@@ -131,6 +134,29 @@ def test_models_take_turns_asleep(two: Process) -> None:
         assert asked(two, "/v1/completions", QUESTION | {"model": asleep})[0] == 200
 
 
+def test_a_model_may_begin_asleep_before_the_next_is_loaded(
+    model_dir: pathlib.Path, tmp_path: pathlib.Path
+) -> None:
+    """So each of two may have most of one card."""
+    models = [
+        {"model": str(model_dir), "served_model_name": ["early"], "start_asleep": True},
+        {"model": str(model_dir), "served_model_name": ["late"]},
+    ]
+    path = config(tmp_path, models=models, admin_key="boss")
+    process = Process(model_dir, tmp_path, config=path)
+    try:
+        process.up()
+        slept = process.log.index("early sleeps until POST /wake_up")
+        assert slept < process.log.rindex("loading the model in engine process")
+        assert asked(process, "/v1/completions", QUESTION | {"model": "early"})[0] == 503
+        told(process, "/sleep", "late")
+        told(process, "/wake_up", "early")
+        assert asked(process, "/v1/completions", QUESTION | {"model": "early"})[0] == 200
+        assert asked(process, "/v1/completions", QUESTION | {"model": "late"})[0] == 503
+    finally:
+        process.close()
+
+
 def test_a_model_that_fails_for_good_leaves_the_other_to_serve(two: Process) -> None:
     # The last test of this server
     told(two, "/sleep", "m")  # also what wakes up when the other one has gone
@@ -165,6 +191,15 @@ def test_models_share_a_device_unless_something_else_is_said(tmp_path: pathlib.P
     assert shares(["--config", str(config(tmp_path, models=apart))]) == [0.9, 0.9]
 
 
+def test_models_publish_kv_events_each_at_an_address_of_its_own(tmp_path: pathlib.Path) -> None:
+    named = config(tmp_path, models=[{"model": "a"}, SECOND], kv_events_config=FIRST_PORT)
+    both = [options.settings.kv_events for options in parse_models(["--config", str(named)], {})]
+    assert [events.bound for events in both if events is not None] == [
+        ["tcp://127.0.0.1:5557"],
+        ["tcp://127.0.0.1:5558"],
+    ]
+
+
 @pytest.mark.parametrize(
     ("argv", "options", "says"),
     [
@@ -176,6 +211,12 @@ def test_models_share_a_device_unless_something_else_is_said(tmp_path: pathlib.P
         ([], {"models": [{"model": "b", "port_": 1}]}, "models[0]: 'port_' is no option"),
         ([], {"model": "a", "models": [{"model": "b"}]}, "both model and models"),
         ([], {"models": [{"model": "a"}, {"model": "b", "api-key": "k"}]}, "models[1]: api_key is"),
+        (["--model", "a", "--model", "b", *EVENTS], None, "KV events at tcp://127.0.0.1:5557"),
+        (
+            ["--data-parallel-size", "2"],
+            {"models": [{"model": "a", "kv-events-config": FIRST_PORT}, SECOND]},
+            "KV events at tcp://127.0.0.1:5558",
+        ),
         ([], {"models": [{"model": "a", "port": 9001}]}, "port is an option of the whole server"),
     ],
 )

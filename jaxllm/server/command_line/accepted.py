@@ -28,7 +28,7 @@ class Accepted:
     @property
     def help(self) -> str:
         """The line of --help=all."""
-        if self.values == ():
+        if self.values == () or (self.switch and self.values == ("false",)):
             return f"refused: {self.note}"
         taken = "" if self.values is ANY or self.switch else f" ({', '.join(self.values)})"
         return f"no effect{taken}: {self.note}"
@@ -60,6 +60,8 @@ NO_DRAFTS = "speculative decoding is not supported yet"
 SPLITS = "--tensor-parallel-size splits a model over devices, with --nnodes over several hosts"
 NO_ACCESS_LOG = "requests are logged with --access-log alone, and probes never"
 NO_MEDIA = "models take text alone"
+TOKENIZER_THREADS = "tokenizers run in threads of the server"
+ENGINES_HERE = "--data-parallel-size starts engines on this host alone"
 
 ACCEPTED: dict[str, Accepted] = {
     # Model
@@ -77,7 +79,16 @@ ACCEPTED: dict[str, Accepted] = {
     "rope-theta": refused("--hf-overrides '{\"rope_theta\": …}'"),
     "logits-processors": refused("LLM(logits_processors=…) in the library"),
     "override-pooler-config": refused("--pooler-config"),
+    "enable-prompt-embeds": refused_switch("prompts are texts or token ids"),
+    "quantization-param-path": refused("scales of keys and values are the checkpoint's"),
+    "additional-config": value("there is none", "{}"),
+    "tokenizer-pool-size": Accepted(ANY, TOKENIZER_THREADS),
+    "tokenizer-pool-type": Accepted(ANY, TOKENIZER_THREADS),
+    "tokenizer-pool-extra-config": Accepted(ANY, TOKENIZER_THREADS),
     "limit-mm-per-prompt": Accepted(ANY, NO_MEDIA),
+    "mm-processor-cache-gb": Accepted(ANY, NO_MEDIA),
+    "disable-mm-preprocessor-cache": switch(NO_MEDIA),
+    "allowed-local-media-path": Accepted(ANY, NO_MEDIA),
     "mm-processor-kwargs": refused(NO_MEDIA),
     # Memory and scheduler
     "calculate-kv-scales": refused_switch("scales are a token's and head's, or the checkpoint's"),
@@ -94,17 +105,25 @@ ACCEPTED: dict[str, Accepted] = {
     "disable-async-output-proc": switch("--no-async-scheduling plans after each step"),
     "use-v2-block-manager": switch("there is one manager of pages"),
     "disable-cascade-attn": switch("attention has no such mode"),
+    "disable-hybrid-kv-cache-manager": switch("layers with windows keep what they see"),
     # Parallel
     "decode-context-parallel-size": value(SPLITS, "1"),
     "distributed-executor-backend": value(SPLITS, "mp", "uni"),
     "worker-use-ray": refused_switch(SPLITS),
     "engine-use-ray": refused_switch(SPLITS),
+    "worker-cls": value("code of others is never run", "auto"),
+    "worker-extension-cls": refused("code of others is never run"),
+    "data-parallel-backend": value("engines are processes of this host", "mp"),
+    "data-parallel-size-local": refused(ENGINES_HERE, "-dpl"),
+    "data-parallel-address": refused(ENGINES_HERE, "-dpa"),
+    "enable-eplb": refused_switch("experts stay where they are; see --expert-parallel-size"),
     "max-parallel-loading-workers": Accepted(ANY, "tensors are read one after the other"),
     "disable-custom-all-reduce": switch("collectives are XLA's"),
     # Compiling
     "compilation-config": Accepted(ANY, PRECOMPILED, aliases=("-cc",)),
     "optimization-level": Accepted(ANY, PRECOMPILED, aliases=("-O",)),
     "cudagraph-capture-sizes": Accepted(ANY, PRECOMPILED),
+    "cuda-graph-sizes": Accepted(ANY, PRECOMPILED),
     "max-seq-len-to-capture": Accepted(ANY, PRECOMPILED),
     "max-context-len-to-capture": Accepted(ANY, PRECOMPILED),
     "jit-monitor-mode": value("jaxllm:compiles_after_warmup_total counts", "warn"),
@@ -115,6 +134,13 @@ ACCEPTED: dict[str, Accepted] = {
     "max-loras": Accepted(ANY, NO_LORA),
     "max-lora-rank": Accepted(ANY, NO_LORA),
     "max-cpu-loras": Accepted(ANY, NO_LORA),
+    "lora-dtype": Accepted(ANY, NO_LORA),
+    "lora-extra-vocab-size": Accepted(ANY, NO_LORA),
+    "long-lora-scaling-factors": Accepted(ANY, NO_LORA),
+    "fully-sharded-loras": switch(NO_LORA),
+    "enable-lora-bias": refused_switch(NO_LORA),
+    "max-prompt-adapters": Accepted(ANY, "prompt adapters are not supported"),
+    "max-prompt-adapter-token": Accepted(ANY, "prompt adapters are not supported"),
     "qlora-adapter-name-or-path": refused(NO_LORA),
     "speculative-config": refused(NO_DRAFTS, "-sc"),
     "spec-method": refused(NO_DRAFTS),
@@ -124,6 +150,15 @@ ACCEPTED: dict[str, Accepted] = {
     "num-speculative-tokens": refused(NO_DRAFTS),
     "ngram-prompt-lookup-max": refused(NO_DRAFTS),
     "ngram-prompt-lookup-min": refused(NO_DRAFTS),
+    "speculative-max-model-len": Accepted(ANY, NO_DRAFTS),
+    "speculative-model-quantization": Accepted(ANY, NO_DRAFTS),
+    "speculative-draft-tensor-parallel-size": Accepted(ANY, NO_DRAFTS, aliases=("-spec-draft-tp",)),
+    "speculative-disable-by-batch-size": Accepted(ANY, NO_DRAFTS),
+    "speculative-disable-mqa-scorer": switch(NO_DRAFTS),
+    "spec-decoding-acceptance-method": Accepted(ANY, NO_DRAFTS),
+    "typical-acceptance-sampler-posterior-threshold": Accepted(ANY, NO_DRAFTS),
+    "typical-acceptance-sampler-posterior-alpha": Accepted(ANY, NO_DRAFTS),
+    "disable-logprobs-during-spec-decoding": Accepted(ANY, NO_DRAFTS),
     # Chats
     "enable-auto-tool-choice": switch("it is always on"),
     "exclude-tools-when-tool-choice-none": switch("it is always on"),
@@ -137,6 +172,13 @@ ACCEPTED: dict[str, Accepted] = {
         "grammars are llguidance's", '{"backend":"auto"}', '{"backend":"guidance"}', "{}"
     ),
     "return-tokens-as-token-ids": refused_switch("requests may ask: return_tokens_as_token_ids"),
+    "guided-decoding-disable-fallback": switch("grammars are llguidance's, without another"),
+    "guided-decoding-disable-any-whitespace": refused_switch(
+        "requests may ask: structured_outputs.disable_any_whitespace"
+    ),
+    "guided-decoding-disable-additional-properties": refused_switch(
+        "schemas may say additionalProperties: false"
+    ),
     # HTTP
     "middleware": refused("code of others is never run"),
     "enable-request-id-headers": switch("every reply has x-request-id"),
@@ -157,6 +199,7 @@ ACCEPTED: dict[str, Accepted] = {
     # Logging
     "disable-log-requests": switch("it is the default; see --enable-log-requests"),
     "max-log-len": Accepted(ANY, "texts of requests are never logged"),
+    "enable-log-outputs": refused_switch("texts of answers are never logged"),
     "uvicorn-log-level": Accepted(ANY, "--log-level is that of the whole server"),
     "disable-uvicorn-access-log": switch(NO_ACCESS_LOG),
     "disable-access-log-for-endpoints": Accepted(ANY, NO_ACCESS_LOG),

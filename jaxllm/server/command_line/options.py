@@ -36,6 +36,7 @@ class Options:
         data_parallel_size: engines of the model, each with devices of its own.
         inherited_devices: CUDA_VISIBLE_DEVICES of this process.
         given: the options that are not defaults and where they come from, without secrets.
+        start_asleep: whether the model sleeps once it is loaded.
         stats_seconds: between log lines of throughput; 0: there are none.
         max_queued_tokens: see `EngineClient`.
         tls: certificates; None: plain HTTP.
@@ -51,6 +52,7 @@ class Options:
     uds: str | None
     shutdown_timeout: float
     max_engine_restarts: int
+    start_asleep: bool
     data_parallel_size: int
     visible_devices: str | None
     inherited_devices: str | None
@@ -94,6 +96,7 @@ def parse_models(argv: list[str], environ: Mapping[str, str], prog: str = PROGRA
     try:
         models = [_options(given, environ) for given in read_options(top, argv, environ)]
         _check_names(models)
+        _check_events(models)
         _check_group(models)
         return models
     except (ConfigError, ApiError) as error:
@@ -108,6 +111,23 @@ def _check_names(models: list[Options]) -> None:
         raise ConfigError(
             f"two models would be served as {twice}; give each a served-model-name of its own "
             "under models in a --config file"
+        )
+
+
+def _check_events(models: list[Options]) -> None:
+    """Raise ConfigError when two engines would bind to one address for their KV events."""
+    bound = [
+        address
+        for options in models
+        if (events := options.settings.kv_events) is not None and events.publisher != "null"
+        for number in range(options.data_parallel_size)
+        for address in events.of_engine(number).bound
+    ]
+    twice = next((address for address in bound if bound.count(address) > 1), None)
+    if twice is not None:
+        raise ConfigError(
+            f"two engines would publish KV events at {twice}; give each model a kv-events-config "
+            "of its own under models in a --config file"
         )
 
 
@@ -175,6 +195,7 @@ def _options(given: Given, environ: Mapping[str, str]) -> Options:
         shutdown_timeout=args.shutdown_timeout,
         # The others would wait for a process that has gone: whoever started the group starts it
         max_engine_restarts=args.max_engine_restarts if config.nnodes == 1 else 0,
+        start_asleep=args.start_asleep,
         data_parallel_size=args.data_parallel_size,
         visible_devices=args.visible_devices,
         inherited_devices=environ.get("CUDA_VISIBLE_DEVICES"),

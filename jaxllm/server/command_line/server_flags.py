@@ -132,6 +132,11 @@ SERVER_FLAGS: dict[str, dict[tuple[str, ...], dict[str, Any]]] = {
             "help": "numbers of the GPUs that the engines see, as CUDA_VISIBLE_DEVICES takes them; "
             "for several models, each its own",
         },
+        ("--start-asleep",): {
+            "action": "store_true",
+            "help": "put the model to sleep once it is loaded, until POST /wake_up; models that "
+            "are loaded after it may have its memory",
+        },
         ("--max-engine-restarts",): {
             "type": integer,
             "default": 3,
@@ -299,7 +304,7 @@ SERVER_FLAGS: dict[str, dict[tuple[str, ...], dict[str, Any]]] = {
 # Of the server's options those that each model has of its own
 _OF_A_MODEL = frozenset(
     "served_model_name max_num_queued_tokens stall_timeout data_parallel_size visible_devices "
-    "max_engine_restarts log_requests".split()
+    "max_engine_restarts start_asleep log_requests".split()
 )
 # Options of the process, which has one of each however many models it serves
 SERVER_WIDE = (

@@ -20,7 +20,8 @@ from jaxllm.server.engine.client import EngineClient
 from jaxllm.server.engine.connection import EngineDied
 from jaxllm.server.engine.group import EngineGroup
 from jaxllm.server.engine.supervisor import EngineSupervisor
-from jaxllm.server.errors import overloaded
+from jaxllm.server.engine.wire import Sleep
+from jaxllm.server.errors import ApiError, overloaded
 from jaxllm.server.lifecycle.launches import engine_launches
 from jaxllm.server.lifecycle.signals import Signals
 from jaxllm.server.parsing.formats import format_name
@@ -93,12 +94,23 @@ class ServedModel:
                 self.state = ServerState(
                     self._options.settings, self.client, tokenizer, self._defaults
                 )
+                await self._sleep_if_asked()
                 return
             both.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await both
         except EngineDied as error:
             raise ConfigError(str(error)) from None
+
+    async def _sleep_if_asked(self) -> None:
+        """Give the memory to models that are loaded after this one. Raises ConfigError."""
+        if not self._options.start_asleep:
+            return
+        try:
+            await self.client.run_command(Sleep(1))
+        except ApiError as error:
+            raise ConfigError(f"--start-asleep: {error}") from None
+        logger.info("%s sleeps until POST /wake_up", self.name)
 
     def announce(self) -> None:
         """Log how chats are read, by a model that has any."""

@@ -12,11 +12,12 @@ from starlette.routing import Route
 import jaxllm
 from jaxllm.server.anthropic.errors import is_messages_path
 from jaxllm.server.openapi import bodies, replies, responses
-from jaxllm.server.openapi.schema import BOOL, STRING, Schema, ref
+from jaxllm.server.openapi.schema import BOOL, STRING, Schema, array, one_of, ref
 from jaxllm.server.transport.auth import ADMIN_PATHS, is_open
 
 JSON, EVENTS, LINES = "application/json", "text/event-stream", "application/x-ndjson"
 BYTES = "application/octet-stream"
+PARTS = array(one_of(("weights", "kv_cache")), minItems=2, maxItems=2) | {"uniqueItems": True}
 SCHEMAS = bodies.BODIES | responses.BODIES | replies.REPLIES | responses.REPLIES
 
 
@@ -102,7 +103,7 @@ OPERATIONS = {
             "mode": {"type": "string", "enum": ["abort", "wait"], "default": "abort"},
         },
     ),
-    "/wake_up": Operation("Take the memory again"),
+    "/wake_up": Operation("Take the memory again", query={"tags": PARTS}),
     "/update_weights": Operation("Take the weights of another checkpoint", "UpdateWeights"),
     "/load": Operation("Requests that generate now", reply="Load"),
     **dict.fromkeys(

@@ -39,6 +39,13 @@ KNOWN = """
 --enable-reasoning --swap-space --guided-decoding-backend --num-scheduler-steps
 --disable-log-requests --preemption-mode --task --device --rope-scaling --rope-theta
 --speculative-model --worker-use-ray --use-v2-block-manager --max-seq-len-to-capture
+--lora-dtype --lora-extra-vocab-size --long-lora-scaling-factors --fully-sharded-loras
+--enable-prompt-adapter --max-prompt-adapters --max-prompt-adapter-token --enable-prompt-embeds
+--spec-decoding-acceptance-method --speculative-max-model-len --speculative-disable-by-batch-size
+--guided-decoding-disable-fallback --guided-decoding-disable-any-whitespace
+--guided-decoding-disable-additional-properties --cuda-graph-sizes --tokenizer-pool-size
+--quantization-param-path --worker-cls --additional-config --data-parallel-size-local
+--disable-hybrid-kv-cache-manager --disable-mm-preprocessor-cache --mm-processor-cache-gb
 """.split()
 
 
@@ -83,6 +90,9 @@ def test_a_flag_without_effect_is_told_in_the_log(argv: list[str], says: str) ->
         (["--speculative-config", '{"method": "ngram"}'], "speculative decoding"),
         (["--middleware", "os.system"], "code of others is never run"),
         (["--profiler-config"], "--profiler-dir"),
+        (["--guided-decoding-backend", "outlines"], "grammars are llguidance's"),
+        (["--cpu-offload-gb", "4"], "quantization makes weights smaller"),
+        (["--guided-decoding-disable-any-whitespace"], "structured_outputs.disable_any_whitespace"),
     ],
 )
 def test_a_flag_with_an_effect_is_refused_with_what_serves_instead(
@@ -92,6 +102,14 @@ def test_a_flag_with_an_effect_is_refused_with_what_serves_instead(
         parse(argv, {})
     assert exit.value.code == 2
     assert says in capsys.readouterr().err.splitlines()[-1]
+
+
+def test_help_says_refused_of_what_is_refused() -> None:
+    for accepted in ACCEPTED.values():
+        taken = accepted.values is None or "true" in accepted.values
+        if accepted.switch and not taken:
+            assert accepted.help.startswith("refused: ")
+    assert ACCEPTED["enable-lora"].help.startswith("refused: ")
 
 
 def test_what_is_named_as_a_remedy_exists() -> None:
