@@ -79,12 +79,18 @@ class HeadLayerNorm(HeadNorm):
     """(x - mean(x)) / deviation(x) · weight, head by head."""
 
     def __call__(self, x_TXCH: Array, context: RowContext) -> Array:
+        weight = self.weight[...].astype(jnp.float32)
+        return (self.standard(x_TXCH) * weight).astype(x_TXCH.dtype)
+
+    def standard(self, x_TXCH: Array) -> Array:
+        """(x - mean(x)) / deviation(x), in float32."""
         x, dim, order = x_TXCH.astype(jnp.float32), self.heads.dim, self.heads.key_order
         centred = x - jnp.sum(x, axis=-1, keepdims=True) / dim
         if -1 in order:  # heads are stored with zeros between
             centred = centred * jnp.array([float(entry >= 0) for entry in order])
-        scale = lax.rsqrt(jnp.sum(centred * centred, axis=-1, keepdims=True) / dim + self.eps)
-        return (centred * scale * self.weight[...].astype(jnp.float32)).astype(x_TXCH.dtype)
+        return centred * lax.rsqrt(
+            jnp.sum(centred * centred, axis=-1, keepdims=True) / dim + self.eps
+        )
 
 
 class NormedHeads(nnx.Module):

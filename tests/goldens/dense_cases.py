@@ -362,4 +362,21 @@ DENSE_CASES: Mapping[str, dict[str, Any]] = {
         "sliding_window": 16,
         "layer_types": ["sliding_attention", "full_attention"],
     },
+    "phi-head-norms": {
+        "model_type": "phi",
+        **_INNER,
+        "num_key_value_heads": 2,
+        "qk_layernorm": True,
+        "layer_norm_eps": 1e-3,
+        "rope_theta": 5000.0,
+    },
+    "phi-quarter-tied": {
+        "model_type": "phi",
+        **_INNER,
+        "hidden_size": 40,
+        "hidden_act": "gelu",
+        "partial_rotary_factor": 0.4,
+        "tie_word_embeddings": True,
+        "vocab_size": 67,
+    },
 }

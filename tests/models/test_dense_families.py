@@ -18,7 +18,10 @@ from tests.goldens.cases import CASES
 from tests.goldens.golden import load_golden
 
 
-@pytest.mark.parametrize("name", ["olmo2-biases", "stablelm-head-norms", "hunyuan_v1_dense-alpha"])
+@pytest.mark.parametrize(
+    "name",
+    ["olmo2-biases", "stablelm-head-norms", "hunyuan_v1_dense-alpha", "phi-head-norms"],
+)
 def test_norms_of_heads_are_those_of_the_true_width(name: str) -> None:
     golden = load_golden(name)
     spec, prompt = models.read_spec(golden.directory), golden.continuations[1].prompt

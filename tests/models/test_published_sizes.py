@@ -259,6 +259,26 @@ EXACT: dict[str, tuple[dict[str, Any], int]] = {
         },
         1_644_515_328,
     ),
+    "Phi-2": (
+        sized(
+            LLAMA,
+            "phi",
+            32,
+            2560,
+            10240,
+            32,
+            32,
+            51200,
+            hidden_act="gelu_new",
+            layer_norm_eps=1e-5,
+            max_position_embeddings=2048,
+            partial_rotary_factor=0.4,
+            qk_layernorm=False,
+            eos_token_id=50256,
+            bos_token_id=50256,
+        ),
+        2_779_683_840,
+    ),
     "Falcon-7B": (
         {
             "model_type": "falcon",

@@ -162,6 +162,15 @@ LAYERS: dict[tuple[str, int], Shapes] = {
         "mlp.dense_4h_to_h.weight": (6144, 24576),
         "mlp.dense_4h_to_h.bias": (6144,),
     },
+    ("Phi-2", 1): {
+        "input_layernorm.{weight,bias}": (2560,),
+        "self_attn.{q_proj,k_proj,v_proj,dense}.weight": (2560, 2560),
+        "self_attn.{q_proj,k_proj,v_proj,dense}.bias": (2560,),
+        "mlp.fc1.weight": (10240, 2560),
+        "mlp.fc1.bias": (10240,),
+        "mlp.fc2.weight": (2560, 10240),
+        "mlp.fc2.bias": (2560,),
+    },
     ("Falcon-40B", 0): {
         "ln_{attn,mlp}.{weight,bias}": (8192,),
         "self_attention.query_key_value.weight": (9216, 8192),
@@ -263,6 +272,10 @@ def test_a_layer_has_the_tensors_of_the_published_checkpoint(name: str, layer: i
         ),
         ("GPT-2", "transformer.{wte.weight,wpe.weight,ln_f.weight,ln_f.bias}"),
         ("Falcon-7B", "transformer.{word_embeddings.weight,ln_f.weight,ln_f.bias}"),
+        (
+            "Phi-2",
+            "lm_head.{weight,bias} model.embed_tokens.weight model.final_layernorm.{weight,bias}",
+        ),
         ("InternLM2.5-7B", "output.weight model.{tok_embeddings,norm}.weight"),
         ("ModernBERT-base", "model.{embeddings.tok_embeddings,embeddings.norm,final_norm}.weight"),
     ],
