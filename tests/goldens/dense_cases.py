@@ -379,4 +379,25 @@ DENSE_CASES: Mapping[str, dict[str, Any]] = {
         "tie_word_embeddings": True,
         "vocab_size": 67,
     },
+    # Twelve heads: slopes of eight, and four between them; heads of odd width
+    "bloom-alibi": {
+        "model_type": "bloom",
+        "n_embed": 36,
+        "n_layer": 2,
+        "n_head": 12,
+        "seq_length": 256,
+        **_IDS,
+    },
+    "bloom-normed-stream": {
+        "model_type": "bloom",
+        "hidden_size": 32,
+        "n_layer": 2,
+        "num_attention_heads": 4,
+        "layer_norm_epsilon": 1e-3,
+        "apply_residual_connection_post_layernorm": True,
+        "tie_word_embeddings": False,
+        "bos_token_id": 1,
+        "eos_token_id": 2,
+        "vocab_size": 67,
+    },
 }

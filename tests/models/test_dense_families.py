@@ -14,6 +14,8 @@ from jaxllm import models, weights
 from jaxllm.config import ConfigError
 from jaxllm.mesh import make_mesh
 from jaxllm.nn.contexts.dense import DenseContext
+from jaxllm.nn.head_maps import BiasedKeys
+from jaxllm.nn.rope import Alibi
 from tests.goldens.cases import CASES
 from tests.goldens.golden import load_golden
 
@@ -37,6 +39,18 @@ def test_norms_of_heads_are_those_of_the_true_width(name: str) -> None:
 
     found = hidden(spec.with_heads_of(16))
     np.testing.assert_allclose(found, hidden(spec), atol=1e-5)
+
+
+@pytest.mark.parametrize("dim", [7, 8])
+def test_far_positions_are_kept_in_keys_of_16_bits(dim: int) -> None:
+    position_T = jnp.array([1, 1021, 65535])
+    rotation = Alibi(-(-dim // 2), (0.7, 1.9))(position_T, None)
+    row_TXCH = jnp.zeros((3, 1, 6, dim + dim % 2 + 2), jnp.bfloat16)
+    found, _ = BiasedKeys(dim)(row_TXCH, 2, rotation, DenseContext())
+    q, k, v = jnp.split(found.astype(jnp.float32), 3, axis=2)
+    assert not v.any()
+    added_TN = jnp.sum(q * k, axis=-1)[:, 0]
+    np.testing.assert_allclose(added_TN, rotation.key_TN, rtol=2**-16)
 
 
 @pytest.mark.parametrize(

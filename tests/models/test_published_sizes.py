@@ -279,6 +279,22 @@ EXACT: dict[str, tuple[dict[str, Any], int]] = {
         ),
         2_779_683_840,
     ),
+    "BLOOM-7B1": (
+        {
+            "model_type": "bloom",
+            "n_layer": 30,
+            "n_embed": 4096,
+            "num_attention_heads": 32,
+            "n_inner": None,
+            "vocab_size": 250880,
+            "seq_length": 2048,
+            "layer_norm_epsilon": 1e-5,
+            "apply_residual_connection_post_layernorm": False,
+            "pretraining_tp": 1,
+            "offset_alibi": 100,
+        },
+        7_069_016_064,
+    ),
     "Falcon-7B": (
         {
             "model_type": "falcon",

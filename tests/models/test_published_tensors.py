@@ -171,6 +171,17 @@ LAYERS: dict[tuple[str, int], Shapes] = {
         "mlp.fc2.weight": (2560, 10240),
         "mlp.fc2.bias": (2560,),
     },
+    ("BLOOM-7B1", 2): {
+        "{input,post_attention}_layernorm.{weight,bias}": (4096,),
+        "self_attention.query_key_value.weight": (12288, 4096),
+        "self_attention.query_key_value.bias": (12288,),
+        "self_attention.dense.weight": (4096, 4096),
+        "self_attention.dense.bias": (4096,),
+        "mlp.dense_h_to_4h.weight": (16384, 4096),
+        "mlp.dense_h_to_4h.bias": (16384,),
+        "mlp.dense_4h_to_h.weight": (4096, 16384),
+        "mlp.dense_4h_to_h.bias": (4096,),
+    },
     ("Falcon-40B", 0): {
         "ln_{attn,mlp}.{weight,bias}": (8192,),
         "self_attention.query_key_value.weight": (9216, 8192),
@@ -271,6 +282,11 @@ def test_a_layer_has_the_tensors_of_the_published_checkpoint(name: str, layer: i
             "embed_out.weight gpt_neox.embed_in.weight gpt_neox.final_layer_norm.{weight,bias}",
         ),
         ("GPT-2", "transformer.{wte.weight,wpe.weight,ln_f.weight,ln_f.bias}"),
+        (
+            "BLOOM-7B1",
+            "transformer.word_embeddings.weight "
+            "transformer.{word_embeddings_layernorm,ln_f}.{weight,bias}",
+        ),
         ("Falcon-7B", "transformer.{word_embeddings.weight,ln_f.weight,ln_f.bias}"),
         (
             "Phi-2",

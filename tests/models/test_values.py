@@ -56,6 +56,7 @@ KEYS: dict[str, dict[str, list[str]]] = {
         "number": ["partial_rotary_factor"],
     },
     "Phi-2": {"switch": ["qk_layernorm"], "number": ["partial_rotary_factor"]},
+    "BLOOM-7B1": {"switch": ["apply_residual_connection_post_layernorm"]},
     "Falcon-7B": {"switch": ["alibi", "bias", "multi_query", "new_decoder_architecture"]},
     "SmolLM3-3B": {"size": ["no_rope_layer_interval"]},
     "gpt-oss-20b": {
