@@ -172,12 +172,12 @@ class RoundedAlibi(Alibi):
         return rounded(super().added(rounded(position_T), rounded(slope_N)))
 
 
-def alibi_slopes(heads: int, exponent: float = 8.0) -> tuple[float, ...]:
-    """The slope of each head: powers of 2^(-exponent/n) for the n heads that are a power of two,
-    then the odd powers of the root of that for the others."""
+def alibi_slopes(heads: int) -> tuple[float, ...]:
+    """The slope of each head: powers of 2^(-8/n) for the n heads that are a power of two, then the
+    odd powers of 2^(-4/n) for the others."""
     whole = 2 ** int(math.log2(heads))
-    first = [2 ** (-exponent * (i + 1) / whole) for i in range(whole)]
-    others = [2 ** (-exponent / 2 * (2 * i + 1) / whole) for i in range(heads - whole)]
+    first = [2 ** (-8 * (i + 1) / whole) for i in range(whole)]
+    others = [2 ** (-4 * (2 * i + 1) / whole) for i in range(heads - whole)]
     return (*first, *others)
 
 

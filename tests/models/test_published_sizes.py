@@ -295,6 +295,53 @@ EXACT: dict[str, tuple[dict[str, Any], int]] = {
         },
         7_069_016_064,
     ),
+    "Apertus-8B": (
+        sized(
+            LLAMA,
+            "apertus",
+            32,
+            4096,
+            21504,
+            32,
+            8,
+            131072,
+            hidden_act="xielu",
+            max_position_embeddings=65536,
+            attention_bias=False,
+            rope_theta=12000000,
+            rope_scaling={
+                "factor": 8.0,
+                "high_freq_factor": 4.0,
+                "low_freq_factor": 1.0,
+                "original_max_position_embeddings": 8192,
+                "rope_type": "llama3",
+            },
+        ),
+        8_053_338_240,  # of which two a layer are constants
+    ),
+    "MPT-7B": (
+        {
+            "model_type": "mpt",
+            "n_layers": 32,
+            "d_model": 4096,
+            "n_heads": 32,
+            "expansion_ratio": 4,
+            "vocab_size": 50432,
+            "max_seq_len": 2048,
+            "no_bias": True,
+            "logit_scale": None,
+            "attn_config": {
+                "alibi": True,
+                "alibi_bias_max": 8,
+                "attn_type": "multihead_attention",
+                "clip_qkv": None,
+                "prefix_lm": False,
+                "qk_ln": False,
+                "softmax_scale": None,
+            },
+        },
+        6_649_286_656,
+    ),
     "Falcon-7B": (
         {
             "model_type": "falcon",

@@ -182,6 +182,23 @@ LAYERS: dict[tuple[str, int], Shapes] = {
         "mlp.dense_4h_to_h.weight": (4096, 16384),
         "mlp.dense_4h_to_h.bias": (4096,),
     },
+    ("Apertus-8B", 3): {
+        "{attention,feedforward}_layernorm.weight": (4096,),
+        "self_attn.{q,o}_proj.weight": (4096, 4096),
+        "self_attn.{k,v}_proj.weight": (1024, 4096),
+        "self_attn.{q,k}_norm.weight": (128,),
+        "mlp.up_proj.weight": (21504, 4096),
+        "mlp.down_proj.weight": (4096, 21504),
+        "mlp.act_fn.alpha_{p,n}": (1,),
+        "mlp.act_fn.{beta,eps}": (),
+    },
+    ("MPT-7B", 0): {
+        "norm_{1,2}.weight": (4096,),
+        "attn.Wqkv.weight": (12288, 4096),
+        "attn.out_proj.weight": (4096, 4096),
+        "ffn.up_proj.weight": (16384, 4096),
+        "ffn.down_proj.weight": (4096, 16384),
+    },
     ("Falcon-40B", 0): {
         "ln_{attn,mlp}.{weight,bias}": (8192,),
         "self_attention.query_key_value.weight": (9216, 8192),
@@ -259,7 +276,7 @@ def table(name: str) -> list[Rule]:
 @pytest.mark.parametrize(("name", "layer"), LAYERS)
 def test_a_layer_has_the_tensors_of_the_published_checkpoint(name: str, layer: int) -> None:
     expected = {n: shape for key, shape in LAYERS[name, layer].items() for n in spelled(key)}
-    prefix = re.compile(rf".*?\.(?:layers?|h)\.{layer}\.")
+    prefix = re.compile(rf".*?\.(?:layers?|h|blocks)\.{layer}\.")
     every = [name for shape in expected for name in spelled(shape)]
     found: Shapes = {}
     for rule in table(name):
@@ -287,6 +304,7 @@ def test_a_layer_has_the_tensors_of_the_published_checkpoint(name: str, layer: i
             "transformer.word_embeddings.weight "
             "transformer.{word_embeddings_layernorm,ln_f}.{weight,bias}",
         ),
+        ("MPT-7B", "transformer.{wte,norm_f}.weight"),
         ("Falcon-7B", "transformer.{word_embeddings.weight,ln_f.weight,ln_f.bias}"),
         (
             "Phi-2",
@@ -298,7 +316,7 @@ def test_a_layer_has_the_tensors_of_the_published_checkpoint(name: str, layer: i
 )
 def test_the_tensors_outside_the_layers_are_those_of_the_checkpoint(name: str, names: str) -> None:
     found = {piece.name for rule in table(name) for piece in rule.pieces}
-    outside = {each for each in found if not re.search(r"\.(layers?|h)\.\d+\.", each)}
+    outside = {each for each in found if not re.search(r"\.(layers?|h|blocks)\.\d+\.", each)}
     assert outside == {each for pattern in names.split() for each in spelled(pattern)}
 
 
