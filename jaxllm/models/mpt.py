@@ -77,7 +77,7 @@ class ClippedBiasedKeys(BiasedKeys):
 def read(hf: Config) -> dict[str, Any]:
     """The configuration with the settings of attention beside the others."""
     outer = {key: value for key, value in hf.items() if key != "attn_config"}
-    return {**outer, **settings_of(hf, "attn_config")}
+    return {**settings_of(hf, "attn_config"), **outer}
 
 
 def spec(hf: Config) -> ModelSpec:

@@ -53,6 +53,12 @@ def test_far_positions_are_kept_in_keys_of_16_bits(dim: int) -> None:
     np.testing.assert_allclose(added_TN, rotation.key_TN, rtol=2**-16)
 
 
+def test_settings_of_attention_do_not_rename_an_mpt() -> None:
+    given = CASES["mpt-clip"] | {"attn_config": {"model_type": "", "clip_qkv": 6}}
+    spec = models.make_spec(given)
+    assert (spec.model_type, spec.config["clip_qkv"]) == ("mpt", 6)
+
+
 @pytest.mark.parametrize(
     ("name", "changes", "message"),
     [

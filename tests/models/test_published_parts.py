@@ -111,6 +111,8 @@ def test_a_layer_remembers_what_the_models_sizes_say(
         ("BLOOM-7B1", Block, LayerNorm, LayerNorm),
         ("MPT-7B", Block, LayerNorm, LayerNorm),
         ("Apertus-8B", Block, RMSNorm, RMSNorm),
+        ("Helium-1-preview-2B", Block, RMSNorm, RMSNorm),
+        ("VaultGemma-1B", Block, OffsetRMSNorm, OffsetRMSNorm),
         ("StableLM-2-1.6B", Block, LayerNorm, LayerNorm),
         ("StarCoder2-3B", Block, LayerNorm, LayerNorm),
         ("GPT-2", Block, LayerNorm, LayerNorm),

@@ -199,6 +199,13 @@ LAYERS: dict[tuple[str, int], Shapes] = {
         "ffn.up_proj.weight": (16384, 4096),
         "ffn.down_proj.weight": (4096, 16384),
     },
+    ("VaultGemma-1B", 0): {
+        "{input,pre_feedforward}_layernorm.weight": (1152,),
+        "self_attn.{q,k,v}_proj.weight": (1024, 1152),
+        "self_attn.o_proj.weight": (1152, 1024),
+        "mlp.{gate,up}_proj.weight": (6912, 1152),
+        "mlp.down_proj.weight": (1152, 6912),
+    },
     ("Falcon-40B", 0): {
         "ln_{attn,mlp}.{weight,bias}": (8192,),
         "self_attention.query_key_value.weight": (9216, 8192),
