@@ -44,7 +44,7 @@ def directory(path: Path, config: object, generation: object = None) -> Path:
 
 # Encoders, blocks of another order, routers and experts of their own
 UNLIKE_LLAMA = (
-    *("bert", "bloom", "cohere2_moe", "ernie4_5_moe", "falcon", "gemma2", "gpt_oss", "gte"),
+    *("bert", "bloom", "cohere2_moe", "dbrx", "ernie4_5_moe", "falcon", "gemma2", "gpt_oss", "gte"),
     *("modernbert", "mpt", "nomic_bert", "phi", "phimoe", "stablelm"),
 )
 

@@ -110,6 +110,8 @@ def test_a_layer_remembers_what_the_models_sizes_say(
         ("Phi-2", ParallelBlock, LayerNorm, LayerNorm),
         ("BLOOM-7B1", Block, LayerNorm, LayerNorm),
         ("MPT-7B", Block, LayerNorm, LayerNorm),
+        ("DBRX", Block, LayerNorm, LayerNorm),
+        ("FlexOlmo-7x7B-1T", PostNormBlock, RMSNorm, RMSNorm),
         ("Apertus-8B", Block, RMSNorm, RMSNorm),
         ("Helium-1-preview-2B", Block, RMSNorm, RMSNorm),
         ("VaultGemma-1B", Block, OffsetRMSNorm, OffsetRMSNorm),

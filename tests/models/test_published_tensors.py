@@ -206,6 +206,21 @@ LAYERS: dict[tuple[str, int], Shapes] = {
         "mlp.{gate,up}_proj.weight": (6912, 1152),
         "mlp.down_proj.weight": (1152, 6912),
     },
+    ("DBRX", 0): {
+        "norm_attn_norm.norm_{1,2}.weight": (6144,),
+        "norm_attn_norm.attn.Wqkv.weight": (8192, 6144),
+        "norm_attn_norm.attn.out_proj.weight": (6144, 6144),
+        "ffn.router.layer.weight": (16, 6144),
+        "ffn.experts.mlp.{w1,v1,w2}": (172032, 6144),
+    },
+    ("FlexOlmo-7x7B-1T", 0): {
+        "post_{attention,feedforward}_layernorm.weight": (4096,),
+        "self_attn.{q,k}_norm.weight": (4096,),
+        "self_attn.{q,k,v,o}_proj.weight": (4096, 4096),
+        "mlp.gate.weight": (7, 4096),
+        "mlp.experts.#.{gate,up}_proj.weight": (11008, 4096),
+        "mlp.experts.#.down_proj.weight": (4096, 11008),
+    },
     ("Falcon-40B", 0): {
         "ln_{attn,mlp}.{weight,bias}": (8192,),
         "self_attention.query_key_value.weight": (9216, 8192),
