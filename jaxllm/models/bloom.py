@@ -3,6 +3,8 @@ values are one tensor, head by head."""
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from jaxllm.models.config.alibi import with_alibi
 from jaxllm.models.config.read import Config, flag, positive
 from jaxllm.models.config.spec import ModelSpec
@@ -59,14 +61,12 @@ class NormedStreamBlock(Block):
 
 def spec(hf: Config) -> ModelSpec:
     """The spec of a complete configuration. Raises ConfigError."""
+    if hf.get("max_position_embeddings") is None:
+        hf = {**hf, "max_position_embeddings": LENGTH}
     fixed = {"num_key_value_heads": None, "head_dim": None, "hidden_act": "gelu_pytorch_tanh"}
-    given = hf.get("max_position_embeddings")
-    sizes = {
-        "intermediate_size": 4 * positive(hf, "hidden_size"),
-        "max_position_embeddings": LENGTH if given is None else given,
-    }
-    plain = transformer_spec({**hf, **fixed, **sizes}, still=True)
-    return with_alibi(plain, scale=plain.heads(1).dim ** -0.5)
+    inner = {"intermediate_size": 4 * positive(hf, "hidden_size")}
+    plain = transformer_spec({**hf, **fixed, **inner}, still=True)
+    return replace(with_alibi(plain, scale=plain.heads(1).dim ** -0.5), config=hf)
 
 
 def build(spec: ModelSpec, shards: int, init: Init) -> Decoder:

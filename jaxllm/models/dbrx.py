@@ -34,8 +34,8 @@ SPELLING = {
 DEFAULTS: Config = {"max_position_embeddings": 2048, "num_key_value_heads": 1}
 # What the settings of the feed-forward may leave out
 FEED_FORWARD: Config = {
-    "ffn_hidden_size": 3584,
-    "moe_num_experts": 4,
+    "intermediate_size": 3584,
+    "num_experts": 4,
     "moe_top_k": 1,
     "moe_normalize_expert_weights": 1.0,
 }
@@ -94,18 +94,19 @@ def read(hf: Config) -> dict[str, Any]:
     """The configuration with settings of its parts beside the others."""
     attention, experts = settings_of(hf, "attn_config"), settings_of(hf, "ffn_config")
     outer = {key: v for key, v in hf.items() if key not in ("attn_config", "ffn_config")}
-    return {**FEED_FORWARD, **attention, **experts, **outer}
+    return {**attention, **experts, **outer}
 
 
 def spec(hf: Config) -> ModelSpec:
     """The spec of a complete configuration. Raises ConfigError."""
-    if (norm := hf.get("moe_normalize_expert_weights")) not in (None, 1):
+    hf = {**FEED_FORWARD, **hf}
+    if (norm := hf["moe_normalize_expert_weights"]) not in (None, 1):
         raise ConfigError(
             f"config.json: moe_normalize_expert_weights is {norm!r:.80}; it must be 1 or null"
         )
-    fixed = {"rms_norm_eps": 1e-5, "head_dim": None}
     act = settings_of(hf, "ffn_act_fn").get("name", "silu")
-    return mixture_spec(transformer_spec({**hf, **fixed, "hidden_act": act}), mixture(hf, *SIZES))
+    fixed = {"rms_norm_eps": 1e-5, "head_dim": None, "hidden_act": act}
+    return mixture_spec(transformer_spec({**hf, **fixed}), mixture(hf, *SIZES))
 
 
 def build(spec: ModelSpec, shards: int, init: Init) -> Decoder:

@@ -13,7 +13,6 @@ DEFAULTS: Config = {
     "hidden_act": "silu",
     "rms_norm_eps": 1e-8,
     "max_position_embeddings": 4096,
-    "num_key_value_heads": 20,
     "head_dim": 128,
     "rope_theta": 100000.0,
 }

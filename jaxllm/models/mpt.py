@@ -4,7 +4,7 @@ are one tensor, and may be clipped."""
 from __future__ import annotations
 
 import functools
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from jax import Array
@@ -88,7 +88,7 @@ def spec(hf: Config) -> ModelSpec:
     fixed = {"num_key_value_heads": None, "head_dim": None, "hidden_act": "gelu"}
     inner = positive(hf, "expansion_ratio") * positive(hf, "hidden_size")
     plain = transformer_spec({**hf, **fixed, "intermediate_size": inner}, still=True)
-    return with_alibi(plain, scale=_scale(plain))
+    return replace(with_alibi(plain, scale=_scale(plain)), config=hf)
 
 
 def _scale(spec: ModelSpec) -> float:

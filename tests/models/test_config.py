@@ -101,7 +101,7 @@ def test_a_config_that_cannot_be_served_is_one_line_that_says_why(
         ("qwen33", "qwen3"),
         ("gemma3_txt", "gemma3_text"),
         ("LLAMA", "llama"),
-        ("opt", "gpt2"),
+        ("opt", "mpt"),
         ("??", None),
     ],
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -9,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
+from safetensors.numpy import load_file, save_file
 
 from jaxllm import models, weights
 from jaxllm.config import ConfigError
@@ -53,10 +55,28 @@ def test_far_positions_are_kept_in_keys_of_16_bits(dim: int) -> None:
     np.testing.assert_allclose(added_TN, rotation.key_TN, rtol=2**-16)
 
 
+def test_bloom_is_published_without_the_prefix_of_its_body(tmp_path: Path) -> None:
+    golden, mesh = load_golden("bloom-alibi").directory, make_mesh(1)
+    stored = load_file(golden / "model.safetensors")
+    bare = {name.removeprefix("transformer."): tensor for name, tensor in stored.items()}
+    save_file(bare, tmp_path / "model.safetensors")
+    (tmp_path / "config.json").write_bytes((golden / "config.json").read_bytes())
+    spec = models.read_spec(tmp_path)
+    states = [weights.load(path, spec, mesh, jnp.float32)[1] for path in (golden, tmp_path)]
+    first, second = map(jax.tree.leaves, states)
+    assert all(np.array_equal(*pair) for pair in zip(first, second, strict=True))
+
+
 def test_settings_of_attention_do_not_rename_an_mpt() -> None:
     given = CASES["mpt-clip"] | {"attn_config": {"model_type": "", "clip_qkv": 6}}
     spec = models.make_spec(given)
     assert (spec.model_type, spec.config["clip_qkv"]) == ("mpt", 6)
+
+
+def test_dbrx_turns_by_the_base_of_its_attention_unless_the_file_says_otherwise() -> None:
+    given = {key: value for key, value in CASES["dbrx-clip"].items() if key != "rope_theta"}
+    assert models.make_spec(given).ropes == models.make_spec(CASES["dbrx-clip"]).ropes
+    assert models.make_spec(given | {"rope_theta": 7.0}).ropes != models.make_spec(given).ropes
 
 
 @pytest.mark.parametrize(
