@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
-from jaxllm.config import ConfigError
+from jaxllm.models.config.alibi import with_alibi
 from jaxllm.models.config.read import Config, flag, positive
 from jaxllm.models.config.spec import ModelSpec
 from jaxllm.models.config.transformer import Parts, transformer_spec
@@ -15,7 +15,7 @@ from jaxllm.nn.decoder import Decoder
 from jaxllm.nn.head_maps import BiasedKeys
 from jaxllm.nn.linear import Init
 from jaxllm.nn.norm import LayerNorm
-from jaxllm.nn.rope import Alibi, alibi_slopes
+from jaxllm.nn.rope import RoundedAlibi
 from jaxllm.nn.rules import Layout, Rule
 
 SPELLING = {
@@ -64,20 +64,8 @@ def spec(hf: Config) -> ModelSpec:
     heads = 1 if flag(hf, "multi_query") and not new else hf.get("num_kv_heads")
     plain = transformer_spec({**sizes, "num_key_value_heads": heads})
     parallel = new or flag(hf, "parallel_attn")
-    plain = _with_alibi(plain) if flag(hf, "alibi") else plain
+    plain = with_alibi(plain, RoundedAlibi) if flag(hf, "alibi") else plain
     return replace(plain, config=hf, carry_width=(2 if parallel else 1) * plain.width)
-
-
-def _with_alibi(spec: ModelSpec) -> ModelSpec:
-    """The spec with ALiBi in place of rotary embedding: two more numbers a head."""
-    heads, layers = spec.heads(1), len(spec.layers)
-    if heads.kv != heads.query:
-        raise ConfigError(
-            f"config.json: alibi is true with {heads.query} query heads over {heads.kv} key heads; "
-            "ALiBi runs where each query head has a key head of its own"
-        )
-    rope = Alibi(heads.dim // 2, alibi_slopes(heads.query))
-    return replace(spec, ropes=(rope,) * layers, head_width=heads.dim + 2)
 
 
 def build(spec: ModelSpec, shards: int, init: Init) -> Decoder:

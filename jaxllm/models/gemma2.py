@@ -3,6 +3,8 @@ layer."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from jaxllm.config import ConfigError
 from jaxllm.models.config.read import Config, flag, number, optional
 from jaxllm.models.config.spec import ModelSpec
@@ -15,12 +17,13 @@ from jaxllm.models.config.transformer import (
     type_window,
     typed,
 )
+from jaxllm.nn.attention import Attention
 from jaxllm.nn.blocks import Block, SandwichBlock
 from jaxllm.nn.decoder import Decoder
 from jaxllm.nn.embedding import ScaledEmbedding
 from jaxllm.nn.linear import Init
 from jaxllm.nn.logits import Softcap
-from jaxllm.nn.norm import OffsetRMSNorm
+from jaxllm.nn.norm import OffsetRMSNorm, RMSNorm
 
 DEFAULTS: Config = {
     "hidden_activation": "gelu_pytorch_tanh",
@@ -61,30 +64,36 @@ def build(spec: ModelSpec, shards: int, init: Init) -> Decoder:
 
 def gemma(parts: Parts, qk_norm: bool = False) -> Decoder:
     """The model of these parts; later Gemmas have norms of query and key heads."""
-    spec, hf, bias = parts.spec, parts.spec.config, flag(parts.spec.config, "attention_bias")
-    scale = number(hf, "query_pre_attn_scalar") ** -0.5
-    score_cap, logit_cap = (
-        optional(hf, key) for key in ("attn_logit_softcapping", "final_logit_softcapping")
-    )
 
     def block(layer: int) -> Block:
         return SandwichBlock(
             attention_norm=parts.norm(),
-            attention=parts.attention(
-                layer,
-                scale=scale,
-                softcap=score_cap,
-                qkv_bias=bias,
-                out_bias=bias,
-                qk_norms=parts.qk_norms(OffsetRMSNorm) if qk_norm else None,
-            ),
+            attention=attention(parts, layer, parts.qk_norms(OffsetRMSNorm) if qk_norm else None),
             attention_out_norm=parts.norm(),
             mlp_norm=parts.norm(),
             mlp=parts.gated_mlp(),
             mlp_out_norm=parts.norm(),
         )
 
-    factor = parts.rounded(spec.width**0.5)
+    return decoder(parts, block)
+
+
+def attention(parts: Parts, layer: int, norms: tuple[RMSNorm, RMSNorm] | None = None) -> Attention:
+    """The attention of one layer, its scores scaled and capped as the configuration says."""
+    hf, bias = parts.spec.config, flag(parts.spec.config, "attention_bias")
+    return parts.attention(
+        layer,
+        scale=number(hf, "query_pre_attn_scalar") ** -0.5,
+        softcap=optional(hf, "attn_logit_softcapping"),
+        qkv_bias=bias,
+        out_bias=bias,
+        qk_norms=norms,
+    )
+
+
+def decoder(parts: Parts, block: Callable[[int], Block]) -> Decoder:
+    """The model of these blocks: embeddings grow with the width, logits may be capped."""
+    spec, factor = parts.spec, parts.rounded(parts.spec.width**0.5)
+    cap = optional(spec.config, "final_logit_softcapping")
     embed = ScaledEmbedding(parts.init, spec.vocab_size, spec.width, parts.table_axis, factor)
-    maps = () if logit_cap is None else (Softcap(logit_cap),)
-    return parts.decoder(block, embed=embed, logits_maps=maps)
+    return parts.decoder(block, embed=embed, logits_maps=() if cap is None else (Softcap(cap),))

@@ -6,9 +6,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
-from jaxllm.config import ConfigError
 from jaxllm.models.config.read import Config, flag
-from jaxllm.models.config.rope import turning_dims
+from jaxllm.models.config.rope import check_even
 from jaxllm.models.config.spec import ModelSpec
 from jaxllm.models.config.transformer import LLAMA_NAMES, Parts, transformer_spec
 from jaxllm.nn.blocks import Block, ParallelBlock
@@ -61,11 +60,7 @@ class OwnLayerNorm(HeadLayerNorm):
 def spec(hf: Config) -> ModelSpec:
     """The spec of a complete configuration. Raises ConfigError."""
     plain = transformer_spec(hf, partial=True)
-    if (turning := turning_dims(hf, plain.layers[0].key_dim)) % 2:
-        raise ConfigError(
-            f"config.json: {turning} dimensions of a head turn; StableLM turns an even number, "
-            "correct partial_rotary_factor"
-        )
+    check_even(hf, plain.layers[0].key_dim)
     parallel = flag(hf, "use_parallel_residual")
     return replace(plain, carry_width=(2 if parallel else 1) * plain.width)
 

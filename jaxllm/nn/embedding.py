@@ -83,6 +83,17 @@ class ScaledEmbedding(Embedding):
         return (x_TD.astype(jnp.float32) * self.factor).astype(x_TD.dtype)
 
 
+class NormedEmbedding(Embedding):
+    """The norm of token embeddings."""
+
+    def __init__(self, init: Init, vocab: int, width: int, axis: str | None, norm: Norm):
+        super().__init__(init, vocab, width, axis)
+        self.norm = norm
+
+    def __call__(self, token_T: Array, position_T: Array, context: RowContext) -> Array:
+        return self.norm(super().__call__(token_T, position_T, context))
+
+
 class PositionTable(Stored):
     """A learned vector for each of `length` positions, [L, D]."""
 

@@ -79,12 +79,18 @@ class HeadLayerNorm(HeadNorm):
     """(x - mean(x)) / deviation(x) · weight, head by head."""
 
     def __call__(self, x_TXCH: Array, context: RowContext) -> Array:
+        weight = self.weight[...].astype(jnp.float32)
+        return (self.standard(x_TXCH) * weight).astype(x_TXCH.dtype)
+
+    def standard(self, x_TXCH: Array) -> Array:
+        """(x - mean(x)) / deviation(x), in float32."""
         x, dim, order = x_TXCH.astype(jnp.float32), self.heads.dim, self.heads.key_order
         centred = x - jnp.sum(x, axis=-1, keepdims=True) / dim
         if -1 in order:  # heads are stored with zeros between
             centred = centred * jnp.array([float(entry >= 0) for entry in order])
-        scale = lax.rsqrt(jnp.sum(centred * centred, axis=-1, keepdims=True) / dim + self.eps)
-        return (centred * scale * self.weight[...].astype(jnp.float32)).astype(x_TXCH.dtype)
+        return centred * lax.rsqrt(
+            jnp.sum(centred * centred, axis=-1, keepdims=True) / dim + self.eps
+        )
 
 
 class NormedHeads(nnx.Module):
@@ -142,8 +148,9 @@ class ScaledQueries:
 
 @dataclass(frozen=True)
 class BiasedKeys:
-    """Scores get what the rotation has for keys: in heads of width `dim` that are stored wider, the
-    first spare number of a query is 1, and that of a key what is added."""
+    """Scores get what the rotation has for keys: in heads of width `dim` that are stored wider by
+    two at least, a spare number of each half is 1 in queries. In keys the first is what is added,
+    the second what the keys' type rounds off it."""
 
     dim: int
 
@@ -153,8 +160,11 @@ class BiasedKeys:
         q, k, v = _split(row_TXCH, queries)
         assert rotation.key_TN is not None and k.shape == q.shape
         own_TN = context.collective.own(rotation.key_TN, axis=1)
-        spare, bias = self.dim // 2, own_TN.reshape(q.shape[:3])
-        q, k = q.at[..., spare].set(1), k.at[..., spare].set(bias.astype(k.dtype))
+        bias = own_TN.reshape(q.shape[:3])
+        coarse = bias.astype(k.dtype)
+        fine = (bias - coarse.astype(bias.dtype)).astype(k.dtype)
+        for spare, part in ((-(-self.dim // 2), coarse), (-1, fine)):
+            q, k = q.at[..., spare].set(1), k.at[..., spare].set(part)
         return jnp.concatenate([q, k, v], axis=2), rotation
 
 

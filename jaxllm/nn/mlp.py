@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from types import MappingProxyType
 from typing import Any
 
@@ -14,8 +15,8 @@ from jax import Array
 
 from jaxllm.config import ConfigError
 from jaxllm.nn.contexts.protocol import RowContext
-from jaxllm.nn.linear import Init, Linear
-from jaxllm.nn.rules import Rows
+from jaxllm.nn.linear import Init, Linear, Stored
+from jaxllm.nn.rules import Piece, Rows, Rule
 from pallas_kernels.gated_matmul import Gated, computes
 from pallas_kernels.parts import Product
 from pallas_kernels.scaled_matmul import Inputs
@@ -97,3 +98,29 @@ class MLP(nnx.Module):
 
     def __call__(self, x_TD: Inputs, context: RowContext) -> Product:
         return self.down.part(self.activation(self.up(x_TD, context)), context)
+
+
+class XIELU(Stored):
+    """p·x² + beta·x where x is positive, else n·(e^min(x, eps) - 1 - x) + beta·x; p is
+    softplus(alpha_p), n is beta + softplus(alpha_n).
+
+    See https://arxiv.org/abs/2411.13010. `weight` [4, 1] has what a layer learned, then constants.
+    """
+
+    def __init__(self, init: Init):
+        self.weight = replace(init, dtype=jnp.float32).full((4, 1), (None, None), 0.5)
+
+    def __call__(self, x: Array) -> Array:
+        alpha_p, alpha_n, beta, eps = self.weight[...][:, 0]
+        x32 = x.astype(jnp.float32)
+        above = jax.nn.softplus(alpha_p) * x32 * x32
+        below = (beta + jax.nn.softplus(alpha_n)) * (jnp.expm1(jnp.minimum(x32, eps)) - x32)
+        return (jnp.where(x32 > 0, above, below) + beta * x32).astype(x.dtype)
+
+    def rules(self, name: str) -> Iterator[Rule]:
+        shapes = {"alpha_p": (1,), "alpha_n": (1,), "beta": (), "eps": ()}
+        pieces = (
+            Piece(f"{name}.{leaf}", shape, (1, 1), row=row)
+            for row, (leaf, shape) in enumerate(shapes.items())
+        )
+        yield Rule("weight", tuple(pieces))

@@ -147,18 +147,29 @@ class Alibi(NoRope):
     """Nothing turns; scores grow with the position of the key, by a slope for each query head.
 
     By softmax that is the same as falling with the distance (https://arxiv.org/abs/2108.12409).
-    Slopes, positions and products are rounded to bfloat16, as transformers does for Falcon.
     """
 
     slopes: tuple[float, ...]
 
     def __call__(self, position_T: Array, prompt_length_T: Array | None) -> Rotation:
+        slope_N = jnp.asarray(self.slopes, jnp.float32)
+        key_TN = self.added(position_T.astype(jnp.float32), slope_N)
+        return super().__call__(position_T, prompt_length_T)._replace(key_TN=key_TN)
+
+    def added(self, position_T: Array, slope_N: Array) -> Array:
+        """What the scores of keys get, [T, N]."""
+        return position_T[:, None] * slope_N
+
+
+class RoundedAlibi(Alibi):
+    """ALiBi whose slopes, positions and products are rounded to bfloat16, as transformers does for
+    Falcon."""
+
+    def added(self, position_T: Array, slope_N: Array) -> Array:
         def rounded(x: Array) -> Array:
             return lax.reduce_precision(x, exponent_bits=8, mantissa_bits=7)
 
-        slope_N = rounded(jnp.asarray(self.slopes, jnp.float32))
-        key_TN = rounded(rounded(position_T.astype(jnp.float32))[:, None] * slope_N)
-        return super().__call__(position_T, prompt_length_T)._replace(key_TN=key_TN)
+        return rounded(super().added(rounded(position_T), rounded(slope_N)))
 
 
 def alibi_slopes(heads: int) -> tuple[float, ...]:

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
 
+from tests.goldens.alibi_cases import ALIBI
 from tests.goldens.base import case
 from tests.goldens.dense_cases import DENSE_CASES
 from tests.goldens.gpt_cases import GPT_CASES
@@ -268,8 +269,18 @@ CASES: Mapping[str, dict[str, Any]] = MappingProxyType(
             attention_bias=False,
             partial_rotary_factor=0.25,
         ),
+        "helium-biases": case(
+            "helium",
+            num_attention_heads=4,
+            head_dim=8,
+            attention_bias=True,
+            mlp_bias=True,
+            tie_word_embeddings=True,
+            pad_token_id=0,
+        ),
         **MIXTURES,
         **LATENT,
+        **ALIBI,
         **DENSE_CASES,
         **GPT_CASES,
     }

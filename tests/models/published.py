@@ -190,6 +190,8 @@ PUBLISHED: dict[str, dict[str, Any]] = {name: hf for name, (hf, _) in EXACT.item
         "num_kv_heads": 8,
         "new_decoder_architecture": True,
     },
+    "FlexOlmo-7x7B-1T": sized(LLAMA, "flex_olmo", 32, 4096, 11008, 32, 32, 100352)
+    | {"rms_norm_eps": 1e-6, "num_experts": 7, "num_experts_per_tok": 5},
     "ERNIE-4.5-0.3B": sized(LLAMA, "ernie4_5", 18, 1024, 3072, 16, 2, 103424)
     | {"head_dim": 128, "use_bias": False, "tie_word_embeddings": True},
     "ERNIE-4.5-21B-A3B": sized(LLAMA, "ernie4_5_moe", 28, 2560, 12288, 20, 4, 103424) | ERNIE_MOE,

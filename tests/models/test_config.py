@@ -44,8 +44,8 @@ def directory(path: Path, config: object, generation: object = None) -> Path:
 
 # Encoders, blocks of another order, routers and experts of their own
 UNLIKE_LLAMA = (
-    *("bert", "cohere2_moe", "ernie4_5_moe", "falcon", "gemma2", "gpt_oss", "gte", "modernbert"),
-    *("nomic_bert", "phimoe", "stablelm"),
+    *("bert", "bloom", "cohere2_moe", "dbrx", "ernie4_5_moe", "falcon", "gemma2", "gpt_oss", "gte"),
+    *("modernbert", "mpt", "nomic_bert", "phi", "phimoe", "stablelm"),
 )
 
 
@@ -73,7 +73,7 @@ def test_reading_a_config_imports_no_jax() -> None:
         ("{", "not valid JSON"),
         ("[1]", "holds a list; an object is expected"),
         ({}, "model_type None is not supported \\(supported: .*llama, .*qwen3.*\\)"),
-        ({"model_type": "bloom"}, "model_type 'bloom' is not supported"),
+        ({"model_type": "rwkv"}, "model_type 'rwkv' is not supported"),
         ({"model_type": ["llama"]}, "model_type \\['llama'\\] is not supported"),
         ({"model_type": "_rules"}, "model_type '_rules' is not supported"),
         (

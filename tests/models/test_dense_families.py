@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -10,18 +11,24 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
+from safetensors.numpy import load_file, save_file
 
 from jaxllm import models, weights
 from jaxllm.config import ConfigError
 from jaxllm.mesh import make_mesh
 from jaxllm.models.config.build import outline
 from jaxllm.nn.contexts.dense import DenseContext
+from jaxllm.nn.head_maps import BiasedKeys
+from jaxllm.nn.rope import Alibi
 from jaxllm.pooling import Pooling
 from tests.goldens.cases import CASES
 from tests.goldens.golden import load_golden
 
 
-@pytest.mark.parametrize("name", ["olmo2-biases", "stablelm-head-norms", "hunyuan_v1_dense-alpha"])
+@pytest.mark.parametrize(
+    "name",
+    ["olmo2-biases", "stablelm-head-norms", "hunyuan_v1_dense-alpha", "phi-head-norms"],
+)
 def test_norms_of_heads_are_those_of_the_true_width(name: str) -> None:
     golden = load_golden(name)
     spec, prompt = models.read_spec(golden.directory), golden.continuations[1].prompt
@@ -44,6 +51,42 @@ def test_a_model_whose_table_is_narrower_does_not_pool() -> None:
     pooling = Pooling(task="embed", modes=("last",), maps=(), size=spec.width)
     with pytest.raises(ConfigError, match="word_embed_proj_dim is 16 and hidden_size 32"):
         outline(replace(spec, pooling=pooling), 1, jnp.float32)
+
+
+@pytest.mark.parametrize("dim", [7, 8])
+def test_far_positions_are_kept_in_keys_of_16_bits(dim: int) -> None:
+    position_T = jnp.array([1, 1021, 65535])
+    rotation = Alibi(-(-dim // 2), (0.7, 1.9))(position_T, None)
+    row_TXCH = jnp.zeros((3, 1, 6, dim + dim % 2 + 2), jnp.bfloat16)
+    found, _ = BiasedKeys(dim)(row_TXCH, 2, rotation, DenseContext())
+    q, k, v = jnp.split(found.astype(jnp.float32), 3, axis=2)
+    assert not v.any()
+    added_TN = jnp.sum(q * k, axis=-1)[:, 0]
+    np.testing.assert_allclose(added_TN, rotation.key_TN, rtol=2**-16)
+
+
+def test_bloom_is_published_without_the_prefix_of_its_body(tmp_path: Path) -> None:
+    golden, mesh = load_golden("bloom-alibi").directory, make_mesh(1)
+    stored = load_file(golden / "model.safetensors")
+    bare = {name.removeprefix("transformer."): tensor for name, tensor in stored.items()}
+    save_file(bare, tmp_path / "model.safetensors")
+    (tmp_path / "config.json").write_bytes((golden / "config.json").read_bytes())
+    spec = models.read_spec(tmp_path)
+    states = [weights.load(path, spec, mesh, jnp.float32)[1] for path in (golden, tmp_path)]
+    first, second = map(jax.tree.leaves, states)
+    assert all(np.array_equal(*pair) for pair in zip(first, second, strict=True))
+
+
+def test_settings_of_attention_do_not_rename_an_mpt() -> None:
+    given = CASES["mpt-clip"] | {"attn_config": {"model_type": "", "clip_qkv": 6}}
+    spec = models.make_spec(given)
+    assert (spec.model_type, spec.config["clip_qkv"]) == ("mpt", 6)
+
+
+def test_dbrx_turns_by_the_base_of_its_attention_unless_the_file_says_otherwise() -> None:
+    given = {key: value for key, value in CASES["dbrx-clip"].items() if key != "rope_theta"}
+    assert models.make_spec(given).ropes == models.make_spec(CASES["dbrx-clip"]).ropes
+    assert models.make_spec(given | {"rope_theta": 7.0}).ropes != models.make_spec(given).ropes
 
 
 @pytest.mark.parametrize(

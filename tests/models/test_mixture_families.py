@@ -60,6 +60,7 @@ def test_layers_are_dense_by_their_types_or_the_first(
     [
         ("qwen3-moe-normalised", "num_experts", "num_local_experts"),
         ("olmoe-clip", "num_experts", "num_local_experts"),
+        ("flex-olmo-biases", "num_experts", "num_local_experts"),
         ("mixtral-experts", "num_local_experts", "num_experts"),
         ("gpt-oss-fused", "num_local_experts", "num_experts"),
         ("minimax-m2-rotary-dim", "num_local_experts", "num_experts"),

@@ -7,7 +7,6 @@ import math
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import pytest
 
 from jaxllm import models
@@ -24,7 +23,7 @@ from jaxllm.nn.blocks import (
     ScaledBlock,
 )
 from jaxllm.nn.decoder import Decoder
-from jaxllm.nn.embedding import EncoderEmbedding, ScaledEmbedding
+from jaxllm.nn.embedding import ScaledEmbedding
 from jaxllm.nn.head_maps import Clipped, HeadLayerNorm, NormedHeads, TurnedNorms, WholeRMSNorm
 from jaxllm.nn.logits import Scale, Softcap
 from jaxllm.nn.mixture.experts import MixtureMLP, SharedExpert
@@ -76,6 +75,7 @@ def routing_of(name: str, layer: int = 3) -> Routing:
         ("MiniMax-M2", 62, 48, PagedKV(8, 128, 128)),
         ("GPT-NeoX-20B", 44, 64, PagedKV(64, 96, 96)),
         ("Falcon-7B", 32, 71, PagedKV(1, 64, 64)),
+        ("BLOOM-7B1", 30, 32, PagedKV(32, 128, 128)),
         ("Falcon-40B", 60, 128, PagedKV(8, 64, 64)),
         ("ChatGLM3-6B", 28, 32, PagedKV(2, 128, 128)),
         ("Seed-OSS-36B", 64, 80, PagedKV(8, 128, 128)),
@@ -107,6 +107,14 @@ def test_a_layer_remembers_what_the_models_sizes_say(
         ("GPT-J-6B", ParallelBlock, LayerNorm, LayerNorm),
         ("GPT-NeoX-20B", ParallelBlock, LayerNorm, LayerNorm),
         ("Falcon-7B", ParallelBlock, LayerNorm, LayerNorm),
+        ("Phi-2", ParallelBlock, LayerNorm, LayerNorm),
+        ("BLOOM-7B1", Block, LayerNorm, LayerNorm),
+        ("MPT-7B", Block, LayerNorm, LayerNorm),
+        ("DBRX", Block, LayerNorm, LayerNorm),
+        ("FlexOlmo-7x7B-1T", PostNormBlock, RMSNorm, RMSNorm),
+        ("Apertus-8B", Block, RMSNorm, RMSNorm),
+        ("Helium-1-preview-2B", Block, RMSNorm, RMSNorm),
+        ("VaultGemma-1B", Block, OffsetRMSNorm, OffsetRMSNorm),
         ("StableLM-2-1.6B", Block, LayerNorm, LayerNorm),
         ("StarCoder2-3B", Block, LayerNorm, LayerNorm),
         ("GPT-2", Block, LayerNorm, LayerNorm),
@@ -144,6 +152,10 @@ def test_norms_stand_where_the_family_has_them(
         ("GPT-NeoX-20B", (True, True, True)),
         ("StarCoder2-3B", (True, True, True)),
         ("StableLM-2-1.6B", (True, False, False)),
+        ("Phi-2", (True, True, True)),
+        ("BLOOM-7B1", (True, True, True)),
+        ("MPT-7B", (False, False, False)),
+        ("Apertus-8B", (False, False, False)),
         ("Falcon-7B", (False, False, False)),
         ("Seed-OSS-36B", (True, False, False)),
         ("ChatGLM3-6B", (True, False, False)),
@@ -355,25 +367,6 @@ def test_the_activation_is_the_models(name: str, activation: str) -> None:
 )
 def test_parts_beside_each_other_share_a_norm_or_have_two(name: str, kind: bool) -> None:
     assert [block.mlp_norm is None for block in model_of(name).layers] == [kind] * 4
-
-
-@pytest.mark.parametrize(
-    ("name", "tokens", "first"),
-    [("BGE-large-en", 512, 0), ("BGE-M3", 8192, 2)],
-)
-def test_positions_of_roberta_begin_behind_the_padding(name: str, tokens: int, first: int) -> None:
-    embed = model_of(name).embed
-    assert spec_of(name).context_length == tokens
-    assert isinstance(embed, EncoderEmbedding) and embed.positions is not None
-    assert (embed.first, embed.positions.weight.shape[0]) == (first, tokens + first)
-
-
-def test_modernbert_sees_64_tokens_on_either_side_but_on_every_third_layer() -> None:
-    windows = [block.attention.window for block in model_of("ModernBERT-base").layers]
-    assert windows == [None, 64, 64, None]
-    ropes = spec_of("ModernBERT-base").ropes
-    bases = [rope.inv_freq[1] ** -32 for rope in ropes]
-    np.testing.assert_allclose(bases, ([160_000.0] + [10_000.0] * 2) * 7 + [160_000.0], rtol=1e-4)
 
 
 @pytest.mark.parametrize(

@@ -12,44 +12,9 @@ import pytest
 from jaxllm import models
 from jaxllm.models.config.build import outline, rules
 from tests.models.gpt_sizes import GPT_EXACT
+from tests.models.published_others import LLAMA, OTHERS, sized
 
-LLAMA = {
-    "model_type": "llama",
-    "rms_norm_eps": 1e-5,
-    "bos_token_id": 1,
-    "eos_token_id": 2,
-    "hidden_act": "silu",
-    "tie_word_embeddings": False,
-    "max_position_embeddings": 8192,
-}
 QWEN = LLAMA | {"rms_norm_eps": 1e-6, "rope_theta": 1e6, "use_sliding_window": False}
-
-
-def sized(
-    base: dict[str, Any],
-    model_type: str,
-    layers: int,
-    width: int,
-    inner: int,
-    heads: int,
-    kv_heads: int,
-    vocab: int,
-    **others: Any,
-) -> dict[str, Any]:
-    """A config of a family that names its sizes as Llama does."""
-    return (
-        base
-        | {
-            "model_type": model_type,
-            "num_hidden_layers": layers,
-            "hidden_size": width,
-            "intermediate_size": inner,
-            "num_attention_heads": heads,
-            "num_key_value_heads": kv_heads,
-            "vocab_size": vocab,
-        }
-        | others
-    )
 
 
 YARN = {
@@ -260,6 +225,7 @@ EXACT: dict[str, tuple[dict[str, Any], int]] = {
         },
         1_644_515_328,
     ),
+    **OTHERS,
     "Falcon-7B": (
         {
             "model_type": "falcon",

@@ -12,12 +12,12 @@ import pytest
 from jaxllm import models
 from jaxllm.models.config.build import ignored, outline, read_name, rules
 from jaxllm.nn.rules import Rule
+from tests.models.gpt_tensors import GPT_LAYERS, Shapes
 from tests.models.published import PUBLISHED
-
-type Shapes = dict[str, tuple[int, ...]]
 
 # Model, layer → tensors of the layer, without what they begin with; {a,b} stands for both
 LAYERS: dict[tuple[str, int], Shapes] = {
+    **GPT_LAYERS,
     ("Llama-3.1-8B", 3): {
         "{input,post_attention}_layernorm.weight": (4096,),
         "self_attn.{q,o}_proj.weight": (4096, 4096),
@@ -162,67 +162,71 @@ LAYERS: dict[tuple[str, int], Shapes] = {
         "mlp.dense_4h_to_h.weight": (6144, 24576),
         "mlp.dense_4h_to_h.bias": (6144,),
     },
+    ("Phi-2", 1): {
+        "input_layernorm.{weight,bias}": (2560,),
+        "self_attn.{q_proj,k_proj,v_proj,dense}.weight": (2560, 2560),
+        "self_attn.{q_proj,k_proj,v_proj,dense}.bias": (2560,),
+        "mlp.fc1.weight": (10240, 2560),
+        "mlp.fc1.bias": (10240,),
+        "mlp.fc2.weight": (2560, 10240),
+        "mlp.fc2.bias": (2560,),
+    },
+    ("BLOOM-7B1", 2): {
+        "{input,post_attention}_layernorm.{weight,bias}": (4096,),
+        "self_attention.query_key_value.weight": (12288, 4096),
+        "self_attention.query_key_value.bias": (12288,),
+        "self_attention.dense.weight": (4096, 4096),
+        "self_attention.dense.bias": (4096,),
+        "mlp.dense_h_to_4h.weight": (16384, 4096),
+        "mlp.dense_h_to_4h.bias": (16384,),
+        "mlp.dense_4h_to_h.weight": (4096, 16384),
+        "mlp.dense_4h_to_h.bias": (4096,),
+    },
+    ("Apertus-8B", 3): {
+        "{attention,feedforward}_layernorm.weight": (4096,),
+        "self_attn.{q,o}_proj.weight": (4096, 4096),
+        "self_attn.{k,v}_proj.weight": (1024, 4096),
+        "self_attn.{q,k}_norm.weight": (128,),
+        "mlp.up_proj.weight": (21504, 4096),
+        "mlp.down_proj.weight": (4096, 21504),
+        "mlp.act_fn.alpha_{p,n}": (1,),
+        "mlp.act_fn.{beta,eps}": (),
+    },
+    ("MPT-7B", 0): {
+        "norm_{1,2}.weight": (4096,),
+        "attn.Wqkv.weight": (12288, 4096),
+        "attn.out_proj.weight": (4096, 4096),
+        "ffn.up_proj.weight": (16384, 4096),
+        "ffn.down_proj.weight": (4096, 16384),
+    },
+    ("VaultGemma-1B", 0): {
+        "{input,pre_feedforward}_layernorm.weight": (1152,),
+        "self_attn.{q,k,v}_proj.weight": (1024, 1152),
+        "self_attn.o_proj.weight": (1152, 1024),
+        "mlp.{gate,up}_proj.weight": (6912, 1152),
+        "mlp.down_proj.weight": (1152, 6912),
+    },
+    ("DBRX", 0): {
+        "norm_attn_norm.norm_{1,2}.weight": (6144,),
+        "norm_attn_norm.attn.Wqkv.weight": (8192, 6144),
+        "norm_attn_norm.attn.out_proj.weight": (6144, 6144),
+        "ffn.router.layer.weight": (16, 6144),
+        "ffn.experts.mlp.{w1,v1,w2}": (172032, 6144),
+    },
+    ("FlexOlmo-7x7B-1T", 0): {
+        "post_{attention,feedforward}_layernorm.weight": (4096,),
+        "self_attn.{q,k}_norm.weight": (4096,),
+        "self_attn.{q,k,v,o}_proj.weight": (4096, 4096),
+        "mlp.gate.weight": (7, 4096),
+        "mlp.experts.#.{gate,up}_proj.weight": (11008, 4096),
+        "mlp.experts.#.down_proj.weight": (4096, 11008),
+    },
     ("Falcon-40B", 0): {
         "ln_{attn,mlp}.{weight,bias}": (8192,),
         "self_attention.query_key_value.weight": (9216, 8192),
         "self_attention.dense.weight": (8192, 8192),
         "mlp.dense_h_to_4h.weight": (32768, 8192),
         "mlp.dense_4h_to_h.weight": (8192, 32768),
-    },
-    ("GPT-2", 0): {
-        "ln_{1,2}.{weight,bias}": (768,),
-        "attn.c_attn.weight": (768, 2304),
-        "attn.c_attn.bias": (2304,),
-        "attn.c_proj.weight": (768, 768),
-        "{attn,mlp}.c_proj.bias": (768,),
-        "mlp.c_fc.weight": (768, 3072),
-        "mlp.c_fc.bias": (3072,),
-        "mlp.c_proj.weight": (3072, 768),
-    },
-    ("GPT-Neo-125M", 1): {
-        "ln_{1,2}.{weight,bias}": (768,),
-        "attn.attention.{q,k,v,out}_proj.weight": (768, 768),
-        "attn.attention.out_proj.bias": (768,),
-        "mlp.c_fc.weight": (3072, 768),
-        "mlp.c_fc.bias": (3072,),
-        "mlp.c_proj.weight": (768, 3072),
-        "mlp.c_proj.bias": (768,),
-    },
-    ("CodeGen-350M", 1): {
-        "ln_1.{weight,bias}": (1024,),
-        "attn.qkv_proj.weight": (3072, 1024),
-        "attn.out_proj.weight": (1024, 1024),
-        "mlp.fc_in.weight": (4096, 1024),
-        "mlp.fc_in.bias": (4096,),
-        "mlp.fc_out.weight": (1024, 4096),
-        "mlp.fc_out.bias": (1024,),
-    },
-    ("StarCoder", 1): {
-        "ln_{1,2}.{weight,bias}": (6144,),
-        "attn.c_attn.weight": (6400, 6144),
-        "attn.c_attn.bias": (6400,),
-        "attn.c_proj.weight": (6144, 6144),
-        "{attn,mlp}.c_proj.bias": (6144,),
-        "mlp.c_fc.weight": (24576, 6144),
-        "mlp.c_fc.bias": (24576,),
-        "mlp.c_proj.weight": (6144, 24576),
-    },
-    ("GPT-J-6B", 1): {
-        "ln_1.{weight,bias}": (4096,),
-        "attn.{q,k,v,out}_proj.weight": (4096, 4096),
-        "mlp.fc_in.weight": (16384, 4096),
-        "mlp.fc_in.bias": (16384,),
-        "mlp.fc_out.weight": (4096, 16384),
-        "mlp.fc_out.bias": (4096,),
-    },
-    ("OPT-350M", 1): {
-        "{self_attn,final}_layer_norm.{weight,bias}": (1024,),
-        "self_attn.{q,k,v,out}_proj.weight": (1024, 1024),
-        "self_attn.{q,k,v,out}_proj.bias": (1024,),
-        "fc1.weight": (4096, 1024),
-        "fc1.bias": (4096,),
-        "fc2.weight": (1024, 4096),
-        "fc2.bias": (1024,),
     },
     ("ChatGLM3-6B", 0): {
         "{input,post_attention}_layernorm.weight": (4096,),
@@ -284,7 +288,7 @@ def table(name: str) -> list[Rule]:
 @pytest.mark.parametrize(("name", "layer"), LAYERS)
 def test_a_layer_has_the_tensors_of_the_published_checkpoint(name: str, layer: int) -> None:
     expected = {n: shape for key, shape in LAYERS[name, layer].items() for n in spelled(key)}
-    prefix = re.compile(rf".*?\.(?:layers?|h)\.{layer}\.")
+    prefix = re.compile(rf".*?\.(?:layers?|h|blocks)\.{layer}\.")
     every = [name for shape in expected for name in spelled(shape)]
     found: Shapes = {}
     for rule in table(name):
@@ -309,14 +313,24 @@ def test_a_layer_has_the_tensors_of_the_published_checkpoint(name: str, layer: i
         ("GPT-2", "transformer.{wte.weight,wpe.weight,ln_f.weight,ln_f.bias}"),
         ("GPT-J-6B", "lm_head.{weight,bias} transformer.{wte.weight,ln_f.weight,ln_f.bias}"),
         ("OPT-350M", "model.decoder.{embed_tokens,embed_positions,project_in,project_out}.weight"),
+        (
+            "BLOOM-7B1",
+            "transformer.word_embeddings.weight "
+            "transformer.{word_embeddings_layernorm,ln_f}.{weight,bias}",
+        ),
+        ("MPT-7B", "transformer.{wte,norm_f}.weight"),
         ("Falcon-7B", "transformer.{word_embeddings.weight,ln_f.weight,ln_f.bias}"),
+        (
+            "Phi-2",
+            "lm_head.{weight,bias} model.embed_tokens.weight model.final_layernorm.{weight,bias}",
+        ),
         ("InternLM2.5-7B", "output.weight model.{tok_embeddings,norm}.weight"),
         ("ModernBERT-base", "model.{embeddings.tok_embeddings,embeddings.norm,final_norm}.weight"),
     ],
 )
 def test_the_tensors_outside_the_layers_are_those_of_the_checkpoint(name: str, names: str) -> None:
     found = {piece.name for rule in table(name) for piece in rule.pieces}
-    outside = {each for each in found if not re.search(r"\.(layers?|h)\.\d+\.", each)}
+    outside = {each for each in found if not re.search(r"\.(layers?|h|blocks)\.\d+\.", each)}
     assert outside == {each for pattern in names.split() for each in spelled(pattern)}
 
 

@@ -55,7 +55,7 @@ def test_every_tensor_is_used_once_and_every_parameter_made_once(name: str, shar
 
 
 @pytest.mark.parametrize("tied", [True, False])
-@pytest.mark.parametrize("name", ["phimoe-longrope", "ernie4-5-moe-bias"])
+@pytest.mark.parametrize("name", ["phimoe-longrope", "ernie4-5-moe-bias", "phi-head-norms"])
 def test_a_head_has_a_bias_whether_it_is_the_embedding_or_not(name: str, tied: bool) -> None:
     hf = CASES[name] | {"tie_word_embeddings": tied}
     table = rules(spec_of(hf), outline(spec_of(hf), 1, jnp.float32))

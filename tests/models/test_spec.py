@@ -40,7 +40,8 @@ def test_a_spec_describes_the_model_that_is_built(name: str) -> None:
         if all(isinstance(each.mlp, GatedMLP) for each in model.layers):
             assert block.mlp.down.weight.shape == (spec.width, spec.inner_width)
         assert block.attention_norm.eps == spec.norm_eps
-    assert model.embed.weight.shape == (spec.vocab_size, spec.width)
+    narrower = spec.config.get("word_embed_proj_dim", spec.width)
+    assert model.embed.weight.shape == (spec.vocab_size, narrower)
     assert (model.head is None) == spec.tied
     assert model.ropes == spec.ropes
     assert len(spec.ropes) == len(spec.layers)
@@ -179,7 +180,8 @@ def test_the_layers_of_a_checkpoint_are_counted(layers: list[int], held: int) ->
 def test_a_family_is_defaults_names_a_spec_and_a_build(family: str) -> None:
     module = models.family(family)
     required = {"model_type": family, "intermediate_size": 64, "num_hidden_layers": 2}
-    required |= {"num_experts_per_tok": 2, "n_routed_experts": 64}
+    required |= {"num_experts_per_tok": 2, "n_routed_experts": 64, "rotary_dim": 8}
+    required |= {"attention_types": [[["global", "local"], 1]]}
     sizes = {"hidden_size": 256, "num_attention_heads": 32, "vocab_size": 100}
     spec = models.make_spec(required | sizes)
     assert (dict(module.DEFAULTS) | required | sizes).items() <= spec.config.items()

@@ -148,6 +148,24 @@ def test_plain_experts_are_rounded_while_they_load(tmp_path: Path, case: str, wi
     )
 
 
+def test_experts_that_lie_below_each_other_are_rounded_one_by_one(tmp_path: Path) -> None:
+    path, made = load_golden("dbrx-clip").directory, ROUNDED["int8_w8a16"]
+    spec = online(path, "int8_w8a16")
+    tensors = load_file(path / "model.safetensors")
+    held_names = {own for name in spec.formats for own in (name, f"{name}.weight")}
+    for name in held_names & set(tensors):
+        if name.endswith(".w2"):  # [E, in, out]
+            rows = tensors[name].reshape(6, 16, 32).swapaxes(1, 2)
+            turned = made(rows.reshape(-1, 16)).reshape(rows.shape).swapaxes(1, 2)
+            tensors[name] = np.ascontiguousarray(turned).reshape(-1, 32)
+        else:
+            tensors[name] = made(tensors[name])
+    plain = write(tmp_path / "plain", models.read_config(path), tensors)
+    np.testing.assert_allclose(
+        logits(path, spec), logits(plain, models.read_spec(plain)), atol=3e-5
+    )
+
+
 def test_4_bit_experts_take_a_quarter_of_the_bytes() -> None:
     shape = Shape((4, 128), (256,), ("expert", None, "embed"), dtype=jnp.bfloat16)
     state = jax.tree.leaves(HeldExperts(WeightFormat("fp4", 32), shape))

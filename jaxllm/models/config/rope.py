@@ -85,6 +85,16 @@ def rotary_share(hf: Config) -> float:
     return share if int(dim * share) == turning else math.nextafter(share, 1)
 
 
+def check_even(hf: Config, dim: int) -> None:
+    """Raises ConfigError where an odd number of a head's `dim` dimensions turns, of a family that
+    turns halves."""
+    if (turning := turning_dims(hf, dim)) % 2:
+        raise ConfigError(
+            f"config.json: {turning} dimensions of a head turn; {hf['model_type']} models turn an "
+            "even number, correct partial_rotary_factor"
+        )
+
+
 def rope_parameters(hf: Config, layer_type: str | None = None) -> dict[str, Any]:
     """RoPE settings in one form, always with `rope_type` and `rope_theta`.
 

@@ -194,11 +194,12 @@ class Experts(nnx.Module):
         inner: int,
         activation: str,
         split: Split = Split(),
+        maps: type[ExpertMaps] = ExpertMaps,
     ) -> Self:
-        """Experts without biases, gated by an activation."""
+        """Experts without biases, gated by an activation; `maps` is the class of their maps."""
         return cls(
-            ExpertMaps(init, (experts, 2 * inner, width), UP, parts=2, split=split),
-            ExpertMaps(init, (experts, width, inner), DOWN, split=split),
+            maps(init, (experts, 2 * inner, width), UP, parts=2, split=split),
+            maps(init, (experts, width, inner), DOWN, split=split),
             Gated(ACTIVATIONS[activation]),
         )
 
