@@ -43,6 +43,9 @@ def fused(apart: dict[str, np.ndarray], heads: Heads, layout: Layout) -> dict[st
         if layout is Layout.GROUPED:
             parts = [part.reshape(heads.kv, -1, *part.shape[1:]) for part in parts]
             whole = np.concatenate(parts, axis=1).reshape(-1, *parts[0].shape[2:])
+        elif layout is Layout.FOUR_BLOCKS:
+            query, key, value = (part.reshape(4, -1, *part.shape[1:]) for part in parts)
+            whole = np.concatenate([query, value, key], axis=1).reshape(-1, *query.shape[2:])
         else:
             whole = np.concatenate(parts)
         both[f"qkv.{leaf}"] = whole.T if layout is Layout.IN_OUT else whole
