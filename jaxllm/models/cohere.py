@@ -9,7 +9,7 @@ from dataclasses import replace
 from jaxllm.models.config.read import Config, flag, number
 from jaxllm.models.config.spec import ModelSpec
 from jaxllm.models.config.transformer import LLAMA_NAMES, Parts, transformer_spec
-from jaxllm.nn.blocks import Block, ParallelBlock
+from jaxllm.nn.blocks import Block
 from jaxllm.nn.decoder import Decoder
 from jaxllm.nn.head_maps import HeadLayerNorm, NormedHeads
 from jaxllm.nn.linear import Init
@@ -45,11 +45,7 @@ def build(spec: ModelSpec, shards: int, init: Init) -> Decoder:
 
     def block(layer: int) -> Block:
         norms = NormedHeads(init, parts.heads, spec.norm_eps, HeadLayerNorm) if normed else None
-        return ParallelBlock(
-            attention_norm=parts.norm(),
-            attention=parts.attention(layer, qkv_bias=bias, out_bias=bias, head_map=norms),
-            mlp_norm=None,
-            mlp=parts.gated_mlp(),
-        )
+        attention = parts.attention(layer, qkv_bias=bias, out_bias=bias, head_map=norms)
+        return parts.parallel_block(attention, parts.gated_mlp())
 
     return parts.decoder(block, logits_maps=(Scale(number(spec.config, "logit_scale")),))

@@ -32,7 +32,7 @@ from jaxllm.models.config.transformer import (
     type_window,
     typed,
 )
-from jaxllm.nn.blocks import Block, ParallelBlock
+from jaxllm.nn.blocks import Block
 from jaxllm.nn.decoder import Decoder
 from jaxllm.nn.linear import Init
 from jaxllm.nn.logits import Scale
@@ -133,8 +133,6 @@ def build(spec: ModelSpec, shards: int, init: Init) -> Decoder:
 
     def block(layer: int) -> Block:
         attention = parts.attention(layer, qkv_bias=bias, out_bias=bias)
-        return ParallelBlock(
-            attention_norm=parts.norm(), attention=attention, mlp_norm=None, mlp=mlp(layer)
-        )
+        return parts.parallel_block(attention, mlp(layer))
 
     return parts.decoder(block, logits_maps=(Scale(number(hf, "logit_scale")),))

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from jaxllm.models.config.alibi import with_alibi
-from jaxllm.models.config.read import Config, flag, positive
+from jaxllm.models.config.read import Config, flag, with_inner
 from jaxllm.models.config.spec import ModelSpec
 from jaxllm.models.config.transformer import Parts, transformer_spec
 from jaxllm.nn.blocks import Block, ParallelBlock
@@ -58,11 +58,9 @@ class TwoNameNorm(LayerNorm):
 
 def spec(hf: Config) -> ModelSpec:
     """The spec of a complete configuration. Raises ConfigError."""
-    new, sizes = flag(hf, "new_decoder_architecture"), dict(hf)
-    if hf.get("intermediate_size") is None:
-        sizes["intermediate_size"] = 4 * positive(hf, "hidden_size")
+    new = flag(hf, "new_decoder_architecture")
     heads = 1 if flag(hf, "multi_query") and not new else hf.get("num_kv_heads")
-    plain = transformer_spec({**sizes, "num_key_value_heads": heads})
+    plain = transformer_spec(with_inner({**hf, "num_key_value_heads": heads}))
     parallel = new or flag(hf, "parallel_attn")
     plain = with_alibi(plain, RoundedAlibi) if flag(hf, "alibi") else plain
     return replace(plain, config=hf, carry_width=(2 if parallel else 1) * plain.width)

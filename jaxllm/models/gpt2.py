@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from jaxllm.models.config.read import Config, flag, positive
+from jaxllm.models.config.read import Config, flag, with_inner
 from jaxllm.models.config.spec import ModelSpec
 from jaxllm.models.config.transformer import Parts, transformer_spec
 from jaxllm.nn.blocks import Block
@@ -48,9 +48,7 @@ IGNORED = ("transformer.h.{}.attn.bias", "transformer.h.{}.attn.masked_bias")
 
 def spec(hf: Config) -> ModelSpec:
     """The spec of a complete configuration. Raises ConfigError."""
-    if hf.get("intermediate_size") is None:
-        hf = {**hf, "intermediate_size": 4 * positive(hf, "hidden_size")}
-    return transformer_spec(hf, still=True)
+    return transformer_spec(with_inner(hf), still=True)
 
 
 def build(spec: ModelSpec, shards: int, init: Init) -> Decoder:

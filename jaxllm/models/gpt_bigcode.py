@@ -3,9 +3,10 @@ lie with the queries in one tensor."""
 
 from __future__ import annotations
 
-from jaxllm.models.config.read import Config, flag, positive
+from jaxllm.models import gpt2
+from jaxllm.models.config.read import Config, flag
 from jaxllm.models.config.spec import ModelSpec
-from jaxllm.models.config.transformer import Parts, transformer_spec
+from jaxllm.models.config.transformer import Parts
 from jaxllm.models.gpt2 import IGNORED as IGNORED
 from jaxllm.models.gpt2 import NAMES as NAMES
 from jaxllm.models.gpt2 import SPELLING as SPELLING
@@ -28,10 +29,7 @@ DEFAULTS: Config = {
 
 def spec(hf: Config) -> ModelSpec:
     """The spec of a complete configuration. Raises ConfigError."""
-    sizes = {**hf, "num_key_value_heads": 1 if flag(hf, "multi_query") else None}
-    if hf.get("intermediate_size") is None:
-        sizes["intermediate_size"] = 4 * positive(hf, "hidden_size")
-    return transformer_spec(sizes, still=True)
+    return gpt2.spec({**hf, "num_key_value_heads": 1 if flag(hf, "multi_query") else None})
 
 
 def build(spec: ModelSpec, shards: int, init: Init) -> Decoder:

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from contextlib import suppress
-from typing import Any
 
 from jaxllm.config import ConfigError
-from jaxllm.models.config.read import Config, positive
+from jaxllm.models.config.read import Config, positive, with_inner
 from jaxllm.models.config.spec import ModelSpec
 from jaxllm.models.config.transformer import FULL, SLIDING, Parts, transformer_spec, type_window
 from jaxllm.nn.blocks import Block
@@ -49,9 +48,7 @@ TYPES = {"global": FULL, "local": SLIDING}
 
 def spec(hf: Config) -> ModelSpec:
     """The spec of a complete configuration. Raises ConfigError."""
-    sizes: dict[str, Any] = {**hf, "layer_types": _layer_types(hf)}
-    if hf.get("intermediate_size") is None:
-        sizes["intermediate_size"] = 4 * positive(hf, "hidden_size")
+    sizes = with_inner({**hf, "layer_types": _layer_types(hf)})
     return transformer_spec(sizes, type_window(sizes), still=True)
 
 

@@ -5,24 +5,17 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from jaxllm.models.config.read import Config, positive
+from jaxllm.models.config.read import Config, with_inner
 from jaxllm.models.config.rope import rotary_share
 from jaxllm.models.config.spec import ModelSpec
 from jaxllm.models.config.transformer import Parts, transformer_spec
-from jaxllm.nn.blocks import Block, ParallelBlock
+from jaxllm.models.gpt2 import IGNORED as IGNORED
+from jaxllm.models.gpt2 import SPELLING as SPELLING
+from jaxllm.nn.blocks import Block
 from jaxllm.nn.decoder import Decoder
 from jaxllm.nn.linear import Init
 from jaxllm.nn.norm import LayerNorm
 
-SPELLING = {
-    "n_embd": "hidden_size",
-    "n_layer": "num_hidden_layers",
-    "n_head": "num_attention_heads",
-    "n_inner": "intermediate_size",
-    "n_positions": "max_position_embeddings",
-    "activation_function": "hidden_act",
-    "layer_norm_epsilon": "rms_norm_eps",
-}
 DEFAULTS: Config = {
     "hidden_act": "gelu_new",
     "rms_norm_eps": 1e-5,
@@ -40,15 +33,12 @@ NAMES = {
     "layers.{}.mlp.up": ("transformer.h.{}.mlp.fc_in",),
     "layers.{}.mlp.down": ("transformer.h.{}.mlp.fc_out",),
 }
-IGNORED = ("transformer.h.{}.attn.bias", "transformer.h.{}.attn.masked_bias")
 
 
 def spec(hf: Config) -> ModelSpec:
     """The spec of a complete configuration. Raises ConfigError."""
     sizes = {**hf, "partial_rotary_factor": rotary_share(hf)}
-    if hf.get("intermediate_size") is None:
-        sizes["intermediate_size"] = 4 * positive(hf, "hidden_size")
-    plain = transformer_spec(sizes, partial=True, paired=True)
+    plain = transformer_spec(with_inner(sizes), partial=True, paired=True)
     return replace(plain, config=hf, carry_width=2 * plain.width)
 
 
@@ -57,11 +47,6 @@ def build(spec: ModelSpec, shards: int, init: Init) -> Decoder:
     parts = Parts(spec, shards, init, LayerNorm)
 
     def block(layer: int) -> Block:
-        return ParallelBlock(
-            attention_norm=parts.norm(),
-            attention=parts.attention(layer),
-            mlp_norm=None,
-            mlp=parts.mlp(),
-        )
+        return parts.parallel_block(parts.attention(layer), parts.mlp())
 
     return parts.decoder(block, head_bias=True)

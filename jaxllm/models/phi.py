@@ -13,7 +13,7 @@ from jaxllm.models.config.read import Config, flag
 from jaxllm.models.config.rope import check_even
 from jaxllm.models.config.spec import ModelSpec
 from jaxllm.models.config.transformer import LLAMA_NAMES, Parts, transformer_spec
-from jaxllm.nn.blocks import Block, ParallelBlock
+from jaxllm.nn.blocks import Block
 from jaxllm.nn.contexts.protocol import RowContext
 from jaxllm.nn.decoder import Decoder
 from jaxllm.nn.head_maps import HeadLayerNorm, NormedHeads
@@ -75,11 +75,7 @@ def build(spec: ModelSpec, shards: int, init: Init) -> Decoder:
 
     def block(layer: int) -> Block:
         norms = NormedHeads(init, parts.heads, spec.norm_eps, SharedLayerNorm) if normed else None
-        return ParallelBlock(
-            attention_norm=parts.norm(),
-            attention=parts.attention(layer, qkv_bias=True, out_bias=True, head_map=norms),
-            mlp_norm=None,
-            mlp=parts.mlp(),
-        )
+        attention = parts.attention(layer, qkv_bias=True, out_bias=True, head_map=norms)
+        return parts.parallel_block(attention, parts.mlp())
 
     return parts.decoder(block, head_bias=True)

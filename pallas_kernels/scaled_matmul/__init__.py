@@ -12,6 +12,7 @@ from pallas_kernels.parts import Parts, Product
 from pallas_kernels.scaled_matmul.experts import ScaledExperts
 from pallas_kernels.scaled_matmul.plan import K, is_faster, room_of
 from pallas_kernels.scaled_matmul.rounding import (
+    IN_16_BITS,
     INPUTS,
     Inputs,
     RoundedRows,
@@ -141,7 +142,7 @@ def takes_group(group: int | None, inputs: str) -> bool:
     """Whether kernels take scales of so many columns, None of all; of inputs rounded this way."""
     from pallas_kernels.scaled_matmul import mosaic_converted
 
-    wide = inputs in ("plain", "shifted")
+    wide = inputs in IN_16_BITS
     return mosaic_converted.takes_group(group) if wide else group in (None, GROUP)
 
 

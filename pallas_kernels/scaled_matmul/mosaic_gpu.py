@@ -23,7 +23,7 @@ from pallas_kernels.parts import Parts, Product, whole
 from pallas_kernels.scaled_matmul import mosaic_converted, mosaic_rounding
 from pallas_kernels.scaled_matmul.plan import PROMOTED, SCALES, K, Tuning, is_faster, tuning_of
 from pallas_kernels.scaled_matmul.reference import product_of
-from pallas_kernels.scaled_matmul.rounding import Inputs, RoundedRows, rounded_inputs
+from pallas_kernels.scaled_matmul.rounding import IN_16_BITS, Inputs, RoundedRows, rounded_inputs
 
 NUMBERS = (jnp.float8_e4m3fn, jnp.int8)
 # How the tensor cores read an operand of 8-bit numbers in shared memory
@@ -73,7 +73,7 @@ class Scales(NamedTuple):
 def check(x: Any, w: Any, scale: Any, group: int, inputs: str) -> None:
     """Raise ValueError unless x is of 16 bits, O is a multiple of 8 and I of 128, and groups are of
     all columns or of 128; for inputs that are not 8 bits what `mosaic_converted.check` says."""
-    if inputs in ("plain", "shifted"):
+    if inputs in IN_16_BITS:
         return mosaic_converted.check(x, w, scale, group)
     if x.ndim != 2 or w.ndim != 2 or x.shape[1] != w.shape[1] or not x.shape[0]:
         raise ValueError(

@@ -22,6 +22,7 @@ from jax.typing import DTypeLike
 # How a product rounds its inputs: not at all; with a scale for each token; for each token and group
 # of columns; with a scale that was given for all tokens; with one and a zero point for each token
 INPUTS = ("plain", "token", "group", "given", "shifted")
+IN_16_BITS = ("plain", "shifted")  # of these, which products take in 16 bits
 LEAST, MOST = -128, 127  # of shifted integers
 
 

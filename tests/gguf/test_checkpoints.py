@@ -30,6 +30,19 @@ from tests.gguf.converted import converted
 from tests.gguf.writer import Q4_0, Q4_K, Q8_0, Stored, plain, quantised, random_blocks
 from tests.goldens.golden import HERE
 
+# Architectures that tokens are compared of, too
+FURTHER = (
+    ("stablelm-head-norms", "stablelm"),
+    ("nemotron-biases", "nemotron"),
+    ("olmo-clip", "olmo"),
+    ("olmo3-yarn-window", "olmo2"),
+    ("hunyuan-v1-moe", "hunyuan-moe"),
+    ("gpt_neox-parallel", "gptneox"),
+    ("gpt2-tied", "gpt2"),
+    ("chatglm-groups", "chatglm"),
+    ("llama-gqa", "internlm2"),
+    ("llama-llama3", "exaone"),
+)
 CASES = [
     ("llama-gqa", "llama"),
     ("llama-llama3", "llama"),
@@ -60,17 +73,8 @@ CASES = [
     ("ministral3-growing-queries", "mistral3"),
     ("granitemoe-multipliers", "granitemoe"),
     ("granitemoeshared-multipliers", "granitemoe"),
-    ("stablelm-head-norms", "stablelm"),
+    *FURTHER,
     ("stablelm-parallel", "stablelm"),
-    ("nemotron-biases", "nemotron"),
-    ("olmo-clip", "olmo"),
-    ("olmo3-yarn-window", "olmo2"),
-    ("hunyuan-v1-moe", "hunyuan-moe"),
-    ("gpt_neox-parallel", "gptneox"),
-    ("gpt2-tied", "gpt2"),
-    ("chatglm-groups", "chatglm"),
-    ("llama-gqa", "internlm2"),
-    ("llama-llama3", "exaone"),
 ]
 # Whose configurations have what files do not state
 TENSORS = [

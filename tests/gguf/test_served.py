@@ -16,6 +16,7 @@ from jaxllm.mesh import make_mesh
 from jaxllm.models import read_spec
 from jaxllm.tokenizer import Tokenizer
 from tests.gguf.converted import converted
+from tests.gguf.test_checkpoints import FURTHER
 from tests.gguf.writer import Q8_0, Stored, plain, quantised
 from tests.goldens.golden import load_golden
 from tests.goldens.test_served import check, engine
@@ -72,16 +73,7 @@ def test_a_tensor_that_is_missing_or_strange_is_named(tmp_path: Path) -> None:
         ("llama-llama3", "llama"),
         ("gpt-oss-fused", "gpt-oss"),
         ("deepseek-v3-groups", "deepseek2"),
-        ("stablelm-head-norms", "stablelm"),
-        ("nemotron-biases", "nemotron"),
-        ("olmo-clip", "olmo"),
-        ("olmo3-yarn-window", "olmo2"),
-        ("hunyuan-v1-moe", "hunyuan-moe"),
-        ("gpt_neox-parallel", "gptneox"),
-        ("gpt2-tied", "gpt2"),
-        ("chatglm-groups", "chatglm"),
-        ("llama-gqa", "internlm2"),
-        ("llama-llama3", "exaone"),
+        *FURTHER,
     ],
 )
 def test_tokens_are_those_of_the_checkpoint(name: str, architecture: str, tmp_path: Path) -> None:

@@ -334,3 +334,11 @@ def whole(hf: Config, key: str) -> int:
             f"config.json: {key} is {value!r:.80}; it must be an integer of at least 0"
         )
     return value
+
+
+def with_inner(hf: Config) -> dict[str, Any]:
+    """The configuration, in which a missing `intermediate_size` is four times the width. Raises
+    ConfigError."""
+    if hf.get("intermediate_size") is not None:
+        return dict(hf)
+    return {**hf, "intermediate_size": 4 * positive(hf, "hidden_size")}

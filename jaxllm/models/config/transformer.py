@@ -23,7 +23,7 @@ from jaxllm.models.config.read import (
 from jaxllm.models.config.rope import context_length, layer_ropes, turning_dims
 from jaxllm.models.config.spec import ModelSpec
 from jaxllm.nn.attention import Attention, Scoring
-from jaxllm.nn.blocks import Block
+from jaxllm.nn.blocks import Block, ParallelBlock
 from jaxllm.nn.decoder import Decoder
 from jaxllm.nn.embedding import Embedding, LogitsBias, PositionedEmbedding, vocab_axis
 from jaxllm.nn.head_maps import HeadMap
@@ -240,6 +240,12 @@ class Parts:
     def block(self, attention: nnx.Module, mlp: FeedForward, kind: type[Block] = Block) -> Block:
         """A block around these two with two norms, pre-norm unless `kind` is another."""
         return kind(attention_norm=self.norm(), attention=attention, mlp_norm=self.norm(), mlp=mlp)
+
+    def parallel_block(self, attention: nnx.Module, mlp: FeedForward) -> ParallelBlock:
+        """A block of these two beside each other behind one norm."""
+        return ParallelBlock(
+            attention_norm=self.norm(), attention=attention, mlp_norm=None, mlp=mlp
+        )
 
     def rounded(self, value: float) -> float:
         """A number as the parameters' type holds it."""

@@ -20,6 +20,9 @@ from jaxllm.server.openai.replies import (
 )
 from jaxllm.server.parsing.parts import Part, Text, ToolEnd, merged
 
+# Bytes of text held back before a delta that are looked for: each costs a pass over its tokens
+HELD_BACK = 64
+
 
 class PartsReply(Reply):
     """What chat-like endpoints share; `parsed` is false for plain text."""
@@ -134,16 +137,18 @@ def by_token(delta: TextDelta, names: TokenNames) -> Iterator[TextDelta]:
 
 def _ends(text: bytes, ids: Sequence[int], names: TokenNames) -> list[int]:
     """Where the text of each token ends. The first token's begins where those of all reach the end
-    of the text, of which the last one's may be held back."""
+    of the text, or else at once."""
     owns = [names.token_bytes(id) for id in ids]
-    for first in range(len(text) + 1):
-        at, ends, cut = first, [], False
-        for own in owns:
-            at += len(own) if text.startswith(own, at) else 0
-            cut = cut or (at < len(text) and own.startswith(text[at:]))
-            ends.append(at)
-        if first == 0:
-            plain = ends
-        if at == len(text) > first or cut:
-            return ends
-    return plain
+    ways = (_laid(text, owns, first) for first in range(max(1, min(len(text), HELD_BACK))))
+    return next((ends for ends, reach in ways if reach), None) or _laid(text, owns, 0)[0]
+
+
+def _laid(text: bytes, owns: list[bytes], at: int) -> tuple[list[int], bool]:
+    """Where each token's text ends if the first begins there; those that do not follow have none.
+    And whether they reach the end of the text, of which the last one's may be held back."""
+    ends, cut = [], False
+    for own in owns:
+        at += len(own) if text.startswith(own, at) else 0
+        cut = cut or (at < len(text) and own.startswith(text[at:]))
+        ends.append(at)
+    return ends, cut or at == len(text)

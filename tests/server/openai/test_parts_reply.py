@@ -84,6 +84,23 @@ def test_text_held_back_is_with_its_neighbours(text: str, pieces: list[str]) -> 
     assert [one.text for one in by_token(delta, Names())] == pieces
 
 
+def test_text_that_is_no_tokens_own_is_not_looked_for_everywhere() -> None:
+    asked = []
+
+    class Counting(bytes):
+        def startswith(self, *given: Any) -> bool:
+            asked.append(given)
+            return super().startswith(*given)
+
+    class Other(Names):
+        def token_bytes(self, id: int) -> bytes:
+            return Counting(b"a")
+
+    delta = TextDelta(id="x", index=0, token_ids=[0] * 100, text="a?" * 1000)
+    assert [one.text for one in by_token(delta, Other())][-1].endswith("a?")
+    assert len(asked) < 100 * 100, "not a pass over the tokens for each byte"
+
+
 @pytest.mark.parametrize("hides", [False, True])
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_thought_within_a_delta_is_counted_and_hidden(hides: bool, stream: bool) -> None:
