@@ -7,7 +7,7 @@ import secrets
 from dataclasses import dataclass, field, fields
 from typing import Any, Self
 
-from jaxllm.config import ConfigError
+from jaxllm.config import ConfigError, EngineConfig
 from jaxllm.connections.key_file import read_key
 
 ROLES = ("kv_producer", "kv_consumer", "kv_both")
@@ -50,6 +50,15 @@ class KVTransferSettings:
         if unknown := sorted(config.keys() - known):
             raise refused(f"{unknown[0]!r:.80} is unknown; known are {', '.join(sorted(known))}")
         return cls(**({"kv_role": None} | config))
+
+    @classmethod
+    def of(cls, config: EngineConfig) -> Self | None:
+        """The settings of an engine, which can hold pages; None where nothing is transferred.
+        Raises ConfigError."""
+        settings = cls.read(config.kv_transfer_config)
+        if settings is not None and not config.kv_offloading_size:
+            raise refused("pages pass through host memory; give --kv-offloading-size")
+        return settings
 
     def __post_init__(self) -> None:
         if self.kv_connector != "jaxllm":

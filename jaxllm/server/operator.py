@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterable, Sequence
 
 from starlette.datastructures import QueryParams
 from starlette.requests import Request
@@ -57,6 +58,7 @@ class OperatorRoutes:
         """Forget every cached prefix; 400 while requests run, unless the query says
         reset_running_requests=true."""
         query = self._query(request, "reset_running_requests")
+        await self._check_body(request)
         running = query.get("reset_running_requests", "false").lower()
         if running not in ("true", "false", "1", "0"):
             raise bad_request(
@@ -70,6 +72,7 @@ class OperatorRoutes:
         read again), and `mode`: requests in flight are aborted, or waited for, as long as who asks
         waits. Meanwhile no other begins. What was aborted for is done, whoever still waits."""
         query = self._query(request, "level", "mode")
+        await self._check_body(request)
         level, mode = query.get("level", "1"), query.get("mode", "abort")
         if level not in LEVELS:
             raise bad_request(
@@ -101,6 +104,7 @@ class OperatorRoutes:
     async def wake_up(self, request: Request) -> Response:
         """Take the memory again, all of it: `tags`, if there are any, name both parts."""
         tags = self._query(request, "tags").getlist("tags")
+        await self._check_body(request)
         if tags and set(tags) != PARTS:
             raise bad_request(
                 "a model wakes as a whole: leave tags out, or name weights and kv_cache", "tags"
@@ -113,6 +117,8 @@ class OperatorRoutes:
         run, and when it does not fit."""
         self._query(request)
         body = await self._state.bodies.read_json(dict(request.scope), request.receive)
+        read_model(body, self._state.settings.served, required=False)
+        check_known(body, ("path",))
         path = read_field(body, "path", str, "")
         if not path:
             raise bad_request("path is required: a directory or a Hugging Face id", "path")
@@ -125,11 +131,33 @@ class OperatorRoutes:
 
     def _query(self, request: Request, *known: str) -> QueryParams:
         """The query. Raises ApiError for a name that is not `known`, which would be a command that
-        was not meant, and for a `model` that is not served."""
+        was not meant, for one that is there twice, and for a `model` that is not served."""
         query = request.query_params
         read_model(dict(query), self._state.settings.served, required=False)
-        unknown = next((name for name in query if name not in (*known, "model")), None)
-        if unknown is not None:
-            takes = ", ".join((*known, "model"))
-            raise bad_request(f"no {describe(unknown)} is known here, but {takes}", unknown[:64])
+        check_known(query, known)
+        twice = next((name for name in query if len(query.getlist(name)) > 1), "tags")
+        if twice != "tags":
+            raise bad_request(f"{twice} is there twice", twice)
         return query
+
+    async def _check_body(self, request: Request) -> None:
+        """Raise ApiError for a body that says anything: the query does. Profiles take any, because
+        load generators send them a request of theirs."""
+        headers = request.headers
+        if headers.get("content-length", "0") == "0" and "transfer-encoding" not in headers:
+            return
+        body = await self._state.bodies.read_json(dict(request.scope), request.receive)
+        if name := next(iter(body), None):
+            raise bad_request(
+                f"{describe(name)} has no effect in the body; say it in the query, as in "
+                "/sleep?level=2",
+                name[:64],
+            )
+
+
+def check_known(fields: Iterable[str], known: Sequence[str]) -> None:
+    """Raise ApiError for a name that is neither `known` nor `model`."""
+    unknown = next((name for name in fields if name not in (*known, "model")), None)
+    if unknown is not None:
+        takes = ", ".join((*known, "model"))
+        raise bad_request(f"no {describe(unknown)} is known here, but {takes}", unknown[:64])

@@ -14,6 +14,7 @@ from jaxllm.kv_events.settings import EVERYWHERE, KVEventSettings
 from jaxllm.server.endpoint import Json
 from jaxllm.server.engine.client import EngineClient
 from jaxllm.server.engine.group import EngineGroup
+from jaxllm.server.openai.generation import read_model
 from jaxllm.server.state import ServerState
 
 
@@ -39,11 +40,13 @@ class ReplicaRoutes:
 
     async def is_sleeping(self, request: Request) -> Response:
         """Whether the engine has given its memory back."""
+        self._check_model(request)
         return Json({"is_sleeping": self._state.client.stats.sleep_level > 0})
 
     async def server_info(self, request: Request) -> Response:
         """What was decided at start, under the names that routers read, and all of it. Nothing in
         it is secret."""
+        self._check_model(request)
         resolved, settings = self._state.resolved, self._state.settings
         pages = (resolved.num_pages, *resolved.more_pages)
         return Json(
@@ -67,6 +70,7 @@ class ReplicaRoutes:
 
     async def kv_event_sources(self, request: Request) -> Response:
         """Where KV events are published; an empty list when they are not."""
+        self._check_model(request)
         events = self._state.settings.kv_events
         if events is None or events.publisher == "null":
             return Json([])
@@ -75,6 +79,10 @@ class ReplicaRoutes:
         count = len(self._state.client.clients)
         each = [events.of_engine(number) for number in range(count)] if count > 1 else [events]
         return Json([source(one, reached) for one in each])
+
+    def _check_model(self, request: Request) -> None:
+        """Raise ApiError when the query names a model that is not served."""
+        read_model(dict(request.query_params), self._state.settings.served, required=False)
 
 
 def source(events: KVEventSettings, host: str | None) -> dict[str, Any]:

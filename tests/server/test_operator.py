@@ -142,6 +142,8 @@ def test_a_wrong_query_is_refused_and_changes_nothing(running: Running, query: s
         ("/reset_prefix_cache?running=true", 400, "running"),
         ("/start_profile?seconds=5", 400, "seconds"),
         ("/update_weights?path=elsewhere", 400, "path"),
+        ("/sleep?level=1&level=2", 400, "level"),
+        ("/sleep?model=fake&model=fake", 400, "model"),
     ],
 )
 def test_a_command_that_was_not_meant_is_not_carried_out(
@@ -150,6 +152,31 @@ def test_a_command_that_was_not_meant_is_not_carried_out(
     refused = told(running, asked)
     assert (refused.status, refused.error["param"]) == (status, param)
     assert running.get("/is_sleeping").json() == {"is_sleeping": False}
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "status", "param"),
+    [
+        ("/sleep", b'{"level": 2}', 400, "level"),
+        ("/wake_up", b'{"tags": ["weights"]}', 400, "tags"),
+        ("/reset_prefix_cache", b'{"reset_running_requests": true}', 400, "reset_running_requests"),
+        ("/sleep", b"level=2", 400, None),
+        ("/update_weights", b'{"path": "/tmp", "version": 3}', 400, "version"),
+        ("/update_weights", b'{"path": "/tmp", "model": "another"}', 404, "model"),
+    ],
+)
+def test_a_command_in_a_body_that_is_not_read_there_is_refused(
+    running: Running, path: str, body: bytes, status: int, param: str | None
+) -> None:
+    refused = told(running, path, body)
+    assert (refused.status, refused.error["param"]) == (status, param)
+    assert running.get("/is_sleeping").json() == {"is_sleeping": False}
+
+
+def test_a_body_that_says_nothing_is_taken(running: Running) -> None:
+    for body in (b"", b"{}"):
+        assert told(running, "/sleep", body).status == 200
+        assert told(running, "/wake_up", body).status == 200
 
 
 def test_a_model_wakes_as_a_whole(running: Running) -> None:

@@ -119,3 +119,12 @@ def test_illegal_settings_of_events_end_the_start(capsys: pytest.CaptureFixture[
         parse(["--model", "demo", "--kv-events-config", config], {})
     assert ended.value.code == 2
     assert "--kv-events-config: endpoint must be an address" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "path",
+    ["/server_info", "/get_server_info", "/is_sleeping", "/kv_event_sources", "/stats/stream"],
+)
+def test_nothing_is_told_of_a_model_that_is_not_served(server: Running, path: str) -> None:
+    refused = server.get(f"{path}?model=another")
+    assert (refused.status, refused.error["code"]) == (404, "model_not_found")

@@ -45,11 +45,9 @@ class Endpoint:
     @staticmethod
     def open(config: EngineConfig) -> Endpoint | None:
         """The endpoint of a configuration, if it wants one. Raises ConfigError."""
-        settings = KVTransferSettings.read(config.kv_transfer_config)
+        settings = KVTransferSettings.of(config)
         if settings is None:
             return None
-        if not config.kv_offloading_size:
-            raise refused("pages pass through host memory; give --kv-offloading-size")
         key = settings.read_key()
         listener = listen(settings.kv_ip, settings.kv_port) if settings.sends else None
         return Endpoint(settings, key, listener)

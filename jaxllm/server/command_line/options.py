@@ -12,6 +12,7 @@ from typing import Any
 
 from jaxllm.config import NEUTRAL_ARGUMENTS, ConfigError, EngineConfig, check_neutral
 from jaxllm.kv_events.settings import KVEventSettings
+from jaxllm.kv_transfer.settings import KVTransferSettings
 from jaxllm.sampling.defaults import checked_override
 from jaxllm.sampling.options import OPTIONS, default_of
 from jaxllm.sampling.values import OptionError, checked, legal
@@ -97,6 +98,7 @@ def parse_models(argv: list[str], environ: Mapping[str, str], prog: str = PROGRA
         models = [_options(given, environ) for given in read_options(top, argv, environ)]
         _check_names(models)
         _check_events(models)
+        _check_transfers(models)
         _check_group(models)
         return models
     except (ConfigError, ApiError) as error:
@@ -129,6 +131,15 @@ def _check_events(models: list[Options]) -> None:
             f"two engines would publish KV events at {twice}; give each model a kv-events-config "
             "of its own under models in a --config file"
         )
+
+
+def _check_transfers(models: list[Options]) -> None:
+    """Raise ConfigError for pages between engines that can never travel, before any engine is
+    started: also where the shared key cannot be read."""
+    for options in models:
+        transfer = KVTransferSettings.of(options.config)
+        if transfer is not None:
+            transfer.read_key()
 
 
 def _check_group(models: list[Options]) -> None:

@@ -14,6 +14,8 @@ from jaxllm.sampling.options import OPTIONS
 from jaxllm.server.command_line.flags import ENGINE_FLAGS, SERVER_DEFAULTS, parser
 from jaxllm.server.command_line.options import parse
 
+TRANSFER = '{"kv_role": "kv_both", "kv_connector_extra_config": {"key_file": "/nowhere/key"}}'
+
 
 def test_every_field_of_the_engines_configuration_has_a_flag_and_its_default() -> None:
     flagged = [name for flags in ENGINE_FLAGS.values() for name in flags]
@@ -99,6 +101,13 @@ def test_a_flag_that_cannot_be_is_refused_with_status_2(
         (
             ["--stream-interval", "3000000000"],
             "--stream-interval must be in [1, 2147483647], got 3000000000",
+        ),
+        (["--kv-transfer-config", '{"kv_role": "prefill"}'], "kv_role must be one of"),
+        (["--kv-transfer-config", '{"kv_role": "kv_both"}'], "needs key_file"),
+        (["--kv-transfer-config", TRANSFER], "give --kv-offloading-size"),
+        (
+            ["--kv-offloading-size", "1", "--kv-transfer-config", TRANSFER],
+            "key_file '/nowhere/key' cannot be read",
         ),
     ],
 )

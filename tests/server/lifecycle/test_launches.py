@@ -47,17 +47,21 @@ def test_each_engine_traces_into_a_directory_of_its_own() -> None:
     assert launches("--profiler-dir", "t")[0].config.profiler_dir == "t"
 
 
-def test_several_engines_fetch_pages_and_send_none() -> None:
-    def config(role: str) -> str:
-        extra = {"key_file": "key"}
-        return json.dumps({"kv_role": role, "kv_connector_extra_config": extra})
+def test_several_engines_fetch_pages_and_send_none(tmp_path: Path) -> None:
+    key_file = tmp_path / "key"
+    key_file.write_bytes(b"k" * 32)
 
-    assert len(launches("-dp", "2", "--kv-transfer-config", config("kv_consumer"))) == 2
+    def transferring(role: str, *argv: str) -> list[Launch]:
+        config = {"kv_role": role, "kv_connector_extra_config": {"key_file": str(key_file)}}
+        argv = (*argv, "--kv-offloading-size", "1", "--kv-transfer-config", json.dumps(config))
+        return launches(*argv)
+
+    assert len(transferring("kv_consumer", "-dp", "2")) == 2
     for role in ("kv_producer", "kv_both"):
         with pytest.raises(ConfigError, match="set it to kv_consumer") as refused:
-            launches("-dp", "2", "--kv-transfer-config", config(role))
+            transferring(role, "-dp", "2")
         assert "\n" not in str(refused.value)
-        assert len(launches("--kv-transfer-config", config(role))) == 1
+        assert len(transferring(role)) == 1
 
 
 def test_each_engine_publishes_at_addresses_of_its_own() -> None:
