@@ -11,6 +11,8 @@ from pathlib import Path
 from jaxllm.config import ConfigError
 from jaxllm.server.command_line.server_flags import integer
 
+DTYPES = ("bfloat16", "float16", "float32")
+
 
 def convert(argv: list[str], environ: Mapping[str, str]) -> int:
     """Write the checkpoint. Returns 1 with the reason when that cannot be."""
@@ -19,28 +21,10 @@ def convert(argv: list[str], environ: Mapping[str, str]) -> int:
     from jaxllm.locate import locate
     from jaxllm.weights import convert as weights
 
-    parser = argparse.ArgumentParser(
-        prog="jaxllm convert",
-        description="Write a model's safetensors anew, in another type or in files of another "
-        "size. What else belongs to the model is copied.",
-        allow_abbrev=False,
-    )
-    parser.add_argument("source", help="a local directory, a hub id, or demo")
-    parser.add_argument("target", type=Path, help="a directory that is not there yet")
-    parser.add_argument("--dtype", choices=weights.DTYPES, help="default: each tensor's own")
-    parser.add_argument(
-        "--max-shard-size", type=integer, default=5 << 30, help="bytes of a file (default: 5G)"
-    )
-    parser.add_argument(
-        "--as-served",
-        action="store_true",
-        help="write what a server keeps in --weight-cache-dir, as devices hold it; takes "
-        "the options of jaxllm serve, such as --quantization, in place of these",
-    )
-    parser.add_argument("--revision", help="branch, tag or commit of a hub model")
-    args, others = parser.parse_known_args(argv)
+    top = parser()
+    args, others = top.parse_known_args(argv)
     if others:
-        parser.error(
+        top.error(
             f"unrecognized arguments: {' '.join(others)}; options of serve go with --as-served"
         )
     try:
@@ -51,6 +35,30 @@ def convert(argv: list[str], environ: Mapping[str, str]) -> int:
         return 1
     print(weights.summary(written, args.target))
     return 0
+
+
+def parser() -> argparse.ArgumentParser:
+    """Its options, of which making the parser imports no jax."""
+    top = argparse.ArgumentParser(
+        prog="jaxllm convert",
+        description="Write a model's safetensors anew, in another type or in files of another "
+        "size. What else belongs to the model is copied.",
+        allow_abbrev=False,
+    )
+    top.add_argument("source", help="a local directory, a hub id, or demo")
+    top.add_argument("target", type=Path, help="a directory that is not there yet")
+    top.add_argument("--dtype", choices=DTYPES, help="default: each tensor's own")
+    top.add_argument(
+        "--max-shard-size", type=integer, default=5 << 30, help="bytes of a file (default: 5G)"
+    )
+    top.add_argument(
+        "--as-served",
+        action="store_true",
+        help="write what a server keeps in --weight-cache-dir, as devices hold it; takes "
+        "the options of jaxllm serve, such as --quantization, in place of these",
+    )
+    top.add_argument("--revision", help="branch, tag or commit of a hub model")
+    return top
 
 
 def _keep(argv: list[str], environ: Mapping[str, str]) -> int:

@@ -16,6 +16,10 @@ DIM, PLAIN = "\033[2m", "\033[0m"
 CHAT_HELP = """\
 /reset begins a new conversation, /system TEXT one with these instructions, /exit ends.
 Ctrl-C stops an answer, Ctrl-D ends. A line that ends with \\ goes on in the next."""
+VERBS = {  # to the description of each and what ends its help
+    "chat": ("Talk to a model of a running server.", CHAT_HELP),
+    "complete": ("Continue texts by a model of a running server.", ""),
+}
 
 
 type Parts = Generator[tuple[str, bool]]  # texts, and whether each is reasoning
@@ -56,7 +60,7 @@ class Conversation:
 
 def chat(argv: list[str], environ: Mapping[str, str]) -> int:
     """Talk to a model, line by line; with --quick, one question."""
-    args = _parser("chat", "Talk to a model of a running server.", CHAT_HELP).parse_args(argv)
+    args = parser("chat").parse_args(argv)
     try:
         client = _client(args, environ)
         body = _body(args, client)
@@ -74,7 +78,7 @@ def chat(argv: list[str], environ: Mapping[str, str]) -> int:
 
 def complete(argv: list[str], environ: Mapping[str, str]) -> int:
     """Continue texts, line by line; with --quick, one."""
-    args = _parser("complete", "Continue texts by a model of a running server.").parse_args(argv)
+    args = parser("complete").parse_args(argv)
     try:
         client = _client(args, environ)
         body = _body(args, client)
@@ -88,15 +92,17 @@ def complete(argv: list[str], environ: Mapping[str, str]) -> int:
         return 1
 
 
-def _parser(verb: str, description: str, epilog: str = "") -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+def parser(verb: str) -> argparse.ArgumentParser:
+    """The options of one of VERBS."""
+    description, epilog = VERBS[verb]
+    top = argparse.ArgumentParser(
         prog=f"jaxllm {verb}",
         description=description,
         epilog=epilog,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
-    add = parser.add_argument
+    add = top.add_argument
     add("--url", default="http://localhost:8000", help="of the server (default: %(default)s)")
     add("--model", "--model-name", help="its name at the server, if not the first")
     add("--api-key", help=f"key of the server; also from {', '.join(KEY_VARIABLES)}")
@@ -105,7 +111,7 @@ def _parser(verb: str, description: str, epilog: str = "") -> argparse.ArgumentP
     add("-q", "--quick", metavar="TEXT", help="print the answer to this text and end")
     if verb == "chat":
         add("--system-prompt", help="instructions that begin the conversation")
-    return parser
+    return top
 
 
 def _finite(text: str) -> float:
