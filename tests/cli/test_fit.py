@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import pathlib
 
 import pytest
@@ -43,15 +44,33 @@ def test_what_does_not_fit_is_status_1_with_the_reason_and_what_helps(
     assert len(captured.err.splitlines()) == 1
 
 
-def test_of_several_models_the_first_is_checked_and_the_others_are_named(
-    tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
+def test_of_several_models_each_is_checked_with_options_of_its_own(
+    tmp_path: pathlib.Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     config = tmp_path / "c.yaml"
-    config.write_text("models:\n- {model: demo, max-num-seqs: 2}\n- {model: some/other}\n")
+    entry = "- {{model: {}, served-model-name: {}, num-gpu-blocks-override: {}}}\n"
+    fits, small = entry.format("demo", "a", 200), entry.format("demo", "b", 1)
+    config.write_text(f"models:\n{fits}{small}{entry.format('/nowhere', 'c', 200)}")
+    assert cli.main(["check", "--config", str(config)]) == 1
+    captured = capfd.readouterr()
+    assert "a fits" in captured.out
+    second, third = captured.err.splitlines()
+    assert second.startswith("jaxllm check: b: to serve one request")
+    assert third.startswith("jaxllm check: c: no model at /nowhere")
+    config.write_text(f"models:\n{fits}{entry.format('demo', 'b', 300)}")
     assert cli.main(["check", "--config", str(config)]) == 0
-    captured = capsys.readouterr()
-    assert "it fits" in captured.out
-    assert "about demo alone; check some/other, too" in captured.err
+    assert "b fits" in capfd.readouterr().out
+
+
+def test_engines_of_one_model_that_cannot_be_are_told(
+    tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    key = tmp_path / "key"
+    key.write_bytes(b"k" * 32)
+    transfer = {"kv_role": "kv_both", "kv_connector_extra_config": {"key_file": str(key)}}
+    flags = ["--kv-offloading-size", "1", "--kv-transfer-config", json.dumps(transfer)]
+    assert cli.main(["check", "demo", "-dp", "2", *flags]) == 1
+    assert "set it to kv_consumer" in capsys.readouterr().err
 
 
 def test_a_directory_without_a_model_and_a_wrong_flag_are_told(
