@@ -7,7 +7,6 @@ from jax import Array
 
 from pallas_kernels.backends import Backends
 from pallas_kernels.gated_matmul.gating import GELU, SILU, Gated, Gating, computes
-from pallas_kernels.gated_matmul.plan import alternates
 
 __all__ = [
     "BACKENDS",
@@ -45,11 +44,9 @@ def is_faster(rows: int, weight_bytes: int) -> bool:
     """Whether the kernel is faster than XLA's product and activation, as measured on an H200.
 
     It is for 64 to 256 rows with a large weight, and for 1,024 rows and more. With fewer rows XLA
-    streams the weight as fast; small products launch sooner; in between XLA's tiles fill the card
-    better, but where they leave most of one empty, see `plan.alternates`.
+    streams the weight as fast; small products launch sooner; in between the tiles of `matmul` fill
+    the card better, or XLA's.
     """
-    return (
-        (64 <= rows <= 256 and weight_bytes >= 64 << 20)
-        or (rows >= 1024 and weight_bytes >= 8 << 20)
-        or alternates(rows, weight_bytes)
+    return (64 <= rows <= 256 and weight_bytes >= 64 << 20) or (
+        rows >= 1024 and weight_bytes >= 8 << 20
     )

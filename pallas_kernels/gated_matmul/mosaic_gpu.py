@@ -18,17 +18,8 @@ from jax import Array, lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
-from pallas_kernels.gated_matmul import mosaic_alternating
 from pallas_kernels.gated_matmul.gating import Gating, computes, in_kernels
-from pallas_kernels.gated_matmul.plan import (
-    PROCESSORS,
-    K,
-    Tuning,
-    alternates,
-    bands,
-    chunk_of,
-    tuning_of,
-)
+from pallas_kernels.gated_matmul.plan import PROCESSORS, K, Tuning, bands, chunk_of, tuning_of
 from pallas_kernels.mosaic_gpu import (
     PRODUCER_REGISTERS,
     TILED,
@@ -120,13 +111,10 @@ def gated_matmul(
 ) -> Array:
     """See `pallas_kernels.gated_matmul`. Raises what `check` raises.
 
-    Without a `tuning`, `mosaic_alternating` computes it where `plan.alternates` says so.
     `interpret` is a `plgpu.InterpretGPUParams` for machines without a GPU.
     """
     check(x_MI, w_OI, gating)
     (M, I), O = x_MI.shape, w_OI.shape[0]  # noqa: E741
-    if tuning is None and alternates(M, w_OI.size * w_OI.dtype.itemsize):
-        return mosaic_alternating.gated_matmul(x_MI, w_OI, gating, interpret=interpret)
     x_MI = padded(x_MI)
     sizes = tuning or tuning_of(M, O, I)
     spec = _Spec(x_MI.shape[0], O // 2, I, x_MI.dtype, gating, sizes, interpret)

@@ -45,12 +45,6 @@ class Tuning(NamedTuple):
         return WARPGROUPS[self.rows]
 
 
-def alternates(rows: int, weight_bytes: int) -> bool:
-    """Whether `mosaic_alternating` computes the product: where a fifth tile of 128 rows would be
-    nearly empty, and the weight fills the card."""
-    return 513 <= rows <= 544 and weight_bytes >= 64 << 20
-
-
 def bands(M: int, rows: int) -> int:
     """Blocks that cover M rows of x."""
     return -(-M // rows)

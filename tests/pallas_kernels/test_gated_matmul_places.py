@@ -184,8 +184,7 @@ def test_the_kernel_is_chosen_only_where_a_weight_is_large_or_rows_are_many(
 ) -> None:
     if is_faster(rows, weight):
         assert rows >= 64 and weight >= 8 << 20
-        assert rows >= 1024 or weight >= 64 << 20
-        assert rows <= 256 or 513 <= rows <= 544 or rows >= 1024
+        assert rows >= 1024 or (rows <= 256 and weight >= 64 << 20)
         assert is_faster(rows, 2 * weight), "a larger weight gains more"
 
 
