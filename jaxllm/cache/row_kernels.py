@@ -47,7 +47,9 @@ class RowKernels:
 
     def product(self, x: Array, weight: Array, dims: int) -> Product | None:
         """x · wᵀ over the last `dims` axes, or None where no kernel of the back end is faster than
-        XLA."""
+        XLA, or several devices add up."""
+        if self.collective is not ALONE:  # whole parts are sent, so shares would cost a launch more
+            return None
         x_TI = x.reshape(x.shape[0], -1)
         out = weight.shape[: weight.ndim - dims]
         weight_OI = weight.reshape(-1, x_TI.shape[1])

@@ -56,14 +56,15 @@ class ByteMatrix(CompressedMatrix):
 
 
 def byte_matrix(
-    name: str, stored: Mapping[str, Header], group: int, inputs: str | None
+    name: str, stored: Mapping[str, Header], group: int, inputs: str | None, centred: bool
 ) -> ByteMatrix:
-    """The matrix `name`, so many columns of which share a scale, 0 for all of them."""
+    """The matrix `name`, so many columns of which share a scale, 0 for all of them. Unless it is
+    `centred`, it has zero points."""
     rows, columns = stored[name].shape
     size = group or columns
     grid = (rows, -(-columns // size))
     scale, zero = (f"{name}_{leaf}" for leaf in ("scale", "zero_point"))
     parts = [PackedPart(name, (rows, columns), BYTES), PackedPart(scale, grid, FLOATS)]
-    if zero in stored:
+    if zero in stored or not centred:
         parts.append(PackedPart(zero, grid, BYTES))
     return ByteMatrix(name, (rows, columns), tuple(parts), 4, size, inputs)

@@ -36,6 +36,8 @@ PACKED, SCALE, SHAPE = "weight_packed", "weight_scale", "weight_shape"
 OPTIONAL = ("weight_zero_point", "weight_g_idx")
 TYPES = {"int": INT8, "float": FP8}  # of rounded inputs
 STRATEGIES = ("tensor", "token")  # of scales found at run time, which are those of tokens
+SHUFFLED = ("true", "group", "dynamic")  # values of actorder that leave groups in no order
+UNKNOWN = -1  # in `weight_g_idx`, which then says nothing
 
 
 @dataclass(frozen=True)
@@ -93,7 +95,7 @@ class PackedMatrix(CompressedMatrix):
 
     def groups(self, arrays: Arrays, columns: slice) -> np.ndarray:
         stored = self._optional(arrays, OPTIONAL[1])
-        if stored is None:
+        if stored is None or UNKNOWN in stored:
             return super().groups(arrays, columns)
         return checked_groups(self.parts[-1], stored[columns], arrays[1].shape[1])
 
@@ -106,11 +108,22 @@ class PackedMatrix(CompressedMatrix):
 
 
 @dataclass(frozen=True)
+class Packing(Grouping):
+    """The settings of a group of modules.
+
+    Attributes:
+        leaves: those of `OPTIONAL` that its matrices have.
+    """
+
+    leaves: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
 class PackQuantized:
     """The scheme: the settings of each group of modules, and the numbers that inputs of all are
     rounded to, None for none."""
 
-    groupings: tuple[Grouping, ...]
+    groupings: tuple[Packing, ...]
     inputs: str | None = None
     method = "compressed-tensors"
 
@@ -129,11 +142,14 @@ class PackQuantized:
             module, (rows, words) = name.removesuffix(f".{PACKED}"), found.shape
             groups = size(stored, f"{module}.{SCALE}", 1)
             known = _columns(f"{module}.{SHAPE}", stored)
-            bits, group = self._grouping(words, groups, known)
+            fitting = self._fitting(words, groups, known)
+            bits = fitting[0].bits
             columns = words * WORD // bits
             if known is not None and -(-known * bits // WORD) == words:
                 columns = known
+            group = fitting[0].group or columns
             count = -(-columns // group)
+            needed = {leaf for leaf in OPTIONAL if all(leaf in each.leaves for each in fitting)}
             shapes = {
                 PACKED: ((rows, words), I32),
                 SCALE: ((rows, count), FLOATS),
@@ -144,23 +160,21 @@ class PackQuantized:
             parts = tuple(
                 PackedPart(f"{module}.{leaf}", *own)
                 for leaf, own in shapes.items()
-                if leaf not in OPTIONAL or f"{module}.{leaf}" in stored
+                if leaf not in OPTIONAL or leaf in needed or f"{module}.{leaf}" in stored
             )
             own = (f"{module}.weight", (rows, columns), parts, bits, group)
             yield PackedMatrix(*own, self.inputs)
 
-    def _grouping(self, words: int, groups: int, known: int | None) -> tuple[int, int]:
-        """Bits and columns of a group of a matrix with so many words a row and so many groups, and
-        so many columns if they are `known`: of the settings that give as many, else of the
-        first."""
-        sizes = []
-        for each in self.groupings:
+    def _fitting(self, words: int, groups: int, known: int | None) -> list[Packing]:
+        """The settings that give a matrix of so many words a row, and so many columns if they are
+        `known`, so many groups; where none do, the first."""
+
+        def fits(each: Packing) -> bool:
             columns = words * WORD // each.bits if known is None else known
             group = each.group or columns
-            fits = -(-columns * each.bits // WORD) == words and -(-columns // group) == groups
-            sizes.append((not fits, each.bits, group))
-        _, bits, group = min(sizes, key=lambda own: own[0])
-        return bits, group
+            return -(-columns * each.bits // WORD) == words and -(-columns // group) == groups
+
+        return [each for each in self.groupings if fits(each)] or [self.groupings[0]]
 
 
 def _columns(name: str, stored: Mapping[str, Header]) -> int | None:
@@ -207,16 +221,19 @@ def with_inputs(kind: WeightFormat | None, numbers: str | None) -> WeightFormat 
     return replace(kind, inputs="token", input_numbers=numbers)
 
 
-def _grouping(where: str, given: Mapping[str, Any]) -> Grouping:
+def _grouping(where: str, given: Mapping[str, Any]) -> Packing:
     weights = given["weights"]
     bits, strategy, size = (weights.get(key) for key in ("num_bits", "strategy", "group_size"))
     if bits not in BITS or weights.get("type", "int") != "int":
         raise ConfigError(f"num_bits of {where} is {bits!r:.40}; integers of {bits_read(BITS)}")
+    zero, index = OPTIONAL
+    leaves = (zero,) if weights.get("symmetric") is False else ()
     if strategy == "channel" and size in (None, -1):
-        return Grouping(bits, None)
+        return Packing(bits, None, leaves=leaves)
     if strategy != "group" or type(size) is not int or size < 1:
         raise ConfigError(
             f"strategy and group_size of {where} are {strategy!r:.40} and {size!r:.40}; "
             "group with a positive integer, or channel, are read"
         )
-    return Grouping(bits, size)
+    shuffled = str(weights.get("actorder")).lower() in SHUFFLED
+    return Packing(bits, size, leaves=(*leaves, index) if shuffled else leaves)

@@ -37,12 +37,14 @@ class Group:
         dtype: of the weights in files.
         block: rows and columns that share a scale; 0 for all of them.
         inputs: how inputs of the product are rounded, see `WeightFormat`.
+        centred: the settings speak of no zero points of weights.
     """
 
     targets: tuple[str, ...]
     dtype: str
     block: tuple[int, int]
     inputs: str
+    centred: bool
 
     @property
     def title(self) -> str:
@@ -91,7 +93,7 @@ class ScaledGroups:
             if found.dtype not in NUMBERS or group is None or found.dtype != group.dtype:
                 continue
             if isinstance(group, FourBits):
-                yield byte_matrix(name, stored, group.block[1], group.numbers)
+                yield byte_matrix(name, stored, group.block[1], group.numbers, group.centred)
                 continue
             rows, columns = (
                 size or whole for size, whole in zip(group.block, found.shape, strict=True)
@@ -106,7 +108,7 @@ class ScaledGroups:
                 f"{owner}weight_scale",
                 grid,
                 given,
-                zero if zero in stored else None,
+                zero if zero in stored or not group.centred else None,
             )
 
     def _group(self, names: tuple[str, ...]) -> Group | None:
@@ -137,8 +139,10 @@ def _group(where: str, given: Mapping[str, Any]) -> Group:
     """One of `config_groups`. Raises ConfigError."""
     weights, targets = given["weights"], _targets(where, given.get("targets"))
     kind, block = weights.get("type", "int"), _block(where, weights)
+    centred = kind != "int" or weights.get("symmetric") is not False
     if (weights.get("num_bits"), kind) == (4, "int") and block[0] == 1:
-        return FourBits(targets, TYPES[kind], block, "token", read_inputs(where, given))
+        numbers = read_inputs(where, given)
+        return FourBits(targets, TYPES[kind], block, "token", centred, numbers)
     if not isinstance(kind, str) or kind not in TYPES or weights.get("num_bits") != 8:
         raise ConfigError(
             f"{where} has weights of {weights.get('num_bits')!r:.20} bits, type {kind!r:.20}; "
@@ -146,7 +150,7 @@ def _group(where: str, given: Mapping[str, Any]) -> Group:
             "groups"
         )
     inputs = _inputs(where, given.get("input_activations"), kind)
-    return Group(targets, TYPES[kind], block, inputs)
+    return Group(targets, TYPES[kind], block, inputs, centred)
 
 
 def _targets(where: str, targets: Any) -> tuple[str, ...]:

@@ -20,6 +20,7 @@ from jaxllm.config import LOAD_FORMATS, ConfigError
 from jaxllm.mesh import WHOLE, Stage, layer_devices, sharding
 from jaxllm.models import ModelSpec
 from jaxllm.models.config.build import (
+    attention_name,
     folders,
     head_name,
     held_layers,
@@ -100,6 +101,11 @@ def check_shapes(model_dir: str | Path, spec: ModelSpec, load_format: str = "aut
     held = held_layers(spec, {*checkpoint.entries, *checkpoint.formats})
     if len(spec.layers) > held:
         problems.append(f"num_hidden_layers is {len(spec.layers)}, the files hold {held} layers")
+    if not held and (names := sorted(checkpoint.entries)):
+        wanted = attention_name(spec, 0)
+        problems[-1] += (
+            f": nothing of {wanted}, but {names[-1]:.80}; correct model_type, or these names"
+        )
     _refuse(checkpoint, problems)
 
 

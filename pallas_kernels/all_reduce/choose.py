@@ -64,7 +64,7 @@ def no_access(devices: Sequence[Any], driver: Any = None) -> str | None:
 def failed_trial(mesh: Mesh, axis: Axes) -> str | None:
     """Sums of few and of many rows against float64, each several times."""
     devices = size_of(mesh, axis)
-    most = next(n for n in (3, 64, 1024) if n == 1024 or not is_one_shot(devices, n * 2 * WIDTH))
+    most = next(n for n in (64, 256) if n == 256 or not is_one_shot(devices, n * 2 * WIDTH))
     layout = layout_for(devices, most, 2 * WIDTH)
     inboxes = Inboxes(mesh, axis, layout)
     for rows in (3, most):

@@ -12,13 +12,16 @@ K = 64  # columns of a slot of the ring: with 128 there are too few slots
 MOST_STAGES = 8
 # Most tokens and warpgroups of a tile, and the time of a step, by products on an H200: what 64 rows
 # take besides, in tokens, and what each token takes. Sums of more tokens than 200 do not fit the
-# registers of three warpgroups
-TILES = MappingProxyType({(200, 3): (29, 0.86), (256, 2): (21, 1.0)})
+# registers of three warpgroups. Each width is tried with as few tiles as cover all tokens and with
+# one more, so that 480 may take four tiles of 120
+TILES = MappingProxyType({(200, 3): (29, 0.86), (256, 2): (21, 1.0), (144, 2): (21, 1.0)})
 MIB = 2**20
 # Bytes of a weight and rows for which the kernel is faster. Smaller weights and other rows were not
 # measured, or are as fast; one tile of 128 is so in a step, where cuBLAS has no autotuning
 FASTER = (
-    (range(16 * MIB, 64 * MIB), range(129, 577)),
+    (range(64 * MIB, 160 * MIB), range(1, 17)),  # in shares: few outputs leave processors idle
+    (range(16 * MIB, 64 * MIB), range(129, 481)),  # four tiles of 128 are XLA's
+    (range(16 * MIB, 64 * MIB), range(513, 577)),
     (range(64 * MIB, 160 * MIB), range(129, 225)),
     (range(64 * MIB, 2**40), range(513, 545)),  # XLA's fifth tile of 128 is nearly empty
 )

@@ -9,6 +9,7 @@ import pytest
 from flax import nnx
 
 from jaxllm.cache import row_kernels
+from jaxllm.cache.collective import AllReduce
 from jaxllm.cache.kv import (
     KVCache,
     PagedContext,
@@ -17,6 +18,7 @@ from jaxllm.nn.linear import Init, Linear
 from jaxllm.nn.mlp import GatedMLP
 from jaxllm.nn.weight.dense import Dense
 from jaxllm.nn.weight.parameters import contract
+from pallas_kernels.all_reduce import Group
 from pallas_kernels.gated_matmul import GELU, SILU, Gated
 from pallas_kernels.parts import Parts, whole
 from tests.cache.test_kv import TABLE, batch, tokens
@@ -110,6 +112,13 @@ def test_the_kernel_for_products_is_lowered_once_for_all_layers_where_it_is_fast
         return dense.product(x, 1, context), whole(dense.part(x, 1, context))
 
     assert products_lowered_for_cuda(backend, rows, both).count("mosaic_gpu_v2") == kernels
+
+
+def test_products_that_several_devices_add_up_are_xlas():
+    x, weight = (jax.ShapeDtypeStruct((rows, 4096), jnp.bfloat16) for rows in (256, 4096))
+    assert row_kernels.matmul.backend_for("mosaic_gpu", x, weight) == "mosaic_gpu"
+    two = row_kernels.RowKernels("mosaic_gpu", AllReduce(Group("width", 2)))
+    assert two.product(x, weight, 1) is None
 
 
 @pytest.mark.parametrize("shares", [1, 2])

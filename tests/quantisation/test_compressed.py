@@ -99,6 +99,17 @@ def test_integers_of_4_bits_may_take_a_byte_each(name: str) -> None:
         unpacked(found, arrays)
 
 
+@pytest.mark.parametrize("name", ["integers with zero points", "4 bits with zero points"])
+@pytest.mark.parametrize("symmetric", [True, False])
+def test_zero_points_that_settings_promise_may_not_be_missing(name: str, symmetric: bool) -> None:
+    weights, _, headers = stored(name)
+    del headers["a.weight_zero_point"]
+    settings = config(weights | {"symmetric": symmetric}, format="int-quantized")
+    (found,) = tensors(settings, headers).values()
+    parts = [part.name for part in found.parts]
+    assert ("a.weight_zero_point" in parts) == (not symmetric)
+
+
 @pytest.mark.parametrize("format", ["pack-quantized", "int-quantized"])
 @pytest.mark.parametrize(
     "inputs",

@@ -145,6 +145,41 @@ def test_rows_of_4_and_of_8_bits_are_told_apart_by_their_shapes() -> None:
     assert found["X.weight"].shape == (8, 32) and found["Y.weight"].shape == (8, 20)
 
 
+def promising(**settings: Any) -> Made:
+    """Groups in no order with zero points, as their settings say."""
+    made = pack_quantized((8, 32), 16, symmetric=False, shuffled=True)
+    made.settings["config_groups"]["group_0"]["weights"] |= {"actorder": "group", **settings}
+    return made
+
+
+def without(made: Made, *leaves: str) -> list[str]:
+    """Leaves of the tensor's parts, where the checkpoint lacks some."""
+    stored = {n: array for n, array in made.stored.items() if n.rpartition(".")[2] not in leaves}
+    (found,) = tensors(made._replace(stored=stored))
+    return [part.name.rpartition(".")[2] for part in found.parts]
+
+
+@pytest.mark.parametrize("leaf", ["weight_zero_point", "weight_g_idx"])
+def test_what_settings_promise_is_a_part_that_may_not_be_missing(leaf: str) -> None:
+    assert leaf in without(promising(), leaf)
+    assert leaf not in without(promising(symmetric=True, actorder="static"), leaf)
+
+
+def test_settings_that_no_size_tells_apart_promise_what_all_of_them_do() -> None:
+    made, other = promising(), promising(symmetric=True)
+    made.settings["config_groups"]["group_1"] = other.settings["config_groups"]["group_0"]
+    left = without(made, "weight_zero_point", "weight_g_idx")
+    assert "weight_zero_point" not in left and "weight_g_idx" in left
+
+
+def test_an_order_that_was_never_written_is_none() -> None:
+    made = pack_quantized((8, 32), 16)
+    made.stored["X.weight_g_idx"] = np.full(32, -1, np.int32)
+    (found,) = tensors(made)
+    arrays = [made.stored[part.name] for part in found.parts]
+    np.testing.assert_array_equal(found.unpack(arrays, ((0, 8), (0, 32))), made.weight)
+
+
 @pytest.mark.parametrize(
     ("made", "leaf", "value", "message"),
     [

@@ -23,6 +23,7 @@ from tests.server.processes import Process, await_gone
 FIRST_PORT: dict[str, Any] = {"enable_kv_cache_events": True}
 SECOND = {"model": "b", "kv-events-config": FIRST_PORT | {"endpoint": "tcp://127.0.0.1:5558"}}
 EVENTS = ("--kv-events-config", json.dumps(FIRST_PORT))
+REFUSED = -7  # the fake engine's limit that it cannot be loaded with
 QUESTION = {"prompt": [1, 2, 3], "max_tokens": 2, "ignore_eos": True}
 
 
@@ -176,6 +177,41 @@ def test_a_model_that_fails_for_good_leaves_the_other_to_serve(two: Process) -> 
     assert asked(two, "/ready")[1]["models"] == {"m": "ready", "second": "dead"}
     two.process.send_signal(signal.SIGTERM)
     assert two.ended() == 1  # one engine was lost
+
+
+@pytest.mark.parametrize("broken", [0, 1])
+def test_a_model_that_cannot_be_loaded_leaves_the_other_to_serve(
+    broken: int, model_dir: pathlib.Path, tmp_path: pathlib.Path
+) -> None:
+    models: list[dict[str, Any]] = [
+        {"model": str(model_dir), "served_model_name": [name]} for name in ("m", "second")
+    ]
+    models[broken]["max_model_len"] = REFUSED
+    process = Process(model_dir, tmp_path, config=config(tmp_path, models=models)).up()
+    try:
+        good, bad = ("m", "second") if broken else ("second", "m")
+        process.says(f"{bad} is not served: --max-model-len must be at least 1, got {REFUSED}")
+        assert [card["id"] for card in asked(process, "/v1/models")[1]["data"]] == [good]
+        assert asked(process, "/v1/completions", QUESTION | {"model": good})[0] == 200
+        assert asked(process, "/v1/completions", QUESTION | {"model": bad})[0] == 404
+    finally:
+        process.close()
+
+
+def test_a_server_none_of_whose_models_can_be_loaded_ends(
+    model_dir: pathlib.Path, tmp_path: pathlib.Path
+) -> None:
+    models = [
+        {"model": str(model_dir), "served_model_name": [name], "max_model_len": REFUSED}
+        for name in ("m", "second")
+    ]
+    process = Process(model_dir, tmp_path, config=config(tmp_path, models=models))
+    try:
+        assert process.ended() != 0
+        process.says("m is not served")
+        process.says(f"error: --max-model-len must be at least 1, got {REFUSED}")
+    finally:
+        process.close()
 
 
 def test_models_share_a_device_unless_something_else_is_said(tmp_path: pathlib.Path) -> None:

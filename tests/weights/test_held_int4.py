@@ -10,12 +10,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from flax import nnx
 from hypothesis import given
 from hypothesis import strategies as st
 
 from jaxllm import models, weights
 from jaxllm.config import ConfigError
 from jaxllm.mesh import make_mesh
+from jaxllm.nn.contexts.dense import DenseContext
 from jaxllm.nn.weight.schemes import rounded
 from jaxllm.quantisation import WeightFormat
 from jaxllm.quantisation.int4_rows import columns_of, row_bytes, rows_of
@@ -23,7 +25,7 @@ from pallas_kernels.int4_matmul import Int4
 from pallas_kernels.int4_matmul.packed import dequantised
 from tests.weights.packed import write
 from tests.weights.test_grouped import pair
-from tests.weights.test_held import logits
+from tests.weights.test_held import TOKENS, logits
 from tests.weights.test_rounding import LLAMA, online
 
 FORMS = ("symmetric", "zeros", "offsets")
@@ -100,6 +102,18 @@ def test_experts_with_groups_in_no_order_are_unpacked(tmp_path: Path) -> None:
     _, spec, _ = held(tmp_path, "qwen3-moe-normalised", "gptq with groups in no order")
     assert spec.formats
     assert not any(".experts." in name for name in spec.formats)
+
+
+def test_inputs_in_the_order_of_groups_are_multiplied_in_16_bits(tmp_path: Path) -> None:
+    packed, spec, _ = held(tmp_path, "llama-gqa", "gptq with groups in no order")
+    graphdef, state = weights.load(packed, spec, make_mesh(1), jnp.bfloat16)
+
+    @jax.jit  # a program of its own for each operation has nothing to fuse
+    def compiled(state: nnx.State) -> jax.Array:
+        model, token_T, context = nnx.merge(graphdef, state), jnp.arange(TOKENS), DenseContext()
+        return model.logits(model(token_T, token_T, context), context)
+
+    np.testing.assert_allclose(compiled(state), logits(packed, spec), atol=0.2)
 
 
 def test_groups_of_uneven_sizes_are_named(tmp_path: Path) -> None:

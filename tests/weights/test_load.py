@@ -156,7 +156,7 @@ def test_a_truncated_file_names_the_tensors_that_are_cut(tmp_path: Path) -> None
     data = (path / "model.safetensors").read_bytes()
     (path / "model.safetensors").write_bytes(data[:-200])
     with pytest.raises(
-        ConfigError, match=r"model\.safetensors: [\w.]+ is truncated: it ends at byte"
+        ConfigError, match=r"model\.safetensors: [\w.]+ is truncated: it ends at .*; download it"
     ):
         load(path)
 
@@ -221,6 +221,20 @@ def test_sizes_are_compared_with_the_files_before_anything_is_built(
     assert built == [1]
     weights.check_shapes(LLAMA, spec, "dummy")
     assert built == [1], "random weights have any shape"
+
+
+def test_names_of_another_family_are_shown_beside_those_that_are_wanted(tmp_path: Path) -> None:
+    def wrapped(tensors: Tensors) -> None:
+        for name in list(tensors):
+            tensors[f"base.{name}"] = tensors.pop(name)
+
+    path = copy(LLAMA, tmp_path, wrapped)
+    message = (
+        r"the files hold 0 layers: nothing of model\.layers\.0\.self_attn, "
+        r"but base\.model\.norm\.weight; correct model_type"
+    )
+    with pytest.raises(ConfigError, match=message):
+        weights.check_shapes(path, models.read_spec(path))
 
 
 def test_a_model_is_outlined_once_for_random_weights_and_those_that_follow() -> None:

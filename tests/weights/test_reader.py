@@ -83,9 +83,10 @@ def test_data_at_an_odd_offset_is_read(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (b"", "truncated: it has only 0 bytes"),
+        (b"", "truncated: it has only 0 bytes; download it again"),
+        (b"version https://git-lfs.github.com/spec/v1\n", "pointer of Git LFS; run git lfs pull"),
         (struct.pack("<Q", 2**60) + b"{}", "not safetensors: it claims a header"),
-        (struct.pack("<Q", 500) + b"{}", "truncated: its header needs 508 bytes, the file has 10"),
+        (struct.pack("<Q", 500) + b"{}", "its header needs 508 bytes, .* has 10; download"),
         (struct.pack("<Q", 2) + b"[]", "header is not a JSON object"),
         (struct.pack("<Q", 2) + b"{x", "header is not a JSON object"),
         (struct.pack("<Q", 8) + b'{"a": 1}', "a has no legal dtype, shape and data_offsets"),

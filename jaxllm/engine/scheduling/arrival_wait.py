@@ -6,8 +6,11 @@ import math
 import time
 from collections.abc import Callable
 
-# Seconds between the launch of a step and the end of the one before it: the host's margin
-TARGET = 1e-3
+# Seconds between the launch of a step and the end of the one before it: the host's margin. The
+# device has the forward before the rest of the step is launched, so little of it idles if that is
+# used up
+TARGET = 0.4e-3
+LATE = 0.15e-3  # seconds; to find that a step has ended takes as long
 GAIN = 0.2
 # Seconds since a request came, after which none is waited for: whoever waits is late at times
 RECENT = 1.0
@@ -26,19 +29,23 @@ class WaitEstimate:
 
     def __init__(self) -> None:
         self.seconds = 0.0
+        self._was_late = False
 
     def learn(self, margin: float) -> None:
         """Update after a turn, from the seconds between the launch of its step and the end of the
         step before. A margin near 0 means that the launch was too late."""
-        if late(margin):
+        if not late(margin):
+            self.seconds = min(MAX_WAIT, max(0.0, self.seconds + GAIN * (margin - TARGET)))
+        elif self._was_late:  # not by chance: steps have become shorter
             self.seconds /= 2
         else:
-            self.seconds = min(MAX_WAIT, max(0.0, self.seconds + GAIN * (margin - TARGET)))
+            self.seconds = max(0.0, self.seconds - TARGET)
+        self._was_late = late(margin)
 
 
 def late(margin: float) -> bool:
     """Whether a step was launched so late that the device may have waited for it."""
-    return margin < TARGET / 3
+    return margin < LATE
 
 
 class ArrivalWait:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import jax.numpy as jnp
 from flax import nnx
-from jax import Array
+from jax import Array, lax
 
 from jaxllm.nn.contexts.protocol import RowContext
 from jaxllm.nn.rules import Rule
@@ -46,7 +46,9 @@ class Reordered(nnx.Module):
     def _ordered(self, x: Inputs, context: RowContext) -> Array:
         assert isinstance(x, Array)  # no rounding is asked for
         order = self.order[...]
-        return self.shape.flat(x, order.shape[1], context.collective)[:, order[0]]
+        x_TI = self.shape.flat(x, order.shape[1], context.collective)[:, order[0]]
+        # XLA would fuse this with the product, for which its CPU back end has no bfloat16
+        return lax.optimization_barrier(x_TI)
 
     def rules(self, path: str, fill: Fill) -> Iterator[Rule]:
         yield from self.each.rules(f"{path}.each", fill)

@@ -45,18 +45,35 @@ async def serve(
     command: tuple[str, ...] = ENGINE_COMMAND,
 ) -> int:
     """Everything after the checks; returns the exit status. Options of the server are those of the
-    first model. Raises ConfigError when an engine refuses its configuration."""
+    first model. Raises ConfigError when no engine can be loaded."""
     raise_file_limit()
     signals = Signals()
-    served = [ServedModel(options, path, command) for options, path in models]
+    wanted = [ServedModel(options, path, command) for options, path in models]
     try:
-        for model in served:
-            await model.load(signals)
-            if signals.first.done():
-                return 128 + signals.first.result()
+        served = await _load(wanted, signals)
+        if signals.first.done():
+            return 128 + signals.first.result()
         return await _serve(models[0][0], served, sock, signals)
     finally:
-        await asyncio.gather(*(model.stop(signals.second.done()) for model in served))
+        await asyncio.gather(*(model.stop(signals.second.done()) for model in wanted))
+
+
+async def _load(wanted: Sequence[ServedModel], signals: Signals) -> list[ServedModel]:
+    """Load one model after the other, until a signal comes; returns those that can be served.
+    Raises ConfigError when none can."""
+    served: list[ServedModel] = []
+    for model in wanted:
+        try:
+            await model.load(signals)
+            served.append(model)
+        except ConfigError as error:
+            if model is wanted[-1] and not served:
+                raise
+            logger.error("%s is not served: %s", model.name, error)
+            await model.stop(now=True)  # its devices are the others'
+        if signals.first.done():
+            break
+    return served
 
 
 async def _serve(

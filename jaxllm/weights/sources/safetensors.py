@@ -21,6 +21,8 @@ from jaxllm.weights.stored import STORED_DTYPES, Entry, Found
 
 MAX_HEADER_BYTES = 100 * 2**20
 INDEX = "model.safetensors.index.json"
+POINTER = b"version https://git-lfs"  # what Git LFS leaves in place of a file
+AGAIN = "download it again"
 
 
 class BadFile(ValueError):
@@ -136,17 +138,21 @@ def open_file(path: Path) -> SafetensorsFile:
             raise BadFile("not a regular file")
         size = found.st_size
         if size < 8:
-            raise BadFile(f"truncated: it has only {size} bytes")
+            raise BadFile(f"truncated: it has only {size} bytes; {AGAIN}")
         buffer = MappedFile.open(path)
     except OSError as error:
         raise BadFile(f"cannot be opened ({error.strerror})") from None
+    if buffer[: len(POINTER)] == POINTER:
+        raise BadFile("it is a pointer of Git LFS; run git lfs pull")
     (length,) = struct.unpack("<Q", buffer[:8])
     if length > MAX_HEADER_BYTES:
         raise BadFile(
             f"not safetensors: it claims a header of {length} bytes (limit {MAX_HEADER_BYTES})"
         )
     if 8 + length > size:
-        raise BadFile(f"truncated: its header needs {8 + length} bytes, the file has {size}")
+        raise BadFile(
+            f"truncated: its header needs {8 + length} bytes, the file has {size}; {AGAIN}"
+        )
     try:
         header = json.loads(buffer[8 : 8 + length])
     except (ValueError, RecursionError):
@@ -194,7 +200,7 @@ def _layout_problems(file: str, entries: dict[str, Entry], data_bytes: int) -> l
         elif entry.end > data_bytes:
             problems.append(
                 f"{where} is truncated: it ends at byte {entry.end} of the data, "
-                f"the file has {data_bytes}"
+                f"the file has {data_bytes}; {AGAIN}"
             )
         elif entry.begin != position:
             kind = "overlaps the tensor" if entry.begin < position else "leaves a hole"
