@@ -65,7 +65,7 @@ def run(models: list[Options], command: tuple[str, ...] | None = None) -> int:
     from jaxllm.server.lifecycle.launches import engine_launches
     from jaxllm.server.lifecycle.serve import find_model, serve
     from jaxllm.server.transport.event_loop import new_event_loop
-    from jaxllm.server.transport.sockets import bind
+    from jaxllm.server.transport.sockets import bound
 
     options = models[0]
     log = ("--log-format", options.log_format, "--log-level", options.log_level)
@@ -77,7 +77,7 @@ def run(models: list[Options], command: tuple[str, ...] | None = None) -> int:
         check_generation_config(each.generation_config)
         if each.chat_template is not None:
             template_text(each.chat_template)
-    with bind(options.host, options.port, options.uds) as sock:
+    with bound(options.host, options.port, options.uds) as sock:
         found = [(each, find_model(each)) for each in models]
         logger = logging.getLogger("jaxllm.server")
         for each in models:

@@ -217,6 +217,7 @@ def test_a_unix_socket_is_served_and_a_stale_one_replaced(
         assert sock.recv(100).startswith(b"HTTP/1.1 200")
     server.process.send_signal(signal.SIGTERM)
     assert server.ended() == 0
+    assert not path.exists()
 
 
 def test_a_token_is_sent_at_once_and_not_held_back_until_the_one_before_is_acknowledged() -> None:

@@ -2,16 +2,31 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import resource
 import socket
 import stat
+from collections.abc import Iterator
 from pathlib import Path
 
 from jaxllm.config import ConfigError
 
 BACKLOG = 2048
 MAX_FILES = 1 << 16
+
+
+@contextlib.contextmanager
+def bound(host: str, port: int, uds: str | None) -> Iterator[socket.socket]:
+    """`bind`'s socket. The file of a Unix socket goes with it, if it is still this one's."""
+    with bind(host, port, uds) as sock:
+        own = None if uds is None else Path(uds).stat().st_ino
+        try:
+            yield sock
+        finally:
+            with contextlib.suppress(OSError):
+                if uds is not None and Path(uds).stat().st_ino == own:
+                    Path(uds).unlink()
 
 
 def bind(host: str, port: int, uds: str | None) -> socket.socket:

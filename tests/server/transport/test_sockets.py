@@ -8,7 +8,7 @@ import socket
 import pytest
 
 from jaxllm.config import ConfigError
-from jaxllm.server.transport.sockets import bind
+from jaxllm.server.transport.sockets import bind, bound
 
 
 def test_a_unix_socket_that_is_in_use_is_not_to_be_removed_first(tmp_path: pathlib.Path) -> None:
@@ -37,3 +37,16 @@ def test_a_socket_of_a_server_that_does_not_listen_yet_is_left_to_it(
         assert path.exists()
     with bind("", 0, str(path)) as again:  # nobody has it any more
         assert again.getsockname() == str(path)
+
+
+def test_the_file_of_a_unix_socket_goes_with_its_server_but_not_another_ones(
+    tmp_path: pathlib.Path,
+) -> None:
+    path = tmp_path / "s"
+    with bound("", 0, str(path)):
+        assert path.is_socket()
+    assert not path.exists()
+    with bound("", 0, str(path)):
+        path.rename(tmp_path / "before")  # keeps the number of its file in use
+        path.write_text("another's")
+    assert path.read_text() == "another's"
