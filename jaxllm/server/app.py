@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from prometheus_client import CONTENT_TYPE_LATEST
@@ -132,14 +133,15 @@ class Routes:
         )
 
 
-def build(*states: ServerState) -> Any:
+def build(*states: ServerState, missing: Sequence[Sequence[str]] = ()) -> Any:
     """The ASGI application: the routes behind keys and, if configured, CORS. Each of several models
-    has its own."""
+    has its own. `missing` are the names of models that could not be loaded."""
     first, *others = states
     store = ResponseStore() if first.settings.response_store else None
     app: Any = routes(first, store)
-    if others:
-        app = ByModel(states, [app, *(routes(state, store) for state in others)], refuse)
+    if others or missing:
+        apps = [app, *(routes(state, store) for state in others)]
+        app = ByModel(states, apps, refuse, missing)
     app = AuthMiddleware(
         app,
         first.settings.api_keys,

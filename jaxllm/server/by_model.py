@@ -16,7 +16,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from jaxllm.server.endpoint import Json
-from jaxllm.server.errors import ApiError
+from jaxllm.server.errors import ApiError, describe
 from jaxllm.server.metrics import exposition
 from jaxllm.server.openai.bodies import PARSED, ClientGone
 from jaxllm.server.openai.generation import read_model
@@ -40,7 +40,10 @@ class ByModel:
         states: Sequence[ServerState],
         apps: Sequence[Starlette],
         refuse: Callable[[ApiError, dict[str, Any], Any, Any], Awaitable[None]],
+        missing: Sequence[Sequence[str]] = (),
     ):
+        """`missing` are the names of models that could not be loaded."""
+        self._missing = missing
         self._states, self._apps, self._refuse = states, apps, refuse
         self._app_of = {
             name: app
@@ -85,7 +88,16 @@ class ByModel:
         await app(scope, receive, send)
 
     def _named(self, fields: dict[str, Any]) -> str:
-        return read_model(fields, list(self._app_of))
+        missing = [name for names in self._missing for name in names]
+        name = read_model(fields, [*self._app_of, *missing])
+        if name in missing:
+            raise ApiError(
+                503,
+                f"the model {describe(name)} could not be loaded; the server's log says why",
+                param="model",
+                code="model_not_loaded",
+            )
+        return name
 
     def _metrics(self) -> Response:
         metrics = [each for state in self._states for each in state.metrics]
@@ -94,12 +106,14 @@ class ByModel:
     def _health(self) -> Response:
         """200 while a model serves: one that fails does not end the others."""
         found = {state.settings.served[0]: health(state) for state in self._states}
+        found |= {name: {"status": "dead"} for name, *_ in self._missing}
         serves = any(each["status"] == "ok" for each in found.values())
         return Json({"status": "ok" if serves else "dead", "models": found}, 200 if serves else 503)
 
     def _ready(self) -> Response:
         """200 while a model accepts requests."""
         found = {state.settings.served[0]: readiness(state) for state in self._states}
+        found |= {name: "dead" for name, *_ in self._missing}
         ready = "ready" in found.values()
         status = "ready" if ready else found[self._states[0].settings.served[0]]
         return Json({"status": status, "models": found}, 200 if ready else 503)

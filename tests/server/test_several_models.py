@@ -193,7 +193,16 @@ def test_a_model_that_cannot_be_loaded_leaves_the_other_to_serve(
         process.says(f"{bad} is not served: --max-model-len must be at least 1, got {REFUSED}")
         assert [card["id"] for card in asked(process, "/v1/models")[1]["data"]] == [good]
         assert asked(process, "/v1/completions", QUESTION | {"model": good})[0] == 200
-        assert asked(process, "/v1/completions", QUESTION | {"model": bad})[0] == 404
+        status, reply = asked(process, "/v1/completions", QUESTION | {"model": bad})
+        assert (status, reply["error"]["code"]) == (503, "model_not_loaded")
+        assert asked(process, "/v1/completions", QUESTION)[0] == 400  # which one is meant?
+        assert asked(process, "/server_info")[0] == 400
+        status, reply = asked(process, "/health")
+        found = {name: each["status"] for name, each in reply["models"].items()}
+        assert (status, found) == (200, {good: "ok", bad: "dead"})
+        assert asked(process, "/ready")[1]["models"] == {good: "ready", bad: "dead"}
+        process.process.send_signal(signal.SIGTERM)  # which is counted, not fatal
+        assert process.ended() == 1
     finally:
         process.close()
 

@@ -53,7 +53,9 @@ async def serve(
         served = await _load(wanted, signals)
         if signals.first.done():
             return 128 + signals.first.result()
-        return await _serve(models[0][0], served, sock, signals)
+        missing = [model.names for model in wanted if model not in served]
+        status = await _serve(models[0][0], served, missing, sock, signals)
+        return status or int(bool(missing))
     finally:
         await asyncio.gather(*(model.stop(signals.second.done()) for model in wanted))
 
@@ -77,11 +79,17 @@ async def _load(wanted: Sequence[ServedModel], signals: Signals) -> list[ServedM
 
 
 async def _serve(
-    options: Options, models: Sequence[ServedModel], sock: socket.socket, signals: Signals
+    options: Options,
+    models: Sequence[ServedModel],
+    missing: Sequence[Sequence[str]],
+    sock: socket.socket,
+    signals: Signals,
 ) -> int:
+    """Serve these models until a signal, or until all are lost; returns the exit status. `missing`
+    are the names of those that could not be loaded."""
     states = [model.state for model in models]
     tls = None if options.tls is None else options.tls.context
-    app = build(*states)
+    app = build(*states, missing=missing)
     if options.tracing is not None:
         app = trace(states, options.tracing, app)
     server = http_server(app, options.root_path, tls)

@@ -35,7 +35,8 @@ class ServedModel:
     """A model with engine processes of its own.
 
     Attributes:
-        name: its first served name.
+        names: as which it is served.
+        name: the first of them.
         client: the way to its engines.
         state: what its routes share, once it is loaded.
     """
@@ -44,7 +45,8 @@ class ServedModel:
 
     def __init__(self, options: Options, model_dir: Path, command: tuple[str, ...]):
         self._options, self._model_dir = options, model_dir
-        self.name = options.settings.served[0]
+        self.names = options.settings.served
+        self.name = self.names[0]
         self._defaults = read_generation_config(options, model_dir)
         launches = engine_launches(options, model_dir)
         several = len(launches) > 1
@@ -83,7 +85,7 @@ class ServedModel:
         """
         signals.end_process()
         loading = in_daemon_thread(lambda: load_tokenizer(self._options, self._model_dir))
-        loading.add_done_callback(lambda _: signals.count())
+        loading.add_done_callback(signals.count)
         starting = [supervisor.start() for supervisor in self._supervisors]
         both = asyncio.gather(loading, *starting)
         try:
@@ -101,6 +103,9 @@ class ServedModel:
                 await both
         except EngineDied as error:
             raise ConfigError(str(error)) from None
+        finally:  # another model's tokenizer may be next
+            loading.remove_done_callback(signals.count)
+            signals.count()
 
     async def _sleep_if_asked(self) -> None:
         """Give the memory to models that are loaded after this one. Raises ConfigError."""

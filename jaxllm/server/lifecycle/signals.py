@@ -19,8 +19,8 @@ class Signals:
         self.second: asyncio.Future[int] = self._loop.create_future()
         self.count()
 
-    def count(self) -> None:
-        """Resolve the futures from now on."""
+    def count(self, _: object = None) -> None:
+        """Resolve the futures from now on; also a callback of whatever has ended."""
         for number in NUMBERS:
             self._loop.add_signal_handler(number, self._received, number)
 

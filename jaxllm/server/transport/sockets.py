@@ -20,13 +20,19 @@ MAX_FILES = 1 << 16
 def bound(host: str, port: int, uds: str | None) -> Iterator[socket.socket]:
     """`bind`'s socket. The file of a Unix socket goes with it, if it is still this one's."""
     with bind(host, port, uds) as sock:
-        own = None if uds is None else Path(uds).stat().st_ino
+        own = None if uds is None else _file(uds)
         try:
             yield sock
         finally:
             with contextlib.suppress(OSError):
-                if uds is not None and Path(uds).stat().st_ino == own:
+                if uds is not None and _file(uds) == own:
                     Path(uds).unlink()
+
+
+def _file(path: str) -> tuple[int, int, int]:
+    """Which file is there: the number of one that is gone may be another's."""
+    found = Path(path).stat()
+    return found.st_dev, found.st_ino, found.st_mtime_ns
 
 
 def bind(host: str, port: int, uds: str | None) -> socket.socket:
