@@ -46,9 +46,10 @@ class RowKernels:
         return self.collective.add_norm(x_TD, part_TD, weight_D, eps, self.row_backend, rounding)
 
     def product(self, x: Array, weight: Array, dims: int) -> Product | None:
-        """x · wᵀ over the last `dims` axes, or None where no kernel of the back end is faster than
-        XLA, or several devices add up."""
-        if self.collective is not ALONE:  # whole parts are sent, so shares would cost a launch more
+        """x · wᵀ over the last `dims` axes, or None where no kernel of the back end is known to be
+        faster than XLA: with several devices none is, and shares of sums would cost them a launch
+        more."""
+        if self.collective is not ALONE:
             return None
         x_TI = x.reshape(x.shape[0], -1)
         out = weight.shape[: weight.ndim - dims]

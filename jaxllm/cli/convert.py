@@ -18,15 +18,15 @@ def convert(argv: list[str], environ: Mapping[str, str]) -> int:
     """Write the checkpoint. Returns 1 with the reason when that cannot be."""
     if "--as-served" in argv:
         return _keep([each for each in argv if each != "--as-served"], environ)
-    from jaxllm.locate import locate
-    from jaxllm.weights import convert as weights
-
     top = parser()
     args, others = top.parse_known_args(argv)
     if others:
         top.error(
             f"unrecognized arguments: {' '.join(others)}; options of serve go with --as-served"
         )
+    from jaxllm.locate import locate
+    from jaxllm.weights import convert as weights
+
     try:
         source = locate(args.source, args.revision, None)
         written = weights.convert(source, args.target, args.dtype, args.max_shard_size)

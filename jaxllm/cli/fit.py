@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import multiprocessing
+import os
 import sys
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
@@ -12,52 +13,67 @@ from jaxllm.config import ConfigError
 PROGRAM = "jaxllm check"
 
 if TYPE_CHECKING:
-    from jaxllm.server.command_line.options import Options
+    from jaxllm.server.lifecycle.launches import Launch
 
 
 def check(argv: list[str], environ: Mapping[str, str]) -> int:
     """Decide as `jaxllm serve` would with these options, and print it for each model. Returns 0
     when all fit, else 1 with the reason and what helps."""
     from jaxllm.server.command_line.options import parse_models
-
-    models = parse_models(argv, environ, prog=PROGRAM)
-    if len(models) == 1:
-        return _check(models[0], named=False)
-    # JAX's client takes one share of a device in a process, and each model has its own
-    processes = multiprocessing.get_context("spawn")
-    found = []
-    for at in range(len(models)):
-        process = processes.Process(target=_check_entry, args=(argv, dict(environ), at))
-        process.start()
-        process.join()
-        found.append(process.exitcode)
-    return int(any(found))
-
-
-def _check_entry(argv: list[str], environ: Mapping[str, str], at: int) -> None:
-    """Check one of several models, and end the process with its status."""
-    from jaxllm.server.command_line.options import parse_models
-
-    raise SystemExit(_check(parse_models(argv, environ, prog=PROGRAM)[at], named=True))
-
-
-def _check(options: Options, named: bool) -> int:
-    """The same of one model, which is `named` where there are others."""
-    from rich.console import Console
-
-    from jaxllm.engine.startup.check import check_fit
-    from jaxllm.engine.startup.report import ConsoleReport
     from jaxllm.server.lifecycle.launches import engine_launches
     from jaxllm.server.lifecycle.serve import find_model
 
-    name = options.settings.served[0]
+    models, failed = parse_models(argv, environ, prog=PROGRAM), False
+    for options in models:
+        name = options.settings.served[0] if len(models) > 1 else ""
+        try:
+            launch, *_ = engine_launches(options, find_model(options))
+        except ConfigError as error:
+            failed |= _refuse(name, error)
+            continue
+        failed |= _in_process(name, launch) if name else _check(name, launch)
+    return int(failed)
+
+
+def _in_process(name: str, launch: Launch) -> bool:
+    """`_check` in a process of its own: JAX's client takes one share of a device in a process, and
+    sees the same devices as long as that lives."""
+    process = multiprocessing.get_context("spawn").Process(
+        target=_check_entry, args=(name, launch)
+    )
+    process.start()
+    process.join()
+    if process.exitcode not in (0, 1):
+        _refuse(name, f"the process that checked it ended with {process.exitcode}")
+    return process.exitcode != 0
+
+
+def _check_entry(name: str, launch: Launch) -> None:
+    raise SystemExit(int(_check(name, launch)))
+
+
+def _check(name: str, launch: Launch) -> bool:
+    """Print whether a model fits, which has a `name` where there are others. Returns whether it
+    does not."""
+    from rich.console import Console
+
+    from jaxllm.server.lifecycle.launches import DEVICES
+
+    if launch.devices is not None:
+        os.environ[DEVICES] = launch.devices  # before JAX looks
+    from jaxllm.engine.startup.check import check_fit
+    from jaxllm.engine.startup.report import ConsoleReport
+
     try:
-        engine, *_ = engine_launches(options, find_model(options))
-        rows = check_fit(engine.config)
+        rows = check_fit(launch.config)
     except ConfigError as error:
-        print(f"{PROGRAM}: {f'{name}: ' if named else ''}{error}", file=sys.stderr)
-        return 1
+        return _refuse(name, error)
     report = ConsoleReport()
     report.console = Console(highlight=False)
-    report.show_table(f"{name} fits" if named else "it fits", rows)
-    return 0
+    report.show_table(f"{name} fits" if name else "it fits", rows)
+    return False
+
+
+def _refuse(name: str, reason: ConfigError | str) -> bool:
+    print(f"{PROGRAM}: {f'{name}: ' if name else ''}{reason}", file=sys.stderr)
+    return True

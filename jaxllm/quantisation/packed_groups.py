@@ -95,7 +95,7 @@ class PackedMatrix(CompressedMatrix):
 
     def groups(self, arrays: Arrays, columns: slice) -> np.ndarray:
         stored = self._optional(arrays, OPTIONAL[1])
-        if stored is None or UNKNOWN in stored:
+        if stored is None or (stored == UNKNOWN).all():
             return super().groups(arrays, columns)
         return checked_groups(self.parts[-1], stored[columns], arrays[1].shape[1])
 
@@ -235,5 +235,9 @@ def _grouping(where: str, given: Mapping[str, Any]) -> Packing:
             f"strategy and group_size of {where} are {strategy!r:.40} and {size!r:.40}; "
             "group with a positive integer, or channel, are read"
         )
-    shuffled = str(weights.get("actorder")).lower() in SHUFFLED
-    return Packing(bits, size, leaves=(*leaves, index) if shuffled else leaves)
+    return Packing(bits, size, leaves=(*leaves, index) if is_shuffled(weights) else leaves)
+
+
+def is_shuffled(weights: Mapping[str, Any]) -> bool:
+    """Whether these settings leave the groups of columns in no order."""
+    return str(weights.get("actorder")).lower() in SHUFFLED

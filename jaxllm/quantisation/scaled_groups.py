@@ -17,7 +17,7 @@ from typing import Any
 from jaxllm.config import ConfigError
 from jaxllm.quantisation.byte_groups import byte_matrix
 from jaxllm.quantisation.matrix import E4M3, NUMBERS, Grid, scaled_matrix
-from jaxllm.quantisation.packed_groups import read_inputs
+from jaxllm.quantisation.packed_groups import is_shuffled, read_inputs
 from jaxllm.quantisation.scheme import Header, PackedTensor, modules
 from jaxllm.quantisation.weight_format import WeightFormat
 
@@ -139,6 +139,11 @@ def _group(where: str, given: Mapping[str, Any]) -> Group:
     """One of `config_groups`. Raises ConfigError."""
     weights, targets = given["weights"], _targets(where, given.get("targets"))
     kind, block = weights.get("type", "int"), _block(where, weights)
+    if is_shuffled(weights):
+        raise ConfigError(
+            f"actorder of {where} is {weights.get('actorder')!r:.20}; weights in bytes are read "
+            "with groups in order: false, static or weight"
+        )
     centred = kind != "int" or weights.get("symmetric") is not False
     if (weights.get("num_bits"), kind) == (4, "int") and block[0] == 1:
         numbers = read_inputs(where, given)

@@ -131,12 +131,13 @@ class OperatorRoutes:
 
     def _query(self, request: Request, *known: str) -> QueryParams:
         """The query. Raises ApiError for a name that is not `known`, which would be a command that
-        was not meant, for one that is there twice, and for a `model` that is not served."""
+        was not meant, for one that is there twice, but `tags`, of which a sleeper may have several,
+        and for a `model` that is not served."""
         query = request.query_params
         read_model(dict(query), self._state.settings.served, required=False)
         check_known(query, known)
-        twice = next((name for name in query if len(query.getlist(name)) > 1), "tags")
-        if twice != "tags":
+        several = (name for name in query if len(query.getlist(name)) > 1 and name != "tags")
+        if (twice := next(several, None)) is not None:
             raise bad_request(f"{twice} is there twice", twice)
         return query
 

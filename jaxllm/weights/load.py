@@ -100,12 +100,13 @@ def check_shapes(model_dir: str | Path, spec: ModelSpec, load_format: str = "aut
     problems = _mismatches(checkpoint, [piece for rule in table for piece in rule.pieces])
     held = held_layers(spec, {*checkpoint.entries, *checkpoint.formats})
     if len(spec.layers) > held:
-        problems.append(f"num_hidden_layers is {len(spec.layers)}, the files hold {held} layers")
-    if not held and (names := sorted(checkpoint.entries)):
-        wanted = attention_name(spec, 0)
-        problems[-1] += (
-            f": nothing of {wanted}, but {names[-1]:.80}; correct model_type, or these names"
-        )
+        problem = f"num_hidden_layers is {len(spec.layers)}, the files hold {held} layers"
+        if not held and (names := sorted(checkpoint.entries)):
+            problem += (
+                f": nothing of {attention_name(spec, 0)}, but {names[-1]:.80}; "
+                "correct model_type, or these names"
+            )
+        problems.append(problem)
     _refuse(checkpoint, problems)
 
 

@@ -1,4 +1,4 @@
-"""Products of some hundred tokens with weights of 16 bits, y = x · wᵀ."""
+"""Products of few and of some hundred tokens with weights of 16 bits, y = x · wᵀ."""
 
 from __future__ import annotations
 

@@ -16,10 +16,11 @@ MOST_STAGES = 8
 # one more, so that 480 may take four tiles of 120
 TILES = MappingProxyType({(200, 3): (29, 0.86), (256, 2): (21, 1.0), (144, 2): (21, 1.0)})
 MIB = 2**20
-# Bytes of a weight and rows for which the kernel is faster. Smaller weights and other rows were not
-# measured, or are as fast; one tile of 128 is so in a step, where cuBLAS has no autotuning
+# Bytes of a weight and rows for which the kernel is faster in a step. Elsewhere it is as fast or
+# slower, as at 481 to 512 rows, or was not measured, as with smaller weights; one tile of 128 is
+# faster alone, but not in a step
 FASTER = (
-    (range(64 * MIB, 160 * MIB), range(1, 17)),  # in shares: few outputs leave processors idle
+    (range(64 * MIB, 160 * MIB), range(1, 17)),  # in shares, of which others have too few
     (range(16 * MIB, 64 * MIB), range(129, 481)),  # four tiles of 128 are XLA's
     (range(16 * MIB, 64 * MIB), range(513, 577)),
     (range(64 * MIB, 160 * MIB), range(129, 225)),

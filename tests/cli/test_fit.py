@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
 import pathlib
 
 import pytest
 
 from jaxllm import cli, weights
+from jaxllm.cli import fit
 from jaxllm.config import ConfigError, EngineConfig
 from jaxllm.engine.startup.check import check_fit
 from jaxllm.engine.startup.memory import MemoryBudget
@@ -60,6 +62,31 @@ def test_of_several_models_each_is_checked_with_options_of_its_own(
     config.write_text(f"models:\n{fits}{entry.format('demo', 'b', 300)}")
     assert cli.main(["check", "--config", str(config)]) == 0
     assert "b fits" in capfd.readouterr().out
+
+
+def test_options_of_several_models_are_read_once(capfd: pytest.CaptureFixture[str]) -> None:
+    given, end = os.pipe()
+    entry = "- {{model: demo, served-model-name: {}, num-gpu-blocks-override: 200}}\n"
+    os.write(end, f"models:\n{entry.format('a')}{entry.format('b')}".encode())
+    os.close(end)
+    assert cli.main(["check", "--config", f"/dev/fd/{given}"]) == 0
+    os.close(given)
+    assert "b fits" in capfd.readouterr().out
+
+
+def test_a_process_that_cannot_tell_whether_its_model_fits_is_told(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    config = tmp_path / "c.yaml"
+    config.write_text("models:\n- {model: demo, served-model-name: a}\n- {model: demo}\n")
+    monkeypatch.setattr(fit, "_check_entry", end_with_seven)
+    assert cli.main(["check", "--config", str(config)]) == 1
+    assert "a: the process that checked it ended with 7" in capfd.readouterr().err
+
+
+def end_with_seven(*_: object) -> None:
+    """In place of a check."""
+    raise SystemExit(7)
 
 
 def test_engines_of_one_model_that_cannot_be_are_told(

@@ -138,6 +138,14 @@ def test_devices_that_do_not_suit_are_refused_with_the_reason() -> None:
     assert "other axes" in str(choose.refusal(mesh(2), "data"))
 
 
+def test_a_trial_adds_up_in_both_ways_that_so_many_devices_have() -> None:
+    row = 2 * choose.WIDTH
+    assert choose.trial_rows(2) == 256  # two devices have one
+    for devices in range(3, choose.MOST_DEVICES + 1):
+        assert choose.is_one_shot(devices, 3 * row)
+        assert not choose.is_one_shot(devices, choose.trial_rows(devices) * row)
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize("devices", [2, 4, 8])
 def test_a_trial_on_cards_is_right(devices: int) -> None:

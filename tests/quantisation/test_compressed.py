@@ -110,6 +110,18 @@ def test_zero_points_that_settings_promise_may_not_be_missing(name: str, symmetr
     assert ("a.weight_zero_point" in parts) == (not symmetric)
 
 
+@pytest.mark.parametrize("name", ["integers with zero points", "4 bits with zero points"])
+@pytest.mark.parametrize("actorder", ["group", True, "dynamic", "weight", "static", None])
+def test_weights_in_bytes_have_groups_in_order(name: str, actorder: Any) -> None:
+    weights, _, headers = stored(name)
+    settings = config(weights | {"actorder": actorder}, format="int-quantized")
+    if actorder in ("weight", "static", None):
+        assert tensors(settings, headers)
+    else:
+        with pytest.raises(ConfigError, match=r"actorder of .* static or weight"):
+            tensors(settings, headers)
+
+
 @pytest.mark.parametrize("format", ["pack-quantized", "int-quantized"])
 @pytest.mark.parametrize(
     "inputs",

@@ -143,6 +143,7 @@ def test_a_wrong_query_is_refused_and_changes_nothing(running: Running, query: s
         ("/start_profile?seconds=5", 400, "seconds"),
         ("/update_weights?path=elsewhere", 400, "path"),
         ("/sleep?level=1&level=2", 400, "level"),
+        ("/wake_up?tags=weights&tags=kv_cache&model=fake&model=fake", 400, "model"),
         ("/sleep?model=fake&model=fake", 400, "model"),
     ],
 )

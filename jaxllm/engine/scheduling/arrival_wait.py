@@ -42,6 +42,10 @@ class WaitEstimate:
             self.seconds = max(0.0, self.seconds - TARGET)
         self._was_late = late(margin)
 
+    def forgive(self) -> None:
+        """Count a late launch that comes next as the first one."""
+        self._was_late = False
+
 
 def late(margin: float) -> bool:
     """Whether a step was launched so late that the device may have waited for it."""
@@ -85,9 +89,13 @@ class ArrivalWait:
             added is None or (self._used is self._chunks and late(margin))
         ):
             self._used.learn(margin)
+        elif not late(margin):
+            self._chunks.forgive()
         self._now = (self._decodes, math.inf) if added is None else (self._chunks, added)
         self._used = None
 
     def device_idle(self) -> None:
         """After a turn that left no step running, or launched none beside a running one."""
         self._now = self._used = None
+        for estimate in (self._decodes, self._chunks):
+            estimate.forgive()
