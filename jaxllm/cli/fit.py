@@ -38,9 +38,7 @@ def check(argv: list[str], environ: Mapping[str, str]) -> int:
 def _in_process(name: str, launch: Launch) -> bool:
     """`_check` in a process of its own: JAX's client takes one share of a device in a process, and
     sees the same devices as long as that lives."""
-    process = multiprocessing.get_context("spawn").Process(
-        target=_check_entry, args=(name, launch)
-    )
+    process = multiprocessing.get_context("spawn").Process(target=_check_entry, args=(name, launch))
     process.start()
     process.join()
     if process.exitcode not in (0, 1):
