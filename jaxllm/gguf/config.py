@@ -7,19 +7,28 @@ from typing import Any
 
 import numpy as np
 
+from jaxllm.config import ConfigError
 from jaxllm.gguf.metadata import Metadata
 from jaxllm.gguf.model import Model
 
 # Texts of tokens that end an answer, where the file names one end alone
 ENDS = ("<|eot_id|>", "<|im_end|>", "<end_of_turn>", "<|end|>", "<|eom_id|>")
 HARMONY = ("<|return|>", "<|call|>")  # beside which <|end|> ends a message, not the answer
+# Of each of these, one is there
+NEEDED = (
+    ("context_length",),
+    ("attention.layer_norm_rms_epsilon", "attention.layer_norm_epsilon"),
+)
 CONTROL = 3  # type of a token
+KINDS = ("none", "linear", "yarn", "longrope")  # of scaled positions
 
 
 def base_config(model: Model, model_type: str, **others: Any) -> dict[str, Any]:
     """The configuration of a decoder, `others` among it; what is None is left out. Values are
-    checked where the configuration is read."""
+    checked where the configuration is read. Raises ConfigError where a key is missing for which a
+    family's usual value could be another model's."""
     own = model.metadata
+    _check_needed(own)
     dim, key, value = (own.count(f"attention.{each}_length") for each in ("head", "key", "value"))
     embedding = model.tensors.get("token_embd.weight")
     heads = own.count("attention.head_count")
@@ -45,9 +54,23 @@ def base_config(model: Model, model_type: str, **others: Any) -> dict[str, Any]:
     return {key: value for key, value in (found | others).items() if value is not None}
 
 
+def _check_needed(own: Metadata) -> None:
+    missing = [keys[0] for keys in NEEDED if all(own.get(key) is None for key in keys)]
+    if missing:
+        names = " and ".join(f"{own.architecture}.{key}" for key in missing)
+        raise ConfigError(f"the file lacks {names}; convert the model again")
+
+
 def scaling(own: Metadata) -> dict[str, Any] | None:
-    """The `rope_scaling` that the keys say, None for none."""
-    kind, factor = own.text("rope.scaling.type"), own.number("rope.scaling.factor")
+    """The `rope_scaling` that the keys say, None for none. Files from before there were kinds have
+    a factor alone, which is linear."""
+    kind, factor = own.text("rope.scaling.type") or "linear", own.number("rope.scaling.factor")
+    if kind not in KINDS:
+        raise ConfigError(
+            f"{own.architecture}.rope.scaling.type is {kind!r:.40}; {', '.join(KINDS)} are read: "
+            "convert the model again"
+        )
+    factor = own.number("rope.scale_linear") if factor is None and kind == "linear" else factor
     if kind not in ("linear", "yarn") or factor is None:
         return None
     original = own.count("rope.scaling.original_context_length")
