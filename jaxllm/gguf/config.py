@@ -14,6 +14,7 @@ from jaxllm.gguf.model import Model
 # Texts of tokens that end an answer, where the file names one end alone
 ENDS = ("<|eot_id|>", "<|im_end|>", "<end_of_turn>", "<|end|>", "<|eom_id|>")
 HARMONY = ("<|return|>", "<|call|>")  # beside which <|end|> ends a message, not the answer
+THETA = 10_000.0  # without a key, whatever the family
 # Of each of these, one is there
 NEEDED = (
     ("context_length",),
@@ -31,7 +32,7 @@ def base_config(model: Model, model_type: str, **others: Any) -> dict[str, Any]:
     _check_needed(own)
     dim, key, value = (own.count(f"attention.{each}_length") for each in ("head", "key", "value"))
     embedding = model.tensors.get("token_embd.weight")
-    heads = own.count("attention.head_count")
+    heads, base = own.count("attention.head_count"), own.number("rope.freq_base")
     found: dict[str, Any] = {
         "model_type": model_type,
         "architectures": [],
@@ -45,7 +46,7 @@ def base_config(model: Model, model_type: str, **others: Any) -> dict[str, Any]:
         "head_dim": dim or key or value,
         "max_position_embeddings": own.count("context_length"),
         "rms_norm_eps": own.number("attention.layer_norm_rms_epsilon"),
-        "rope_theta": own.number("rope.freq_base"),
+        "rope_theta": THETA if base is None else base,
         "rope_scaling": scaling(own),
         "tie_word_embeddings": "output.weight" not in model.tensors,
         "bos_token_id": own.count(".tokenizer.ggml.bos_token_id"),
@@ -55,7 +56,8 @@ def base_config(model: Model, model_type: str, **others: Any) -> dict[str, Any]:
 
 
 def _check_needed(own: Metadata) -> None:
-    missing = [keys[0] for keys in NEEDED if all(own.get(key) is None for key in keys)]
+    needed = (*NEEDED, ("expert_used_count",)) if own.get("expert_count") else NEEDED
+    missing = [keys[0] for keys in needed if all(own.get(key) is None for key in keys)]
     if missing:
         names = " and ".join(f"{own.architecture}.{key}" for key in missing)
         raise ConfigError(f"the file lacks {names}; convert the model again")

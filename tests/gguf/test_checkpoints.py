@@ -144,16 +144,24 @@ def test_a_factor_alone_stretches_positions_evenly(key: str, tmp_path: Path) -> 
     np.testing.assert_allclose(stretched, once, atol=1e-6)
 
 
-@pytest.mark.parametrize("key", ["context_length", "attention.layer_norm_rms_epsilon"])
+@pytest.mark.parametrize(
+    "key", ["context_length", "attention.layer_norm_rms_epsilon", "expert_used_count"]
+)
 def test_keys_for_which_families_have_values_of_their_own_are_needed(
     key: str, tmp_path: Path
 ) -> None:
-    path = converted("llama-gqa", "llama", tmp_path / "model.gguf")
-    model = open_model(path)
+    model = open_model(converted("mixtral-experts", "llama", tmp_path / "model.gguf"))
     values = {name: value for name, value in model.metadata.values.items() if key not in name}
     own = Metadata(values)
     with pytest.raises(ConfigError, match=f"lacks llama.{key}"):
         architecture(own).config(replace(model, metadata=own))
+
+
+def test_frequencies_without_a_base_are_those_of_ten_thousand(tmp_path: Path) -> None:
+    model = open_model(converted("gpt-oss-fused", "gpt-oss", tmp_path / "model.gguf"))
+    values = {name: value for name, value in model.metadata.values.items() if "base" not in name}
+    own = Metadata(values)
+    assert architecture(own).config(replace(model, metadata=own))["rope_theta"] == 10_000
 
 
 def test_an_unknown_kind_of_scaled_positions_is_refused(tmp_path: Path) -> None:
