@@ -7,22 +7,32 @@ from typing import Any
 
 import numpy as np
 
+from jaxllm.config import ConfigError
 from jaxllm.gguf.metadata import Metadata
 from jaxllm.gguf.model import Model
 
 # Texts of tokens that end an answer, where the file names one end alone
 ENDS = ("<|eot_id|>", "<|im_end|>", "<end_of_turn>", "<|end|>", "<|eom_id|>")
 HARMONY = ("<|return|>", "<|call|>")  # beside which <|end|> ends a message, not the answer
+THETA = 10_000.0  # without a key, whatever the family
+# Of each of these, one is there
+NEEDED = (
+    ("context_length",),
+    ("attention.layer_norm_rms_epsilon", "attention.layer_norm_epsilon"),
+)
 CONTROL = 3  # type of a token
+KINDS = ("none", "linear", "yarn", "longrope")  # of scaled positions
 
 
 def base_config(model: Model, model_type: str, **others: Any) -> dict[str, Any]:
     """The configuration of a decoder, `others` among it; what is None is left out. Values are
-    checked where the configuration is read."""
+    checked where the configuration is read. Raises ConfigError where a key is missing for which a
+    family's usual value could be another model's."""
     own = model.metadata
+    _check_needed(own)
     dim, key, value = (own.count(f"attention.{each}_length") for each in ("head", "key", "value"))
     embedding = model.tensors.get("token_embd.weight")
-    heads = own.count("attention.head_count")
+    heads, base = own.count("attention.head_count"), own.number("rope.freq_base")
     found: dict[str, Any] = {
         "model_type": model_type,
         "architectures": [],
@@ -36,7 +46,7 @@ def base_config(model: Model, model_type: str, **others: Any) -> dict[str, Any]:
         "head_dim": dim or key or value,
         "max_position_embeddings": own.count("context_length"),
         "rms_norm_eps": own.number("attention.layer_norm_rms_epsilon"),
-        "rope_theta": own.number("rope.freq_base"),
+        "rope_theta": THETA if base is None else base,
         "rope_scaling": scaling(own),
         "tie_word_embeddings": "output.weight" not in model.tensors,
         "bos_token_id": own.count(".tokenizer.ggml.bos_token_id"),
@@ -45,9 +55,24 @@ def base_config(model: Model, model_type: str, **others: Any) -> dict[str, Any]:
     return {key: value for key, value in (found | others).items() if value is not None}
 
 
+def _check_needed(own: Metadata) -> None:
+    needed = (*NEEDED, ("expert_used_count",)) if own.get("expert_count") else NEEDED
+    missing = [keys[0] for keys in needed if all(own.get(key) is None for key in keys)]
+    if missing:
+        names = " and ".join(f"{own.architecture}.{key}" for key in missing)
+        raise ConfigError(f"the file lacks {names}; convert the model again")
+
+
 def scaling(own: Metadata) -> dict[str, Any] | None:
-    """The `rope_scaling` that the keys say, None for none."""
-    kind, factor = own.text("rope.scaling.type"), own.number("rope.scaling.factor")
+    """The `rope_scaling` that the keys say, None for none. Files from before there were kinds have
+    a factor alone, which is linear."""
+    kind, factor = own.text("rope.scaling.type") or "linear", own.number("rope.scaling.factor")
+    if kind not in KINDS:
+        raise ConfigError(
+            f"{own.architecture}.rope.scaling.type is {kind!r:.40}; {', '.join(KINDS)} are read: "
+            "convert the model again"
+        )
+    factor = own.number("rope.scale_linear") if factor is None and kind == "linear" else factor
     if kind not in ("linear", "yarn") or factor is None:
         return None
     original = own.count("rope.scaling.original_context_length")

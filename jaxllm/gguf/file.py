@@ -222,6 +222,8 @@ class _Header:
     def _tensor_info(self) -> tuple[str, int, tuple[int, ...], int]:
         """Name, number of the type, shape and offset."""
         name, axes = self._string(), int(self._number(NUMBERS[4]))
+        if not name.isprintable() or not name:
+            raise _Fault(f"a tensor has the name {name!r:.100}; {REMEDY}")
         if not 1 <= axes <= MAX_AXES:
             raise _Fault(f"{name:.100} has {axes} axes; 1 to {MAX_AXES} are possible: {REMEDY}")
         sizes = [int(self._number(NUMBERS[10])) for _ in range(axes)]

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 import ml_dtypes
 import numpy as np
 
+from jaxllm.config import ConfigError
 from jaxllm.quantisation.scheme import (
     FLOATS,
     Bounds,
@@ -150,6 +151,11 @@ class InputScale(PackedTensor):
     def unpack(self, arrays: Sequence[np.ndarray], bounds: Bounds) -> np.ndarray:
         found = arrays[0].astype(np.float32).reshape(1, 1)
         check_scales(self.parts[0], found)
+        if not found:  # which divides inputs
+            raise ConfigError(
+                f"{self.parts[0].name} is 0; scales of inputs are above 0: download or convert the "
+                "checkpoint again"
+            )
         return found
 
 

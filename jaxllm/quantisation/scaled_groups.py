@@ -125,7 +125,8 @@ def _matches(target: str, module: str) -> bool:
 
 
 def read(groups: Mapping[str, Mapping[str, Any]]) -> ScaledGroups:
-    """The scheme of these groups, by their places in the configuration. Raises ConfigError."""
+    """The scheme of these groups, by their places in the configuration, whose targets are checked.
+    Raises ConfigError."""
     return ScaledGroups(tuple(_group(where, given) for where, given in groups.items()))
 
 
@@ -137,7 +138,7 @@ def read_exponents(groups: Mapping[str, Mapping[str, Any]]) -> ScaledGroups:
 
 def _group(where: str, given: Mapping[str, Any]) -> Group:
     """One of `config_groups`. Raises ConfigError."""
-    weights, targets = given["weights"], _targets(where, given.get("targets"))
+    weights, targets = given["weights"], tuple(given["targets"])
     kind, block = weights.get("type", "int"), _block(where, weights)
     if is_shuffled(weights):
         raise ConfigError(
@@ -158,15 +159,15 @@ def _group(where: str, given: Mapping[str, Any]) -> Group:
     return Group(targets, TYPES[kind], block, inputs, centred)
 
 
-def _targets(where: str, targets: Any) -> tuple[str, ...]:
+def check_targets(where: str, targets: Any) -> None:
+    """Raises ConfigError unless these are names and legal patterns."""
     if not isinstance(targets, list) or not all(isinstance(each, str) for each in targets):
-        raise ConfigError(f"{where}.targets must be a list of names")
+        raise ConfigError(f"{where} must be a list of names")
     for target in (each for each in targets if each.startswith("re:")):
         try:
             re.compile(target.removeprefix("re:"))
         except re.error as error:
-            raise ConfigError(f"{where}.targets has no legal pattern: {error}") from None
-    return tuple(targets)
+            raise ConfigError(f"{where} has no legal pattern: {error}") from None
 
 
 def _block(where: str, weights: Mapping[str, Any]) -> tuple[int, int]:

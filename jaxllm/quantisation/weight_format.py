@@ -30,6 +30,8 @@ class WeightFormat:
             those that are integers times numbers of that type: none is too small for it.
         bound: inputs of larger magnitude count as this before they are rounded; None: as they are.
         input_numbers: the type, of 8 bits, that inputs are rounded to; None: that of the numbers.
+        input_scale: of the inputs, where parts of a fused map have unlike ones, which keeps these
+            apart; None: it is read with the weights.
     """
 
     numbers: str
@@ -41,6 +43,7 @@ class WeightFormat:
     scales: str = FLOAT32
     bound: float | None = None
     input_numbers: str | None = None
+    input_scale: float | None = None
 
     @property
     def title(self) -> str:

@@ -65,6 +65,10 @@ SPLITS: dict[str, Splits] = {
         Splits((_GPT2,)),
     ),
     **_named("starcoder refact command-r smollm codeshell exaone", Splits((r"\p{N}", _GPT2))),
+    # llama.cpp's own, for models of which it knows nothing
+    "default": Splits(
+        (r"[\p{P}\$\+<=>\^~\|]+", _GPT2.removesuffix(r"|\s+"), r"\p{N}+", "[0-9][0-9][0-9]")
+    ),
     "tekken": Splits((_TEKKEN,), True, True),
     **_named("gpt-4o llama4 kanana2 minimax-m2", Splits((_O200K,))),
     "deepseek-llm": Splits(

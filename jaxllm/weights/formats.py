@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Container, Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -26,6 +27,7 @@ from jaxllm.nn.weight.table import takes, takes_head
 from jaxllm.quantisation import ONLINE, Scheme, WeightFormat
 from jaxllm.quantisation.matrix import NUMBERS
 from jaxllm.weights.load import open_checkpoint
+from jaxllm.weights.reader import Checkpoint
 
 LEAST_ROWS = 16  # gates of fewer outputs stay plain, unless their inputs are rounded
 
@@ -70,6 +72,8 @@ def weight_formats(
     else:
         checkpoint = open_checkpoint(model_dir, spec)
         formats = checkpoint.formats
+        for own in maps:
+            formats |= _apart(own, checkpoint)
         ends = _ends(spec, formats, checkpoint.entries)
     return ends | {
         name.removesuffix(".weight"): kind
@@ -159,6 +163,19 @@ def _of_map(
     if own.of_experts and not _alike(set(kinds.values())):
         return
     yield from ((name, kind) for name, kind in kinds.items() if kind is not None)
+
+
+def _apart(own: _Map, checkpoint: Checkpoint) -> dict[str, WeightFormat]:
+    """The formats of a map's tensors whose inputs have unlike scales: rounding is then not one for
+    all. Those of experts are told apart where they are multiplied."""
+    kinds = {name: checkpoint.formats.get(name) for name in own.pieces}
+    given = {name: kind for name, kind in kinds.items() if kind and kind.inputs == "given"}
+    if own.of_experts or len(given) < 2:
+        return {}
+    scales = {name: checkpoint.input_scale(name) for name in given}
+    if len(set(scales.values())) == 1:
+        return {}
+    return {name: replace(kind, input_scale=scales[name]) for name, kind in given.items()}
 
 
 def _alike(kinds: set[WeightFormat | None]) -> bool:

@@ -128,6 +128,15 @@ class Checkpoint:
             return False
         return self._entry(name).dtype in PLAIN_DTYPES and not np.any(self.array(name))
 
+    def input_scale(self, name: str) -> float | None:
+        """The scale that a packed matrix gives its inputs; None where it gives none that can be
+        read."""
+        leaves = self._packed[name].leaves()
+        given = next((leaf for leaf in leaves if leaf.name.endswith(".input_scale")), None)
+        if given is None or given.parts[0].name not in self._home or self._misfit(given.parts[0]):
+            return None
+        return float(self.array(given.parts[0].name).reshape(()))
+
     def piece(self, piece: Piece) -> Piece:
         """The piece of the tensor as it is stored, packed or plain."""
         return piece if piece.name in self._packed else piece.of_plain()

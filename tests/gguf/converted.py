@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 from safetensors.numpy import load_file
 
+from jaxllm.models.config.read import family
 from tests.gguf import conversions, further_conversions
 from tests.gguf.conversions import Tensors
 from tests.gguf.writer import Stored, plain, write
@@ -99,6 +100,7 @@ def common(hf: Mapping[str, Any]) -> dict[str, Any]:
     return found
 
 
+WITH_DEFAULTS = ("rms_norm_eps", "rope_theta", "num_experts_per_tok")
 KINDS = conversions.KINDS | further_conversions.KINDS
 POST_ATTENTION = dict.fromkeys(
     ("gemma2", "gemma3", "gpt-oss", "olmo2", "seed_oss", "glm4moe", "exaone4"),
@@ -129,6 +131,9 @@ def written(
     **more: Any,
 ) -> Path:
     """A checkpoint as a GGUF file, whose tensors are `stored(name, tensor)`."""
+    kind = family(hf["model_type"])  # converters see its defaults, too
+    defaults = {"rope_theta": getattr(kind, "THETA", None)} | dict(kind.DEFAULTS)
+    hf = {key: defaults[key] for key in WITH_DEFAULTS if defaults.get(key)} | dict(hf)
     further = further_conversions.renamed(checkpoint, architecture)
     tensors = renamed(further, POST_ATTENTION.get(architecture, "ffn_norm"))
     hf = further_conversions.spelled(hf)

@@ -15,7 +15,7 @@ from safetensors.numpy import load_file, save_file
 
 from jaxllm import weights
 from jaxllm.config import ConfigError
-from jaxllm.gguf.architecture import checkpoint_tensors
+from jaxllm.gguf.architecture import architecture, checkpoint_tensors
 from jaxllm.gguf.architectures.gemma2 import score_width
 from jaxllm.gguf.directory import model_directory
 from jaxllm.gguf.metadata import Metadata
@@ -133,6 +133,53 @@ def test_yarn_turns_as_its_betas_say(tmp_path: Path) -> None:
     assert found.model_type == "mistral" and set(found.windows) == {None}
     both = (spec.ropes[0](jnp.array([63]), None)[0] for spec in (found, read_spec(HERE / name)))
     np.testing.assert_allclose(*both, atol=1e-5)
+
+
+@pytest.mark.parametrize("key", ["rope.scaling.factor", "rope.scale_linear"])
+def test_a_factor_alone_stretches_positions_evenly(key: str, tmp_path: Path) -> None:
+    path = converted("llama-gqa", "llama", tmp_path / "model.gguf", **{f"llama.{key}": 4.0})
+    stretched = read_spec(model_directory(path, str(tmp_path))).ropes[0](jnp.array([4]), None)[0]
+    plain = converted("llama-gqa", "llama", tmp_path / "plain.gguf")
+    once = read_spec(model_directory(plain, str(tmp_path))).ropes[0](jnp.array([1]), None)[0]
+    np.testing.assert_allclose(stretched, once, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    "key", ["context_length", "attention.layer_norm_rms_epsilon", "expert_used_count"]
+)
+def test_keys_for_which_families_have_values_of_their_own_are_needed(
+    key: str, tmp_path: Path
+) -> None:
+    model = open_model(converted("mixtral-experts", "llama", tmp_path / "model.gguf"))
+    values = {name: value for name, value in model.metadata.values.items() if key not in name}
+    own = Metadata(values)
+    with pytest.raises(ConfigError, match=f"lacks llama.{key}"):
+        architecture(own).config(replace(model, metadata=own))
+
+
+def test_frequencies_without_a_base_are_those_of_ten_thousand(tmp_path: Path) -> None:
+    model = open_model(converted("gpt-oss-fused", "gpt-oss", tmp_path / "model.gguf"))
+    values = {name: value for name, value in model.metadata.values.items() if "base" not in name}
+    own = Metadata(values)
+    assert architecture(own).config(replace(model, metadata=own))["rope_theta"] == 10_000
+
+
+def test_an_unknown_kind_of_scaled_positions_is_refused(tmp_path: Path) -> None:
+    more = {"llama.rope.scaling.type": "spiral", "llama.rope.scaling.factor": 4.0}
+    path = converted("llama-gqa", "llama", tmp_path / "model.gguf", **more)
+    with pytest.raises(ConfigError, match=r"rope\.scaling\.type is 'spiral'"):
+        model_directory(path, str(tmp_path))
+
+
+def test_gpt_oss_without_scaled_positions_has_none(tmp_path: Path) -> None:
+    kind = {"gpt-oss.rope.scaling.type": "none"}
+    path = converted("gpt-oss-fused", "gpt-oss", tmp_path / "model.gguf", **kind)
+    directory = model_directory(path, str(tmp_path))
+    theta = read_spec(directory).config["rope_theta"]
+    cos = read_spec(directory).ropes[0](jnp.array([63]), None)[0]
+    dim = 2 * cos.shape[-1]
+    wanted = np.cos(63 / theta ** (np.arange(0, dim, 2) / dim))
+    np.testing.assert_allclose(np.asarray(cos).reshape(-1), wanted, atol=1e-4)
 
 
 def test_queries_that_grow_without_yarn_are_refused(tmp_path: Path) -> None:

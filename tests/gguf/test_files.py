@@ -119,6 +119,12 @@ def test_a_tensor_that_cannot_be_is_named_with_a_remedy(
     assert ":" in message or ";" in message
 
 
+@pytest.mark.parametrize("name", ["", "a\nb"])
+def test_a_name_that_does_not_fit_a_line_is_refused(name: str, tmp_path: Path) -> None:
+    path = write(tmp_path / "m.gguf", METADATA, {name: TENSORS["a"]})
+    assert f"a tensor has the name {name!r}" in refused(path, path.read_bytes())
+
+
 def test_tensors_that_overlap_are_refused(tmp_path: Path) -> None:
     path = write(tmp_path / "m.gguf", METADATA, TENSORS)
     data = path.read_bytes()

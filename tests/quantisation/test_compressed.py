@@ -216,6 +216,9 @@ def test_what_its_library_adds_to_settings_is_added(
     assert own == other
 
 
+FOUR = {"num_bits": 4, "type": "int", "strategy": "group", "group_size": 128}
+
+
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
@@ -240,6 +243,10 @@ def test_what_its_library_adds_to_settings_is_added(
         (config(FLOATS, "all"), "input_activations is 'all'"),
         (config(targets="Linear"), "targets must be a list of names"),
         (config(targets=["re:("]), "targets has no legal pattern"),
+        (config(FOUR, format="pack-quantized", targets=["re:["]), "targets has no legal pattern"),
+        (config(FOUR, format="pack-quantized", targets=None), "targets must be a list of names"),
+        (config() | {"ignore": "lm_head"}, "ignore must be a list of names"),
+        (config() | {"ignore": ["lm_head", "re:*"]}, "ignore has no legal pattern"),
         (config(output_activations=TOKEN), "has output_activations, which are not supported"),
         (config() | {"transform_config": {"a": 1}}, "transform_config is not supported"),
     ],

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from jaxllm.config import ConfigError
+from jaxllm.models.config.quantisation import weight_scheme
 from jaxllm.quantisation import PackedTensor, WeightFormat, common_name, methods, read_scheme
 
 
@@ -217,3 +218,14 @@ def test_settings_that_no_checkpoint_has_are_refused(
 ) -> None:
     with pytest.raises(ConfigError, match=message):
         read_scheme("fp8", settings)
+
+
+def test_integers_of_4_and_of_8_bits_at_once_are_refused() -> None:
+    with pytest.raises(ConfigError, match="load_in_8bit and load_in_4bit are both true"):
+        read_scheme("bitsandbytes", {"load_in_8bit": True, "load_in_4bit": True})
+
+
+def test_a_method_of_two_lines_is_named_in_one() -> None:
+    with pytest.raises(ConfigError, match=r"\('a\\nb'\) is not supported") as error:
+        weight_scheme({"quantization_config": {"quant_method": "a\nb"}})
+    assert "\n" not in str(error.value)

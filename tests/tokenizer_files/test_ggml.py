@@ -112,6 +112,13 @@ def test_a_beginning_and_an_end_are_put_where_the_file_says_so(tmp_path: Path) -
     assert load(tmp_path, keys, **roles, add_eos_token=True).encode("") == [start, end]
 
 
+def test_what_llama_cpp_does_for_models_that_it_does_not_know() -> None:
+    parts = SPLITS["default"].pre_tokenizer().pre_tokenize_str("I'm 12345 (x)  y")
+    assert [part.replace("Ġ", " ") for part, _ in parts] == [
+        *("I", "'", "m", " ", "123", "45", " ", "(", "x", ")", " ", " y")
+    ]
+
+
 def test_every_known_way_to_split_is_a_pre_tokenizer() -> None:
     for splits in SPLITS.values():
         parts = splits.pre_tokenizer().pre_tokenize_str("Don't 1234 été!\n\n  x")

@@ -54,6 +54,7 @@ def directory(path: Path, kind: str, name: str, value: Any) -> Path:
         ("blocks", f"{UP}.weight_scale_inv", np.nan, "weight_scale_inv has the scale nan"),
         ("static", f"{UP}.weight_scale", np.inf, "weight_scale has the scale inf"),
         ("static", f"{UP}.input_scale", -1, "input_scale has the scale -1"),
+        ("static", f"{UP}.input_scale", 0, "input_scale is 0; scales of inputs are above 0"),
         ("mxfp4", DOWN, 255, "down_proj_scales has the exponent 255"),
         ("awq", f"{UP}.scales", np.nan, "scales has the scale nan; scales are finite: download"),
         ("gptq of 8 bits", f"{UP}.scales", np.inf, "scales has the scale inf"),

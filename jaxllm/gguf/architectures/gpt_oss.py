@@ -21,7 +21,8 @@ NAMES = {
 
 
 def config(model: Model) -> dict[str, Any]:
-    """The configuration. As in the published one, the edges of YaRN's ramp are not rounded."""
+    """The configuration. As in the published one, the edges of YaRN's ramp are not rounded. A file
+    without scaling has none, where a config.json would have the published one."""
     own, stretched = model.metadata, scaling(model.metadata)
     return base_config(
         model,
@@ -30,7 +31,7 @@ def config(model: Model) -> dict[str, Any]:
         num_local_experts=own.count("expert_count"),
         num_experts_per_tok=own.count("expert_used_count"),
         sliding_window=own.count("attention.sliding_window"),
-        rope_scaling=stretched and {**stretched, "truncate": False},
+        rope_scaling={**stretched, "truncate": False} if stretched else {"rope_type": "default"},
     )
 
 

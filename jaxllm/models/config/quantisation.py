@@ -28,8 +28,10 @@ def weight_scheme(hf: Mapping[str, Any], source: str = KEY) -> Scheme | None:
     try:
         return read_scheme(method, given)
     except ConfigError as error:
+        name = str(method or "unknown method")
+        shown = name if name.isprintable() else repr(name)
         raise ConfigError(
-            f"{source} ({method or 'unknown method'!s:.80}) is not supported; {error}; use another "
+            f"{source} ({shown:.80}) is not supported; {error}; use another "
             "or an unquantized checkpoint, or one that quantises keys and values alone, to FP8"
         ) from None
 

@@ -55,7 +55,7 @@ class Scaled(nnx.Module):
         added = kind.form == OFFSETS
         self.offset = nnx.Param(scale.astype(shape.dtype), axes=of_scale) if added else None
         self.kind, self.shape = kind, shape
-        # Parts that were calibrated apart saw the same inputs: the largest scale serves all
+        # Those of parts that are alike, but for an expert's, see `_scales`
         ones = jnp.ones((shape.tensors, 1), jnp.float32)
         self.input_scale = nnx.Param(ones, axes=(None, None)) if kind.inputs == "given" else None
 
@@ -99,21 +99,28 @@ class Scaled(nnx.Module):
             x_TI = self._bounded(self.shape.flat(x, w_OI.shape[1], context.collective))
         group = self.group if scale_OG.shape[1] > 1 else min(self.group, w_OI.shape[1])
         backend = op.backend_for(context.row_backend, x_TI, w_OI, scale_OG, group, inputs)
-        given = None if self.input_scale is None else jnp.max(self.input_scale[...])
-        product = _scaled_parts(
-            x_TI,
-            w_OI,
-            scale_OG,
-            group=group,
-            inputs=inputs,
-            input_scale=given,
-            backend=backend,
-        )
+        given = self._scales(backend)
+        how = {"group": group, "inputs": inputs, "backend": backend}
+        each = [
+            _scaled_parts(x_TI, w_PI, scale_PG, input_scale=one, **how)
+            for w_PI, scale_PG, one in zip(
+                jnp.split(w_OI, len(given)), jnp.split(scale_OG, len(given)), given, strict=True
+            )
+        ]
+        product = each[0] if len(each) == 1 else jnp.concatenate([*map(whole, each)], axis=1)
         if self.offset is None:
             return product
         assert isinstance(x_TI, Array) and inputs == "plain"
         offset_OG = self.offset[...].reshape(scale_OG.shape)
         return _with_offsets(whole(product), x_TI, offset_OG, group)
+
+    def _scales(self, backend: str) -> list[Array | None]:
+        """Those of inputs: of each part, as many rows after each other, or one of all. Parts of an
+        expert may have unlike ones, which the reference takes; kernels, the largest."""
+        if self.input_scale is None:
+            return [None]
+        scales, is_expert = self.input_scale[...].reshape(-1), len(self.shape.out) == 1
+        return [*scales] if is_expert and backend == "reference" else [jnp.max(scales)]
 
     def grouped(
         self,

@@ -259,6 +259,8 @@ def _state(name: str, stored: np.ndarray) -> State:
 
 def read(settings: Mapping[str, Any]) -> BitsAndBytes:
     """The scheme of these settings. Raises ConfigError."""
+    if settings.get("load_in_8bit") and settings.get("load_in_4bit"):
+        raise ConfigError("load_in_8bit and load_in_4bit are both true; one of them is expected")
     if settings.get("load_in_8bit"):
         return BitsAndBytes(8)
     kind = settings.get("bnb_4bit_quant_type", "fp4")

@@ -11,6 +11,7 @@ from typing import Any
 
 from jaxllm.config import ConfigError
 from jaxllm.quantisation import fp4_groups, packed_groups, scaled_groups
+from jaxllm.quantisation.scaled_groups import check_targets
 from jaxllm.quantisation.scheme import Header, PackedTensor, Scheme
 from jaxllm.quantisation.weight_format import WeightFormat
 
@@ -55,6 +56,8 @@ def read(settings: Mapping[str, Any]) -> CompressedTensors:
         given = settings.get(key)
         if given and not (isinstance(given, dict) and given.get("format") == "dense"):
             raise ConfigError(f"{key} is not supported")
+    if settings.get("ignore") is not None:
+        check_targets("ignore", settings["ignore"])
     groups = settings.get("config_groups")
     if not isinstance(groups, dict) or not groups:
         raise ConfigError("config_groups must be an object with a group")
@@ -65,6 +68,7 @@ def read(settings: Mapping[str, Any]) -> CompressedTensors:
             raise ConfigError(f"{where} must be an object with weights")
         if group.get("output_activations"):
             raise ConfigError(f"{where} has output_activations, which are not supported")
+        check_targets(f"{where}.targets", group.get("targets"))
         form = group.get("format") or settings.get("format")
         if not isinstance(form, str) or form not in FORMATS:
             raise ConfigError(
