@@ -52,9 +52,11 @@ MANY_PARAMETERS: dict[str, str] = {
 }
 
 # Reading the process environment is for what starts a process.
-# What a process was told; and a limit that XLA reads there and tells nobody.
+# What a process was told, or which devices a check may see; and a limit that XLA reads there and
+# tells nobody.
 READS_ENVIRONMENT = {
     "jaxllm/cli/__init__.py",
+    "jaxllm/cli/fit.py",
     "jaxllm/server/__main__.py",
     "jaxllm/engine/startup/host_memory.py",
 }

@@ -19,7 +19,8 @@ MAX_WAIT = 20e-3
 
 
 class WaitEstimate:
-    """Learns how many `seconds` from now a step can be launched without idling the device.
+    """Learns how many `seconds` from now a step can be launched without idling the device;
+    `was_late` if the turn before was late.
 
     A request that arrives after a step was planned waits for a whole step more. So a step is
     planned as late as possible, but before the step that runs ends. The margin is measured: how
@@ -29,22 +30,18 @@ class WaitEstimate:
 
     def __init__(self) -> None:
         self.seconds = 0.0
-        self._was_late = False
+        self.was_late = False
 
     def learn(self, margin: float) -> None:
         """Update after a turn, from the seconds between the launch of its step and the end of the
         step before. A margin near 0 means that the launch was too late."""
         if not late(margin):
             self.seconds = min(MAX_WAIT, max(0.0, self.seconds + GAIN * (margin - TARGET)))
-        elif self._was_late:  # not by chance: steps have become shorter
+        elif self.was_late:  # not by chance: steps have become shorter
             self.seconds /= 2
         else:
             self.seconds = max(0.0, self.seconds - TARGET)
-        self._was_late = late(margin)
-
-    def forgive(self) -> None:
-        """Count a late launch that comes next as the first one."""
-        self._was_late = False
+        self.was_late = late(margin)
 
 
 def late(margin: float) -> bool:
@@ -90,12 +87,11 @@ class ArrivalWait:
         ):
             self._used.learn(margin)
         elif not late(margin):
-            self._chunks.forgive()
+            self._chunks.was_late = False
         self._now = (self._decodes, math.inf) if added is None else (self._chunks, added)
         self._used = None
 
     def device_idle(self) -> None:
         """After a turn that left no step running, or launched none beside a running one."""
         self._now = self._used = None
-        for estimate in (self._decodes, self._chunks):
-            estimate.forgive()
+        self._decodes.was_late = self._chunks.was_late = False
