@@ -43,13 +43,14 @@ class ByModel:
         missing: Sequence[Sequence[str]] = (),
     ):
         """`missing` are the names of models that could not be loaded."""
-        self._missing = missing
+        self._missing = {name: names[0] for names in missing for name in names}
         self._states, self._apps, self._refuse = states, apps, refuse
         self._app_of = {
             name: app
             for state, app in zip(states, apps, strict=True)
             for name in state.settings.served
         }
+        self._names = [*self._app_of, *self._missing]
         # Limits of bodies follow from the context; the longest one lets every legal body pass
         self._bodies = max(states, key=lambda state: state.resolved.max_model_len).bodies
         self._answers: dict[str, Callable[[], Response]] = {
@@ -88,9 +89,8 @@ class ByModel:
         await app(scope, receive, send)
 
     def _named(self, fields: dict[str, Any]) -> str:
-        missing = [name for names in self._missing for name in names]
-        name = read_model(fields, [*self._app_of, *missing])
-        if name in missing:
+        name = read_model(fields, self._names)
+        if name in self._missing:
             raise ApiError(
                 503,
                 f"the model {describe(name)} could not be loaded; the server's log says why",
@@ -106,14 +106,14 @@ class ByModel:
     def _health(self) -> Response:
         """200 while a model serves: one that fails does not end the others."""
         found = {state.settings.served[0]: health(state) for state in self._states}
-        found |= {name: {"status": "dead"} for name, *_ in self._missing}
+        found |= {name: {"status": "dead"} for name in self._missing.values()}
         serves = any(each["status"] == "ok" for each in found.values())
         return Json({"status": "ok" if serves else "dead", "models": found}, 200 if serves else 503)
 
     def _ready(self) -> Response:
         """200 while a model accepts requests."""
         found = {state.settings.served[0]: readiness(state) for state in self._states}
-        found |= {name: "dead" for name, *_ in self._missing}
+        found |= dict.fromkeys(self._missing.values(), "dead")
         ready = "ready" in found.values()
         status = "ready" if ready else found[self._states[0].settings.served[0]]
         return Json({"status": status, "models": found}, 200 if ready else 503)

@@ -16,7 +16,7 @@ from jaxllm.server.engine.wire import Profile, ResetPrefixes, Sleep, UpdateWeigh
 from jaxllm.server.errors import bad_request, describe, overloaded
 from jaxllm.server.openai.bodies import unless_gone, until_gone
 from jaxllm.server.openai.fields import read_field
-from jaxllm.server.openai.generation import read_model
+from jaxllm.server.openai.generation import check_asked, read_model
 from jaxllm.server.state import ServerState
 
 MODES = ("abort", "wait")
@@ -134,7 +134,7 @@ class OperatorRoutes:
         was not meant, for one that is there twice, but `tags`, of which a sleeper may have several,
         and for a `model` that is not served."""
         query = request.query_params
-        read_model(dict(query), self._state.settings.served, required=False)
+        check_asked(query, self._state.settings.served)
         check_known(query, known)
         several = (name for name in query if len(query.getlist(name)) > 1 and name != "tags")
         if (twice := next(several, None)) is not None:

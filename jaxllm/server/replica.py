@@ -14,7 +14,7 @@ from jaxllm.kv_events.settings import EVERYWHERE, KVEventSettings
 from jaxllm.server.endpoint import Json
 from jaxllm.server.engine.client import EngineClient
 from jaxllm.server.engine.group import EngineGroup
-from jaxllm.server.openai.generation import read_model
+from jaxllm.server.openai.generation import check_asked
 from jaxllm.server.state import ServerState
 
 
@@ -82,7 +82,7 @@ class ReplicaRoutes:
 
     def _check_model(self, request: Request) -> None:
         """Raise ApiError when the query names a model that is not served."""
-        read_model(dict(request.query_params), self._state.settings.served, required=False)
+        check_asked(request.query_params, self._state.settings.served)
 
 
 def source(events: KVEventSettings, host: str | None) -> dict[str, Any]:

@@ -71,7 +71,7 @@ def weight_formats(
         formats, ends = _likely(spec.scheme, [own.pieces for own in maps]), {}
     else:
         checkpoint = open_checkpoint(model_dir, spec)
-        formats = checkpoint.formats
+        formats = {**checkpoint.formats}
         for own in maps:
             formats |= _apart(own, checkpoint)
         ends = _ends(spec, formats, checkpoint.entries)

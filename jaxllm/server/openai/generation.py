@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -90,6 +90,11 @@ def read_generation(
         "shares_pages": shares_pages,
         "page_offer": page_offer,
     }
+
+
+def check_asked(query: Mapping[str, str], served: Sequence[str]) -> None:
+    """Raise ApiError when a query is about a model that is not served."""
+    read_model(dict(query), served, required=False)
 
 
 def read_model(body: dict[str, Any], served: Sequence[str], required: bool = True) -> str:

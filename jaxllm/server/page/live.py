@@ -24,7 +24,7 @@ from jaxllm.server.errors import ApiError, overloaded
 from jaxllm.server.generate import stream_headers
 from jaxllm.server.metrics import Histogram
 from jaxllm.server.openai.bodies import until_gone
-from jaxllm.server.openai.generation import read_model
+from jaxllm.server.openai.generation import check_asked
 from jaxllm.server.state import ServerState
 
 PERIOD = 1.0  # seconds between frames
@@ -48,8 +48,7 @@ class LiveStats:
 
     async def __call__(self, scope: dict[str, Any], receive: Any, send: Any) -> None:
         """ASGI; raises ApiError when too many listen, or another model is asked about."""
-        query = dict(Request(scope).query_params)
-        read_model(query, self._server_state.settings.served, required=False)
+        check_asked(Request(scope).query_params, self._server_state.settings.served)
         if self._listeners == MAX_LISTENERS:
             raise overloaded(
                 f"{MAX_LISTENERS} clients watch the engine, which is the most; close one",
