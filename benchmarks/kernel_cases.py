@@ -235,7 +235,7 @@ def extend_tunings() -> list[Any]:
     from pallas_kernels.paged_extend.mosaic_gpu import Tuning
 
     shares = [
-        Tuning(min_tiles=1),
+        Tuning(min_tiles=2),
         Tuning(min_tiles=4),
         Tuning(shared_up_to=0),
         Tuning(shared_up_to=2048),

@@ -24,6 +24,9 @@ from benchmarks.xla_options import prepared
 from jaxllm.engine.scheduling.buckets import Buckets, ExtendShape
 
 if TYPE_CHECKING:
+    import numpy as np
+
+    from jaxllm.engine.runtime.program import Key
     from jaxllm.engine.runtime.runner import Runner
 
 TURNS = 5
@@ -50,16 +53,15 @@ def timed(run: Callable[[], Any], seconds: float) -> float:
     return (time.perf_counter() - start) / calls
 
 
-def dispatched(runner: Runner, shape: int | ExtendShape) -> Any:
+def dispatched(runner: Runner, forward: tuple[Key, np.ndarray | None]) -> Any:
     """Dispatch a forward; returns the pages, which are there when it has run."""
-    from jaxllm.engine.runtime.lattice import forward_key
-
-    runner.call(forward_key(shape))
+    runner.dispatch(*forward)
     return runner.kv
 
 
 def measured(a: argparse.Namespace, options: dict[str, Any]) -> list[dict[str, Any]]:
     """A row a program: its tokens and decode rows, milliseconds, and rows a millisecond."""
+    from jaxllm.engine.runtime.lattice import forward_key
     from jaxllm.engine.runtime.launch import Launch
     from jaxllm.engine.runtime.runner import Runner
     from jaxllm.engine.scheduling.plan import Plan
@@ -80,13 +82,13 @@ def measured(a: argparse.Namespace, options: dict[str, Any]) -> list[dict[str, A
             for shape in programs.shapes.buckets.extend
             if (shape.tokens, shape.decodes) in a.extend
         ):
-            runner.run(Launch((runner.pack_slots(empty, shape),)))
+            forward = runner.pack_slots(empty, shape)
             found.setdefault((shape.tokens, shape.decodes), []).append(
-                timed(partial(dispatched, runner, shape), a.seconds)
+                timed(partial(dispatched, runner, forward), a.seconds)
             )
         for size in a.decode:
             found.setdefault((0, size), []).append(
-                timed(partial(dispatched, runner, size), a.seconds)
+                timed(partial(dispatched, runner, (forward_key(size), None)), a.seconds)
             )
     medians = [
         (tokens, size, 1e3 * statistics.median(taken)) for (tokens, size), taken in found.items()

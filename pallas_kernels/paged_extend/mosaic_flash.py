@@ -19,7 +19,7 @@ class Tuning(NamedTuple):
     stages: int = 2  # slots of the K and V rings
     groups: int = 2  # compute warpgroups; a key tile has as many tokens as they have rows
     blocks: int = 132
-    min_tiles: int = 2  # smallest share of one block
+    min_tiles: int = 1  # smallest share of one block
     shared_up_to: int = 512  # tokens of a step up to which heads share a tile's rows
 
 

@@ -91,13 +91,14 @@ class Dispatcher:
 
     def dispatch(self, key: Key, buffer: np.ndarray | None) -> list[Array]:
         """Dispatch one program of a launch; returns its results."""
-        if buffer is None:
-            return self.call(key)
-        buffers = self._buffers[key]
-        found = self.call(key, buffers.send(buffer))
+        found = self.call(key, *self.sent(key, buffer))
         if PROGRAMS[key.program].acknowledges:
-            buffers.until(found.pop())
+            self._buffers[key].until(found.pop())
         return found
+
+    def sent(self, key: Key, buffer: np.ndarray | None) -> tuple[Array, ...]:
+        """The buffer of a program as the device gets it; () where it takes none."""
+        return () if buffer is None else (self._buffers[key].send(buffer),)
 
     def call(self, key: Key, *inputs: Any) -> list[Any]:
         """Dispatch one program. `inputs` are its arguments that do not stay on the device; returns

@@ -199,7 +199,6 @@ class Runner(Dispatcher):
             calls += pack_copies(plan.copies, self.shapes)
         if isinstance(shape, ExtendShape):
             calls.append(self.pack_slots(plan, shape))
-            calls.append((forward_key(shape), None))
             for chunk in plan.chunks:
                 if chunk.final and chunk.request.logits_options is not None:
                     buffers = pack_slot(chunk.request, self.shapes)
@@ -232,10 +231,9 @@ class Runner(Dispatcher):
         if self.swapper is not None:
             self.kv, self.link = self.swapper.warm_up(self.kv)
         for shape in buckets.extend:
-            self.run(Launch((self.pack_slots(empty, shape),)))
-            self.seconds[shape] = self._warm_up(shape)
+            self.seconds[shape] = self._warm_up(shape, self.pack_slots(empty, shape))
         for rows in buckets.decode:
-            self.seconds[rows] = self._warm_up(rows)
+            self.seconds[rows] = self._warm_up(rows, (forward_key(rows), None))
         for rows in {*map(buckets.logit_rows, buckets.extend + buckets.decode)}:
             for width in self.shapes.widths * RECORDING_RUNS:
                 (packed,) = self.call(Key("logprobs", (rows, width)))
@@ -250,12 +248,12 @@ class Runner(Dispatcher):
         short = min(self.seconds.values()) < SHORT_STEP
         self.depth = MAX_DEPTH if accelerator and (deep or short) else 1
 
-    def _warm_up(self, shape: int | ExtendShape) -> float:
+    def _warm_up(self, shape: int | ExtendShape, forward: tuple[Key, np.ndarray | None]) -> float:
         """Seconds of a forward once recorded; runs the programs that follow it too."""
         rows = self.shapes.buckets.logit_rows(shape)
         for _ in range(RECORDING_RUNS):
             start = time.perf_counter()
-            self.run(Launch(((forward_key(shape), None),)))
+            self.run(Launch((forward,)))
             jax.block_until_ready(self._device.read(Resident("forward_output", rows)))
             seconds = time.perf_counter() - start
         self.call(Key("process_logits", (rows,)))
@@ -277,13 +275,15 @@ class Runner(Dispatcher):
         return buckets.fit_extend(tokens, len(plan.chunks), len(plan.decodes))
 
     def pack_slots(self, plan: Plan, shape: ExtendShape | None = None) -> tuple[Key, np.ndarray]:
-        """The upload of row map, page-table entries and, for `shape`, the plan's chunks."""
+        """The upload of row map and page-table entries, or the forward of `shape` that brings them
+        and the plan's chunks."""
         update = self._updates.get(shape)
         if update is None:
             layout = None if shape is None else self.shapes.chunk_layouts[shape]
             update = self._updates[shape] = SlotUpdate(self.shapes, layout)
         self._packed_slots = plan.slots
-        return update.key, update.pack(plan, self.eos_ids)
+        key = Key("update_slots") if shape is None else forward_key(shape)
+        return key, update.pack(plan, self.eos_ids)
 
     def _sample_key(self, rows: int, needs: frozenset[int]) -> Key:
         """The cheapest compiled sampler for requests of these `needs`, of few different sets."""

@@ -196,12 +196,6 @@ class StepShapes:
             for shape in self.buckets.extend
         }
 
-    @functools.cached_property
-    def staged_chunks(self) -> jax.ShapeDtypeStruct:
-        """The packed chunks of any extend shape, on the device."""
-        size = max(layout.arrays.size for layout in self.chunk_layouts.values())
-        return self.array((size,), jnp.int32)
-
     def forward_output(self, rows: int) -> ForwardOutput:
         """Result of a forward with `rows` rows of logits."""
         return ForwardOutput(

@@ -34,8 +34,8 @@ class StageFollower:
         """Dispatch what concerns these stages; the draw and what follows it do not."""
         for key, buffer in launch.calls:
             if key.program in FORWARDS:
-                handed = pass_stages(self._stages, key, self._way_in)
-                (given,) = self._stages[-1].call(key, *handed)
+                inputs = pass_stages(self._stages, key, buffer, self._way_in)
+                (given,) = self._stages[-1].call(key, *inputs)
                 self._way_out.send(given)
             else:
                 self._stages.dispatch(key, buffer)

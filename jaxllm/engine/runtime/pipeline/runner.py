@@ -89,14 +89,14 @@ class PipelineRunner(Runner):
         return result
 
     def dispatch(self, key: Key, buffer: np.ndarray | None) -> list[Array]:
-        """As of `Dispatcher`, on every stage that it concerns."""
+        """As of `Dispatcher`, on every stage that it concerns; a forward goes through all."""
+        if key.program in FORWARDS:
+            return self.call(key, *pass_stages((*self._before, self), key, buffer, self._way_in))
         self._before.dispatch(key, buffer)
         return [] if key.program == ADVANCE else super().dispatch(key, buffer)
 
     def call(self, key: Key, *inputs: Any) -> list[Any]:
-        """As of `Dispatcher`; a forward goes through all stages."""
-        if key.program in FORWARDS:
-            inputs = pass_stages((*self._before, self), key, self._way_in)
+        """As of `Dispatcher`."""
         results = super().call(key, *inputs)
         if key.program == "sample":
             self._drawn = results.pop()

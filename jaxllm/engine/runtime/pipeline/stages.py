@@ -34,9 +34,10 @@ class StageDispatcher(Dispatcher):
 
 
 def pass_stages(
-    stages: Sequence[Dispatcher], key: Key, way_in: Handover | None
+    stages: Sequence[Dispatcher], key: Key, buffer: np.ndarray | None, way_in: Handover | None
 ) -> tuple[Array, ...]:
-    """Run a forward on all these stages but the last of them. Returns what that one is handed.
+    """Run a forward on all these stages but the last of them. Returns what that one takes: what the
+    host brings to all of them in `buffer`, and what it is handed.
 
     `way_in` leads to the first one from a stage of another process; there is none to the first of
     all, which is handed nothing.
@@ -45,9 +46,9 @@ def pass_stages(
     if way_in is not None:
         handed = (way_in.receive(stages[0].programs.variant(key).takes[-1]),)
     for stage, after in pairwise(stages):
-        (given,) = stage.call(key, *handed)
+        (given,) = stage.call(key, *stage.sent(key, buffer), *handed)
         handed = (jax.device_put(given, after.shapes.replicated),)
-    return handed
+    return (*stages[-1].sent(key, buffer), *handed)
 
 
 class EarlierStages(tuple[StageDispatcher, ...]):

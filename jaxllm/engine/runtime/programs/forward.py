@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
@@ -29,6 +29,7 @@ from jaxllm.engine.runtime.program import (
     always,
     generates,
 )
+from jaxllm.engine.runtime.programs.update_slots import buffer_size, head_layout, updated
 from jaxllm.engine.runtime.shapes import Model, StepShapes
 from jaxllm.engine.runtime.state import (
     PROGRESS,
@@ -109,13 +110,14 @@ def extend(
     hidden_states: Array,
     *handed: Array,
 ) -> tuple[KVCache, SlotState, ForwardOutput, Array]:
-    """Decode rows and the chunks of `staged` in one forward; `reused` gives its buffers.
+    """Decode rows and the chunks of `staged` in one forward; `reused` gives its buffers. `staged`
+    is on the device: what `update_slots` takes, then the packed chunks.
 
     After the last attention layer, only rows that need logits continue. The carry of the chunk
     tokens stays in `hidden_states`, which serves all shapes.
     """
-    shape, batch = layout.shape, layout.arrays.unpack(staged)
-    state = _admit(state, batch)
+    shape = layout.shape
+    state, batch = _admit(layout, kv, state, staged)
     given, context = _extend_context(model, shape, kv, state, batch)
     module = model.rebuild(weights)
     carry = module.through_attention(*_extend_tokens(given, batch), context, *handed)
@@ -145,8 +147,7 @@ def hand_extend(
     *handed: Array,
 ) -> tuple[KVCache, SlotState, Array]:
     """`extend` of a stage that is not the last: what it hands on of every token, [B + T, D]."""
-    batch = layout.arrays.unpack(staged)
-    state = _admit(state, batch)
+    state, batch = _admit(layout, kv, state, staged)
     given, context = _extend_context(model, layout.shape, kv, state, batch)
     module = model.rebuild(weights)
     carry = module.through_attention(*_extend_tokens(given, batch), context, *handed)
@@ -209,8 +210,15 @@ def chunk_writes(batch: dict[str, Array], kv: KVCache, page_size: int) -> tuple[
     return [jnp.where(new, page, DROP_PAGE) for page in owned], position % page_size
 
 
-def _admit(state: SlotState, batch: dict[str, Array]) -> SlotState:
-    """Write the whole state of the chunks' slots. They come alive with their first token."""
+def _admit(
+    layout: ChunkLayout, kv: KVCache, state: SlotState, staged: Array
+) -> tuple[SlotState, dict[str, Array]]:
+    """The state with what the step brings, and the arrays of its chunks. Their slots' whole state
+    is written; they come alive with their first token."""
+    groups = len(kv.num_pages)
+    head = head_layout(state.rows.shape[0], groups).size
+    table, rows = updated(groups, state.table, state.rows, staged[:head])
+    batch = layout.arrays.unpack(staged[head:])
     slot, none = batch["slot"], jnp.zeros_like(batch["slot"])
     new = pack_progress(
         token=none,
@@ -219,11 +227,13 @@ def _admit(state: SlotState, batch: dict[str, Array]) -> SlotState:
         remaining=batch["remaining"],
         min_left=batch["min_left"],
     )
-    return state._replace(
+    state = state._replace(
+        rows=rows,
         progress=state.progress.at[slot].set(new),
         params=state.params.at[slot].set(batch["params"]),
-        table=state.table.at[slot].set(batch["table"]),
+        table=table.at[slot].set(batch["table"]),
     )
+    return state, batch
 
 
 @dataclass(frozen=True)
@@ -299,14 +309,27 @@ def _build_decode(shapes: StepShapes, rows: int) -> Variant:
 
 def _build_extend(shapes: StepShapes, tokens: int, chunks: int, decodes: int) -> Variant:
     layout = shapes.chunk_layouts[ExtendShape(tokens, chunks, decodes)]
-    takes = (WEIGHTS, KV, STATE, Resident("staged_chunks"))
+    takes = (WEIGHTS, KV, STATE, shapes.host_buffer(buffer_size(shapes, layout)))
     handed = _handed(shapes, tokens + decodes)
     if not shapes.stage.is_last:
         gives = (KV, STATE, shapes.replicated)
-        return _per_device(shapes, hand_extend, layout, (*takes, *handed), gives)
+        return _brought(shapes, _per_device(shapes, hand_extend, layout, (*takes, *handed), gives))
     output, hidden = Resident("forward_output", layout.logit_rows), Resident("hidden_states")
     takes = (*takes, output, hidden, *handed)
-    return _per_device(shapes, extend, layout, takes, (KV, STATE, output, hidden))
+    return _brought(shapes, _per_device(shapes, extend, layout, takes, (KV, STATE, output, hidden)))
+
+
+def _brought(shapes: StepShapes, variant: Variant) -> Variant:
+    """The forward with what the host brings to it: its fourth argument is copied to the device.
+
+    So a step with chunks is one launch. Of two devices another one would take half a millisecond.
+    """
+
+    def function(weights: Any, kv: Any, state: Any, buffer: Array, *rest: Any) -> Any:
+        staged = jax.device_put(buffer, shapes.replicated)
+        return variant.function(weights, kv, state, staged, *rest)
+
+    return replace(variant, function=function)
 
 
 def _handed(shapes: StepShapes, tokens: int) -> tuple[jax.ShapeDtypeStruct, ...]:

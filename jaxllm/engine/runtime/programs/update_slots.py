@@ -1,4 +1,4 @@
-"""Upload of a step's row map, page-table entries and, with chunks, their packed form."""
+"""Upload of a step's row map and page-table entries; a step with chunks carries them itself."""
 
 from __future__ import annotations
 
@@ -11,27 +11,23 @@ from jax import Array
 from jax.sharding import NamedSharding
 
 from jaxllm.engine.runtime.packing import ChunkLayout, ChunkViews, Layout, Shapes
-from jaxllm.engine.runtime.program import Key, Program, Resident, Variant, generates
+from jaxllm.engine.runtime.program import Program, Resident, Variant, generates
 from jaxllm.engine.runtime.shapes import StepShapes
 from jaxllm.engine.scheduling.plan import Plan
 
 
 def update_slots(
-    groups: int,
-    table: Array,
-    rows: Array,
-    buffer: Array,
-    staged: Array | None = None,
-    *,
-    local: NamedSharding,
-) -> tuple[Array, ...]:
-    """(table, rows) of the slot state, and for `staged` the packed chunks that follow the head of
-    `buffer`. `buffer` may lie in pinned host memory; `local` is the device's own."""
-    head = head_layout(rows.shape[0], groups)
-    buffer = jax.device_put(buffer, local)
-    new = head.unpack(buffer[: head.size])
-    table = table.at[new["slot"], new["index"]].set(new["page"], mode="drop")
-    return (table, new["rows"]) if staged is None else (table, new["rows"], buffer[head.size :])
+    groups: int, table: Array, rows: Array, buffer: Array, *, local: NamedSharding
+) -> tuple[Array, Array]:
+    """(table, rows) of the slot state, with what `buffer` brings. That may lie in pinned host
+    memory; `local` is the device's own."""
+    return updated(groups, table, rows, jax.device_put(buffer, local))
+
+
+def updated(groups: int, table: Array, rows: Array, head: Array) -> tuple[Array, Array]:
+    """(table, rows) of the slot state, with what the `head` of a buffer brings."""
+    new = head_layout(rows.shape[0], groups).unpack(head)
+    return table.at[new["slot"], new["index"]].set(new["page"], mode="drop"), new["rows"]
 
 
 @functools.cache
@@ -43,20 +39,17 @@ def head_layout(slots: int, groups: int) -> Layout:
 
 
 class SlotUpdate:
-    """Packs what `update_slots` takes in steps of one shape, again and again in the same memory.
+    """Packs what the host brings to steps of one shape, again and again in the same memory: a head,
+    which `update_slots` or `extend` takes, and the chunks, if there are some.
 
     A buffer of many arrays takes longer to take apart into views than to fill. Unused entries of
     the page table name the slot S + 1, which drops them.
-
-    Attributes:
-        key: the program that takes it.
     """
 
     def __init__(self, shapes: StepShapes, layout: ChunkLayout | None):
-        self.key = Key("update_slots", (int(layout is not None),))
         slots, head = shapes.slots, head_layout(shapes.slots, shapes.num_groups)
         self._width = shapes.table_width // shapes.num_groups
-        self._buffer = np.zeros(head.size + (layout.arrays.size if layout else 0), np.int32)
+        self._buffer = np.zeros(buffer_size(shapes, layout), np.int32)
         self._head = head.views(self._buffer)
         self._head["rows"][:], self._head["slot"][:] = slots, slots + 1
         self._chunks = None
@@ -79,17 +72,19 @@ class SlotUpdate:
         return self._buffer
 
 
-def _build(shapes: StepShapes, with_chunks: int) -> Variant:
+def buffer_size(shapes: StepShapes, layout: ChunkLayout | None) -> int:
+    """Elements that the host brings to a step, in chunks of this layout if it has some."""
+    head = head_layout(shapes.slots, shapes.num_groups).size
+    return head + (0 if layout is None else layout.arrays.size)
+
+
+def _build(shapes: StepShapes) -> Variant:
     table, rows = Resident("state", field="table"), Resident("state", field="rows")
-    staged = (Resident("staged_chunks"),) if with_chunks else ()
-    size = head_layout(shapes.slots, shapes.num_groups).size
-    if with_chunks:
-        size += shapes.staged_chunks.shape[0]
     return Variant(
         functools.partial(update_slots, shapes.num_groups, local=shapes.replicated),
-        takes=(table, rows, shapes.host_buffer(size), *staged),
-        gives=(table, rows, *staged),
+        takes=(table, rows, shapes.host_buffer(buffer_size(shapes, None))),
+        gives=(table, rows),
     )
 
 
-PROGRAM = Program("update_slots", sizes=lambda shapes: [(1,), (0,)], build=_build, runs=generates)
+PROGRAM = Program("update_slots", sizes=lambda shapes: [()], build=_build, runs=generates)
