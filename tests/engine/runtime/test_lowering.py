@@ -19,7 +19,7 @@ from jaxllm.cache.kv import KVCache
 from jaxllm.engine.runtime.lattice import Programs, forward_key, weight_leaves
 from jaxllm.engine.runtime.program import Key
 from jaxllm.engine.scheduling.buckets import Buckets
-from jaxllm.mesh import make_mesh
+from jaxllm.mesh import WHOLE, Stage, make_mesh
 from tests.engine.conftest import TINY
 from tests.engine.runtime.step_programs import lattice
 
@@ -179,3 +179,13 @@ def test_the_tpu_compiler_takes_a_step_of_four_devices_and_writes_pages_in_place
         )
         == []
     )
+
+
+@pytest.mark.parametrize("stage", [WHOLE, Stage(0, 2)])
+@pytest.mark.parametrize("shards", [1, 4])
+def test_profiles_show_a_forward_by_the_name_of_its_function(shards: int, stage: Stage) -> None:
+    given = programs_of(make_mesh(shards), "xla")
+    programs = Programs(replace(given.shapes, stage=stage))
+    hands = "" if stage.is_last else "hand_"
+    for kind in ("decode", "extend"):
+        assert traced(programs, kind).fun_name == hands + kind

@@ -313,22 +313,30 @@ def _build_extend(shapes: StepShapes, tokens: int, chunks: int, decodes: int) ->
     handed = _handed(shapes, tokens + decodes)
     if not shapes.stage.is_last:
         gives = (KV, STATE, shapes.replicated)
-        return _brought(shapes, _per_device(shapes, hand_extend, layout, (*takes, *handed), gives))
+        return _brought(shapes, hand_extend, layout, (*takes, *handed), gives)
     output, hidden = Resident("forward_output", layout.logit_rows), Resident("hidden_states")
     takes = (*takes, output, hidden, *handed)
-    return _brought(shapes, _per_device(shapes, extend, layout, takes, (KV, STATE, output, hidden)))
+    return _brought(shapes, extend, layout, takes, (KV, STATE, output, hidden))
 
 
-def _brought(shapes: StepShapes, variant: Variant) -> Variant:
-    """The forward with what the host brings to it: its fourth argument is copied to the device.
+def _brought(
+    shapes: StepShapes,
+    forward: Callable,
+    layout: ChunkLayout,
+    takes: tuple[Any, ...],
+    gives: tuple[Any, ...],
+) -> Variant:
+    """A forward with what the host brings to it: its fourth argument is copied to the device.
 
     So a step with chunks is one launch. Of two devices another one would take half a millisecond.
     """
+    variant = _per_device(shapes, forward, layout, takes, gives)
 
     def function(weights: Any, kv: Any, state: Any, buffer: Array, *rest: Any) -> Any:
         staged = jax.device_put(buffer, shapes.replicated)
         return variant.function(weights, kv, state, staged, *rest)
 
+    function.__name__ = forward.__name__  # profiles show it
     return replace(variant, function=function)
 
 
