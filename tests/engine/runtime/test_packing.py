@@ -6,13 +6,14 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from jaxllm.engine.runtime.packing import ALIGN, PER_CHUNK, ChunkLayout, Layout, Shapes
-from jaxllm.engine.runtime.programs.update_slots import SlotUpdate, head_layout
+from jaxllm.engine.runtime.programs.update_slots import SlotUpdate, buffer_size, head_layout
 from jaxllm.engine.runtime.state import SLOT_PARAMS, host_columns
-from jaxllm.engine.scheduling.buckets import ExtendShape
+from jaxllm.engine.scheduling.buckets import Buckets, ExtendShape
 from jaxllm.engine.scheduling.plan import Chunk, Plan, TableWrite
 from jaxllm.engine.scheduling.request import PageTable, Request
 from jaxllm.sampling.options import SamplingParams
@@ -77,6 +78,23 @@ def test_each_table_write_of_a_plan_is_an_entry_and_unused_entries_are_dropped(
     assert entries == [
         (slot, column + group * width, page) for slot, column, page, group in writes
     ] + [(slots + 1, 0, 0)] * (2 * slots - len(writes))
+
+
+@pytest.mark.parametrize("groups", [1, 2])
+@pytest.mark.parametrize("pages", [128, 2048, 16384])
+@pytest.mark.parametrize(("slots", "tokens"), [(256, 8192), (1024, 32768)])
+def test_rings_of_all_shapes_take_little_more_memory_than_the_largest_and_no_buffer_grows_much(
+    slots: int, tokens: int, pages: int, groups: int
+) -> None:
+    buckets, width = Buckets.build(slots, tokens, "gpu"), pages * groups
+    shapes: Any = SimpleNamespace(slots=slots, num_groups=groups, table_width=width)
+    head, sizes = head_layout(slots, groups).size, set()
+    for shape in buckets.extend:
+        layout = ChunkLayout(shape, width, buckets.logit_rows(shape))
+        needed, size = head + layout.arrays.size, buffer_size(shapes, layout)
+        assert needed <= size <= needed * 9 // 8 and size % ALIGN == 0
+        sizes.add(size)
+    assert sum(sizes) <= 5 * max(sizes)
 
 
 def test_a_buffer_that_is_packed_again_is_as_a_new_one() -> None:

@@ -10,7 +10,7 @@ import numpy as np
 from jax import Array
 from jax.sharding import NamedSharding
 
-from jaxllm.engine.runtime.packing import ChunkLayout, ChunkViews, Layout, Shapes
+from jaxllm.engine.runtime.packing import ALIGN, ChunkLayout, ChunkViews, Layout, Shapes
 from jaxllm.engine.runtime.program import Program, Resident, Variant, generates
 from jaxllm.engine.runtime.shapes import StepShapes
 from jaxllm.engine.scheduling.plan import Plan
@@ -73,9 +73,17 @@ class SlotUpdate:
 
 
 def buffer_size(shapes: StepShapes, layout: ChunkLayout | None) -> int:
-    """Elements that the host brings to a step, in chunks of this layout if it has some."""
+    """Elements that the host brings to a step, in chunks of this layout if it has some.
+
+    Page tables take most of a buffer, so shapes with as many prompts differ little. With chunks,
+    sizes are rounded up by an eighth at most: shapes of one size share pinned memory.
+    """
     head = head_layout(shapes.slots, shapes.num_groups).size
-    return head + (0 if layout is None else layout.arrays.size)
+    if layout is None:
+        return head
+    size = head + layout.arrays.size
+    grain = max(ALIGN, 1 << (size.bit_length() - 4))
+    return -(-size // grain) * grain
 
 
 def _build(shapes: StepShapes) -> Variant:
