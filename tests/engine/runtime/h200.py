@@ -30,6 +30,7 @@ COLLECTIVES = (
     r" (all-reduce|all-gather|all-to-all|reduce-scatter|collective-permute|collective-broadcast)"
     r"(?:-start)?\("
 )
+HOST_MEMORY = 5  # XLA's number of it in layouts
 ITEM_BYTES = {"f32": 4, "s32": 4, "u32": 4, "bf16": 2, "u16": 2, "f8e4m3fn": 1, "pred": 1}
 
 
@@ -90,6 +91,14 @@ def copies(hlo: str, sizes: set[int]) -> list[str]:
             if size in sizes or size > max(sizes):
                 found.append(line.strip())
     return found
+
+
+def host_reads(hlo: str) -> list[str]:
+    """Operations of compiled HLO that read an argument in pinned host memory."""
+    names = re.findall(rf"(%\S+) = \S+S\({HOST_MEMORY}\)\}} parameter\(", hlo)
+    uses = re.compile("|".join(rf"{re.escape(name)}[,)]" for name in names))
+    lines = hlo.splitlines() if names else []
+    return [line.split("(%")[0].split()[-1] for line in lines if uses.search(line)]
 
 
 def joined(hlo: str, least: int) -> list[str]:
@@ -184,6 +193,7 @@ def reports_on(
     groups: int = 1,
     stage: Sequence[int] = (0, 1),
     head_group: int | None = None,
+    kept: bool = False,
 ) -> list[dict[str, Any]]:
     """Compile the programs of a kind and say what came of each.
 
@@ -196,6 +206,7 @@ def reports_on(
         groups: Groups of devices that have experts of their own.
         stage: Number of the stage whose programs they are, and of all stages.
         head_group: Columns that share a scale (float16) in a head of int8; None: a plain head.
+        kept: As a later start reads them, which lowers nothing.
     """
     from jaxllm.engine.runtime.programs import PROGRAMS
 
@@ -206,12 +217,22 @@ def reports_on(
     # Of steps with as many rows, those with decodes last: they have all that others have
     keys.sort(key=lambda key: (PROGRAMS[kind].rows(key.sizes), key.sizes[::-1]))
     return [
-        _report(programs, keys[place], donating, devices)
+        _report(programs, keys[place], donating, devices, kept)
         for place in (range(len(keys)) if places is None else places)
     ]
 
 
-def _report(programs: Any, key: Any, donating: bool, devices: int) -> dict[str, Any]:
+def _read_back(name: str, recipe: Any) -> Any:
+    """The function of a recipe by way of the bytes that a start keeps."""
+    import jax
+
+    from jaxllm.engine.runtime.compilation.exports import calling, export
+
+    body = export(recipe.function, recipe.arguments, "gpu").serialize()
+    return calling(name, jax.export.deserialize(body), recipe.out)
+
+
+def _report(programs: Any, key: Any, donating: bool, devices: int, kept: bool) -> dict[str, Any]:
     import jax
     from jax.extend.backend import get_compile_options
     from jaxlib.xla_client import DeviceList
@@ -230,7 +251,7 @@ def _report(programs: Any, key: Any, donating: bool, devices: int) -> dict[str, 
         number += size
     report = {"name": programs.name(key), "refused": None}
     jitted = jax.jit(
-        recipe.function,
+        _read_back(programs.name(key), recipe) if kept else recipe.function,
         donate_argnums=recipe.donated if donating else (),
         out_shardings=recipe.out,
         keep_unused=True,
@@ -264,6 +285,7 @@ def _report(programs: Any, key: Any, donating: bool, devices: int) -> dict[str, 
         - memory.alias_size_in_bytes,
         "not_aliased": sorted(donated - aliased(hlo)),
         "copies": copies(hlo, pages),
+        "host_reads": host_reads(hlo),
         "joined": joined(hlo, LEAST_WEIGHT),
         "calls": Counter(re.findall(r'custom_call_target="([^"]+)"', hlo)),
         "kernels": Counter(re.findall(r'op_name="[^"]*?(\w+)/mpmd_map', hlo)),
