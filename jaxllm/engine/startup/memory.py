@@ -286,16 +286,16 @@ def expected_workspace_bytes(
 ) -> int:
     """What the largest step should need where Hopper's kernels run, before it is compiled.
 
-    It is the larger of two. A forward holds four residual streams of its `tokens` and the product
-    of gate and up. Where no kernel makes that of both at once it holds both: beside five streams
-    for the activation's sake, beside three for weights in few bits that are no experts', those of
-    4 bits once more. Products of int8 numbers, and of 8-bit weights with plain inputs, are added
-    up in 32 bits. Prompt log-probabilities hold float32 logits of `scored` tokens, and a quarter
-    more. A 7B model with 8192 tokens needs 0.42 GiB of the 0.52 GiB given, in fp8 0.69 of 0.77;
-    Gemma 2 9B 0.25 of 0.44.
+    It is the larger of two. A forward holds four residual streams of its `tokens`, five where it
+    has experts, and the product of gate and up. Where no kernel makes that of both at once it holds
+    both: beside five streams for the activation's sake, beside three for weights in few bits that
+    are no experts', those of 4 bits once more. Products of int8 numbers, and of 8-bit weights with
+    plain inputs, are added up in 32 bits. Prompt log-probabilities hold float32 logits of `scored`
+    tokens, and a quarter more. A 7B model with 8192 tokens needs 0.42 GiB of the 0.52 GiB given, in
+    fp8 0.69 of 0.77; Gemma 2 9B 0.25 of 0.44.
     """
     inner = spec.inner_width // shards
-    width = 4 * spec.width + inner
+    width = (4 if spec.mixture is None else 5) * spec.width + inner
     kinds = set(spec.formats.values()) if spec.mixture is None else set()
     if not is_fused(spec.activation):
         width = 5 * spec.width + 2 * inner

@@ -40,7 +40,7 @@ logger = logging.getLogger("jaxllm.engine")
 LEAST_EXACT = "float8_e5m2"  # of the types of pages
 EXPERTS = "one tile of tokens after the other: slower than 16 bits"
 # As measured on Hopper; tests hold it against the records
-PROMPTS = "4-bit weights: from 512 tokens on up to 4 % slower than 16 bits (docs/modes.md)"
+PROMPTS = "4-bit weights: from 512 tokens on up to 8 % slower than 16 bits (docs/modes.md)"
 type Rows = list[tuple[str, str]]
 
 
