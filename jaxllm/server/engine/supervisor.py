@@ -71,6 +71,7 @@ class EngineSupervisor:
                 logger.error("restart %d of %s failed: %s", self._restarts, self._name, error)
             finally:
                 self._client.restarting = False
+        self._client.given_up = True
         logger.error("%s is not restarted again (--max-engine-restarts)", self._name)
         return False
 

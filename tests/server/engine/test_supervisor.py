@@ -82,7 +82,7 @@ def test_a_process_that_cannot_be_started_is_a_failed_restart(
     async def main() -> None:
         client = EngineClient(EngineConfig(model="fake"))
         assert not await EngineSupervisor(client, MISSING, 2).restart()
-        assert (client.restarting, client.alive) == (False, False)
+        assert (client.restarting, client.alive, client.given_up) == (False, False, True)
 
     asyncio.run(main())
     assert caplog.text.count("cannot be started: No such file or directory") == 2
