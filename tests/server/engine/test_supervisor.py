@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import sys
 
 import pytest
 
 from jaxllm.config import EngineConfig
+from jaxllm.hosts.group import LOST_STATUS
 from jaxllm.messages import EngineStats, GenerateRequest
 from jaxllm.sampling.options import SamplingParams
 from jaxllm.server.engine import supervisor as supervisors
@@ -72,6 +74,24 @@ class Engine:
 
 def request(id: str) -> GenerateRequest:
     return GenerateRequest(id=id, prompt_token_ids=[1], params=SamplingParams(max_tokens=1))
+
+
+@pytest.mark.parametrize(
+    ("end", "told"),
+    [
+        ("os.kill(os.getpid(), 9)", "was killed, as the system does when memory is short"),
+        (f"os._exit({LOST_STATUS})", "ended with its group of hosts; the log says why"),
+    ],
+    ids=["killed", "without its hosts"],
+)
+def test_a_process_that_ends_without_a_word_is_told_by_its_status(end: str, told: str) -> None:
+    async def main() -> None:
+        client = EngineClient(EngineConfig(model="fake"))
+        command = (sys.executable, "-c", f"import os; {end}")
+        with pytest.raises(EngineDied, match=f"the engine process {told}"):
+            await EngineSupervisor(client, command, 0).start()
+
+    asyncio.run(main())
 
 
 def test_a_process_that_cannot_be_started_is_a_failed_restart(
