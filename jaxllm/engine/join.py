@@ -67,8 +67,8 @@ def _join(config: EngineConfig, model_dir: Path) -> Controller | Follower:
         hosts = Follower(place, facts, end_process)
         hosts.last_as_process()
     else:
-        listen(place.host, place.port + 1).close()  # before hosts come, who would fail later
-        hosts = Controller(place, facts, end_process)
+        with listen(place.host, place.port + 1):  # nobody else takes it while hosts come
+            hosts = Controller(place, facts, end_process)
     try:
         _join_devices(place)
     except RuntimeError as error:

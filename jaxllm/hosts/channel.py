@@ -10,6 +10,7 @@ import os
 import socket
 import struct
 import threading
+import time
 
 from jaxllm.connections.frames import LENGTH, check_length, exactly, read_length
 
@@ -26,11 +27,15 @@ class ChannelError(Exception):
     """A peer that has gone, has another key, or sends what nobody should."""
 
 
+class SilentError(ChannelError):
+    """A peer that does not show in time that it has the key."""
+
+
 class Channel:
     """One end of a connection. One thread receives; any thread sends.
 
-    `leads` tells the controller's end from a follower's. Raises ChannelError unless the peer has
-    the same key within MEET_SECONDS.
+    `leads` tells the controller's end from a follower's. Raises ChannelError unless the peer shows
+    within MEET_SECONDS that it has the same key, SilentError when it shows nothing.
     """
 
     def __init__(self, sock: socket.socket, key: bytes, leads: bool):
@@ -38,10 +43,11 @@ class Channel:
         self._session = b""
         self._own, self._other = (b"leads", b"follows") if leads else (b"follows", b"leads")
         self._sent = self._received = 0
+        self._meets_until: float | None = time.monotonic() + MEET_SECONDS
         _watch_silence(sock)
         try:
-            sock.settimeout(MEET_SECONDS)
             self._meet(key, leads)
+            self._meets_until = None
             # Of a send alone: who receives waits as long as it takes
             seconds = struct.pack("ll", int(SEND_SECONDS), 0)
             sock.settimeout(None)
@@ -113,9 +119,20 @@ class Channel:
         found.update(data)
         return found.digest()
 
+    def _limit(self) -> None:
+        """A meeting ends in time, however few bytes come at once. Raises TimeoutError."""
+        if self._meets_until is None:
+            return
+        if (left := self._meets_until - time.monotonic()) <= 0:
+            raise TimeoutError
+        self._sock.settimeout(left)
+
     def _read(self, most: int) -> bytes:
         try:
+            self._limit()
             data = self._sock.recv(most)
+        except TimeoutError:
+            raise SilentError("the other end did not show in time that it has the key") from None
         except OSError as error:
             raise ChannelError(str(error) or type(error).__name__) from None
         if not data:

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from jaxllm.config import ConfigError
-from jaxllm.hosts.channel import Channel, ChannelError
+from jaxllm.hosts.channel import Channel, ChannelError, SilentError
 from jaxllm.hosts.group import (
     JOIN_SECONDS,
     RETRY_SECONDS,
@@ -53,17 +53,13 @@ class Follower:
     def __init__(self, place: Place, facts: dict[str, str], lost: Lost):
         self.count, self._place, self._lost, self._closed = place.count, place, lost, False
         self._inbox: queue.Queue[Message | None] = queue.Queue(AHEAD)
-        sock = self._connect()
+        self._channel = self._meet()
         try:
-            self._channel = Channel(sock, place.key, leads=False)
             self._channel.send(encode(Hello(place.rank, facts)))
             answer = decode(self._channel.receive())
         except (ChannelError, ValueError) as error:
-            sock.close()
-            raise ConfigError(
-                f"the controller at {place.where} does not take this host: {error}; see its log, "
-                "and give all hosts the same --group-key-file"
-            ) from None
+            self._channel.close()
+            raise self._refused(error) from None
         if not isinstance(answer, Welcome):
             self._channel.close()
             reason = answer.reason if isinstance(answer, Failed) else "it speaks out of turn"
@@ -108,25 +104,41 @@ class Follower:
         with contextlib.suppress(ChannelError):
             self._channel.send(encode(Failed(reason)))
 
-    def _connect(self) -> socket.socket:
+    def _meet(self) -> Channel:
+        """The way to the controller: it may not have started yet, its name may not be known yet,
+        and strangers who say nothing may keep it from answering."""
         start, where = time.monotonic(), self._place.where
         told = start
         while True:
             try:
-                return socket.create_connection(
-                    (self._place.host, self._place.port), CONNECT_SECONDS
-                )
-            except OSError as error:  # not started yet, or its name is not known yet
+                return self._connect()
+            except (OSError, SilentError) as error:
                 if (now := time.monotonic()) > start + JOIN_SECONDS:
                     raise ConfigError(
                         f"no controller at {where} within {JOIN_SECONDS:.0f} s "
-                        f"({error.strerror or error}); start the host with --node-rank 0, and "
-                        "check --master-addr and --master-port"
+                        f"({getattr(error, 'strerror', None) or error}); start the host with "
+                        "--node-rank 0, and check --master-addr and --master-port"
                     ) from None
                 if now > told + TELL_SECONDS:
                     told = now
                     logger.warning("waiting for the controller at %s: %s", where, error)
+            except ChannelError as error:
+                raise self._refused(error) from None
             time.sleep(RETRY_SECONDS)
+
+    def _connect(self) -> Channel:
+        sock = socket.create_connection((self._place.host, self._place.port), CONNECT_SECONDS)
+        try:
+            return Channel(sock, self._place.key, leads=False)
+        except ChannelError:
+            sock.close()
+            raise
+
+    def _refused(self, error: Exception) -> ConfigError:
+        return ConfigError(
+            f"the controller at {self._place.where} does not take this host: {error}; see its log, "
+            "and give all hosts the same --group-key-file"
+        )
 
     def _read(self) -> None:
         why = "has gone"

@@ -9,7 +9,7 @@ from typing import Any
 
 from jaxllm.config import EngineConfig
 from jaxllm.messages import GenerateRequest, TextDelta
-from jaxllm.server.engine.process import Factory
+from jaxllm.server.engine.loading import Factory
 from jaxllm.tokenizer import Tokenizer
 from tests.server.fake import Control, FakeEngine
 from tests.server.harness import Running, with_settings

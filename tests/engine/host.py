@@ -1,6 +1,6 @@
 """One host of an engine, in a process of its own: `python -m tests.engine.host JSON`, with the
 configuration in the JSON. The controller prints what it generates, a line of JSON for each round;
-a line on its standard input begins one."""
+a line on its standard input begins one, and FAIL ends it as a failure does."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ from jaxllm.sampling.options import SamplingParams
 from tests.engine.conftest import run
 from tests.engine.few_shapes import few_shapes
 
+FAIL = "fail"
 PROMPTS = [[3 + at, 1] * (4 + 3 * at) for at in range(4)]
 # So few pages that requests are swapped
 WISHES: dict[str, Any] = {
@@ -63,7 +64,9 @@ def main() -> None:
                 return follow(config)
             engine = load_engine(config)
             assert isinstance(engine, Engine)
-            for _ in sys.stdin:
+            for line in sys.stdin:
+                if line.strip() == FAIL:
+                    sys.exit(1)
                 try:
                     print(json.dumps(generate(engine)), flush=True)
                 except (ValueError, RuntimeError):
@@ -72,6 +75,7 @@ def main() -> None:
                     raise
                 late = engine.runner.compiles.since_start
                 assert config.enforce_eager or not late, f"{late} programs were compiled late"
+            engine.runner.leave()
     except ConfigError as error:
         sys.exit(f"error: {error}")
 

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from jaxllm.engine.engine import Engine
-from tests.engine.host import WISHES, generate
+from tests.engine.host import FAIL, WISHES, generate
 
 pytestmark = pytest.mark.slow  # processes that compile
 SECONDS = 300
@@ -144,6 +144,14 @@ def test_a_host_that_is_killed_ends_the_group_with_one_line(victim: int, split: 
     if status == 75:
         who = "host 1 of 2" if victim else "the controller at 127.0.0.1"
         assert f"{who}" in said and "the whole group ends" in said
+
+
+def test_a_controller_that_fails_ends_the_group_as_a_failure(start) -> None:
+    group = [start(nnodes=2, node_rank=rank, tensor_parallel_size=2) for rank in range(2)]
+    print(FAIL, file=group[0].stdin, flush=True)
+    status, said = ended(group[1])
+    assert status == 75, said
+    assert "has ended: its engine process has ended; the whole group ends" in said
 
 
 def test_a_host_between_two_others_that_is_killed_ends_both_and_the_controller(

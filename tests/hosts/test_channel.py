@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import socket
 import struct
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 
 import pytest
 
 from jaxllm.hosts import channel
-from jaxllm.hosts.channel import MAX_FRAME, Channel, ChannelError
+from jaxllm.hosts.channel import MAX_FRAME, Channel, ChannelError, SilentError
 
 KEY = b"a key of sixteen bytes or more"
 
@@ -67,6 +67,24 @@ def test_a_stranger_is_refused(
     far.sendall(words)
     with pytest.raises(ChannelError):
         Channel(near, KEY, leads=True)
+    for sock in sockets:
+        sock.close()
+
+
+def test_a_stranger_who_says_little_at_a_time_gets_no_more_time(
+    sockets: tuple[socket.socket, socket.socket], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(channel, "MEET_SECONDS", 0.2)
+    near, far = sockets
+    with ThreadPoolExecutor(1) as pool:
+        meeting = pool.submit(Channel, near, KEY, True)
+        said = 0
+        while not meeting.done():
+            far.sendall(b"j")
+            said += 1
+            wait([meeting], timeout=0.05)
+        assert isinstance(meeting.exception(), SilentError)
+    assert said < 10
     for sock in sockets:
         sock.close()
 

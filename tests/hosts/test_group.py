@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 import pytest
 
 from jaxllm.config import ConfigError
-from jaxllm.hosts import controller, follower
+from jaxllm.hosts import channel, controller, follower
 from jaxllm.hosts.channel import Channel
 from jaxllm.hosts.controller import Controller, listen
 from jaxllm.hosts.follower import Follower
@@ -163,6 +163,29 @@ def test_strangers_that_say_nothing_hold_nobody_up(meet, pool) -> None:
         other = pool.submit(meeting.follow, 1).result(10)
         leading.result(10).close()
     other.close()
+
+
+def until_closed(silent: socket.socket) -> None:
+    """Say nothing until the other end gives up."""
+    with silent:
+        while silent.recv(64):
+            pass
+
+
+def test_a_controller_that_strangers_keep_busy_is_asked_again(
+    meet, pool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(channel, "MEET_SECONDS", 0.05)
+    meeting = meet(2)
+    with socket.create_server(("127.0.0.1", meeting.place.port)) as busy:
+        following = pool.submit(meeting.follow, 1)
+        until_closed(busy.accept()[0])
+        second, _ = busy.accept()
+    until_closed(second)
+    monkeypatch.setattr(channel, "MEET_SECONDS", 5.0)
+    leading = pool.submit(meeting.lead)
+    following.result(10).close()
+    leading.result(10).close()
 
 
 def test_a_follower_that_is_started_again_takes_its_place(

@@ -73,6 +73,7 @@ class Control:
         self.changed = threading.Condition()
         self.added: list[GenerateRequest] = []
         self.aborted: list[str] = []
+        self.left = False
         self.running: set[str] = set()
         self.most_choices = 0  # at once
         self.fail_step: str | None = None
@@ -277,6 +278,13 @@ class FakeEngine:
     def watch(self) -> FakeEngine:
         """It watches itself."""
         return self
+
+    @property
+    def runner(self) -> FakeEngine:
+        return self
+
+    def leave(self) -> None:
+        self._control.left = True
 
     @property
     def scheduler(self) -> FakeEngine:

@@ -16,7 +16,8 @@ from jaxllm.config import EngineConfig
 from jaxllm.server.app import build
 from jaxllm.server.engine.client import EngineClient
 from jaxllm.server.engine.group import EngineGroup
-from jaxllm.server.engine.process import EngineProcess, Factory
+from jaxllm.server.engine.loading import Factory
+from jaxllm.server.engine.process import EngineProcess
 from jaxllm.server.state import ServerState, Settings
 from jaxllm.server.transport.event_loop import new_event_loop
 from jaxllm.server.transport.http import HttpServer, http_server

@@ -8,7 +8,7 @@ from pathlib import Path
 from jaxllm.config import EngineConfig
 from jaxllm.engine.engine import Engine
 from jaxllm.engine.load import load_engine
-from jaxllm.server.engine.process import Factory
+from jaxllm.server.engine.loading import Factory
 from tests.engine.conftest import write_random
 from tests.engine.few_shapes import few_shapes
 from tests.server.harness import Running

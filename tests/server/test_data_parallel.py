@@ -148,6 +148,22 @@ def test_a_reset_reaches_every_engine_and_what_is_known_of_it(
         assert server.post("/reset_prefix_cache", None, **key).status == 400
 
 
+def test_a_command_waits_for_an_engine_that_is_restarted_and_for_none_that_is_given_up(
+    tokenizer: Tokenizer,
+) -> None:
+    with Several(tokenizer, 2, settings=with_settings(admin_keys=("boss",))) as server:
+        key = {"authorization": "Bearer boss"}
+        server.engine_sockets[1].shutdown(socket.SHUT_RDWR)
+        while server.get("/health").status == 200:
+            pass
+        refused = server.post("/sleep", None, **key)
+        assert (refused.status, refused.error["code"]) == (503, "engine_down")
+        assert server.get("/is_sleeping", **key).json() == {"is_sleeping": False}
+        assert complete(server, [97], max_tokens=1)["finish_reason"] == "length"
+        server.server_state.client.clients[1].given_up = True
+        assert server.post("/sleep", None, **key).status == 200
+
+
 def test_an_engine_that_is_lost_takes_its_own_streams_alone(two: Several) -> None:
     two.control.go.clear()
     with two.begin(COMPLETIONS, BODY) as first, two.begin(COMPLETIONS, BODY) as second:

@@ -27,14 +27,16 @@ class Dispatcher:
 
     Attributes:
         tell: called with each command before it is carried out, so that other hosts do the same.
+        leave: called at the end of an engine that was told to end, so that other hosts end too.
         swapper: what moves pages to host memory and back; None where host memory holds none.
     """
 
     tell: Callable[[Command], None]
+    leave: Callable[[], None]
 
     def __init__(self, programs: Programs, weights: tuple[Array, ...], kv: KVCache):
         self.programs, self.weights = programs, weights
-        self.tell = lambda command: None
+        self.tell, self.leave = lambda command: None, lambda: None
         self._places = [weight.sharding for weight in weights]
         self.shapes, self.compiles = programs.shapes, programs.executables.compiles
         # Executable, arguments and results of each program that has run

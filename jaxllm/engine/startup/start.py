@@ -344,11 +344,12 @@ def _warm_up(runner: Running, config: EngineConfig, report: Report, hosts: Hosts
 
 
 def _lead(runner: Runner | PoolingRunner, hosts: Hosts) -> None:
-    """Have the followers do what the runner does from now on, if there are any, and stop when this
-    process does."""
+    """Have the followers do what the runner does from now on, if there are any, and fail when this
+    process ends without a word."""
     if isinstance(hosts, Controller):
         runner.tell = lambda command: hosts.tell(encode(command))
-        atexit.register(hosts.close)
+        runner.leave = hosts.close
+        atexit.register(hosts.close, "its engine process has ended")
 
 
 def much_is_missing(programs: Programs) -> bool:

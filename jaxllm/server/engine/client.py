@@ -56,6 +56,7 @@ class EngineClient:
         last_message: time.monotonic of the latest message.
         choices: choices in flight, including those not yet sent to the engine.
         restarting: whether another engine process is being started.
+        given_up: whether none will be started any more.
         waiting_tokens: tokens of prompts without a first output.
         load: tokens of requests in flight, prompts and answers.
         cached: what the engine's prefix cache holds, if it tells.
@@ -91,7 +92,7 @@ class EngineClient:
         self.load = 0
         self.cached = CachedPages()
         self.hash_start: bytes | None = None
-        self.restarting = False
+        self.restarting = self.given_up = False
 
     async def connect(self, sock: socket.socket, process_id: int | None = None) -> None:
         """Start the engine at the other end and wait until it takes requests; callable again

@@ -5,17 +5,21 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import signal
 import socket
 import subprocess
 import sys
 import time
 from collections.abc import Callable
 
+from jaxllm.hosts.group import LOST_STATUS
 from jaxllm.server.engine.wire import Died, Frames, Ready, Start, ToEngine, ToServer, encode
 
 ENGINE_COMMAND = (sys.executable, "-m", "jaxllm.server.engine.process")
 PF_EXITING = 4  # of Linux's task flags
 LOOK_SECONDS = 0.01  # between two looks at the process; one takes 40 µs, and every request asks
+
+WORDLESS = "the engine process ended unexpectedly"
 
 logger = logging.getLogger("jaxllm.server")
 
@@ -106,7 +110,7 @@ class EngineConnection(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         """asyncio.Protocol"""
-        self.end(Died("the engine process ended unexpectedly"))
+        self.end(Died(WORDLESS))
 
 
 def is_exiting(process_id: int) -> bool:
@@ -118,6 +122,16 @@ def is_exiting(process_id: int) -> bool:
     except OSError:
         return False
     return bool(int(fields[6]) & PF_EXITING)
+
+
+def way_of_ending(status: int) -> str:
+    """How a process with this exit status ended, without a word to this one."""
+    known = {
+        -signal.SIGKILL: "was killed, as the system does when memory is short",
+        -signal.SIGABRT: "was aborted, as it is when the controller of its hosts has gone",
+        LOST_STATUS: "ended with its group of hosts; the log says why",
+    }
+    return known.get(status, f"ended with status {status}; see the log")
 
 
 def launch(

@@ -148,10 +148,14 @@ class EngineGroup:
             client.fail_all(make)
 
     async def run_command(self, command: Command) -> None:
-        """Have every engine that runs carry out a command. Raises ApiError when one cannot; the
-        others have done so then."""
+        """Have every engine that has not been given up carry out a command. Raises ApiError when
+        one cannot, and the others have done so then; or when one does not run just now, and none
+        has: it would come back without having heard of it."""
+        engines = [client for client in self.clients if not client.given_up] or self._alive()
+        for client in engines:
+            client.check_alive()
         done = await asyncio.gather(
-            *(client.run_command(command) for client in self._alive()), return_exceptions=True
+            *(client.run_command(command) for client in engines), return_exceptions=True
         )
         for error in done:
             if error is not None:

@@ -21,7 +21,6 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from jaxllm.cache.events import KVEvent, without_tokens
 from jaxllm.config import ConfigError, EngineConfig
@@ -29,6 +28,7 @@ from jaxllm.engine.runtime.profile import Profiler
 from jaxllm.messages import GenerateRequest, PoolingRequest, RequestError, TextDelta
 from jaxllm.sampling.values import OptionError
 from jaxllm.server import logs
+from jaxllm.server.engine.loading import AnyEngine, Factory, PhaseFinished, load, load_in_lines
 from jaxllm.server.engine.outbox import Outbox
 from jaxllm.server.engine.wire import (
     Abort,
@@ -57,11 +57,6 @@ from jaxllm.server.engine.wire import (
 )
 from jaxllm.server.errors import sanitize
 
-if TYPE_CHECKING:  # tests have another
-    from jaxllm.engine.engine import Engine
-    from jaxllm.engine.pooling_engine import PoolingEngine
-    from jaxllm.engine.startup.report import Report
-
 logger = logging.getLogger("jaxllm.engine")
 
 IDLE_SECONDS = 1.0  # without a message until an idle engine checks itself
@@ -79,10 +74,6 @@ class GrammarReady:
 
 
 type Message = ToEngine | GrammarReady | None  # None: the other side has gone
-type PhaseFinished = Callable[[str, float], None]  # a phase of the start, and its seconds
-type AnyEngine = Engine | PoolingEngine
-# Makes the engine; on a host that follows another, None after all has been done
-type Factory = Callable[[EngineConfig, PhaseFinished], AnyEngine | None]
 
 
 class EngineProcess:
@@ -101,6 +92,8 @@ class EngineProcess:
     ):
         self._sock, self._factory, self._orphan = sock, factory, orphan
         self._grace = 0.0
+        self._reader = threading.Thread(target=self._read, name="engine-reader", daemon=True)
+        self._told_to_end = False
         # SimpleQueue.get may wait for ever for a timeout of a few µs (CPython 3.12)
         self._inbox: queue.Queue[Message] = queue.Queue()
         self._failed_steps = 0  # since a request last finished
@@ -112,7 +105,7 @@ class EngineProcess:
 
     def run(self) -> int:
         """Serve until the end; returns the exit status."""
-        threading.Thread(target=self._read, name="engine-reader", daemon=True).start()
+        self._reader.start()
         try:
             engine = self._start()
             return 0 if engine is None else self._loop(engine)
@@ -133,6 +126,7 @@ class EngineProcess:
         try:
             while data := self._sock.recv(1 << 16):
                 for message in frames.feed(data):
+                    self._told_to_end |= isinstance(message, Stop)
                     self._inbox.put(message)
         except (OSError, ValueError) as error:
             if not isinstance(error, OSError):
@@ -171,10 +165,22 @@ class EngineProcess:
         return engine.scheduler.kv_manager.hash_start
 
     def _loop(self, engine: AnyEngine) -> int:
+        """Serve until the other side says that this is the end, or has gone. Without its word other
+        hosts of a group hear of a failure when this process ends."""
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+            self._take_turns(engine)
+        if not self._told_to_end:
+            self._reader.join()  # the word may still be unread
+        if not self._told_to_end:
+            return 1
+        engine.runner.leave()
+        return 0
+
+    def _take_turns(self, engine: AnyEngine) -> None:
         while True:
             for message in self._due_messages(engine):
                 if message is None or isinstance(message, Stop):
-                    return 0
+                    return
                 self._handle(engine, message)
             deltas = self._step(engine) if engine.has_work and not engine.awaits_grammar else []
             self._send_outputs(engine, deltas)
@@ -318,41 +324,6 @@ class EngineProcess:
             self._send(Died(reason if expected else sanitize(reason), expected))
             self._outbox.flush()
         return 1
-
-
-def load(config: EngineConfig, on_phase: PhaseFinished) -> AnyEngine | None:
-    """The real engine; its progress goes to stderr and its phases to the HTTP process."""
-    from jaxllm.engine.startup.report import ConsoleReport
-
-    class PhaseReport(ConsoleReport):
-        def phase_finished(self, name: str, seconds: float) -> None:
-            super().phase_finished(name, seconds)
-            on_phase(name, seconds)
-
-    return lead_or_follow(config, PhaseReport())
-
-
-def load_in_lines(config: EngineConfig, on_phase: PhaseFinished) -> AnyEngine | None:
-    """`load` whose progress is log lines."""
-    from jaxllm.engine.startup.report import LogReport
-
-    class PhaseReport(LogReport):
-        def phase_finished(self, name: str, seconds: float) -> None:
-            super().phase_finished(name, seconds)
-            on_phase(name, seconds)
-
-    return lead_or_follow(config, PhaseReport())
-
-
-def lead_or_follow(config: EngineConfig, report: Report) -> AnyEngine | None:
-    """The engine; on a host that follows another, None once that has stopped."""
-    from jaxllm.engine.follow import follow
-    from jaxllm.engine.load import load_engine
-
-    if config.node_rank == 0:
-        return load_engine(config, report)
-    follow(config, report)
-    return None
 
 
 def die_with_parent(wanted: bool) -> None:

@@ -8,8 +8,10 @@ import subprocess
 import time
 
 from jaxllm.server.engine.client import EngineClient
-from jaxllm.server.engine.connection import EngineDied, launch
+from jaxllm.server.engine.connection import WORDLESS, EngineDied, launch, way_of_ending
+from jaxllm.server.engine.wire import Died
 
+STATUS_SECONDS = 1.0  # for a process that has said nothing to show how it ended
 STOP_SECONDS = 10.0  # until a process that was told to end is killed
 FIRST_DELAY = 0.5  # seconds before the first restart; doubles with each in a row
 MAX_DELAY = 30.0
@@ -39,18 +41,30 @@ class EngineSupervisor:
         """Start a process and wait until it takes requests. Raises EngineDied."""
         self._process, sock = launch(self._command)
         logger.info("loading the model in engine process %d", self._process.pid)
-        await self._client.connect(sock, self._process.pid)
+        try:
+            await self._client.connect(sock, self._process.pid)
+        except EngineDied as error:
+            raise EngineDied(Died(await self._reason(error.died), error.died.expected)) from None
         self._ready_at = time.monotonic()
 
     async def keep_alive(self, model: str) -> None:
         """Replace the process whenever it dies, until no restart is left."""
         while True:
             await asyncio.wait((self._client.died,))
-            logger.error(
-                "%s process of %s died: %s", self._name, model, self._client.died.result().reason
-            )
+            reason = await self._reason(self._client.died.result())
+            logger.error("%s process of %s died: %s", self._name, model, reason)
             if not await self.restart():
                 return
+
+    async def _reason(self, died: Died) -> str:
+        """Why the process has ended: what it said, else what its status tells."""
+        if died.reason != WORDLESS or self._process is None:
+            return died.reason
+        try:
+            status = await asyncio.to_thread(self._process.wait, STATUS_SECONDS)
+        except subprocess.TimeoutExpired:
+            return died.reason
+        return f"the engine process {way_of_ending(status)}"
 
     async def restart(self) -> bool:
         """Replace a dead process; returns False when no restart is left."""
@@ -71,6 +85,7 @@ class EngineSupervisor:
                 logger.error("restart %d of %s failed: %s", self._restarts, self._name, error)
             finally:
                 self._client.restarting = False
+        self._client.given_up = True
         logger.error("%s is not restarted again (--max-engine-restarts)", self._name)
         return False
 

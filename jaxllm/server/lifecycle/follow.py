@@ -12,7 +12,7 @@ from types import FrameType
 
 from jaxllm.config import ConfigError, EngineConfig
 from jaxllm.hosts.group import LOST_STATUS
-from jaxllm.server.engine.connection import EngineDied, launch
+from jaxllm.server.engine.connection import EngineDied, launch, way_of_ending
 from jaxllm.server.engine.wire import Died, Frames, Phase, Start, ToServer, encode
 from jaxllm.server.lifecycle.signals import NUMBERS
 
@@ -41,8 +41,8 @@ def follow(config: EngineConfig, command: tuple[str, ...]) -> int:
         raise ConfigError(died.reason)
     if status not in (0, LOST_STATUS):
         raise ConfigError(
-            f"the engine process of host {config.node_rank} ended with status {status}, as it does "
-            f"when the controller at {where} has gone; start the whole group again"
+            f"the engine process of host {config.node_rank} {way_of_ending(status)}; "
+            f"the controller is at {where}; start the whole group again"
         )
     return 1 if status else 0
 

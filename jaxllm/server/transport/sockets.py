@@ -7,6 +7,7 @@ import errno
 import resource
 import socket
 import stat
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,12 +15,14 @@ from jaxllm.config import ConfigError
 
 BACKLOG = 2048
 MAX_FILES = 1 << 16
+TAKEN = "stop the other program or choose another --port"
 
 
 @contextlib.contextmanager
 def bound(host: str, port: int, uds: str | None) -> Iterator[socket.socket]:
-    """`bind`'s socket. The file of a Unix socket goes with it, if it is still this one's."""
-    with bind(host, port, uds) as sock:
+    """`bind`'s socket, at an address that no other server has bound in this way. The file of a
+    Unix socket goes with it, if it is still this one's."""
+    with bind(host, port, uds) as sock, claimed(sock):
         own = None if uds is None else _file(uds)
         try:
             yield sock
@@ -27,6 +30,25 @@ def bound(host: str, port: int, uds: str | None) -> Iterator[socket.socket]:
             with contextlib.suppress(OSError):
                 if uds is not None and _file(uds) == own:
                     Path(uds).unlink()
+
+
+@contextlib.contextmanager
+def claimed(sock: socket.socket) -> Iterator[None]:
+    """No other server begins to load for this address. Raises ConfigError when one has: Linux lets
+    several programs bind a port until one listens, which a server does once it has loaded."""
+    if sock.family == socket.AF_UNIX or sys.platform != "linux":
+        yield
+        return
+    host, port = sock.getsockname()[:2]
+    with socket.socket(socket.AF_UNIX) as claim:
+        try:
+            claim.bind(f"\0jaxllm serves {host} {port}")  # without a file, gone with its process
+        except OSError as error:
+            if error.errno == errno.EADDRINUSE:
+                raise ConfigError(
+                    f"cannot listen on {host} port {port}: {error.strerror}; {TAKEN}"
+                ) from None
+        yield
 
 
 def _file(path: str) -> tuple[int, int, int]:
@@ -55,8 +77,7 @@ def bind(host: str, port: int, uds: str | None) -> socket.socket:
     except OSError as error:
         sock.close()
         raise ConfigError(
-            f"cannot listen on {host} port {port}: {error.strerror}; "
-            "stop the other program or choose another --port"
+            f"cannot listen on {host} port {port}: {error.strerror}; {TAKEN}"
         ) from None
     return sock
 

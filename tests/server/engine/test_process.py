@@ -130,17 +130,35 @@ def test_who_hears_that_a_model_sleeps_has_been_told_its_state(peer: Peer) -> No
         assert states[-1:] == [level]
 
 
-def test_the_process_ends_when_told_to(peer: Peer) -> None:
+def test_the_process_ends_when_told_to_and_has_other_hosts_end(
+    peer: Peer, control: Control
+) -> None:
     peer.send(Stop())
     assert peer.next() is None
     assert peer.ended() == 0
+    assert control.left
 
 
-def test_the_process_ends_when_the_other_side_has_gone(peer: Peer) -> None:
+def test_a_process_that_is_told_to_end_within_a_step_has_other_hosts_end(
+    peer: Peer, control: Control
+) -> None:
+    control.go.clear()
+    peer.send(add("a", 1000), Stop())
+    assert control.saw(lambda: len(control.added) == 1)
+    peer.socket.close()  # nobody hears of the step
+    control.go.set()
+    assert peer.ended() == 0
+    assert control.left
+
+
+def test_the_process_fails_when_the_other_side_has_gone_and_so_do_other_hosts(
+    peer: Peer, control: Control
+) -> None:
     peer.send(add("a", 1000))
     peer.socket.close()
     assert peer.orphaned.get(timeout=20) == ORPHAN_GRACE
-    assert peer.ended() in (0, 1)
+    assert peer.ended() == 1
+    assert not control.left
 
 
 def test_a_process_that_still_loads_has_no_time_when_the_other_side_has_gone() -> None:
@@ -250,7 +268,7 @@ def test_malformed_input_ends_the_process_rather_than_hanging_it(
 ) -> None:
     peer.socket.sendall(b"\x02\x00\x00\x00\xc1\xc1")
     assert peer.next() is None
-    assert peer.ended() == 0
+    assert peer.ended() == 1
     assert "DecodeError" in caplog.text
 
 

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import sys
 
 import pytest
 
 from jaxllm.config import EngineConfig
+from jaxllm.hosts.group import LOST_STATUS
 from jaxllm.messages import EngineStats, GenerateRequest
 from jaxllm.sampling.options import SamplingParams
 from jaxllm.server.engine import supervisor as supervisors
@@ -74,6 +76,24 @@ def request(id: str) -> GenerateRequest:
     return GenerateRequest(id=id, prompt_token_ids=[1], params=SamplingParams(max_tokens=1))
 
 
+@pytest.mark.parametrize(
+    ("end", "told"),
+    [
+        ("os.kill(os.getpid(), 9)", "was killed, as the system does when memory is short"),
+        (f"os._exit({LOST_STATUS})", "ended with its group of hosts; the log says why"),
+    ],
+    ids=["killed", "without its hosts"],
+)
+def test_a_process_that_ends_without_a_word_is_told_by_its_status(end: str, told: str) -> None:
+    async def main() -> None:
+        client = EngineClient(EngineConfig(model="fake"))
+        command = (sys.executable, "-c", f"import os; {end}")
+        with pytest.raises(EngineDied, match=f"the engine process {told}"):
+            await EngineSupervisor(client, command, 0).start()
+
+    asyncio.run(main())
+
+
 def test_a_process_that_cannot_be_started_is_a_failed_restart(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -82,7 +102,7 @@ def test_a_process_that_cannot_be_started_is_a_failed_restart(
     async def main() -> None:
         client = EngineClient(EngineConfig(model="fake"))
         assert not await EngineSupervisor(client, MISSING, 2).restart()
-        assert (client.restarting, client.alive) == (False, False)
+        assert (client.restarting, client.alive, client.given_up) == (False, False, True)
 
     asyncio.run(main())
     assert caplog.text.count("cannot be started: No such file or directory") == 2

@@ -40,6 +40,15 @@ def test_a_socket_of_a_server_that_does_not_listen_yet_is_left_to_it(
         assert again.getsockname() == str(path)
 
 
+def test_a_port_of_a_server_that_does_not_listen_yet_is_left_to_it() -> None:
+    with bound("127.0.0.1", 0, None) as first:
+        port = first.getsockname()[1]
+        with pytest.raises(ConfigError, match=rf"port {port}: .*; stop the other program"):
+            bound("127.0.0.1", port, None).__enter__()
+    with bound("127.0.0.1", port, None):  # nobody has it any more
+        pass
+
+
 def test_the_file_of_a_unix_socket_goes_with_its_server_but_not_another_ones(
     tmp_path: pathlib.Path,
 ) -> None:
