@@ -60,9 +60,9 @@ def spec(hf: Config) -> ModelSpec:
     """The spec of a complete configuration. Raises ConfigError."""
     new = flag(hf, "new_decoder_architecture")
     heads = 1 if flag(hf, "multi_query") and not new else hf.get("num_kv_heads")
-    plain = transformer_spec(with_inner({**hf, "num_key_value_heads": heads}))
-    parallel = new or flag(hf, "parallel_attn")
-    plain = with_alibi(plain, RoundedAlibi) if flag(hf, "alibi") else plain
+    alibi, parallel = flag(hf, "alibi"), new or flag(hf, "parallel_attn")
+    plain = transformer_spec(with_inner({**hf, "num_key_value_heads": heads}), still=alibi)
+    plain = with_alibi(plain, RoundedAlibi) if alibi else plain
     return replace(plain, config=hf, carry_width=(2 if parallel else 1) * plain.width)
 
 

@@ -65,6 +65,14 @@ def test_far_positions_are_kept_in_keys_of_16_bits(dim: int) -> None:
     np.testing.assert_allclose(added_TN, rotation.key_TN, rtol=2**-16)
 
 
+def test_heads_of_a_falcon_that_do_not_turn_may_be_of_odd_width() -> None:
+    config = CASES["falcon-alibi"] | {"hidden_size": 84}
+    heads = models.make_spec(config).heads(1)
+    assert (heads.dim, heads.stored_dim, heads.order) == (7, 10, ())
+    with pytest.raises(ConfigError, match="head_dim is 7; rotary embedding needs"):
+        models.make_spec(config | {"alibi": False})
+
+
 def test_bloom_is_published_without_the_prefix_of_its_body(tmp_path: Path) -> None:
     golden, mesh = load_golden("bloom-alibi").directory, make_mesh(1)
     stored = load_file(golden / "model.safetensors")
