@@ -6,7 +6,7 @@ import random
 import socket
 import time
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from typing import Any
 
 import pytest
@@ -42,9 +42,21 @@ def converse(server: Several, user: int) -> list[str]:
 
 
 def talk(tokenizer: Tokenizer, engines: int) -> tuple[list[list[str]], Several]:
-    """The answers of all users' conversations, which run side by side."""
-    with Several(tokenizer, engines) as server, ThreadPoolExecutor(USERS) as pool:
-        return list(pool.map(lambda user: converse(server, user), range(USERS))), server
+    """The answers of all users' conversations, which run side by side.
+
+    All have asked before the first is answered, and engines' steps take most of the time: else a
+    busy machine would decide how many begin where the first one did, and move them as it stalls.
+    """
+    with Several(tokenizer, engines, seconds=0.015) as server, ThreadPoolExecutor(USERS) as pool:
+        server.control.go.clear()
+        try:
+            talks = [pool.submit(converse, server, user) for user in range(USERS)]
+            while server.get("/load").json()["server_load"] < USERS:
+                wait(talks, timeout=0.01, return_when=FIRST_EXCEPTION)
+                assert not any(each.done() for each in talks)
+        finally:
+            server.control.go.set()
+        return [each.result() for each in talks], server
 
 
 def hit_rate(server: Several) -> float:
