@@ -15,7 +15,6 @@ from jaxllm.config import ConfigError
 
 BACKLOG = 2048
 MAX_FILES = 1 << 16
-TAKEN = "stop the other program or choose another --port"
 
 
 @contextlib.contextmanager
@@ -45,10 +44,15 @@ def claimed(sock: socket.socket) -> Iterator[None]:
             claim.bind(f"\0jaxllm serves {host} {port}")  # without a file, gone with its process
         except OSError as error:
             if error.errno == errno.EADDRINUSE:
-                raise ConfigError(
-                    f"cannot listen on {host} port {port}: {error.strerror}; {TAKEN}"
-                ) from None
+                raise _taken(host, port, error) from None
         yield
+
+
+def _taken(host: str, port: int, error: OSError) -> ConfigError:
+    return ConfigError(
+        f"cannot listen on {host} port {port}: {error.strerror}; "
+        "stop the other program or choose another --port"
+    )
 
 
 def _file(path: str) -> tuple[int, int, int]:
@@ -76,9 +80,7 @@ def bind(host: str, port: int, uds: str | None) -> socket.socket:
         sock.bind(address)
     except OSError as error:
         sock.close()
-        raise ConfigError(
-            f"cannot listen on {host} port {port}: {error.strerror}; {TAKEN}"
-        ) from None
+        raise _taken(host, port, error) from None
     return sock
 
 

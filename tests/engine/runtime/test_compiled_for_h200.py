@@ -4,7 +4,6 @@ ptxas take it, it writes pages in place, and its temporaries are as small as siz
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -50,14 +49,6 @@ FAST = [
 ]
 KERNELS = {"decode": 10, "extend": 7}  # launches of own kernels in two layers
 LIMITS = {"decode": 64 * MIB, "sample": MIB}
-
-
-@pytest.fixture(scope="module")
-def compiler() -> Iterator[Compiler]:
-    """One process for all: importing takes it seconds."""
-    process = Compiler()
-    yield process
-    process.close()
 
 
 def check(model: str, reports: list[dict[str, Any]], limit: int | None = None) -> None:

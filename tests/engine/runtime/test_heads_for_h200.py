@@ -3,7 +3,6 @@ own, whose logits are float32, and no array of the head's size beside it."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -12,14 +11,6 @@ from tests.engine.runtime.h200 import Compiler, missing
 from tests.engine.runtime.test_compiled_for_h200 import LIMITS, check
 
 pytestmark = pytest.mark.skipif(missing() is not None, reason=missing() or "")
-
-
-@pytest.fixture(scope="module")
-def compiler() -> Iterator[Compiler]:
-    """One process for all: importing takes it seconds."""
-    process = Compiler()
-    yield process
-    process.close()
 
 
 @pytest.mark.slow

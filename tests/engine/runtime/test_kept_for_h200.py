@@ -3,8 +3,6 @@ still know whose memory it is."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 
 from tests.engine.runtime.h200 import Compiler, missing
@@ -12,14 +10,6 @@ from tests.engine.runtime.test_compiled_for_h200 import check
 
 pytestmark = pytest.mark.skipif(missing() is not None, reason=missing() or "")
 MODEL = "llama-3.1-8b"
-
-
-@pytest.fixture(scope="module")
-def compiler() -> Iterator[Compiler]:
-    """One process for all: importing takes it seconds."""
-    process = Compiler()
-    yield process
-    process.close()
 
 
 @pytest.mark.slow
