@@ -7,16 +7,13 @@ import functools
 import json
 import pathlib
 import re
-import statistics
 import subprocess
 import sys
-from collections import Counter
 from collections.abc import Iterator
 
 import pytest
 
 from tests.thinned import ONE_IN
-from tools.house_counts import MAX_FILES, REGISTRIES
 
 REPO = pathlib.Path(__file__).parents[1]
 PACKAGES = ("jaxllm", "pallas_kernels")
@@ -27,8 +24,6 @@ SOURCES = [
 ]
 SHIPPED = [path for path in SOURCES if path.relative_to(REPO).parts[0] in PACKAGES]
 
-MAX_FILE_LINES = 400
-MAX_MEDIAN_LINES = 150
 MAX_FUNCTION_LINES = 60
 MAX_KERNEL_LINES = 150
 MAX_PARAMETERS = 8
@@ -199,19 +194,6 @@ def test_no_module_has_a_name_that_says_nothing():
     ] == []
 
 
-def test_no_file_is_longer_than_400_lines():
-    lengths = {
-        name_of(path): path.read_text().count("\n")
-        for path in [*SOURCES, *sorted((REPO / "tests").rglob("*.py"))]
-    }
-    assert {name: lines for name, lines in lengths.items() if lines > MAX_FILE_LINES} == {}
-
-
-def test_no_room_but_a_registry_has_more_files_than_a_reader_can_hold():
-    rooms = Counter(str(path.parent.relative_to(REPO)) for path in SHIPPED)
-    assert {room: n for room, n in rooms.items() if n > MAX_FILES and room not in REGISTRIES} == {}
-
-
 def test_every_room_says_what_it_is_for():
     rooms = {path.parent for path in SHIPPED} - {REPO / "jaxllm"}
     assert [
@@ -219,11 +201,6 @@ def test_every_room_says_what_it_is_for():
         for room in sorted(rooms)
         if not any((place / "README.md").is_file() for place in (room, room.parent))
     ] == []
-
-
-def test_the_median_file_has_at_most_150_lines():
-    lengths = [path.read_text().count("\n") for path in SHIPPED if path.name != "__init__.py"]
-    assert statistics.median(lengths) <= MAX_MEDIAN_LINES
 
 
 def test_no_function_is_longer_than_a_screen():

@@ -22,14 +22,7 @@ from tools.readme_tables import PART
 REPO = Path(__file__).parents[1]
 PACKAGES = ("jaxllm", "pallas_kernels")
 PAGE, BEFORE = REPO / "docs" / "house.md", REPO / "docs" / "house_before.json"
-MAX_FILES, MAX_CLASSES = 15, 4
-# Folders of like files, one for each format, where the shared parts lie in another room
-REGISTRIES = {
-    "jaxllm/gguf/architectures",
-    "jaxllm/models",
-    "jaxllm/server/parsing/reasoning",
-    "jaxllm/server/parsing/tools",
-}
+MAX_CLASSES = 4
 type Graph = dict[str, set[str]]
 Function = (ast.FunctionDef, ast.AsyncFunctionDef)
 
@@ -207,20 +200,10 @@ def measures_table(before: dict[str, Any], now: dict[str, Any]) -> str:
     def listed(found: dict[str, int]) -> str:
         return ", ".join(f"`{name}` {n}" for name, n in found.items()) or "none"
 
-    def rooms(which: dict[str, Any]) -> str:
-        return listed(
-            {
-                name: room["files"]
-                for name, room in which["rooms"].items()
-                if room["files"] > MAX_FILES and name not in REGISTRIES
-            }
-        )
-
     def circled(found: list[list[str]]) -> str:
         return "; ".join(" ↔ ".join(f"`{name}`" for name in circle) for circle in found) or "none"
 
     rows = [
-        (f"rooms of more than {MAX_FILES} files, registries apart", rooms),
         ("longest files, lines", lambda w: listed(w["longest files"])),
         ("longest functions outside kernels, lines", lambda w: listed(w["longest functions"])),
         (
