@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from llguidance import LLMatcher, LLTokenizer, regex_to_lark
 
@@ -119,11 +119,11 @@ class Regexes:
         return matcher
 
 
-def expression(rules: Iterable[Rule], without: Iterable[str] = ()) -> str:
+def expression(rules: Iterable[Rule], without: Sequence[str] = ()) -> str:
     """The Lark expression of a terminal: text that follows one of the rules, and holds none of
     some texts. Raises ValueError where a rule cannot be written so."""
     options = " | ".join(f"({_of_rule(rule)})" for rule in rules)
-    return " & ".join([f"({options})", *(f"~({_holding(text)})" for text in without)])
+    return f"({options}) & {_without(tuple(without))}" if without else f"({options})"
 
 
 def searched(pattern: str) -> str:
@@ -167,9 +167,27 @@ def _of_format(name: str) -> str:
     return _regex(FORMATS[name])
 
 
-def _holding(text: str) -> str:
-    """Texts that hold a text."""
-    return f"{ANY} {quoted(text)} {ANY}"
+def _without(words: Sequence[str]) -> str:
+    """Texts that hold none of some words.
+
+    Where all begin with one character, which they hold nowhere else, as tags do, that is a regex
+    of few states: other characters, and beginnings of words behind which no word goes on.
+    """
+    first = words[0][0]
+    if any(word[0] != first or first in word[1:] for word in words):
+        return " & ".join(f"~({ANY} {quoted(word)} {ANY})" for word in words)
+    begun: dict[str, str] = {}  # what goes on behind the beginning of a word
+    for word in words:
+        for length in range(1, len(word)):
+            begun[word[:length]] = begun.get(word[:length], "") + word[length]
+    starts = "|".join(map(re.escape, begun))
+    safe = "|".join(f"{re.escape(start)}{_none(first + more)}" for start, more in begun.items())
+    return _regex(f"({_none(first)}|({starts})*({safe}))*({starts})*")
+
+
+def _none(characters: str) -> str:
+    """A regex of all characters but these."""
+    return f"[^{''.join(map(re.escape, dict.fromkeys(characters)))}]"
 
 
 def _regex(pattern: str) -> str:

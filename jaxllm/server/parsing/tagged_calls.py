@@ -110,7 +110,7 @@ class TaggedCalls(ToolParser):
             key=KEY,
             new_key=NEW_KEY,
             ends_key=(tags.value,),
-            ends_text=(tags.value_end,),
+            ends_text=(tags.value_end, tags.key),
         )
         head = f"{tags.calls}\n{tags.call}{name}{tags.named}\n".replace(">\n\n", ">\n")
         tail = "\n".join(filter(None, (tags.call_end, tags.calls_end)))
