@@ -29,8 +29,10 @@ class Process:
         stuck: str = "",
         tokenizer: bool = False,
         config: pathlib.Path | None = None,
+        before: tuple[str, ...] = (),
     ):
-        """`config` lists models in place of `model_dir`; the first is served as m."""
+        """`config` lists models in place of `model_dir`; the first is served as m. `before` is a
+        command that runs the server."""
         models = () if "--model" in flags else ("--model", str(model_dir))
         models = (*models, "--served-model-name", "m")
         self._pid_file = tmp / "engine.pid"
@@ -44,6 +46,7 @@ class Process:
         if stuck:
             environ["STUCK_TOKENIZER"] = stuck
         command = [
+            *before,
             sys.executable,
             "-m",
             "tests.server.serve_fake",

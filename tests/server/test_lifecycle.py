@@ -92,6 +92,76 @@ def test_a_second_signal_does_not_wait(launch: Any) -> None:
     assert gone(engine)
 
 
+@pytest.mark.parametrize("first", [signal.SIGHUP, signal.SIGTERM])
+def test_the_end_of_a_terminal_drains_too_and_is_no_second_signal(launch: Any, first: int) -> None:
+    server = launch(frozen=True).up()
+    with server.begin(stream=True) as stream:
+        server.busy()
+        server.process.send_signal(first)
+        server.says("shutting down")
+        # The kernel and a shell both send it; a service manager to every process
+        for process in (server.process.pid, server.engine):
+            os.kill(process, signal.SIGHUP)
+        assert server.get("/ready")[0] == 503
+        os.kill(server.engine, signal.SIGUSR1)
+        assert stream.status() == 200
+        assert stream.rest().rstrip(b"\r\n0").endswith(b"data: [DONE]")
+    assert server.ended() == 0
+    assert "not waiting" not in server.log and "Traceback" not in server.log
+
+
+def test_a_server_under_nohup_outlives_its_terminal(launch: Any) -> None:
+    server = launch(before=("nohup",)).up()
+    for process in (server.process.pid, server.engine):
+        os.kill(process, signal.SIGHUP)
+    assert server.get("/ready")[0] == 200
+    with server.begin() as whole:
+        assert whole.status() == 200
+    server.process.send_signal(signal.SIGTERM)
+    assert server.ended() == 0
+
+
+def test_the_end_of_a_terminal_ends_a_start(launch: Any, tmp_path: pathlib.Path) -> None:
+    gate = tmp_path / "gate"
+    os.mkfifo(gate)
+    server = launch(gate=gate)
+    with gate.open("wb"):
+        engine = server.engine
+        server.process.send_signal(signal.SIGHUP)
+        assert server.ended() == 128 + signal.SIGHUP
+        assert gone(engine)
+
+
+AT_TERMINAL = """if True:
+    import fcntl, runpy, termios
+    fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+    runpy.run_module("tests.server.serve_fake", run_name="__main__")
+"""
+
+
+def test_a_server_whose_terminal_is_gone_drains_though_it_cannot_log(
+    model_dir: pathlib.Path, tmp_path: pathlib.Path
+) -> None:
+    ours, terminal = os.openpty()
+    pids = tmp_path / "pids"
+    flags = ["--model", str(model_dir), "--host", "127.0.0.1", "--port", "0"]
+    server = subprocess.Popen(
+        [sys.executable, "-c", AT_TERMINAL, *flags, "--skip-tokenizer-init"],
+        stdin=terminal,
+        stdout=terminal,
+        stderr=terminal,
+        start_new_session=True,
+        env=os.environ | {"FAKE_ENGINE_PID": str(pids)},
+    )
+    os.close(terminal)
+    shown = b""
+    while b" on http://127.0.0.1:" not in shown:
+        shown += os.read(ours, 1 << 12)
+    os.close(ours)  # the kernel sends SIGHUP, and writing fails from now on
+    assert server.wait(60) == 0
+    await_gone(int(pids.read_text()))
+
+
 def test_the_engine_does_not_outlive_the_server(launch: Any) -> None:
     server = launch().up()
     engine = server.engine

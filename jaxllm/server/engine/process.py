@@ -344,7 +344,7 @@ def main(argv: list[str] | None = None, factory: Factory | None = None) -> int:
     make = factory or (load_in_lines if args.log_format == "json" else load)
     sock.set_inheritable(False)  # a child that outlives this process must not hold it open
     # Systemd sends them to every process of a service
-    for number in (signal.SIGINT, signal.SIGTERM):
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         # The HTTP process decides when this one ends, and lets requests finish before
         signal.signal(number, signal.SIG_IGN)
 

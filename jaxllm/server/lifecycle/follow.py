@@ -14,7 +14,7 @@ from jaxllm.config import ConfigError, EngineConfig
 from jaxllm.hosts.group import LOST_STATUS
 from jaxllm.server.engine.connection import EngineDied, launch, way_of_ending
 from jaxllm.server.engine.wire import Died, Frames, Phase, Start, ToServer, encode
-from jaxllm.server.lifecycle.signals import NUMBERS
+from jaxllm.server.lifecycle.signals import repeats, stopping_signals
 
 logger = logging.getLogger("jaxllm.server")
 
@@ -30,7 +30,7 @@ def follow(config: EngineConfig, command: tuple[str, ...]) -> int:
     except EngineDied as error:
         raise ConfigError(str(error)) from None
     patience = Patience(process)
-    for number in NUMBERS:
+    for number in stopping_signals():
         signal.signal(number, patience.signalled)
     where = f"{config.master_addr}:{config.master_port}"
     logger.info("host %d follows %s in engine process %d", config.node_rank, where, process.pid)
@@ -51,7 +51,9 @@ class Patience:
     """What a follower makes of signals while it waits for the end of its engine process."""
 
     def __init__(self, process: subprocess.Popen[bytes]):
-        self._process, self._patient = process, False
+        self._process = process
+        self._patient = False  # whether the next signal is only noted
+        self._noted = False
 
     def listen(self, sock: socket.socket, config: EngineConfig) -> Died | None:
         """Have the engine process start; returns its last words, if there are any, at its end."""
@@ -62,13 +64,17 @@ class Patience:
                 for message in frames.feed(data):
                     if isinstance(message, Died):
                         return message
-                    self._patient |= isinstance(message, Phase)
+                    if isinstance(message, Phase) and not self._noted:
+                        self._patient = True
         return None
 
     def signalled(self, number: int, frame: FrameType | None) -> None:
         """A signal's handler."""
+        if self._noted and repeats(number):
+            return
         if not self._patient:
             self._process.kill()
             os._exit(128 + number)
         self._patient = False
+        self._noted = True
         logger.info("following until the controller stops; a second signal ends this host now")

@@ -222,8 +222,8 @@ def test_a_renderer_inherits_no_socket_and_ends_with_its_parents_pipe(hostile: T
         names = {int(file.name): os.readlink(file) for file in files.iterdir()}
         assert names[0].startswith("pipe:") and names[1].startswith("pipe:")
         assert not [name for name in names.values() if name.startswith("socket:")]
-        one.send_signal(signal.SIGTERM)  # as service managers send to every process
-        one.send_signal(signal.SIGINT)
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+            one.send_signal(number)  # as service managers send to every process
     assert own.reply_to(encoded(job)) == {"text": "hello"}
     own._process.stdin.close()
     psutil.wait_procs([process], 20)
