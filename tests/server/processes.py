@@ -86,6 +86,13 @@ class Process:
         self.port = int(self.log.partition(" on http://127.0.0.1:")[2].split(" ")[0])
         return self
 
+    def answering(self) -> Self:
+        """Wait until it answers while it loads."""
+        self.says("/health at http://127.0.0.1:")
+        self.says(" says how far it is")
+        self.port = int(self.log.partition("/health at http://127.0.0.1:")[2].split(" ")[0])
+        return self
+
     @property
     def engine(self) -> int:
         """The process id of the engine that was started last."""

@@ -183,6 +183,68 @@ def test_a_signal_while_loading_ends_everything(launch: Any, tmp_path: pathlib.P
     assert "Traceback" not in server.log
 
 
+def test_while_it_loads_a_server_answers_how_far_it_is(launch: Any, tmp_path: pathlib.Path) -> None:
+    gate = tmp_path / "gate"
+    os.mkfifo(gate)
+    server = launch("--api-key", "key", gate=gate).answering()
+    with gate.open("wb"):
+        while (found := server.get("/health"))[1].find(b"compiled") < 0:
+            assert found[0] == 503
+        health = json.loads(found[1])
+        assert (health["status"], health["last_step_age_s"]) == ("loading", 0)
+        assert health["progress"] == "loading m: compiled 12 of 36 programs"
+        status, ready = server.get("/ready")
+        assert (status, json.loads(ready)["status"]) == (503, "loading")
+        assert server.get("/version")[0] == 200
+        status, page = server.get("/")
+        assert status == 503 and b"compiled 12 of 36" in page
+        assert server.get("/v1/models")[0] == 401, "keys are asked for as ever"
+        waiting = Open(server.port, get("/v1/models"))
+        refused = waiting.answer()
+        assert refused.status == 503 and int(refused.headers["retry-after"]) > 0
+        assert refused.error["code"] == "loading" and "12 of 36" in refused.error["message"]
+        with Open(server.port, get("/v1/messages")) as messages:
+            assert messages.answer().json()["type"] == "error"
+    server.up()
+    with waiting:  # the same connection
+        waiting.send(get("/v1/models"))
+        assert waiting.answer().json()["data"][0]["id"] == "m"
+    assert server.get("/health")[0] == server.get("/ready")[0] == 200
+    server.process.send_signal(signal.SIGTERM)
+    assert server.ended() == 0
+
+
+def get(path: str) -> bytes:
+    return f"GET {path} HTTP/1.1\r\nhost: a\r\nauthorization: Bearer key\r\n\r\n".encode()
+
+
+@pytest.mark.slow
+def test_a_start_without_a_terminal_says_every_ten_seconds_how_far_it_is(
+    launch: Any, tmp_path: pathlib.Path
+) -> None:
+    gate = tmp_path / "gate"
+    os.mkfifo(gate)
+    server = launch(gate=gate)
+    with gate.open("wb"):
+        server.says("loading m: compiled 12 of 36 programs, 10 s so far")
+    server.up()
+
+
+def test_a_restarted_engine_says_how_far_it_is(launch: Any, tmp_path: pathlib.Path) -> None:
+    gate = tmp_path / "gate"
+    os.mkfifo(gate)
+    server = launch(gate=gate)
+    with gate.open("wb"):
+        pass
+    os.kill(server.up().engine, signal.SIGKILL)
+    with gate.open("wb"):  # opens when the next engine loads
+        while (health := json.loads(server.get("/health")[1])).get("progress") != (
+            "compiled 12 of 36 programs"
+        ):
+            assert health["status"] in ("restarting", "dead")
+        assert health["status"] == "restarting"
+
+
 def run(*flags: str, **environ: str) -> subprocess.CompletedProcess[str]:
     """The real command, which must fail before it starts an engine."""
     command = [sys.executable, "-m", "jaxllm.server", *flags]

@@ -8,11 +8,14 @@ import os
 import signal
 import socket
 import subprocess
+import sys
+import time
 from types import FrameType
 
 from jaxllm.config import ConfigError, EngineConfig
 from jaxllm.hosts.group import LOST_STATUS
 from jaxllm.server.engine.connection import EngineDied, launch, way_of_ending
+from jaxllm.server.engine.progress import LINE, SAID_SECONDS, StartProgress
 from jaxllm.server.engine.wire import Died, Frames, Phase, Start, ToServer, encode
 from jaxllm.server.lifecycle.signals import repeats, stopping_signals
 
@@ -54,19 +57,34 @@ class Patience:
         self._process = process
         self._patient = False  # whether the next signal is only noted
         self._noted = False
+        self._progress = StartProgress()
 
     def listen(self, sock: socket.socket, config: EngineConfig) -> Died | None:
-        """Have the engine process start; returns its last words, if there are any, at its end."""
+        """Have the engine process start; returns its last words, if there are any, at its end. A
+        log that is no terminal is told how far the start is."""
         frames = Frames[ToServer](ToServer)
+        began = time.monotonic()
+        told = began
+        sock.settimeout(None if sys.stderr.isatty() else SAID_SECONDS)
         with contextlib.suppress(ConnectionError):  # it has ended
             sock.sendall(encode(Start(config)))
-            while data := sock.recv(1 << 16):
-                for message in frames.feed(data):
+            while (data := received(sock)) != b"":
+                for message in frames.feed(data or b""):
                     if isinstance(message, Died):
                         return message
-                    if isinstance(message, Phase) and not self._noted:
-                        self._patient = True
+                    if isinstance(message, Phase):
+                        self._heard(message)
+                now = time.monotonic()
+                if sock.gettimeout() and self._progress.running and now - told >= SAID_SECONDS:
+                    told = now
+                    title = f"loading host {config.node_rank}"
+                    logger.info(LINE, title, self._progress.text, now - began)
         return None
+
+    def _heard(self, phase: Phase) -> None:
+        self._progress.hear(phase)
+        if not self._noted:
+            self._patient = True
 
     def signalled(self, number: int, frame: FrameType | None) -> None:
         """A signal's handler."""
@@ -78,3 +96,11 @@ class Patience:
         self._patient = False
         self._noted = True
         logger.info("following until the controller stops; a second signal ends this host now")
+
+
+def received(sock: socket.socket) -> bytes | None:
+    """What the socket has; nothing at its end, None where nothing came in its time."""
+    try:
+        return sock.recv(1 << 16)
+    except TimeoutError:
+        return None
