@@ -20,6 +20,7 @@ from jaxllm.chat_template import (
     TemplateInput,
     check_names,
     check_template,
+    directory_template,
     template_errors,
     template_text,
 )
@@ -77,6 +78,9 @@ class Tokenizer:
     ) -> Tokenizer:
         """Load from a directory or hub id; code in the repository is never run.
 
+        The model's own chat template is that of chat_template.jinja (with others in
+        additional_chat_templates), else of tokenizer_config.json, else of chat_template.json.
+
         Args:
             chat_template: the text or the file of a template in place of the model's own.
 
@@ -88,6 +92,8 @@ class Tokenizer:
         hf = load_file(Path(path)) if Path(path).is_dir() else None
         if hf is None:
             hf = _load_by_transformers(path, revision)
+        if not hf.chat_template:  # the last place where a directory may have one
+            hf.chat_template = directory_template(Path(path))
         tokenizer = cls(hf, None if chat_template is None else template_text(chat_template))
         # transformers makes an empty tokenizer where a directory has no tokenizer's files
         if tokenizer.backend.get_vocab_size(with_added_tokens=False) <= 1:

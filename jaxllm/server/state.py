@@ -254,7 +254,10 @@ class ServerState:
         try:
             arguments = conversation.template_input.arguments(tokenizer.templates)
             text = await self.renders.text_of(
-                arguments, sanitized, self.rules.char_limit(truncated)
+                arguments,
+                sanitized,
+                self.rules.char_limit(truncated),
+                lambda chars: self.rules.too_many_chars(chars, "messages", truncated),
             )
             ids = await self.in_thread(tokenizer.encode_chat, text, sanitized)
         except TemplateError as error:

@@ -60,7 +60,13 @@ class Report:
         """Time one phase of the start; yields `progress(done, total)`. A phase that raises is not
         reported."""
         start = time.perf_counter()
-        with self._bar(name) as progress:
+        with self._bar(name) as shown:
+
+            def progress(done: int, total: int) -> None:
+                shown(done, total)
+                self.phase_moved(name, done, total)
+
+            self.phase_moved(name, 0, 0)
             yield progress
         with self._lock:
             self.seconds[name] = time.perf_counter() - start
@@ -69,6 +75,9 @@ class Report:
     @contextmanager
     def _bar(self, name: str) -> Iterator[Progress]:
         yield lambda done, total: None
+
+    def phase_moved(self, name: str, done: int, total: int) -> None:
+        """Called when a phase begins, with zeros, and whenever it is further, by any thread."""
 
     def phase_finished(self, name: str, seconds: float) -> None:
         """Called once a phase, by the phase's thread, by one thread at a time."""

@@ -28,7 +28,7 @@ from jaxllm.engine.runtime.profile import Profiler
 from jaxllm.messages import GenerateRequest, PoolingRequest, RequestError, TextDelta
 from jaxllm.sampling.values import OptionError
 from jaxllm.server import logs
-from jaxllm.server.engine.loading import AnyEngine, Factory, PhaseFinished, load, load_in_lines
+from jaxllm.server.engine.loading import AnyEngine, Factory, PhaseHeard, load, load_in_lines
 from jaxllm.server.engine.outbox import Outbox
 from jaxllm.server.engine.wire import (
     Abort,
@@ -139,7 +139,7 @@ class EngineProcess:
         if not isinstance(first, Start):
             return None
         self._profiler = Profiler(first.config.profiler_dir)
-        engine = self._factory(first.config, lambda name, s: self._send(Phase(name, s)))
+        engine = self._factory(first.config, lambda *phase: self._send(Phase(*phase)))
         if engine is None:
             self._grace = ORPHAN_GRACE  # nothing is left to do but to end
             return None
@@ -344,11 +344,11 @@ def main(argv: list[str] | None = None, factory: Factory | None = None) -> int:
     make = factory or (load_in_lines if args.log_format == "json" else load)
     sock.set_inheritable(False)  # a child that outlives this process must not hold it open
     # Systemd sends them to every process of a service
-    for number in (signal.SIGINT, signal.SIGTERM):
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         # The HTTP process decides when this one ends, and lets requests finish before
         signal.signal(number, signal.SIG_IGN)
 
-    def load_engine(config: EngineConfig, on_phase: PhaseFinished) -> AnyEngine | None:
+    def load_engine(config: EngineConfig, on_phase: PhaseHeard) -> AnyEngine | None:
         """While it loads, a library may hold Python's lock, and `orphan` would not run."""
         die_with_parent(True)
         engine = make(config, on_phase)

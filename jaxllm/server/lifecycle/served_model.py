@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import sys
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -39,6 +40,7 @@ class ServedModel:
         name: the first of them.
         client: the way to its engines.
         state: what its routes share, once it is loaded.
+        loading: whether it is being loaded.
     """
 
     state: ServerState
@@ -47,20 +49,14 @@ class ServedModel:
         self._options, self._model_dir = options, model_dir
         self.names = options.settings.served
         self.name = self.names[0]
+        self.loading = False
+        self._tokenizer: asyncio.Future[Tokenizer | None] | None = None  # while it is loaded
         self._defaults = read_generation_config(options, model_dir)
+        logged = options.log_format == "json" or not sys.stderr.isatty()  # else there are bars
         launches = engine_launches(options, model_dir)
         several = len(launches) > 1
         self.client = EngineGroup(
-            [
-                EngineClient(
-                    launch.config,
-                    on_phase=lambda phase: logger.debug(
-                        "%s took %.2f s", phase.name, phase.seconds
-                    ),
-                    tells_prefixes=several,
-                )
-                for launch in launches
-            ],
+            [EngineClient(launch.config, tells_prefixes=several) for launch in launches],
             options.max_queued_tokens,
             options.config.seed,
         )
@@ -70,6 +66,7 @@ class ServedModel:
                 launch.command(command),
                 options.max_engine_restarts,
                 f"engine {number}" if several else "the engine",
+                start_title(self.name, number if several else None) if logged else None,
             )
             for number, (client, launch) in enumerate(
                 zip(self.client.clients, launches, strict=True)
@@ -83,9 +80,11 @@ class ServedModel:
         While the tokenizer loads, signals end the process: its library may never return, or hold
         Python's lock, and the engine process ends with this one.
         """
+        self.loading = True
         signals.end_process()
         loading = in_daemon_thread(lambda: load_tokenizer(self._options, self._model_dir))
         loading.add_done_callback(signals.count)
+        self._tokenizer = loading
         starting = [supervisor.start() for supervisor in self._supervisors]
         both = asyncio.gather(loading, *starting)
         try:
@@ -104,8 +103,21 @@ class ServedModel:
         except EngineDied as error:
             raise ConfigError(str(error)) from None
         finally:  # another model's tokenizer may be next
+            self.loading = False
             loading.remove_done_callback(signals.count)
             signals.count()
+
+    @property
+    def progress(self) -> str:
+        """How far the start is, in words."""
+        waiting = [
+            (f"engine {number}: " if len(self.client.clients) > 1 else "") + client.progress.text
+            for number, client in enumerate(self.client.clients)
+            if not client.alive
+        ]
+        if self._tokenizer is not None and not self._tokenizer.done():
+            waiting.append("loading the tokenizer")
+        return "; ".join(waiting)
 
     async def _sleep_if_asked(self) -> None:
         """Give the memory to models that are loaded after this one. Raises ConfigError."""
@@ -169,6 +181,11 @@ class ServedModel:
                     shown = name if len(clients) > 1 else self.name
                     logger.info("%s: %s", shown, progress(since, new, seconds))
             before = now
+
+
+def start_title(model: str, engine: int | None) -> str:
+    """What lines about the start of one engine begin with."""
+    return f"loading {model}" if engine is None else f"loading {model}, engine {engine}"
 
 
 def progress(before: EngineStats, now: EngineStats, seconds: float) -> str:

@@ -9,6 +9,7 @@ import orjson
 from jaxllm.chat_template import RESERVED_TEMPLATE_NAMES
 from jaxllm.server.errors import bad_request, describe
 from jaxllm.server.openai.fields import check_json, read_field, read_optional
+from jaxllm.server.openai.limits import Rules, check_chars
 
 MAX_MESSAGES = 4096
 MAX_KWARGS = 64
@@ -56,9 +57,10 @@ CHAT_ONLY: dict[str, tuple[Any, ...]] = {
 }
 
 
-def read_messages(value: Any, max_chars: int) -> list[dict[str, Any]]:
+def read_messages(value: Any, rules: Rules, truncated: bool) -> list[dict[str, Any]]:
     """The messages in the form of chat templates: known roles, text content, parsed arguments of
-    tool calls. Raises ApiError(400)."""
+    tool calls. Their prompt may be longer than the context if it is `truncated`. Raises
+    ApiError(400)."""
     if not isinstance(value, list):
         raise bad_request(
             "messages is required: a list of messages"
@@ -73,13 +75,7 @@ def read_messages(value: Any, max_chars: int) -> list[dict[str, Any]]:
             f"at most {MAX_MESSAGES} messages per request, got {len(value)}", "messages"
         )
     messages = [_read_message(message, f"messages[{at}]") for at, message in enumerate(value)]
-    if (chars := count_chars(messages)) > max_chars:
-        raise bad_request(
-            f"the messages hold {chars} characters, more than fit the context "
-            f"({max_chars} at the very most); shorten them",
-            "messages",
-            "context_length_exceeded",
-        )
+    check_chars(least_chars(messages), rules, "messages", truncated)
     _parse_arguments([call["function"] for one in messages for call in one.get("tool_calls", ())])
     return messages
 
@@ -88,6 +84,16 @@ def count_chars(messages: list[dict[str, Any]]) -> int:
     """Characters of the messages' texts."""
     return sum(
         len(text) for message in messages for text in message.values() if isinstance(text, str)
+    )
+
+
+def least_chars(messages: list[dict[str, Any]]) -> int:
+    """Characters that the rendered messages have at least: templates leave out earlier reasoning,
+    which an answer's text may hold too, and white space at a text's ends."""
+    return sum(
+        len(message["content"].strip())
+        for message in messages
+        if message["role"] != "assistant" and isinstance(message["content"], str)
     )
 
 
@@ -260,7 +266,9 @@ def check_template_kwargs(kwargs: dict[str, Any]) -> dict[str, Any]:
     return dict(kwargs)
 
 
-def read_documents(body: dict[str, Any], max_chars: int) -> list[dict[str, Any]] | None:
+def read_documents(
+    body: dict[str, Any], rules: Rules, truncated: bool
+) -> list[dict[str, Any]] | None:
     """`documents`: objects that the template reads; None without any. Raises ApiError(400)."""
     documents = read_field(body, "documents", list, [])
     if len(documents) > MAX_DOCUMENTS:
@@ -274,5 +282,12 @@ def read_documents(body: dict[str, Any], max_chars: int) -> list[dict[str, Any]]
                 f"got {describe(document)}",
                 f"documents[{at}]",
             )
-    check_json("documents", documents, max_chars)
+    chars = sum(
+        len(text.strip())
+        for document in documents
+        for text in document.values()
+        if isinstance(text, str)
+    )
+    check_chars(chars, rules, "documents", truncated)
+    check_json("documents", documents, 2 * rules.char_limit(truncated))
     return documents or None

@@ -4,7 +4,7 @@ its sender alone."""
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -68,16 +68,24 @@ class Renders:
         """Start the first lane's process, which the first job would have to wait for."""
         self._lanes[0].submit(self._processes[0].start_process)
 
-    async def text_of(self, arguments: dict[str, Any], sanitized: bool, max_chars: int) -> str:
+    async def text_of(
+        self,
+        arguments: dict[str, Any],
+        sanitized: bool,
+        max_chars: int,
+        too_long: Callable[[int], ApiError],
+    ) -> str:
         """A conversation as text.
 
         Args:
             arguments: `TemplateInput.arguments`.
             sanitized: whether control tokens in it are marked, for `Tokenizer.encode_chat`.
             max_chars: of the text.
+            too_long: makes the refusal of a text of more characters than that.
 
         Raises:
-            ApiError: the template refused it, it costs too much, or the queue is full.
+            ApiError: the template refused it, it is too long or costs too much, or the queue is
+                full.
         """
         job = encoded({"arguments": arguments, "sanitize": sanitized, "max_chars": max_chars})
         for lane in range(len(BUDGETS)):
@@ -86,7 +94,7 @@ class Renders:
                 return str(reply["text"])
             if "spent" not in reply:
                 break
-        raise refusal(reply, max_chars)
+        raise too_long(reply["chars"]) if "chars" in reply else refusal(reply)
 
     async def _reply(self, lane: int, job: bytes) -> dict[str, Any]:
         if self._closed:
@@ -124,18 +132,11 @@ def encoded(job: dict[str, Any]) -> bytes:
         return orjson.dumps(job) + b"\n"
     except orjson.JSONEncodeError as error:
         text = f"the conversation cannot be rendered: {error}; nest it less deeply"
-        raise refusal({"error": text}, 0) from None
+        raise refusal({"error": text}) from None
 
 
-def refusal(reply: dict[str, Any], max_chars: int) -> ApiError:
-    """The 400 for a conversation that is not rendered."""
-    if "chars" in reply:
-        return bad_request(
-            f"the chat template makes {reply['chars']} characters of the messages, more than fit "
-            f"the context ({max_chars} at the very most); shorten them",
-            "messages",
-            "context_length_exceeded",
-        )
+def refusal(reply: dict[str, Any]) -> ApiError:
+    """The 400 for a conversation that the template cannot render."""
     if "error" in reply:
         text = sanitize(reply["error"])
     elif "memory" in reply:

@@ -29,8 +29,9 @@ from transformers.utils.chat_template_utils import mark_control_tokens
 from jaxllm.chat_template import TemplateError, check_names, template_errors
 from jaxllm.server.rendering.limits import MAX_MARKED, MEMORY_BYTES
 
-# Signals that no limit of a job sends; SIGKILL comes when the machine is out of memory
-FROM_OUTSIDE = {signal.SIGKILL, signal.SIGHUP}
+# The one signal that ends a fork and that no limit of a job sends; it comes when the machine is out
+# of memory
+FROM_OUTSIDE = {signal.SIGKILL}
 # What stands before a control token that a conversation holds
 MARK = mark_control_tokens("x", re.compile("x"))[0]
 
@@ -128,7 +129,8 @@ def say(reply: dict[str, Any], out: BinaryIO) -> None:
 
 def main() -> None:
     """Run the renderer's process: keep a fork that answers jobs."""
-    for number in (signal.SIGINT, signal.SIGTERM):  # sent to every process of a service
+    # Sent to every process of a service
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     lines, out = sys.stdin.buffer, sys.stdout.buffer
     hello = orjson.loads(lines.readline())

@@ -9,7 +9,7 @@ from typing import Any
 
 import orjson
 
-from jaxllm.server.errors import ApiError
+from jaxllm.server.errors import OVERFLOW, ApiError
 from jaxllm.server.openai.chat import MAX_MESSAGES, count_chars
 from jaxllm.server.responses.items import Item
 from jaxllm.server.responses.output_items import new_id
@@ -86,7 +86,7 @@ async def fitting(
             ids = await render(shorter[at])
             fits = len(ids) <= room
         except ApiError as error:
-            if error.code != "context_length_exceeded":
+            if error.code != OVERFLOW:
                 raise
             fits = False
         if fits:
