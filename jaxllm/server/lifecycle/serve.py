@@ -109,8 +109,6 @@ async def _serve(
     announce(options, [name for state in states for name in state.settings.served], sock)
     for model in models:
         model.announce()
-        if model.state.renders is not None:
-            model.state.renders.start()
     try:
         await _until_stopped(models, serving, signals)
         status = 1
