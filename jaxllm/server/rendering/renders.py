@@ -74,6 +74,20 @@ class RenderProcess(JobProcess):
             return {"spent": True}
 
 
+def found_traits(facts: dict[str, Any], variables: dict[str, Any]) -> TraitsByName:
+    """What each chat template shows, found out in a process that ends then. Raises JobLost.
+
+    Args:
+        facts: `Tokenizer.template_facts`.
+        variables: values that the operator gives to variables of the templates.
+    """
+    process = RenderProcess(facts, BUDGETS[-1])
+    try:
+        return process.traits(variables)
+    finally:
+        process.end_process()
+
+
 class Renders:
     """Renders in lanes, each with more time than the last, a process and a thread of its own.
 
