@@ -54,7 +54,7 @@ format: setup ## put the sources into their standard form
 	@$(PY) -m ruff check --fix .
 	@$(PY) -m ruff format .
 
-readme: setup ## write the generated tables of README.md, docs/figures.md and docs/modes.md anew
+readme: setup ## write the generated tables of README.md and of docs (answers, figures, modes) anew
 	@$(PY) -m tools.readme_tables
 
 house: setup ## count rooms, files, names and imports into docs/house.md
