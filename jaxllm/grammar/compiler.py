@@ -31,8 +31,8 @@ from jaxllm.grammar.reasons import plain
 from jaxllm.grammar.structure import checked_schema
 from jaxllm.grammar.texts import Regexes, quoted
 
-# Signals that no limit of a fork sends; SIGKILL comes when the machine is out of memory
-FROM_OUTSIDE = {signal.SIGKILL, signal.SIGTERM, signal.SIGHUP}
+# The one signal that ends a fork and no limit sends: it comes when the machine is out of memory
+FROM_OUTSIDE = {signal.SIGKILL}
 # llguidance's Lark: its strings, regular expressions and comments, which may hold anything, and the
 # keyword before an embedded JSON schema
 LARK_TOKEN = re.compile(
@@ -234,7 +234,9 @@ def _tagged(
 
 def main() -> None:
     """Run the compiler's process."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    # Sent to every process of a service; requests in flight may still need this one
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     serve(sys.stdin, sys.stdout)

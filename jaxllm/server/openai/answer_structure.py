@@ -97,7 +97,9 @@ def thought_pieces(reasoning: type[ReasoningParser], prompt: str) -> Pieces:
     if prompt.rstrip().endswith(reasoning.ends):
         return ()
     start, end = reasoning.starts[0], reasoning.ends[0]
-    rest: Pieces = (FreeText(end), Literal(end + reasoning.between), NEWLINES)
+    rest: Pieces = (FreeText(end), Literal(end + reasoning.between))
+    if not reasoning.between:  # which is the beginning of the next message's head
+        rest = (*rest, NEWLINES)
     return rest if reasoning(prompt).thinking else (Maybe((Literal(start), *rest)),)
 
 
