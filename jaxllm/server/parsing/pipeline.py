@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import secrets
 import string
 from collections.abc import Callable
@@ -103,8 +104,10 @@ def pipeline(
         calls = tools(schemas, new_ids(tools.ids, calls_before))
     if reasoning is None or isinstance(calls, Harmony):  # which reads reasoning itself
         return Pipeline(None, calls, keep)
-    also_ends = calls.ends_thought() if calls is not None else ()
-    return Pipeline(reasoning(prompt, also_ends), calls, keep)
+    rehearsal = None
+    if tools is not None and schemas is not None:
+        rehearsal = functools.partial(tools, schemas, in_thought=True)
+    return Pipeline(reasoning(prompt, rehearsal), calls, keep)
 
 
 def new_ids(style: str, calls_before: int) -> Callable[[str, int], str]:

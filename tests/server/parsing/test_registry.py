@@ -82,19 +82,6 @@ def test_the_pipeline_tells_reasoning_reply_and_calls():
     ]
 
 
-@pytest.mark.parametrize("name", sorted(tool_formats()))
-def test_words_of_the_reply_do_not_end_reasoning_and_special_markers_do(name):
-    own = tool_formats()[name]
-    one = pipeline(find_reasoning("qwen3", None), own, "<think>", TOOLS)
-    if name != "gpt_oss":
-        assert one.feed("a {b} [c] functools <d> e") == [Reasoning("a {b} [c] functools <d> e")]
-        assert one.thinking
-        for marker in own.special:
-            assert marker in own.open
-        one.feed(next(iter(own.special), "</think>"))
-        assert not one.thinking
-
-
 def test_without_tools_calls_are_text():
     own = pipeline(None, find_tools("hermes", None))
     text = SAMPLES["hermes"][0].text
