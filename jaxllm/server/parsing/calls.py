@@ -33,6 +33,7 @@ class ToolParser(Machine):
     Attributes:
         aliases: other names of the format.
         signs: texts that a chat template of this format has, all of them.
+        other_signs: other sets of such texts.
         special: markers that are special tokens; if there are any, text must be made with
             skip_special_tokens off.
         ids: style of ids for calls: "call", "mistral" or "kimi".
@@ -46,6 +47,7 @@ class ToolParser(Machine):
 
     aliases: ClassVar[tuple[str, ...]] = ()
     signs: ClassVar[tuple[str, ...]] = ()
+    other_signs: ClassVar[tuple[tuple[str, ...], ...]] = ()
     special: ClassVar[tuple[str, ...]] = ()
     ids: ClassVar[str] = "call"
     open: ClassVar[tuple[str, ...]] = ()

@@ -89,6 +89,11 @@ class Machine:
         return self._resume()
 
     @property
+    def holding(self) -> bool:
+        """Whether text of a thought is held back that may be calls."""
+        return False
+
+    @property
     def called(self) -> bool:
         """Whether a call has begun."""
         return self._index >= 0

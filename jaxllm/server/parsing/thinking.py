@@ -56,6 +56,7 @@ class ReasoningParser(Machine):
     Attributes:
         aliases: other names of the format.
         signs: texts that a chat template of this format has, all of them.
+        other_signs: other sets of such texts.
         special: markers that are special tokens; if there are any, text must be made with
             skip_special_tokens off.
         starts: markers that begin reasoning; prompts often end with the first.
@@ -67,6 +68,7 @@ class ReasoningParser(Machine):
 
     aliases: ClassVar[tuple[str, ...]] = ()
     signs: ClassVar[tuple[str, ...]] = ()
+    other_signs: ClassVar[tuple[tuple[str, ...], ...]] = ()
     special: ClassVar[tuple[str, ...]] = ()
     starts: ClassVar[tuple[str, ...]] = ("<think>",)
     ends: ClassVar[tuple[str, ...]] = ("</think>",)
