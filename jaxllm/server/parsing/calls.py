@@ -21,7 +21,7 @@ from jaxllm.server.parsing.machine import (
 from jaxllm.server.parsing.markers import NEWLINES, Markers
 from jaxllm.server.parsing.parts import Part, Reasoning, Text
 from jaxllm.server.parsing.pieces import Section
-from jaxllm.server.parsing.schema import Schema, Tools
+from jaxllm.server.parsing.schema import Schema, Tools, types
 from jaxllm.server.parsing.values import EncodedObject, encode_string
 
 _PLAIN = re.compile(r"[^\"\\\x00-\x1f]*").match
@@ -209,6 +209,11 @@ class ToolParser(Machine):
                 else:
                     yield from self.json_arguments(name)
                     done = True
+            elif key == "function" and name is None:
+                yield from self.expect("{")
+                yield from self.json_call(known)
+                name = key
+                done = True
             elif key == "type":
                 yield from self.expect('"function"')
             elif key == "id":  # nobody knows it yet; the call gets one of ours
@@ -296,6 +301,15 @@ class ToolParser(Machine):
         `number`: how many calls the conversation had before.
         """
         raise NotImplementedError
+
+
+def empty_value(schema: Any, root: Any) -> str | None:
+    """What empty text is in a format that writes values without quotes, as JSON: text where that is
+    allowed, else null where that is; else None, for a value that is left out."""
+    allowed = types(schema, root)
+    if not allowed or "string" in allowed:
+        return '""'
+    return "null" if "null" in allowed else None
 
 
 def json_pieces(before: str, name: str, key: str, schema: Any, after: str) -> Pieces:

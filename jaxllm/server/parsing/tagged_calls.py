@@ -9,11 +9,11 @@ from typing import ClassVar
 import msgspec
 
 from jaxllm.grammar.pieces import Literal, Maybe, Pieces
-from jaxllm.server.parsing.calls import ToolParser
+from jaxllm.server.parsing.calls import ToolParser, empty_value
 from jaxllm.server.parsing.machine import Clear, Malformed, Reading, Sink
 from jaxllm.server.parsing.markers import ESCAPED, Markers
 from jaxllm.server.parsing.pieces import Section, raw_value
-from jaxllm.server.parsing.schema import Schema, is_string, properties, typed, types
+from jaxllm.server.parsing.schema import Schema, is_string, properties, typed
 from jaxllm.server.parsing.values import encode_string
 
 
@@ -101,7 +101,7 @@ class TaggedCalls(ToolParser):
         head = f"{before}{encode_string(key)}: "
         if self.tags.value_begin:
             yield from self.expect(self.tags.value_begin)
-        others = [name for name in properties(root) if name not in given]
+        others = (name for name in properties(root) if name not in given)
         if is_string(schema, root):
             self.arguments(head + '"')
             sink = lambda text: self.arguments(encode_string(text)[1:-1])
@@ -111,15 +111,11 @@ class TaggedCalls(ToolParser):
             return True, next_key
         pieces: list[str] = []
         next_key = yield from self.value_text(others, pieces.append)
-        value = "".join(pieces)
-        allowed = types(schema, root)
-        if value.strip() or not allowed or "string" in allowed:
-            self.arguments(head + typed(value, schema, root))
-        elif "null" in allowed:
-            self.arguments(head + "null")
-        else:
-            return False, next_key
-        return True, next_key
+        text = "".join(pieces)
+        value = typed(text, schema, root) if text.strip() else empty_value(schema, root)
+        if value is not None:
+            self.arguments(head + value)
+        return value is not None, next_key
 
     def value_text(
         self, others: Iterable[str], sink: Sink, clear: Clear | None = None
@@ -130,12 +126,13 @@ class TaggedCalls(ToolParser):
         of the `others`: those that are declared and not given yet. → that one.
         """
         tags = self.tags
-        openings = {name + tags.value: name for name in others}
+        openings: dict[str, str] = {}  # made where it is needed: there may be many
         marker: str | None = None
         if tags.lines and (yield from self.take("\n")) is not None:
             marker = yield from self.take(tags.key)
         while True:
             if marker is not None:
+                openings = openings or {name + tags.value: name for name in others}
                 opened = yield from self.take(*openings)
                 if opened is not None:
                     return openings[opened]

@@ -97,6 +97,9 @@ SAMPLES: dict[str, list[Sample]] = {
             "ok",
         ),
         Sample(f'<tool_call>[{PARIS_TWICE}, {{"name": "get_time"}},]</tool_call>\n', [PARIS, TIME]),
+        Sample(
+            f'<tool_call>{{"type": "function", "function": {PARIS_TWICE}}}</tool_call>', [PARIS]
+        ),
         Sample('<tool_call>{"name": "none.such-1"}</tool_call>', [("none.such-1", {})]),
         Sample(
             '<tool_call>{"name": "get_time"}, and so on</tool_call>',
@@ -185,6 +188,9 @@ SAMPLES: dict[str, list[Sample]] = {
             "<|python_start|>[get_weather(city='Paris'), get_time()]<|python_end|>", [PARIS, TIME]
         ),
         Sample("[get_weather(city='Paris')]", [PARIS]),
+        Sample("<|python_start|>[none(a=1)]<|python_end|>", [("none", {"a": 1})]),
+        Sample("<|python_start|>none", [], "<|python_start|>none"),
+        Sample("[none(a=1)]", [], "[none(a=1)]"),
     ],
     "mistral": [
         Sample('[TOOL_CALLS] [{"name": "get_weather", "arguments": {"city": "Paris"}}]', [PARIS]),
@@ -399,6 +405,11 @@ SAMPLES: dict[str, list[Sample]] = {
         Sample(
             "<start_function_call>call:get_weather{city:<escape>Paris<escape>}<end_function_call>",
             [PARIS],
+        ),
+        Sample(
+            "<start_function_call>call:get_weather{city:<escape><escape>,days:<escape><escape>,"
+            "exact: <escape><escape> }<end_function_call><start_function_call>call:none{}",
+            [("get_weather", {"city": "", "exact": None}), ("none", {})],
         ),
         Sample(
             'So <start_function_call>call:get_weather{city:<escape>a,}{"b<escape>,'

@@ -6,7 +6,7 @@ import re
 from typing import Any
 
 from jaxllm.grammar.pieces import Literal, Pieces
-from jaxllm.server.parsing.calls import ToolParser
+from jaxllm.server.parsing.calls import ToolParser, empty_value
 from jaxllm.server.parsing.machine import Malformed, Reading
 from jaxllm.server.parsing.markers import ESCAPED, Markers
 from jaxllm.server.parsing.pieces import listed, raw_value
@@ -49,12 +49,26 @@ class Parser(ToolParser):
             else:
                 key = (yield from self.matching(_KEY)).strip()
             yield from self.expect(":")
-            self.arguments(f"{before}{encode_string(key)}: ")
-            before = ", "
-            yield from self.one_value(parts.get(key), root, depth)
+            head = f"{before}{encode_string(key)}: "
+            schema = parts.get(key)
+            if not is_string(schema, root) and (yield from self.empty()):
+                value = empty_value(schema, root)
+                self.arguments("" if value is None else head + value)
+                before = before if value is None else ", "
+            else:
+                self.arguments(head)
+                before = ", "
+                yield from self.one_value(schema, root, depth)
             yield from self.take(",")
         yield from self.take("}")
         self.arguments("{}" if before == "{" else "}")
+
+    def empty(self) -> Reading[bool]:
+        """Takes a string without text, and the white space behind it. → whether there was one."""
+        yield from self.spaces()
+        empty = (yield from self.take(ESCAPE + ESCAPE)) is not None
+        yield from self.spaces()
+        return empty
 
     def one_value(self, schema: Any, root: Any, depth: int) -> Reading[None]:
         """A value of any type, and the white space behind it. Raises Malformed."""
