@@ -291,7 +291,7 @@ class ToolParser(Machine):
 
     @classmethod
     def ends_thought(cls) -> tuple[str, ...]:
-        """Markers of calls that end reasoning which was not closed."""
+        """Markers behind which a thinking budget forces no end: it would break the call."""
         return cls.special
 
     @classmethod

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import re
+import time
 
 import pytest
 from hypothesis import given
@@ -163,6 +164,25 @@ def test_a_long_call_within_a_thought_is_read_in_linear_time():
     assert fed(new("qwen3", "llama3_json", "<think>\n"), cut(body, range(0, len(body), 4))) == [
         Reasoning(body)
     ]
+
+
+@pytest.mark.parametrize(
+    "unit", [KNOWN, KNOWN + " x", "<tool_call>", '<tool_call>{"name": "', "\n"]
+)
+def test_time_is_linear_in_the_length_of_a_thought(unit: str):
+    def seconds(size: int) -> float:
+        text = (unit * (size // len(unit) + 1))[:size]
+        best = float("inf")
+        for _ in range(2):
+            choice = new("qwen3", "hermes", "<think>")
+            begin = time.process_time()
+            for piece in cut(text, range(0, size, 4)):
+                choice.feed(piece)
+            choice.finish()
+            best = min(best, time.process_time() - begin)
+        return best
+
+    assert seconds(32_000) < 64 * seconds(2_000) + 0.02
 
 
 def test_text_of_a_thought_passes_at_once_but_for_what_may_be_a_call():
