@@ -21,7 +21,7 @@ from jaxllm.server.parsing.machine import (
 from jaxllm.server.parsing.markers import NEWLINES, Markers
 from jaxllm.server.parsing.parts import Part, Reasoning, Text
 from jaxllm.server.parsing.pieces import Section
-from jaxllm.server.parsing.schema import Schema, Tools, types
+from jaxllm.server.parsing.schema import Schema, Tools, typed, types
 from jaxllm.server.parsing.values import EncodedObject, encode_string
 
 _PLAIN = re.compile(r"[^\"\\\x00-\x1f]*").match
@@ -303,12 +303,12 @@ class ToolParser(Machine):
         raise NotImplementedError
 
 
-def empty_value(schema: Any, root: Any) -> str | None:
-    """What empty text is in a format that writes values without quotes, as JSON: text where that is
-    allowed, else null where that is; else None, for a value that is left out."""
+def blank_value(text: str, schema: Any, root: Any) -> str | None:
+    """What blank text is in a format that writes values without quotes, as JSON: that text where
+    text is allowed, else null where that is; else None, for a value that is left out."""
     allowed = types(schema, root)
     if not allowed or "string" in allowed:
-        return '""'
+        return typed(text, schema, root)
     return "null" if "null" in allowed else None
 
 
