@@ -3,7 +3,7 @@ tool's schema."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Set
+from collections.abc import Callable, Iterable, Set
 from typing import ClassVar
 
 import msgspec
@@ -14,7 +14,7 @@ from jaxllm.server.parsing.machine import Clear, Malformed, Reading, Sink
 from jaxllm.server.parsing.markers import ESCAPED, Markers
 from jaxllm.server.parsing.pieces import NEW_KEY, Section
 from jaxllm.server.parsing.schema import Schema, is_string, properties, property_of, typed
-from jaxllm.server.parsing.values import encode_string
+from jaxllm.server.parsing.values import Value, encode_string
 
 # Keys that are read as they are written: of one line, without white space around them
 KEY = r"(\S([^\x00-\x1f\x7f]{0,253}\S)?)"
@@ -113,7 +113,13 @@ class TaggedCalls(ToolParser):
             self.arguments('"')
             return True, next_key
         pieces: list[str] = []
-        next_key = yield from self.value_text(others, pieces.append)
+        followed = Value()
+
+        def follow(text: str) -> None:
+            pieces.append(text)
+            followed.read(text, 0, len(text))
+
+        next_key = yield from self.value_text(others, follow, inside=lambda: followed.quoting)
         text = "".join(pieces)
         value = typed(text, schema, root) if text.strip() else blank_value(text, schema, root)
         if value is not None:
@@ -121,12 +127,17 @@ class TaggedCalls(ToolParser):
         return value is not None, next_key
 
     def value_text(
-        self, others: Iterable[str], sink: Sink, clear: Clear | None = None
+        self,
+        others: Iterable[str],
+        sink: Sink,
+        clear: Clear | None = None,
+        inside: Callable[[], bool] = bool,
     ) -> Reading[str | None]:
         """The text of a value. Raises Malformed.
 
         It ends at its closer; or, as models forget that, at a line that opens the parameter of one
-        of the `others`: those that are declared and not given yet. → that one.
+        of the `others`: those that are declared and not given yet. → that one. A closer that
+        stands in a line `inside` a string of JSON belongs to the string.
         """
         tags = self.tags
         openings: dict[str, str] = {}  # made where it is needed: there may be many
@@ -134,17 +145,17 @@ class TaggedCalls(ToolParser):
         if tags.lines and (yield from self.take("\n")) is not None:
             marker = yield from self.take(tags.key)
         while True:
-            if marker is not None:
+            if marker is not None and marker.endswith(tags.key):
                 openings = openings or {name + tags.value: name for name in others}
                 opened = yield from self.take(*openings)
                 if opened is not None:
                     return openings[opened]
-                sink(marker)
+            elif marker is not None and not (marker == tags.value_end and inside()):
+                return None
+            sink(marker or "")
             marker = yield from self.until(self.value_markers, sink, clear)
             if marker is None:
                 raise Malformed
-            if not marker.endswith(tags.key):
-                return None
 
     @classmethod
     def pieces(cls, name: str, schema: Schema, number: int) -> Pieces:

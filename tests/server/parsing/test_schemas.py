@@ -142,6 +142,22 @@ def test_a_text_becomes_what_its_schema_means(
     assert read(name, root, whole_call(name, string, {"v": text})) == {"v": value}
 
 
+@pytest.mark.parametrize("name", RAW)
+def test_a_closing_mark_inside_json_ends_no_value(name: str) -> None:
+    marks = ["</parameter>", "a</arg_value>b", "<escape>", '"</parameter>\\', "\n</parameter>\n"]
+    for schema in ({"type": "array"}, {}, {"type": "object"}):
+        value = {mark: [mark] for mark in marks} if schema == {"type": "object"} else [marks]
+        text = whole_call(name, one_of_each(schema), {"v": value})
+        assert read(name, one_of_each(schema), text) == {"v": value}
+        assert read(name, one_of_each(schema), text, list(range(len(text)))) == {"v": value}
+
+
+def test_json_that_is_broken_ends_at_its_closing_mark() -> None:
+    schema = {"properties": {"v": {"type": "array"}, "w": {"type": "string"}}}
+    text = '<function=f>\n<parameter=v>\n["a\n</parameter>\n<parameter=w>\nb\n</parameter>\n'
+    assert read("qwen3_coder", schema, text + "</function>") == {"v": '["a', "w": "b"}
+
+
 def test_arguments_that_no_schema_declares_have_the_types_of_others() -> None:
     schema = {"type": "object", "additionalProperties": {"type": "integer"}}
     for name in RAW:
