@@ -79,7 +79,7 @@ class ContextOverflow(ApiError):
         tokens: int,
         param: str | None,
         counted: str = "",
-        remedy: str = "shorten the prompt",
+        remedy: str = "shorten it",
         generates: bool = True,
     ):
         """`counted` is what was counted in place of tokens, which are then the least; `generates`
@@ -89,7 +89,7 @@ class ContextOverflow(ApiError):
         super().__init__(
             400,
             f"this model's maximum context length is {limit} tokens, "
-            f"but the prompt has {least}{room}; {remedy}",
+            f"but the prompt has {least}{room}; the prompt is too long: {remedy}",
             param=param,
             code=OVERFLOW,
         )

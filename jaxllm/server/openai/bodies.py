@@ -324,7 +324,7 @@ def _check_prompt_items(name: str, items: int, texts: bool, truncates: bool, rul
     elif not truncates:
         check_length(items, rules.resolved, name)
     elif items > MAX_TRUNCATED_IDS:
-        remedy = f"at most {MAX_TRUNCATED_IDS} are read to be truncated; shorten the prompt"
+        remedy = f"at most {MAX_TRUNCATED_IDS} are read to be truncated; shorten it"
         raise ContextOverflow(rules.resolved.max_model_len, items, name, remedy=remedy)
 
 

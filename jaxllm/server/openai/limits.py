@@ -50,7 +50,7 @@ class Rules:
 
     def too_many_chars(self, length: int, param: str, truncated: bool = False) -> ContextOverflow:
         """The refusal of a text with more characters than may be tokenised."""
-        remedy = "shorten the prompt"
+        remedy = "shorten it"
         if truncated:
             most = self.char_limit(True)
             remedy = f"at most {most} characters are tokenised to be truncated; {remedy}"
@@ -91,7 +91,7 @@ def check_vocabulary(ids: list[Any], resolved: Resolved, param: str) -> list[int
         if not 0 <= id < resolved.vocab_size:
             raise bad_request(
                 f"{param} holds token id {id}, which is outside the vocabulary "
-                f"[0, {resolved.vocab_size})",
+                f"[0, {resolved.vocab_size}); send texts, or ids of this model's own tokenizer",
                 param,
                 "invalid_token_id",
             )
