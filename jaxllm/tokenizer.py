@@ -27,6 +27,7 @@ from jaxllm.chat_template import (
 from jaxllm.config import ConfigError
 from jaxllm.locate import check_regular
 from jaxllm.tokenizer_files import byte_alphabet, load_file, names_own_code
+from jaxllm.tokenizer_files.dropped import may_drop
 
 # Files of a directory that transformers opens
 TOKENIZER_FILES = (
@@ -112,8 +113,13 @@ class Tokenizer:
     @functools.cached_property
     def longest_token(self) -> int:
         """Characters of the longest token: a text of more than `n` times that many needs more than
-        n tokens."""
+        n tokens, unless the tokenizer `may_drop` some."""
         return max((len(token) for token in self.backend.get_vocab()), default=1)
+
+    @functools.cached_property
+    def may_drop(self) -> bool:
+        """Whether characters of a text may be left out of its tokens."""
+        return may_drop(self.backend)
 
     @property
     def has_chat_template(self) -> bool:

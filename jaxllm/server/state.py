@@ -109,6 +109,7 @@ class ServerState:
             resolved=self.resolved,
             served=settings.served,
             longest_token=tokenizer.longest_token if tokenizer is not None else 1,
+            may_drop=tokenizer is not None and tokenizer.may_drop,
             defaults=defaults,
             template_kwargs=settings.template_kwargs,
             force_usage=settings.force_usage,

@@ -3,11 +3,14 @@ counted; the number in them is never more than the prompt's tokens."""
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from tokenizers import Tokenizer as Backend
+from tokenizers import models, normalizers, pre_tokenizers
 
 from jaxllm.engine.constraints.validation import check_prompt
 from jaxllm.messages import GenerateRequest, RequestError
@@ -206,3 +209,43 @@ def test_a_request_error_of_the_engine_names_the_context() -> None:
     request = GenerateRequest(id="a", prompt_token_ids=[97] * CONTEXT, params=SamplingParams())
     with pytest.raises(RequestError, match="maximum context length is 256 tokens, but the prompt"):
         check_prompt(request, RESOLVED, CONTEXT - 1)
+
+
+def test_a_tokenizer_that_drops_characters_counts_before_it_refuses(tmp_path: Any) -> None:
+    words = {"[UNK]": 0, "[CLS]": 1, "[SEP]": 2, "a": 3}
+    backend = Backend(models.WordPiece(words, unk_token="[UNK]"))
+    backend.normalizer = normalizers.BertNormalizer()
+    backend.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    backend.save(str(tmp_path / "tokenizer.json"))
+    settings = {"tokenizer_class": "PreTrainedTokenizerFast", "unk_token": "[UNK]"}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(settings))
+    with PoolingServer(Tokenizer.load(tmp_path), EMBEDS) as running:
+        for text in (" " * 100_000 + "a", "x" * 100_000):  # one word
+            reply = running.post("/v1/embeddings", {"model": "fake", "input": text})
+            assert reply.json()["usage"]["prompt_tokens"] == 1
+        answer = running.post("/v1/embeddings", {"model": "fake", "input": "a " * 50_000})
+        assert check_overflow(answer, 50_000) == 50_000
+
+
+@pytest.mark.parametrize("name", ["qwen", "llama", "gemma", "tekken", "xlm-roberta"])
+def test_no_text_has_fewer_tokens_than_its_characters_say(name: str, repo: Any) -> None:
+    tokenizer = Tokenizer.load(repo / "tests" / "goldens" / "tokenizers" / name)
+    assert tokenizer.may_drop is (name == "xlm-roberta")
+    if tokenizer.may_drop:
+        return
+    for piece in (
+        "a",
+        " ",
+        "\n",
+        "the ",
+        "0123",
+        "日本",
+        "e\u0301",
+        "\U0001f600",
+        "\x01",
+        "ש",
+        "=" * 8,
+    ):
+        text = piece * 500
+        least = -(-len(text) // tokenizer.longest_token)
+        assert len(tokenizer.encode(text, add_special_tokens=False)) >= least, (name, piece)

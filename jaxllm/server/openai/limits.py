@@ -15,7 +15,7 @@ from jaxllm.server.errors import ContextOverflow, bad_request, describe
 from jaxllm.server.openai.fields import whole
 from jaxllm.server.openai.infill import Infill
 
-# Characters of a text that is to be truncated: a second or two of a tokenizer's time
+# Characters of a text that may be longer than the context: a second or two of a tokenizer's time
 TRUNCATED_CHARS = 1 << 22
 MAX_CHOICES = 1024  # prompts × n of one HTTP request
 FEW_LOGPROBS = 20  # of a token; replies with as many are no longer than others can be
@@ -29,6 +29,7 @@ class Rules:
     Attributes:
         served: names that clients may use for the model.
         longest_token: characters of the vocabulary's longest token.
+        may_drop: whether the tokenizer may leave out characters of a text.
         defaults: sampling options of generation_config.json.
         force_usage: whether every chunk of every stream carries usage.
         infill: marker tokens for prompts with a suffix, if the tokenizer has them.
@@ -37,6 +38,7 @@ class Rules:
     resolved: Resolved
     served: tuple[str, ...]
     longest_token: int
+    may_drop: bool = False
     defaults: dict[str, Any] = field(default_factory=dict)
     template_kwargs: dict[str, Any] = field(default_factory=dict)
     force_usage: bool = False
@@ -44,9 +46,9 @@ class Rules:
 
     def char_limit(self, truncated: bool) -> int:
         """Characters that may be tokenised: any longer text exceeds the context, unless it is
-        truncated."""
+        truncated, or the tokenizer may drop some of it."""
         fits = self.resolved.max_model_len * self.longest_token
-        return max(fits, TRUNCATED_CHARS) if truncated else fits
+        return max(fits, TRUNCATED_CHARS) if truncated or self.may_drop else fits
 
     def too_many_chars(self, length: int, param: str, truncated: bool = False) -> ContextOverflow:
         """The refusal of a text with more characters than may be tokenised."""
