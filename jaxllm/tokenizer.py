@@ -20,12 +20,11 @@ from jaxllm.chat_template import (
     TemplateInput,
     check_names,
     check_template,
-    directory_template,
     template_errors,
     template_text,
 )
 from jaxllm.config import ConfigError
-from jaxllm.locate import check_regular
+from jaxllm.locate import check_regular, read_json
 from jaxllm.tokenizer_files import byte_alphabet, load_file, names_own_code
 from jaxllm.tokenizer_files.dropped import may_drop
 
@@ -324,3 +323,21 @@ def _config_is_refused(path: str | Path, revision: str | None) -> bool:
     except Exception:
         return True
     return False
+
+
+def directory_template(directory: Path) -> Template:
+    """The template of a directory's chat_template.json, where processors of models that see keep
+    it: `chat_template` is one, or several by name. None without the file. Raises ConfigError."""
+    path = directory / "chat_template.json"
+    if not path.exists():
+        return None
+    found = read_json(path).get("chat_template")
+    if isinstance(found, list) and all(isinstance(one, dict) for one in found):
+        found = {one.get("name"): one.get("template") for one in found}
+    if found is None or isinstance(found, str):
+        return found
+    if isinstance(found, dict) and all(
+        isinstance(text, str) for pair in found.items() for text in pair
+    ):
+        return found
+    raise ConfigError(f"{path}: chat_template must be a text, or texts by name")
