@@ -102,6 +102,17 @@ def bad_request(message: str, param: str | None = None, code: str | None = None)
     return ApiError(400, message, param=param, code=code)
 
 
+def too_many(limit: int, reason: str, param: str) -> ApiError:
+    """The 400 for a conversation of more parts than are read, whose tokens nobody has counted, in
+    the words of `ContextOverflow`; `limit` is its."""
+    return bad_request(
+        f"this model's maximum context length is {limit} tokens, but {reason}; "
+        "the prompt is too long: shorten it",
+        param,
+        OVERFLOW,
+    )
+
+
 def overloaded(message: str, code: str | None = None, retry_after: int = 1) -> ApiError:
     """A 503 that asks the client to try again after so many seconds."""
     headers = {"retry-after": str(retry_after), "x-should-retry": "true"}

@@ -249,3 +249,30 @@ def test_no_text_has_fewer_tokens_than_its_characters_say(name: str, repo: Any) 
         text = piece * 500
         least = -(-len(text) // tokenizer.longest_token)
         assert len(tokenizer.encode(text, add_special_tokens=False)) >= least, (name, piece)
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "a"}] * 5000}),
+        ("/v1/responses", {"input": [{"role": "user", "content": "a"}] * 5000}),
+        ("/v1/responses", {"input": [{"role": "user", "content": "a"}] * 9000}),
+        ("/v1/responses", {"input": "a", "instructions": "a" * 2_000_000}),
+    ],
+)
+def test_so_is_a_conversation_of_too_many_parts_or_with_long_instructions(
+    server: Running, path: str, body: dict[str, Any]
+) -> None:
+    answer = server.post(path, {"model": "fake"} | body)
+    assert (answer.status, answer.error["code"]) == (400, "context_length_exceeded")
+    assert "the prompt is too long: shorten it" in answer.error["message"]
+
+
+def test_so_are_messages_of_too_many_parts_in_anthropics_words(server: Running) -> None:
+    messages = [{"role": role, "content": "a"} for role in ("user", "assistant")] * 2500
+    body = {"model": "fake", "max_tokens": 5, "messages": [*messages, messages[0]]}
+    error = server.post("/v1/messages", body).json()["error"]
+    assert error["message"].startswith("prompt is too long: this model's maximum context length")
+    system = {"system": "a" * 2_000_000, "messages": messages[:1]}
+    error = server.post("/v1/messages", body | system).json()["error"]
+    assert ANTHROPIC.fullmatch(error["message"])

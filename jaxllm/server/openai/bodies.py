@@ -47,7 +47,7 @@ PROMPTS = ("prompt", "text", "input_ids")  # fields that hold prompts
 SIZE_LIMITS = {
     **dict.fromkeys((*PROMPTS, "tokens", "system", "messages", "documents", "input", "inputs")),
     **dict.fromkeys(("query", "queries", "items", "texts", "text_1", "text_2", "data_1", "data_2")),
-    "instructions": LARGE,
+    **dict.fromkeys(("instructions", "suffix")),
     "allowed_token_ids": 12 * MAX_ALLOWED,
 }
 MAX_BYTES_PER_CHAR = 12  # of a character in JSON
