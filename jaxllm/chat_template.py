@@ -77,12 +77,7 @@ class TemplateInput:
                 "this model's chat template reads no documents; put them into a message",
                 "documents",
             )
-        variables = {
-            name: value
-            for name, value in self.template_kwargs.items()
-            if name in known and name not in RESERVED_TEMPLATE_NAMES
-        }
-        return variables | {
+        return known_variables(self.template_kwargs, template) | {
             "conversation": self.messages,
             "tools": self.tools,
             "documents": self.documents,
@@ -134,6 +129,12 @@ def template_variables(template: Template) -> frozenset[str]:
     if isinstance(template, dict):
         return frozenset().union(*map(_variables, template.values()))
     return _variables(template or "")
+
+
+def known_variables(values: dict[str, Any], template: Template) -> dict[str, Any]:
+    """Those values that the template reads and the renderer does not set."""
+    known = template_variables(template) - RESERVED_TEMPLATE_NAMES
+    return {name: value for name, value in values.items() if name in known}
 
 
 @functools.lru_cache(maxsize=64)

@@ -18,13 +18,15 @@ from typing import Any, NamedTuple
 from jaxllm.chat_template import (
     Template,
     TemplateInput,
-    check_names,
     check_template,
     template_errors,
     template_text,
 )
 from jaxllm.config import ConfigError
 from jaxllm.locate import check_regular, read_json
+from jaxllm.templates.probes import traits_of
+from jaxllm.templates.rendering import prober, render_chat
+from jaxllm.templates.traits import TemplateTraits
 from jaxllm.tokenizer_files import byte_alphabet, load_file, names_own_code
 from jaxllm.tokenizer_files.dropped import may_drop
 
@@ -70,6 +72,7 @@ class Tokenizer:
         self.backend.no_truncation()
         self.backend.no_padding()
         self._lock = threading.Lock()
+        self._traits = functools.lru_cache(maxsize=64)(self._find_traits)
         self._token_text = functools.lru_cache(maxsize=1 << 16)(self._decode_one)
 
     @classmethod
@@ -212,6 +215,8 @@ class Tokenizer:
     ) -> list[int]:
         """Token ids of a conversation, rendered in this process.
 
+        The first conversation of a template finds out what it takes: it renders probes.
+
         Args:
             sanitize: control tokens in its texts stay text; the caller checks the roles.
             chat_template: in place of the model's own.
@@ -223,16 +228,15 @@ class Tokenizer:
             self.templates if chat_template is None else chat_template
         )
         with template_errors(), self._lock:
-            if sanitize:
-                template = self.hf.get_chat_template(chat_template, conversation.tools)
-                check_names(arguments, self.hf._get_control_tokens(template))
-            return self.hf.apply_chat_template(
-                **arguments,
+            template = self.hf.get_chat_template(chat_template, conversation.tools)
+            text = render_chat(
+                self.hf,
+                arguments,
+                traits=self._traits(template),
+                sanitize=sanitize,
                 chat_template=chat_template,
-                tokenize=True,
-                return_dict=False,
-                sanitize_control_tokens=sanitize,
             )
+        return self.encode_chat(text, sanitize)
 
     def encode_chat(self, text: str, sanitized: bool) -> list[int]:
         """Token ids of a rendered conversation.
@@ -269,6 +273,10 @@ class Tokenizer:
             ],
             "control_tokens": self.hf.chat_control_tokens,
         }
+
+    def _find_traits(self, template: str) -> TemplateTraits:
+        """What one template shows, by probes that are rendered in this process."""
+        return traits_of(prober(self.hf, template, {}))
 
     def _decode_one(self, id: int) -> str:
         if self.backend.id_to_token(id) is None:

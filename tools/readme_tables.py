@@ -1,4 +1,4 @@
-"""Write the generated parts of README.md and of two pages of docs: `python -m tools.readme_tables`.
+"""Write the generated parts of README.md and of pages of docs: `python -m tools.readme_tables`.
 With `--check` the pages are only compared.
 
 A part lies between `<!-- generated: NAME -->` and `<!-- end generated -->`; `TABLES` says which
@@ -15,9 +15,11 @@ from pathlib import Path
 from jaxllm import models
 from jaxllm.sampling.options import OPTIONS, default_of
 from jaxllm.sampling.values import legal
+from tools import answer_tables
 
 REPO = Path(__file__).parents[1]
-PAGES = (REPO / "README.md", REPO / "docs" / "figures.md", REPO / "docs" / "modes.md")
+DOCS = REPO / "docs"
+PAGES = (REPO / "README.md", DOCS / "answers.md", DOCS / "figures.md", DOCS / "modes.md")
 RESULTS = REPO / "benchmarks" / "results"
 PART = re.compile(r"(<!-- generated: (?P<name>[\w-]+) -->\n).*?(<!-- end generated -->)", re.DOTALL)
 
@@ -80,6 +82,9 @@ def accuracy() -> str:
 
 
 TABLES: dict[str, Callable[[], str]] = {
+    "answers": answer_tables.answers,
+    "answer-formats": answer_tables.formats,
+    "answer-schemas": answer_tables.schemas,
     "sampling-options": sampling_options,
     "families": families,
     "headline": headline,

@@ -133,6 +133,9 @@ class FakeEngine:
     def wait_seconds(self) -> float:
         return 0.0
 
+    def make_late(self, made: Callable[[], None]) -> None:
+        pass
+
     def when_built(self, heard: Callable[[], None]) -> None:
         pass
 

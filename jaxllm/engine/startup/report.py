@@ -148,12 +148,14 @@ def table_rows(
 ) -> Rows:
     """Decisions, compiled programs of all stages, and the seconds of each phase."""
     count = sum(len(each.lattice) for each in programs)
+    late = sum(len(each.late) for each in programs)
+    shown = f"{count - late}, {late} more behind /ready" if late else f"{count}"
     lowered = sum(each.executables.lowered for each in programs)
     fresh = compiles.compiles - compiles.cache_hits
     kept = f"{lowered} lowered, {fresh} compiled, {compiles.cache_hits} cached"
     return [
         *decided_rows(setup, max(each.peak_bytes for each in programs)),
-        ("step programs", f"{count}; {kept}"),
+        ("step programs", f"{shown}; {kept}"),
         *((name.lower(), f"{spent:.2f} s") for name, spent in report.seconds.items()),
     ]
 

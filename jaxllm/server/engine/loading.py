@@ -63,6 +63,6 @@ def lead_or_follow(config: EngineConfig, report: Report) -> AnyEngine | None:
     from jaxllm.engine.load import load_engine
 
     if config.node_rank == 0:
-        return load_engine(config, report)
+        return load_engine(config, report, leave_late=True)
     follow(config, report)
     return None

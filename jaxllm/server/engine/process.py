@@ -73,7 +73,11 @@ class GrammarReady:
     """In the queue of messages: a grammar that requests wait for is built."""
 
 
-type Message = ToEngine | GrammarReady | None  # None: the other side has gone
+class ProgramMade:
+    """In the queue of messages: one of the late programs is made, so the statistics changed."""
+
+
+type Message = ToEngine | GrammarReady | ProgramMade | None  # None: the other side has gone
 
 
 class EngineProcess:
@@ -151,6 +155,7 @@ class EngineProcess:
         self._grace = ORPHAN_GRACE
         start = self._follow_prefixes(engine) if first.tells_prefixes else None
         self._send(Ready(engine.resolved, start))
+        engine.make_late(lambda: self._inbox.put(ProgramMade()))
         return engine
 
     def _follow_prefixes(self, engine: AnyEngine) -> bytes | None:
@@ -252,7 +257,7 @@ class EngineProcess:
                 self._send_outputs(engine, [])
         return [] if engine.has_work else [self._inbox.get()]
 
-    def _handle(self, engine: AnyEngine, message: ToEngine | GrammarReady) -> None:
+    def _handle(self, engine: AnyEngine, message: ToEngine | GrammarReady | ProgramMade) -> None:
         match message:
             case Abort(id):
                 engine.abort(id)

@@ -113,8 +113,6 @@ async def _serve(
         beside.append(asyncio.ensure_future(options.tls.watch()))
     for model in models:
         model.announce()
-        if model.state.renders is not None:
-            model.state.renders.start()
     try:
         await _until_stopped(models, serving, signals)
         status = 1

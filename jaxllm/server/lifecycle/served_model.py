@@ -26,7 +26,9 @@ from jaxllm.server.errors import ApiError, overloaded
 from jaxllm.server.lifecycle.launches import engine_launches
 from jaxllm.server.lifecycle.signals import Signals
 from jaxllm.server.parsing.formats import format_name
-from jaxllm.server.state import ServerState
+from jaxllm.server.rendering.renders import Renders
+from jaxllm.server.state import ServerState, renders_of
+from jaxllm.templates.traits import table_of
 from jaxllm.tokenizer import Tokenizer
 
 logger = logging.getLogger("jaxllm.server")
@@ -50,7 +52,8 @@ class ServedModel:
         self.names = options.settings.served
         self.name = self.names[0]
         self.loading = False
-        self._tokenizer: asyncio.Future[Tokenizer | None] | None = None  # while it is loaded
+        # While the tokenizer is loaded, and what its templates show is found out
+        self._chats: asyncio.Future[tuple[Tokenizer | None, Renders | None]] | None = None
         self._defaults = read_generation_config(options, model_dir)
         logged = options.log_format == "json" or not sys.stderr.isatty()  # else there are bars
         launches = engine_launches(options, model_dir)
@@ -82,18 +85,19 @@ class ServedModel:
         """
         self.loading = True
         signals.end_process()
-        loading = in_daemon_thread(lambda: load_tokenizer(self._options, self._model_dir))
+        loading = in_daemon_thread(lambda: load_chats(self._options, self._model_dir))
         loading.add_done_callback(signals.count)
-        self._tokenizer = loading
+        self._chats = loading
         starting = [supervisor.start() for supervisor in self._supervisors]
         both = asyncio.gather(loading, *starting)
         try:
             await asyncio.wait((both, signals.first), return_when=asyncio.FIRST_COMPLETED)
             if both.done():
-                tokenizer = both.result()[0]
+                both.result()
+                tokenizer, renders = loading.result()
                 self.client.check_alike()
                 self.state = ServerState(
-                    self._options.settings, self.client, tokenizer, self._defaults
+                    self._options.settings, self.client, tokenizer, self._defaults, renders
                 )
                 await self._sleep_if_asked()
                 return
@@ -115,7 +119,7 @@ class ServedModel:
             for number, client in enumerate(self.client.clients)
             if not client.alive
         ]
-        if self._tokenizer is not None and not self._tokenizer.done():
+        if self._chats is not None and not self._chats.done():
             waiting.append("loading the tokenizer")
         return "; ".join(waiting)
 
@@ -141,6 +145,11 @@ class ServedModel:
             format_name(formats.reasoning),
             format_name(formats.tools),
         )
+        traits = {} if self.state.renders is None else self.state.renders.traits
+        shown = "; ".join(f"{label}: {value}" for label, value in table_of(traits))
+        if shown:
+            level = logging.WARNING if any(one.fault for one in traits.values()) else logging.INFO
+            logger.log(level, "the chat template of %s shows histories so: %s", self.name, shown)
 
     async def keep_alive(self) -> None:
         """Replace engine processes that die, until none has a restart left."""
@@ -221,6 +230,18 @@ def in_daemon_thread[T](work: Callable[[], T]) -> asyncio.Future[T]:
 
     threading.Thread(target=run, daemon=True).start()
     return asyncio.wrap_future(future)
+
+
+def load_chats(options: Options, model_dir: Path) -> tuple[Tokenizer | None, Renders | None]:
+    """The tokenizer, and what renders chats, if there are to be any. A process of its own finds out
+    from now on what the chat templates show. Raises ConfigError."""
+    tokenizer = load_tokenizer(options, model_dir)
+    if tokenizer is None:
+        return None, None
+    renders = renders_of(tokenizer, options.settings.template_kwargs)
+    if renders is not None:
+        renders.start()
+    return tokenizer, renders
 
 
 def load_tokenizer(options: Options, model_dir: Path) -> Tokenizer | None:

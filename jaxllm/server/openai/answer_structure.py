@@ -97,7 +97,9 @@ def thought_pieces(reasoning: type[ReasoningParser], prompt: str) -> Pieces:
     if prompt.rstrip().endswith(reasoning.ends):
         return ()
     start, end = reasoning.starts[0], reasoning.ends[0]
-    rest: Pieces = (FreeText(end), Literal(end + reasoning.between), NEWLINES)
+    rest: Pieces = (FreeText(end), Literal(end + reasoning.between))
+    if not reasoning.between:  # which is the beginning of the next message's head
+        rest = (*rest, NEWLINES)
     return rest if reasoning(prompt).thinking else (Maybe((Literal(start), *rest)),)
 
 
@@ -109,7 +111,7 @@ def call_pieces(request: ChatRequest, parser: type[ToolParser]) -> tuple[str, Pi
     section, tools = parser.section, request.tools
     number = request.conversation.calls
     calls = [
-        parser.pieces(tool.name, OF_OBJECTS | tool.parameters, number) for tool in tools.callable
+        parser.pieces(tool.name, tool.parameters | OF_OBJECTS, number) for tool in tools.callable
     ]
     begin = (Literal(section.begin),) if section.begin else calls[0]
     marker = next((word for word in parser.open if _begins(begin, word)), "")

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-import orjson
-
 from jaxllm.chat_template import RESERVED_TEMPLATE_NAMES
 from jaxllm.server.errors import bad_request, describe, too_many
 from jaxllm.server.openai.fields import check_json, read_field, read_optional
 from jaxllm.server.openai.limits import Rules, check_chars
+from jaxllm.templates.arguments import check_depth, text_of
 
 MAX_MESSAGES = 4096
 MAX_KWARGS = 64
@@ -58,8 +57,8 @@ CHAT_ONLY: dict[str, tuple[Any, ...]] = {
 
 
 def read_messages(value: Any, rules: Rules, truncated: bool) -> list[dict[str, Any]]:
-    """The messages in the form of chat templates: known roles, text content, parsed arguments of
-    tool calls. Their prompt may be longer than the context if it is `truncated`. Raises
+    """The messages with known roles and text as content. Texts of arguments are parsed where
+    templates run. Their prompt may be longer than the context if it is `truncated`. Raises
     ApiError(400)."""
     if not isinstance(value, list):
         raise bad_request(
@@ -78,7 +77,7 @@ def read_messages(value: Any, rules: Rules, truncated: bool) -> list[dict[str, A
         )
     messages = [_read_message(message, f"messages[{at}]") for at, message in enumerate(value)]
     check_chars(least_chars(messages), rules, "messages", truncated)
-    _parse_arguments([call["function"] for one in messages for call in one.get("tool_calls", ())])
+    _check_arguments([call["function"] for one in messages for call in one.get("tool_calls", ())])
     return messages
 
 
@@ -126,10 +125,23 @@ def _read_message(message: Any, at: str) -> dict[str, Any]:
 
 
 def for_template(message: dict[str, Any]) -> dict[str, Any]:
-    """A message as templates take it. That of gpt-oss refuses a text beside a thought, which
-    transformers calls `thinking` for it, in a message with calls: there the text is the thought."""
-    both = message.get("reasoning_content") and message["content"] and message.get("tool_calls")
-    return message | {"thinking": ""} if both else message
+    """A message as it is sent to where templates run. Arguments of calls go as text, in which
+    numbers have all their digits. gpt-oss refuses a text beside a thought, which transformers calls
+    `thinking` for it, in a message with calls: there the text is the thought."""
+    calls = message.get("tool_calls")
+    if not calls:
+        return message
+    sent = message | {"tool_calls": [_as_sent(call) for call in calls]}
+    both = message.get("reasoning_content") and message["content"]
+    return sent | {"thinking": ""} if both else sent
+
+
+def _as_sent(call: dict[str, Any]) -> dict[str, Any]:
+    function = call["function"]
+    if not isinstance(function["arguments"], dict):
+        return call
+    check_depth(function["arguments"])
+    return call | {"function": function | {"arguments": text_of(function["arguments"])}}
 
 
 def _refuse_lost(message: dict[str, Any], at: str) -> None:
@@ -189,7 +201,7 @@ def _read_tool_calls(message: dict[str, Any], at: str) -> list[dict[str, Any]]:
         if not isinstance(function, dict) or not isinstance(function.get("name"), str):
             raise bad_request(f"{where} must be an object with function.name", where)
         arguments = function.get("arguments")
-        if not isinstance(arguments, (str, dict)):
+        if arguments is not None and not isinstance(arguments, (str, dict)):
             raise bad_request(f"{where}.function.arguments must be a JSON object", where)
         clean.append(
             {
@@ -201,9 +213,9 @@ def _read_tool_calls(message: dict[str, Any], at: str) -> list[dict[str, Any]]:
     return clean
 
 
-def _parse_arguments(functions: list[dict[str, Any]]) -> None:
-    """Texts of arguments become objects for the template. Raises ApiError(400) when that would take
-    long: the body's own limits do not see inside of texts."""
+def _check_arguments(functions: list[dict[str, Any]]) -> None:
+    """Raises ApiError(400) when texts of arguments would take long to parse: the body's own limits
+    do not see inside of texts."""
     texts = [one["arguments"] for one in functions if isinstance(one["arguments"], str)]
     parts = sum(text.count(mark) for text in texts for mark in ",[{")
     if parts > MAX_ARGUMENT_PARTS:
@@ -212,19 +224,6 @@ def _parse_arguments(functions: list[dict[str, Any]]) -> None:
             "send fewer or shorter calls",
             "messages",
         )
-    for one in functions:
-        if isinstance(one["arguments"], str):
-            one["arguments"] = _parsed(one["arguments"])
-
-
-def _parsed(arguments: str) -> dict[str, Any] | str:
-    """A call's arguments for the template. A model may have written what is no JSON object, and
-    agents send that back: it stays text."""
-    try:
-        value = orjson.loads(arguments or "{}")
-    except orjson.JSONDecodeError:
-        return arguments
-    return value if isinstance(value, dict) else arguments
 
 
 def read_template_kwargs(body: dict[str, Any]) -> dict[str, Any]:

@@ -21,7 +21,6 @@ from jaxllm.server.responses.history import (
     encode,
     fitting,
     room_for_prompt,
-    simplified,
 )
 from jaxllm.server.responses.items import MAX_ITEMS, Item, missing_item, read_input
 from jaxllm.server.responses.output import Output, SummaryOutput
@@ -155,15 +154,12 @@ class Create(Chat):
     async def _rendered(
         self, request: ResponsesRequest, messages: list[dict[str, Any]]
     ) -> list[int]:
-        """The token ids of messages. If the template refuses them, in a form that all take."""
+        """The token ids of messages."""
         try:
             return (await super().tokenise(with_messages(request, messages)))[0]
         except ApiError as error:
             error.param = RENAMED.get(error.param or "", error.param)
-            plain = simplified(messages)
-            if error.code != "chat_template_error" or plain == messages:
-                raise
-            return (await super().tokenise(with_messages(request, plain)))[0]
+            raise
 
     def _resolved(self, items: list[Item]) -> list[Item]:
         """The items, with those that references name in their places. Raises ApiError."""
