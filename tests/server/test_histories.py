@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from jaxllm.chat_template import TemplateInput
+from jaxllm.config import EngineConfig
 from jaxllm.server.parsing.formats import find_formats
 from jaxllm.server.rendering import limits
 from jaxllm.tokenizer import Tokenizer
@@ -25,9 +26,11 @@ FAMILIES = [
     *("gpt_oss", "functionary", "nemotron", "qwen3_coder", "granite", "kimi_k2"),
 ]
 
+LONG = EngineConfig(model="fake", max_model_len=8192)
+
 
 def serving(model_dir: pathlib.Path, template: str) -> Running:
-    return Running(Tokenizer.load(model_dir, template))
+    return Running(Tokenizer.load(model_dir, template), config=LONG)
 
 
 @pytest.fixture(scope="module", params=FAMILIES)
@@ -230,7 +233,7 @@ def test_named_templates_are_each_given_their_form(
     named = {"default": TEMPLATES["gemma_2"], "tool_use": TEMPLATES["llama_31"]}
     listed = [{"name": name, "template": text} for name, text in named.items()]
     config.write_text(json.dumps(json.loads(config.read_text()) | {"chat_template": listed}))
-    with Running(Tokenizer.load(tmp_path)) as server:
+    with Running(Tokenizer.load(tmp_path), config=LONG) as server:
         server.server_state.formats = find_formats("none", "hermes", None)
         prompt = prompt_of(server, CHAT, as_chat())
         order = [prompt.index(text) for text in (DIGITS, "found one", '{"v": 7}', "found two")]
