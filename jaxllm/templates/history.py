@@ -237,7 +237,9 @@ def _contents_shown(messages: Iterable[Message], traits: TemplateTraits) -> Iter
         if not message.get("tool_calls"):
             yield message
         elif not (content.strip() if isinstance(content, str) else content):
-            yield _calls_alone(message, traits)
+            # White space would hide calls that no text may stand beside
+            bare = {"content": ""} if content and traits.beside_calls != "together" else {}
+            yield _calls_alone(message | bare, traits)
         elif traits.beside_calls == "together":
             yield message
         elif traits.beside_calls == "dropped":

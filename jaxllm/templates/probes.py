@@ -16,7 +16,8 @@ type Message = dict[str, Any]
 # Renders messages and tools; raises TemplateError
 type Render = Callable[[list[Message], list[dict[str, Any]] | None], str]
 
-SECONDS = 2.0  # that the probes of one template take at most, by the clock
+SECONDS = 1.5  # of processor time, that the probes of one template take at most
+MAX_FAULT = 300  # characters
 ASKED, SAID, ASKED_THEN = "probeasked", "probesaid", "probeaskedthen"
 SYSTEM, SYSTEM_TOO, SYSTEM_LATE = "probesystemone", "probesystemtwo", "probesystemlate"
 VALUES = ("probevalueone", "probevaluetwo")
@@ -47,7 +48,8 @@ def traits_of(render: Render, seconds: float = SECONDS, tools: bool = True) -> T
 
     Args:
         render: renders messages and tools by this template.
-        seconds: the longest that all probes take, by the clock; one of them is not cut short.
+        seconds: of this thread's processor time, that all probes take at most; one of them is not
+            cut short.
         tools: whether the template ever gets tools.
     """
     probes = _Probes(render, seconds, [_tool(TOOL_NAME, "Text.", PARAMETERS)] if tools else None)
@@ -74,19 +76,19 @@ class _Probes:
     def __init__(self, render: Render, seconds: float, tools: list[dict[str, Any]] | None):
         self._render = render
         self._tools = tools
-        self._deadline = time.monotonic() + seconds
+        self._deadline = time.thread_time() + seconds
         self.first_fault = "it shows no message"
 
     def text(self, messages: list[Message], tools: list[dict[str, Any]] | None = None) -> str:
         """The rendered text, "" of what the template refuses. Raises SlowTemplate."""
-        if time.monotonic() > self._deadline:
+        if time.thread_time() > self._deadline:
             raise SlowTemplate
         try:
             return self._render(messages, self._tools if tools is None else tools)
         except TemplateError as error:
             if isinstance(error.__context__, MemoryError):
                 raise
-            self.first_fault = str(error)
+            self.first_fault = " ".join(str(error).split())[:MAX_FAULT]
             return ""
 
     def show(self, messages: list[Message], *marks: str) -> bool:

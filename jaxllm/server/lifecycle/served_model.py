@@ -109,6 +109,8 @@ class ServedModel:
         finally:  # another model's tokenizer may be next
             loading.remove_done_callback(signals.count)
             signals.count()
+            if not hasattr(self, "state"):
+                await end_renders(loading)
 
     async def _sleep_if_asked(self) -> None:
         """Give the memory to models that are loaded after this one. Raises ConfigError."""
@@ -224,6 +226,14 @@ def load_chats(options: Options, model_dir: Path) -> tuple[Tokenizer | None, Ren
     if renders is not None:
         renders.start()
     return tokenizer, renders
+
+
+async def end_renders(loading: asyncio.Future[Any]) -> None:
+    """End what `load_chats` has started for a model that is not served."""
+    if loading.done() and not loading.cancelled() and loading.exception() is None:
+        _, renders = loading.result()
+        if renders is not None:
+            await renders.shut_down()
 
 
 def load_tokenizer(options: Options, model_dir: Path) -> Tokenizer | None:
