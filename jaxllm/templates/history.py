@@ -79,12 +79,13 @@ def arguments_for(arguments: Any, traits: TemplateTraits) -> Any:
         arguments = text_of(arguments)
     if only_texts:
         return arguments if isinstance(arguments, str) else text_of(arguments)
-    if isinstance(arguments, dict):
+    value = arguments if isinstance(arguments, dict) else object_of(arguments)
+    if value is None and traits.texts:
         return arguments
-    value = object_of(arguments)
-    if value is not None:
+    value = understood(arguments) if value is None else value
+    if traits.any_values:
         return value
-    return arguments if traits.texts else understood(arguments)
+    return {name: one if isinstance(one, str) else text_of(one) for name, one in value.items()}
 
 
 # System messages

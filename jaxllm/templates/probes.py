@@ -23,6 +23,7 @@ SYSTEM, SYSTEM_TOO, SYSTEM_LATE = "probesystemone", "probesystemtwo", "probesyst
 VALUES = ("probevalueone", "probevaluetwo")
 RESULTS = ("proberesultone", "proberesulttwo")
 IDS = ("probeid01", "probeid02")  # of nine letters and digits, which any template takes
+NUMBERS = (7316501, 7316502)
 LONG_ID = "call_0123456789abcdef01234567"
 TOOL_NAME, ARGUMENT = "probe_tool", "probe_argument"
 PARAMETERS = {
@@ -207,7 +208,20 @@ def _calls(probes: _Probes, form: _CallForm) -> dict[str, Any]:
     if not probes.show([*first, result, _user(ASKED_THEN)], RESULTS[0], ASKED_THEN):
         shown = probes.show([*first, joined], RESULTS[0], ASKED_THEN)
         members["user_after_result"] = not shown
+    if members["objects"]:
+        members["any_values"] = _any_values(probes, form)
     return members
+
+
+def _any_values(probes: _Probes, form: _CallForm) -> bool:
+    """Whether numbers and lists are shown in arguments, or not even as text."""
+    values = {ARGUMENT: NUMBERS[0], "probe_list": [NUMBERS[1]]}
+    shown = []
+    for arguments in (values, {name: text_of(value) for name, value in values.items()}):
+        call = form.call(0) | {"function": {"name": TOOL_NAME, "arguments": arguments}}
+        message = form.calls(0) | {"tool_calls": [call]}
+        shown.append(probes.show([_user(ASKED), message, form.result(0)], *map(str, NUMBERS)))
+    return shown[0] or not shown[1]
 
 
 def _as_python(probes: _Probes, form: _CallForm) -> bool:

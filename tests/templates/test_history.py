@@ -149,6 +149,15 @@ def test_arguments_keep_their_digits(family: str) -> None:
     assert digits in text_of(family, [user("ask"), message, result("one")])
 
 
+@pytest.mark.parametrize("family", CALLING)
+def test_values_of_all_types_are_shown(family: str) -> None:
+    message = calls("one")
+    values = '{"n": 731, "l": [732, {"deep": 733}], "z": null, "b": true, "t": "734"}'
+    message["tool_calls"][0]["function"]["arguments"] = values
+    shown = text_of(family, [user("ask"), message, result("one")])
+    assert all(number in shown for number in ("731", "732", "733", "734"))
+
+
 LATE = {
     "before a turn of the user": [user("ask"), said("answer"), system("late"), user("further")],
     "behind it": [user("ask"), said("answer"), user("further"), system("late")],
