@@ -134,5 +134,7 @@ def table_of(traits: TraitsByName) -> list[tuple[str, str]]:
     if len(traits) == 1:
         return next(iter(traits.values())).rows()
     return [
-        (f"{name}: {label}", value) for name, one in traits.items() for label, value in one.rows()
+        (f"{name}: {label}", value)
+        for name, template in traits.items()
+        for label, value in template.rows()
     ]
