@@ -29,7 +29,7 @@ WORDS = st.one_of(
     st.sampled_from(["5", "true", "null", "[1]", '{"a": 1}', "", "\n", "1.5", "None", "<a>", "'"]),
 )
 OTHERS: list[Drawn] = [
-    ({"type": "array", "items": {}}, st.just([1])),
+    ({"type": "array", "items": {}}, st.just([["x"]])),
     ({"type": "null"}, st.none()),
 ]
 NAMES = st.sampled_from(["a", "city", "n_2", "été", "x1", "kind", "Line"])
@@ -90,8 +90,8 @@ def values(draw: st.DrawFn, definitions: dict[str, Any], depth: int = 2) -> Draw
         return word | {"items": schema}, st.lists(found, max_size=2)
     if kind == "both":
         other, more = draw(st.sampled_from(OTHERS))
-        if "type" in other and _may_be_any_text(schema, definitions):
-            return schema, found  # all would be read as text
+        if _may_be_text(schema, definitions):
+            return schema, found  # both would be read as text
         return {"anyOf": [schema, other]}, st.one_of(found, more)
     if kind == "all":
         return {"allOf": [schema], "description": "a"}, found
@@ -102,9 +102,10 @@ def values(draw: st.DrawFn, definitions: dict[str, Any], depth: int = 2) -> Draw
     return {"$ref": f"#/$defs/{written}"}, found
 
 
-def _may_be_any_text(schema: Any, definitions: dict[str, Any]) -> bool:
+def _may_be_text(schema: Any, definitions: dict[str, Any]) -> bool:
+    """Whether what is no text might be read as one."""
     meaning = Meaning(schema, {"$defs": definitions})
-    return meaning.any_text or meaning.free
+    return meaning.any_text or meaning.free or "null" in meaning.texts
 
 
 @st.composite
@@ -174,6 +175,14 @@ class Walker:
     def matcher(self, grammar: str) -> LLMatcher:
         """A matcher at the grammar's start."""
         return LLMatcher(self._vocabulary, grammar, log_level=0, limits=parser_limits())
+
+    def allows(self, grammar: str, text: str) -> bool:
+        """Whether a text follows a grammar."""
+        matcher = self.matcher(grammar)
+        said = self._tokens(text)
+        return matcher.validate_tokens(said) == len(said) and bool(
+            matcher.consume_tokens(said) and matcher.is_accepting()
+        )
 
     def walk(self, grammar: str, seed: int, ends: Iterable[bytes] = ENDS) -> str:
         """A text of the grammar by random tokens, in which `ends` are often tried. Fails where
