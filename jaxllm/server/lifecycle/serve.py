@@ -109,6 +109,7 @@ async def _serve(
     announce(options, [name for state in states for name in state.settings.served], sock)
     for model in models:
         model.announce()
+        model.state.recorder.start()
         if model.state.renders is not None:
             model.state.renders.start()
     try:
