@@ -1,8 +1,9 @@
 // Markdown within a block → DOM nodes. One pass: a marker without an end is searched for once.
 
 import { el } from "./dom.js";
+import { formula } from "./math/tex.js";
 
-const SPECIAL = /[\\`*_~[!\n]|https?:\/\//g;
+const SPECIAL = /[\\`*_~[!\n$]|https?:\/\//g;
 const ADDRESS = /https?:\/\/[^\s<>"`]+/y;
 const PUNCTUATION = /[!-/:-@[-`{-~]/;
 const MAX_DEPTH = 8;
@@ -39,7 +40,12 @@ export function appendInline(parent, text, depth = 0) {
 function token(scan, at) {
   const { text } = scan;
   switch (text[at]) {
+    case "$":
+      return dollars(scan, at);
     case "\\":
+      if (text[at + 1] === "(") return math(scan, at, "\\(", "\\)");
+      if (text[at + 1] === "[") return math(scan, at, "\\[", "\\]");
+      if (text[at + 1] === ")" || text[at + 1] === "]") return { text: text.slice(at, at + 2), end: at + 2 };
       return PUNCTUATION.test(text[at + 1] ?? "") ? { text: text[at + 1], end: at + 2 } : null;
     case "\n":
       return { node: el("br"), end: at + 1 };
@@ -54,6 +60,34 @@ function token(scan, at) {
     default:
       return emphasis(scan, at);
   }
+}
+
+/** A formula between its delimiters, which stay, as all of it does, where the second is missing. */
+function math({ text, missing }, at, open, close) {
+  const end = missing.has(close) ? -1 : text.indexOf(close, at + open.length);
+  if (end < 0) {
+    missing.add(close);
+    return { text: open, end: at + open.length };
+  }
+  const source = text.slice(at + open.length, end);
+  const last = end + close.length;
+  if (!source.trim()) return { text: text.slice(at, last), end: last };
+  const display = open !== "\\(";
+  const node = formula(source, display, text.slice(at, last));
+  return { node: display ? el("span", { class: "formula display" }, node) : node, end: last };
+}
+
+/** $$…$$, or $…$ where it is no sum of money: no white space inside, no letter or digit outside. */
+function dollars(scan, at) {
+  const { text } = scan;
+  if (text[at + 1] === "$") return math(scan, at, "$$", "$$");
+  let end = at + 1;
+  while (end < text.length && text[end] !== "$") end += text[end] === "\\" ? 2 : 1;
+  const source = text.slice(at + 1, end);
+  const isMath = end < text.length && source && source === source.trim() && !/[`]|\n\s*\n/.test(source) &&
+    !/[\p{L}\p{N}]/u.test(text[at - 1] ?? "") && !/[\p{L}\p{N}]/u.test(text[end + 1] ?? "");
+  if (!isMath) return { text: "$", end: at + 1 };
+  return { node: formula(source, false, text.slice(at, end + 1)), end: end + 1 };
 }
 
 function code(scan, at) {
