@@ -29,7 +29,8 @@ export class AnswerView {
     this.text = new MarkdownView(body);
     this.calls = new ToolCalls(onResults);
     this.note = el("p", { class: "note", hidden: true });
-    this.wait = el("p", { class: "wait", hidden: true, "aria-hidden": "true" }, el("i"), el("i"), el("i"));
+    this.wait = el("p", { class: "wait", hidden: true }, el("i", { class: "caret", "aria-hidden": "true" }), el("span", { class: "unseen" }, "Waiting for the answer"));
+    this.body = body;
     this.node = el("div", {}, this.thinking, body, this.calls.node, this.wait, this.note);
     this.show();
   }
@@ -62,7 +63,9 @@ export class AnswerView {
     }
     this.text.update(answer.content);
     this.calls.update(answer, streaming);
-    this.wait.hidden = !streaming || hasText;
+    this.wait.hidden = !streaming || hasText || Boolean(answer.reasoning);
+    this.thinking.classList.toggle("live", streaming && !hasText);
+    this.body.classList.toggle("live", streaming && Boolean(answer.content) && !answer.tool_calls.length);
     const note = answer.error ?? NOTES[answer.state] ?? NOTES[answer.finish_reason] ?? "";
     this.note.hidden = !note;
     this.note.textContent = note;
@@ -82,8 +85,13 @@ export function figures(answer) {
   const tokens = answer.usage?.completion_tokens;
   if (!tokens || !answer.ended || !answer.first) return "";
   const seconds = (answer.ended - answer.first) / 1000;
-  const speed = seconds > 0 && tokens > 1 ? ` · ${Math.round((tokens - 1) / seconds).toLocaleString()} tokens/s` : "";
+  const speed = seconds > 0 && tokens > 1 ? ` · ${Math.round((tokens - 1) / seconds).toLocaleString("en")} tokens/s` : "";
   const cached = answer.usage.prompt_tokens_details?.cached_tokens;
-  const found = cached ? ` · ${cached} of ${answer.usage.prompt_tokens} prompt tokens cached` : "";
-  return `${tokens} tokens${speed} · first after ${Math.max(0, answer.first - answer.sent)} ms${found}`;
+  const found = cached ? ` · ${cached.toLocaleString("en")} of ${answer.usage.prompt_tokens.toLocaleString("en")} prompt tokens cached` : "";
+  const count = tokens === 1 ? "1 token" : `${tokens.toLocaleString("en")} tokens`;
+  return `${count}${speed} · first after ${wait(answer.first - answer.sent)}${found}`;
+}
+
+function wait(milliseconds) {
+  return milliseconds < 1000 ? `${Math.max(0, milliseconds)} ms` : `${(milliseconds / 1000).toFixed(1)} s`;
 }
