@@ -185,7 +185,7 @@ const codeViews = new WeakMap(); // element of a code block → its CodeView
 
 function codeBlock({ language, text }) {
   const code = el("code");
-  const name = language.split(/[\s,{:]/)[0].slice(0, 40);
+  const name = (/[^\s,{}:]+/.exec(language)?.[0] ?? "").slice(0, 40);
   const label = name || "text";
   const view = new CodeView(code, name);
   view.update(text);
