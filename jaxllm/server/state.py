@@ -137,6 +137,8 @@ class ServerState:
             [engine.first_token for engine in self.metrics],
             [engine.between_tokens for engine in self.metrics],
         )
+        signs = "" if tokenizer is None else tokenizer.format_signs or ""
+        self.has_thinking_switch = "enable_thinking" in signs
         self.notes = read_notes(Path(self.resolved.model_dir))
         self.names: TokenNames = NamelessTokens() if tokenizer is None else tokenizer
         self.fingerprint = fingerprint(self.resolved)
@@ -301,6 +303,7 @@ class ServerState:
                 name: self.rules.defaults.get(name, getattr(SamplingParams, name))
                 for name in SHOWN_DEFAULTS
             },
+            "thinking_switch": self.has_thinking_switch,
             "model_type": self.resolved.model_type,
             "dtype": self.resolved.dtype,
         }

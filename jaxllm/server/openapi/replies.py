@@ -63,6 +63,7 @@ CARD = form(
     description=STRING,
     examples=array(STRING),
     default_parameters=OBJECT,
+    thinking_switch=BOOL,
     model_type=STRING,
     dtype=STRING,
 )

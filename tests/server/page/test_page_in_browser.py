@@ -228,6 +228,7 @@ def seen_before(scripted: ScriptedServer, visit: Visit) -> None:
     assert 0.2 < chart.evaluate(share) < 0.5  # of two minutes, some thirty samples
     latency = page.locator("#engine table").first.inner_text()
     assert re.search(r"TTFT\s+(<|>|[\d.]+–)", latency), latency
+    page.get_by_role("button", name="Close the engine view").click()
 
 
 def test_shortcuts_are_listed_and_work(scripted: ScriptedServer, visit: Visit) -> None:
@@ -258,3 +259,38 @@ def test_a_text_from_the_right_is_set_from_the_right(
     assert answer.locator("ul").evaluate(direction) == "rtl"
     paragraphs = answer.locator(".markdown p")
     assert [p.evaluate(direction) for p in paragraphs.all()] == ["rtl", "ltr"]
+
+
+def test_thinking_is_switched_at_the_prompt_where_the_template_can(
+    scripted: ScriptedServer, visit: Visit
+) -> None:
+    scripted.script.pieces = ["fine"]
+    scripted.server_state.has_thinking_switch = False
+    page = visit(scripted.url)
+    page.locator(".model option").first.wait_for(state="attached")
+    assert page.locator(".think").is_hidden()
+    scripted.server_state.has_thinking_switch = True
+    page.reload()
+    bodies: list[str] = []
+    page.on("request", lambda request: bodies.append(request.post_data or ""))
+    page.get_by_role("button", name="Thinking: as the server decides").click()
+    page.get_by_role("button", name="Thinking: on").wait_for()
+    ask(page, "hello")
+    answered(page)
+    page.get_by_role("button", name="Thinking: on").click()
+    page.get_by_role("button", name="Settings").first.click()
+    assert page.get_by_label("Thinking", exact=True).input_value() == "off"
+    assert any('"enable_thinking":true' in body for body in bodies)
+
+
+def test_an_answer_that_is_written_says_how_far_it_is(
+    scripted: ScriptedServer, visit: Visit
+) -> None:
+    scripted.script.pieces = ["one ", "two ", WAIT, "three"]
+    scripted.script.go_on.clear()
+    page = visit(scripted.url)
+    ask(page, "hello")
+    page.locator(".hint", has_text="2 tokens").wait_for()
+    scripted.script.go_on.set()
+    answered(page)
+    page.locator(".hint", has_text="Answers can be wrong.").wait_for()

@@ -1,5 +1,6 @@
 // Puts the page together: the bar, the panels, the conversations, the key, the models.
 
+import { progress } from "./chat/answer.js";
 import { ChatView } from "./chat/view.js";
 import { Composer } from "./chat/composer.js";
 import { imported, newConversation, textOf, tokensOf } from "./chat/conversation.js";
@@ -40,6 +41,10 @@ const composer = new Composer({
   onSend: send,
   onStop: () => session.stop(),
   onRecall: () => view.editLast(),
+  onThinking(choice) {
+    changed({ thinking: choice });
+    settings.show(session.conversation.settings);
+  },
   count: (text) => countTokens(session.conversation.settings.model, text),
 });
 const session = new Session(store, view, {
@@ -65,9 +70,16 @@ async function send(text, files) {
   session.send(text, files);
 }
 
+function showThinking() {
+  composer.setThinking(card()?.thinking_switch ? session.conversation.settings.thinking : null);
+}
+
 /** How much of the model's context the conversation takes. */
 function showContext() {
-  composer.setContext(tokensOf(session.conversation.messages), card()?.max_model_len);
+  const { messages } = session.conversation;
+  composer.setContext(tokensOf(messages), card()?.max_model_len);
+  const answer = messages.at(-1);
+  composer.setProgress(answer?.state === "streaming" ? progress(answer) : "");
 }
 
 function open(conversation) {
@@ -216,6 +228,7 @@ function closePanel(name) {
 function changed(values) {
   Object.assign(session.conversation.settings, values);
   preferences.set("settings", session.conversation.settings);
+  showThinking();
   if (session.conversation.messages.length) session.keep();
 }
 
@@ -265,6 +278,7 @@ function showCard() {
   if (!card()) return;
   view.showModel(card());
   settings.showDefaults(card());
+  showThinking();
   showContext();
 }
 

@@ -80,16 +80,27 @@ function thoughtLabel(answer, thinking) {
   return seconds >= 0.1 ? `Thought for ${seconds.toFixed(1)} s` : "Thought";
 }
 
+const number = (value) => value.toLocaleString("en");
+
+function speed(tokens, milliseconds) {
+  return milliseconds > 0 && tokens > 1 ? ` · ${number(Math.round((1000 * (tokens - 1)) / milliseconds))} tokens/s` : "";
+}
+
+const counted = (tokens) => (tokens === 1 ? "1 token" : `${number(tokens)} tokens`);
+
 /** Tokens, speed and time to the first token, as a line. */
 export function figures(answer) {
   const tokens = answer.usage?.completion_tokens;
   if (!tokens || !answer.ended || !answer.first) return "";
-  const seconds = (answer.ended - answer.first) / 1000;
-  const speed = seconds > 0 && tokens > 1 ? ` · ${Math.round((tokens - 1) / seconds).toLocaleString("en")} tokens/s` : "";
   const cached = answer.usage.prompt_tokens_details?.cached_tokens;
-  const found = cached ? ` · ${cached.toLocaleString("en")} of ${answer.usage.prompt_tokens.toLocaleString("en")} prompt tokens cached` : "";
-  const count = tokens === 1 ? "1 token" : `${tokens.toLocaleString("en")} tokens`;
-  return `${count}${speed} · first after ${wait(answer.first - answer.sent)}${found}`;
+  const reused = cached ? ` · ${number(cached)} of ${number(answer.usage.prompt_tokens)} prompt tokens cached` : "";
+  return `${counted(tokens)}${speed(tokens, answer.ended - answer.first)} · first after ${wait(answer.first - answer.sent)}${reused}`;
+}
+
+/** How far an answer is that is being written. */
+export function progress(answer) {
+  const tokens = answer.usage?.completion_tokens;
+  return tokens && answer.first ? `${counted(tokens)}${speed(tokens, Date.now() - answer.first)}` : "";
 }
 
 function wait(milliseconds) {

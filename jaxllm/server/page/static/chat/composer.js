@@ -5,14 +5,15 @@ import { announce, onEnter } from "../lib/a11y.js";
 import { MAX_FILES, readText, sizeOf } from "./files.js";
 
 const LONG_PASTE = 6000; // characters of a pasted text that becomes a file
+const THINKING = { "": "as the server decides", on: "on", off: "off" };
 const NEARLY_FULL = 0.85; // of the context
 
-/** `onSend(text, files)`, `onStop()`, `onRecall()`, which is ↑ in an empty prompt, and `count(text)`, a promise of its tokens. */
+/** `onSend(text, files)`, `onStop()`, `onThinking(choice)`, `onRecall()`, which is ↑ in an empty prompt, and `count(text)`, a promise of its tokens. */
 export class Composer {
   #files = [];
   most = Infinity; // tokens of the model's context
 
-  constructor({ onSend, onStop, onRecall, count }) {
+  constructor({ onSend, onStop, onRecall, onThinking, count }) {
     this.onSend = onSend;
     this.onStop = onStop;
     this.count = count;
@@ -26,12 +27,17 @@ export class Composer {
     this.chips = el("ul", { class: "chips", hidden: true, "aria-label": "Files of this message" });
     this.problem = el("p", { class: "problem", role: "alert", hidden: true });
     const attach = iconButton("clip", "Attach text files", () => this.picker.click(), { class: "quiet round" });
+    this.thinking = el("button", { type: "button", class: "quiet think", hidden: true, onclick: () => {
+      const choices = Object.keys(THINKING);
+      onThinking(choices[(choices.indexOf(this.thinking.dataset.choice) + 1) % choices.length]);
+    } }, icon("thought"), el("span", {}, "Think"));
     const form = el("form", { class: "composer", onsubmit: (event) => this.#submit(event) }, this.chips,
-      el("div", { class: "line" }, attach, this.input, this.button));
+      el("div", { class: "line" }, attach, this.thinking, this.input, this.button));
+    this.hint = el("span", { class: "hint" }, "Answers can be wrong.");
     this.ring = el("i", { class: "ring", "aria-hidden": "true" });
     this.used = el("span");
     this.context = el("p", { class: "context", hidden: true, title: "Tokens of this conversation, of those that the model can see" }, this.ring, this.used);
-    this.node = el("div", { class: "prompt" }, this.problem, form, el("div", { class: "under" }, el("span", { class: "hint" }, "Answers can be wrong."), this.context), this.picker);
+    this.node = el("div", { class: "prompt" }, this.problem, form, el("div", { class: "under" }, this.hint, this.context), this.picker);
     onEnter(this.input, () => this.busy || this.#submit());
     this.input.addEventListener("keydown", (event) => {
       if (event.key === "ArrowUp" && !this.input.value) onRecall();
@@ -48,6 +54,20 @@ export class Composer {
     this.button.title = busy ? "Stop (Esc)" : "Send (Enter; Shift+Enter for a new line)";
     this.button.classList.toggle("stop", busy);
     this.#ready();
+  }
+
+  /** Show whether the model shall think: "", "on" or "off"; null where nobody can choose. */
+  setThinking(choice) {
+    this.thinking.hidden = choice === null;
+    if (choice === null) return;
+    this.thinking.dataset.choice = choice;
+    this.thinking.title = `Thinking: ${THINKING[choice]}`;
+    this.thinking.setAttribute("aria-label", this.thinking.title);
+  }
+
+  /** Show how an answer is coming along, or "". */
+  setProgress(text) {
+    this.hint.textContent = text || "Answers can be wrong.";
   }
 
   /** Show how many of the context's tokens are used. */

@@ -115,6 +115,7 @@ export class Session {
     view.append(answer);
     view.refresh();
     view.toEnd();
+    this.keep(true); // so that the list shows it at once
     if (body) await this.#stream(conversation, answer, body);
     else this.#end(conversation, answer);
   }
