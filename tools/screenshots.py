@@ -29,7 +29,6 @@ steps and is **stable**; quicksort needs less memory.
 
 ```python
 def quicksort(items: list[int]) -> list[int]:
-    """Sorted anew; the first item is the pivot."""
     if len(items) < 2:
         return items
     pivot, *rest = items

@@ -6,6 +6,8 @@ import { ToolCalls } from "./tools.js";
 
 const LEAST_PAUSE = 40; // ms between two renderings
 const LONGEST_PAUSE = 1000;
+const LEAST_TOKENS = 5; // of an answer whose speed is told
+const LEAST_TIME = 50; // ms that it took
 const SHARE = 4; // a rendering is followed by a pause so many times as long
 
 const NOTES = {
@@ -82,8 +84,9 @@ function thoughtLabel(answer, thinking) {
 
 const number = (value) => value.toLocaleString("en");
 
+/** Tokens a second; nothing where they are too few to say. */
 function speed(tokens, milliseconds) {
-  return milliseconds > 0 && tokens > 1 ? ` · ${number(Math.round((1000 * (tokens - 1)) / milliseconds))} tokens/s` : "";
+  return milliseconds >= LEAST_TIME && tokens >= LEAST_TOKENS ? ` · ${number(Math.round((1000 * (tokens - 1)) / milliseconds))} tokens/s` : "";
 }
 
 const counted = (tokens) => (tokens === 1 ? "1 token" : `${number(tokens)} tokens`);

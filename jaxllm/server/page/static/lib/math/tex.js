@@ -135,7 +135,11 @@ class Parser {
         this.#at += 1;
         const style = token === "\\displaystyle" ? "true" : "false";
         nodes.push(node("mstyle", { displaystyle: style }, ...this.#list(ends)));
-      } else nodes.push(...this.#scripted());
+      } else {
+        const before = nodes.at(-1)?.localName ?? "mo";
+        if (isFunction(token) && before !== "mo" && before !== "mspace") nodes.push(space(0.167));
+        nodes.push(...this.#scripted());
+      }
     }
     this.#depth -= 1;
     return nodes;
@@ -189,8 +193,7 @@ class Parser {
     if (primes) above = above ? node("mrow", {}, operator(primes), above) : operator(primes);
     const [last] = base.splice(-1);
     base.push(attached(last, below, above, places));
-    const isFunction = first.startsWith("\\") && (FUNCTIONS.has(first.slice(1)) || LIMITS.has(first.slice(1)) || first === "\\operatorname");
-    if (isFunction && !/^(?:[([{)\]},.;^_]|\\(?:left|big|right|\}|\)|,)|&|\\\\)/.test(this.#next ?? ")")) base.push(space(0.167));
+    if (isFunction(first) && !/^(?:[([{)\]},.;^_]|\\(?:left|big|right|\}|\)|,)|&|\\\\)/.test(this.#next ?? ")")) base.push(space(0.167));
     return base;
   }
 
@@ -372,6 +375,12 @@ class Parser {
     this.#at += 1;
     return this.#table(rows, "");
   }
+}
+
+/** Whether a token names a function, which stands apart from letters beside it. */
+function isFunction(token) {
+  const name = token.slice(1);
+  return token.startsWith("\\") && (FUNCTIONS.has(name) || LIMITS.has(name) || name === "operatorname");
 }
 
 /** "movable" where limits go below and above in displays, "fixed" where they always do, else null. */
