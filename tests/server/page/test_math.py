@@ -69,6 +69,10 @@ def page(chromium: Any, scripted: ScriptedServer) -> Any:
             "<mrow><mo>{</mo><mtable><mtr><mtd><mn>1</mn></mtd><mtd><mi>x</mi></mtd></mtr>"
             "<mtr><mtd><mn>0</mn></mtd></mtr></mtable></mrow>",
         ),
+        (r"\ket{a}", "<mrow><mo>|</mo><mrow><mi>a</mi></mrow><mo>⟩</mo></mrow>"),
+        (r"n \log n", "<mi>n</mi><mspace></mspace><mi>log</mi><mspace></mspace><mi>n</mi>"),
+        (r"\ce{H2O}", "<mrow><msub><mi>H</mi><mrow><mn>2</mn></mrow></msub><mi>O</mi></mrow>"),
+        (r"\unknown{a b}{c}d", r"<mtext>\unknown{a b}{c}</mtext><mi>d</mi>"),
         (r"\unknown x", r"<mtext>\unknown</mtext><mi>x</mi>"),
     ],
 )  # fmt: skip

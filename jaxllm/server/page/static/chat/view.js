@@ -14,6 +14,7 @@ export class ChatView {
   #answers = new Map(); // message → AnswerView
   #articles = new Map(); // message → its element
   #follows = true;
+  #top = 0; // where the reader is
 
   constructor(actions) {
     this.actions = actions;
@@ -93,9 +94,12 @@ export class ChatView {
     if (question) this.#edit(question);
   }
 
+  /** Only a reader moves up; what is laid out meanwhile moves the end down. */
   #scrolled() {
-    const left = this.list.scrollHeight - this.list.scrollTop - this.list.clientHeight;
-    this.#follows = left < NEAR;
+    const { scrollTop, scrollHeight, clientHeight } = this.list;
+    if (scrollHeight - scrollTop - clientHeight < NEAR) this.#follows = true;
+    else if (scrollTop < this.#top) this.#follows = false;
+    this.#top = scrollTop;
     this.jump.hidden = this.#follows;
   }
 

@@ -12,10 +12,10 @@ const BREAKS = /^[=<>≤≥≠≈≡∼→⇒⟹⇔⟺←∈+−,;]$/;
 const TOKEN = /\\(?:(?:operatorname|hspace|vspace|tag)\*|[A-Za-z]+|[\s\S])|[0-9]+(?:\.[0-9]+)?|[\s\S]/gu;
 const NUMBER = /^[0-9]/;
 const FENCES = new Set(["(", ")", "[", "]", "|"]);
-const TEXTS = new Set(["text", "textrm", "textnormal", "textit", "textsf", "texttt", "mbox", "hbox", "textup", "mathop", "tag"]);
+const TEXTS = new Set(["text", "textrm", "textnormal", "textit", "textsf", "texttt", "mbox", "hbox", "textup", "tag"]);
 const DROPPED = new Set(["limits", "nolimits", "displaylimits", "nonumber", "notag", "hline", "left.", "right.", "normalsize", "small", "large", "Large", "centering", "allowbreak", "mathstrut", "strut", "protect", "relax"]);
 const ARGUMENT_DROPPED = new Set(["label", "hspace", "vspace", "kern", "require", "phantomsection"]);
-const CLASSES = new Map(Object.entries({ boxed: "boxed", fbox: "boxed", cancel: "cancel", bcancel: "cancel", xcancel: "cancel", mathclose: "", mathopen: "", mathbin: "", mathrel: "", mathord: "", mathinner: "", smash: "", ensuremath: "", underbar: "" }));
+const CLASSES = new Map(Object.entries({ boxed: "boxed", fbox: "boxed", cancel: "cancel", bcancel: "cancel", xcancel: "cancel", mathop: "", mathllap: "", mathrlap: "", mathclap: "", llap: "", rlap: "", mathclose: "", mathopen: "", mathbin: "", mathrel: "", mathord: "", mathinner: "", smash: "", ensuremath: "", underbar: "" }));
 const NEGATED = new Map(Object.entries({ "=": "≠", "∈": "∉", "<": "≮", ">": "≯", "≤": "≰", "≥": "≱", "∃": "∄", "⊂": "⊄", "⊆": "⊈", "≡": "≢", "∼": "≁", "≈": "≉", "∣": "∤", "∥": "∦" }));
 
 /** A formula as an element: `math`, or its source with the delimiters it had. */
@@ -265,7 +265,14 @@ class Parser {
     if (OPERATORS.has(name)) return [operator(OPERATORS.get(name))];
     if (DELIMITERS.has(name)) return [fence(DELIMITERS.get(name))];
     if (/^[%$#&_]$/.test(name)) return [node("mi", { mathvariant: "normal" }, name)];
-    return [node("mtext", { class: "unknown" }, `\\${name}`)];
+    return [node("mtext", { class: "unknown" }, this.#unknown(name))];
+  }
+
+  /** The source of a command that is not known, with its arguments. */
+  #unknown(name) {
+    let source = `\\${name}`;
+    while (this.#next === "{") source += `{${this.#raw()}}`;
+    return source;
   }
 
   /** What the commands of the table below may read. */
@@ -460,6 +467,16 @@ const COMMANDS = {
     raw();
     return peek() === "{" ? [argument()] : [];
   },
+  colorbox: ({ raw, argument }) => {
+    raw();
+    return [argument()];
+  },
+  abs: ({ argument }) => enclosed("|", argument(), "|"),
+  norm: ({ argument }) => enclosed("‖", argument(), "‖"),
+  ket: ({ argument }) => enclosed("|", argument(), "⟩"),
+  bra: ({ argument }) => enclosed("⟨", argument(), "|"),
+  braket: ({ argument }) => enclosed("⟨", argument(), "⟩"),
+  ce: ({ raw }) => new Parser(chemistry(raw())).whole(),
   textcolor: ({ raw, argument }) => {
     raw();
     return [argument()];
@@ -468,6 +485,22 @@ const COMMANDS = {
   bmod: () => [operator("mod", { lspace: "0.222em", rspace: "0.222em" })],
   mod: ({ argument }) => [space(0.444), node("mi", {}, "mod"), space(0.333), argument()],
 };
+
+function enclosed(before, content, after) {
+  const grown = { stretchy: "true", symmetric: "true" };
+  return [node("mrow", {}, fence(before, { ...grown, form: "prefix" }), content, fence(after, { ...grown, form: "postfix" }))];
+}
+
+/** A chemical formula, such as 2H2O -> 2H2 + O2, as TeX. */
+function chemistry(text) {
+  const tex = text
+    .replaceAll(/<=>|<-->/g, "\\rightleftharpoons ")
+    .replaceAll(/<-/g, "\\leftarrow ")
+    .replaceAll(/->/g, "\\rightarrow ")
+    .replaceAll(/([A-Za-z)\]])(\d+)/g, "$1_{$2}")
+    .replaceAll(/\^\{?(\d*[+-])\}?/g, "^{$1}");
+  return `\\mathrm{${tex}}`;
+}
 
 function arrow(mark, argument, optional, close) {
   const below = optional();
