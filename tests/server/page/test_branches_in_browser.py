@@ -6,6 +6,7 @@ import json
 from collections.abc import Callable
 from typing import Any
 
+from jaxllm.tokenizer import Tokenizer
 from tests.server.page.conftest import answered, ask
 from tests.server.page.scripted import WAIT, ScriptedServer
 
@@ -117,3 +118,44 @@ def test_another_answer_can_be_asked_for_while_one_is_written(
     page.locator(".question .versions button").first.click()
     assert "You stopped this answer." in str(page.locator(".answer").text_content())
     assert texts(page, ".versions") == ["1/2", "2/2"]
+
+
+def test_an_answer_that_was_stopped_goes_on_where_it_ended(
+    scripted: ScriptedServer, visit: Visit, tokenizer: Tokenizer
+) -> None:
+    scripted.script.pieces = ["begun ", WAIT, "never"]
+    scripted.script.go_on.clear()
+    page = visit(scripted.url)
+    ask(page, "first")
+    page.locator(".answer", has_text="begun").wait_for()
+    page.keyboard.press("Escape")
+    answered(page)
+    scripted.script.pieces = ["and ended"]
+    scripted.script.go_on.set()
+    page.get_by_role("button", name="Continue this answer").click()
+    page.locator(".answer", has_text="begun and ended").wait_for()
+    answered(page)
+    prompt = tokenizer.decode(scripted.control.added[-1].prompt_token_ids, False)
+    assert prompt.rstrip().endswith("begun")
+    assert "You stopped" not in str(page.locator(".answer").text_content())
+    assert page.get_by_role("button", name="Continue this answer").count() == 0
+
+
+def test_a_reader_who_scrolls_up_stays_there(scripted: ScriptedServer, visit: Visit) -> None:
+    lines = "\n\n".join(f"line {number}" for number in range(100))
+    scripted.script.pieces = [lines, WAIT, "\n\n" + lines]
+    scripted.script.go_on.clear()
+    page = visit(scripted.url)
+    ask(page, "Talk.")
+    page.locator(".answer", has_text="line 99").wait_for()
+    at_end = """() => { const list = document.querySelector(".messages");
+      return list.scrollHeight - list.scrollTop - list.clientHeight < 5; }"""
+    page.wait_for_function(at_end)
+    page.locator(".messages").hover()
+    page.mouse.wheel(0, -600)
+    page.get_by_role("button", name="Latest").wait_for()
+    scripted.script.go_on.set()
+    answered(page)
+    assert not page.evaluate(at_end)
+    page.get_by_role("button", name="Latest").click()
+    page.wait_for_function(at_end)

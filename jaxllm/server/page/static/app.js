@@ -35,6 +35,7 @@ const view = new ChatView({
   showVersion: (index, at) => session.showVersion(index, at),
   edit: (index, text) => session.edit(index, text),
   retry: (index) => session.retry(index),
+  resume: (index) => session.resume(index),
   results: (messages) => session.results(messages),
 });
 const composer = new Composer({

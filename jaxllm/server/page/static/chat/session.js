@@ -56,6 +56,23 @@ export class Session {
     await this.#continue([], fork);
   }
 
+  /** Go on with an answer that ended early. */
+  async resume(index) {
+    this.stop();
+    const { conversation } = this;
+    const answer = conversation.messages[index];
+    let body;
+    try {
+      body = { ...requestBody(conversation), continue_final_message: true, add_generation_prompt: false };
+    } catch (error) {
+      return alertNow(error.message);
+    }
+    Object.assign(answer, { state: "streaming", sent: Date.now(), first: undefined, ended: undefined, finish_reason: undefined, error: undefined });
+    this.view.refresh();
+    this.view.toEnd();
+    await this.#stream(conversation, answer, body);
+  }
+
   /** Show another version of what there is from a message on. */
   showVersion(index, at) {
     this.stop();

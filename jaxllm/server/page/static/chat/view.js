@@ -9,7 +9,7 @@ import { sizeOf } from "./files.js";
 const NEAR = 40; // pixels from the end within which the view follows the answer
 const EXAMPLES = ["Explain how a hash table works.", "Write a haiku about the sea.", "Give me three ideas for a rainy day."];
 
-/** Actions: `edit(index, text)`, `retry(index)`, `showVersion(index, at)`, `results(messages)`, `send(text)`. */
+/** Actions: `edit(index, text)`, `retry(index)`, `resume(index)`, `showVersion(index, at)`, `results(messages)`, `send(text)`. */
 export class ChatView {
   #answers = new Map(); // message → AnswerView
   #articles = new Map(); // message → its element
@@ -78,6 +78,7 @@ export class ChatView {
       const article = this.#articles.get(answer);
       article.querySelector(".figures").textContent = figures(answer);
       article.querySelector("footer").hidden = answer.state === "streaming";
+      article.querySelector(".resume").hidden = answer !== messages.at(-1) || !isUnfinished(answer);
     }
   }
 
@@ -146,8 +147,9 @@ export class ChatView {
     const view = new AnswerView(message, (results) => this.actions.results(results));
     this.#answers.set(message, view);
     const retry = iconButton("retry", "Try again", () => this.actions.retry(this.#indexOf(message)));
+    const resume = iconButton("resume", "Continue this answer", () => this.actions.resume(this.#indexOf(message)), { class: "quiet resume" });
     const copy = copyButton("Copy this answer", () => message.content);
-    const footer = el("footer", { hidden: message.state === "streaming" }, this.#versions(message), copy, retry, el("span", { class: "figures" }));
+    const footer = el("footer", { hidden: message.state === "streaming" }, this.#versions(message), copy, retry, resume, el("span", { class: "figures" }));
     return el("article", { class: "answer", "aria-label": "Answer" }, view.node, footer);
   }
 
@@ -174,4 +176,9 @@ export class ChatView {
     article.replaceChildren(form);
     input.focus();
   }
+}
+
+/** Whether an answer ended before the model was done, and can go on where it ended. */
+function isUnfinished({ state, content, finish_reason: reason, tool_calls: calls }) {
+  return Boolean(content) && !calls.length && (reason === "length" || ["stopped", "interrupted", "failed"].includes(state));
 }

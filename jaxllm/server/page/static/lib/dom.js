@@ -33,6 +33,7 @@ const ICONS = {
   check: "M5 12.5l4.5 4.5L19 7.5",
   edit: "M4 20l1-4L16.5 4.5l3 3L8 19zM14 7l3 3",
   retry: "M19 12a7 7 0 1 1-2.2-5.1M19 4v4h-4",
+  resume: "M6 6v12M10 6l9 6-9 6z",
   trash: "M5 7h14M10 7V4h4v3M7 7l1 13h8l1-13",
   download: "M12 4v11M7 10.5l5 5 5-5M5 20h14",
   upload: "M12 16V5M7 9.5l5-5 5 5M5 20h14",
