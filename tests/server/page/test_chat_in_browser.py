@@ -318,6 +318,9 @@ def test_a_hostile_file_of_conversations_is_text_or_refused(
         {"tool_calls": [None]},
         {"tool_calls": [{"id": "a", "name": {}, "arguments": ""}]},
         {"reasoning": {}},
+        {"state": {}},
+        {"usage": {"prompt_tokens": 1}},
+        {"files": [{"name": "a"}]},
         {"role": "system"},
         {"content": None},
     ):
@@ -326,8 +329,19 @@ def test_a_hostile_file_of_conversations_is_text_or_refused(
         page.locator("input.imported").set_input_files(file)
         page.locator(".banner", has_text="holds no conversations").wait_for()
         page.reload()
+    hostile = {
+        "reasoning": HOSTILE,
+        "finish_reason": "constructor",
+        "first": HOSTILE,
+        "ended": {},
+        "usage": {
+            "prompt_tokens": 1,
+            "completion_tokens": 9,
+            "prompt_tokens_details": {"cached_tokens": {"toLocaleString": 1}},
+        },
+    }
     kept = {"title": f"{HOSTILE} and so on", "updated": 1e300, "settings": {"toString": "x"}}
-    file.write_text(json.dumps([kept | {"messages": [said, answer | {"reasoning": HOSTILE}]}]))
+    file.write_text(json.dumps([kept | {"messages": [said, answer | hostile]}]))
     page.locator("input.imported").set_input_files(file)
     page.locator(".conversations .open", has_text="<img").click()
     assert answered(page).locator("img, script, b").count() == 0

@@ -185,6 +185,11 @@ def test_settings_show_what_the_server_takes_for_an_empty_field(
             page.get_by_label(name).get_attribute("placeholder")
             for name in ("Temperature", "Top k", "Top p", "Presence penalty", "Repetition penalty")
         ]
+        page.get_by_label("Temperature").fill("0.1")
+        page.get_by_label("System prompt").fill("Be brief.")
+        page.get_by_role("button", name="Leave all to the server").click()
+        assert page.get_by_label("Temperature").input_value() == ""
+        assert page.get_by_label("System prompt").input_value() == ""
     assert placeholders == ["0.6", "20", "1", "0", "1"]
 
 

@@ -3,7 +3,7 @@
 import { progress } from "./chat/answer.js";
 import { ChatView } from "./chat/view.js";
 import { Composer } from "./chat/composer.js";
-import { imported, newConversation, textOf, tokensOf } from "./chat/conversation.js";
+import { imported, NEUTRAL, newConversation, textOf, tokensOf } from "./chat/conversation.js";
 import { Session } from "./chat/session.js";
 import { SettingsPanel } from "./chat/settings.js";
 import { Sidebar } from "./chat/sidebar.js";
@@ -90,7 +90,6 @@ function open(conversation) {
   chooseModel();
   showContext();
   preferences.set("open", conversation.id);
-  document.title = conversation.messages.length ? `${conversation.title} – jaxllm` : "jaxllm";
   showList();
   showSidebar(false);
 }
@@ -110,7 +109,6 @@ const sidebar = new Sidebar(byId("sidebar"), {
     const conversation = id === session.conversation.id ? session.conversation : await store.load(id);
     Object.assign(conversation, { title, named: true });
     await store.save(conversation);
-    if (id === session.conversation.id) document.title = `${title} – jaxllm`;
     showList();
   },
   async search(term) {
@@ -156,6 +154,8 @@ async function clear() {
 }
 
 async function showList() {
+  const { messages, title } = session.conversation;
+  document.title = messages.length ? `${title} – jaxllm` : "jaxllm";
   sidebar.show(await store.list(), session.conversation?.id);
 }
 
@@ -218,12 +218,18 @@ function showTheme(name) {
 
 // --- panels
 
-const settings = new SettingsPanel(panels.settings, { onChange: changed, onClose: () => closePanel("settings"), onClear: clear });
+const settings = new SettingsPanel(panels.settings, { onChange: changed, onClose: () => closePanel("settings"), onReset: reset, onClear: clear });
 const engine = new EngineView(panels.engine, { onClose: () => closePanel("engine") });
 
 function closePanel(name) {
   showPanel("");
   toggles[name].focus();
+}
+
+/** Leave everything to the server but the model. */
+function reset() {
+  changed({ ...NEUTRAL, model: session.conversation.settings.model });
+  settings.show(session.conversation.settings);
 }
 
 function changed(values) {

@@ -10,11 +10,11 @@ const LEAST_TOKENS = 5; // of an answer whose speed is told
 const LEAST_TIME = 50; // ms that it took
 const SHARE = 4; // a rendering is followed by a pause so many times as long
 
-const NOTES = {
-  length: "The answer was cut off at the limit of tokens.",
-  stopped: "You stopped this answer.",
-  interrupted: "This answer was interrupted.",
-};
+const NOTES = new Map([
+  ["length", "The answer was cut off at the limit of tokens."],
+  ["stopped", "You stopped this answer."],
+  ["interrupted", "This answer was interrupted."],
+]);
 
 /** The element of an answer, updated as the answer grows. */
 export class AnswerView {
@@ -68,7 +68,7 @@ export class AnswerView {
     this.wait.hidden = !streaming || hasText || Boolean(answer.reasoning);
     this.thinking.classList.toggle("live", streaming && !hasText);
     this.body.classList.toggle("live", streaming && Boolean(answer.content) && !answer.tool_calls.length);
-    const note = answer.error ?? NOTES[answer.state] ?? NOTES[answer.finish_reason] ?? "";
+    const note = answer.error ?? NOTES.get(answer.state) ?? NOTES.get(answer.finish_reason) ?? "";
     this.note.hidden = !note;
     this.note.textContent = note;
     this.note.classList.toggle("error", Boolean(answer.error));

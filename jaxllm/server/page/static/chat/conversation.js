@@ -167,18 +167,20 @@ function isMessage(value, depth) {
   const isFile = (each) => isObject(each) && typeof each.name === "string" && typeof each.text === "string";
   const { tool_calls = [], files = [], fork, usage } = value;
   const isUsage = usage === undefined || (isObject(usage) && Number.isFinite(usage.prompt_tokens) && Number.isFinite(usage.completion_tokens));
-  return [value.reasoning, value.error, value.tool_call_id].every(isText) && Array.isArray(tool_calls) && tool_calls.every(isCall) &&
+  return [value.reasoning, value.error, value.tool_call_id, value.state, value.finish_reason].every(isText) && Array.isArray(tool_calls) && tool_calls.every(isCall) &&
     Array.isArray(files) && files.every(isFile) && isUsage && (fork === undefined || isFork(fork, depth + 1));
 }
 
 function isFork(fork, depth) {
-  if (depth > MAX_NESTED || !isObject(fork) || !Array.isArray(fork.tails) || fork.tails[fork.at] !== null) return false;
+  if (depth > MAX_NESTED || !isObject(fork) || !Array.isArray(fork.tails) || !Number.isInteger(fork.at) || fork.tails[fork.at] !== null) return false;
   return fork.tails.every((tail, at) => at === fork.at || (Array.isArray(tail) && tail.length > 0 && tail.every((each) => isMessage(each, depth))));
 }
 
 /** A message of a file with all that one of ours has. */
 function completed(message) {
   const whole = message.role === "assistant" ? { ...newAnswer(), state: "done", ...message } : { ...message };
+  for (const name of ["sent", "first", "thought", "ended"]) if (!Number.isFinite(whole[name])) delete whole[name];
+  if (whole.usage) whole.usage = { prompt_tokens: whole.usage.prompt_tokens, completion_tokens: whole.usage.completion_tokens };
   if (message.fork) whole.fork = { at: message.fork.at, tails: message.fork.tails.map((tail) => tail?.map(completed) ?? null) };
   return whole;
 }

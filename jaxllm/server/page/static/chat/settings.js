@@ -20,12 +20,12 @@ const SAMPLING = {
   repetition_penalty: ["Repetition penalty", 0.001, 1000, "any", ""],
 };
 
-/** The form. `onChange(settings)` gets every change; `onClear()` deletes all conversations. */
+/** The form. `onChange(settings)` gets every change; `onReset()` empties it, `onClear()` deletes all conversations. */
 export class SettingsPanel {
   #fields = new Map();
   #problems = new Map();
 
-  constructor(node, { onChange, onClose, onClear }) {
+  constructor(node, { onChange, onClose, onReset, onClear }) {
     this.onChange = onChange;
     const form = el("form", { class: "settings", onsubmit: (event) => event.preventDefault() },
       this.#text("system", "System prompt", 4, "How the model should behave"),
@@ -38,7 +38,8 @@ export class SettingsPanel {
       el("fieldset", {}, el("legend", {}, "Answer"),
         this.#select("format", "Format", { "": "Text", json_object: "A JSON object", json_schema: "JSON that follows a schema" }),
         this.#json("schema", "JSON schema", "Used with the format above.")),
-      el("fieldset", {}, el("legend", {}, "Other"), this.#json("extra", "Other fields as JSON", 'Sent as they are, such as {"logit_bias": {}}')),
+      el("fieldset", {}, el("legend", {}, "Other"), this.#json("extra", "Other fields as JSON", 'Sent as they are, such as {"logit_bias": {}}'),
+        el("button", { type: "button", class: "start", onclick: onReset }, "Leave all to the server")),
       el("fieldset", {}, el("legend", {}, "Conversations"), el("small", {}, "They are kept in this browser alone, the latest 200."),
         el("button", { type: "button", class: "quiet danger-text", onclick: onClear }, "Delete all conversations")),
     );

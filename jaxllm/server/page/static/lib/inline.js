@@ -3,7 +3,9 @@
 import { el } from "./dom.js";
 import { formula } from "./math/tex.js";
 
-const SPECIAL = /[\\`*_~[!\n$]|https?:\/\//g;
+const SPECIAL = /[\\`*_~[!\n$<]|https?:\/\//g;
+const BREAK = /<br ?\/?>/iy;
+const SCRIPT = /<(su[bp])>([^<\n]{1,200})<\/\1>/iy;
 const ADDRESS = /https?:\/\/[^\s<>"`]+/y;
 const PUNCTUATION = /[!-/:-@[-`{-~]/;
 const MAX_DEPTH = 8;
@@ -55,6 +57,8 @@ function token(scan, at) {
       return link(scan, at);
     case "!":
       return text[at + 1] === "[" ? link(scan, at + 1) : null; // an image is a link: nothing is loaded
+    case "<":
+      return tag(scan, at);
     case "h":
       return address(text, at);
     default:
@@ -169,6 +173,21 @@ function closingParenthesis(text, from) {
     else if (text[at] === "\n") return -1;
   }
   return -1;
+}
+
+/** The few tags that models write and that are no more than a mark: <br>, <sub>, <sup>, and <https://…>. */
+function tag({ text, depth }, at) {
+  BREAK.lastIndex = SCRIPT.lastIndex = at;
+  const [line] = BREAK.exec(text) ?? [];
+  if (line) return { node: el("br"), end: at + line.length };
+  const [script, name, inner] = SCRIPT.exec(text) ?? [];
+  if (script) {
+    const node = el(name.toLowerCase());
+    appendInline(node, inner, depth + 1);
+    return { node, end: at + script.length };
+  }
+  const linked = text.startsWith("http", at + 1) ? address(text, at + 1) : null;
+  return linked && text[linked.end] === ">" ? { ...linked, end: linked.end + 1 } : null;
 }
 
 function address(text, at) {
