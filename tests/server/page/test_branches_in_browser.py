@@ -159,3 +159,22 @@ def test_a_reader_who_scrolls_up_stays_there(scripted: ScriptedServer, visit: Vi
     assert not page.evaluate(at_end)
     page.get_by_role("button", name="Latest").click()
     page.wait_for_function(at_end)
+
+
+def test_a_long_message_is_folded_and_the_answer_in_view(
+    scripted: ScriptedServer, visit: Visit
+) -> None:
+    scripted.script.pieces = ["fine"]
+    page = visit(scripted.url)
+    ask(page, "line\n" * 40)
+    answered(page)
+    page.wait_for_function(
+        """() => { const list = document.querySelector(".messages");
+      return list.scrollHeight - list.scrollTop - list.clientHeight < 5; }"""
+    )
+    height = page.locator(".bubble").bounding_box()["height"]
+    assert height < 300
+    page.get_by_role("button", name="Show all").click()
+    assert page.locator(".bubble").bounding_box()["height"] > 2 * height
+    page.get_by_role("button", name="Show less").click()
+    assert page.locator(".bubble").bounding_box()["height"] == height

@@ -85,6 +85,7 @@ export class ChatView {
   /** Scroll to the end and stay there. */
   toEnd(atOnce = false) {
     this.#follows = true;
+    this.#top = 0; // the list may have been cut shorter meanwhile, which is no move of the reader
     this.list.scrollTo({ top: this.list.scrollHeight, behavior: atOnce || prefersStillness() ? "instant" : "smooth" });
     this.jump.hidden = true;
   }
@@ -128,7 +129,8 @@ export class ChatView {
     const footer = el("footer", {}, this.#versions(message), copyButton("Copy this message", () => content), edit);
     const shown = files.map((file) => el("details", { class: "attachment" }, el("summary", {}, icon("file"), el("span", { class: "name" }, file.name), el("small", {}, sizeOf(new Blob([file.text]).size))),
       el("pre", { tabindex: "0" }, file.text)));
-    return el("article", { class: "question", "aria-label": "Your message" }, ...shown, content && el("div", { class: "bubble", dir: "auto" }, content), footer);
+    const bubble = content && el("div", { class: "bubble", dir: "auto" }, content);
+    return el("article", { class: "question", "aria-label": "Your message" }, ...shown, bubble, isLong(content) && unfolded(bubble), footer);
   }
 
   /** ‹ 2/3 ›, where a message has several versions. */
@@ -181,4 +183,22 @@ export class ChatView {
 /** Whether an answer ended before the model was done, and can go on where it ended. */
 function isUnfinished({ state, content, finish_reason: reason, tool_calls: calls }) {
   return Boolean(content) && !calls.length && (reason === "length" || ["stopped", "interrupted", "failed"].includes(state));
+}
+
+const LONG_TEXT = 1500; // characters of a message that is folded
+const LONG_LINES = 16;
+
+function isLong(text) {
+  return text.length > LONG_TEXT || text.split("\n", LONG_LINES + 1).length > LONG_LINES;
+}
+
+/** Fold a long message; the button that shows all of it. */
+function unfolded(bubble) {
+  bubble.classList.add("folded");
+  const button = el("button", { type: "button", class: "link", "aria-expanded": "false", onclick: () => {
+    const isFolded = bubble.classList.toggle("folded");
+    button.textContent = isFolded ? "Show all" : "Show less";
+    button.setAttribute("aria-expanded", String(!isFolded));
+  } }, "Show all");
+  return button;
 }
