@@ -15,7 +15,7 @@ Visit = Callable[..., Any]
 
 def texts(page: Any, kind: str) -> list[str]:
     """The texts of all questions or answers that are shown."""
-    return [text.strip() for text in page.locator(kind).all_inner_texts()]
+    return [text.strip() for text in page.locator(kind).all_text_contents()]
 
 
 def retry(page: Any, scripted: ScriptedServer, answer: str) -> None:
