@@ -1,4 +1,4 @@
-# Every target makes .venv first if it is missing or out of date (tools/setup). Variables:
+# Every target makes .venv first if it is missing or out of date (tools/setup), with the packages that it needs. Variables:
 #   PORT MODEL ARGS   what `make serve` serves, where, and further options of the server
 #   EXTRAS            optional parts to install, e.g. cuda13; chosen by itself where nvidia-smi works
 #   PYTHON            the Python that makes .venv; found by tools/find-python otherwise
@@ -18,13 +18,16 @@ export PYTHON EXTRAS
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup cuda-compiler browser serve test test-all test-gpu check format bench readme house plots wheel clean
+.PHONY: help setup test-setup cuda-compiler browser serve test test-all test-gpu check format bench readme house plots wheel clean
 
 help: ## show this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' Makefile | expand -t 20
 
-setup: ## make .venv and install jaxllm into it
+setup: ## make .venv and install jaxllm into it, to serve models
 	@tools/setup
+
+test-setup: # `setup` with what tests and checks need besides
+	@tools/setup test
 
 cuda-compiler: setup ## install XLA's compiler for NVIDIA GPUs, for tests that compile without a GPU
 	@tools/cuda-compiler
@@ -35,32 +38,32 @@ browser: setup ## install Chromium and playwright, for tests of the page
 serve: setup ## serve MODEL on PORT (http://localhost:8000)
 	@exec $(PY) -m jaxllm.server --model $(MODEL) --port $(PORT) $(ARGS)
 
-test: setup ## run the tests, slow ones left out
+test: test-setup ## run the tests, slow ones left out
 	@$(PY) -m pytest $(PARALLEL) --durations 15 --durations-min 5 -m "not slow and not gpu" $(TESTS)
 
-test-all: setup ## run every test that this machine can run
+test-all: test-setup ## run every test that this machine can run
 	@$(PY) -m pytest $(PARALLEL) --durations 15 --durations-min 5 $(TESTS)
 
-test-gpu: setup ## run the tests that need an NVIDIA GPU; write benchmarks/results/gpu-tests-*.json
+test-gpu: test-setup ## run the tests that need an NVIDIA GPU; write benchmarks/results/gpu-tests-*.json
 	@XLA_PYTHON_CLIENT_PREALLOCATE=false JAX_PLATFORMS=cuda $(PY) -m pytest -m gpu -n auto --maxprocesses 14 --dist loadgroup -p tests.gpu_report --gpu-report $(REPORT) $(TESTS)
 
-check: setup ## ruff, formatting, types, import contracts
+check: test-setup ## ruff, formatting, types, import contracts
 	@$(PY) -m ruff check .
 	@$(PY) -m ruff format --check .
 	@$(PY) -m mypy
 	@$(PY) -c "from importlinter.cli import lint_imports_command as main; main()" --no-logo
 
-format: setup ## put the sources into their standard form
+format: test-setup ## put the sources into their standard form
 	@$(PY) -m ruff check --fix .
 	@$(PY) -m ruff format .
 
-readme: setup ## write the generated tables of README.md and of docs (answers, figures, modes) anew
+readme: test-setup ## write the generated tables of README.md and of docs (answers, figures, modes) anew
 	@$(PY) -m tools.readme_tables
 
-house: setup ## count rooms, files, names and imports into docs/house.md
+house: test-setup ## count rooms, files, names and imports into docs/house.md
 	@$(PY) -m tools.house_counts --write
 
-bench: setup ## run the benchmarks that any machine can run and record their results
+bench: test-setup ## run the benchmarks that any machine can run and record their results
 	@$(PY) -m benchmarks $(or $(ARGS),--all)
 
 plots: setup ## draw docs/plots/ from benchmarks/results/ (needs EXTRAS=bench)

@@ -54,6 +54,9 @@ class Call:
         return [after - before for before, after in zip(self.stamps, self.stamps[1:], strict=False)]
 
 
+OTHER_IDS = "--token-ids LOW HIGH draws prompts of other token ids"
+
+
 class Refused(Exception):
     """The server answered with an error; the message is its own."""
 
@@ -150,8 +153,9 @@ async def reply(
         status, fields = await answer(reader)
         chunks = content(reader, fields)
         if status != 200:
-            words = b"".join([chunk async for chunk in chunks])[:300]
-            raise Refused(f"{status} {words.decode(errors='replace')}")
+            words = b"".join([chunk async for chunk in chunks])
+            remedy = f" ({OTHER_IDS})" if b'"invalid_token_id"' in words else ""
+            raise Refused(f"{status} {words[:300].decode(errors='replace')}{remedy}")
         async for chunk in chunks:
             yield chunk
     finally:

@@ -228,6 +228,8 @@ class EngineStats:
         pages_saved: copied to host memory.
         pages_loaded: copied back.
         self_check_problem: found by the last self-check, "" for none.
+        late_programs: made since the engine is ready, as planned.
+        missing_programs: of those, yet to be made.
         sleep_level: 0 while the engine is awake.
     """
 
@@ -244,6 +246,8 @@ class EngineStats:
     computed_tokens: int = 0
     step_tokens: tuple[int, ...] = (0,) * (len(STEP_TOKENS) + 1)
     compiles_after_warmup: int = 0
+    late_programs: int = 0
+    missing_programs: int = 0
     free_pages: int = 0
     num_pages: int = 0
     host_usage: float = 0.0

@@ -15,6 +15,10 @@ GAUGES = {
     "vllm:num_requests_running": ("Choices that generate.", "running"),
     "vllm:num_requests_waiting": ("Choices that wait.", "waiting"),
     "vllm:kv_cache_usage_perc": ("KV pages in use, 0 to 1.", "kv_usage"),
+    "jaxllm:missing_programs": (
+        "Step programs that are still made behind /ready.",
+        "missing_programs",
+    ),
     "jaxllm:host_cache_usage": ("Pages of host memory in use, 0 to 1.", "host_usage"),
 }
 COUNTERS = {
@@ -30,6 +34,7 @@ COUNTERS = {
         "Programs compiled while serving; should stay 0.",
         "compiles_after_warmup",
     ),
+    "jaxllm:late_programs": ("Step programs made behind /ready.", "late_programs"),
     "jaxllm:self_checks": (
         "Checks of pages, slots and cached prefixes by an idle engine.",
         "self_checks",

@@ -18,13 +18,16 @@ from typing import Any, NamedTuple
 from jaxllm.chat_template import (
     Template,
     TemplateInput,
-    check_names,
     check_template,
+    directory_template,
     template_errors,
     template_text,
 )
 from jaxllm.config import ConfigError
 from jaxllm.locate import check_regular
+from jaxllm.templates.probes import traits_of
+from jaxllm.templates.rendering import prober, render_chat
+from jaxllm.templates.traits import TemplateTraits
 from jaxllm.tokenizer_files import byte_alphabet, load_file, names_own_code
 
 # Files of a directory that transformers opens
@@ -69,6 +72,7 @@ class Tokenizer:
         self.backend.no_truncation()
         self.backend.no_padding()
         self._lock = threading.Lock()
+        self._traits = functools.lru_cache(maxsize=64)(self._find_traits)
         self._token_text = functools.lru_cache(maxsize=1 << 16)(self._decode_one)
 
     @classmethod
@@ -76,6 +80,9 @@ class Tokenizer:
         cls, path: str | Path, chat_template: str | None = None, revision: str | None = None
     ) -> Tokenizer:
         """Load from a directory or hub id; code in the repository is never run.
+
+        The model's own chat template is that of chat_template.jinja (with others in
+        additional_chat_templates), else of tokenizer_config.json, else of chat_template.json.
 
         Args:
             chat_template: the text or the file of a template in place of the model's own.
@@ -88,6 +95,8 @@ class Tokenizer:
         hf = load_file(Path(path)) if Path(path).is_dir() else None
         if hf is None:
             hf = _load_by_transformers(path, revision)
+        if not hf.chat_template:  # the last place where a directory may have one
+            hf.chat_template = directory_template(Path(path))
         tokenizer = cls(hf, None if chat_template is None else template_text(chat_template))
         # transformers makes an empty tokenizer where a directory has no tokenizer's files
         if tokenizer.backend.get_vocab_size(with_added_tokens=False) <= 1:
@@ -201,6 +210,8 @@ class Tokenizer:
     ) -> list[int]:
         """Token ids of a conversation, rendered in this process.
 
+        The first conversation of a template finds out what it takes: it renders probes.
+
         Args:
             sanitize: control tokens in its texts stay text; the caller checks the roles.
             chat_template: in place of the model's own.
@@ -212,16 +223,15 @@ class Tokenizer:
             self.templates if chat_template is None else chat_template
         )
         with template_errors(), self._lock:
-            if sanitize:
-                template = self.hf.get_chat_template(chat_template, conversation.tools)
-                check_names(arguments, self.hf._get_control_tokens(template))
-            return self.hf.apply_chat_template(
-                **arguments,
+            template = self.hf.get_chat_template(chat_template, conversation.tools)
+            text = render_chat(
+                self.hf,
+                arguments,
+                traits=self._traits(template),
+                sanitize=sanitize,
                 chat_template=chat_template,
-                tokenize=True,
-                return_dict=False,
-                sanitize_control_tokens=sanitize,
             )
+        return self.encode_chat(text, sanitize)
 
     def encode_chat(self, text: str, sanitized: bool) -> list[int]:
         """Token ids of a rendered conversation.
@@ -258,6 +268,10 @@ class Tokenizer:
             ],
             "control_tokens": self.hf.chat_control_tokens,
         }
+
+    def _find_traits(self, template: str) -> TemplateTraits:
+        """What one template shows, by probes that are rendered in this process."""
+        return traits_of(prober(self.hf, template, {}))
 
     def _decode_one(self, id: int) -> str:
         if self.backend.id_to_token(id) is None:

@@ -53,13 +53,11 @@ def load_tiles(
     return k * scales[0], v * scales[1]
 
 
-def start(lead: tuple[int, ...], head_dim: int) -> Carry:
-    """The carry before the first tile; `lead` is the queries' shape without the head dimension."""
-    return (
-        jnp.full(lead, -jnp.inf, jnp.float32),
-        jnp.zeros(lead, jnp.float32),
-        jnp.zeros((*lead, head_dim), jnp.float32),
-    )
+def start(lead: tuple[int, ...], head_dim: int, zero: Array | float = 0.0) -> Carry:
+    """The carry before the first tile; `lead` is the queries' shape without the head dimension.
+    `zero` is a scalar that may come late, see `pallas_kernels.ordering`."""
+    zeros = jnp.full(lead, zero, jnp.float32)
+    return zeros - jnp.inf, zeros, jnp.full((*lead, head_dim), zero, jnp.float32)
 
 
 def fold(carry: Carry, q: Array, k: Array, v: Array, mask: Array, softcap: float | None) -> Carry:

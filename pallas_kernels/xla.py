@@ -14,6 +14,7 @@ from jax import Array, lax
 from jax.typing import DTypeLike
 
 from pallas_kernels.items import Items, Spec, sinks_of_places
+from pallas_kernels.ordering import zeros_after
 
 TILE_BYTES = 128 << 20  # gathered keys and values of a tile, with their scores and weights
 MIN_TILE_TOKENS, MAX_TILE_TOKENS = 128, 1024
@@ -93,14 +94,11 @@ def attend(
         )
         return top, total * decay + weights.sum(axis=-1), mixed
 
+    q_WKRH, zeros_WKRV = zeros_after(q_WKRH, (W, K, R, pools[1].shape[-1]), jnp.float32)
     sinks_KR = sinks_of_places(sinks, K, spec.queries, R)
-    top = (
-        jnp.full((W, K, R), -jnp.inf) if sinks_KR is None else jnp.broadcast_to(sinks_KR, (W, K, R))
-    )
-    total = jnp.full((W, K, R), 0.0 if sinks_KR is None else 1.0)
-    _, total, mixed = lax.fori_loop(
-        0, tiles, step, (top, total, jnp.zeros((W, K, R, pools[1].shape[-1])))
-    )
+    top = zeros_WKRV[..., 0] + (-jnp.inf if sinks_KR is None else sinks_KR)
+    total = zeros_WKRV[..., 0] + (0.0 if sinks_KR is None else 1.0)
+    _, total, mixed = lax.fori_loop(0, tiles, step, (top, total, zeros_WKRV))
     return (mixed / jnp.where(total == 0, 1.0, total)[..., None]).astype(q_WKRH.dtype)
 
 

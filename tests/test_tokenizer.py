@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import pathlib
+import shutil
 import threading
 from collections.abc import Callable
 
@@ -228,6 +229,53 @@ def test_a_syntax_error_of_the_models_own_template_shows_before_the_first_chat(
     with pytest.raises(ConfigError, match=r"not valid Jinja \(line 1\).*--chat-template"):
         broken.check_chat_template()
     Tokenizer.load(tmp_path, "{{ messages }}").check_chat_template()
+
+
+def test_a_template_is_read_from_the_first_file_that_has_one(
+    directory: pathlib.Path, tmp_path: pathlib.Path
+) -> None:
+    shutil.copytree(directory, tmp_path, dirs_exist_ok=True)
+    settings = tmp_path / "tokenizer_config.json"
+    stored = json.loads(settings.read_text())
+    chat = TemplateInput(messages=[{"role": "user", "content": "x"}])
+
+    def rendered() -> str:
+        tokenizer = Tokenizer.load(tmp_path)
+        tokenizer.check_chat_template()
+        return tokenizer.decode(tokenizer.chat(chat))
+
+    (tmp_path / "chat_template.json").write_text('{"chat_template": "last"}')
+    settings.write_text(json.dumps(stored | {"chat_template": "middle"}))
+    (tmp_path / "chat_template.jinja").write_text("first")
+    found = [rendered()]
+    (tmp_path / "chat_template.jinja").unlink()
+    found.append(rendered())
+    del stored["chat_template"]
+    settings.write_text(json.dumps(stored))
+    found.append(rendered())
+    named = [{"name": "default", "template": "named"}, {"name": "tool_use", "template": "tools"}]
+    (tmp_path / "chat_template.json").write_text(json.dumps({"chat_template": named}))
+    found.append(rendered())
+    assert found == ["first", "middle", "last", "named"]
+    assert (
+        Tokenizer.load(tmp_path, "{{ 'own' }}").decode(
+            Tokenizer.load(tmp_path, "{{ 'own' }}").chat(chat)
+        )
+        == "own"
+    )
+
+
+@pytest.mark.parametrize("text", ["{", "[]", '{"chat_template": 5}', '{"chat_template": [{}]}'])
+def test_a_chat_template_json_without_a_template_is_refused_by_its_name(
+    directory: pathlib.Path, tmp_path: pathlib.Path, text: str
+) -> None:
+    shutil.copytree(directory, tmp_path, dirs_exist_ok=True)
+    settings = json.loads((tmp_path / "tokenizer_config.json").read_text())
+    del settings["chat_template"]
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(settings))
+    (tmp_path / "chat_template.json").write_text(text)
+    with pytest.raises(ConfigError, match=r"chat_template\.json"):
+        Tokenizer.load(tmp_path)
 
 
 @pytest.mark.parametrize(

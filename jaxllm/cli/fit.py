@@ -13,6 +13,10 @@ from jaxllm.config import ConfigError
 PROGRAM = "jaxllm check"
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
+    from jaxllm.engine.startup.report import Rows
+    from jaxllm.server.command_line.options import Options
     from jaxllm.server.lifecycle.launches import Launch
 
 
@@ -23,16 +27,39 @@ def check(argv: list[str], environ: Mapping[str, str]) -> int:
     from jaxllm.server.lifecycle.launches import engine_launches
     from jaxllm.server.lifecycle.serve import find_model
 
+    # Tokenizers need no PyTorch, whose absence transformers tells
+    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
     models, failed = parse_models(argv, environ, prog=PROGRAM), False
     for options in models:
         name = options.settings.served[0] if len(models) > 1 else ""
         try:
-            launch, *_ = engine_launches(options, find_model(options))
+            model_dir = find_model(options)
+            launch, *_ = engine_launches(options, model_dir)
         except ConfigError as error:
             failed |= _refuse(name, error)
             continue
-        failed |= _in_process(name, launch) if name else _check(name, launch)
+        unfit = _in_process(name, launch) if name else _check(name, launch)
+        failed |= unfit or _check_chats(name, options, model_dir)
     return int(failed)
+
+
+def _check_chats(name: str, options: Options, model_dir: Path) -> bool:
+    """Print what the model's chat templates show of a history. Returns whether the model has no
+    usable tokenizer."""
+    from jaxllm.background.process import JobLost
+    from jaxllm.server.lifecycle.served_model import load_tokenizer
+    from jaxllm.server.rendering.renders import found_traits
+    from jaxllm.templates.traits import table_of
+
+    try:
+        tokenizer = load_tokenizer(options, model_dir)
+        if tokenizer is None or not tokenizer.has_chat_template:
+            return False
+        traits = found_traits(tokenizer.template_facts(), options.settings.template_kwargs)
+    except (ConfigError, JobLost) as error:
+        return _refuse(name, str(error))
+    _show(f"{name}: its chat template" if name else "its chat template", table_of(traits))
+    return False
 
 
 def _in_process(name: str, launch: Launch) -> bool:
@@ -53,23 +80,28 @@ def _check_entry(name: str, launch: Launch) -> None:
 def _check(name: str, launch: Launch) -> bool:
     """Print whether a model fits, which has a `name` where there are others. Returns whether it
     does not."""
-    from rich.console import Console
-
     from jaxllm.server.lifecycle.launches import DEVICES
 
     if launch.devices is not None:
         os.environ[DEVICES] = launch.devices  # before JAX looks
     from jaxllm.engine.startup.check import check_fit
-    from jaxllm.engine.startup.report import ConsoleReport
 
     try:
         rows = check_fit(launch.config)
     except ConfigError as error:
         return _refuse(name, error)
+    _show(f"{name} fits" if name else "it fits", rows)
+    return False
+
+
+def _show(title: str, rows: Rows) -> None:
+    from rich.console import Console
+
+    from jaxllm.engine.startup.report import ConsoleReport
+
     report = ConsoleReport()
     report.console = Console(highlight=False)
-    report.show_table(f"{name} fits" if name else "it fits", rows)
-    return False
+    report.show_table(title, rows)
 
 
 def _refuse(name: str, reason: ConfigError | str) -> bool:

@@ -21,6 +21,7 @@ from jaxllm.engine.output.output_processor import (
     RequestState,
     lost_choice,
 )
+from jaxllm.engine.runtime.late_programs import make_late
 from jaxllm.engine.runtime.runner import Collected, Forwarded, Runner, StepResult
 from jaxllm.engine.scheduling.arrival_wait import ArrivalWait
 from jaxllm.engine.scheduling.chunk_planner import added_by_chunks
@@ -214,11 +215,20 @@ class Engine:
             self._start_over()
             self._pending += [lost_choice(id, index) for id, index in undelivered]
 
+    def make_late(self, made: Callable[[], None]) -> None:
+        """Make, in a thread, the programs that the start has left; `made` is called after each."""
+        if self.runner.compiles.late[1]:
+            make_late(self.runner, made)
+
     def stats(self) -> EngineStats:
         """A snapshot for metrics."""
-        compiles, traffic = self.runner.compiles.since_start, self.runner.traffic
         return self._counters.snapshot(
-            self.scheduler, self._unscheduled.waiting, compiles, traffic, self.sleeper.level
+            self.scheduler,
+            self._unscheduled.waiting,
+            self.runner.compiles.since_start,
+            self.runner.compiles.late,
+            self.runner.traffic,
+            self.sleeper.level,
         )
 
     # --- one step

@@ -27,11 +27,13 @@ def load_engine(
     config: EngineConfig,
     report: Report | None = None,
     logits_processors: Sequence[Function] = (),
+    leave_late: bool = False,
 ) -> Engine | PoolingEngine:
     """Load, compile and warm up; the checkpoint and `config.runner` decide which engine it is.
 
-    `sampling.processors` says what `logits_processors` are. Raises ConfigError before loading when
-    the configuration cannot work.
+    `sampling.processors` says what `logits_processors` are. With `leave_late` the caller makes the
+    programs that `start` leaves, by `Engine.make_late`. Raises ConfigError before loading when the
+    configuration cannot work.
     """
     scheduler_type = scheduler_class(config.scheduler_cls)
     with ExitStack() as stack:
@@ -42,7 +44,7 @@ def load_engine(
         if endpoint is not None:
             stack.callback(endpoint.close)
         hosts = stack.enter_context(joined(config))
-        parts = start(config, report or Report(), logits_processors, hosts)
+        parts = start(config, report or Report(), logits_processors, hosts, leave_late)
         assert not isinstance(parts.runner, StageFollower), "a host that follows has no engine"
         scheduler = make_scheduler(scheduler_type, config, parts.resolved, parts.runner)
         if publisher is not None:

@@ -150,10 +150,15 @@ class PoolingEngine:
             self._start_over()
             self._pending += [_ended(request, "error", reason) for request in lost]
 
+    def make_late(self, made: Callable[[], None]) -> None:
+        """Nothing: the start leaves no program of a model that pools."""
+
     def stats(self) -> EngineStats:
         """A snapshot for metrics."""
-        compiles = self.runner.compiles.since_start
-        return self._counters.snapshot(self.scheduler, 0, compiles, Traffic(), self.sleeper.level)
+        compiles = self.runner.compiles
+        return self._counters.snapshot(
+            self.scheduler, 0, compiles.since_start, compiles.late, Traffic(), self.sleeper.level
+        )
 
     def _run_step(self) -> list[TextDelta]:
         deltas, self._pending = self._pending, []

@@ -24,13 +24,15 @@ from typing import Any, TextIO
 from llguidance import LLMatcher, LLTokenizer, TokenizerWrapper, regex_to_lark
 from llguidance.gbnf_to_lark import any_to_lark
 
-from jaxllm.grammar.lark import STRICT, composed, literal, quoted, schema_options, special
+from jaxllm.grammar.completable import completable
+from jaxllm.grammar.lark import STRICT, composed, literal, schema_options, special
 from jaxllm.grammar.limits import MEMORY_BYTES, STEP_SECONDS, STEPS, parser_limits
 from jaxllm.grammar.reasons import plain
 from jaxllm.grammar.structure import checked_schema
+from jaxllm.grammar.texts import Regexes, quoted
 
-# Signals that no limit of a fork sends; SIGKILL comes when the machine is out of memory
-FROM_OUTSIDE = {signal.SIGKILL, signal.SIGTERM, signal.SIGHUP}
+# The one signal that ends a fork and no limit sends: it comes when the machine is out of memory
+FROM_OUTSIDE = {signal.SIGKILL}
 # llguidance's Lark: its strings, regular expressions and comments, which may hold anything, and the
 # keyword before an embedded JSON schema
 LARK_TOKEN = re.compile(
@@ -66,7 +68,7 @@ class ByteTokens:
 def compiled(job: dict[str, Any], specials: dict[str, int], tokenizer: LLTokenizer) -> str:
     """The grammar of a job. Raises ValueError when it does not compile, allows no token, or takes
     too long for a mask."""
-    grammar = convert(job, specials)
+    grammar = convert(job, specials, Regexes(tokenizer))
     matcher = LLMatcher(tokenizer, grammar, log_level=0, limits=parser_limits())
     for _ in range(STEPS):
         _check(matcher)
@@ -137,15 +139,20 @@ def _say(reply: dict[str, Any], out: TextIO) -> None:
     out.flush()
 
 
-def convert(job: Mapping[str, Any], specials: Mapping[str, int]) -> str:
+def convert(
+    job: Mapping[str, Any], specials: Mapping[str, int], regexes: Regexes | None = None
+) -> str:
     """The grammar of a job in llguidance's serialised form.
 
     Args:
         specials: the id of each text that the tokenizer makes one token of.
+        regexes: answers questions about texts on the way; by default a new one.
 
     Raises:
         ValueError: the job has no grammar.
     """
+    if regexes is None:
+        regexes = Regexes(LLTokenizer(TokenizerWrapper(ByteTokens({}))))
     kind, value = job["kind"], job["value"]
     if kind == "regex":
         if (len(value) - len(value.rstrip("\\"))) % 2:
@@ -154,18 +161,19 @@ def convert(job: Mapping[str, Any], specials: Mapping[str, int]) -> str:
         # \d is 0 to 9 alone
         return LLMatcher.grammar_from_lark(f"start: /{regex_to_lark(value, 'd')}/")
     if kind == "grammar":
-        return LLMatcher.grammar_from_lark(_lark(value))
+        return LLMatcher.grammar_from_lark(_lark(value, regexes))
     if kind == "choice":
         return LLMatcher.grammar_from_lark("start: " + " | ".join(map(quoted, value)))
     if kind == "pieces":
-        return composed(job, specials, convert)
+        return composed(job, specials, regexes, convert)
     if kind == "structural_tag":
-        return _tagged(value["tags"], job["whitespace"], specials)
+        return _tagged(value["tags"], job["whitespace"], specials, regexes)
     schema = {"type": "object"} if kind == "json_object" else value
-    return json.dumps({"grammars": [{"json_schema": schema_options(schema, job["whitespace"])}]})
+    schema = schema_options(schema, job["whitespace"], regexes)
+    return json.dumps({"grammars": [{"json_schema": schema}]})
 
 
-def _lark(text: str) -> str:
+def _lark(text: str, regexes: Regexes) -> str:
     """Lark, or GBNF, which has `::=`, as Lark; the rules of `json` hold for every schema in it."""
     try:
         text = any_to_lark(text)
@@ -176,12 +184,12 @@ def _lark(text: str) -> str:
         parts.append(text[done : token.end()])
         done = token.end()
         if token["json"] is not None:
-            schema, done = _embedded(text, done)
+            schema, done = _embedded(text, done, regexes)
             parts.append(schema)
     return "".join(parts) + text[done:]
 
 
-def _embedded(text: str, start: int) -> tuple[str, int]:
+def _embedded(text: str, start: int, regexes: Regexes) -> tuple[str, int]:
     """The schema that stands in Lark at `start`, checked, and where it ends. Its `x-guidance` may
     set whitespace and separators."""
     try:
@@ -193,11 +201,17 @@ def _embedded(text: str, start: int) -> tuple[str, int]:
         options = schema.get("x-guidance", {})
         if not isinstance(options, dict):
             raise ValueError("x-guidance of %json must be an object")
-        schema = schema | {"x-guidance": options | STRICT}
+        schema = completable(schema, regexes)
+        schema = schema | {"x-guidance": options | STRICT} if isinstance(schema, dict) else schema
     return json.dumps(schema), end
 
 
-def _tagged(tags: list[dict[str, Any]], whitespace: str | None, specials: Mapping[str, int]) -> str:
+def _tagged(
+    tags: list[dict[str, Any]],
+    whitespace: str | None,
+    specials: Mapping[str, int],
+    regexes: Regexes,
+) -> str:
     """Free text, in which each trigger starts one of its tags, to the tag's end."""
     lines = [
         "%llguidance {}",
@@ -212,7 +226,7 @@ def _tagged(tags: list[dict[str, Any]], whitespace: str | None, specials: Mappin
         else:
             lines.append(f"head_{n}[lazy]: FREE {quoted(trigger)}")
             head = f"head_{n}"
-        schema = json.dumps(schema_options(tag["schema"], whitespace))
+        schema = json.dumps(schema_options(tag["schema"], whitespace, regexes))
         begin, end = literal(rest, specials), literal(tag["end"], specials)
         lines.append(f"tag_{n}: {head} {begin} %json {schema} {end}")
     return LLMatcher.grammar_from_lark("\n".join(lines))
@@ -220,7 +234,9 @@ def _tagged(tags: list[dict[str, Any]], whitespace: str | None, specials: Mappin
 
 def main() -> None:
     """Run the compiler's process."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    # Sent to every process of a service; requests in flight may still need this one
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     serve(sys.stdin, sys.stdout)

@@ -7,7 +7,10 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from jaxllm.grammar.arguments import argument_pieces
+from jaxllm.grammar.completable import completable
 from jaxllm.grammar.pieces import (
+    Arguments,
     Either,
     FreeText,
     Json,
@@ -17,22 +20,29 @@ from jaxllm.grammar.pieces import (
     OneOf,
     Piece,
     Pieces,
+    RawText,
     Repeated,
     read_pieces,
 )
+from jaxllm.grammar.reasons import plain
+from jaxllm.grammar.texts import Regexes, expression, quoted
 
 # Rules that a client cannot switch off
 STRICT = {"lenient": False, "coerce_one_of": False}
 
 
-def schema_options(schema: dict[str, Any] | bool, whitespace: str | None) -> dict[str, Any]:
-    """The schema with the compiler's options, in place of the client's."""
+def schema_options(
+    schema: dict[str, Any] | bool, whitespace: str | None, regexes: Regexes
+) -> dict[str, Any]:
+    """The schema, so that what follows it can always be completed, with the compiler's options in
+    place of the client's. Raises ValueError where no finite value follows it."""
     options: dict[str, Any] = STRICT | {"whitespace_flexible": whitespace is not None}
     if whitespace is not None:
         options["whitespace_pattern"] = whitespace
-    return (schema if isinstance(schema, dict) else {} if schema else {"not": {}}) | {
-        "x-guidance": options
-    }
+    schema = completable(schema, regexes)
+    if isinstance(schema, bool):
+        schema = {} if schema else {"not": {}}
+    return schema | {"x-guidance": options}
 
 
 def literal(text: str, specials: Mapping[str, int]) -> str:
@@ -51,23 +61,19 @@ def special(id: int) -> str:
     return f"<[{id}]>"
 
 
-def quoted(text: str) -> str:
-    """A Lark string; its escapes are JSON's."""
-    return json.dumps(text)
-
-
 def composed(
     job: Mapping[str, Any],
     specials: Mapping[str, int],
-    convert: Callable[[Mapping[str, Any], Mapping[str, int]], str],
+    regexes: Regexes,
+    convert: Callable[[Mapping[str, Any], Mapping[str, int], Regexes], str],
 ) -> str:
     """The grammar of a job of pieces. `convert` makes those of nested structures."""
-    composer = Composer(specials, job["whitespace"])
+    composer = Composer(specials, job["whitespace"], regexes)
     start = composer.sequence(read_pieces(job["value"]))
     lark = "\n".join(["%llguidance {}", f"start: {start}", *composer.rules])
     grammars: list[dict[str, Any]] = [{"lark_grammar": lark}]
     for name, nested in composer.nested.items():
-        text = convert(nested, specials)
+        text = convert(nested, specials, regexes)
         inner = json.loads(text)["grammars"][0] if text.startswith("{") else {"lark_grammar": text}
         grammars.append(inner | {"name": name})
     return json.dumps({"grammars": grammars})
@@ -81,10 +87,12 @@ class Composer:
         nested: jobs of structures to which it refers, by name.
     """
 
-    def __init__(self, specials: Mapping[str, int], whitespace: str | None):
+    def __init__(self, specials: Mapping[str, int], whitespace: str | None, regexes: Regexes):
         self.rules: list[str] = ["FREE: /(.|\\n)*/"]
         self.nested: dict[str, dict[str, Any]] = {}
-        self._specials, self._whitespace = specials, whitespace
+        self._specials = specials
+        self._whitespace = whitespace
+        self._regexes = regexes
 
     def sequence(self, pieces: Pieces) -> str:
         """Pieces in order."""
@@ -106,7 +114,11 @@ class Composer:
             case Literal(text):
                 return literal(text, self._specials)
             case Json(schema):
-                return f"%json {json.dumps(schema_options(schema, self._whitespace))}"
+                return f"%json {json.dumps(self._schema(schema))}"
+            case Arguments():
+                return self.sequence(argument_pieces(piece, self._regexes, self._why_not))
+            case RawText():
+                return self._raw_text(piece)
             case OneOf(texts):
                 some = " | ".join(literal(text, self._specials) for text in texts if text)
                 return f"({some})" + "?" * ("" in texts)
@@ -121,6 +133,29 @@ class Composer:
                 return f"@{name}"
         return "FREE"
 
+    def _schema(self, schema: Any) -> dict[str, Any]:
+        return schema_options(schema, self._whitespace, self._regexes)
+
+    def _why_not(self, schema: Any) -> str:
+        """Why nothing can follow a schema as JSON; "" where something can."""
+        try:
+            grammar = json.dumps({"grammars": [{"json_schema": self._schema(schema)}]})
+        except ValueError as error:
+            return str(error)
+        return plain(self._regexes.why_not(grammar))
+
+    def _raw_text(self, piece: RawText) -> str:
+        """Raw text as one terminal with what stands around it, as far as that is no token: so the
+        text ends only where its end begins."""
+        before, begin = _behind_token(piece.begin, self._specials)
+        end, behind = _before_token(piece.end, self._specials)
+        name = f"TEXT_{len(self.rules)}"
+        middle = f"({expression(piece.rules, piece.without)})"
+        parts = [quoted(begin) if begin else "", middle, quoted(end) if end else ""]
+        self.rules.append(f"{name}: {' '.join(filter(None, parts))}")
+        texts = (literal(before, self._specials), name, literal(behind, self._specials))
+        return " ".join(filter(None, texts))
+
     def _text_before(self, until: str) -> str:
         """Free text and the text that ends it. A special token ends it by itself, and white space
         before the token counts as free text."""
@@ -130,3 +165,16 @@ class Composer:
         name = f"until_{len(self.rules)}"
         self.rules.append(f"{name}[lazy]: FREE {quoted(until)}")
         return name
+
+
+def _behind_token(text: str, specials: Mapping[str, int]) -> tuple[str, str]:
+    """A text cut behind its last special token."""
+    ends = [text.rfind(token) + len(token) for token in specials if token in text]
+    at = max(ends, default=0)
+    return text[:at], text[at:]
+
+
+def _before_token(text: str, specials: Mapping[str, int]) -> tuple[str, str]:
+    """A text cut before its first special token."""
+    at = min((text.find(token) for token in specials if token in text), default=len(text))
+    return text[:at], text[at:]

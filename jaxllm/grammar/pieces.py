@@ -65,7 +65,79 @@ class Nested(msgspec.Struct, frozen=True, tag=True):
     job: dict[str, Any]
 
 
-Piece = Literal | Json | FreeText | OneOf | Maybe | Repeated | Either | Nested
+class Rule(msgspec.Struct, frozen=True, kw_only=True):
+    """What a text is. Patterns are those of JSON schemas: they are found somewhere in it.
+
+    Attributes:
+        texts: it is one of these; None where it may be another.
+        patterns: each is found in it.
+        absent: none of these patterns is found in it.
+        formats: it has each of these formats of JSON schemas.
+        least: characters.
+        most: characters; None for any number.
+        other_than: it is none of these.
+        whole: a regex of the whole text, as Lark has it; "" allows all.
+    """
+
+    texts: tuple[str, ...] | None = None
+    patterns: tuple[str, ...] = ()
+    absent: tuple[str, ...] = ()
+    formats: tuple[str, ...] = ()
+    least: int = 0
+    most: int | None = None
+    other_than: tuple[str, ...] = ()
+    whole: str = ""
+
+
+class RawText(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """Text without quotes that follows one of some rules, between two fixed texts.
+
+    Attributes:
+        begin: stands before it.
+        rules: it follows one of them.
+        without: it holds none of these.
+        end: stands behind it.
+    """
+
+    begin: str = ""
+    rules: tuple[Rule, ...]
+    without: tuple[str, ...] = ()
+    end: str = ""
+
+
+class Layout(msgspec.Struct, frozen=True, kw_only=True):
+    """How a format writes the arguments of a call without JSON around them: before_key, the key,
+    and a value between the two of `text` or of `json`.
+
+    Attributes:
+        before_key: begins each argument.
+        text: around values that are texts, which have no quotes; None where they have.
+        json: around values that are JSON.
+        comma: between arguments. One more may follow the last.
+        key: a regex of the keys that can be written.
+        new_key: a regex of keys that no schema names, as Lark has it, all of which can be written.
+        ends_key: no key holds these.
+        ends_text: no text without quotes holds these.
+    """
+
+    before_key: str = ""
+    text: tuple[str, str] | None = None
+    json: tuple[str, str]
+    comma: str = ""
+    key: str
+    new_key: str
+    ends_key: tuple[str, ...] = ()
+    ends_text: tuple[str, ...] = ()
+
+
+class Arguments(msgspec.Struct, frozen=True, tag=True):
+    """The arguments of a call in a layout: an object that follows a schema."""
+
+    schema: Any
+    layout: Layout
+
+
+Piece = Literal | Json | FreeText | OneOf | Maybe | Repeated | Either | Nested | RawText | Arguments
 Pieces = tuple[Piece, ...]
 
 
@@ -99,7 +171,7 @@ def schemas(pieces: Pieces) -> Iterator[Any]:
     """All schemas in pieces."""
     for piece in pieces:
         match piece:
-            case Json(schema):
+            case Json(schema) | Arguments(schema):
                 yield schema
             case Maybe(inside) | Repeated(inside):
                 yield from schemas(inside)

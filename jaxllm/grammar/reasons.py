@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+NOTHING_ENDS = "nothing that ends can match it"
+
 
 def plain(error: str) -> str:
     """llguidance's message without its parser's state, and without an option that clients cannot
@@ -11,4 +13,4 @@ def plain(error: str) -> str:
         "Enable 'coerce_one_of' option to approximate oneOf with anyOf",
         "Where several cases may match, write anyOf",
     )
-    return "nothing that ends can match it" if text == "NoExtensionBias" else text
+    return NOTHING_ENDS if text == "NoExtensionBias" else text

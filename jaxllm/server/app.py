@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from prometheus_client import CONTENT_TYPE_LATEST
@@ -39,7 +39,7 @@ from jaxllm.server.render import RenderChat, RenderCompletions
 from jaxllm.server.replica import ReplicaRoutes, health, readiness
 from jaxllm.server.responses.routes import ResponseRoutes
 from jaxllm.server.responses.store import ResponseStore
-from jaxllm.server.state import ServerState, page_of_cards
+from jaxllm.server.state import ServerState, Settings, page_of_cards
 from jaxllm.server.transport.auth import AuthMiddleware, route_path
 from jaxllm.server.transport.load_header import LoadHeader
 
@@ -142,16 +142,15 @@ def build(*states: ServerState, missing: Sequence[Sequence[str]] = ()) -> Any:
     if others or missing:
         apps = [app, *(routes(state, store) for state in others)]
         app = ByModel(states, apps, refuse, missing)
-    app = AuthMiddleware(
-        app,
-        first.settings.api_keys,
-        first.settings.admin_keys,
-        lambda: first.draining,
-        refuse,
-    )
     engines = [engine for state in states for engine in state.client.clients]
     app = LoadHeader(app, lambda: load_metrics([engine.stats for engine in engines]))
-    cors = first.settings.cors
+    return guarded(app, first.settings, lambda: first.draining)
+
+
+def guarded(app: Any, settings: Settings, draining: Callable[[], bool]) -> Any:
+    """An application behind the operator's keys and, if configured, CORS."""
+    app = AuthMiddleware(app, settings.api_keys, settings.admin_keys, draining, refuse)
+    cors = settings.cors
     if cors.origins:
         app = CORSMiddleware(
             app,

@@ -8,6 +8,7 @@ import orjson
 
 MAX_MESSAGE = 1000
 MAX_ECHO = 200
+OVERFLOW = "context_length_exceeded"  # the code of every refusal of a prompt that is too long
 ERROR_TYPES = {401: "authentication_error", 429: "rate_limit_error", 503: "overloaded_error"}
 
 _ADDRESS = re.compile(r"0x[0-9a-fA-F]{4,}")
@@ -61,6 +62,39 @@ class ApiError(Exception):
             **self.headers,
         }
         return [(name.encode(), value.encode()) for name, value in headers.items()], body
+
+
+class ContextOverflow(ApiError):
+    """The 400 for a prompt that the context does not hold, in the words by which clients notice it
+    and shorten their conversation.
+
+    Attributes:
+        tokens: of the prompt, or the least that it can have.
+        limit: tokens of the model's context.
+    """
+
+    def __init__(
+        self,
+        limit: int,
+        tokens: int,
+        param: str | None,
+        counted: str = "",
+        remedy: str = "shorten the prompt",
+        generates: bool = True,
+    ):
+        """`counted` is what was counted in place of tokens, which are then the least; `generates`
+        says that one of the context's tokens is for the answer."""
+        least = f"at least {tokens} tokens ({counted})" if counted else f"{tokens} tokens"
+        room = " and at least one must be generated" if generates and not counted else ""
+        super().__init__(
+            400,
+            f"this model's maximum context length is {limit} tokens, "
+            f"but the prompt has {least}{room}; {remedy}",
+            param=param,
+            code=OVERFLOW,
+        )
+        self.tokens = tokens
+        self.limit = limit
 
 
 def bad_request(message: str, param: str | None = None, code: str | None = None) -> ApiError:

@@ -248,7 +248,11 @@ class Chat(Generate):
         return found or self._state.decode_prompt(prompts[0][-PROMPT_END:])
 
     def structure(self, request: ChatRequest, prompt_end: str) -> Structure | None:
-        """See `answer_structure`."""
+        """See `answer_structure`. Where the template shows one call of a message, the grammar of
+        calls allows no second."""
+        if not self._state.several_calls(request.conversation):
+            tools = replace(request.tools, parallel=False)
+            request = replace(request, conversation=replace(request.conversation, tools=tools))
         return answer_structure(request, self._state.formats, prompt_end)
 
     def thinking_budget(self, request: ChatRequest, prompt_end: str) -> ThinkingBudget | None:

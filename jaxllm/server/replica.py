@@ -130,6 +130,7 @@ def engine_health(client: EngineClient, stall_seconds: float) -> dict[str, Any]:
         status = "stalled"
     return {
         "status": status,
+        **({"progress": client.progress.text} if status == "restarting" else {}),
         "running": stats.running,
         "waiting": stats.waiting,
         "last_step_age_s": round(silence, 3),

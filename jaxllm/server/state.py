@@ -102,7 +102,9 @@ class ServerState:
         client: EngineGroup,
         tokenizer: Tokenizer | None,
         defaults: dict[str, Any],
+        renders: Renders | None = None,
     ):
+        """`renders`: of the tokenizer's chat templates, if they have been started already."""
         self.settings, self.client, self.tokenizer = settings, client, tokenizer
         self.resolved: Resolved = client.resolved
         self.rules = Rules(
@@ -136,11 +138,9 @@ class ServerState:
         self.grammars = (
             None if tokenizer is None else GrammarQueue(Checker(special_tokens(tokenizer.backend)))
         )
-        self.renders = (
-            None
-            if tokenizer is None or not tokenizer.has_chat_template
-            else Renders(tokenizer.template_facts())
-        )
+        self.renders = renders
+        if renders is None and tokenizer is not None:
+            self.renders = renders_of(tokenizer, settings.template_kwargs)
         self._unknown: set[str] = set()
 
     @property
@@ -254,7 +254,10 @@ class ServerState:
         try:
             arguments = conversation.template_input.arguments(tokenizer.templates)
             text = await self.renders.text_of(
-                arguments, sanitized, self.rules.char_limit(truncated)
+                arguments,
+                sanitized,
+                self.rules.char_limit(truncated),
+                lambda chars: self.rules.too_many_chars(chars, "messages", truncated),
             )
             ids = await self.in_thread(tokenizer.encode_chat, text, sanitized)
         except TemplateError as error:
@@ -262,6 +265,12 @@ class ServerState:
         if not ids:
             raise bad_request("the chat template made an empty prompt of the messages", "messages")
         return ids
+
+    def several_calls(self, conversation: Conversation) -> bool:
+        """Whether one answer to a conversation may have several calls, which its template could
+        show later."""
+        tools = conversation.shown_tools or None
+        return self.renders is None or self.renders.traits_for(tools).several_calls
 
     def card(self, name: str) -> dict[str, Any]:
         """What /v1/models says of a served name, in the forms of OpenAI and Anthropic."""
@@ -296,6 +305,14 @@ class ServerState:
                 "this server runs without a tokenizer; send token ids to /v1/completions", param
             )
         return self.tokenizer
+
+
+def renders_of(tokenizer: Tokenizer, variables: dict[str, Any]) -> Renders | None:
+    """What renders a model's conversations, where these variables of its templates have values;
+    None for a model without a template."""
+    if not tokenizer.has_chat_template:
+        return None
+    return Renders(tokenizer.template_facts(), variables)
 
 
 def page_of_cards(states: Sequence[ServerState]) -> dict[str, Any]:

@@ -5,10 +5,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
 from pallas_kernels.grouped_matmul.groups import Groups
+from pallas_kernels.ordering import zeros_after
 
 
 def grouped_matmul(
@@ -42,8 +44,7 @@ def by_tile(
 ) -> Array:
     """The same, where `product(x_RI, expert)` gives `y_RO` of one tile's rows."""
 
-    def tile_of(each: tuple[Array, Array]) -> Array:
-        x_RI, expert = each
+    def tile_of(x_RI: Array, expert: Array) -> Array:
         y_RO = product(x_RI, expert).astype(jnp.float32)
         y_RO = y_RO if bias_EO is None else y_RO + bias_EO[expert].astype(jnp.float32)
         y = y_RO if gating is None else gating(*jnp.split(y_RO, 2, axis=1))
@@ -56,4 +57,10 @@ def by_tile(
     else:
         x_PI = x_PI if x_PI.shape[0] == groups.rows else groups.rows_of(x_PI)
         x_WRI = x_PI.reshape(tiles, tile, I)
-    return lax.map(tile_of, (x_WRI, groups.expert_W)).reshape(groups.rows, -1)
+    width = jax.eval_shape(tile_of, x_WRI[0], groups.expert_W[0]).shape[1]
+    x_WRI, zeros_WRO = zeros_after(x_WRI, (tiles, tile, width), x_PI.dtype)
+
+    def step(number: Array, y_WRO: Array) -> Array:
+        return y_WRO.at[number].set(tile_of(x_WRI[number], groups.expert_W[number]))
+
+    return lax.fori_loop(0, tiles, step, zeros_WRO).reshape(groups.rows, width)

@@ -6,10 +6,12 @@ import jax.numpy as jnp
 from jax import Array, lax
 
 from pallas_kernels.int4_matmul.packed import Int4, dequantised
+from pallas_kernels.ordering import together
 
 
 def int4_matmul(x_TI: Array, w: Int4) -> Array:
     """See `pallas_kernels.int4_matmul`. The weight is a temporary in x's type."""
+    x_TI, w = together(x_TI, w)
     weight = dequantised(w, x_TI.shape[1], x_TI.dtype)
     precision = lax.Precision.HIGHEST if x_TI.dtype == jnp.float32 else None
     y = lax.dot_general(

@@ -9,6 +9,7 @@ from jax import Array, lax
 
 from pallas_kernels import tiles
 from pallas_kernels.backends import AttentionOptions, shifted
+from pallas_kernels.ordering import together
 
 
 def latent_decode(
@@ -35,5 +36,7 @@ def latent_decode(
         return tiles.fold(carry, q_B1NW, k_B1TW, k_B1TW[..., :value_dim], mask, None)
 
     high = jnp.max(-(-lengths_B // tokens), initial=0)
-    carry = lax.fori_loop(0, high, step, tiles.start((B, 1, N), value_dim))
+    # XLA runs this on accelerators, too
+    q_B1NW, zero = together(q_B1NW, jnp.float32(0))
+    carry = lax.fori_loop(0, high, step, tiles.start((B, 1, N), value_dim, zero))
     return tiles.finish(carry)[:, 0].astype(q_BNW.dtype)

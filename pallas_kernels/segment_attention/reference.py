@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
+from pallas_kernels.ordering import zeros_after
 from pallas_kernels.segment_attention.segments import Segments
 
 BLOCK = 128  # queries
@@ -37,8 +38,7 @@ def segment_attention(
     k_SKH, v_SKH = beside(k_TKH), beside(v_TKH)
     precision = lax.Precision.HIGHEST if q_TNH.dtype == jnp.float32 else None
 
-    def attend(given: tuple[Array, Array, Array, Array]) -> Array:
-        start, q_QNH, first_Q, end_Q = given
+    def attend(start: Array, q_QNH: Array, first_Q: Array, end_Q: Array) -> Array:
         k_WKH, v_WKH = (lax.dynamic_slice_in_dim(x, start, width) for x in (k_SKH, v_SKH))
         q_QKGH = q_QNH.reshape(BLOCK, k_WKH.shape[1], -1, dim)
         score_KGQW = scale * jnp.einsum(
@@ -54,7 +54,14 @@ def segment_attention(
         o_QKGH = jnp.einsum("kgqw,wkh->qkgh", weight_KGQW, v_WKH, precision=precision)
         return o_QKGH.reshape(BLOCK, heads, dim)
 
-    q_BQNH = jnp.pad(q_TNH, ((0, rest), (0, 0), (0, 0))).reshape(-1, BLOCK, heads, dim)
-    seen = (jnp.pad(x, (0, rest)).reshape(-1, BLOCK) for x in (segments.first_T, segments.end_T))
-    o_BQNH = lax.map(attend, (jnp.arange(q_BQNH.shape[0]) * BLOCK, q_BQNH, *seen))
-    return o_BQNH.reshape(-1, heads, dim)[:tokens]
+    q_SNH = jnp.pad(q_TNH, ((0, rest), (0, 0), (0, 0)))
+    first_S, end_S = (jnp.pad(x, (0, rest)) for x in (segments.first_T, segments.end_T))
+    q_SNH, zeros_SNH = zeros_after(q_SNH, q_SNH.shape, q_SNH.dtype)
+
+    def step(block: Array, o_SNH: Array) -> Array:
+        start = block * BLOCK
+        own = (lax.dynamic_slice_in_dim(x, start, BLOCK) for x in (q_SNH, first_S, end_S))
+        return lax.dynamic_update_slice_in_dim(o_SNH, attend(start, *own), start, axis=0)
+
+    o_SNH = lax.fori_loop(0, (tokens + rest) // BLOCK, step, zeros_SNH)
+    return o_SNH[:tokens]

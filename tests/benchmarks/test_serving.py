@@ -181,6 +181,13 @@ def test_requests_that_the_server_refuses_are_counted_and_its_words_kept(server)
         serving.figures(serving.run(a, serving.jobs(a)), a)
 
 
+def test_a_vocabulary_that_is_smaller_than_the_ids_of_prompts_is_told_of_the_option(server):
+    few = ("--num-prompts", "1", "--random-input-len", "8", "--processes", "1")
+    a = arguments(*few, "--base-url", server.url)
+    with pytest.raises(SystemExit, match=r"outside the vocabulary.*--token-ids LOW HIGH"):
+        serving.figures(serving.run(a, serving.jobs(a)), a)
+
+
 def test_only_a_load_that_is_compared_can_be_imported(tmp_path):
     asked = vars(
         arguments(

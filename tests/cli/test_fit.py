@@ -119,3 +119,33 @@ def test_a_device_whose_largest_step_does_not_fit_by_the_estimate_is_refused(
     monkeypatch.setattr("jaxllm.engine.startup.resolve.measure_budget", lambda *_: small)
     with pytest.raises(ConfigError, match=r"is lacking for the rest.*What helps"):
         check_fit(EngineConfig(model="demo"))
+
+
+REFUSING = "{{ raise_exception('never') }}"
+WANTING = (
+    "{%- for message in messages -%}{{ message.content }}{%- for call in message.tool_calls -%}"
+    "{{ call.function.arguments + '' }}{%- endfor -%}{%- endfor -%}"
+)
+
+
+@pytest.mark.parametrize(
+    ("template", "says"),
+    [
+        (None, ["its chat template", "arguments of calls", "objects or text", "several"]),
+        (WANTING, ["arguments of calls", "text"]),
+        (REFUSING, ["fault", "never; histories stay as they are"]),
+    ],
+    ids=["its own", "of text", "refusing"],
+)
+def test_what_the_chat_template_shows_is_said(
+    template: str | None,
+    says: list[str],
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
+    flags = [] if template is None else ["--chat-template", template]
+    assert cli.main(["check", "demo", "--max-num-seqs", "4", "--max-model-len", "1K", *flags]) == 0
+    text = capsys.readouterr().out
+    assert all(words in text for words in says)
+    assert ("objects" in text) is (template is None)

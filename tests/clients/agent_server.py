@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pathlib
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 from jaxllm.config import EngineConfig
@@ -28,7 +27,6 @@ class AgentEngine(FakeEngine):
         self, config: EngineConfig, control: Control, tokenizer: Tokenizer, answer: Answer
     ):
         super().__init__(config, control, tokenizer)
-        self.resolved = replace(self.resolved, max_model_len=ROOM)
         self._answer = answer
         self._texts: dict[str, str] = {}
 
@@ -57,9 +55,10 @@ class AgentServer(Running):
     `prompts` are those that came, with their control tokens.
     """
 
-    def __init__(self, answer: Answer):
+    def __init__(self, answer: Answer, room: int = ROOM):
         settings = with_settings(served=("demo",), template_kwargs={"enable_thinking": True})
-        super().__init__(Tokenizer.load(DEMO), settings)
+        config = EngineConfig(model="fake", max_model_len=room)
+        super().__init__(Tokenizer.load(DEMO), settings, config=config)
         self.answer = answer
         self.prompts: list[str] = []
 

@@ -9,9 +9,11 @@ import shlex
 import subprocess
 from dataclasses import dataclass
 
+from tests.clients.agent_server import ROOM
 from tests.clients.environments import npm_install, run
 
 TASK = "Write one into first and two into second."
+ROOM_SHOWN = "131072"  # tokens of the context on the page
 PAGE = pathlib.Path(__file__).parents[2] / "docs" / "clients.md"
 
 
@@ -27,6 +29,8 @@ class Agent:
         settings: where it looks for what the page says, below its home.
         language: of these settings.
         setup: what npm runs after an installation where it is allowed to.
+        room: tokens of a context that the second of two long results does not fit; each has so many
+            `rows`.
     """
 
     package: str
@@ -37,6 +41,8 @@ class Agent:
     settings: str | None = None
     language: str = ""
     setup: str | None = None
+    room: int = 0
+    rows: int = 0
 
     @property
     def name(self) -> str:
@@ -48,16 +54,18 @@ class Agent:
         arguments = {self.argument: command}
         return self.tool, arguments | ({} if self.argument == "cmd" else {"description": "Write"})
 
-    def shown(self, language: str, url: str) -> str:
-        """What the page shows in this language, for the server at `url`."""
+    def shown(self, language: str, url: str, room: int = ROOM) -> str:
+        """What the page shows in this language, for the server at `url` and a context of `room`
+        tokens."""
         section = PAGE.read_text().partition(f"## {self.title}\n")[2].partition("\n## ")[0]
         found = re.search(rf"```{language}\n(.*?)```", section, re.DOTALL)
         assert found is not None, (self.title, language)
-        return found[1].replace("http://localhost:8000", url).replace("\\\n", " ")
+        shown = found[1].replace("http://localhost:8000", url).replace("\\\n", " ")
+        return shown.replace(ROOM_SHOWN, str(room))
 
-    def command(self, url: str) -> tuple[dict[str, str], list[str]]:
+    def command(self, url: str, room: int = ROOM) -> tuple[dict[str, str], list[str]]:
         """Variables and words of the page's command, with the task in place of its question."""
-        words = shlex.split(self.shown("sh", url))
+        words = shlex.split(self.shown("sh", url, room))
         pairs = [word.split("=", 1) for word in words if re.match("[A-Z_]+=", word)]
         binary, *arguments = words[len(pairs) : -1]
         return dict(pairs), [binary, *arguments, *self.options, TASK]
@@ -70,16 +78,19 @@ class Agent:
             done = run(["node", str(package / self.setup)], cwd=package)
             assert done.returncode == 0, done.stderr
 
-    def ask(self, folder: pathlib.Path, url: str) -> subprocess.CompletedProcess[str]:
-        """Give it the task, in the folder `work` and with a home of its own."""
+    def ask(
+        self, folder: pathlib.Path, url: str, room: int = ROOM
+    ) -> subprocess.CompletedProcess[str]:
+        """Give it the task, in the folder `work` and with a home of its own. It is told that the
+        context has `room` tokens."""
         home, work = folder / "home", folder / "work"
         for one in (home, work):
             one.mkdir()
         if self.settings is not None:
             path = home / self.settings
             path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(self.shown(self.language, url))
-        variables, (binary, *arguments) = self.command(url)
+            path.write_text(self.shown(self.language, url, room))
+        variables, (binary, *arguments) = self.command(url, room)
         return run(
             [str(folder / "node_modules" / ".bin" / binary), *arguments],
             seconds=240,
@@ -107,6 +118,8 @@ AGENTS = [
         ("--skip-git-repo-check", "--dangerously-bypass-approvals-and-sandbox"),
         ".codex/config.toml",
         "toml",
+        room=31_000,
+        rows=2000,
     ),
     Agent(
         "@anthropic-ai/claude-code@2.1.197",
@@ -115,6 +128,8 @@ AGENTS = [
         "command",
         ("--dangerously-skip-permissions",),
         setup="install.cjs",
+        room=85_000,
+        rows=5500,
     ),
     Agent(
         "opencode-ai@1.18.33",
@@ -124,5 +139,7 @@ AGENTS = [
         settings=".config/opencode/opencode.json",
         language="json",
         setup="postinstall.mjs",
+        room=32_000,
+        rows=2000,
     ),
 ]

@@ -33,9 +33,7 @@ def written(said: Said, format: str, schemas: dict[str, Any]) -> str:
     calls = []
     for number, (name, arguments) in enumerate(said.calls):
         pieces = parser.pieces(name, schemas[name], number)
-        whole = any(getattr(piece, "schema", None) is schemas[name] for piece in pieces)
-        values: list[Any] = [arguments] if whole else list(arguments.values())
-        calls.append(produced(pieces, iter(values), optional=False))
+        calls.append(produced(pieces, iter([arguments]), optional=False))
     section = parser.section
     block = section.begin + section.between.join(calls) + section.end if calls else ""
     return thought * bool(said.thought) + said.reply + block

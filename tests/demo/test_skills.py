@@ -21,11 +21,14 @@ from examples.demo_model.skills.tools import KINDS
 from examples.demo_model.tokenizer import render, renderer
 from jaxllm.chat_template import TemplateInput
 from jaxllm.server.openai.chat import read_messages
+from jaxllm.server.openai.limits import Rules
 from jaxllm.server.openai.tools import read_tool_use
 from jaxllm.server.parsing.registry import find_reasoning, find_tools
 from jaxllm.server.rendering.worker import Renderer
 from jaxllm.tokenizer import Tokenizer
+from tests.server.fake import RESOLVED
 
+RULES = Rules(resolved=RESOLVED, served=("demo",), longest_token=1 << 12)
 SIDES = pytest.mark.parametrize("held", [False, True], ids=["trained", "held out"])
 
 
@@ -181,7 +184,7 @@ def test_the_server_renders_and_encodes_training_conversations_to_the_same_bytes
             continue
         tools = read_tool_use({"tools": sample.tools or []})
         wanted = TemplateInput(
-            messages=read_messages(wire(sample.messages), 1 << 20),
+            messages=read_messages(wire(sample.messages), RULES, truncated=False),
             tools=[tool.form for tool in tools.tools] or None,
             add_generation_prompt=False,
             template_kwargs=sample.variables,

@@ -73,7 +73,10 @@ def every_shape(tiny_dir: str) -> Callable[..., Engine]:
     override the configuration."""
 
     def make(
-        processors: Sequence[Function] = (), report: Report | None = None, **overrides: Any
+        processors: Sequence[Function] = (),
+        report: Report | None = None,
+        leave_late: bool = False,
+        **overrides: Any,
     ) -> Engine:
         wishes: dict[str, Any] = {
             "model": tiny_dir,
@@ -87,9 +90,7 @@ def every_shape(tiny_dir: str) -> Callable[..., Engine]:
             "num_gpu_blocks_override": 96,
             "enforce_eager": True,
         }
-        return load_engine(
-            EngineConfig(**(wishes | overrides)), report, logits_processors=processors
-        )
+        return load_engine(EngineConfig(**(wishes | overrides)), report, processors, leave_late)
 
     return make
 

@@ -171,9 +171,11 @@ def test_a_recycled_slot_keeps_nothing_of_its_last_owner(make_engine: MakeEngine
     assert run(engine, [PROMPT[:3], PROMPT], [wild, plain])[1] == alone
 
 
+@pytest.mark.parametrize("leave_late", [False, True])
 def test_nothing_compiles_after_warm_up_whatever_is_asked(
-    every_shape: MakeEngine, tmp_path: Path, repo: Path
+    every_shape: MakeEngine, tmp_path: Path, repo: Path, leave_late: bool
 ) -> None:
+    """But late programs, which those requests wait for that need them first."""
     engine = every_shape(
         processors=[doubled],
         model=write_random(tmp_path, repo),
@@ -182,8 +184,10 @@ def test_nothing_compiles_after_warm_up_whatever_is_asked(
         enforce_eager=False,
         max_num_batched_tokens=16,
         num_gpu_blocks_override=24,
+        leave_late=leave_late,
     )
     assert engine.stats().compiles_after_warmup == 0
+    assert (engine.stats().missing_programs > 0) == leave_late
     mixes: list[dict[str, Any]] = [
         {"temperature": 0},
         {"temperature": 0.8},
@@ -219,6 +223,7 @@ def test_nothing_compiles_after_warm_up_whatever_is_asked(
         assert {delta.finish_reason for delta in deltas} <= {None, "stop", "length"}
     checker.end_processes()
     assert engine.stats().compiles_after_warmup == 0
+    assert (engine.stats().late_programs > 0) == leave_late
 
 
 def test_a_compilation_while_serving_is_counted(every_shape: MakeEngine) -> None:

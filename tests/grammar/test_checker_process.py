@@ -64,6 +64,20 @@ def test_a_grammar_whose_compilation_somebody_else_killed_is_not_at_fault() -> N
     own.end_processes()
 
 
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGINT])
+def test_what_service_managers_send_to_every_process_ends_no_compilation(number: int) -> None:
+    own = Checker(SPECIALS)
+    checking, found, fork = under_way(own, json=bomb(24))
+    process = own._compilers[-1]._process
+    assert process is not None
+    for one in (process, fork):
+        one.send_signal(number)
+    checking.join(20)
+    assert "too much time" in str(found[0])
+    assert own._compilers[-1]._process is process
+    own.end_processes()
+
+
 def test_a_compiler_that_ends_while_it_is_asked_is_not_the_fault_of_the_grammar() -> None:
     own = Checker(SPECIALS)
     checking, found, fork = under_way(own, json=bomb(24))

@@ -10,7 +10,8 @@ import sys
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from tests.engine.runtime.h200 import COMPILER, SPEC
+from tests.engine.runtime.cards import CARDS
+from tests.engine.runtime.h200 import COMPILER
 
 
 class Compiled(NamedTuple):
@@ -65,7 +66,7 @@ def _compile(op: str, devices: int, rows: int, width: int) -> str:
     from pallas_kernels.all_reduce.plan import layout_for
     from pallas_kernels.all_reduce.protocol import TABLE
 
-    shape = {"target_config": SPEC.read_text(), "topology": f"1x1x{devices}"}
+    shape = {"target_config": CARDS["h200"].target, "topology": f"1x1x{devices}"}
     target = topologies.get_topology_desc(platform="cuda", **shape).devices
     mesh = Mesh(np.asarray(target), ("tensor",))
     layout = layout_for(devices, rows, 2 * width, 8 * rows)

@@ -133,6 +133,9 @@ class FakeEngine:
     def wait_seconds(self) -> float:
         return 0.0
 
+    def make_late(self, made: Callable[[], None]) -> None:
+        pass
+
     def when_built(self, heard: Callable[[], None]) -> None:
         pass
 
@@ -331,9 +334,11 @@ def make(
     """A factory for `process.EngineProcess`. Loading lasts until the other end of `gate`, a named
     pipe, is closed."""
 
-    def factory(config: EngineConfig, on_phase: Callable[[str, float], None]) -> FakeEngine:
+    def factory(config: EngineConfig, on_phase: Callable[..., None]) -> FakeEngine:
         if gate is not None:
+            on_phase("Compiling", None, 12, 36)
             gate.read_bytes()
+            on_phase("Compiling", 1.0)
         if os.environ.get("STUCK_TOKENIZER") == "held" and config.max_model_len is None:
             never_return(holding_the_lock=True)
         on_phase("Loading nothing", 0.0)

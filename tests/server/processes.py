@@ -29,8 +29,10 @@ class Process:
         stuck: str = "",
         tokenizer: bool = False,
         config: pathlib.Path | None = None,
+        before: tuple[str, ...] = (),
     ):
-        """`config` lists models in place of `model_dir`; the first is served as m."""
+        """`config` lists models in place of `model_dir`; the first is served as m. `before` is a
+        command that runs the server."""
         models = () if "--model" in flags else ("--model", str(model_dir))
         models = (*models, "--served-model-name", "m")
         self._pid_file = tmp / "engine.pid"
@@ -44,6 +46,7 @@ class Process:
         if stuck:
             environ["STUCK_TOKENIZER"] = stuck
         command = [
+            *before,
             sys.executable,
             "-m",
             "tests.server.serve_fake",
@@ -81,6 +84,13 @@ class Process:
         """Wait until it serves."""
         self.says(" on http://127.0.0.1:")
         self.port = int(self.log.partition(" on http://127.0.0.1:")[2].split(" ")[0])
+        return self
+
+    def answering(self) -> Self:
+        """Wait until it answers while it loads."""
+        self.says("/health at http://127.0.0.1:")
+        self.says(" says how far it is")
+        self.port = int(self.log.partition("/health at http://127.0.0.1:")[2].split(" ")[0])
         return self
 
     @property

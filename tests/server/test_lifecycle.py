@@ -92,6 +92,76 @@ def test_a_second_signal_does_not_wait(launch: Any) -> None:
     assert gone(engine)
 
 
+@pytest.mark.parametrize("first", [signal.SIGHUP, signal.SIGTERM])
+def test_the_end_of_a_terminal_drains_too_and_is_no_second_signal(launch: Any, first: int) -> None:
+    server = launch(frozen=True).up()
+    with server.begin(stream=True) as stream:
+        server.busy()
+        server.process.send_signal(first)
+        server.says("shutting down")
+        # The kernel and a shell both send it; a service manager to every process
+        for process in (server.process.pid, server.engine):
+            os.kill(process, signal.SIGHUP)
+        assert server.get("/ready")[0] == 503
+        os.kill(server.engine, signal.SIGUSR1)
+        assert stream.status() == 200
+        assert stream.rest().rstrip(b"\r\n0").endswith(b"data: [DONE]")
+    assert server.ended() == 0
+    assert "not waiting" not in server.log and "Traceback" not in server.log
+
+
+def test_a_server_under_nohup_outlives_its_terminal(launch: Any) -> None:
+    server = launch(before=("nohup",)).up()
+    for process in (server.process.pid, server.engine):
+        os.kill(process, signal.SIGHUP)
+    assert server.get("/ready")[0] == 200
+    with server.begin() as whole:
+        assert whole.status() == 200
+    server.process.send_signal(signal.SIGTERM)
+    assert server.ended() == 0
+
+
+def test_the_end_of_a_terminal_ends_a_start(launch: Any, tmp_path: pathlib.Path) -> None:
+    gate = tmp_path / "gate"
+    os.mkfifo(gate)
+    server = launch(gate=gate)
+    with gate.open("wb"):
+        engine = server.engine
+        server.process.send_signal(signal.SIGHUP)
+        assert server.ended() == 128 + signal.SIGHUP
+        assert gone(engine)
+
+
+AT_TERMINAL = """if True:
+    import fcntl, runpy, termios
+    fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+    runpy.run_module("tests.server.serve_fake", run_name="__main__")
+"""
+
+
+def test_a_server_whose_terminal_is_gone_drains_though_it_cannot_log(
+    model_dir: pathlib.Path, tmp_path: pathlib.Path
+) -> None:
+    ours, terminal = os.openpty()
+    pids = tmp_path / "pids"
+    flags = ["--model", str(model_dir), "--host", "127.0.0.1", "--port", "0"]
+    server = subprocess.Popen(
+        [sys.executable, "-c", AT_TERMINAL, *flags, "--skip-tokenizer-init"],
+        stdin=terminal,
+        stdout=terminal,
+        stderr=terminal,
+        start_new_session=True,
+        env=os.environ | {"FAKE_ENGINE_PID": str(pids)},
+    )
+    os.close(terminal)
+    shown = b""
+    while b" on http://127.0.0.1:" not in shown:
+        shown += os.read(ours, 1 << 12)
+    os.close(ours)  # the kernel sends SIGHUP, and writing fails from now on
+    assert server.wait(60) == 0
+    await_gone(int(pids.read_text()))
+
+
 def test_the_engine_does_not_outlive_the_server(launch: Any) -> None:
     server = launch().up()
     engine = server.engine
@@ -111,6 +181,68 @@ def test_a_signal_while_loading_ends_everything(launch: Any, tmp_path: pathlib.P
         assert gone(engine)
     assert "serving" not in server.log
     assert "Traceback" not in server.log
+
+
+def test_while_it_loads_a_server_answers_how_far_it_is(launch: Any, tmp_path: pathlib.Path) -> None:
+    gate = tmp_path / "gate"
+    os.mkfifo(gate)
+    server = launch("--api-key", "key", gate=gate).answering()
+    with gate.open("wb"):
+        while (found := server.get("/health"))[1].find(b"compiled") < 0:
+            assert found[0] == 503
+        health = json.loads(found[1])
+        assert (health["status"], health["last_step_age_s"]) == ("loading", 0)
+        assert health["progress"] == "loading m: compiled 12 of 36 programs"
+        status, ready = server.get("/ready")
+        assert (status, json.loads(ready)["status"]) == (503, "loading")
+        assert server.get("/version")[0] == 200
+        status, page = server.get("/")
+        assert status == 503 and b"compiled 12 of 36" in page
+        assert server.get("/v1/models")[0] == 401, "keys are asked for as ever"
+        waiting = Open(server.port, get("/v1/models"))
+        refused = waiting.answer()
+        assert refused.status == 503 and int(refused.headers["retry-after"]) > 0
+        assert refused.error["code"] == "loading" and "12 of 36" in refused.error["message"]
+        with Open(server.port, get("/v1/messages")) as messages:
+            assert messages.answer().json()["type"] == "error"
+    server.up()
+    with waiting:  # the same connection
+        waiting.send(get("/v1/models"))
+        assert waiting.answer().json()["data"][0]["id"] == "m"
+    assert server.get("/health")[0] == server.get("/ready")[0] == 200
+    server.process.send_signal(signal.SIGTERM)
+    assert server.ended() == 0
+
+
+def get(path: str) -> bytes:
+    return f"GET {path} HTTP/1.1\r\nhost: a\r\nauthorization: Bearer key\r\n\r\n".encode()
+
+
+@pytest.mark.slow
+def test_a_start_without_a_terminal_says_every_ten_seconds_how_far_it_is(
+    launch: Any, tmp_path: pathlib.Path
+) -> None:
+    gate = tmp_path / "gate"
+    os.mkfifo(gate)
+    server = launch(gate=gate)
+    with gate.open("wb"):
+        server.says("loading m: compiled 12 of 36 programs, 10 s so far")
+    server.up()
+
+
+def test_a_restarted_engine_says_how_far_it_is(launch: Any, tmp_path: pathlib.Path) -> None:
+    gate = tmp_path / "gate"
+    os.mkfifo(gate)
+    server = launch(gate=gate)
+    with gate.open("wb"):
+        pass
+    os.kill(server.up().engine, signal.SIGKILL)
+    with gate.open("wb"):  # opens when the next engine loads
+        while (health := json.loads(server.get("/health")[1])).get("progress") != (
+            "compiled 12 of 36 programs"
+        ):
+            assert health["status"] in ("restarting", "dead")
+        assert health["status"] == "restarting"
 
 
 def run(*flags: str, **environ: str) -> subprocess.CompletedProcess[str]:

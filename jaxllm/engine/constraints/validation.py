@@ -70,10 +70,11 @@ def check_prompt(
             "the prompt is empty; it must have at least one token", "prompt", "empty_prompt"
         )
     if len(prompt) > longest:
-        room = " with at least one to generate" if longest < resolved.max_model_len else ""
+        generates = longest < resolved.max_model_len
+        room = " and at least one must be generated" if generates else ""
         raise RequestError(
-            f"the prompt has {len(prompt)} tokens, but the limit is {resolved.max_model_len} tokens"
-            f"{room}; shorten the prompt",
+            f"this model's maximum context length is {resolved.max_model_len} tokens, "
+            f"but the prompt has {len(prompt)} tokens{room}; shorten the prompt",
             "prompt",
             "context_length_exceeded",
         )

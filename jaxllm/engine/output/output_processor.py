@@ -194,6 +194,7 @@ class Counters:
         scheduler: Scheduler,
         unscheduled: int,
         compiles: int,
+        late: tuple[int, int],
         traffic: Traffic,
         sleep_level: int,
     ) -> EngineStats:
@@ -202,6 +203,7 @@ class Counters:
         Args:
             unscheduled: choices that wait for their grammar.
             compiles: programs compiled after warm-up.
+            late: programs made behind `/ready`, and those yet to be made.
             traffic: pages copied to host memory and back.
             sleep_level: 0 while the engine is awake.
         """
@@ -226,6 +228,8 @@ class Counters:
             self_check_failures=self.self_check_failures,
             self_check_problem=self.problem,
             compiles_after_warmup=compiles,
+            late_programs=late[0],
+            missing_programs=late[1],
             free_pages=sum(pool.free for pool in pools),
             num_pages=sum(pool.num_pages for pool in pools),
             sleep_level=sleep_level,

@@ -12,10 +12,10 @@ from typing import Any
 import jax
 from jax import Array
 
-from jaxllm.cache.kv import KVCache
+from jaxllm.cache.kv import KVCache, zeros_of
 from jaxllm.config import ConfigError
 from jaxllm.engine.runtime.compilation.executables import Executables, Recipe
-from jaxllm.engine.runtime.program import Key, Program, Variant
+from jaxllm.engine.runtime.program import KV, STATE, WEIGHTS, Key, Program, Resident, Variant
 from jaxllm.engine.runtime.programs import PROGRAMS
 from jaxllm.engine.runtime.shapes import StepShapes
 from jaxllm.engine.scheduling.buckets import ExtendShape
@@ -37,6 +37,7 @@ class Programs:
         self._variants: dict[Key, Variant] = {}
         self._compiled: dict[Key, jax.stages.Compiled] = {}
         self._making: dict[Key, Future[jax.stages.Compiled]] = {}
+        self._late: tuple[Key, ...] = ()
         self._stopped = False
 
     @functools.cached_property
@@ -71,8 +72,29 @@ class Programs:
         return self.variant(key).recipe(self.shapes)
 
     def compile_all(self, progress: Progress | None = None) -> None:
-        """Compile the whole lattice; `progress(done, total)` after each program."""
-        self.compile(self.lattice, progress)
+        """Compile the whole lattice but late programs; `progress(done, total)` after each
+        program."""
+        self.compile([key for key in self.lattice if key not in self._late], progress)
+
+    def leave_late(self) -> None:
+        """Have `compile_all` leave out what a server can be ready without. Until they are made,
+        steps take the shapes and samplers that are there. A program that has no other is made when
+        a step needs it first, which then waits for it."""
+        late = [k for k in self.lattice if not PROGRAMS[k.program].is_first(self.shapes, k.sizes)]
+        # Behind those that a request may wait for
+        self._late = tuple(sorted(late, key=lambda key: PROGRAMS[key.program].has_products))
+        self.executables.late = frozenset(map(self.name, late))
+        self.executables.compiles.leave_late(len(late))
+
+    @property
+    def late(self) -> tuple[Key, ...]:
+        """The late programs, in the order of making them."""
+        return self._late
+
+    @property
+    def missing(self) -> frozenset[Key]:
+        """The late programs that are not made yet."""
+        return frozenset(key for key in self._late if key not in self._compiled)
 
     def compile(self, keys: Iterable[Key], progress: Progress | None = None) -> None:
         """Compile the missing ones of these programs, in half as many threads as cores.
@@ -101,6 +123,11 @@ class Programs:
         """Make `compile`, in other threads, start no further program."""
         self._stopped = True
 
+    @property
+    def stopped(self) -> bool:
+        """Whether `stop` was called."""
+        return self._stopped
+
     def _fits(self, key: Key) -> bool:
         """Make a program, unless stopped; whether there was memory for it."""
         try:
@@ -126,9 +153,16 @@ class Programs:
         return making.result()
 
     def _compile(self, key: Key) -> jax.stages.Compiled:
-        return self.executables.compile(
+        made = self.executables.compile(
             self.name(key), self._rows(key), self.recipe(key), keep=self.is_kept(key)
         )
+        if key in self._late:
+            with self.executables.late_compiles:  # what makes the arrays that its first run finds
+                for at in self.variant(key).takes:
+                    if isinstance(at, Resident) and at not in (WEIGHTS, KV, STATE):
+                        zeros_of(at.shapes(self.shapes))
+            self.executables.compiles.made_late()
+        return made
 
     @property
     def largest(self) -> Key:

@@ -89,13 +89,18 @@ class ChunkLayout:
     Attributes:
         shape: T chunk tokens, R chunks, B decode rows.
         table_width: pages of a slot's table, of all cache groups together.
-        logit_rows: rows of logits of the step, at least B + R. Padded, so that few sampling
-            programs serve all shapes.
+        logit_rows: rows of logits of the step. Padded, so that few sampling programs serve all
+            shapes; less than B + R where no step uses so many.
     """
 
     shape: ExtendShape
     table_width: int
     logit_rows: int
+
+    @property
+    def closes_gaps(self) -> bool:
+        """As of `Buckets`."""
+        return self.logit_rows < self.shape.decodes + self.shape.chunks
 
     @functools.cached_property
     def arrays(self) -> Layout:

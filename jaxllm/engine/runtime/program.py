@@ -167,6 +167,8 @@ class Program:
         acknowledges: the last result is there when the host buffer was read; then `buffers` bounds
             memory. Otherwise `buffers` is what the steps in flight can use.
         runs: whether the model of these shapes needs it; most programs generate, in the last stage.
+        is_first: whether a server needs the variant to be ready. Where programs run on the
+            processors that compile them, others may come while it serves.
     """
 
     name: str
@@ -180,11 +182,17 @@ class Program:
     buffers: Callable[[StepShapes], int] = lambda shapes: in_flight(shapes) + 2
     acknowledges: bool = False
     runs: Callable[[StepShapes], bool] = lambda shapes: generates(shapes) and shapes.stage.is_last
+    is_first: Callable[[StepShapes, Sizes], bool] = lambda shapes, sizes: True
 
 
 def always(shapes: StepShapes) -> bool:
     """For flags of `Program` that no shape changes."""
     return True
+
+
+def never_first(shapes: StepShapes, sizes: Sizes) -> bool:
+    """Of programs that only some requests need, for `is_first`."""
+    return False
 
 
 def generates(shapes: StepShapes) -> bool:

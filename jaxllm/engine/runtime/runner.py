@@ -116,14 +116,28 @@ class Runner(Dispatcher):
     ):
         super().__init__(programs, weights, kv)
         self.eos_ids = eos_ids
-        self._samplers: dict[tuple[int, frozenset[int]], Key] = {}
+        self._samplers: dict[tuple[int, frozenset[int]], Key]
         self._updates: dict[ExtendShape | None, SlotUpdate] = {}
         self.slots = self.shapes.slots
         self.depth = 1
         # Of each decode bucket and extend shape without context, measured in warm-up
         self.seconds: dict[object, float] = {}
         self.link: Link | None = None  # to host memory, measured in warm-up
+        self.take_made()
         self._start_empty(kv)
+
+    def take_made(self) -> None:
+        """Use the shapes and samplers that are there from now on; more come with late programs.
+        Another thread may call it while steps run."""
+        self._missing = missing = self.programs.missing
+        best, buckets = self.shapes.samplers[-1], self.shapes.buckets
+        self._fitting = buckets.restricted(
+            lambda shape: (
+                forward_key(shape) not in missing
+                and Key("sample", (buckets.logit_rows(shape), best)) not in missing
+            )
+        )
+        self._samplers = {}
 
     @property
     def state(self) -> SlotState:
@@ -141,9 +155,11 @@ class Runner(Dispatcher):
         shape = self._fit(plan)
         results = self.run(self.pack(plan, shape))
         if isinstance(shape, ExtendShape):
+            closes_gaps = self.shapes.buckets.closes_gaps(shape)
+            first = len(plan.decodes) if closes_gaps else shape.decodes
             rows: Sequence[int] = (
                 *range(len(plan.decodes)),
-                *range(shape.decodes, shape.decodes + len(plan.chunks)),
+                *range(first, first + len(plan.chunks)),
             )
         else:
             rows = range(len(plan.decodes))
@@ -212,14 +228,32 @@ class Runner(Dispatcher):
         return Launch(tuple(calls))
 
     def warm_up(self, deep: bool = False) -> None:
-        """Run every program on padding rows, which use the trash slot and no page: once to load it,
-        once to record it, once to time it. Sets `seconds` and `depth`; `deep` asks for two steps in
-        flight however long they take."""
-        empty, buckets = Plan(decodes=(), positions=(), chunks=()), self.shapes.buckets
+        """Run every program that is there on padding rows, which use the trash slot and no page:
+        once to load it, once to record it, once to time it. Sets `seconds` and `depth`; `deep` asks
+        for two steps in flight however long they take."""
+        empty, buckets = Plan(decodes=(), positions=(), chunks=()), self._fitting
         self.run(Launch((self.pack_slots(empty),)))
         for pairs in buckets.copies:
             copies = pack_copies(((0, DROP_PAGE, 0),) * pairs, self.shapes)
             self.run(Launch(tuple(copies * RECORDING_RUNS)))
+        if not self._missing:
+            self._warm_up_slots()
+        if self.swapper is not None:
+            self.kv, self.link = self.swapper.warm_up(self.kv)
+        for shape in buckets.extend:
+            self.seconds[shape] = self._warm_up(shape, self.pack_slots(empty, shape))
+        for rows in buckets.decode:
+            self.seconds[rows] = self._warm_up(rows, (forward_key(rows), None))
+        if not self._missing:
+            self._warm_up_logprobs()
+        self._estimate_seconds()
+        self.expect_peers()
+        accelerator = self.shapes.platform != "cpu"
+        short = min(self.seconds.values()) < SHORT_STEP
+        self.depth = MAX_DEPTH if accelerator and (deep or short) else 1
+
+    def _warm_up_slots(self) -> None:
+        """`warm_up` of what requests ask of their slots' logits."""
         layout, bitmask = slot_layout(self.shapes.logits_params), Key("apply_token_bitmask")
         trash = np.zeros(layout.size, np.int32)
         layout.views(trash)["slot"][:] = self.slots
@@ -228,12 +262,10 @@ class Runner(Dispatcher):
             buffer = self._buffers[bitmask].lease()
             pack_bitmask(buffer, (), lambda *_: [], self.shapes)
             self.run(Launch(((bitmask, buffer),)))
-        if self.swapper is not None:
-            self.kv, self.link = self.swapper.warm_up(self.kv)
-        for shape in buckets.extend:
-            self.seconds[shape] = self._warm_up(shape, self.pack_slots(empty, shape))
-        for rows in buckets.decode:
-            self.seconds[rows] = self._warm_up(rows, (forward_key(rows), None))
+
+    def _warm_up_logprobs(self) -> None:
+        """`warm_up` of log-probabilities."""
+        buckets = self.shapes.buckets
         for rows in {*map(buckets.logit_rows, buckets.extend + buckets.decode)}:
             for width in self.shapes.widths * RECORDING_RUNS:
                 (packed,) = self.call(Key("logprobs", (rows, width)))
@@ -243,10 +275,21 @@ class Runner(Dispatcher):
             key = Key("prompt_logprobs", (buckets.score, width))
             (packed,) = self.run(Launch(((key, block),)))
             read(packed)
-        self.expect_peers()
-        accelerator = self.shapes.platform != "cpu"
-        short = min(self.seconds.values()) < SHORT_STEP
-        self.depth = MAX_DEPTH if accelerator and (deep or short) else 1
+
+    def _estimate_seconds(self) -> None:
+        """`seconds` of forwards that are made late: they take as long as their rows do between
+        those that were measured."""
+        buckets = self.shapes.buckets
+        for shapes in (buckets.extend, buckets.decode):
+            measured = sorted(
+                (forward_rows(shape), self.seconds[shape])
+                for shape in shapes
+                if shape in self.seconds
+            )
+            rows, took = zip(*measured, strict=True)
+            for shape in shapes:
+                estimate = float(np.interp(forward_rows(shape), rows, took))
+                self.seconds.setdefault(shape, estimate)
 
     def _warm_up(self, shape: int | ExtendShape, forward: tuple[Key, np.ndarray | None]) -> float:
         """Seconds of a forward once recorded; runs the programs that follow it too."""
@@ -256,10 +299,12 @@ class Runner(Dispatcher):
             self.run(Launch((forward,)))
             jax.block_until_ready(self._device.read(Resident("forward_output", rows)))
             seconds = time.perf_counter() - start
-        self.call(Key("process_logits", (rows,)))
+        if not self._missing:
+            self.call(Key("process_logits", (rows,)))
         for sampler in self.shapes.samplers:
-            (token,) = self.call(Key("sample", (rows, sampler)))
-            read(token)
+            if (key := Key("sample", (rows, sampler))) not in self._missing:
+                (token,) = self.call(key)
+                read(token)
         return seconds
 
     def _start_empty(self, kv: KVCache) -> None:
@@ -268,7 +313,7 @@ class Runner(Dispatcher):
 
     def _fit(self, plan: Plan) -> int | ExtendShape:
         """The compiled shape for a plan: decode rows, or an extend shape."""
-        buckets = self.shapes.buckets
+        buckets = self._fitting
         if not plan.chunks:
             return buckets.fit_decode(len(plan.decodes))
         tokens = sum(chunk.length for chunk in plan.chunks)
@@ -287,10 +332,12 @@ class Runner(Dispatcher):
 
     def _sample_key(self, rows: int, needs: frozenset[int]) -> Key:
         """The cheapest compiled sampler for requests of these `needs`, of few different sets."""
-        if (rows, needs) not in self._samplers:
-            sampler = self.shapes.sampler(sampler_of(needs))
-            self._samplers[rows, needs] = Key("sample", (rows, sampler))
-        return self._samplers[rows, needs]
+        samplers, missing = self._samplers, self._missing
+        if (rows, needs) not in samplers:
+            needed = sampler_of(needs)
+            keys = [Key("sample", (rows, s)) for s in self.shapes.samplers if s >= needed]
+            samplers[rows, needs] = next(key for key in keys if key not in missing)
+        return samplers[rows, needs]
 
     def _rewrite_logits(
         self, logit_rows: int, rewritten: list[tuple[int, int, Request]]
@@ -309,6 +356,11 @@ class Runner(Dispatcher):
                 values[row], failures[index] = np.nan, str(error)
         self._device.write(at, jax.device_put(values, logits.sharding))
         return failures
+
+
+def forward_rows(shape: int | ExtendShape) -> int:
+    """Rows that the forward of a decode bucket or an extend shape computes."""
+    return shape.tokens + shape.decodes if isinstance(shape, ExtendShape) else shape
 
 
 def _rewritten_rows(forwarded: Forwarded) -> list[tuple[int, int, Request]]:

@@ -178,10 +178,6 @@ class StepShapes:
             s for s in Sampler if s is not Sampler.RANDOM or self.draw_backend == "reference"
         )
 
-    def sampler(self, needed: int) -> Sampler:
-        """The cheapest compiled sampler that does what is needed."""
-        return next(s for s in self.samplers if s >= needed)
-
     @functools.cached_property
     def state(self) -> SlotState:
         """The slot state."""

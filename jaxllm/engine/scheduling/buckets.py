@@ -12,8 +12,8 @@ rows beside decodes than without.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 _DECODE_GPU = (1, 8, 16, 32, 64, 96, 128, 160, 192, 224, 256)  # 2 to 8 rows cost the same
@@ -31,7 +31,7 @@ _REGION_SPAN = (2, 32)
 _LOGITS_GPU = (16, 64, 128, 256)  # rows of logits: fewer cost the same on the way to a token
 _COPIES = (16, 64)  # pages copied at once
 _SCORE_GPU, _SCORE_CPU = 256, 32
-_TOKENS_CPU = (16, 32, 64, 256, 1024, 4096, 16384)
+_TOKENS_CPU = (16, 64, 256, 1024, 4096, 16384)
 _MAX_CHUNKS = 64
 # Rows, to which the largest shapes are rounded up: cuBLASLt's products of 8 bits take no other
 # numbers of rows, and XLA copies their inputs to larger arrays
@@ -51,6 +51,15 @@ class ExtendShape:
     chunks: int
     decodes: int
 
+    def fits_in(self, other: ExtendShape) -> bool:
+        """Whether another shape holds every step that this one holds."""
+        return (
+            self != other
+            and self.tokens <= other.tokens
+            and self.chunks <= other.chunks
+            and self.decodes <= other.decodes
+        )
+
 
 @dataclass(frozen=True, slots=True)
 class Buckets:
@@ -59,7 +68,8 @@ class Buckets:
     Attributes:
         decode: Rows of the decode programs.
         extend: Shapes of the extend programs.
-        logits: Row counts that logits are padded to, each with sampling programs of its own.
+        logits: Row counts that logits are padded to, each with sampling programs of its own. A step
+            has no more requests than slots, so the last may be less than a shape's rows.
         step_cost: Cost of one more step, in chunk tokens.
         score: Hidden states that become prompt log-probabilities at once.
     """
@@ -105,7 +115,7 @@ class Buckets:
         return cls(
             decode,
             tuple(sorted(shapes)),
-            tuple(sorted({*decode, most})) if cpu else _logit_rows(slots, most),
+            decode if cpu else _logit_rows(slots, most),
             32 if cpu else 128,
             min(top, _SCORE_CPU if cpu else _SCORE_GPU),
         )
@@ -140,6 +150,23 @@ class Buckets:
         )
         rows = tuple(sorted({shape.chunks for shape in prompts}))
         return cls((max_num_seqs,), prompts, rows, usual.step_cost, usual.score)
+
+    @property
+    def first(self) -> Buckets:
+        """The fewest of these shapes that hold any step, and a small one of each kind, so that a
+        short step does not take as long as the largest. `logits` are their row counts."""
+        most = max(shape.decodes for shape in self.extend)
+        small = next(shape for shape in self.extend if shape.decodes == most)
+        largest = {shape for shape in self.extend if not any(map(shape.fits_in, self.extend))}
+        return self.restricted({self.decode[0], self.decode[-1], small, *largest}.__contains__)
+
+    def restricted(self, is_there: Callable[[int | ExtendShape], bool]) -> Buckets:
+        """The forwards that are there, and their counts of rows of logits."""
+        decode = tuple(filter(is_there, self.decode))
+        extend = tuple(filter(is_there, self.extend))
+        shapes: list[int | ExtendShape] = [*decode, *extend]
+        logits = tuple(sorted({self.logit_rows(shape) for shape in shapes}))
+        return replace(self, decode=decode, extend=extend, logits=logits)
 
     @property
     def copies(self) -> tuple[int, ...]:
@@ -192,7 +219,12 @@ class Buckets:
         """Rows of logits of a decode bucket or an extend shape: one per decode row and chunk,
         padded."""
         needed = shape.decodes + shape.chunks if isinstance(shape, ExtendShape) else shape
-        return next(rows for rows in self.logits if rows >= needed)
+        return next(rows for rows in self.logits if rows >= min(needed, self.logits[-1]))
+
+    def closes_gaps(self, shape: ExtendShape) -> bool:
+        """Whether the rows of logits that a step uses move together: the chunks' stand behind those
+        of its decodes, not behind those of the shape."""
+        return shape.decodes + shape.chunks > self.logits[-1]
 
     def trim(self, tokens: int, chunks: int, decodes: int) -> int:
         """Tokens of these to run now: all, or those of the next smaller shape when that and steps
@@ -245,13 +277,13 @@ class Buckets:
 
 
 def _pairs_cpu(top: int, max_num_seqs: int) -> list[tuple[int, int]]:
-    """(tokens, decode rows) on CPU: every token count alone, and beside all rows where these are
-    not many more."""
+    """(tokens, decode rows) on CPU: few, since each takes seconds to compile. Token counts alone
+    where all decode rows would add more than an eighth, and beside all of them from twice as many
+    tokens on."""
     ladder = [t for t in _TOKENS_CPU if t < top] + [top]
-    # Beyond, all decode rows add less than an eighth
     alone = [t for t in ladder if t <= 8 * max_num_seqs]
     return [(t, 0) for t in alone] + [
-        (t, max_num_seqs) for t in ladder if t >= max_num_seqs // 2 or t == top
+        (t, max_num_seqs) for t in ladder if t >= 2 * max_num_seqs or t == top
     ]
 
 

@@ -60,7 +60,13 @@ class Report:
         """Time one phase of the start; yields `progress(done, total)`. A phase that raises is not
         reported."""
         start = time.perf_counter()
-        with self._bar(name) as progress:
+        with self._bar(name) as shown:
+
+            def progress(done: int, total: int) -> None:
+                shown(done, total)
+                self.phase_moved(name, done, total)
+
+            self.phase_moved(name, 0, 0)
             yield progress
         with self._lock:
             self.seconds[name] = time.perf_counter() - start
@@ -69,6 +75,9 @@ class Report:
     @contextmanager
     def _bar(self, name: str) -> Iterator[Progress]:
         yield lambda done, total: None
+
+    def phase_moved(self, name: str, done: int, total: int) -> None:
+        """Called when a phase begins, with zeros, and whenever it is further, by any thread."""
 
     def phase_finished(self, name: str, seconds: float) -> None:
         """Called once a phase, by the phase's thread, by one thread at a time."""
@@ -139,12 +148,14 @@ def table_rows(
 ) -> Rows:
     """Decisions, compiled programs of all stages, and the seconds of each phase."""
     count = sum(len(each.lattice) for each in programs)
+    late = sum(len(each.late) for each in programs)
+    shown = f"{count - late}, {late} more behind /ready" if late else f"{count}"
     lowered = sum(each.executables.lowered for each in programs)
     fresh = compiles.compiles - compiles.cache_hits
     kept = f"{lowered} lowered, {fresh} compiled, {compiles.cache_hits} cached"
     return [
         *decided_rows(setup, max(each.peak_bytes for each in programs)),
-        ("step programs", f"{count}; {kept}"),
+        ("step programs", f"{shown}; {kept}"),
         *((name.lower(), f"{spent:.2f} s") for name, spent in report.seconds.items()),
     ]
 

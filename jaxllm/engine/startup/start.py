@@ -136,9 +136,14 @@ def start(
     report: Report,
     logits_processors: Sequence[Function] = (),
     hosts: Hosts = ALONE,
+    leave_late: bool = False,
 ) -> Started:
     """Load, compile and warm up; `hosts` start the same engine. Raises ConfigError before any
-    loading when it cannot work."""
+    loading when it cannot work.
+
+    Args:
+        leave_late: on CPUs, leave for `make_late` what an engine can be ready without.
+    """
     config, model_dir, spec = read_model(config)
     use_compilation_cache(config.compilation_cache_dir)
     reserve_as(config)
@@ -159,7 +164,10 @@ def start(
         # Before the runner, whose buffers in pinned memory would wait for it
         devices = own_devices(meshes)
         with pinning(setup, devices, report) as pinned:
-            loaded = _load_and_compile(workers, setup, meshes, config, report, processors)
+            leave_late = leave_late and _may_leave_late(setup, config)
+            loaded = _load_and_compile(
+                workers, setup, meshes, config, report, processors, leave_late
+            )
     setup = loaded[-1].setup
     check_same(hosts, setup.resolved)
     runner = _make_runner(loaded, meshes, report)
@@ -254,6 +262,7 @@ def _load_and_compile(
     config: EngineConfig,
     report: Report,
     processors: tuple[Processor, ...],
+    leave_late: bool,
 ) -> list[Loaded]:
     """All stages of this process, the last one at the end: mostly that one alone, which `setup` is
     of.
@@ -289,6 +298,8 @@ def _load_and_compile(
                 workers.start(setup, programs, programs.lattice)
                 if known:
                     decided(setup)
+                if leave_late:
+                    programs.leave_late()
                 programs.compile_all(last)
                 stages = before.compiled()
             check_largest_step(setup, programs)
@@ -296,6 +307,14 @@ def _load_and_compile(
     return [
         Loaded(*stage, own) for stage, own in zip([*stages, (setup, programs)], leaves, strict=True)
     ]
+
+
+def _may_leave_late(setup: Setup, config: EngineConfig) -> bool:
+    """Whether programs may come while the engine serves. On accelerators all streams would wait for
+    one; several devices would wait for each other."""
+    alone = setup.hosts.count == setup.stage.count == setup.mesh.size == 1
+    on_cpu = setup.mesh.devices.flat[0].platform == "cpu"
+    return on_cpu and alone and setup.spec.pooling is None and not config.enforce_eager
 
 
 def _load(

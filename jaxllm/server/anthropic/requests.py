@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
+from types import MappingProxyType
 from typing import Any
 
 from jaxllm.server.anthropic.messages import read_conversation
@@ -47,11 +49,15 @@ def parse_messages(body: dict[str, Any], rules: Rules) -> ChatRequest:
 
 
 def parse_count(body: dict[str, Any], rules: Rules) -> ChatRequest:
-    """The chat request of a body whose tokens are to be counted."""
-    return _parsed(body | {"max_tokens": 1, "stream": None}, rules)
+    """The chat request of a body whose tokens are to be counted; they may be more than the context
+    holds."""
+    return _parsed(body | {"max_tokens": 1, "stream": None}, rules, {"truncate_prompt_tokens": -1})
 
 
-def _parsed(body: dict[str, Any], rules: Rules) -> ChatRequest:
+def _parsed(
+    body: dict[str, Any], rules: Rules, more: Mapping[str, Any] = MappingProxyType({})
+) -> ChatRequest:
+    """The chat request of a body, with more fields of a chat."""
     refuse_unsupported(body, NEUTRAL)
     chat: dict[str, Any] = {name: body.get(name) for name in SAME}
     chat["max_tokens"] = body["max_tokens"]
@@ -64,12 +70,12 @@ def _parsed(body: dict[str, Any], rules: Rules) -> ChatRequest:
             )
         chat["continue_final_message"] = True
     chat["stop"] = read_field(body, "stop_sequences", list, []) or None
-    chat |= _tools(body) | _thinking(body) | _output(body)
+    chat |= _tools(body) | _thinking(body) | _output(body) | dict(more)
     try:
         request = parse_chat(chat, rules)
     except ApiError as error:
-        message = in_our_words(error.message)
-        raise ApiError(error.status, message, param=error.param, code=error.code) from None
+        error.message = in_our_words(error.message)
+        raise
     if request.structure is None:
         return request
     return replace(request, structure=replace(request.structure, field="output_config.format"))

@@ -15,6 +15,7 @@ from typing import Any
 from jaxllm.config import EngineConfig, Resolved
 from jaxllm.messages import EngineStats, EngineView, GenerateRequest, PoolingRequest, TextDelta
 from jaxllm.server.engine.connection import EngineConnection
+from jaxllm.server.engine.progress import StartProgress
 from jaxllm.server.engine.routing import CachedPages
 from jaxllm.server.engine.streams import InFlight, Observer, Stream
 from jaxllm.server.engine.wire import (
@@ -55,6 +56,7 @@ class EngineClient:
         stats: the engine's latest snapshot.
         last_message: time.monotonic of the latest message.
         choices: choices in flight, including those not yet sent to the engine.
+        progress: how far the current or the last start is.
         restarting: whether another engine process is being started.
         given_up: whether none will be started any more.
         waiting_tokens: tokens of prompts without a first output.
@@ -67,10 +69,10 @@ class EngineClient:
         self,
         config: EngineConfig,
         observer: Observer | None = None,
-        on_phase: Callable[[Phase], None] = lambda phase: None,
         tells_prefixes: bool = False,
     ):
-        self._config, self._on_phase, self._tells_prefixes = config, on_phase, tells_prefixes
+        self._config, self._tells_prefixes = config, tells_prefixes
+        self.progress = StartProgress()
         self.observer = observer or Observer()
         self._connection: EngineConnection | None = None
         self._resolved: Resolved | None = None
@@ -98,6 +100,7 @@ class EngineClient:
         """Start the engine at the other end and wait until it takes requests; callable again
         after its death. Raises EngineDied."""
         config, began = self._config, time.monotonic()
+        self.progress = StartProgress()
         if self._resolved is not None:  # requests are checked against the first engine's context
             config = dataclasses.replace(config, max_model_len=self._resolved.max_model_len)
         self._connection = EngineConnection(self._receive, self._lost, process_id)
@@ -286,7 +289,7 @@ class EngineClient:
                 failed = "the engine failed while it ran this request; send it again"
                 self.fail_all(lambda: server_error(failed), sent_only=True)
             case Phase():
-                self._on_phase(message)
+                self.progress.hear(message)
             case Answered(error):
                 answer = self._commands.popleft()
                 if not answer.done():  # its client has gone

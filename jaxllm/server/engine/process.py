@@ -28,7 +28,7 @@ from jaxllm.engine.runtime.profile import Profiler
 from jaxllm.messages import GenerateRequest, PoolingRequest, RequestError, TextDelta
 from jaxllm.sampling.values import OptionError
 from jaxllm.server import logs
-from jaxllm.server.engine.loading import AnyEngine, Factory, PhaseFinished, load, load_in_lines
+from jaxllm.server.engine.loading import AnyEngine, Factory, PhaseHeard, load, load_in_lines
 from jaxllm.server.engine.outbox import Outbox
 from jaxllm.server.engine.wire import (
     Abort,
@@ -73,7 +73,11 @@ class GrammarReady:
     """In the queue of messages: a grammar that requests wait for is built."""
 
 
-type Message = ToEngine | GrammarReady | None  # None: the other side has gone
+class ProgramMade:
+    """In the queue of messages: one of the late programs is made, so the statistics changed."""
+
+
+type Message = ToEngine | GrammarReady | ProgramMade | None  # None: the other side has gone
 
 
 class EngineProcess:
@@ -139,7 +143,7 @@ class EngineProcess:
         if not isinstance(first, Start):
             return None
         self._profiler = Profiler(first.config.profiler_dir)
-        engine = self._factory(first.config, lambda name, s: self._send(Phase(name, s)))
+        engine = self._factory(first.config, lambda *phase: self._send(Phase(*phase)))
         if engine is None:
             self._grace = ORPHAN_GRACE  # nothing is left to do but to end
             return None
@@ -151,6 +155,7 @@ class EngineProcess:
         self._grace = ORPHAN_GRACE
         start = self._follow_prefixes(engine) if first.tells_prefixes else None
         self._send(Ready(engine.resolved, start))
+        engine.make_late(lambda: self._inbox.put(ProgramMade()))
         return engine
 
     def _follow_prefixes(self, engine: AnyEngine) -> bytes | None:
@@ -252,7 +257,7 @@ class EngineProcess:
                 self._send_outputs(engine, [])
         return [] if engine.has_work else [self._inbox.get()]
 
-    def _handle(self, engine: AnyEngine, message: ToEngine | GrammarReady) -> None:
+    def _handle(self, engine: AnyEngine, message: ToEngine | GrammarReady | ProgramMade) -> None:
         match message:
             case Abort(id):
                 engine.abort(id)
@@ -344,11 +349,11 @@ def main(argv: list[str] | None = None, factory: Factory | None = None) -> int:
     make = factory or (load_in_lines if args.log_format == "json" else load)
     sock.set_inheritable(False)  # a child that outlives this process must not hold it open
     # Systemd sends them to every process of a service
-    for number in (signal.SIGINT, signal.SIGTERM):
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         # The HTTP process decides when this one ends, and lets requests finish before
         signal.signal(number, signal.SIG_IGN)
 
-    def load_engine(config: EngineConfig, on_phase: PhaseFinished) -> AnyEngine | None:
+    def load_engine(config: EngineConfig, on_phase: PhaseHeard) -> AnyEngine | None:
         """While it loads, a library may hold Python's lock, and `orphan` would not run."""
         die_with_parent(True)
         engine = make(config, on_phase)

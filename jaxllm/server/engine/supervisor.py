@@ -9,6 +9,7 @@ import time
 
 from jaxllm.server.engine.client import EngineClient
 from jaxllm.server.engine.connection import WORDLESS, EngineDied, launch, way_of_ending
+from jaxllm.server.engine.progress import said
 from jaxllm.server.engine.wire import Died
 
 STATUS_SECONDS = 1.0  # for a process that has said nothing to show how it ended
@@ -22,7 +23,8 @@ logger = logging.getLogger("jaxllm.server")
 
 class EngineSupervisor:
     """Owns the engine process behind an EngineClient. `max_restarts` bounds restarts in a row,
-    `name` is the engine's in the log."""
+    `name` is the engine's in the log. With `start_title`, which begins these lines, the log is told
+    how far a start is."""
 
     def __init__(
         self,
@@ -30,9 +32,11 @@ class EngineSupervisor:
         command: tuple[str, ...],
         max_restarts: int,
         name: str = "the engine",
+        start_title: str | None = None,
     ):
         self._client, self._command, self._max_restarts = client, command, max_restarts
         self._name = name
+        self._start_title = start_title
         self._process: subprocess.Popen[bytes] | None = None
         self._restarts = 0  # in a row
         self._ready_at = 0.0  # time.monotonic
@@ -41,8 +45,10 @@ class EngineSupervisor:
         """Start a process and wait until it takes requests. Raises EngineDied."""
         self._process, sock = launch(self._command)
         logger.info("loading the model in engine process %d", self._process.pid)
+        client = self._client
         try:
-            await self._client.connect(sock, self._process.pid)
+            async with said(self._start_title, lambda: client.progress.text):
+                await client.connect(sock, self._process.pid)
         except EngineDied as error:
             raise EngineDied(Died(await self._reason(error.died), error.died.expected)) from None
         self._ready_at = time.monotonic()

@@ -85,10 +85,13 @@ class Inspect(msgspec.Struct, tag=True, frozen=True):
 
 
 class Phase(msgspec.Struct, tag=True, frozen=True):
-    """A phase of the start has ended."""
+    """A phase of the start has ended after so many seconds. Without them it has begun, or is so far
+    in what it counts (programs, bytes); a total of 0 is not known."""
 
     name: str
-    seconds: float
+    seconds: float | None
+    done: int = 0
+    total: int = 0
 
 
 class Ready(msgspec.Struct, tag=True, frozen=True):

@@ -8,13 +8,16 @@ import os
 import signal
 import socket
 import subprocess
+import sys
+import time
 from types import FrameType
 
 from jaxllm.config import ConfigError, EngineConfig
 from jaxllm.hosts.group import LOST_STATUS
 from jaxllm.server.engine.connection import EngineDied, launch, way_of_ending
+from jaxllm.server.engine.progress import LINE, SAID_SECONDS, StartProgress
 from jaxllm.server.engine.wire import Died, Frames, Phase, Start, ToServer, encode
-from jaxllm.server.lifecycle.signals import NUMBERS
+from jaxllm.server.lifecycle.signals import repeats, stopping_signals
 
 logger = logging.getLogger("jaxllm.server")
 
@@ -30,7 +33,7 @@ def follow(config: EngineConfig, command: tuple[str, ...]) -> int:
     except EngineDied as error:
         raise ConfigError(str(error)) from None
     patience = Patience(process)
-    for number in NUMBERS:
+    for number in stopping_signals():
         signal.signal(number, patience.signalled)
     where = f"{config.master_addr}:{config.master_port}"
     logger.info("host %d follows %s in engine process %d", config.node_rank, where, process.pid)
@@ -51,24 +54,53 @@ class Patience:
     """What a follower makes of signals while it waits for the end of its engine process."""
 
     def __init__(self, process: subprocess.Popen[bytes]):
-        self._process, self._patient = process, False
+        self._process = process
+        self._patient = False  # whether the next signal is only noted
+        self._noted = False
+        self._progress = StartProgress()
 
     def listen(self, sock: socket.socket, config: EngineConfig) -> Died | None:
-        """Have the engine process start; returns its last words, if there are any, at its end."""
+        """Have the engine process start; returns its last words, if there are any, at its end. A
+        log that is no terminal is told how far the start is."""
         frames = Frames[ToServer](ToServer)
+        began = time.monotonic()
+        told = began
+        sock.settimeout(None if sys.stderr.isatty() else SAID_SECONDS)
         with contextlib.suppress(ConnectionError):  # it has ended
             sock.sendall(encode(Start(config)))
-            while data := sock.recv(1 << 16):
-                for message in frames.feed(data):
+            while (data := received(sock)) != b"":
+                for message in frames.feed(data or b""):
                     if isinstance(message, Died):
                         return message
-                    self._patient |= isinstance(message, Phase)
+                    if isinstance(message, Phase):
+                        self._heard(message)
+                now = time.monotonic()
+                if sock.gettimeout() and self._progress.running and now - told >= SAID_SECONDS:
+                    told = now
+                    title = f"loading host {config.node_rank}"
+                    logger.info(LINE, title, self._progress.text, now - began)
         return None
+
+    def _heard(self, phase: Phase) -> None:
+        self._progress.hear(phase)
+        if not self._noted:
+            self._patient = True
 
     def signalled(self, number: int, frame: FrameType | None) -> None:
         """A signal's handler."""
+        if self._noted and repeats(number):
+            return
         if not self._patient:
             self._process.kill()
             os._exit(128 + number)
         self._patient = False
+        self._noted = True
         logger.info("following until the controller stops; a second signal ends this host now")
+
+
+def received(sock: socket.socket) -> bytes | None:
+    """What the socket has; nothing at its end, None where nothing came in its time."""
+    try:
+        return sock.recv(1 << 16)
+    except TimeoutError:
+        return None

@@ -19,6 +19,7 @@ from jaxllm.server.command_line.options import Options
 from jaxllm.server.engine.connection import ENGINE_COMMAND
 from jaxllm.server.lifecycle.served_model import ServedModel
 from jaxllm.server.lifecycle.signals import Signals
+from jaxllm.server.lifecycle.starting import Starting
 from jaxllm.server.state import ServerState
 from jaxllm.server.tracing import Tracing
 from jaxllm.server.transport.http import HttpServer, http_server
@@ -48,16 +49,32 @@ async def serve(
     first model. Raises ConfigError when no engine can be loaded."""
     raise_file_limit()
     signals = Signals()
-    wanted = [ServedModel(options, path, command) for options, path in models]
+    options = models[0][0]
+    wanted = [ServedModel(own, path, command) for own, path in models]
+    starting = Starting(options.settings, lambda: _progress(wanted))
+    tls = None if options.tls is None else options.tls.context
+    server = http_server(starting, options.root_path, tls)
+    listen(sock)
+    serving = asyncio.ensure_future(server.serve(sockets=[sock]))
+    logger.info("loading; /health at %s says how far it is", address(options, sock))
     try:
         served = await _load(wanted, signals)
         if signals.first.done():
             return 128 + signals.first.result()
         missing = [model.names for model in wanted if model not in served]
-        status = await _serve(models[0][0], served, missing, sock, signals)
+        starting.open(application(options, served, missing))
+        announce(options, [name for model in served for name in model.names], sock)
+        status = await _serve(options, served, (server, serving), signals)
         return status or int(bool(missing))
     finally:
+        await _close(server, serving, force=True)
         await asyncio.gather(*(model.stop(signals.second.done()) for model in wanted))
+
+
+def _progress(models: Sequence[ServedModel]) -> str:
+    """How far the start is, in words."""
+    waiting = [f"{model.name}: {model.progress}" for model in models if model.loading]
+    return f"loading {', '.join(waiting)}" if waiting else "starting"
 
 
 async def _load(wanted: Sequence[ServedModel], signals: Signals) -> list[ServedModel]:
@@ -81,24 +98,12 @@ async def _load(wanted: Sequence[ServedModel], signals: Signals) -> list[ServedM
 async def _serve(
     options: Options,
     models: Sequence[ServedModel],
-    missing: Sequence[Sequence[str]],
-    sock: socket.socket,
+    running: tuple[HttpServer, asyncio.Future[None]],
     signals: Signals,
 ) -> int:
-    """Serve these models until a signal, or until all are lost; returns the exit status. `missing`
-    are the names of those that could not be loaded."""
+    """Serve these models until a signal, or until all are lost; returns the exit status."""
+    server, serving = running
     states = [model.state for model in models]
-    tls = None if options.tls is None else options.tls.context
-    app = build(*states, missing=missing)
-    if options.tracing is not None:
-        app = trace(states, options.tracing, app)
-    server = http_server(app, options.root_path, tls)
-    # Objects made so far live as long as the process: Python's collector would search them while
-    # streams wait
-    gc.collect()
-    gc.freeze()
-    listen(sock)
-    serving = asyncio.ensure_future(server.serve(sockets=[sock]))
     beside = [
         asyncio.ensure_future(model.log_stats(options.stats_seconds))
         for model in models
@@ -106,11 +111,8 @@ async def _serve(
     ]
     if options.tls is not None and options.tls_refresh:
         beside.append(asyncio.ensure_future(options.tls.watch()))
-    announce(options, [name for state in states for name in state.settings.served], sock)
     for model in models:
         model.announce()
-        if model.state.renders is not None:
-            model.state.renders.start()
     try:
         await _until_stopped(models, serving, signals)
         status = 1
@@ -126,6 +128,21 @@ async def _serve(
         await asyncio.gather(*(state.shut_down() for state in states))
         if options.tracing is not None:
             await asyncio.to_thread(options.tracing.close)
+
+
+def application(
+    options: Options, models: Sequence[ServedModel], missing: Sequence[Sequence[str]]
+) -> Any:
+    """The application of the models that could be loaded; `missing` are the names of the others."""
+    states = [model.state for model in models]
+    app = build(*states, missing=missing)
+    if options.tracing is not None:
+        app = trace(states, options.tracing, app)
+    # Objects made so far live as long as the process: Python's collector would search them while
+    # streams wait
+    gc.collect()
+    gc.freeze()
+    return app
 
 
 def trace(states: Sequence[ServerState], tracing: Tracing, app: Any) -> Any:
@@ -201,16 +218,22 @@ async def _close(server: HttpServer, serving: asyncio.Future[None], force: bool)
     serving.cancel()
 
 
+def address(options: Options, sock: socket.socket) -> str:
+    """Where the server is reached."""
+    if options.uds is not None:
+        return f"the Unix socket {options.uds}"
+    host, port = sock.getsockname()[:2]
+    name = "localhost" if host in ("0.0.0.0", "::") else host
+    scheme = "http" if options.tls is None else "https"
+    return f"{scheme}://{f'[{name}]' if ':' in name else name}:{port}"
+
+
 def announce(options: Options, names: Sequence[str], sock: socket.socket) -> None:
     """Log the address, and a warning when everybody on the network may use it."""
     settings, routes = options.settings, "OpenAI protocol under /v1"
-    if options.uds is not None:
-        where = f"the Unix socket {options.uds}"
-    else:
+    where = address(options, sock)
+    if options.uds is None:
         host, port = sock.getsockname()[:2]
-        name = "localhost" if host in ("0.0.0.0", "::") else host
-        scheme = "http" if options.tls is None else "https"
-        where = f"{scheme}://{f'[{name}]' if ':' in name else name}:{port}"
         if host not in ("127.0.0.1", "::1") and not settings.api_keys:
             logger.warning(
                 "listening on every address without an API key: "

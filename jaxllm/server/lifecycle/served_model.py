@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import sys
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -25,7 +26,9 @@ from jaxllm.server.errors import ApiError, overloaded
 from jaxllm.server.lifecycle.launches import engine_launches
 from jaxllm.server.lifecycle.signals import Signals
 from jaxllm.server.parsing.formats import format_name
-from jaxllm.server.state import ServerState
+from jaxllm.server.rendering.renders import Renders
+from jaxllm.server.state import ServerState, renders_of
+from jaxllm.templates.traits import table_of
 from jaxllm.tokenizer import Tokenizer
 
 logger = logging.getLogger("jaxllm.server")
@@ -39,6 +42,7 @@ class ServedModel:
         name: the first of them.
         client: the way to its engines.
         state: what its routes share, once it is loaded.
+        loading: whether it is being loaded.
     """
 
     state: ServerState
@@ -47,20 +51,15 @@ class ServedModel:
         self._options, self._model_dir = options, model_dir
         self.names = options.settings.served
         self.name = self.names[0]
+        self.loading = False
+        # While the tokenizer is loaded, and what its templates show is found out
+        self._chats: asyncio.Future[tuple[Tokenizer | None, Renders | None]] | None = None
         self._defaults = read_generation_config(options, model_dir)
+        logged = options.log_format == "json" or not sys.stderr.isatty()  # else there are bars
         launches = engine_launches(options, model_dir)
         several = len(launches) > 1
         self.client = EngineGroup(
-            [
-                EngineClient(
-                    launch.config,
-                    on_phase=lambda phase: logger.debug(
-                        "%s took %.2f s", phase.name, phase.seconds
-                    ),
-                    tells_prefixes=several,
-                )
-                for launch in launches
-            ],
+            [EngineClient(launch.config, tells_prefixes=several) for launch in launches],
             options.max_queued_tokens,
             options.config.seed,
         )
@@ -70,6 +69,7 @@ class ServedModel:
                 launch.command(command),
                 options.max_engine_restarts,
                 f"engine {number}" if several else "the engine",
+                start_title(self.name, number if several else None) if logged else None,
             )
             for number, (client, launch) in enumerate(
                 zip(self.client.clients, launches, strict=True)
@@ -83,18 +83,21 @@ class ServedModel:
         While the tokenizer loads, signals end the process: its library may never return, or hold
         Python's lock, and the engine process ends with this one.
         """
+        self.loading = True
         signals.end_process()
-        loading = in_daemon_thread(lambda: load_tokenizer(self._options, self._model_dir))
+        loading = in_daemon_thread(lambda: load_chats(self._options, self._model_dir))
         loading.add_done_callback(signals.count)
+        self._chats = loading
         starting = [supervisor.start() for supervisor in self._supervisors]
         both = asyncio.gather(loading, *starting)
         try:
             await asyncio.wait((both, signals.first), return_when=asyncio.FIRST_COMPLETED)
             if both.done():
-                tokenizer = both.result()[0]
+                both.result()
+                tokenizer, renders = loading.result()
                 self.client.check_alike()
                 self.state = ServerState(
-                    self._options.settings, self.client, tokenizer, self._defaults
+                    self._options.settings, self.client, tokenizer, self._defaults, renders
                 )
                 await self._sleep_if_asked()
                 return
@@ -104,8 +107,21 @@ class ServedModel:
         except EngineDied as error:
             raise ConfigError(str(error)) from None
         finally:  # another model's tokenizer may be next
+            self.loading = False
             loading.remove_done_callback(signals.count)
             signals.count()
+
+    @property
+    def progress(self) -> str:
+        """How far the start is, in words."""
+        waiting = [
+            (f"engine {number}: " if len(self.client.clients) > 1 else "") + client.progress.text
+            for number, client in enumerate(self.client.clients)
+            if not client.alive
+        ]
+        if self._chats is not None and not self._chats.done():
+            waiting.append("loading the tokenizer")
+        return "; ".join(waiting)
 
     async def _sleep_if_asked(self) -> None:
         """Give the memory to models that are loaded after this one. Raises ConfigError."""
@@ -129,6 +145,11 @@ class ServedModel:
             format_name(formats.reasoning),
             format_name(formats.tools),
         )
+        traits = {} if self.state.renders is None else self.state.renders.traits
+        shown = "; ".join(f"{label}: {value}" for label, value in table_of(traits))
+        if shown:
+            level = logging.WARNING if any(one.fault for one in traits.values()) else logging.INFO
+            logger.log(level, "the chat template of %s shows histories so: %s", self.name, shown)
 
     async def keep_alive(self) -> None:
         """Replace engine processes that die, until none has a restart left."""
@@ -171,6 +192,11 @@ class ServedModel:
             before = now
 
 
+def start_title(model: str, engine: int | None) -> str:
+    """What lines about the start of one engine begin with."""
+    return f"loading {model}" if engine is None else f"loading {model}, engine {engine}"
+
+
 def progress(before: EngineStats, now: EngineStats, seconds: float) -> str:
     """What an engine did in the seconds between two snapshots."""
     hits, queries = now.prefix_hits - before.prefix_hits, now.prefix_queries - before.prefix_queries
@@ -204,6 +230,18 @@ def in_daemon_thread[T](work: Callable[[], T]) -> asyncio.Future[T]:
 
     threading.Thread(target=run, daemon=True).start()
     return asyncio.wrap_future(future)
+
+
+def load_chats(options: Options, model_dir: Path) -> tuple[Tokenizer | None, Renders | None]:
+    """The tokenizer, and what renders chats, if there are to be any. A process of its own finds out
+    from now on what the chat templates show. Raises ConfigError."""
+    tokenizer = load_tokenizer(options, model_dir)
+    if tokenizer is None:
+        return None, None
+    renders = renders_of(tokenizer, options.settings.template_kwargs)
+    if renders is not None:
+        renders.start()
+    return tokenizer, renders
 
 
 def load_tokenizer(options: Options, model_dir: Path) -> Tokenizer | None:

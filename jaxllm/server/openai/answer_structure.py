@@ -110,7 +110,7 @@ def call_pieces(request: ChatRequest, parser: type[ToolParser]) -> tuple[str, Pi
     section, tools = parser.section, request.tools
     number = request.conversation.calls
     calls = [
-        parser.pieces(tool.name, OF_OBJECTS | tool.parameters, number) for tool in tools.callable
+        parser.pieces(tool.name, tool.parameters | OF_OBJECTS, number) for tool in tools.callable
     ]
     begin = (Literal(section.begin),) if section.begin else calls[0]
     marker = next((word for word in parser.open if _begins(begin, word)), "")

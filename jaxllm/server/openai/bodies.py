@@ -16,7 +16,14 @@ from typing import Any
 import msgspec
 
 from jaxllm.sampling.options import MAX_ALLOWED
-from jaxllm.server.errors import ApiError, bad_request, overloaded, sanitize, shutting_down
+from jaxllm.server.errors import (
+    ApiError,
+    ContextOverflow,
+    bad_request,
+    overloaded,
+    sanitize,
+    shutting_down,
+)
 from jaxllm.server.openai.chat import MAX_MESSAGES
 from jaxllm.server.openai.fields import read_json, read_object
 from jaxllm.server.openai.limits import Rules, check_length
@@ -304,14 +311,9 @@ async def check_field(name: str, raw: bytes, truncates: bool, rules: Rules) -> N
     if (
         name in PROMPTS
         and raw.startswith(b'"')
-        and len(raw) - 2 > MAX_BYTES_PER_CHAR * rules.char_limit(truncates)
+        and (least := -(-(len(raw) - 2) // MAX_BYTES_PER_CHAR)) > rules.char_limit(truncates)
     ):
-        raise bad_request(
-            f"this model's maximum context length is {rules.resolved.max_model_len} tokens, "
-            f"which a prompt of {len(raw)} bytes cannot fit into; shorten it",
-            name,
-            "context_length_exceeded",
-        )
+        raise rules.too_many_chars(least, name, truncates)
 
 
 def _check_prompt_items(name: str, items: int, texts: bool, truncates: bool, rules: Rules) -> None:
@@ -322,10 +324,8 @@ def _check_prompt_items(name: str, items: int, texts: bool, truncates: bool, rul
     elif not truncates:
         check_length(items, rules.resolved, name)
     elif items > MAX_TRUNCATED_IDS:
-        raise bad_request(
-            f"{name} has {items} token ids; at most {MAX_TRUNCATED_IDS} are read to be truncated",
-            name,
-        )
+        remedy = f"at most {MAX_TRUNCATED_IDS} are read to be truncated; shorten the prompt"
+        raise ContextOverflow(rules.resolved.max_model_len, items, name, remedy=remedy)
 
 
 async def _decode_id_lists(name: str, raw: bytes, truncates: bool, rules: Rules) -> list[Any]:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-import orjson
-
 from jaxllm.chat_template import RESERVED_TEMPLATE_NAMES
 from jaxllm.server.errors import bad_request, describe
 from jaxllm.server.openai.fields import check_json, read_field, read_optional
+from jaxllm.server.openai.limits import Rules, check_chars
+from jaxllm.templates.arguments import check_depth, text_of
 
 MAX_MESSAGES = 4096
 MAX_KWARGS = 64
@@ -56,9 +56,10 @@ CHAT_ONLY: dict[str, tuple[Any, ...]] = {
 }
 
 
-def read_messages(value: Any, max_chars: int) -> list[dict[str, Any]]:
-    """The messages in the form of chat templates: known roles, text content, parsed arguments of
-    tool calls. Raises ApiError(400)."""
+def read_messages(value: Any, rules: Rules, truncated: bool) -> list[dict[str, Any]]:
+    """The messages with known roles and text as content. Texts of arguments are parsed where
+    templates run. Their prompt may be longer than the context if it is `truncated`. Raises
+    ApiError(400)."""
     if not isinstance(value, list):
         raise bad_request(
             "messages is required: a list of messages"
@@ -73,14 +74,8 @@ def read_messages(value: Any, max_chars: int) -> list[dict[str, Any]]:
             f"at most {MAX_MESSAGES} messages per request, got {len(value)}", "messages"
         )
     messages = [_read_message(message, f"messages[{at}]") for at, message in enumerate(value)]
-    if (chars := count_chars(messages)) > max_chars:
-        raise bad_request(
-            f"the messages hold {chars} characters, more than fit the context "
-            f"({max_chars} at the very most); shorten them",
-            "messages",
-            "context_length_exceeded",
-        )
-    _parse_arguments([call["function"] for one in messages for call in one.get("tool_calls", ())])
+    check_chars(least_chars(messages), rules, "messages", truncated)
+    _check_arguments([call["function"] for one in messages for call in one.get("tool_calls", ())])
     return messages
 
 
@@ -88,6 +83,16 @@ def count_chars(messages: list[dict[str, Any]]) -> int:
     """Characters of the messages' texts."""
     return sum(
         len(text) for message in messages for text in message.values() if isinstance(text, str)
+    )
+
+
+def least_chars(messages: list[dict[str, Any]]) -> int:
+    """Characters that the rendered messages have at least: templates leave out earlier reasoning,
+    which an answer's text may hold too, and white space at a text's ends."""
+    return sum(
+        len(message["content"].strip())
+        for message in messages
+        if message["role"] != "assistant" and isinstance(message["content"], str)
     )
 
 
@@ -118,10 +123,23 @@ def _read_message(message: Any, at: str) -> dict[str, Any]:
 
 
 def for_template(message: dict[str, Any]) -> dict[str, Any]:
-    """A message as templates take it. That of gpt-oss refuses a text beside a thought, which
-    transformers calls `thinking` for it, in a message with calls: there the text is the thought."""
-    both = message.get("reasoning_content") and message["content"] and message.get("tool_calls")
-    return message | {"thinking": ""} if both else message
+    """A message as it is sent to where templates run. Arguments of calls go as text, in which
+    numbers have all their digits. gpt-oss refuses a text beside a thought, which transformers calls
+    `thinking` for it, in a message with calls: there the text is the thought."""
+    calls = message.get("tool_calls")
+    if not calls:
+        return message
+    sent = message | {"tool_calls": [_as_sent(call) for call in calls]}
+    both = message.get("reasoning_content") and message["content"]
+    return sent | {"thinking": ""} if both else sent
+
+
+def _as_sent(call: dict[str, Any]) -> dict[str, Any]:
+    function = call["function"]
+    if not isinstance(function["arguments"], dict):
+        return call
+    check_depth(function["arguments"])
+    return call | {"function": function | {"arguments": text_of(function["arguments"])}}
 
 
 def _refuse_lost(message: dict[str, Any], at: str) -> None:
@@ -181,7 +199,7 @@ def _read_tool_calls(message: dict[str, Any], at: str) -> list[dict[str, Any]]:
         if not isinstance(function, dict) or not isinstance(function.get("name"), str):
             raise bad_request(f"{where} must be an object with function.name", where)
         arguments = function.get("arguments")
-        if not isinstance(arguments, (str, dict)):
+        if arguments is not None and not isinstance(arguments, (str, dict)):
             raise bad_request(f"{where}.function.arguments must be a JSON object", where)
         clean.append(
             {
@@ -193,9 +211,9 @@ def _read_tool_calls(message: dict[str, Any], at: str) -> list[dict[str, Any]]:
     return clean
 
 
-def _parse_arguments(functions: list[dict[str, Any]]) -> None:
-    """Texts of arguments become objects for the template. Raises ApiError(400) when that would take
-    long: the body's own limits do not see inside of texts."""
+def _check_arguments(functions: list[dict[str, Any]]) -> None:
+    """Raises ApiError(400) when texts of arguments would take long to parse: the body's own limits
+    do not see inside of texts."""
     texts = [one["arguments"] for one in functions if isinstance(one["arguments"], str)]
     parts = sum(text.count(mark) for text in texts for mark in ",[{")
     if parts > MAX_ARGUMENT_PARTS:
@@ -204,19 +222,6 @@ def _parse_arguments(functions: list[dict[str, Any]]) -> None:
             "send fewer or shorter calls",
             "messages",
         )
-    for one in functions:
-        if isinstance(one["arguments"], str):
-            one["arguments"] = _parsed(one["arguments"])
-
-
-def _parsed(arguments: str) -> dict[str, Any] | str:
-    """A call's arguments for the template. A model may have written what is no JSON object, and
-    agents send that back: it stays text."""
-    try:
-        value = orjson.loads(arguments or "{}")
-    except orjson.JSONDecodeError:
-        return arguments
-    return value if isinstance(value, dict) else arguments
 
 
 def read_template_kwargs(body: dict[str, Any]) -> dict[str, Any]:
@@ -260,7 +265,9 @@ def check_template_kwargs(kwargs: dict[str, Any]) -> dict[str, Any]:
     return dict(kwargs)
 
 
-def read_documents(body: dict[str, Any], max_chars: int) -> list[dict[str, Any]] | None:
+def read_documents(
+    body: dict[str, Any], rules: Rules, truncated: bool
+) -> list[dict[str, Any]] | None:
     """`documents`: objects that the template reads; None without any. Raises ApiError(400)."""
     documents = read_field(body, "documents", list, [])
     if len(documents) > MAX_DOCUMENTS:
@@ -274,5 +281,12 @@ def read_documents(body: dict[str, Any], max_chars: int) -> list[dict[str, Any]]
                 f"got {describe(document)}",
                 f"documents[{at}]",
             )
-    check_json("documents", documents, max_chars)
+    chars = sum(
+        len(text.strip())
+        for document in documents
+        for text in document.values()
+        if isinstance(text, str)
+    )
+    check_chars(chars, rules, "documents", truncated)
+    check_json("documents", documents, 2 * rules.char_limit(truncated))
     return documents or None

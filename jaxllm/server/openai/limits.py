@@ -11,7 +11,7 @@ from jaxllm.config import Resolved
 from jaxllm.messages import RequestError, check_prompt_logprobs, count_logprobs
 from jaxllm.sampling.options import SamplingParams
 from jaxllm.sampling.values import OptionError
-from jaxllm.server.errors import bad_request, describe
+from jaxllm.server.errors import ContextOverflow, bad_request, describe
 from jaxllm.server.openai.fields import whole
 from jaxllm.server.openai.infill import Infill
 
@@ -48,22 +48,25 @@ class Rules:
         fits = self.resolved.max_model_len * self.longest_token
         return max(fits, TRUNCATED_CHARS) if truncated else fits
 
+    def too_many_chars(self, length: int, param: str, truncated: bool = False) -> ContextOverflow:
+        """The refusal of a text with more characters than may be tokenised."""
+        remedy = "shorten the prompt"
+        if truncated:
+            most = self.char_limit(True)
+            remedy = f"at most {most} characters are tokenised to be truncated; {remedy}"
+        return ContextOverflow(
+            self.resolved.max_model_len,
+            -(-length // self.longest_token),
+            param,
+            counted=f"{length} characters",
+            remedy=remedy,
+        )
+
 
 def check_chars(length: int, rules: Rules, param: str, truncated: bool = False) -> None:
     """Refuse a text that is too long before it is tokenised."""
     if length > rules.char_limit(truncated):
-        if truncated:
-            raise bad_request(
-                f"{param} has {length} characters; "
-                f"at most {rules.char_limit(True)} are tokenised to be truncated",
-                param,
-            )
-        raise bad_request(
-            f"this model's maximum context length is {rules.resolved.max_model_len} tokens, "
-            f"which {length} characters cannot fit into; shorten the prompt",
-            param,
-            "context_length_exceeded",
-        )
+        raise rules.too_many_chars(length, param, truncated)
 
 
 def check_ids(ids: list[Any], resolved: Resolved, param: str) -> list[int]:
@@ -98,13 +101,7 @@ def check_vocabulary(ids: list[Any], resolved: Resolved, param: str) -> list[int
 def check_length(tokens: int, resolved: Resolved, param: str) -> None:
     """Refuse a prompt that leaves no room for a token."""
     if tokens >= resolved.max_model_len:
-        raise bad_request(
-            f"this model's maximum context length is {resolved.max_model_len} tokens, "
-            f"but the prompt has {tokens} tokens and at least one must be generated; "
-            "shorten the prompt",
-            param,
-            "context_length_exceeded",
-        )
+        raise ContextOverflow(resolved.max_model_len, tokens, param)
 
 
 def check_prompt_scoring(lengths: list[int], params: SamplingParams) -> None:

@@ -212,8 +212,8 @@ def parse_chat(body: dict[str, Any], rules: Rules) -> ChatRequest:
 def read_conversation(body: dict[str, Any], rules: Rules, answered: bool = True) -> Conversation:
     """The messages and how to render them: by default with the begin of a new answer if they are
     to be `answered` and none is continued. Raises ApiError."""
-    max_chars = rules.char_limit(body.get("truncate_prompt_tokens") is not None)
-    messages = read_messages(body.get("messages"), max_chars)
+    truncated = body.get("truncate_prompt_tokens") is not None
+    messages = read_messages(body.get("messages"), rules, truncated)
     if body.get("chat_template") is not None:
         raise bad_request(
             "chat_template is not accepted from clients; "
@@ -234,7 +234,7 @@ def read_conversation(body: dict[str, Any], rules: Rules, answered: bool = True)
         continue_final_message=continues,
         template_kwargs=kwargs,
         tools=read_tool_use(body),
-        documents=read_documents(body, max_chars),
+        documents=read_documents(body, rules, truncated),
     )
 
 

@@ -133,7 +133,8 @@ def _read_tool(tool: Any, at: str) -> Tool:
                 f"{where}.{key} must be {must}, got {describe(value)}", f"{where}.{key}"
             )
         found[key] = value
-    if found.get("parameters", NO_ARGUMENTS).get("type", "object") != "object":
+    types = found.get("parameters", NO_ARGUMENTS).get("type", "object")
+    if types != "object" and not (isinstance(types, list) and "object" in types):
         raise bad_request(
             f"{where}.parameters must be the schema of an object, "
             f"got the type {describe(found['parameters']['type'])}",

@@ -57,6 +57,9 @@ OPERATIONS = {
     ),
     "/v1/responses": Operation("Make a response", "ResponsesRequest", "Response", (EVENTS,)),
     "/v1/responses/compact": Operation("Compact a conversation", "CompactRequest", "Compaction"),
+    "/v1/responses/input_tokens": Operation(
+        "Count the tokens of a response's input", "InputTokensRequest", "InputTokens"
+    ),
     "GET /v1/responses/{id}": Operation(
         "A stored response", None, "Response", (EVENTS,), responses.RETRIEVING
     ),

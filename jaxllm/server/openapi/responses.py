@@ -130,6 +130,7 @@ LISTING: dict[str, Schema] = {
 BODIES: dict[str, Schema] = {
     "ResponsesRequest": form(**MEMBERS),
     "CompactRequest": form(**MEMBERS | ignored(NOT_HERE | requests.OF_ANSWERS)),
+    "InputTokensRequest": form(**MEMBERS | ignored(NOT_HERE)),
 }
 REPLIES: dict[str, Schema] = {
     "Response": full(
@@ -160,6 +161,7 @@ REPLIES: dict[str, Schema] = {
         output=array(OBJECT),
         usage=USAGE,
     ),
+    "InputTokens": full(object=const("response.input_tokens"), input_tokens=INTEGER),
     "DeletedResponse": full(id=STRING, object=const("response"), deleted=const(True)),
     "InputItems": full(
         object=const("list"),

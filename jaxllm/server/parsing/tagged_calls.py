@@ -7,13 +7,16 @@ from typing import ClassVar
 
 import msgspec
 
-from jaxllm.grammar.pieces import Literal, Maybe, Pieces
+from jaxllm.grammar.pieces import Arguments, Layout, Literal, Pieces
 from jaxllm.server.parsing.calls import ToolParser
 from jaxllm.server.parsing.machine import Malformed, Reading
 from jaxllm.server.parsing.markers import ESCAPED, Markers
-from jaxllm.server.parsing.pieces import Section, raw_value
-from jaxllm.server.parsing.schema import Schema, is_string, properties, typed
+from jaxllm.server.parsing.pieces import NEW_KEY, Section
+from jaxllm.server.parsing.schema import Schema, is_string, property_of, typed
 from jaxllm.server.parsing.values import encode_string
+
+# Keys that are read as they are written: of one line, without white space around them
+KEY = r"(\S([^\x00-\x1f\x7f]{0,253}\S)?)"
 
 
 class Tags(msgspec.Struct, frozen=True, kw_only=True):
@@ -84,7 +87,7 @@ class TaggedCalls(ToolParser):
         key = "".join(pieces).strip()
         self.arguments(f"{before}{encode_string(key)}: ")
         root = self.tools.get(tool)
-        schema = properties(root).get(key)
+        schema = property_of(root, key, root)
         if is_string(schema, root):
             self.arguments('"')
             yield from self.string_text(self.value_markers)
@@ -97,15 +100,18 @@ class TaggedCalls(ToolParser):
 
     @classmethod
     def pieces(cls, name: str, schema: Schema, number: int) -> Pieces:
-        tags, line = cls.tags, "\n" if cls.tags.lines else ""
-        pieces: list = [
-            Literal(f"{tags.calls}\n{tags.call}{name}{tags.named}\n".replace(">\n\n", ">\n"))
-        ]
-        for key, part in properties(schema).items():
-            begin = f"{tags.key}{key}{tags.value}{tags.value_begin}{line}"
-            end = f"{line}{tags.value_end}"
-            argument = (Literal(begin), *raw_value(part, schema, end), Literal(end + "\n"))
-            required = key in (schema.get("required") or ())
-            pieces += argument if required else [Maybe(argument)]
-        pieces.append(Literal("\n".join(filter(None, (tags.call_end, tags.calls_end)))))
-        return tuple(pieces)
+        tags = cls.tags
+        line = "\n" if tags.lines else ""
+        around = (f"{tags.value}{tags.value_begin}{line}", f"{line}{tags.value_end}\n")
+        layout = Layout(
+            before_key=tags.key,
+            text=around,
+            json=around,
+            key=KEY,
+            new_key=NEW_KEY,
+            ends_key=(tags.value,),
+            ends_text=(tags.value_end, tags.key),
+        )
+        head = f"{tags.calls}\n{tags.call}{name}{tags.named}\n".replace(">\n\n", ">\n")
+        tail = "\n".join(filter(None, (tags.call_end, tags.calls_end)))
+        return (Literal(head), Arguments(schema, layout), Literal(tail))

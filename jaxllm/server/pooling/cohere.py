@@ -225,7 +225,7 @@ def _conversation(prefix: str, content: Any, rules: Rules, cut: bool) -> Convers
     system = [{"role": "system", "content": prefix}] if prefix else []
     messages = [*system, {"role": "user", "content": content}]
     return Conversation(
-        messages=read_messages(messages, rules.char_limit(cut)),
+        messages=read_messages(messages, rules, cut),
         add_generation_prompt=False,
         continue_final_message=False,
         template_kwargs=rules.template_kwargs,

@@ -14,7 +14,7 @@ import orjson
 from jaxllm.messages import PoolingRequest
 from jaxllm.pooled import result
 from jaxllm.server.endpoint import Endpoint, Reply
-from jaxllm.server.errors import ApiError, bad_request
+from jaxllm.server.errors import ApiError, ContextOverflow, bad_request
 from jaxllm.server.openai.bodies import unless_gone
 from jaxllm.server.pooling.requests import Options
 from jaxllm.tokenizer import Pair, Tokenizer
@@ -72,12 +72,8 @@ class PoolingEndpoint(Endpoint):
         if not tokens:
             raise bad_request(f"{param} has no tokens; send a text", param, "empty_prompt")
         if tokens > (limit := self._state.resolved.max_model_len):
-            raise bad_request(
-                f"this model's maximum context length is {limit} tokens, "
-                f"but the input has {tokens}; shorten it or {self.cut}",
-                param,
-                "context_length_exceeded",
-            )
+            remedy = f"shorten it or {self.cut}"
+            raise ContextOverflow(limit, tokens, param, remedy=remedy, generates=False)
 
     async def _pool(
         self, id: str, prompts: list[Pair], options: Options, gone: asyncio.Future[None]

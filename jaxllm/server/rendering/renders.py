@@ -4,19 +4,30 @@ its sender alone."""
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 import orjson
 
 from jaxllm.background.process import JobLate, JobLost, JobProcess, python_command
+from jaxllm.chat_template import Template
 from jaxllm.server.errors import ApiError, bad_request, overloaded, sanitize, shutting_down
 from jaxllm.server.rendering.limits import (
+    ALL_PROBES_SECONDS,
     BUDGETS,
     MAX_WAITING,
     MAX_WAITING_BYTES,
     MEMORY_BYTES,
+    PROBE_SECONDS,
+)
+from jaxllm.templates.traits import (
+    AS_GIVEN,
+    TemplateTraits,
+    TraitsByName,
+    name_for,
+    named_templates,
 )
 
 COMMAND = python_command("jaxllm.server.rendering.worker")
@@ -33,6 +44,25 @@ class RenderProcess(JobProcess):
         self, facts: dict[str, Any], seconds: float, command: Sequence[str] = COMMAND
     ) -> None:
         super().__init__({"facts": facts, "seconds": seconds}, command)
+        self._templates: Template = facts["template"]
+
+    def traits(self, variables: dict[str, Any]) -> TraitsByName:
+        """What each template shows where these variables have values, found out within bounds of
+        time. Raises JobLost."""
+        found: TraitsByName = {}
+        deadline = time.monotonic() + ALL_PROBES_SECONDS
+        for name in named_templates(self._templates):
+            if time.monotonic() > deadline:
+                found[name] = TemplateTraits(fault="the probes of other templates took too long")
+                continue
+            job = {"probe": name, "variables": variables, "seconds": PROBE_SECONDS}
+            reply = self.reply_to(encoded(job))
+            if "traits" in reply:
+                found[name] = TemplateTraits.from_json(reply["traits"])
+            else:
+                spent = "memory" if "memory" in reply else "processor time"
+                found[name] = TemplateTraits(fault=f"its probes took too much {spent}")
+        return found
 
     def reply_to(self, line: bytes) -> dict[str, Any]:
         """The reply to an encoded job, see `worker`. Raises JobLost, always after
@@ -44,17 +74,38 @@ class RenderProcess(JobProcess):
             return {"spent": True}
 
 
+def found_traits(facts: dict[str, Any], variables: dict[str, Any]) -> TraitsByName:
+    """What each chat template shows, found out in a process that ends then. Raises JobLost.
+
+    Args:
+        facts: `Tokenizer.template_facts`.
+        variables: values that the operator gives to variables of the templates.
+    """
+    process = RenderProcess(facts, BUDGETS[-1])
+    try:
+        return process.traits(variables)
+    finally:
+        process.end_process()
+
+
 class Renders:
     """Renders in lanes, each with more time than the last, a process and a thread of its own.
 
     Quick conversations wait for other quick ones, and for a slow one until it leaves their lane. A
     job whose client has gone is not begun.
 
+    Before the first conversation it is found out what the templates show; histories are shaped for
+    them.
+
     Args:
         facts: `Tokenizer.template_facts`.
+        variables: values that the operator gives to variables of the templates.
     """
 
-    def __init__(self, facts: dict[str, Any]):
+    def __init__(self, facts: dict[str, Any], variables: dict[str, Any] | None = None):
+        self._templates: Template = facts["template"]
+        self._variables = variables or {}
+        self._probing: Future[TraitsByName] | None = None
         self._processes = [RenderProcess(facts, seconds) for seconds in BUDGETS]
         self._lanes = [
             ThreadPoolExecutor(1, thread_name_prefix=f"render-{lane}")
@@ -65,28 +116,73 @@ class Renders:
         self._closed = False
 
     def start(self) -> None:
-        """Start the first lane's process, which the first job would have to wait for."""
-        self._lanes[0].submit(self._processes[0].start_process)
+        """Start the first lane's process, and find out what the templates show: the first
+        conversation would have to wait for both."""
+        if self._probing is None:
+            process = self._processes[0]
+            self._probing = self._lanes[0].submit(process.traits, self._variables)
 
-    async def text_of(self, arguments: dict[str, Any], sanitized: bool, max_chars: int) -> str:
+    @property
+    def traits(self) -> TraitsByName:
+        """What the templates show, as far as it has been found out."""
+        probing = self._probing
+        known = probing is not None and probing.done() and probing.exception() is None
+        return probing.result() if known and probing is not None else {}
+
+    def traits_for(self, tools: Sequence[Any] | None) -> TemplateTraits:
+        """What the template shows that renders conversations with these tools."""
+        return self.traits.get(name_for(self._templates, tools), AS_GIVEN)
+
+    async def _find_traits(self) -> None:
+        """Return when it is found out what the templates show. Raises ApiError(503)."""
+        probing = self._probing
+        if probing is not None and probing.done() and probing.exception() is not None:
+            self._probing = None  # the process was lost; try again
+        self.start()
+        assert self._probing is not None
+        try:
+            await asyncio.shield(asyncio.wrap_future(self._probing))
+        except JobLost as error:
+            raise _lost(error) from None
+
+    async def text_of(
+        self,
+        arguments: dict[str, Any],
+        sanitized: bool,
+        max_chars: int,
+        too_long: Callable[[int], ApiError],
+    ) -> str:
         """A conversation as text.
 
         Args:
             arguments: `TemplateInput.arguments`.
             sanitized: whether control tokens in it are marked, for `Tokenizer.encode_chat`.
             max_chars: of the text.
+            too_long: makes the refusal of a text of more characters than that.
 
         Raises:
-            ApiError: the template refused it, it costs too much, or the queue is full.
+            ApiError: the template refused it, it is too long or costs too much, or the queue is
+                full.
         """
-        job = encoded({"arguments": arguments, "sanitize": sanitized, "max_chars": max_chars})
+        if self._closed:
+            raise shutting_down()
+        await self._find_traits()
+        traits = self.traits_for(arguments["tools"])
+        job = encoded(
+            {
+                "arguments": arguments,
+                "sanitize": sanitized,
+                "max_chars": max_chars,
+                "traits": traits.as_json(),
+            }
+        )
         for lane in range(len(BUDGETS)):
             reply = await self._reply(lane, job)
             if "text" in reply:
                 return str(reply["text"])
             if "spent" not in reply:
                 break
-        raise refusal(reply, max_chars)
+        raise too_long(reply["chars"]) if "chars" in reply else refusal(reply)
 
     async def _reply(self, lane: int, job: bytes) -> dict[str, Any]:
         if self._closed:
@@ -105,7 +201,7 @@ class Renders:
                 self._lanes[lane], self._processes[lane].reply_to, job
             )
         except JobLost as error:
-            raise overloaded(sanitize(str(error)), "template_renderer_lost") from None
+            raise _lost(error) from None
         finally:
             self._waiting[lane] -= 1
             self._bytes[lane] -= len(job)
@@ -118,24 +214,21 @@ class Renders:
             threads.shutdown(wait=False)
 
 
+def _lost(error: JobLost) -> ApiError:
+    return overloaded(sanitize(str(error)), "template_renderer_lost")
+
+
 def encoded(job: dict[str, Any]) -> bytes:
     """A job as the worker reads it. Raises ApiError(400) on one that nests too deeply."""
     try:
         return orjson.dumps(job) + b"\n"
     except orjson.JSONEncodeError as error:
         text = f"the conversation cannot be rendered: {error}; nest it less deeply"
-        raise refusal({"error": text}, 0) from None
+        raise refusal({"error": text}) from None
 
 
-def refusal(reply: dict[str, Any], max_chars: int) -> ApiError:
-    """The 400 for a conversation that is not rendered."""
-    if "chars" in reply:
-        return bad_request(
-            f"the chat template makes {reply['chars']} characters of the messages, more than fit "
-            f"the context ({max_chars} at the very most); shorten them",
-            "messages",
-            "context_length_exceeded",
-        )
+def refusal(reply: dict[str, Any]) -> ApiError:
+    """The 400 for a conversation that the template cannot render."""
     if "error" in reply:
         text = sanitize(reply["error"])
     elif "memory" in reply:

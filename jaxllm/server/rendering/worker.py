@@ -2,8 +2,10 @@
 
 The first line holds the facts of the tokenizer and the budget of a job; its reply says that the
 process is ready. A fork answers the jobs, until one takes more than its processor time: then the
-kernel kills the fork, and another takes its place. Replies are:
+kernel kills the fork, and another takes its place. A job that has "seconds" has a budget of its
+own. Replies are:
 
+- {"traits": members} of a template that was to be probed;
 - {"text": the rendered conversation}, in which control tokens of the conversation are marked;
 - {"error": reason}, from the template;
 - {"chars": number} of a text that is longer than the job allows;
@@ -26,18 +28,22 @@ import tokenizers
 from transformers import PreTrainedTokenizerFast
 from transformers.utils.chat_template_utils import mark_control_tokens
 
-from jaxllm.chat_template import TemplateError, check_names, template_errors
+from jaxllm.chat_template import TemplateError, known_variables, template_errors
 from jaxllm.server.rendering.limits import MAX_MARKED, MEMORY_BYTES
+from jaxllm.templates.probes import traits_of
+from jaxllm.templates.rendering import prober, render_chat
+from jaxllm.templates.traits import AS_GIVEN, TemplateTraits, gets_tools, named_templates
 
-# Signals that no limit of a job sends; SIGKILL comes when the machine is out of memory
-FROM_OUTSIDE = {signal.SIGKILL, signal.SIGHUP}
+# The one signal that ends a fork and that no limit of a job sends; it comes when the machine is out
+# of memory
+FROM_OUTSIDE = {signal.SIGKILL}
 # What stands before a control token that a conversation holds
 MARK = mark_control_tokens("x", re.compile("x"))[0]
 
 
 class Renderer(PreTrainedTokenizerFast):
     """A tokenizer without a vocabulary: it renders and marks conversations as the served model's
-    own does, and gives the text in place of its ids."""
+    own does."""
 
     def __init__(self, facts: dict[str, Any]):
         # Before `super().__init__`, which reads the properties
@@ -68,38 +74,39 @@ class Renderer(PreTrainedTokenizerFast):
             self._control[chat_template] = super()._get_control_tokens(chat_template)
         return self._control[chat_template]
 
-    def __call__(self, text: str, **how: Any) -> dict[str, str]:
-        """transformers' last step on a rendered conversation."""
-        return {"input_ids": text}
-
     def compile_templates(self) -> None:
         """Have the templates ready before the first job."""
         template = self.chat_template
-        for text in template.values() if isinstance(template, dict) else [template]:
+        for text in named_templates(template).values():
             self._get_control_tokens(text)
 
-    def render(self, arguments: dict[str, Any], sanitize: bool) -> str:
+    def probe(self, name: str, variables: dict[str, Any]) -> TemplateTraits:
+        """What the template of a name shows, where these variables have values."""
+        template = self.chat_template
+        text = named_templates(template)[name]
+        render = prober(self, text, known_variables(variables, text))
+        return traits_of(render, tools=gets_tools(template, name))
+
+    def render(self, arguments: dict[str, Any], sanitize: bool, traits: TemplateTraits) -> str:
         """A conversation as text. Raises TemplateError."""
+        text = render_chat(self, arguments, traits=traits, sanitize=sanitize)
         with template_errors():
-            if sanitize:
-                template = self.get_chat_template(None, arguments["tools"])
-                check_names(arguments, self._get_control_tokens(template))
-            text: Any = self.apply_chat_template(
-                **arguments, tokenize=True, return_dict=False, sanitize_control_tokens=sanitize
-            )
             text.encode()  # half of a surrogate pair is no text
         if sanitize and text.count(MARK) > MAX_MARKED:
             raise TemplateError(
                 f"the conversation writes {text.count(MARK)} control tokens as text, "
                 f"the limit is {MAX_MARKED}; write fewer"
             )
-        return str(text)
+        return text
 
 
 def answer(job: dict[str, Any], renderer: Renderer) -> dict[str, Any]:
     """The reply to one job."""
     try:
-        text = renderer.render(job["arguments"], job["sanitize"])
+        if "probe" in job:
+            return {"traits": renderer.probe(job["probe"], job["variables"]).as_json()}
+        traits = TemplateTraits.from_json(job["traits"]) if "traits" in job else AS_GIVEN
+        text = renderer.render(job["arguments"], job["sanitize"], traits)
     except TemplateError as error:
         # A failed allocation is no matter of the template's text
         memory = isinstance(error.__context__, MemoryError)
@@ -113,7 +120,10 @@ def answer_jobs(lines: BinaryIO, out: BinaryIO, renderer: Renderer, seconds: flo
     for line in iter(lines.readline, b""):
         # Processor time; SIGPROF ends a process that does not handle it
         signal.setitimer(signal.ITIMER_PROF, seconds)
-        reply = answer(orjson.loads(line), renderer)
+        job = orjson.loads(line)
+        if "seconds" in job:
+            signal.setitimer(signal.ITIMER_PROF, job["seconds"])
+        reply = answer(job, renderer)
         signal.setitimer(signal.ITIMER_PROF, 0)
         say(reply, out)
         if "memory" in reply:
@@ -128,7 +138,8 @@ def say(reply: dict[str, Any], out: BinaryIO) -> None:
 
 def main() -> None:
     """Run the renderer's process: keep a fork that answers jobs."""
-    for number in (signal.SIGINT, signal.SIGTERM):  # sent to every process of a service
+    # Sent to every process of a service
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     lines, out = sys.stdin.buffer, sys.stdout.buffer
     hello = orjson.loads(lines.readline())

@@ -10,7 +10,7 @@ from typing import Any
 
 import orjson
 
-from jaxllm.server.errors import ApiError, bad_request, describe, server_error
+from jaxllm.server.errors import OVERFLOW, ApiError, bad_request, describe, server_error
 from jaxllm.server.generate import Chat, of_whole_lines, send_json
 from jaxllm.server.openai.bodies import ClientGone, unless_gone
 from jaxllm.server.openai.fields import read_optional
@@ -21,7 +21,6 @@ from jaxllm.server.responses.history import (
     encode,
     fitting,
     room_for_prompt,
-    simplified,
 )
 from jaxllm.server.responses.items import MAX_ITEMS, Item, missing_item, read_input
 from jaxllm.server.responses.output import Output, SummaryOutput
@@ -49,6 +48,7 @@ class Create(Chat):
     param, fields = "input", FIELDS
     shape = ResponsesReply
     compacts = False  # whether every request asks for a summary of the conversation
+    counts = False  # whether prompts are counted in place of being answered
 
     def __init__(self, server_state: ServerState, store: ResponseStore | None, owner: Owner):
         super().__init__(server_state)
@@ -61,7 +61,7 @@ class Create(Chat):
         items = read_input(body.get("input"))
         items = self._resolved(items)
         compacts = self.compacts or (bool(items) and items[-1]["type"] == "compaction_trigger")
-        context = replace(self._context(body), compacts=compacts)
+        context = replace(self._context(body), compacts=compacts, counts=self.counts)
         if items and items[-1]["type"] == "compaction_trigger":
             items.pop()
         request = parse_response(body, items, context, self._state.rules)
@@ -154,15 +154,12 @@ class Create(Chat):
     async def _rendered(
         self, request: ResponsesRequest, messages: list[dict[str, Any]]
     ) -> list[int]:
-        """The token ids of messages. If the template refuses them, in a form that all take."""
+        """The token ids of messages."""
         try:
             return (await super().tokenise(with_messages(request, messages)))[0]
         except ApiError as error:
             error.param = RENAMED.get(error.param or "", error.param)
-            plain = simplified(messages)
-            if error.code != "chat_template_error" or plain == messages:
-                raise
-            return (await super().tokenise(with_messages(request, plain)))[0]
+            raise
 
     def _resolved(self, items: list[Item]) -> list[Item]:
         """The items, with those that references name in their places. Raises ApiError."""
@@ -172,14 +169,19 @@ class Create(Chat):
                 stored = self._referred(item, f"input[{at}]")
                 size += len(stored)
                 if size > MAX_HISTORY:
-                    raise bad_request(
+                    raise self._long_history(
                         f"input refers to more than {MAX_HISTORY} bytes of items; refer to fewer",
                         "input",
-                        "context_length_exceeded",
                     )
                 item = orjson.loads(stored)
             found.append(item)
         return found
+
+    def _long_history(self, reason: str, param: str) -> ApiError:
+        """The refusal of more stored items than are read, which is no count of tokens."""
+        limit = self._state.resolved.max_model_len
+        message = f"this model's maximum context length is {limit} tokens, but {reason}"
+        return bad_request(message, param, OVERFLOW)
 
     def _referred(self, item: Item, at: str) -> bytes:
         """The JSON of the item that a reference names. Raises ApiError(404)."""
@@ -209,11 +211,10 @@ class Create(Chat):
             )
         history = found.turn.history()
         if len(history) > MAX_ITEMS or sum(len(item) for _, item in history) > MAX_HISTORY:
-            raise bad_request(
-                f"the conversation up to {id} is too long to be continued: at most {MAX_ITEMS} "
-                f"items of {MAX_HISTORY} bytes together are; send those that matter as input",
+            raise self._long_history(
+                f"the conversation up to {id} has more than {MAX_ITEMS} items or {MAX_HISTORY} "
+                "bytes, which is too long to be continued; send those that matter as input",
                 "previous_response_id",
-                "context_length_exceeded",
             )
         return Context(found.turn, [orjson.loads(item) for _, item in history])
 

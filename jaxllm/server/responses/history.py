@@ -1,15 +1,14 @@
-"""Conversations as they are stored, shortened and simplified."""
+"""Conversations as they are stored and shortened."""
 
 from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Callable, Coroutine, Sequence
-from itertools import groupby
 from typing import Any
 
 import orjson
 
-from jaxllm.server.errors import ApiError
+from jaxllm.server.errors import OVERFLOW, ApiError
 from jaxllm.server.openai.chat import MAX_MESSAGES, count_chars
 from jaxllm.server.responses.items import Item
 from jaxllm.server.responses.output_items import new_id
@@ -86,7 +85,7 @@ async def fitting(
             ids = await render(shorter[at])
             fits = len(ids) <= room
         except ApiError as error:
-            if error.code != "context_length_exceeded":
+            if error.code != OVERFLOW:
                 raise
             fits = False
         if fits:
@@ -101,21 +100,3 @@ def room_for_prompt(context: int, max_tokens: int | None) -> int:
     """Tokens of a truncated prompt: the rest of the context is for the answer."""
     wanted = context // ANSWER_SHARE if max_tokens is None else max_tokens
     return context - min(wanted, context // 2)
-
-
-def simplified(messages: list[Message]) -> list[Message]:
-    """The messages in a form that every template takes: instructions only at the beginning, and
-    roles that take turns."""
-    instructions = [one["content"] for one in messages if one["role"] == "system"]
-    found: list[Message] = []
-    if instructions:
-        found.append({"role": "system", "content": "\n\n".join(instructions)})
-    others = (one for one in messages if one["role"] != "system")
-    for role, neighbours in groupby(others, lambda one: one["role"]):
-        if role == "user":
-            first, *more = neighbours
-            texts = [first["content"], *(one["content"] for one in more)]
-            found.append(first | {"content": "\n\n".join(texts)})
-        else:
-            found += neighbours
-    return found

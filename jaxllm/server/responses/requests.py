@@ -117,11 +117,13 @@ class Context:
     Attributes:
         items: all items before its input; `before` is the last turn of them.
         compacts: it asks for a summary of the conversation.
+        counts: its tokens are counted, which may be more than the context holds.
     """
 
     before: Turn | None
     items: list[Item]
     compacts: bool = False
+    counts: bool = False
 
 
 def parse_response(
@@ -142,6 +144,8 @@ def parse_response(
     shown = read_shown(body, tools, reasoning)
     truncates = shown["truncation"] == "auto" or context.compacts
     made = chat_body(body, chat, included, reasoning)
+    if context.counts:
+        made["truncate_prompt_tokens"] = -1
     if truncates:
         after = int(context.compacts)
         made["messages"] = clipped(made["messages"], rules.char_limit(False), after)
@@ -224,7 +228,9 @@ def raise_renamed(error: ApiError, tools: Tools) -> NoReturn:
             message = re.sub(rf"\b{name}\b", new, message)
     if root == "tools" and error.param is not None:
         here, message = _PLACE.sub(place, error.param), _PLACE.sub(place, message)
-    raise ApiError(error.status, message, param=here, code=error.code) from None
+    error.message = message
+    error.param = here
+    raise error from None
 
 
 def read_includes(body: dict[str, Any]) -> set[str]:

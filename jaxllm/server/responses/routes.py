@@ -14,6 +14,7 @@ from jaxllm.server.errors import ApiError, bad_request, describe
 from jaxllm.server.openai.bodies import ClientGone, unless_gone, until_gone
 from jaxllm.server.responses.background import Background
 from jaxllm.server.responses.compact import Compact
+from jaxllm.server.responses.count import InputTokens
 from jaxllm.server.responses.create import Create
 from jaxllm.server.responses.store import Owner, ResponseStore, Stored
 from jaxllm.server.state import ServerState
@@ -75,6 +76,7 @@ class ResponseRoutes:
         return [
             Route("/v1/responses", Making(self, Create), methods=["POST"]),
             Route("/v1/responses/compact", Making(self, Compact), methods=["POST"]),
+            Route("/v1/responses/input_tokens", Making(self, InputTokens), methods=["POST"]),
             Route(one, Retrieving(self), methods=["GET"]),
             Route(one, self.delete, methods=["DELETE"]),
             Route(f"{one}/cancel", self.cancel, methods=["POST"]),

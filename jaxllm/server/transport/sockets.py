@@ -34,7 +34,8 @@ def bound(host: str, port: int, uds: str | None) -> Iterator[socket.socket]:
 @contextlib.contextmanager
 def claimed(sock: socket.socket) -> Iterator[None]:
     """No other server begins to load for this address. Raises ConfigError when one has: Linux lets
-    several programs bind a port until one listens, which a server does once it has loaded."""
+    several programs bind a port until one listens, which a server does once it has its model's
+    files."""
     if sock.family == socket.AF_UNIX or sys.platform != "linux":
         yield
         return
@@ -103,7 +104,7 @@ def bind_unix(path: Path) -> socket.socket:
 
 def is_bound(path: Path) -> bool:
     """Whether a process has a socket at this path, though it may not listen yet: a server that
-    loads its model. False where the system does not tell."""
+    downloads its model. False where the system does not tell."""
     try:
         lines = Path("/proc/net/unix").read_text().splitlines()
     except OSError:

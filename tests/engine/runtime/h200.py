@@ -1,4 +1,4 @@
-"""XLA's compiler for an H200 that is not here, in a process of its own.
+"""XLA's compiler for a GPU that is not here, by default an H200, in a process of its own.
 
 JAX's CUDA plugin compiles for a device description without a driver: XLA, Triton, Mosaic and ptxas
 run. `tools/cuda-compiler` puts the plugin into a folder outside Python's path, and only the process
@@ -22,7 +22,6 @@ from pathlib import Path
 from typing import Any
 
 COMPILER = Path(sys.prefix) / "cuda-compiler"
-SPEC = Path(__file__).with_name("h200.txtpb")
 PAGE_SIZE, PAGES, PAGES_PER_REQUEST, SLOTS, TOKENS, MOVED = 64, 4096, 512, 256, 8192, 8
 LEAST_WEIGHT = 8 << 20  # bytes; nothing that a step of few rows computes has as many
 POOLS = ("pool", "encode")  # forwards of models that pool
@@ -46,7 +45,9 @@ def missing() -> str | None:
 class Compiler:
     """A process that compiles step programs and reports on each."""
 
-    def __init__(self) -> None:
+    def __init__(self, card: str = "h200") -> None:
+        """A process compiles for one kind of GPU, named as in `cards.CARDS`: LLVM keeps the first
+        architecture that it is given."""
         repo = str(Path(__file__).parents[3])
         environment = {
             name: value
@@ -58,7 +59,7 @@ class Compiler:
             "PYTHONPATH": os.pathsep.join([str(COMPILER), repo]),
         }
         self._process = subprocess.Popen(
-            [sys.executable, "-m", __spec__.name],
+            [sys.executable, "-m", __spec__.name, card],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
@@ -121,11 +122,13 @@ def aliased(hlo: str) -> set[int]:
 
 
 @functools.cache
-def _target(devices: int) -> Any:
-    """Described H200s of one host."""
+def _target(devices: int, card: str = "h200") -> Any:
+    """Described GPUs of one host."""
     from jax.experimental import topologies
 
-    shape = {"target_config": SPEC.read_text(), "topology": f"1x1x{devices}"}
+    from tests.engine.runtime.cards import CARDS
+
+    shape = {"target_config": CARDS[card].target, "topology": f"1x1x{devices}"}
     return topologies.get_topology_desc(platform="cuda", **shape).devices
 
 
@@ -141,6 +144,7 @@ def _lattice(
     groups: int = 1,
     stage: tuple[int, int] = (0, 1),
     head_group: int | None = None,
+    backend: str = "mosaic_gpu",
 ) -> Any:
     """The lattice of a benchmark's shape with the limits that the engine takes on an H200; of an
     embedding model of that shape for a `kind` of its forwards, and "" for all others."""
@@ -162,7 +166,7 @@ def _lattice(
     return lattice(
         ALWAYS | SHAPES[model] | ({"num_hidden_layers": layers} if layers else {}),
         over_experts(make_mesh(devices), groups),
-        "mosaic_gpu",
+        backend,
         (Buckets.pooling if pools else Buckets.build)(SLOTS, TOKENS, "gpu"),
         page_size=PAGE_SIZE,
         pages=PAGES,
@@ -194,6 +198,8 @@ def reports_on(
     stage: Sequence[int] = (0, 1),
     head_group: int | None = None,
     kept: bool = False,
+    backend: str = "mosaic_gpu",
+    card: str = "h200",
 ) -> list[dict[str, Any]]:
     """Compile the programs of a kind and say what came of each.
 
@@ -207,17 +213,19 @@ def reports_on(
         stage: Number of the stage whose programs they are, and of all stages.
         head_group: Columns that share a scale (float16) in a head of int8; None: a plain head.
         kept: As a later start reads them, which lowers nothing.
+        backend: Of the attention kernels.
+        card: The GPU, one for all calls in a process.
     """
     from jaxllm.engine.runtime.programs import PROGRAMS
 
     pools = kind if kind in POOLS else ""
-    options = quantization, peers, groups, tuple(stage), head_group
+    options = quantization, peers, groups, tuple(stage), head_group, backend
     programs = _lattice(model, layers, kv_dtype, devices, pools, *options)
     keys = [key for key in programs.lattice if key.program == kind]
     # Of steps with as many rows, those with decodes last: they have all that others have
     keys.sort(key=lambda key: (PROGRAMS[kind].rows(key.sizes), key.sizes[::-1]))
     return [
-        _report(programs, keys[place], donating, devices, kept)
+        _report(programs, keys[place], donating, _target(devices, card), kept)
         for place in (range(len(keys)) if places is None else places)
     ]
 
@@ -232,7 +240,7 @@ def _read_back(name: str, recipe: Any) -> Any:
     return calling(name, jax.export.deserialize(body), recipe.out)
 
 
-def _report(programs: Any, key: Any, donating: bool, devices: int, kept: bool) -> dict[str, Any]:
+def _report(programs: Any, key: Any, donating: bool, targets: Any, kept: bool) -> dict[str, Any]:
     import jax
     from jax.extend.backend import get_compile_options
     from jaxlib.xla_client import DeviceList
@@ -241,7 +249,9 @@ def _report(programs: Any, key: Any, donating: bool, devices: int, kept: bool) -
     from jaxllm.engine.runtime.compilation.xla_options import XlaOptions
     from jaxllm.engine.runtime.programs import PROGRAMS
 
-    recipe, targets, begun = programs.recipe(key), _target(devices), time.perf_counter()
+    recipe = programs.recipe(key)
+    devices = len(targets)
+    begun = time.perf_counter()
     large = jax.tree.leaves((programs.shapes.kv, programs.shapes.peers[:1]))
     pages = {x.size * x.dtype.itemsize // devices for x in large}
     donated, number = set(), 0
@@ -295,9 +305,10 @@ def _report(programs: Any, key: Any, donating: bool, devices: int, kept: bool) -
 
 
 def main() -> None:
-    """Answer each line of standard input, a JSON object of `reports_on`'s arguments."""
+    """Answer each line of standard input, a JSON object of `reports_on`'s arguments, for the card
+    that is named on the command line."""
     for line in sys.stdin:
-        print(json.dumps(reports_on(**json.loads(line))), flush=True)
+        print(json.dumps(reports_on(**json.loads(line), card=sys.argv[1])), flush=True)
 
 
 if __name__ == "__main__":

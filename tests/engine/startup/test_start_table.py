@@ -67,17 +67,21 @@ def decided(model_dir: str, **wishes: Any) -> Setup:
     )
 
 
-def rows_of(setup: Setup) -> dict[str, str]:
+def rows_of(setup: Setup, late: int = 0) -> dict[str, str]:
     report = Report()
     report.seconds["Warming up"] = 1.25
     programs = SimpleNamespace(
-        peak_bytes=int(2.75 * GIB), lattice=range(60), executables=SimpleNamespace(lowered=7)
+        peak_bytes=int(2.75 * GIB),
+        lattice=range(60),
+        late=range(late),
+        executables=SimpleNamespace(lowered=7),
     )
     return dict(table_rows(setup, [programs], SimpleNamespace(compiles=9, cache_hits=4), report))  # type: ignore[arg-type]
 
 
 def test_the_rows_of_memory_are_the_terms_of_the_formula_and_their_sum(tiny_dir: str) -> None:
-    rows = rows_of(decided(tiny_dir))
+    setup = decided(tiny_dir)
+    rows = rows_of(setup)
     assert rows["usable memory"] == "24.00 GiB per device"
     assert rows["weights"] == "15.00 GiB per device"
     assert rows["largest step"] == "3.00 GiB reserved per device, 2.75 GiB needed"
@@ -94,6 +98,8 @@ def test_the_rows_of_memory_are_the_terms_of_the_formula_and_their_sum(tiny_dir:
     assert rows_of(small)["KV cache"].endswith("5.00 MiB per device")
     assert rows["maximum concurrency"] == "6.00x at 128 tokens per request"
     assert rows["step programs"] == "60; 7 lowered, 5 compiled, 4 cached"
+    late = rows_of(setup, late=20)
+    assert late["step programs"] == "40, 20 more behind /ready; 7 lowered, 5 compiled, 4 cached"
     assert rows["warming up"] == "1.25 s"
     packed = decided(tiny_dir)
     budget = replace(packed.memory.budget, packing="fp8")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 import threading
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
@@ -47,6 +48,9 @@ class Waiting:
     def awaits_grammar(self) -> bool:
         self.asked.set()
         return not self.plain and not self.built and "guided" not in self.steps
+
+    def make_late(self, made: Callable[[], None]) -> None:
+        pass
 
     def when_built(self, heard: Any) -> None:
         self.heard = heard

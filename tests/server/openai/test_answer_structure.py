@@ -80,8 +80,7 @@ def call_of(name: str, arguments: dict[str, Any], number: int = 0) -> str:
     schema = SCHEMA if arguments else TIME
     function = "get_weather" if arguments else "get_time"
     pieces = tool_formats()[name].pieces(function, schema, number)
-    whole = any(getattr(piece, "schema", None) is schema for piece in pieces)
-    return produced(pieces, iter([arguments] if whole else list(arguments.values())))
+    return produced(pieces, iter([arguments]))
 
 
 @pytest.mark.parametrize("special", [False, True])

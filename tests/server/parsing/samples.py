@@ -7,7 +7,16 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from jaxllm.grammar.pieces import FreeText, Json, Literal, Maybe, OneOf, Pieces
+from jaxllm.grammar.pieces import (
+    Arguments,
+    FreeText,
+    Json,
+    Layout,
+    Literal,
+    Maybe,
+    OneOf,
+    Pieces,
+)
 
 WEATHER = {
     "type": "object",
@@ -305,7 +314,7 @@ ALL = [
 
 
 def produced(pieces: Pieces, values: Iterator[Any], optional: bool = True) -> str:
-    """A text that pieces allow, with values in their order."""
+    """A text that pieces allow, with values in their order; arguments are one value."""
     out = []
     for piece in pieces:
         if isinstance(piece, Literal):
@@ -314,6 +323,8 @@ def produced(pieces: Pieces, values: Iterator[Any], optional: bool = True) -> st
             out.append(produced(piece.pieces, values, optional) if optional else "")
         elif isinstance(piece, Json):
             out.append(json.dumps(next(values)))
+        elif isinstance(piece, Arguments):
+            out.append(laid_out(next(values), piece.schema, piece.layout))
         elif isinstance(piece, OneOf):
             value = next(values)
             assert value in piece.texts
@@ -323,3 +334,22 @@ def produced(pieces: Pieces, values: Iterator[Any], optional: bool = True) -> st
             value = next(values)
             out.append(value if isinstance(value, str) else json.dumps(value))
     return "".join(out)
+
+
+def laid_out(arguments: dict[str, Any], schema: Any, layout: Layout) -> str:
+    """Arguments as a format writes them: those that are required first, as in grammars."""
+    needed = schema.get("required") or () if isinstance(schema, dict) else ()
+    required = [name for name in arguments if name in needed]
+    optional = [name for name in arguments if name not in needed]
+    written = [laid_out_one(name, arguments[name], layout) for name in required]
+    others = [laid_out_one(name, arguments[name], layout) for name in optional]
+    if written:
+        return layout.comma.join([*written, *others])
+    return "".join(other + layout.comma for other in others)
+
+
+def laid_out_one(name: str, value: Any, layout: Layout) -> str:
+    """One argument."""
+    if layout.text is not None and isinstance(value, str):
+        return layout.before_key + name + layout.text[0] + value + layout.text[1]
+    return layout.before_key + name + layout.json[0] + json.dumps(value) + layout.json[1]

@@ -6,7 +6,6 @@ import re
 
 import pytest
 
-from jaxllm.grammar.pieces import Json
 from jaxllm.server.parsing.parts import Reasoning, Text, ToolArguments, ToolEnd, ToolStart, merged
 from jaxllm.server.parsing.pipeline import new_ids, pipeline
 from jaxllm.server.parsing.registry import (
@@ -132,13 +131,10 @@ def test_what_a_grammar_allows_is_read_as_that_call(name, required, optional):
     schema = {"type": "object", "properties": properties, "required": required}
     tools = {"get_weather": schema}
     own = tool_formats()[name]
-    pieces = own.pieces("get_weather", schema, 0)
-    whole = any(isinstance(p, Json) and p.schema is schema for p in pieces)
     wanted = {k: v for k, v in ARGUMENTS.items() if optional or k in required}
-    values = [wanted] if whole else list(wanted.values())
-    call = produced(pieces, iter(values), optional)
+    call = produced(own.pieces("get_weather", schema, 0), iter([wanted]))
     section = own.section
-    again = produced(own.pieces("get_weather", schema, 1), iter(values), optional)
+    again = produced(own.pieces("get_weather", schema, 1), iter([wanted]))
     one = section.begin + call + section.end
     two = section.begin + call + section.between + again + section.end
     assert fed(own(tools), one)[0] == ToolStart(0, "get_weather", fed(own(tools), one)[0].id)

@@ -14,7 +14,7 @@ import psutil
 import pytest
 
 from jaxllm.chat_template import TemplateInput
-from jaxllm.server.errors import ApiError
+from jaxllm.server.errors import OVERFLOW, ApiError, bad_request
 from jaxllm.server.rendering import renders as module
 from jaxllm.server.rendering.renders import RenderProcess, Renders, encoded
 from jaxllm.tokenizer import Tokenizer
@@ -54,7 +54,11 @@ async def rendering(tokenizer: Tokenizer) -> AsyncIterator[Renders]:
 
 def text_of(renders: Renders, content: str, max_chars: int = 1 << 16) -> Awaitable[str]:
     arguments = TemplateInput(messages=[{"role": "user", "content": content}]).arguments(TEMPLATE)
-    return renders.text_of(arguments, True, max_chars)
+    return renders.text_of(arguments, True, max_chars, too_long)
+
+
+def too_long(chars: int) -> ApiError:
+    return bad_request(f"{chars} characters", "messages", OVERFLOW)
 
 
 async def refused(renders: Renders, content: str) -> ApiError:
@@ -88,13 +92,13 @@ def test_each_limit_is_an_error_of_the_sender_and_the_next_conversation_is_rende
             first = process_of(renders, 0)
             for content, status, words in (
                 ("hang", 400, "more than 0.3 s of processor time for the conversation; shorten"),
-                ("long", 400, "makes 998001 characters of the messages, more than fit"),
+                ("long", 400, "998001 characters"),
                 ("bomb", 400, "more than 2 GiB of memory for the conversation; shorten"),
                 ("refuse", 400, "the chat template refused the conversation: not this"),
             ):
                 error = await refused(renders, content)
                 assert error.status == status and words in error.message
-                code = "context_length_exceeded" if content == "long" else "chat_template_error"
+                code = OVERFLOW if content == "long" else "chat_template_error"
                 assert error.code == code
                 assert await text_of(renders, content * 2) == content * 2
             assert process_of(renders, 0) == first, "only its forks were replaced"
@@ -218,8 +222,8 @@ def test_a_renderer_inherits_no_socket_and_ends_with_its_parents_pipe(hostile: T
         names = {int(file.name): os.readlink(file) for file in files.iterdir()}
         assert names[0].startswith("pipe:") and names[1].startswith("pipe:")
         assert not [name for name in names.values() if name.startswith("socket:")]
-        one.send_signal(signal.SIGTERM)  # as service managers send to every process
-        one.send_signal(signal.SIGINT)
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+            one.send_signal(number)  # as service managers send to every process
     assert own.reply_to(encoded(job)) == {"text": "hello"}
     own._process.stdin.close()
     psutil.wait_procs([process], 20)

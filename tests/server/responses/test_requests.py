@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from jaxllm.server.responses import items
-from jaxllm.server.responses.history import Shortened, fitting, room_for_prompt, simplified
+from jaxllm.server.responses.history import Shortened, fitting, room_for_prompt
 from jaxllm.server.responses.sealed import unseal
 from jaxllm.tokenizer import Tokenizer
 from tests.server.harness import Running
@@ -229,12 +229,11 @@ STRICT = """{%- for message in messages -%}
 {% endfor -%}"""
 
 
-def test_a_template_that_takes_turns_only_gets_turns(model_dir: pathlib.Path):
+def test_late_instructions_are_text_of_the_users_next_turn(model_dir: pathlib.Path):
     messages = [says("user", "a"), says("user", "b"), says("system", "c"), says("user", "d")]
-    assert simplified(messages) == [says("system", "c"), says("user", "a\n\nb\n\nd")]
     with Running(Tokenizer.load(model_dir, STRICT)) as server:
         assert server.post(PATH, HI | {"input": messages}).status == 200
-        assert prompt_of(server) == "system:c\nuser:a\n\nb\n\nd\n"
+        assert prompt_of(server) == "user:a\nuser:b\nuser:c\n\nd\n"
         assert server.post(PATH, HI | {"input": messages[:2]}).status == 200
         assert prompt_of(server) == "user:a\nuser:b\n"
 

@@ -27,11 +27,15 @@ class CompileCounter:
 
     JAX reports both in the thread that compiles, and not for whom. So an engine enters its counter
     around each compilation of a program and around each step.
+
+    Attributes:
+        late: programs that were left for later and are made, and those that are not yet.
     """
 
     def __init__(self) -> None:
         self.compiles = 0
         self.cache_hits = 0
+        self.late = (0, 0)
         self._base = 0
         self._lock = threading.Lock()
         _listen()
@@ -47,6 +51,16 @@ class CompileCounter:
     def since_start(self) -> int:
         """Compilations since `warmed_up`."""
         return self.compiles - self._base
+
+    def leave_late(self, programs: int) -> None:
+        """So many programs are left for later."""
+        self.late = (0, programs)
+
+    def made_late(self) -> None:
+        """One of them is made."""
+        with self._lock:
+            made, missing = self.late
+            self.late = (made + 1, missing - 1)
 
     def warmed_up(self) -> None:
         """From here on a compilation is a fault."""

@@ -47,8 +47,10 @@ class Executables:
         platform: target of the programs: "cpu", "gpu" or "tpu".
         coming: programs that another process is about to keep, by name.
         hung: whether one of them did not come in time.
+        late: programs that are made while a server serves, by name.
         lowered: programs that no earlier start had kept, made here or in another process.
         compiles: counts compilations.
+        late_compiles: counts those of late programs, which are no fault.
     """
 
     def __init__(
@@ -60,9 +62,11 @@ class Executables:
         self._options, self.exports, self.platform = options, exports, platform
         self.coming: dict[str, Future[None]] = {}
         self.hung = False
+        self.late: frozenset[str] = frozenset()
         self._python = threading.Lock()
         self.lowered = 0
         self.compiles = CompileCounter()
+        self.late_compiles = CompileCounter()
 
     def compile(self, name: str, rows: int, recipe: Recipe, keep: bool) -> jax.stages.Compiled:
         """The executable of a program.
@@ -77,7 +81,7 @@ class Executables:
                 coming.result(PATIENCE)
             except TimeoutError:  # workers that hang cost time once
                 self.hung = True
-        with self.compiles:
+        with self.late_compiles if name in self.late else self.compiles:
             with self._python:
                 kept = keep and self.exports is not None
                 function = self._kept(name, recipe) if kept else recipe.function

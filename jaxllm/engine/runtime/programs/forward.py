@@ -121,20 +121,38 @@ def extend(
     given, context = _extend_context(model, shape, kv, state, batch)
     module = model.rebuild(weights)
     carry = module.through_attention(*_extend_tokens(given, batch), context, *handed)
-    last = shape.decodes + jnp.maximum(batch["start"] + batch["length"] - 1, 0)
-    spare = layout.logit_rows - shape.decodes - shape.chunks
-    trash = jnp.full((spare,), state.rows.shape[0], jnp.int32)
-    picked = jnp.concatenate(
-        [jnp.arange(shape.decodes, dtype=jnp.int32), last, jnp.zeros_like(trash)]
-    )
-    slots = jnp.concatenate([given.slots, batch["slot"], trash])
-    emit = jnp.concatenate([given.alive, batch["final"] != 0, jnp.zeros((spare,), jnp.bool_)])
+    picked, slots, emit = _logit_rows(layout, state, given, batch)
     hidden = module.after_attention(carry.rows(picked), context)
     hidden_states = jax.lax.dynamic_update_slice(
         hidden_states, carry.packed(model.collective)[shape.decodes :], (0, 0)
     )
     output = ForwardOutput(module.logits(hidden, context), slots, emit)
     return context.kv, state, output, hidden_states
+
+
+def _logit_rows(
+    layout: ChunkLayout, state: SlotState, given: DecodeRows, batch: dict[str, Array]
+) -> tuple[Array, Array, Array]:
+    """Of each row of logits: the token whose hidden state it is made of, its slot, and whether a
+    token is drawn from it."""
+    shape, unused = layout.shape, state.rows.shape[0]
+    last = shape.decodes + jnp.maximum(batch["start"] + batch["length"] - 1, 0)
+    spare = max(0, layout.logit_rows - shape.decodes - shape.chunks)
+    trash = jnp.full((spare,), unused, jnp.int32)
+    picked = jnp.concatenate(
+        [jnp.arange(shape.decodes, dtype=jnp.int32), last, jnp.zeros_like(trash)]
+    )
+    slots = jnp.concatenate([given.slots, batch["slot"], trash])
+    emit = jnp.concatenate([given.alive, batch["final"] != 0, jnp.zeros((spare,), jnp.bool_)])
+    if not layout.closes_gaps:
+        return picked, slots, emit
+    decodes = jnp.sum(given.slots < unused)
+    chunks = jnp.sum(batch["slot"] < unused)
+    row = jnp.arange(layout.logit_rows, dtype=jnp.int32)
+    is_used = row < decodes + chunks
+    place = jnp.where(row < decodes, row, row + shape.decodes - decodes)
+    place = jnp.where(is_used, place, 0)
+    return picked[place], jnp.where(is_used, slots[place], unused), emit[place] & is_used
 
 
 def hand_extend(
@@ -382,6 +400,7 @@ DECODE = Program(
     is_kept=always,
     has_products=True,
     runs=generates,
+    is_first=lambda shapes, sizes: sizes[0] in shapes.buckets.first.decode,
 )
 EXTEND = Program(
     "extend",
@@ -392,4 +411,5 @@ EXTEND = Program(
     has_products=True,
     rows=lambda sizes: sizes[0] + sizes[2],
     runs=generates,
+    is_first=lambda shapes, sizes: ExtendShape(*sizes) in shapes.buckets.first.extend,
 )

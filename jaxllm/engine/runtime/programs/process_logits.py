@@ -21,6 +21,7 @@ from jaxllm.engine.runtime.program import (
     Resident,
     Variant,
     always,
+    never_first,
 )
 from jaxllm.engine.runtime.shapes import StepShapes
 from jaxllm.engine.runtime.state import (
@@ -190,6 +191,7 @@ PROCESS_LOGITS = Program(
     # Functions of research code have no name that lasts
     is_kept=lambda shapes: not shapes.model.processors,
     may_need_most=always,
+    is_first=never_first,
 )
 SET_SLOT = Program(
     "set_slot",
@@ -197,6 +199,7 @@ SET_SLOT = Program(
     build=_build_set,
     buffers=lambda shapes: 64,
     acknowledges=True,
+    is_first=never_first,
 )
 APPLY_TOKEN_BITMASK = Program(
     "apply_token_bitmask",
@@ -204,4 +207,5 @@ APPLY_TOKEN_BITMASK = Program(
     build=_build_bitmask,
     buffers=lambda shapes: 8,
     acknowledges=True,
+    is_first=never_first,
 )

@@ -21,6 +21,7 @@ from jaxllm.engine.runtime.program import (
     Variant,
     always,
     in_flight,
+    never_first,
 )
 from jaxllm.engine.runtime.shapes import Model, StepShapes
 from jaxllm.engine.scheduling.plan import Span
@@ -125,4 +126,5 @@ PROGRAM = Program(
     has_products=True,
     may_need_most=always,
     buffers=_buffers,
+    is_first=never_first,
 )

@@ -15,9 +15,11 @@ from jaxllm.engine.runtime.program import (
     STATE,
     Program,
     Resident,
+    Sizes,
     Variant,
     always,
     generates,
+    never_first,
 )
 from jaxllm.engine.runtime.shapes import Draw, StepShapes
 from jaxllm.engine.runtime.state import (
@@ -143,6 +145,15 @@ def _build_logprobs(shapes: StepShapes, rows: int, width: int) -> Variant:
     )
 
 
+def _is_first_sample(shapes: StepShapes, sizes: Sizes) -> bool:
+    """The cheapest sampler and the one that does all, of the first forwards."""
+    rows, sampler = sizes
+    return rows in shapes.buckets.first.logits and sampler in (
+        shapes.samplers[0],
+        shapes.samplers[-1],
+    )
+
+
 SAMPLE = Program(
     "sample",
     sizes=lambda shapes: [
@@ -155,6 +166,7 @@ SAMPLE = Program(
     is_kept=always,
     # A draw kernel needs no memory, and lowers for seconds
     may_need_most=lambda shapes: shapes.draw_backend == "reference",
+    is_first=_is_first_sample,
 )
 ADVANCE = Program(
     "advance",
@@ -173,4 +185,5 @@ LOGPROBS = Program(
     rank=5,
     is_kept=always,
     may_need_most=always,
+    is_first=never_first,
 )

@@ -2,24 +2,34 @@
 
 from __future__ import annotations
 
+import json
 import re
 from typing import Any
 
-from jaxllm.grammar.pieces import Literal, Pieces
+from jaxllm.grammar.pieces import Arguments, Layout, Literal, Pieces
 from jaxllm.server.parsing.calls import ToolParser
 from jaxllm.server.parsing.machine import Malformed, Reading
 from jaxllm.server.parsing.markers import ESCAPED, Markers
-from jaxllm.server.parsing.pieces import listed, raw_value
-from jaxllm.server.parsing.schema import Schema, is_string, properties, typed
+from jaxllm.server.parsing.pieces import NEW_KEY
+from jaxllm.server.parsing.schema import Schema, is_string, items_of, property_of, typed
 from jaxllm.server.parsing.values import as_json, encode_string
 
 START, END, ESCAPE = "<start_function_call>", "<end_function_call>", "<escape>"
 MAX_DEPTH = 32
+MAX_KEY = 1024  # characters of a key that is written as JSON
 
 _NAME = re.compile(r"[^{}\[\],<>\"]*").match
 _KEY = re.compile(r"[^:{}\[\],<>\"]*").match
 _SCALAR = re.compile(r"[-+.\w]*").match
 _ESCAPE = Markers((ESCAPE,), also_hot=ESCAPED)
+LAYOUT = Layout(
+    text=(":" + ESCAPE, ESCAPE),
+    json=(":", ""),
+    comma=",",
+    key=r"[^:{}\[\],<>\"\s]([^:{}\[\],<>\"]{0,253}[^:{}\[\],<>\"\s])?",
+    new_key=NEW_KEY,
+    ends_text=(ESCAPE,),
+)
 
 
 class Parser(ToolParser):
@@ -37,24 +47,30 @@ class Parser(ToolParser):
             raise Malformed
         self.start(name.strip())
         root = self.tools.get(name.strip())
-        yield from self.pairs(properties(root), root, 0)
+        yield from self.pairs(root, root, 0)
         self.end()
 
-    def pairs(self, parts: Any, root: Any, depth: int) -> Reading[None]:
+    def pairs(self, schema: Any, root: Any, depth: int) -> Reading[None]:
         """Keys and values from behind the brace. Raises Malformed."""
         before = "{"
         while (yield from self.spaces()) != "}":
-            if (yield from self.take('"')):
-                key = yield from self.short_string()
-            else:
-                key = (yield from self.matching(_KEY)).strip()
+            key = yield from self.key()
             yield from self.expect(":")
-            self.arguments(f"{before}{encode_string(key)}: ")
+            self.arguments(f"{before}{key}: ")
             before = ", "
-            yield from self.one_value(parts.get(key), root, depth)
+            part = property_of(schema, json.loads(key), root)
+            yield from self.one_value(part, root, depth)
             yield from self.take(",")
         yield from self.take("}")
         self.arguments("{}" if before == "{" else "}")
+
+    def key(self) -> Reading[str]:
+        """A key, quoted or as it stands, as JSON. Raises Malformed."""
+        if (yield from self.character()) != '"':
+            return encode_string((yield from self.matching(_KEY)).strip())
+        written: list[str] = []
+        yield from self.value(written.append, MAX_KEY)
+        return "".join(written)
 
     def one_value(self, schema: Any, root: Any, depth: int) -> Reading[None]:
         """A value of any type, and the white space behind it. Raises Malformed."""
@@ -70,13 +86,14 @@ class Parser(ToolParser):
         elif depth == MAX_DEPTH:
             raise Malformed
         elif opening == "{":
-            yield from self.pairs(properties(schema), root, depth + 1)
+            yield from self.pairs(schema, root, depth + 1)
         else:
             before = "["
+            items = items_of(schema, root)
             while (yield from self.spaces()) != "]":
                 self.arguments(before)
                 before = ", "
-                yield from self.one_value(None, root, depth + 1)
+                yield from self.one_value(items, root, depth + 1)
                 yield from self.take(",")
             yield from self.take("]")
             self.arguments("[]" if before == "[" else "]")
@@ -96,10 +113,5 @@ class Parser(ToolParser):
 
     @classmethod
     def pieces(cls, name: str, schema: Schema, number: int) -> Pieces:
-        arguments: dict[str, Pieces] = {}
-        for key, part in properties(schema).items():
-            value = raw_value(part, schema, ESCAPE)
-            mark = Literal(f"{key}:{ESCAPE}")
-            arguments[key] = (mark, *value, Literal(ESCAPE))
-        inside = listed(arguments, schema, ",")
-        return (Literal(f"{START}call:{name}{{"), *inside, Literal("}" + END))
+        head = f"{START}call:{name}{{"
+        return (Literal(head), Arguments(schema, LAYOUT), Literal("}" + END))

@@ -6,14 +6,15 @@ from __future__ import annotations
 import re
 from typing import ClassVar
 
-from jaxllm.grammar.pieces import Literal, Pieces
+from jaxllm.grammar.pieces import Arguments, Layout, Literal, Pieces
 from jaxllm.server.parsing.calls import ToolParser
 from jaxllm.server.parsing.machine import Malformed, Reading
-from jaxllm.server.parsing.pieces import Section, listed, with_definitions
-from jaxllm.server.parsing.schema import Schema, properties
+from jaxllm.server.parsing.pieces import Section
+from jaxllm.server.parsing.schema import Schema
 from jaxllm.server.parsing.values import encode_string
 
 _KEY = re.compile(r"\w*").match
+LAYOUT = Layout(json=("=", ""), comma=", ", key=r"\w{1,255}", new_key="[A-Za-z_][A-Za-z0-9_]{0,63}")
 
 
 class Parser(ToolParser):
@@ -60,8 +61,4 @@ class Parser(ToolParser):
 
     @classmethod
     def pieces(cls, name: str, schema: Schema, number: int) -> Pieces:
-        arguments = {
-            key: (Literal(key + "="), with_definitions(part, schema))
-            for key, part in properties(schema).items()
-        }
-        return (Literal(name + "("), *listed(arguments, schema, ", "), Literal(")"))
+        return (Literal(name + "("), Arguments(schema, LAYOUT), Literal(")"))

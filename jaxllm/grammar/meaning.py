@@ -1,0 +1,367 @@
+"""What a JSON schema means: the cases that a value may follow, with references, `allOf`, `anyOf`
+and `oneOf` resolved. What reads arguments and what compiles grammars ask the same values."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from jaxllm.grammar.references import NoSuchSchema, Schema, referred
+
+SCALARS = frozenset(("null", "boolean", "integer", "number", "string"))
+ALL_TYPES = SCALARS | {"object", "array"}
+MAX_CASES = 64
+MAX_STEPS = 2_000  # schemas that are looked at to find the cases of one
+MAX_FOLLOWED = 64  # references behind references
+
+# Keywords that say of which type values are where nothing else does
+_IMPLY: dict[str, tuple[str, ...]] = {
+    "object": (
+        *("properties", "required", "additionalProperties", "patternProperties"),
+        *("minProperties", "maxProperties", "propertyNames", "dependentRequired"),
+    ),
+    "array": ("items", "prefixItems", "minItems", "maxItems", "uniqueItems", "contains"),
+    "string": ("pattern", "minLength", "maxLength", "format"),
+    "number": ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"),
+}
+_TYPE_OF = {str: "string", bool: "boolean", int: "integer", float: "number"} | {
+    type(None): "null",
+    list: "array",
+    dict: "object",
+}
+
+
+class TooManyCases(ValueError):
+    """A schema has more cases than are looked at."""
+
+
+class Choice(dict[str, Any]):
+    """A part without keywords, which says that an option of a `oneOf` was taken.
+
+    Attributes:
+        options: of which this is one.
+        number: of the option.
+    """
+
+    def __init__(self, options: list[Any], number: int):
+        super().__init__()
+        self.options = options
+        self.number = number
+
+
+class Case:
+    """One way to follow a schema: to follow all of these parts, of which only the keywords count
+    that refer to no other schema of the same value.
+
+    Attributes:
+        parts: as the schema has them; none allow everything.
+        allowed: types of JSON that all parts allow. A number may be an integer.
+        types: those that are meant: where no part says any, keywords imply them.
+        values: the only possible values; None where there are others.
+        choices: the options of `oneOf` that it took.
+        nullable: a part says so, as OpenAPI 3.0 does. `types` do not count it.
+    """
+
+    def __init__(self, parts: tuple[Schema, ...]):
+        self.choices = tuple(part for part in parts if isinstance(part, Choice))
+        self.parts = tuple(part for part in parts if not isinstance(part, Choice))
+        self.nullable = any(part.get("nullable") is True for part in self.parts)
+        self.allowed = _types(self.parts)
+        self.values = _values(self.parts, self.allowed)
+        if self.values is not None:
+            self.allowed = frozenset(_TYPE_OF[type(value)] for value in self.values)
+        self.types = self.allowed
+        if self.allowed == ALL_TYPES and self.values is None:
+            self.types = _implied(self.parts) or ALL_TYPES
+
+    @property
+    def free(self) -> bool:
+        """Whether it allows values of every type."""
+        return self.types == ALL_TYPES and self.values is None
+
+    @property
+    def names(self) -> list[str]:
+        """Names of properties that are declared or required, in order."""
+        found: dict[str, None] = {}
+        for part in self.parts:
+            found |= dict.fromkeys(_mapping(part, "properties"))
+        return list(found | dict.fromkeys(self.required))
+
+    @property
+    def required(self) -> list[str]:
+        """Names of properties that must be there, in order."""
+        lists = [part.get("required") for part in self.parts]
+        names = [name for one in lists if isinstance(one, list) for name in one]
+        return list(dict.fromkeys(name for name in names if isinstance(name, str)))
+
+    def member(self, name: str) -> Any:
+        """The schema of a property. A name that is not declared may match any of the patterns,
+        which nobody tries here: patterns of others may take very long."""
+        return both([_property(part, name) for part in self.parts])
+
+    @property
+    def items(self) -> Any:
+        """The schema of an array's items behind those that have one of their own."""
+        return both([part["items"] for part in self.parts if "items" in part])
+
+
+class Meaning:
+    """The cases of a schema inside `root`.
+
+    Attributes:
+        cases: at least one of them must be followed; none where no value can.
+        known: every reference leads somewhere, and there are not too many cases. Otherwise there
+            is one case, which allows everything.
+        fault: why it is not known.
+    """
+
+    def __init__(self, schema: Any, root: Any):
+        self.fault = ""
+        self._root = root
+        self._steps = 0
+        self._followed: list[int] = []  # references that are being followed
+        try:
+            self.cases = tuple(case for case in map(Case, self._of(schema)) if case.types)
+        except (NoSuchSchema, TooManyCases) as error:
+            self.fault = str(error)
+            self.cases = (Case(()),)
+        self.known = not self.fault
+
+    @property
+    def free(self) -> bool:
+        """Whether some case allows values of every type."""
+        return any(case.free for case in self.cases)
+
+    @property
+    def any_text(self) -> bool:
+        """Whether some case asks for text, and not for one of a few."""
+        return any(
+            "string" in case.types and case.values is None and not case.free for case in self.cases
+        )
+
+    @property
+    def texts(self) -> frozenset[str]:
+        """The texts among the possible values of cases that name them."""
+        return frozenset(
+            value for case in self.cases for value in case.values or () if isinstance(value, str)
+        )
+
+    @property
+    def types(self) -> frozenset[str]:
+        """All types that are allowed, null included where a part is nullable."""
+        found = frozenset[str]().union(*(case.types for case in self.cases))
+        return found | {"null"} if any(case.nullable for case in self.cases) else found
+
+    @property
+    def objects(self) -> list[Case]:
+        """The cases that allow objects."""
+        return [case for case in self.cases if "object" in case.types]
+
+    def member(self, name: str) -> Any:
+        """The schema of an object's property in any of the cases."""
+        return either([case.member(name) for case in self.objects])
+
+    @property
+    def properties(self) -> dict[str, Any]:
+        """Schemas of declared properties, by name."""
+        names = dict.fromkeys(name for case in self.objects for name in case.names)
+        return {name: self.member(name) for name in names}
+
+    @property
+    def items(self) -> Any:
+        """The schema of an array's items in any of the cases."""
+        return either([case.items for case in self.cases if "array" in case.types])
+
+    def _of(self, schema: Any) -> list[tuple[Schema, ...]]:
+        """Parts of each case. Raises NoSuchSchema, TooManyCases."""
+        self._steps += 1
+        if self._steps > MAX_STEPS:
+            raise TooManyCases("the schema refers to others too often; make it simpler")
+        if schema is False:
+            return []
+        if not isinstance(schema, Mapping):
+            return [()]
+        cases: list[tuple[Schema, ...]] = [(schema,)]
+        reference = schema.get("$ref")
+        if isinstance(reference, str):
+            cases = _joined(cases, self._behind(reference))
+        for option in _list(schema, "allOf"):
+            cases = _joined(cases, self._of(option))
+        for keyword in ("anyOf", "oneOf"):
+            options = _list(schema, keyword)
+            found: list[tuple[Schema, ...]] = []
+            for number, option in enumerate(options):
+                choice = (Choice(options, number),) if keyword == "oneOf" else ()
+                found += [choice + case for case in self._of(option)]
+            if options:
+                cases = _joined(cases, found)
+        return cases
+
+    def _behind(self, reference: str) -> list[tuple[Schema, ...]]:
+        """Parts of each case of the schema that is referred to. One that refers to itself for the
+        same value adds no case."""
+        target = referred(reference, self._root)
+        if id(target) in self._followed:
+            return []
+        if len(self._followed) == MAX_FOLLOWED:
+            raise TooManyCases(
+                f"more than {MAX_FOLLOWED} references follow each other; make it simpler"
+            )
+        self._followed.append(id(target))
+        cases = self._of(target)
+        self._followed.pop()
+        return cases
+
+
+def both(schemas: list[Any]) -> Any:
+    """The schema of what follows all of these."""
+    schemas = [schema for schema in schemas if schema is not True]
+    if len(schemas) < 2:
+        return schemas[0] if schemas else True
+    return {"allOf": schemas}
+
+
+def either(schemas: list[Any]) -> Any:
+    """The schema of what follows one of these; of none, everything does."""
+    if len(schemas) < 2:
+        return schemas[0] if schemas else True
+    return {"anyOf": schemas}
+
+
+def overlapping(cases: Iterable[Case]) -> bool:
+    """Whether a value may follow two options of one `oneOf`, as far as types, fixed values and
+    required properties tell."""
+    return any(
+        not _apart(case, other)
+        for case, other in itertools.combinations(cases, 2)
+        if _chose_otherwise(case, other)
+    )
+
+
+def _chose_otherwise(case: Case, other: Case) -> bool:
+    return any(
+        choice.options is that.options and choice.number != that.number
+        for choice in case.choices
+        for that in other.choices
+    )
+
+
+def _apart(case: Case, other: Case) -> bool:
+    """Whether no value follows both cases."""
+    shared = _shared(case.allowed, other.allowed)
+    if case.values is not None and other.values is not None:
+        return not any(same(value, that) for value in case.values for that in other.values)
+    if shared != {"object"}:
+        return not shared
+    return any(
+        _differ(one.member(name), that.member(name), name in that.required)
+        for one, that in ((case, other), (other, case))
+        for name in one.required
+    )
+
+
+def _differ(schema: Any, other: Any, required: bool) -> bool:
+    """Whether values that have a property tell themselves apart by it: it may not be there, or,
+    if it must be, has other fixed values."""
+    cases = Meaning(schema, {}).cases
+    others = Meaning(other, {}).cases
+    if not others:
+        return True
+    if not required or any(case.values is None for case in (*cases, *others)):
+        return False
+    return all(_apart(case, that) for case in cases for that in others)
+
+
+def same(value: Any, other: Any) -> bool:
+    """Whether two values are one in JSON, where 1 is 1.0 and not true."""
+    if isinstance(value, bool) or isinstance(other, bool):
+        return value is other
+    if isinstance(value, list) and isinstance(other, list):
+        return len(value) == len(other) and all(map(same, value, other))
+    if isinstance(value, dict) and isinstance(other, dict):
+        return value.keys() == other.keys() and all(same(value[key], other[key]) for key in value)
+    return bool(value == other)
+
+
+def _joined(
+    cases: list[tuple[Schema, ...]], others: list[tuple[Schema, ...]]
+) -> list[tuple[Schema, ...]]:
+    """What follows one of the cases and one of the others."""
+    if len(cases) * len(others) > MAX_CASES:
+        raise TooManyCases(f"the schema has more than {MAX_CASES} cases; make it simpler")
+    return [
+        case + tuple(part for part in other if not _has(case, part))
+        for case in cases
+        for other in others
+    ]
+
+
+def _has(parts: tuple[Schema, ...], part: Schema) -> bool:
+    return any(one is part for one in parts)
+
+
+def _types(parts: Iterable[Schema]) -> frozenset[str]:
+    """The types that all parts allow."""
+    allowed = ALL_TYPES
+    for part in parts:
+        names = part.get("type")
+        names = [names] if isinstance(names, str) else names
+        if isinstance(names, list):
+            allowed = _shared(allowed, frozenset(name for name in names if isinstance(name, str)))
+    return allowed
+
+
+def _shared(types: frozenset[str], others: frozenset[str]) -> frozenset[str]:
+    """Types that both have, where integers are numbers."""
+    found = types & others
+    if ("integer" in types and "number" in others) or ("number" in types and "integer" in others):
+        found |= {"integer"}
+    return found
+
+
+def _values(parts: Iterable[Schema], types: frozenset[str]) -> list[Any] | None:
+    """The values that parts name, of these types; None where no part names any."""
+    found: list[Any] | None = None
+    for part in parts:
+        named = [part["const"]] if "const" in part else None
+        listed = part.get("enum")
+        for values in (named, listed):
+            if isinstance(values, list):
+                before = values if found is None else found
+                found = [value for value in before if any(same(value, one) for one in values)]
+    if found is None:
+        return None
+    return [value for value in found if _is_of(value, types)]
+
+
+def _is_of(value: Any, types: frozenset[str]) -> bool:
+    """Whether a value is of one of the types; 1.0 is an integer."""
+    name = _TYPE_OF.get(type(value), "")
+    if name == "integer" or (name == "number" and value.is_integer()):
+        return bool(types & {"integer", "number"})
+    return name in types
+
+
+def _implied(parts: Iterable[Schema]) -> frozenset[str]:
+    keywords = {keyword for part in parts for keyword in part}
+    return frozenset(name for name, implying in _IMPLY.items() if keywords & set(implying))
+
+
+def _property(part: Schema, name: str) -> Any:
+    """What a part says of a property."""
+    declared = _mapping(part, "properties")
+    if name in declared:
+        return declared[name]
+    others = part.get("additionalProperties", True)
+    return either([*_mapping(part, "patternProperties").values(), others])
+
+
+def _mapping(schema: Schema, keyword: str) -> Mapping[str, Any]:
+    value = schema.get(keyword)
+    return value if isinstance(value, Mapping) else {}
+
+
+def _list(schema: Schema, keyword: str) -> list[Any]:
+    value = schema.get(keyword)
+    return value if isinstance(value, list) else []

@@ -1,0 +1,315 @@
+"""Messages in the form that a chat template shows, by its traits. What becomes of a message depends
+on those up to it, and of calls on their results: a conversation that grows keeps its beginning."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+from jaxllm.templates.arguments import check_depth, object_of, text_of, understood
+from jaxllm.templates.traits import TemplateTraits
+
+type Message = dict[str, Any]
+
+EMPTY_SCHEMA: dict[str, Any] = {"type": "object", "properties": {}, "required": []}
+_NINE = re.compile(r"[a-zA-Z0-9]{9}").fullmatch
+_LETTERS = "0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"
+
+
+def shaped_input(arguments: dict[str, Any], traits: TemplateTraits) -> dict[str, Any]:
+    """Arguments of `apply_chat_template` with messages and tools as the template shows them. Raises
+    TemplateError on calls that no template can render."""
+    shaped = {"conversation": shaped_messages(arguments["conversation"], traits)}
+    if arguments["tools"] and not traits.bare_tools:
+        shaped["tools"] = [_filled(tool) for tool in arguments["tools"]]
+    return arguments | shaped
+
+
+def shaped_messages(messages: Sequence[Mapping[str, Any]], traits: TemplateTraits) -> list[Message]:
+    """The messages as the template shows them. Raises TemplateError on arguments of calls that nest
+    too deeply."""
+    # A content without value is the caller's as well as an absent one
+    found: Iterable[Message] = (
+        {name: value for name, value in message.items() if name != "content" or value is not None}
+        for message in messages
+    )
+    found = (_with_arguments(message, traits) for message in found)
+    found = _systems_placed(found, traits)
+    if not traits.several_calls:
+        found = _one_call_each(list(found))
+    if not traits.any_ids:
+        found = map(_with_short_ids, found)
+    if traits.names_results:
+        found = _named_results(found)
+    if traits.calls:
+        found = _contents_shown(found, traits)
+    return _neighbours_joined(found, traits)
+
+
+# Arguments
+
+
+def _with_arguments(message: Message, traits: TemplateTraits) -> Message:
+    """A message whose calls have arguments in the template's form."""
+    calls = message.get("tool_calls")
+    if not isinstance(calls, (list, tuple)) or not calls:
+        return message
+    return message | {"tool_calls": [_call_with_arguments(call, traits) for call in calls]}
+
+
+def _call_with_arguments(call: Any, traits: TemplateTraits) -> Any:
+    function = call.get("function", call) if isinstance(call, Mapping) else None
+    if not isinstance(function, Mapping) or "arguments" not in function:
+        return call
+    shaped = {**function, "arguments": arguments_for(function["arguments"], traits)}
+    return {**call, "function": shaped} if "function" in call else shaped
+
+
+def arguments_for(arguments: Any, traits: TemplateTraits) -> Any:
+    """The arguments of one call, which are a text or a value, as the template shows them: the
+    client's own text, or an object. Raises TemplateError on those that nest too deeply."""
+    if isinstance(arguments, dict):
+        check_depth(arguments)
+    only_texts = traits.texts and not traits.objects
+    if arguments is None or (isinstance(arguments, str) and not arguments.strip()):
+        return "{}" if only_texts else {}
+    if not isinstance(arguments, (str, dict)):
+        arguments = text_of(arguments)
+    if only_texts:
+        return arguments if isinstance(arguments, str) else text_of(arguments)
+    if isinstance(arguments, dict):
+        return arguments
+    value = object_of(arguments)
+    if value is not None:
+        return value
+    return arguments if traits.texts else understood(arguments)
+
+
+# System messages
+
+
+def _systems_placed(messages: Iterable[Message], traits: TemplateTraits) -> Iterator[Message]:
+    """System messages that the template does not show become text of the user's turn that follows,
+    or a turn of their own, behind all results of a call."""
+    waiting: list[Any] = []  # contents
+    leading: list[Message] = []
+    begun = False  # whether a message was no system message
+    for message in messages:
+        if message["role"] == "system":
+            shown = traits.late_system if begun else traits.system
+            if not shown:
+                waiting.append(message.get("content"))
+            elif begun:
+                yield message
+            else:
+                leading.append(message)
+            continue
+        if not begun:
+            yield from _led(leading, traits)
+            begun = True
+        if waiting and message["role"] == "user":
+            message = message | {"content": joined([*waiting, message.get("content")])}
+            waiting = []
+        elif waiting and message["role"] != "tool":
+            yield {"role": "user", "content": joined(waiting)}
+            waiting = []
+        yield message
+    if not begun:
+        yield from _led(leading, traits)
+    if waiting:
+        yield {"role": "user", "content": joined(waiting)}
+
+
+def _led(leading: list[Message], traits: TemplateTraits) -> Iterator[Message]:
+    """The system messages that come first, as one where the template shows no second."""
+    if len(leading) < 2 or traits.several_system:
+        yield from leading
+    else:
+        yield leading[0] | {"content": joined([one.get("content") for one in leading])}
+
+
+def joined(contents: Sequence[Any]) -> Any:
+    """Contents of several messages as one: text, or parts where one of them has parts."""
+    contents = [content for content in contents if content]
+    if all(isinstance(content, str) for content in contents):
+        return "\n\n".join(contents)
+    parts: list[Any] = []
+    for content in contents:
+        more = [{"type": "text", "text": content}] if isinstance(content, str) else content
+        parts += [{"type": "text", "text": "\n\n"}, *more] if parts else more
+    return parts
+
+
+# Calls and their results
+
+
+def _one_call_each(messages: list[Message]) -> Iterator[Message]:
+    """Each call in a message of its own, with its result behind it; calls without one come last."""
+    place = 0
+    while place < len(messages):
+        message = messages[place]
+        place += 1
+        calls = message.get("tool_calls") or ()
+        if len(calls) < 2:
+            yield message
+            continue
+        end = place
+        while end < len(messages) and messages[end]["role"] != "assistant":
+            end += 1
+        yield from _in_turn(message, messages[place:end])
+        place = end
+
+
+def _in_turn(message: Message, behind: list[Message]) -> Iterator[Message]:
+    """The calls of a message, and what stands behind it up to the next answer."""
+    calls = list(message["tool_calls"])
+    results: list[list[Message]] = [[] for _ in calls]
+    places = {id: number for number, call in enumerate(calls) if (id := _id_of(call)) is not None}
+    unknown: list[Message] = []
+    rest: list[Message] = []
+    for later in behind:
+        if later["role"] != "tool":
+            rest.append(later)
+        elif later.get("tool_call_id") in places:
+            results[places[later["tool_call_id"]]].append(later)
+        else:
+            unknown.append(later)
+    for answers, call in zip(results, calls, strict=True):
+        if unknown and not answers and None in (_id_of(call), unknown[0].get("tool_call_id")):
+            answers.append(unknown.pop(0))
+    pairs = list(zip(calls, results, strict=True))
+    pairs = [pair for pair in pairs if pair[1]] + [pair for pair in pairs if not pair[1]]
+    first = message
+    for call, answers in pairs:
+        yield first | {"tool_calls": [call]}
+        yield from answers
+        first = {"role": "assistant", "content": ""}
+    yield from unknown
+    yield from rest
+
+
+def _id_of(call: Any) -> str | None:
+    id = call.get("id") if isinstance(call, Mapping) else None
+    return id if isinstance(id, str) else None
+
+
+def _with_short_ids(message: Message) -> Message:
+    """A message whose ids of calls are nine letters and digits."""
+    if message["role"] == "tool" and "tool_call_id" in message:
+        return message | {"tool_call_id": short_id(message["tool_call_id"])}
+    if not message.get("tool_calls"):
+        return message
+    calls = [
+        {**call, "id": short_id(call.get("id"))} if isinstance(call, Mapping) else call
+        for call in message["tool_calls"]
+    ]
+    return message | {"tool_calls": calls}
+
+
+def short_id(id: Any) -> str:
+    """Nine letters and digits for an id, itself if it has them; the same for the same id."""
+    if isinstance(id, str) and _NINE(id):
+        return id
+    number = int.from_bytes(hashlib.sha256(str(id).encode("utf-8", "replace")).digest())
+    return "".join(_LETTERS[number // 62**digit % 62] for digit in range(9))
+
+
+def _named_results(messages: Iterable[Message]) -> Iterator[Message]:
+    """Results of calls with the names of their tools."""
+    names: dict[str, Any] = {}
+    for message in messages:
+        for call in message.get("tool_calls") or ():
+            function = call.get("function", call) if isinstance(call, Mapping) else None
+            if isinstance(function, Mapping) and (id := _id_of(call)) is not None:
+                names[id] = function.get("name")
+        name = names.get(str(message.get("tool_call_id")))
+        if message["role"] == "tool" and name is not None:
+            message = {"name": name, **message}
+        yield message
+
+
+def _contents_shown(messages: Iterable[Message], traits: TemplateTraits) -> Iterator[Message]:
+    """Messages of calls, with the contents beside which the template shows these."""
+    for message in messages:
+        content = message.get("content")
+        if not message.get("tool_calls"):
+            yield message
+        elif not (content.strip() if isinstance(content, str) else content):
+            yield _calls_alone(message, traits)
+        elif traits.beside_calls == "together":
+            yield message
+        elif traits.beside_calls == "dropped":
+            yield _calls_alone(message | {"content": None}, traits)
+        else:
+            said = {name: value for name, value in message.items() if name != "tool_calls"}
+            # It kept the text from being a thought beside calls
+            if said.get("thinking") == "":
+                del said["thinking"]
+            yield said
+            calls = {"role": "assistant", "content": "", "tool_calls": message["tool_calls"]}
+            yield _calls_alone(calls, traits)
+
+
+def _calls_alone(message: Message, traits: TemplateTraits) -> Message:
+    """A message of calls without text."""
+    given = "empty" if "content" in message else "absent"
+    known = message.get("content", "") is not None and given in traits.contents
+    if known or not traits.contents:
+        return message
+    rest = {name: value for name, value in message.items() if name != "content"}
+    form = traits.contents[0]
+    if form == "absent":
+        return rest
+    return rest | {"content": "" if form == "empty" else None}
+
+
+# Turns
+
+
+def _neighbours_joined(messages: Iterable[Message], traits: TemplateTraits) -> list[Message]:
+    """Neighbours as one message where the template does not show both."""
+    found: list[Message] = []
+    for message in messages:
+        if found and _joins(found[-1], message, traits):
+            found[-1] = _as_one(found[-1], message)
+        else:
+            found.append(message)
+    return found
+
+
+def _as_one(before: Message, message: Message) -> Message:
+    """A message with the texts of another behind its own."""
+    merged = message | before
+    for name in ("content", "reasoning_content"):
+        if name in message and name in before:
+            merged[name] = joined([before[name], message[name]])
+    return merged
+
+
+def _joins(before: Message, message: Message, traits: TemplateTraits) -> bool:
+    """Whether a message is one with that before it."""
+    if message["role"] == "user" and before["role"] == "tool":
+        return not traits.user_after_result
+    if traits.any_turns or before["role"] != message["role"]:
+        return False
+    if message["role"] == "user":
+        return True
+    if message["role"] != "assistant" or before.get("tool_calls"):
+        return False
+    return traits.beside_calls != "apart" or not message.get("tool_calls")
+
+
+# Tools
+
+
+def _filled(tool: Any) -> Any:
+    """A tool with a description and a whole schema, which may be empty."""
+    function = tool.get("function") if isinstance(tool, Mapping) else None
+    if not isinstance(function, Mapping):
+        return tool
+    schema = EMPTY_SCHEMA | dict(function.get("parameters") or {})
+    whole = {**function, "parameters": schema}
+    whole.setdefault("description", "")
+    return {**tool, "function": whole}
