@@ -25,7 +25,7 @@ from jaxllm.server.engine.wire import Sleep
 from jaxllm.server.errors import ApiError, overloaded
 from jaxllm.server.lifecycle.launches import engine_launches
 from jaxllm.server.lifecycle.signals import Signals
-from jaxllm.server.parsing.formats import format_name
+from jaxllm.server.parsing.formats import chosen_format
 from jaxllm.server.rendering.renders import Renders
 from jaxllm.server.state import ServerState, renders_of
 from jaxllm.templates.traits import table_of
@@ -138,13 +138,16 @@ class ServedModel:
         if self.state.resolved.pooling is not None:
             return
         formats = self.state.formats
+        named = self.state.settings
         logger.info(
-            "chats with %s: reasoning as %s, tool calls as %s "
-            "(--reasoning-parser, --tool-call-parser)",
+            "chats with %s: reasoning as %s, tool calls as %s; "
+            "--reasoning-parser and --tool-call-parser choose others",
             self.name,
-            format_name(formats.reasoning),
-            format_name(formats.tools),
+            chosen_format(formats.reasoning, named.reasoning_parser, formats.reasoning_signs),
+            chosen_format(formats.tools, named.tool_call_parser, formats.tools_signs),
         )
+        for name in formats.wrappers:
+            logger.info("tags <%s> around a whole reply are taken off", name)
         traits = {} if self.state.renders is None else self.state.renders.traits
         shown = "; ".join(f"{label}: {value}" for label, value in table_of(traits))
         if shown:

@@ -28,6 +28,7 @@ def new_pipeline(
         schemas=schemas,
         calls_before=request.conversation.calls,
         keep=None if keeps_all else functools.partial(is_wanted, request),
+        wrappers=formats.wrappers,
     )
 
 

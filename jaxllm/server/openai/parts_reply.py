@@ -68,11 +68,17 @@ class PartsReply(Reply):
             return merged(
                 [part for one in self._by_token(delta) for part in self._parts(choice, one)]
             )
-        if pipeline.thinking:
-            choice.reasoning_tokens += len(delta.token_ids)
+        thought = pipeline.thinking
         parts = pipeline.feed(delta.text)
+        if thought:
+            choice.held_tokens += len(delta.token_ids)
+            if not pipeline.holding:
+                choice.reasoning_tokens += choice.held_tokens
+                choice.held_tokens = 0
         if delta.finish_reason is not None:
             parts += pipeline.finish()
+            if not pipeline.called:
+                choice.reasoning_tokens += choice.held_tokens
             broken = any(isinstance(part, ToolEnd) and not part.complete for part in parts)
             choice.cut = broken and isinstance(delta.stop_reason, str)
         return parts if len(parts) < 2 else merged(parts)

@@ -99,6 +99,7 @@ class Choice:
         frame: of the next event, unless all deltas need thought.
         pipeline: reads the text of a chat's choice; None where it is not parsed.
         parts: of a parsed choice in a reply that is sent whole.
+        held_tokens: of a thought's text that may be calls; else they are reasoning.
         cut: a stop string ended it within a call.
     """
 
@@ -116,6 +117,7 @@ class Choice:
     pipeline: Pipeline | None = None
     parts: list[Part] = field(default_factory=list)
     reasoning_tokens: int = 0
+    held_tokens: int = 0
     cut: bool = False
 
     @property

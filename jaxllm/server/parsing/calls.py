@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import re
 from collections.abc import Callable
@@ -10,16 +11,18 @@ from typing import Any, ClassVar
 from jaxllm.grammar.pieces import Either, FreeText, Json, Literal, Pieces
 from jaxllm.server.parsing.machine import (
     MAX_UNDECIDED,
+    Clear,
     Machine,
     Malformed,
     Reading,
+    Sink,
     ignore,
 )
 from jaxllm.server.parsing.markers import NEWLINES, Markers
-from jaxllm.server.parsing.parts import Text
+from jaxllm.server.parsing.parts import Part, Reasoning, Text
 from jaxllm.server.parsing.pieces import Section
-from jaxllm.server.parsing.schema import Schema, Tools
-from jaxllm.server.parsing.values import encode_string
+from jaxllm.server.parsing.schema import Schema, Tools, typed, types
+from jaxllm.server.parsing.values import EncodedObject, encode_string
 
 _PLAIN = re.compile(r"[^\"\\\x00-\x1f]*").match
 
@@ -30,10 +33,12 @@ class ToolParser(Machine):
     Attributes:
         aliases: other names of the format.
         signs: texts that a chat template of this format has, all of them.
+        other_signs: other sets of such texts.
         special: markers that are special tokens; if there are any, text must be made with
             skip_special_tokens off.
         ids: style of ids for calls: "call", "mistral" or "kimi".
-        open: markers with which calls begin; newlines before them belong to them.
+        open: markers with which calls begin.
+        lead: what may stand before such a marker and belong to it.
         close: markers that may follow a call and belong to it.
         section: what surrounds all calls of an output, for grammars.
         several: an output may have several calls.
@@ -42,9 +47,11 @@ class ToolParser(Machine):
 
     aliases: ClassVar[tuple[str, ...]] = ()
     signs: ClassVar[tuple[str, ...]] = ()
+    other_signs: ClassVar[tuple[tuple[str, ...], ...]] = ()
     special: ClassVar[tuple[str, ...]] = ()
     ids: ClassVar[str] = "call"
     open: ClassVar[tuple[str, ...]] = ()
+    lead: ClassVar[tuple[str, ...]] = NEWLINES
     close: ClassVar[tuple[str, ...]] = ()
     section: ClassVar[Section] = Section()
     several: ClassVar[bool] = True
@@ -52,25 +59,88 @@ class ToolParser(Machine):
     markers: ClassVar[Markers]
 
     def __init_subclass__(cls) -> None:
-        cls.markers = Markers(cls.open, lead=NEWLINES)
+        cls.markers = Markers(cls.open, lead=cls.lead)
 
-    def __init__(self, tools: Tools, new_id: Callable[[str, int], str] | None = None):
+    def __init__(
+        self,
+        tools: Tools,
+        new_id: Callable[[str, int], str] | None = None,
+        in_thought: bool = False,
+    ):
         """
         `tools`: schemas of the arguments, by name.
         `new_id`: makes ids of name and index, for calls to which the model gave none.
+        `in_thought`: the text is that of a thought; see `rehearse`.
         """
         super().__init__()
         self.tools = tools
         self.new_id = new_id
+        self._in_thought = in_thought
+        self._held: list[str] = []  # texts of a thought's last calls and white space behind them
+        if in_thought:
+            self._reading = self.rehearse()
+
+    @property
+    def holding(self) -> bool:
+        """Whether text is held back that may be calls."""
+        return self.recording or bool(self._held)
+
+    @property
+    def held(self) -> str:
+        """The text of the calls with which a thought has ended; "" if it has not."""
+        return "".join(self._held)
 
     def read(self) -> Reading[None]:
         """Text and calls in turn."""
-        while True:
-            marker = yield from self.until(self.markers, self.emit_text, Text)
-            if marker is None:
-                return
+        passing = Clear(Text, self.markers.hot)
+        marker = yield from self.first(self.emit_text, passing)
+        while marker is not None:
             if (yield from self.attempt(self.call(marker.lstrip("\n")), marker)):
                 yield from self.after()
+            marker = yield from self.until(self.markers, self.emit_text, passing)
+
+    def rehearse(self) -> Reading[None]:
+        """Reads a thought: text of it is told as reasoning. Complete calls of tools that are there
+        are held back as long as only calls and white space follow them: models rehearse calls, and
+        only what comes next tells whether one was meant. Calls with which the text ends stay in
+        `held`."""
+        passing = Clear(Reasoning, self.markers.hot)
+        marker = yield from self.first(self._think, passing)
+        while marker is not None:
+            self.record(marker)
+            whole = yield from self.attempt(self.call(marker.lstrip("\n")), marker)
+            if whole:
+                yield from self.after()
+            if whole:
+                self._held.append(self.recorded())
+            else:
+                self._think(self.recorded())
+            marker = yield from self.until(self.markers, self._think, passing)
+
+    def first(self, sink: Sink, clear: Clear) -> Reading[str | None]:
+        """As `until` with the markers, from the beginning of the text."""
+        return self.until(self.markers, sink, clear)
+
+    def _think(self, text: str) -> None:
+        """Tells text of a thought, and that calls before it were a part of the thought."""
+        if self._held and not text.strip():
+            self._held.append(text)
+            return
+        text = self.held + text
+        self._held.clear()
+        self.emit_reasoning(text)
+
+    def _resume(self) -> list[Part]:
+        parts = super()._resume()
+        if self._in_thought and self.holding:
+            self.clear = None
+        return parts
+
+    def start(self, name: str, id: str | None = None) -> None:
+        """A call is certain. Raises Malformed in a thought, for a tool that is not there."""
+        if self._in_thought and name not in self.tools:
+            raise Malformed
+        super().start(name, id)
 
     def call(self, marker: str) -> Reading[None]:
         """One call or several, from behind the marker. Raises Malformed."""
@@ -83,45 +153,67 @@ class ToolParser(Machine):
         while self.close and (yield from self.take(*self.close)) is not None:
             yield from self.spaces()
 
-    def json_arguments(self) -> Reading[None]:
-        """The rest of a started call, whose arguments stand there as JSON. Raises Malformed."""
-        yield from self.value(self.arguments)
+    def json_arguments(
+        self, name: str, id: str | None = None, closers: tuple[str, ...] = ()
+    ) -> Reading[None]:
+        """The arguments of a call, which stand next as JSON, and the call. Raises Malformed.
+
+        They are an object, one that is encoded as a string, or none: null, "", or nothing before
+        one of `closers`.
+        """
+        match (yield from self.spaces()):
+            case "{":
+                self.start(name, id)
+                yield from self.value(self.arguments)
+            case '"':
+                yield from self.follow(EncodedObject(), functools.partial(self._begun, name, id))
+            case _:
+                nothing = yield from self.take("null", *closers)
+                if nothing is None:
+                    raise Malformed
+                if nothing != "null":
+                    self.give_back(nothing)
+                self._begun(name, id, "{}")
         self.end()
 
-    def json_call(self, known: bool = False, opened: bool = False) -> Reading[None]:
-        """One object with a name and arguments. Raises Malformed.
+    def _begun(self, name: str, id: str | None, text: str) -> None:
+        """A fragment of the arguments of a call, which begins with the first."""
+        if text and not self._in_call:
+            self.start(name, id)
+        self.arguments(text)
 
-        The order of keys does not matter. `known`: only of a tool that is there. `opened`: from
-        behind its brace.
+    def json_call(self, known: bool = False) -> Reading[None]:
+        """One object with a name and perhaps arguments, from behind its brace. Raises Malformed.
+
+        The order of keys does not matter. `known`: only of a tool that is there.
         """
         name: str | None = None
-        early: list[str] | None = None  # arguments that came before the name
+        early: str | None = None  # arguments that came before the name
         done = False
-        if not opened:
-            yield from self.expect("{")
         while True:
             yield from self.expect('"')
             key = yield from self.short_string()
             yield from self.expect(":")
-            char = yield from self.spaces()
-            if key == "name" and char == '"' and name is None:
-                yield from self.take('"')
+            if key == "name" and name is None:
+                yield from self.expect('"')
                 name = yield from self.short_string()
                 if not name or (known and name not in self.tools):
                     raise Malformed
                 if early is not None:
-                    self.start(name)
-                    self.arguments("".join(early))
+                    self._begun(name, None, early)
                     self.end()
                     done = True
-            elif key in ("arguments", "parameters") and char == "{" and not done and early is None:
+            elif key in ("arguments", "parameters") and not done and early is None:
                 if name is None:
-                    early = []
-                    yield from self.value(early.append, MAX_UNDECIDED)
+                    early = yield from self.early_arguments()
                 else:
-                    self.start(name)
-                    yield from self.json_arguments()
+                    yield from self.json_arguments(name)
                     done = True
+            elif key == "function" and name is None:
+                yield from self.expect("{")
+                yield from self.json_call(known)
+                name = key
+                done = True
             elif key == "type":
                 yield from self.expect('"function"')
             elif key == "id":  # nobody knows it yet; the call gets one of ours
@@ -130,21 +222,64 @@ class ToolParser(Machine):
                 raise Malformed
             if (yield from self.expect(",", "}")) == "}":
                 break
-        if not done:
+        if name is None:
             raise Malformed
+        if not done:
+            self._begun(name, None, "{}")
+            self.end()
 
-    def json_calls(self) -> Reading[None]:
-        """A list of such objects, from its bracket on. Raises Malformed."""
-        yield from self.expect("[")
+    def early_arguments(self) -> Reading[str]:
+        """Arguments that stand before a name, as an object. Raises Malformed."""
+        pieces: list[str] = []
+        char = yield from self.spaces()
+        if char == '"':
+            yield from self.follow(EncodedObject(), pieces.append, MAX_UNDECIDED)
+        elif char == "{":
+            yield from self.value(pieces.append, MAX_UNDECIDED)
+        elif (yield from self.take("null")) is None:
+            raise Malformed
+        return "".join(pieces) or "{}"
+
+    def json_calls(self, known: bool = False, opened: str = "") -> Reading[None]:
+        """Objects with a name and arguments: one, several, or a list of them. Raises Malformed.
+
+        `known`: as of `json_call`. `opened`: the bracket or brace, if it was taken.
+        """
+        bracket = opened or (yield from self.expect("[", "{"))
+        if bracket == "[":
+            yield from self.expect("{")
         while True:
-            yield from self.json_call()
-            if (yield from self.expect(",", "]")) == "]":
+            yield from self.json_call(known)
+            self._undecided = []
+            more = self._next_listed() if bracket == "[" else self._next_object()
+            if not (yield from more):
                 return
+
+    def _next_listed(self) -> Reading[bool]:
+        """Takes what stands behind an object of a list, and the next one's brace. → whether there
+        is one. Raises Malformed."""
+        if (yield from self.expect(",", "]")) == "]":
+            return False
+        return (yield from self.expect("{", "]")) == "{"
+
+    def _next_object(self) -> Reading[bool]:
+        """As `_next_listed`, where there is no list."""
+        while (yield from self.spaces()) == "}":  # one too many
+            yield from self.take("}")
+        comma = yield from self.take(",", ";")
+        if comma is not None:
+            yield from self.spaces()
+        another = (yield from self.take("{")) is not None
+        if comma is not None and not another:
+            if comma not in self.close:
+                raise Malformed
+            self._undecided = []
+        return another
 
     def string_text(self, end: Markers) -> Reading[None]:
         """Text up to a marker, as the inside of a JSON string. Raises Malformed."""
         sink = lambda text: self.arguments(encode_string(text)[1:-1])
-        if (yield from self.until(end, sink, self.fragment)) is None:
+        if (yield from self.until(end, sink, Clear(self.fragment, end.hot))) is None:
             raise Malformed
 
     def short_string(self) -> Reading[str]:
@@ -156,7 +291,7 @@ class ToolParser(Machine):
 
     @classmethod
     def ends_thought(cls) -> tuple[str, ...]:
-        """Markers of calls that end reasoning which was not closed."""
+        """Markers behind which a thinking budget forces no end: it would break the call."""
         return cls.special
 
     @classmethod
@@ -174,6 +309,15 @@ class ToolParser(Machine):
         marker = calls[0]
         assert isinstance(marker, Literal)
         return (Either(((FreeText(marker.text), *calls), (FreeText(""),))),)
+
+
+def blank_value(text: str, schema: Any, root: Any) -> str | None:
+    """What blank text is in a format that writes values without quotes, as JSON: that text where
+    text is allowed, else null where that is; else None, for a value that is left out."""
+    allowed = types(schema, root)
+    if not allowed or "string" in allowed:
+        return typed(text, schema, root)
+    return "null" if "null" in allowed else None
 
 
 def json_pieces(before: str, name: str, key: str, schema: Any, after: str) -> Pieces:

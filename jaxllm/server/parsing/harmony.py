@@ -9,15 +9,15 @@ from __future__ import annotations
 import re
 from typing import ClassVar
 
-from jaxllm.server.parsing.machine import Machine, Malformed, Reading
+from jaxllm.server.parsing.machine import Clear, Machine, Malformed, Reading
 from jaxllm.server.parsing.markers import Markers
-from jaxllm.server.parsing.parts import Reasoning, Text
+from jaxllm.server.parsing.parts import Text
 
 CHANNEL, MESSAGE, START = "<|channel|>", "<|message|>", "<|start|>"
 ENDS = ("<|end|>", "<|call|>", "<|return|>")
 
 _BEGIN = Markers((CHANNEL, START, *ENDS))
-_END = Markers((*ENDS, START))
+_END = Markers((*ENDS, START, CHANNEL))
 _WORDS = re.compile(r"[^<]*").match
 _TO = r"(?:\s*to=(?:functions\.([\w.:/-]+)|(?:python|browser|container)[\w.]*))?"
 _HEADER = re.compile(
@@ -30,7 +30,7 @@ class Harmony(Machine):
     """Reads reasoning, reply and calls.
 
     Attributes:
-        calls: messages to functions are calls; else they are text.
+        calls: messages to functions are calls, which `function_call` reads; else they are text.
     """
 
     calls: ClassVar[bool] = False
@@ -40,7 +40,7 @@ class Harmony(Machine):
         if first is not None:
             yield from self.attempt(self.message(first), first)
         while True:
-            marker = yield from self.until(_BEGIN, self.emit_text, Text)
+            marker = yield from self.until(_BEGIN, self.emit_text, Clear(Text, _BEGIN.hot))
             if marker is None:
                 return
             if marker in (CHANNEL, START):
@@ -67,23 +67,13 @@ class Harmony(Machine):
         self.decide()
         if found[2] == "analysis":
             self.thinking = True
-            end = yield from self.until(_END, self.emit_reasoning, Reasoning)
+            end = yield from self.thought(_END)
             self.thinking = False
         else:
-            end = yield from self.until(_END, self.emit_text, Text)
-        if end == START:
+            end = yield from self.until(_END, self.emit_text, Clear(Text, _END.hot))
+        if end in (CHANNEL, START):
             self.give_back(end)
 
     def function_call(self, name: str) -> Reading[None]:
-        """The arguments of a call, which none need be. Raises Malformed."""
-        if (yield from self.spaces()) == "{":
-            self.start(name)
-            yield from self.value(self.arguments)
-        elif (yield from self.take(*ENDS)) is not None:
-            self.start(name)
-            self.arguments("{}")
-        else:
-            raise Malformed
-        self.end()
-        yield from self.spaces()
-        yield from self.take(*ENDS)
+        """The rest of a message that is a call. Raises Malformed."""
+        raise NotImplementedError

@@ -18,7 +18,7 @@ from jaxllm.server.parsing.parts import (
     ToolEnd,
     ToolStart,
 )
-from jaxllm.server.parsing.values import Value
+from jaxllm.server.parsing.values import Follower, Value
 
 MAX_NAME = 256  # characters of a name, of a key, of a header
 MAX_UNDECIDED = 1 << 16  # characters of one value that is read before a call is known to be one
@@ -73,6 +73,7 @@ class Machine:
         self._ended = False
         self._parts: list[Part] = []
         self._undecided: list[str] | None = None  # taken and not told; text if no call
+        self._recorded: list[str] | None = None  # all that was taken, while parts are dropped
         self._index = -1
         self._ids: set[str | None] = set()  # of calls: clients tell them apart by these
         self._in_call = False
@@ -86,6 +87,11 @@ class Machine:
         self._text = self._text[self._at :] + text
         self._at = 0
         return self._resume()
+
+    @property
+    def holding(self) -> bool:
+        """Whether text of a thought is held back that may be calls."""
+        return False
 
     @property
     def called(self) -> bool:
@@ -110,13 +116,20 @@ class Machine:
 
     # Emitting
 
+    def emit(self, part: Part) -> None:
+        """Tells a part, unless text is recorded instead."""
+        if self._recorded is None:
+            self._parts.append(part)
+
     def emit_text(self, text: str) -> None:
+        """Tells text of the reply."""
         if text:
-            self._parts.append(Text(text))
+            self.emit(Text(text))
 
     def emit_reasoning(self, text: str) -> None:
+        """Tells text of the reasoning."""
         if text:
-            self._parts.append(Reasoning(text))
+            self.emit(Reasoning(text))
 
     def start(self, name: str, id: str | None = None) -> None:
         """A call is certain."""
@@ -127,13 +140,13 @@ class Machine:
         while self.new_id is not None and (id is None or id in self._ids):
             id, number = self.new_id(name, number), number + 1
         self._ids.add(id)
-        self._parts.append(ToolStart(self._index, name, id))
+        self.emit(ToolStart(self._index, name, id))
 
     def arguments(self, text: str) -> None:
         """A fragment, which stands for all that was taken before."""
         if text:
             self._undecided = []
-            self._parts.append(ToolArguments(self._index, text))
+            self.emit(ToolArguments(self._index, text))
 
     def fragment(self, text: str) -> ToolArguments:
         """The part that `arguments` emits."""
@@ -143,14 +156,29 @@ class Machine:
         """The call's arguments end. What follows is undecided again."""
         self._in_call = False
         self._undecided = []
-        self._parts.append(ToolEnd(self._index, complete))
+        self.emit(ToolEnd(self._index, complete))
+
+    def record(self, taken: str) -> None:
+        """From here on parts are dropped and what is taken is recorded, behind what already was."""
+        self._recorded = [taken]
+
+    def recorded(self) -> str:
+        """What was taken. Parts are told again."""
+        text = "".join(self._recorded or ())
+        self._recorded = None
+        return text
+
+    @property
+    def recording(self) -> bool:
+        """Whether parts are dropped and text is recorded."""
+        return self._recorded is not None
 
     def attempt(self, call: Reading[None], marker: str) -> Reading[bool]:
-        """Reads what may be calls. What is none becomes text, marker included. → whether the last
-        thing read was a whole call."""
+        """Reads what may be calls. What is none becomes text, marker included. → whether all that
+        was read were whole calls."""
         self._undecided = [marker]
         before = self._index
-        broken = False
+        whole = True
         try:
             yield from call
         except Malformed:
@@ -158,10 +186,11 @@ class Machine:
             broken = self._in_call or self._index == before
             if self._in_call:
                 self.end(complete=False)
-            if broken or not rest.isspace():
+            whole = not broken and not rest.strip()
+            if not whole:
                 self.emit_text(rest)
         self._undecided = None
-        return not broken
+        return whole
 
     def decide(self) -> None:
         """What was taken is no text, whatever follows."""
@@ -175,11 +204,16 @@ class Machine:
         self._at = to
         if self._undecided is not None:
             self._undecided.append(text)
+        if self._recorded is not None:
+            self._recorded.append(text)
         return text
 
     def give_back(self, word: str) -> None:
-        """Takes back the word that was taken last."""
+        """Puts back the word that was taken last, in one piece."""
         self._at -= len(word)
+        for record in (self._undecided, self._recorded):
+            if record and record[-1] == word:
+                record.pop()
 
     def character(self) -> Reading[str]:
         """The next character, not taken; "" at the end."""
@@ -218,13 +252,12 @@ class Machine:
         return word
 
     def until(
-        self, markers: Markers, sink: Sink, clear: Maker | None = None
+        self, markers: Markers, sink: Sink, clear: Clear | None = None
     ) -> Reading[str | None]:
         """Takes text up to a marker, and the marker. → the marker, None at the end.
 
-        `clear` makes the part that `sink` emits for text without hot characters.
+        `clear`: what `sink` makes of text that has no marker.
         """
-        passing = None if clear is None else Clear(clear, markers.hot)
         while True:
             found = markers.search(self._text, self._at)
             if found is None:
@@ -237,8 +270,12 @@ class Machine:
                 sink(self.advance(len(self._text)))
                 return None
             if self._at == len(self._text):
-                self.clear = passing
+                self.clear = clear
             yield
+
+    def thought(self, ends: Markers) -> Reading[str | None]:
+        """Takes reasoning up to a marker, and the marker. → the marker, None at the end."""
+        return self.until(ends, self.emit_reasoning, Clear(Reasoning, ends.hot))
 
     def matching(self, pattern: Callable[[str, int, int], re.Match[str] | None]) -> Reading[str]:
         """Takes the characters of a set. Raises Malformed after `MAX_NAME`."""
@@ -262,7 +299,11 @@ class Machine:
 
     def value(self, sink: Sink, most: int | None = None, python: bool = False) -> Reading[None]:
         """Takes a JSON value of at most so many characters. Raises Malformed."""
-        value, left = Value(python), most
+        yield from self.follow(Value(python), sink, most)
+
+    def follow(self, value: Follower, sink: Sink, most: int | None = None) -> Reading[None]:
+        """Takes what a follower reads, at most so many characters. Raises Malformed."""
+        left = most
         while True:
             end = len(self._text) if left is None else min(len(self._text), self._at + left)
             before = self._at
@@ -273,12 +314,15 @@ class Machine:
                 left -= at - before
             if value.done:
                 return
+            if self._ended:
+                value.end()
             if value.failed and self._in_call:
                 self._undecided = [value.pending]
-            elif self._ended:
+            elif self._ended and not value.failed:
                 sink(value.pending)
             if value.failed or self._ended or left == 0:
                 raise Malformed
             if sink == self.arguments and not self._undecided:
-                self.clear = Clear(self.fragment, value.hot) if value.in_string else None
+                hot = value.hot
+                self.clear = None if hot is None else Clear(self.fragment, hot)
             yield

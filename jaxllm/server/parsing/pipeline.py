@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import secrets
 import string
 from collections.abc import Callable
@@ -10,9 +11,10 @@ from jaxllm.server.parsing.calls import ToolParser
 from jaxllm.server.parsing.harmony import Harmony
 from jaxllm.server.parsing.machine import Clear, Machine
 from jaxllm.server.parsing.markers import NONE
-from jaxllm.server.parsing.parts import Part, Text
+from jaxllm.server.parsing.parts import Part, Text, ToolStart
 from jaxllm.server.parsing.schema import Tools
 from jaxllm.server.parsing.thinking import ReasoningParser
+from jaxllm.server.parsing.wrappers import Unwrapped
 
 ALL = Clear(Text, NONE.hot)
 _ALPHANUMERICS = string.ascii_letters + string.digits
@@ -26,10 +28,12 @@ class Pipeline:
         reasoning: Machine | None,
         reply: Machine | None,
         keep: Callable[[Part], bool] | None = None,
+        unwrapped: Unwrapped | None = None,
     ):
         """`reply` reads what is not reasoning; without it, that is text. With `keep`, parts of
-        which it is false are dropped."""
+        which it is false are dropped. `unwrapped` takes tags off the text of the reply."""
         self._keep = keep
+        self._unwrapped = unwrapped
         self._reply = reply
         self._reader = reply if reasoning is None else reasoning
 
@@ -37,6 +41,11 @@ class Pipeline:
     def thinking(self) -> bool:
         """The text so far ends within reasoning."""
         return self._reader is not None and self._reader.thinking
+
+    @property
+    def holding(self) -> bool:
+        """Text of the thought is held back that may be calls."""
+        return self._reader is not None and self._reader.holding
 
     @property
     def called(self) -> bool:
@@ -47,6 +56,8 @@ class Pipeline:
     def clear(self) -> Clear | None:
         """Text that need not be fed now, which is most; None where all must be."""
         clear = ALL if self._reader is None else self._reader.clear
+        if self._unwrapped is not None and clear is not None and clear.make is Text:
+            clear = _both(clear, self._unwrapped.clear)
         dropped = clear is not None and self._keep is not None and not self._keep(clear.make(""))
         return None if dropped else clear
 
@@ -60,6 +71,8 @@ class Pipeline:
             if reader.over:
                 parts = self._reply_in(parts)
                 self._reader = self._reply
+        if self._unwrapped is not None:
+            parts = self._take_off(self._unwrapped, parts)
         return parts if self._keep is None else list(filter(self._keep, parts))
 
     def finish(self) -> list[Part]:
@@ -68,7 +81,25 @@ class Pipeline:
         if self._reader is not self._reply:
             parts = self._reply_in(parts)
             parts += [] if self._reply is None else self._reply.finish()
+        if self._unwrapped is not None:
+            parts = self._take_off(self._unwrapped, parts)
+        if self._unwrapped is not None:
+            parts += self._unwrapped.finish()
         return parts if self._keep is None else list(filter(self._keep, parts))
+
+    def _take_off(self, unwrapped: Unwrapped, parts: list[Part]) -> list[Part]:
+        """Parts without the tags around the reply."""
+        out: list[Part] = []
+        for part in parts:
+            if isinstance(part, Text):
+                out += unwrapped.feed(part.text)
+                continue
+            if isinstance(part, ToolStart):
+                out += unwrapped.pause()
+            out.append(part)
+        if unwrapped.over:
+            self._unwrapped = None
+        return out
 
     def _reply_in(self, parts: list[Part]) -> list[Part]:
         """The reply's parts in place of texts."""
@@ -90,6 +121,7 @@ def pipeline(
     schemas: Tools | None = None,
     calls_before: int = 0,
     keep: Callable[[Part], bool] | None = None,
+    wrappers: tuple[str, ...] = (),
 ) -> Pipeline:
     """The pipeline of one choice.
 
@@ -97,14 +129,25 @@ def pipeline(
     `schemas`: of the arguments of the request's tools, by name; None if it may call none.
     `calls_before`: how many tool calls the conversation has.
     `keep`: tells parts that are wanted from those that are dropped; None keeps all.
+    `wrappers`: names of tags that are taken off where the reply has one around it.
     """
+    unwrapped = Unwrapped(wrappers) if wrappers else None
     calls = None
     if tools is not None and schemas is not None:
         calls = tools(schemas, new_ids(tools.ids, calls_before))
     if reasoning is None or isinstance(calls, Harmony):  # which reads reasoning itself
-        return Pipeline(None, calls, keep)
-    also_ends = calls.ends_thought() if calls is not None else ()
-    return Pipeline(reasoning(prompt, also_ends), calls, keep)
+        return Pipeline(None, calls, keep, unwrapped)
+    rehearsal = None
+    if tools is not None and schemas is not None:
+        rehearsal = functools.partial(tools, schemas, in_thought=True)
+    return Pipeline(reasoning(prompt, rehearsal), calls, keep, unwrapped)
+
+
+def _both(some: Clear, other: Clear | None) -> Clear | None:
+    """Text that is clear by either of two that read it in turn."""
+    if other is None:
+        return None
+    return Clear(some.make, lambda text: some.hot(text) or other.hot(text))
 
 
 def new_ids(style: str, calls_before: int) -> Callable[[str, int], str]:

@@ -38,17 +38,34 @@ def find_reasoning(name: str, template: str | None) -> type[ReasoningParser] | N
     return _find("reasoning", reasoning_formats(), name, template)
 
 
+def is_auto(name: str) -> bool:
+    """Whether the template chooses the format."""
+    return _plain(name) == "auto"
+
+
+def shown_signs(
+    parser: type[ToolParser] | type[ReasoningParser] | None, template: str | None
+) -> tuple[str, ...]:
+    """The signs of a format that a template has: all of a set, the first such set; or none."""
+    sets = () if parser is None else (parser.signs, *parser.other_signs)
+    return next((signs for signs in sets if all(sign in (template or "") for sign in signs)), ())
+
+
+def _plain(name: str) -> str:
+    return name.lower().replace("-", "_")
+
+
 def _parsers(folder: ModuleType) -> dict[str, Any]:
     names = sorted(module.name for module in pkgutil.iter_modules(folder.__path__))
     return {name: importlib.import_module(f"{folder.__name__}.{name}").Parser for name in names}
 
 
 def _find(what: str, formats: dict[str, Any], name: str, template: str | None) -> Any:
-    plain = name.lower().replace("-", "_")
+    if is_auto(name):
+        return _spoken(formats, template or "")
+    plain = _plain(name)
     if plain == "none":
         return None
-    if plain == "auto":
-        return _spoken(formats, template or "")
     for own, parser in formats.items():
         if plain == own or plain in parser.aliases:
             return parser
@@ -58,7 +75,6 @@ def _find(what: str, formats: dict[str, Any], name: str, template: str | None) -
 
 def _spoken(formats: dict[str, Any], template: str) -> Any:
     """Of the formats whose signs the template has, the one with most to show."""
-    spoken = [
-        parser for parser in formats.values() if all(sign in template for sign in parser.signs)
-    ]
-    return max(spoken, key=lambda parser: sum(map(len, parser.signs)), default=None)
+    shown = {parser: sum(map(len, shown_signs(parser, template))) for parser in formats.values()}
+    best = max(shown, key=lambda parser: shown[parser], default=None)
+    return best if best is not None and shown[best] else None

@@ -3,16 +3,17 @@ tool's schema."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Set
 from typing import ClassVar
 
 import msgspec
 
 from jaxllm.grammar.pieces import Arguments, Layout, Literal, Pieces
-from jaxllm.server.parsing.calls import ToolParser
-from jaxllm.server.parsing.machine import Malformed, Reading
+from jaxllm.server.parsing.calls import ToolParser, blank_value
+from jaxllm.server.parsing.machine import Clear, Malformed, Reading, Sink
 from jaxllm.server.parsing.markers import ESCAPED, Markers
 from jaxllm.server.parsing.pieces import NEW_KEY, Section
-from jaxllm.server.parsing.schema import Schema, is_string, property_of, typed
+from jaxllm.server.parsing.schema import Schema, is_string, properties, property_of, typed
 from jaxllm.server.parsing.values import encode_string
 
 # Keys that are read as they are written: of one line, without white space around them
@@ -45,6 +46,7 @@ class TaggedCalls(ToolParser):
     tags: ClassVar[Tags]
     value_markers: ClassVar[Markers]
     key_markers: ClassVar[Markers]
+    closers: ClassVar[tuple[str, ...]]  # of a call
 
     def __init_subclass__(cls) -> None:
         tags = cls.tags
@@ -52,9 +54,10 @@ class TaggedCalls(ToolParser):
         cls.close = tuple(filter(None, (tags.calls_end,)))
         cls.section = Section(between="\n")
         cls.key_markers = Markers((tags.value,))
-        cls.value_markers = Markers(
-            (tags.value_end,), lead=("", "\n") if tags.lines else ("",), also_hot=ESCAPED
-        )
+        cls.closers = tuple(filter(None, (tags.call_end, tags.calls_end)))
+        leads = ("", "\n") if tags.lines else ("",)
+        ends = [lead + tags.value_end for lead in leads]
+        cls.value_markers = Markers((*ends, "\n" + tags.key), also_hot=ESCAPED)
         super().__init_subclass__()
 
     def call(self, marker: str) -> Reading[None]:
@@ -65,38 +68,83 @@ class TaggedCalls(ToolParser):
         name = yield from self.name()
         if tags.named:
             yield from self.expect(tags.named)
-        next_tag = yield from self.expect(tags.key, tags.call_end)
+        tag = yield from self.expect(tags.key, *self.closers)
         self.start(name)
+        given: set[str] = set()
         before = "{"
-        while next_tag == tags.key:
-            yield from self.argument(name, before)
-            before = ", "
-            next_tag = yield from self.expect(tags.key, tags.call_end)
+        while tag == tags.key:
+            key: str | None = yield from self.key()
+            while key is not None:
+                given.add(key)
+                value, key = yield from self.argument(name, key, before, given)
+                before = ", " if value else before
+            tag = yield from self.expect(tags.key, *self.closers, *self.open)
+        if tag in self.open:  # of the next call: this one's closers are missing
+            self.give_back(tag)
         self.arguments("{}" if before == "{" else "}")
         self.end()
 
-    def argument(self, tool: str, before: str) -> Reading[None]:
-        """Key and value from behind the key's tag; strings stream. Raises Malformed."""
+    def key(self) -> Reading[str]:
+        """A key from behind its tag. Raises Malformed."""
         pieces: list[str] = []
         if (yield from self.until(self.key_markers, pieces.append)) is None:
             raise Malformed
-        if self.tags.value_begin:
-            yield from self.expect(self.tags.value_begin)
-        if self.tags.lines:
-            yield from self.take("\n")
-        key = "".join(pieces).strip()
-        self.arguments(f"{before}{encode_string(key)}: ")
+        return "".join(pieces).strip()
+
+    def argument(
+        self, tool: str, key: str, before: str, given: Set[str]
+    ) -> Reading[tuple[bool, str | None]]:
+        """A value from behind its key; strings stream. Raises Malformed.
+
+        → whether there is a value, and the key whose tag was taken at its end, if its own closer is
+        missing. Blank text is no value of a type that is not text, but null where that may be.
+        """
         root = self.tools.get(tool)
         schema = property_of(root, key, root)
+        head = f"{before}{encode_string(key)}: "
+        if self.tags.value_begin:
+            yield from self.expect(self.tags.value_begin)
+        others = (name for name in properties(root) if name not in given)
         if is_string(schema, root):
+            self.arguments(head + '"')
+            sink = lambda text: self.arguments(encode_string(text)[1:-1])
+            passing = Clear(self.fragment, self.value_markers.hot)
+            next_key = yield from self.value_text(others, sink, passing)
             self.arguments('"')
-            yield from self.string_text(self.value_markers)
-            self.arguments('"')
-        else:
-            pieces.clear()
-            if (yield from self.until(self.value_markers, pieces.append)) is None:
+            return True, next_key
+        pieces: list[str] = []
+        next_key = yield from self.value_text(others, pieces.append)
+        text = "".join(pieces)
+        value = typed(text, schema, root) if text.strip() else blank_value(text, schema, root)
+        if value is not None:
+            self.arguments(head + value)
+        return value is not None, next_key
+
+    def value_text(
+        self, others: Iterable[str], sink: Sink, clear: Clear | None = None
+    ) -> Reading[str | None]:
+        """The text of a value. Raises Malformed.
+
+        It ends at its closer; or, as models forget that, at a line that opens the parameter of one
+        of the `others`: those that are declared and not given yet. → that one.
+        """
+        tags = self.tags
+        openings: dict[str, str] = {}  # made where it is needed: there may be many
+        marker: str | None = None
+        if tags.lines and (yield from self.take("\n")) is not None:
+            marker = yield from self.take(tags.key)
+        while True:
+            if marker is not None:
+                openings = openings or {name + tags.value: name for name in others}
+                opened = yield from self.take(*openings)
+                if opened is not None:
+                    return openings[opened]
+                sink(marker)
+            marker = yield from self.until(self.value_markers, sink, clear)
+            if marker is None:
                 raise Malformed
-            self.arguments(typed("".join(pieces), schema, root))
+            if not marker.endswith(tags.key):
+                return None
 
     @classmethod
     def pieces(cls, name: str, schema: Schema, number: int) -> Pieces:

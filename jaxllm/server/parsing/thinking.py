@@ -4,16 +4,48 @@ from __future__ import annotations
 
 import functools
 import re
-from typing import ClassVar
+from collections.abc import Callable
+from typing import ClassVar, Protocol
 
-from jaxllm.server.parsing.machine import Machine, Reading
+from jaxllm.server.parsing.machine import Clear, Machine, Reading
 from jaxllm.server.parsing.markers import NEWLINES, NONE, Markers
-from jaxllm.server.parsing.parts import Reasoning, Text
+from jaxllm.server.parsing.parts import Part, Reasoning, Text
 
 _NEWLINES = re.compile(r"\n*").match
 
 
-_markers = functools.cache(lambda words: Markers(words, lead=NEWLINES))
+@functools.cache
+def _markers(words: tuple[str, ...]) -> Markers:
+    """Markers that end a thought."""
+    return Markers(words, lead=NEWLINES)
+
+
+@functools.cache
+def _either(some: Markers, others: Markers) -> Markers:
+    """Markers of two sets, of which only `hot` is used: they may be prefixes of others."""
+    return Markers(some.words | others.words)
+
+
+class Rehearsal(Protocol):
+    """Reads a thought for calls; formats of tool calls do.
+
+    Attributes:
+        markers: with which calls begin.
+        clear: text that need not be fed now, as of a machine.
+        holding: text is held back that may be calls.
+        held: the calls with which the thought has ended, as text; "" if it has not.
+    """
+
+    markers: ClassVar[Markers]
+
+    @property
+    def clear(self) -> Clear | None: ...
+    @property
+    def holding(self) -> bool: ...
+    @property
+    def held(self) -> str: ...
+    def feed(self, text: str) -> list[Part]: ...
+    def finish(self) -> list[Part]: ...
 
 
 class ReasoningParser(Machine):
@@ -24,6 +56,7 @@ class ReasoningParser(Machine):
     Attributes:
         aliases: other names of the format.
         signs: texts that a chat template of this format has, all of them.
+        other_signs: other sets of such texts.
         special: markers that are special tokens; if there are any, text must be made with
             skip_special_tokens off.
         starts: markers that begin reasoning; prompts often end with the first.
@@ -35,6 +68,7 @@ class ReasoningParser(Machine):
 
     aliases: ClassVar[tuple[str, ...]] = ()
     signs: ClassVar[tuple[str, ...]] = ()
+    other_signs: ClassVar[tuple[tuple[str, ...], ...]] = ()
     special: ClassVar[tuple[str, ...]] = ()
     starts: ClassVar[tuple[str, ...]] = ("<think>",)
     ends: ClassVar[tuple[str, ...]] = ("</think>",)
@@ -42,18 +76,23 @@ class ReasoningParser(Machine):
     between: ClassVar[str] = ""
     reply: ClassVar[str] = ""
 
-    def __init__(self, prompt: str = "", also_ends: tuple[str, ...] = ()):
+    def __init__(self, prompt: str = "", rehearsal: Callable[[], Rehearsal] | None = None):
         """
         `prompt`: the rendered prompt, which may have begun or ended the reasoning.
-        `also_ends`: markers that end reasoning and are no part of it, such as those of tool calls.
+        `rehearsal`: makes what reads a thought for calls; None where none may be made.
         """
         prompt = prompt.rstrip()
         self.thinking = prompt.endswith(self.starts) or (
             self.always and not prompt.endswith(self.ends)
         )
-        self._also_ends = frozenset(also_ends)
-        self._markers = _markers((*self.ends, *also_ends))
+        self._new_rehearsal = rehearsal
+        self._rehearsal: Rehearsal | None = None
         super().__init__()
+
+    @property
+    def holding(self) -> bool:
+        """Whether text of the thought is held back that may be calls."""
+        return self._rehearsal is not None and self._rehearsal.holding
 
     def read(self) -> Reading[None]:
         starts = [before + word for word in self.starts for before in NEWLINES]
@@ -61,14 +100,38 @@ class ReasoningParser(Machine):
             self.thinking = True
         if self.thinking:
             yield from self.newlines()
-            end = yield from self.until(self._markers, self.emit_reasoning, Reasoning)
+            end = yield from self.thought(_markers(self.ends))
             self.thinking = False
-            if end is not None and end.lstrip("\n") in self._also_ends:
-                self.give_back(end)
-            elif end is not None:
+            if end is not None:
                 yield from self.newlines()
         self.over = True
-        yield from self.until(NONE, self.emit_text, Text)
+        yield from self.until(NONE, self.emit_text, Clear(Text, NONE.hot))
+
+    def thought(self, ends: Markers) -> Reading[str | None]:
+        """As of `Machine`. A thought that no marker ends may end with calls: they are text."""
+        if self._new_rehearsal is None:
+            return (yield from super().thought(ends))
+        self._rehearsal = rehearsal = self._new_rehearsal()
+        passing = Clear(Reasoning, _either(ends, rehearsal.markers).hot)
+        end = yield from self.until(ends, self._rehearse, passing)
+        self._parts += rehearsal.finish()
+        self._rehearsal = None
+        if end is None:
+            self.emit_text(rehearsal.held)
+        else:
+            self.emit_reasoning(rehearsal.held)
+        return end
+
+    def _rehearse(self, text: str) -> None:
+        """Tells text of a thought that is no call."""
+        assert self._rehearsal is not None
+        self._parts += self._rehearsal.feed(text) if text else ()
+
+    def _resume(self) -> list[Part]:
+        parts = super()._resume()
+        if self._rehearsal is not None and self._rehearsal.clear is None:
+            self.clear = None
+        return parts
 
     def newlines(self) -> Reading[None]:
         """Takes newlines."""

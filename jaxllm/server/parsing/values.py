@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable
+from typing import Protocol
 
 MAX_SCALAR = 1024  # characters of a number
 
@@ -26,6 +27,8 @@ def _as_it_stands(quote: str) -> str:
 _QUOTES = {'"': '"', "'": "'\""}  # and what is no plain character between them
 _PLAIN = {quote: re.compile(_as_it_stands(no)).match for quote, no in _QUOTES.items()}
 _HOT = {quote: re.compile(rf"(?!{_as_it_stands(no)}\Z)").match for quote, no in _QUOTES.items()}
+_ESCAPE = re.compile(r"\\(?:u[0-9a-fA-F]{4}|.)").sub
+_SURROGATE = re.compile(r"\\u[dD][89a-fA-F]").match
 _CONSTANTS = {"true": "true", "false": "false", "null": "null"} | {
     "True": "true",
     "False": "false",
@@ -43,6 +46,36 @@ _PYTHON_ESCAPES = {c: "\\" + c for c in '"\\bfnrt'} | {
 }
 
 encode_string: Callable[[str], str] = json.JSONEncoder(ensure_ascii=False).encode
+
+
+class Follower(Protocol):
+    """What follows a value through text.
+
+    Attributes:
+        done: the value is complete.
+        failed: what stands at the position is no part of it.
+    """
+
+    done: bool
+    failed: bool
+
+    def read(self, text: str, at: int, end: int) -> tuple[int, str]:
+        """Reads up to `end`, or less when done or failed. → position, JSON written."""
+        ...
+
+    def end(self) -> None:
+        """No text follows."""
+        ...
+
+    @property
+    def hot(self) -> Callable[[str], object] | None:
+        """Finds what is not written as it stands in text within a string; None outside one."""
+        ...
+
+    @property
+    def pending(self) -> str:
+        """Characters that are read and not written."""
+        ...
 
 
 class Value:
@@ -75,14 +108,12 @@ class Value:
         return at, "".join(out)
 
     @property
-    def hot(self) -> Callable[[str], object]:
-        """Whether a text within this string is not written as it stands."""
-        return _HOT[self._quote]
+    def hot(self) -> Callable[[str], object] | None:
+        """Finds what is not written as it stands in text within a string; None outside one."""
+        return _HOT[self._quote] if self._step == self._string else None
 
-    @property
-    def in_string(self) -> bool:
-        """Text without `hot` characters is written as it stands."""
-        return self._step == self._string
+    def end(self) -> None:
+        """No text follows: a value that is not done stays so."""
 
     @property
     def pending(self) -> str:
@@ -243,6 +274,90 @@ class Value:
         self._partial = ""
         self._step = self._string
         return at
+
+
+class EncodedObject:
+    """An object that is encoded twice: as a JSON string whose text is the object's JSON. Blank text
+    and null stand for the empty object. A string of another text is read to its end, then fails.
+
+    Attributes:
+        done: the string is complete, and its text is an object.
+        failed: its text is none.
+    """
+
+    hot = None
+
+    def __init__(self) -> None:
+        self.done = False
+        self.failed = False
+        self._string = Value()
+        self._object = Value()
+        self._begun = False  # the quote is read
+        self._opened = False  # the object's brace is read
+        self._broken = False  # the text is no object
+        self._text = ""  # of the string, not followed yet
+        self._told = False  # the object's brace is written, which waits for what follows it
+        self._held = ""  # of the object's JSON, not written yet
+
+    def read(self, text: str, at: int, end: int) -> tuple[int, str]:
+        """Reads up to `end`, or less when done or failed. → position, JSON written."""
+        at, quoted = self._string.read(text, at, end)
+        if quoted and not self._begun:
+            self._begun = True
+            quoted = quoted[1:]
+        self._text += decoded(quoted[:-1] if self._string.done else quoted)
+        if not self._broken:
+            self._follow()
+        if self._string.done:
+            self.done = self._object.done and not self._broken
+            self.failed = not self.done
+        if self._held == "{" and not self._told:
+            return at, ""
+        written = self._held
+        self._told = self._told or bool(written)
+        self._held = ""
+        return at, written
+
+    def end(self) -> None:
+        """No text follows."""
+        self.failed = self.failed or self._broken
+
+    @property
+    def pending(self) -> str:
+        """Characters that are read and not written."""
+        if self.failed:
+            return self._held + self._object.pending + self._text
+        return self._held + self._object.pending + self._string.pending if self._opened else ""
+
+    def _follow(self) -> None:
+        """Follows the object through the string's text."""
+        if not self._opened:
+            self._text = self._text.lstrip()
+            word = self._text.rstrip()
+            if self._string.done and word in ("", "null"):
+                self._text = "{}"
+            self._opened = self._text.startswith("{")
+            self._broken = not self._opened and not "null".startswith(word)
+        if self._opened and not self._object.done:
+            read, written = self._object.read(self._text, 0, len(self._text))
+            self._held += written
+            self._text = self._text[read:]
+        if self._object.done:
+            self._text = self._text.lstrip()
+            self._broken = bool(self._text)
+        self._broken = self._broken or self._object.failed
+
+
+def decoded(quoted: str) -> str:
+    """The text that the inside of a JSON string means. Halves of surrogate pairs stay escapes, as
+    they come apart."""
+    text: str = json.loads(f'"{_ESCAPE(_kept, quoted)}"') if quoted else ""
+    return text
+
+
+def _kept(escape: re.Match[str]) -> str:
+    """An escape, or an escaped one of a surrogate."""
+    return "\\" + escape[0] if _SURROGATE(escape[0]) else escape[0]
 
 
 def as_json(text: str, python: bool = False) -> str | None:

@@ -65,6 +65,16 @@ def test_an_answer_thinks_then_speaks_then_calls(server: Running, way: type) -> 
     assert message["id"].startswith("msg_")
 
 
+@pytest.mark.parametrize("way", [whole, streamed])
+def test_a_call_that_ends_an_open_thought_is_a_block(server: Running, way: type) -> None:
+    script(server, THOUGHT.partition("</think>")[0] + CALL)
+    message = way(server, tools=CUSTOM)
+    thought, call = message["content"]
+    assert (thought["type"], thought["thinking"]) == ("thinking", "Paris, so.")
+    assert (call["name"], call["input"]) == ("get_weather", {"city": "Paris"})
+    assert message["stop_reason"] == "tool_use"
+
+
 @pytest.mark.parametrize("name", ["llama3_json", "mistral", "qwen3_coder", "gpt_oss", "kimi_k2"])
 def test_a_stream_makes_the_message_of_a_whole_reply_in_every_format(
     server: Running, name: str

@@ -78,6 +78,42 @@ def test_an_answer_thinks_then_speaks_then_calls(
     assert choice.finish_reason == "tool_calls"
 
 
+@pytest.mark.parametrize("way", [ask, streamed])
+def test_a_call_that_ends_an_open_thought_is_a_call(
+    server: Running, client: openai.OpenAI, way: Any
+) -> None:
+    thought = "<think>\nParis, so.\n"
+    script(server, thought + CALL + "\n", size=4)
+    choice = way(client)
+    assert (reasoning(choice), choice.message.content or None) == ("Paris, so.", None)
+    assert calls(choice) == [WEATHER]
+    assert choice.finish_reason == "tool_calls"
+    for behind in (" No.", "\n</think>"):
+        script(server, thought + CALL + behind, size=4)
+        choice = way(client)
+        text = thought.removeprefix("<think>\n") + CALL + behind.removesuffix("\n</think>")
+        assert (reasoning(choice), calls(choice)) == (text, [])
+        assert choice.finish_reason == "stop"
+        script(server, thought + CALL + behind, size=4)
+        assert calls(way(client, tool_choice="none")) == []
+
+
+def test_tokens_of_a_call_within_a_thought_are_no_reasoning(
+    server: Running, client: openai.OpenAI
+) -> None:
+    for behind in ("", "</think>", "No."):
+        script(server, "<think>Hm." + CALL + behind, size=1)
+        reply = client.chat.completions.create(
+            model="fake",
+            messages=USER,  # type: ignore[arg-type]
+            tools=FUNCTIONS,  # type: ignore[arg-type]
+        )
+        assert reply.usage is not None and reply.usage.completion_tokens_details is not None
+        # One token a character; those of a marker count as the text before it, until it is whole
+        thought = "Hm." + CALL + behind if behind else "Hm.<tool_call"
+        assert reply.usage.completion_tokens_details.reasoning_tokens == len(thought)
+
+
 @pytest.mark.parametrize(
     "name", ["llama3_json", "mistral", "qwen3_coder", "deepseek3", "glm45", "kimi_k2", "gpt_oss"]
 )

@@ -53,6 +53,20 @@ PARIS = ("get_weather", {"city": "Paris"})
 TIME = ("get_time", {})
 CODE = 'if a < b and "</tool_call>" in c:\n\tprint(\'[TOOL_CALLS]\', {"x": [1]})\n'
 CODE_JSON = CODE.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n").replace("\t", "\\t")
+TWICE = json.dumps(json.dumps({"city": "Paris"}))  # encoded as JSON, and the text of that again
+WITHOUT_ARGUMENTS = [
+    '{"name": "get_time"}',
+    '{"name": "get_time", "arguments": null}',
+    '{"name": "get_time", "arguments": ""}',
+    '{"name": "get_time", "arguments": " "}',
+    '{"name": "get_time", "arguments": "null"}',
+    '{"name": "get_time", "arguments": "{}"}',
+    '{"arguments": null, "name": "get_time"}',
+    '{"arguments": "", "name": "get_time"}',
+    '{"id": "a", "type": "function", "name": "get_time"}',
+]
+PARIS_TWICE = f'{{"name": "get_weather", "arguments": {TWICE}}}'
+TWICE_PARIS = f'{{"arguments": {TWICE}, "name": "get_weather"}}'
 LONG = "ünïcödé 🎉 " * 10
 
 SAMPLES: dict[str, list[Sample]] = {
@@ -82,6 +96,25 @@ SAMPLES: dict[str, list[Sample]] = {
             '<tool_call>\n{"arguments": {"city": "Paris"}, "name": "get_weather"}\n</tool_call>',
             [PARIS],
         ),
+        *(Sample(f"<tool_call>\n{call}\n</tool_call>", [TIME]) for call in WITHOUT_ARGUMENTS),
+        Sample(f"<tool_call>{PARIS_TWICE}</tool_call>", [PARIS]),
+        Sample(f"<tool_call>{TWICE_PARIS}</tool_call>", [PARIS]),
+        Sample(  # several objects or a list in one tag
+            '<tool_call>\n{"name": "get_time"}\n{"name": "get_time", "arguments": {}}, '
+            f"{PARIS_TWICE}}}\n</tool_call> ok",
+            [TIME, TIME, PARIS],
+            "ok",
+        ),
+        Sample(f'<tool_call>[{PARIS_TWICE}, {{"name": "get_time"}},]</tool_call>\n', [PARIS, TIME]),
+        Sample(
+            f'<tool_call>{{"type": "function", "function": {PARIS_TWICE}}}</tool_call>', [PARIS]
+        ),
+        Sample('<tool_call>{"name": "none.such-1"}</tool_call>', [("none.such-1", {})]),
+        Sample(
+            '<tool_call>{"name": "get_time"}, and so on</tool_call>',
+            [TIME],
+            ", and so on</tool_call>",
+        ),
         Sample(
             "Use <tool_call> to call, <b>then</b> </tool_call>.",
             [],
@@ -96,6 +129,8 @@ SAMPLES: dict[str, list[Sample]] = {
             [PARIS, TIME],
             "Hm.",
         ),
+        Sample(f'<|tool_call|>[{PARIS_TWICE}, {{"name": "get_time"}}]', [PARIS, TIME]),
+        Sample(f"<|tool_call|>{PARIS_TWICE}\n{WITHOUT_ARGUMENTS[1]}", [PARIS, TIME]),
         Sample('<|tool_call|> {"name": 1}', [], '<|tool_call|> {"name": 1}'),
     ],
     "phi4_mini": [
@@ -111,6 +146,8 @@ SAMPLES: dict[str, list[Sample]] = {
             "<|/tool_call|>",
             [TIME],
         ),
+        Sample(f"functools[{PARIS_TWICE}, {WITHOUT_ARGUMENTS[2]}]", [PARIS, TIME]),
+        Sample(f"<|tool_call|>{WITHOUT_ARGUMENTS[0]}<|/tool_call|>", [TIME]),
         Sample("Python has functools[ This is text ]", [], "Python has functools[ This is text ]"),
     ],
     "llama3_json": [
@@ -120,6 +157,13 @@ SAMPLES: dict[str, list[Sample]] = {
             '{"name": "get_time", "parameters": {}}',
             [PARIS, TIME],
         ),
+        *(Sample(call, [TIME]) for call in WITHOUT_ARGUMENTS),
+        Sample(f"{PARIS_TWICE}; {WITHOUT_ARGUMENTS[0]};", [PARIS, TIME]),
+        Sample(f"{PARIS_TWICE}\n{WITHOUT_ARGUMENTS[0]}, {PARIS_TWICE}", [PARIS, TIME, PARIS]),
+        Sample(f"[{PARIS_TWICE}, {WITHOUT_ARGUMENTS[0]}]", [PARIS, TIME]),
+        Sample('<|python_tag|>{"name": "none", "parameters": {}}', [("none", {})]),
+        Sample("See [1] and [{}].", [], "See [1] and [{}]."),
+        Sample(f'{PARIS_TWICE}, {{"x": 1}}', [PARIS], ', {"x": 1}'),
         Sample(
             'So {it} is {"name": "Bob", "parameters": {}}: {"name": "get_time", "arguments": {}}'
             " ok {",
@@ -153,6 +197,9 @@ SAMPLES: dict[str, list[Sample]] = {
             "<|python_start|>[get_weather(city='Paris'), get_time()]<|python_end|>", [PARIS, TIME]
         ),
         Sample("[get_weather(city='Paris')]", [PARIS]),
+        Sample("<|python_start|>[none(a=1)]<|python_end|>", [("none", {"a": 1})]),
+        Sample("<|python_start|>none", [], "<|python_start|>none"),
+        Sample("[none(a=1)]", [], "[none(a=1)]"),
     ],
     "mistral": [
         Sample('[TOOL_CALLS] [{"name": "get_weather", "arguments": {"city": "Paris"}}]', [PARIS]),
@@ -168,6 +215,10 @@ SAMPLES: dict[str, list[Sample]] = {
             [PARIS],
             ids=("Ab3dEf7h9",),
         ),
+        Sample(f"[TOOL_CALLS][{PARIS_TWICE}, {WITHOUT_ARGUMENTS[0]}]", [PARIS, TIME]),
+        Sample(f"[TOOL_CALLS]{PARIS_TWICE}", [PARIS]),
+        Sample(f"[TOOL_CALLS]get_weather{TWICE}[TOOL_CALLS]get_time[ARGS]null", [PARIS, TIME]),
+        Sample("[TOOL_CALLS]get_time[TOOL_CALLS]get_time{}", [TIME, TIME]),
         Sample("[TOOL_CALLS] not json at all", [], "[TOOL_CALLS] not json at all"),
     ],
     "qwen3_coder": [
@@ -195,6 +246,32 @@ SAMPLES: dict[str, list[Sample]] = {
             [("run.code-2", {"code": CODE}), TIME],
             "Ok.",
         ),
+        Sample(  # values, the function and the tag are not closed
+            "<tool_call>\n<function=get_weather>\n<parameter=city>\nParis\n<parameter=days>\n3\n"
+            "<parameter=near>\n\n</parameter>\n<tool_call>\n<function=get_time>\n</tool_call>",
+            [("get_weather", {"city": "Paris", "days": 3, "near": None}), TIME],
+        ),
+        Sample(  # one that is given, one that is not declared, and none at a line's beginning
+            "<tool_call>\n<function=get_weather>\n<parameter=days>\n3\n</parameter>\n"
+            "<parameter=city>\na\n<parameter=days>\nb\n<parameter=c>\nd <parameter=unit>\n"
+            "<parameter=city>\n</function>\n</parameter>\n</function>\n</tool_call>",
+            [
+                (
+                    "get_weather",
+                    {
+                        "days": 3,
+                        "city": "a\n<parameter=days>\nb\n<parameter=c>\nd <parameter=unit>\n"
+                        "<parameter=city>\n</function>",
+                    },
+                )
+            ],
+        ),
+        Sample(  # empty values
+            "<function=get_weather><parameter=days>\n</parameter><parameter=exact></parameter>"
+            "<parameter=city>\n<parameter=place> </parameter></tool_call>",
+            [("get_weather", {"exact": None, "city": ""})],
+        ),
+        Sample("<function=none>\n</function>", [("none", {})]),
         Sample(  # without the outer tag
             "<function=get_weather><parameter=city>Paris</parameter></function></tool_call>",
             [PARIS],
@@ -206,6 +283,11 @@ SAMPLES: dict[str, list[Sample]] = {
             "</function>\n</seed:tool_call>",
             [PARIS],
         ),
+        Sample(
+            "<seed:tool_call>\n<function=get_weather>\n<parameter=city>Paris\n<parameter=days>3"
+            "</parameter>\n</seed:tool_call>",
+            [("get_weather", {"city": "Paris", "days": 3})],
+        ),
     ],
     "minimax_m2": [
         Sample(
@@ -214,6 +296,11 @@ SAMPLES: dict[str, list[Sample]] = {
             '</invoke>\n<invoke name="get_time">\n</invoke>\n</minimax:tool_call>',
             [("get_weather", {"city": "Paris", "days": 5}), TIME],
             "So.",
+        ),
+        Sample(
+            '<minimax:tool_call>\n<invoke name="get_weather">\n<parameter name="city">Paris\n'
+            '<parameter name="days"></parameter>\n</minimax:tool_call>',
+            [PARIS],
         ),
     ],
     "glm45": [
@@ -224,9 +311,16 @@ SAMPLES: dict[str, list[Sample]] = {
             "Well",
         ),
         Sample("<tool_call>get_time</tool_call><tool_call>get_time\n</tool_call>", [TIME, TIME]),
+        Sample(
+            "<tool_call>get_weather\n<arg_key>city</arg_key>\n<arg_value>Paris\n"
+            "<arg_key>days</arg_key>\n<arg_value></arg_value>\n<tool_call>get_time</tool_call>",
+            [PARIS, TIME],
+        ),
     ],
     "glm4": [
         Sample('get_weather\n{"city": "Paris"}', [PARIS]),
+        Sample('I look.\nget_weather\n{"city": "Paris"}', [PARIS], "I look."),
+        Sample("Tools:\nget_weather\nget_time\n", [], "Tools:\nget_weather\nget_time\n"),
         Sample("get_weather tells the weather", [], "get_weather tells the weather"),
         Sample("\nHello", [], "\nHello"),
     ],
@@ -238,6 +332,12 @@ SAMPLES: dict[str, list[Sample]] = {
             [PARIS, TIME],
             "Hi",
         ),
+        Sample(
+            "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>get_weather\n```json\n"
+            f"{TWICE}\n```<｜tool▁call▁end｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>get_time\n"
+            "```json\n\n```<｜tool▁call▁end｜><｜tool▁calls▁end｜>",
+            [PARIS, TIME],
+        ),
     ],
     "deepseek31": [
         Sample(
@@ -247,6 +347,13 @@ SAMPLES: dict[str, list[Sample]] = {
             [PARIS, TIME],
             "Hi",
         ),
+        Sample(
+            f"<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>get_weather<｜tool▁sep｜>{TWICE}"
+            "<｜tool▁call▁end｜><｜tool▁call▁begin｜>get_time<｜tool▁sep｜><｜tool▁call▁end｜>"
+            "<｜tool▁calls▁end｜>",
+            [PARIS, TIME],
+        ),
+        Sample("<｜tool▁call▁begin｜>none<｜tool▁sep｜>null<｜tool▁call▁end｜>", [("none", {})]),
     ],
     "kimi_k2": [
         Sample(
@@ -258,9 +365,26 @@ SAMPLES: dict[str, list[Sample]] = {
             ("functions.get_weather:0", "get_time:1"),
         ),
         Sample(
-            "<|tool_call_begin|>functions.no.0<|tool_call_argument_begin|>{}",
+            "<|tool_call_section_begin|><|tool_call_begin|>functions.get_weather"
+            '<|tool_call_argument_begin|>{"city": "Paris"}<|tool_call_end|><|tool_call_begin|>'
+            "run.code-2:7<|tool_call_argument_begin|>null<|tool_call_end|>"
+            "<|tool_call_begin|>functions.get_time-3<|tool_call_argument_begin|><|tool_call_end|>"
+            "<|tool_call_begin|>get_time_4<|tool_call_end|><|tool_call_section_end|>",
+            [PARIS, ("run.code-2", {}), TIME, TIME],
+            "",
+            (None, "run.code-2:7", "functions.get_time-3", "get_time_4"),
+        ),
+        Sample(
+            f"<|tool_call_begin|>none-2<|tool_call_argument_begin|>{TWICE}<|tool_call_end|>"
+            "<|tool_call_begin|>none:2<|tool_call_argument_begin|>{}<|tool_call_end|>",
+            [("none-2", {"city": "Paris"}), ("none", {})],
+            "",
+            ("none-2", "none:2"),
+        ),
+        Sample(
+            "<|tool_call_begin|>functions.:x,<|tool_call_argument_begin|>{}",
             [],
-            "<|tool_call_begin|>functions.no.0<|tool_call_argument_begin|>{}",
+            "<|tool_call_begin|>functions.:x,<|tool_call_argument_begin|>{}",
         ),
     ],
     "gpt_oss": [
@@ -278,12 +402,23 @@ SAMPLES: dict[str, list[Sample]] = {
             "I look.Done.",
         ),
         Sample(" to=functions.get_time<|channel|>commentary<|message|><|call|>", [TIME]),
+        Sample(
+            "<|channel|>analysis<|message|>Hm.<|channel|>commentary to=functions.get_weather"
+            f"<|message|>{TWICE}<|call|>",
+            [PARIS],
+        ),
+        Sample("<|channel|>commentary to=functions.get_time<|message|>null<|call|>", [TIME]),
         Sample("Plain text.", [], "Plain text."),
     ],
     "function_gemma": [
         Sample(
             "<start_function_call>call:get_weather{city:<escape>Paris<escape>}<end_function_call>",
             [PARIS],
+        ),
+        Sample(
+            "<start_function_call>call:get_weather{city:<escape><escape>,days:<escape><escape>,"
+            "exact: <escape><escape> }<end_function_call><start_function_call>call:none{}",
+            [("get_weather", {"city": "", "exact": None}), ("none", {})],
         ),
         Sample(
             'So <start_function_call>call:get_weather{city:<escape>a,}{"b<escape>,'

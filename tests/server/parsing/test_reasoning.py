@@ -63,8 +63,3 @@ def test_thinking_says_where_the_text_so_far_ends():
         parser.feed(piece)
         states.append(parser.thinking)
     assert states == [True, True, True, False, False]
-
-
-def test_a_tool_call_ends_reasoning_that_was_not_closed():
-    parser = reasoning_formats()["qwen3"]("<think>", also_ends=("<|call|>",))
-    assert fed(parser, "a\n<|call|>b") == [Reasoning("a"), Text("\n<|call|>b")]

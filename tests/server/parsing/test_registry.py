@@ -6,6 +6,7 @@ import re
 
 import pytest
 
+from jaxllm.server.parsing.formats import chosen_format, find_formats
 from jaxllm.server.parsing.parts import Reasoning, Text, ToolArguments, ToolEnd, ToolStart, merged
 from jaxllm.server.parsing.pipeline import new_ids, pipeline
 from jaxllm.server.parsing.registry import (
@@ -52,6 +53,46 @@ def test_the_template_tells_the_reasoning():
     )
 
 
+@pytest.mark.parametrize(
+    ("template", "name", "signs"),
+    [
+        ("{% set content = content.split('</think>')|last %}", "qwen3", ("</think>",)),
+        ("'</think>' '<｜Assistant｜>' '<｜tool▁calls▁begin｜>'", "qwen3", ("</think>",)),
+        ("content.split('</think>') <minimax:tool_call>", "qwen3", ("</think>",)),
+        ("<think> </think>", "qwen3", ("<think>",)),
+        ("</think> <arg_key>", "glm45", ("</think>", "<arg_key>")),
+        ("[/THINK]", "mistral", ("[/THINK]",)),
+        ("</seed:think>", "seed_oss", ("</seed:think>",)),
+    ],
+)
+def test_a_template_may_hold_only_the_end_of_a_thought(
+    template: str, name: str, signs: tuple[str, ...]
+):
+    chosen = find_formats("auto", "none", template)
+    assert chosen.reasoning is reasoning_formats()[name]
+    assert chosen.reasoning_signs == signs
+    assert not chosen.reasoning.always
+
+
+def test_a_reply_without_a_thought_is_a_reply_where_the_template_only_ends_thoughts():
+    parser = find_reasoning("auto", "content.split('</think>')[-1] + '<｜Assistant｜>'")
+    for prompt in ("", "<｜User｜>Hi<｜Assistant｜>"):
+        assert fed(pipeline(parser, None, prompt), "Hello.") == [Text("Hello.")]
+        assert fed(pipeline(parser, None, prompt), "<think>\nHm.\n</think>\n\nHello.") == [
+            Reasoning("Hm."),
+            Text("Hello."),
+        ]
+
+
+def test_a_choice_says_its_signs():
+    chosen = find_formats("auto", "hermes", "</think> <arg_key>")
+    assert chosen_format(chosen.reasoning, "auto", chosen.reasoning_signs) == (
+        "glm45 (the chat template has </think> and <arg_key>)"
+    )
+    assert chosen_format(chosen.tools, "hermes", chosen.tools_signs) == "hermes (named)"
+    assert chosen_format(None, "auto", ()) == "none (the chat template has no sign of any)"
+
+
 def test_names_and_aliases_are_unique_and_found():
     for formats, find in ((tool_formats(), find_tools), (reasoning_formats(), find_reasoning)):
         names = [name for own, p in formats.items() for name in (own, *p.aliases)]
@@ -79,19 +120,6 @@ def test_the_pipeline_tells_reasoning_reply_and_calls():
         ToolArguments(0, "{}"),
         ToolEnd(0),
     ]
-
-
-@pytest.mark.parametrize("name", sorted(tool_formats()))
-def test_words_of_the_reply_do_not_end_reasoning_and_special_markers_do(name):
-    own = tool_formats()[name]
-    one = pipeline(find_reasoning("qwen3", None), own, "<think>", TOOLS)
-    if name != "gpt_oss":
-        assert one.feed("a {b} [c] functools <d> e") == [Reasoning("a {b} [c] functools <d> e")]
-        assert one.thinking
-        for marker in own.special:
-            assert marker in own.open
-        one.feed(next(iter(own.special), "</think>"))
-        assert not one.thinking
 
 
 def test_without_tools_calls_are_text():

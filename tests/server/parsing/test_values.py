@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jaxllm.server.parsing.schema import typed, types
-from jaxllm.server.parsing.values import Value, as_json
+from jaxllm.server.parsing.values import EncodedObject, Value, as_json
 
 VALUES = st.recursive(
     st.none()
@@ -110,3 +110,45 @@ def test_types_follow_references_and_stop_at_circles():
 )
 def test_texts_get_the_type_of_their_schema(text, schema, meant):
     assert json.loads(typed(text, schema, schema)) == meant
+
+
+def encoded(text: str, size: int) -> tuple[str, bool]:
+    """What is written for a string that comes in pieces, and whether it is an object."""
+    value = EncodedObject()
+    out = []
+    for begin in range(0, len(text), size):
+        piece = text[begin : begin + size]
+        at, written = value.read(piece, 0, len(piece))
+        assert at == len(piece) or value.done or value.failed
+        out.append(written)
+    value.end()
+    return "".join(out), value.done and not value.failed
+
+
+@settings(deadline=None)
+@given(
+    st.dictionaries(st.text(max_size=4), VALUES, max_size=4),
+    st.booleans(),
+    st.booleans(),
+    st.integers(1, 5),
+)
+def test_an_object_that_is_encoded_twice_is_that_object(
+    wanted: dict, inner: bool, outer: bool, size: int
+):
+    once = json.dumps(wanted, ensure_ascii=inner)
+    text, whole = encoded(json.dumps(once, ensure_ascii=outer), size)
+    assert whole and json.loads(text) == wanted
+
+
+@pytest.mark.parametrize("text", ["", " ", "null", " null ", "{}", " { } "])
+def test_text_that_says_nothing_is_the_empty_object(text: str):
+    for size in (1, 2, 99):
+        written, whole = encoded(json.dumps(text), size)
+        assert whole and json.loads(written) == {}
+
+
+@pytest.mark.parametrize("text", ["[]", "1", "nul", "nully", "{} x", '{"a": oops}', '{"a": 1', "{"])
+def test_other_text_is_no_object(text: str):
+    assert {encoded(json.dumps(text), size) for size in (1, 2, 99)} == {
+        (encoded(json.dumps(text), 1)[0], False)
+    }

@@ -13,6 +13,7 @@ import openai
 import pytest
 
 from jaxllm.server.lifecycle.served_model import ServedModel
+from jaxllm.server.parsing.formats import format_name
 from jaxllm.server.pooling.requests import MAX_DESCRIBED
 from tests.server.harness import Running
 from tests.server.pooling.conftest import PoolingServer
@@ -67,7 +68,10 @@ def test_formats_of_chats_are_told_of_models_that_chat_alone(
         assert not caplog.messages
         model.state = server.server_state
         model.announce()
-    assert len(caplog.messages) == 1
+    [message] = caplog.messages
+    formats = server.server_state.formats
+    assert f"reasoning as {format_name(formats.reasoning)} (" in message
+    assert f"tool calls as {format_name(formats.tools)} (" in message
 
 
 @pytest.mark.parametrize(

@@ -8,4 +8,5 @@ from jaxllm.server.parsing.thinking import ReasoningParser
 class Parser(ReasoningParser):
     aliases = ("glm46", "glm47", "glm4_moe")
     signs = ("<think>", "<arg_key>")
+    other_signs = (("</think>", "<arg_key>"),)
     special = ("<think>", "</think>")

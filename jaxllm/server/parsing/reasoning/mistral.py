@@ -8,6 +8,7 @@ from jaxllm.server.parsing.thinking import ReasoningParser
 class Parser(ReasoningParser):
     aliases = ("magistral",)
     signs = ("[THINK]",)
+    other_signs = (("[/THINK]",),)
     special = ("[THINK]", "[/THINK]")
     starts = ("[THINK]",)
     ends = ("[/THINK]",)

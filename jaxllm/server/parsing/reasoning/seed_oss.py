@@ -8,6 +8,7 @@ from jaxllm.server.parsing.thinking import ReasoningParser
 class Parser(ReasoningParser):
     aliases = ("seed",)
     signs = ("<seed:think>",)
+    other_signs = (("</seed:think>",),)
     special = ("<seed:think>", "</seed:think>")
     starts = ("<seed:think>",)
     ends = ("</seed:think>",)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from jaxllm.grammar.pieces import Json, Literal, Pieces
 from jaxllm.server.parsing.calls import ToolParser
-from jaxllm.server.parsing.machine import Malformed, Reading
+from jaxllm.server.parsing.machine import Reading
 from jaxllm.server.parsing.pieces import Section
 from jaxllm.server.parsing.schema import Schema
 
@@ -27,10 +27,7 @@ class Parser(ToolParser):
         yield from self.expect("function" + NAME)
         name = yield from self.name()
         yield from self.expect("```json")
-        if (yield from self.spaces()) != "{":
-            raise Malformed
-        self.start(name)
-        yield from self.json_arguments()
+        yield from self.json_arguments(name, closers=self.close)
 
     @classmethod
     def pieces(cls, name: str, schema: Schema, number: int) -> Pieces:

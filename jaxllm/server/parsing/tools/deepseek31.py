@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from jaxllm.grammar.pieces import Json, Literal, Pieces
 from jaxllm.server.parsing.calls import ToolParser
-from jaxllm.server.parsing.machine import Malformed, Reading
+from jaxllm.server.parsing.machine import Reading
 from jaxllm.server.parsing.pieces import Section
 from jaxllm.server.parsing.schema import Schema
 from jaxllm.server.parsing.tools.deepseek3 import CALL, CALL_END, CALLS, CALLS_END, NAME
@@ -23,10 +23,7 @@ class Parser(ToolParser):
             yield from self.expect(CALL)
         name = yield from self.name()
         yield from self.expect(NAME)
-        if (yield from self.spaces()) != "{":
-            raise Malformed
-        self.start(name)
-        yield from self.json_arguments()
+        yield from self.json_arguments(name, closers=self.close)
 
     @classmethod
     def pieces(cls, name: str, schema: Schema, number: int) -> Pieces:

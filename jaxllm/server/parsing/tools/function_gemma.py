@@ -7,7 +7,7 @@ import re
 from typing import Any
 
 from jaxllm.grammar.pieces import Arguments, Layout, Literal, Pieces
-from jaxllm.server.parsing.calls import ToolParser
+from jaxllm.server.parsing.calls import ToolParser, blank_value
 from jaxllm.server.parsing.machine import Malformed, Reading
 from jaxllm.server.parsing.markers import ESCAPED, Markers
 from jaxllm.server.parsing.pieces import NEW_KEY
@@ -56,10 +56,16 @@ class Parser(ToolParser):
         while (yield from self.spaces()) != "}":
             key = yield from self.key()
             yield from self.expect(":")
-            self.arguments(f"{before}{key}: ")
-            before = ", "
+            head = f"{before}{key}: "
             part = property_of(schema, json.loads(key), root)
-            yield from self.one_value(part, root, depth)
+            if not is_string(part, root) and (yield from self.empty()):
+                value = blank_value("", part, root)
+                self.arguments("" if value is None else head + value)
+                before = before if value is None else ", "
+            else:
+                self.arguments(head)
+                before = ", "
+                yield from self.one_value(part, root, depth)
             yield from self.take(",")
         yield from self.take("}")
         self.arguments("{}" if before == "{" else "}")
@@ -71,6 +77,13 @@ class Parser(ToolParser):
         written: list[str] = []
         yield from self.value(written.append, MAX_KEY)
         return "".join(written)
+
+    def empty(self) -> Reading[bool]:
+        """Takes a string without text, and the white space behind it. → whether there was one."""
+        yield from self.spaces()
+        empty = (yield from self.take(ESCAPE + ESCAPE)) is not None
+        yield from self.spaces()
+        return empty
 
     def one_value(self, schema: Any, root: Any, depth: int) -> Reading[None]:
         """A value of any type, and the white space behind it. Raises Malformed."""

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from jaxllm.grammar.pieces import Either, FreeText, Json, Literal, Pieces, Repeated
 from jaxllm.server.parsing.calls import ToolParser
-from jaxllm.server.parsing.harmony import CHANNEL, MESSAGE, START, Harmony
+from jaxllm.server.parsing.harmony import CHANNEL, ENDS, MESSAGE, START, Harmony
+from jaxllm.server.parsing.machine import Reading
 from jaxllm.server.parsing.schema import Schema
 
 CALL = f"{CHANNEL}commentary to=functions."
@@ -20,6 +21,11 @@ class Parser(Harmony, ToolParser):
     @classmethod
     def ends_thought(cls) -> tuple[str, ...]:
         return ()  # thought begins with the same markers
+
+    def function_call(self, name: str) -> Reading[None]:
+        yield from self.json_arguments(name, closers=ENDS)
+        yield from self.spaces()
+        yield from self.take(*ENDS)
 
     @classmethod
     def pieces(cls, name: str, schema: Schema, number: int) -> Pieces:

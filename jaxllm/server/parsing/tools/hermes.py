@@ -17,7 +17,7 @@ class Parser(ToolParser):
     section = Section(between="\n")
 
     def call(self, marker: str) -> Reading[None]:
-        return self.json_call()
+        return self.json_calls()
 
     @classmethod
     def pieces(cls, name: str, schema: Schema, number: int) -> Pieces:

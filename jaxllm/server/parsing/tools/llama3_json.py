@@ -1,5 +1,5 @@
 """Llama 3.1 to 3.3: {"name": …, "parameters": {…}}; several are divided by semicolons. Without a
-marker, an object is a call only if it names a tool."""
+marker, an object is a call only if it names a tool that is there."""
 
 from __future__ import annotations
 
@@ -16,12 +16,14 @@ class Parser(ToolParser):
     aliases = ("llama3", "llama4_json")
     signs = ("dictionary of argument name and its value",)
     special = (TAG,)
-    open = (TAG, "{")
+    open = (TAG, "{", "[")
     close = (";",)
     section = Section(between="; ")
 
     def call(self, marker: str) -> Reading[None]:
-        return self.json_call(known=True, opened=marker == "{")
+        if marker == TAG:
+            return self.json_calls()
+        return self.json_calls(known=True, opened=marker)
 
     @classmethod
     def pieces(cls, name: str, schema: Schema, number: int) -> Pieces:

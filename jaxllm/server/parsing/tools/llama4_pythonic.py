@@ -15,7 +15,18 @@ class Parser(Pythonic):
     open = (START, "[")
     close = (END,)
 
+    marked = False  # the calls have a marker, and may be of any tool
+
     def call(self, marker: str) -> Reading[None]:
-        if marker == START:
+        self.marked = marker == START
+        if self.marked:
             yield from self.expect("[")
         yield from super().call(marker)
+
+    def callee(self) -> Reading[str]:
+        if not self.marked:
+            return (yield from super().callee())
+        yield from self.spaces()
+        name = yield from self.name()
+        yield from self.expect("(")
+        return name

@@ -7,7 +7,7 @@ import re
 
 from jaxllm.grammar.pieces import Json, Literal, Pieces
 from jaxllm.server.parsing.calls import ToolParser
-from jaxllm.server.parsing.machine import Malformed, Reading
+from jaxllm.server.parsing.machine import Reading
 from jaxllm.server.parsing.schema import Schema
 
 _ID = re.compile(r"[A-Za-z0-9]*").match
@@ -20,7 +20,7 @@ class Parser(ToolParser):
     open = ("[TOOL_CALLS]",)
 
     def call(self, marker: str) -> Reading[None]:
-        if (yield from self.spaces()) == "[":
+        if (yield from self.spaces()) in ("[", "{"):
             yield from self.json_calls()
             return
         name = yield from self.name()
@@ -28,10 +28,7 @@ class Parser(ToolParser):
         if (yield from self.take("[CALL_ID]")):
             id = yield from self.matching(_ID)
         yield from self.take("[ARGS]")
-        if (yield from self.spaces()) != "{":
-            raise Malformed
-        self.start(name, id)
-        yield from self.json_arguments()
+        yield from self.json_arguments(name, id, self.open)
 
     @classmethod
     def pieces(cls, name: str, schema: Schema, number: int) -> Pieces:

@@ -30,12 +30,9 @@ class Parser(ToolParser):
 
     def one_call(self) -> Reading[None]:
         """name(key=value, …). Raises Malformed."""
-        yield from self.spaces()
-        name = yield from self.take(*(tool + "(" for tool in self.tools))
-        if name is None:
-            raise Malformed
+        name = yield from self.callee()
         key = yield from self.key()
-        self.start(name[:-1])
+        self.start(name)
         before = "{"
         while key:
             self.arguments(f"{before}{encode_string(key)}: ")
@@ -47,6 +44,14 @@ class Parser(ToolParser):
             key = yield from self.key()
         self.arguments("{}" if before == "{" else "}")
         self.end()
+
+    def callee(self) -> Reading[str]:
+        """The name of a tool that is there, and the parenthesis. Raises Malformed."""
+        yield from self.spaces()
+        name = yield from self.take(*(tool + "(" for tool in self.tools))
+        if name is None:
+            raise Malformed
+        return name[:-1]
 
     def key(self) -> Reading[str]:
         """The next key and its sign; "" and the closing parenthesis. Raises Malformed."""
