@@ -14,7 +14,7 @@ Choice = Literal["auto", "required", "named", "none"]
 CHOICES: tuple[Choice, ...] = ("auto", "required", "named", "none")
 
 # Formats in which text may begin as calls do, so that a grammar cannot tell them apart
-WITHOUT_MARKER = frozenset({"glm4", "gpt_oss", "llama3_json", "llama4_pythonic", "pythonic"})
+WITHOUT_MARKER = frozenset({"glm4", "llama3_json", "llama4_pythonic", "pythonic"})
 # Formats whose constrained answers have one call: GLM 4 never writes two, Kimi K2 numbers its calls
 ONE_CALL = frozenset({"glm4", "kimi_k2"})
 

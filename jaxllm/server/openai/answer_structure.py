@@ -45,9 +45,8 @@ def answer_structure(request: ChatRequest, formats: Formats, prompt: str) -> Str
     elif parser is not None and any(tool.strict for tool in tools.callable):
         marker, behind = call_pieces(request, parser)
         if marker:  # else nothing tells where calls begin
-            calls = (FreeText(marker), Literal(marker), *behind)
-            body = Either((calls, (FreeText(""),)))
-            found = Structure("tools", Composition("calls", (*thought, body)))
+            body = parser.free_pieces((Literal(marker), *behind))
+            found = Structure("tools", Composition("calls", (*thought, *body)))
     if found is not None and request.params.use_beam_search:
         raise bad_request(f"{found.field} cannot constrain a beam search", found.field)
     return found

@@ -8,7 +8,7 @@ import re
 from collections.abc import Callable
 from typing import Any, ClassVar
 
-from jaxllm.grammar.pieces import Json, Literal, Pieces
+from jaxllm.grammar.pieces import Either, FreeText, Json, Literal, Pieces
 from jaxllm.server.parsing.machine import (
     MAX_UNDECIDED,
     Clear,
@@ -301,6 +301,14 @@ class ToolParser(Machine):
         `number`: how many calls the conversation had before.
         """
         raise NotImplementedError
+
+    @classmethod
+    def free_pieces(cls, calls: Pieces) -> Pieces:
+        """What a grammar must produce where calls may be made: any text, or text and then `calls`,
+        which begin with the format's marker."""
+        marker = calls[0]
+        assert isinstance(marker, Literal)
+        return (Either(((FreeText(marker.text), *calls), (FreeText(""),))),)
 
 
 def blank_value(text: str, schema: Any, root: Any) -> str | None:

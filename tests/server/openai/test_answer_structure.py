@@ -157,6 +157,22 @@ def test_harmony_thinks_in_a_channel_and_answers_in_another() -> None:
         assert not answer.allows('{"a": 1}', special=True)
 
 
+def test_harmony_binds_calls_behind_free_messages() -> None:
+    call, next_message = call_of("gpt_oss", ARGUMENTS), "<|end|><|start|>assistant"
+    thought = f"<|channel|>analysis<|message|>Hm.{next_message}"
+    preface = f"<|channel|>commentary<|message|>I look.{next_message}"
+    reply = "<|channel|>final<|message|>No."
+    strict = Answer("gpt_oss", "gpt_oss", tools=[tool("get_weather", SCHEMA, strict=True)])
+    for text in (call, thought + call, thought + preface + call, reply, thought + preface + reply):
+        assert strict.allows(text, special=True), text
+    assert not strict.allows(call.replace("celsius", "kelvin"), special=True)
+    assert not strict.allows(thought + "\n" + call, special=True)
+    both = Answer("gpt_oss", "gpt_oss", response_format=SUM)
+    assert both.allows(call, special=True)
+    assert both.allows('<|channel|>final<|message|>{"a": 1}', special=True)
+    assert not both.allows(reply, special=True)
+
+
 def test_a_tool_without_parameters_takes_no_arguments() -> None:
     answer = Answer("hermes", tools=[{"type": "function", "function": {"name": "now"}}], **REQUIRED)
     assert answer.allows('<tool_call>\n{"name": "now", "arguments": {}}\n</tool_call>')
