@@ -314,7 +314,7 @@ class ServerState:
                 for name in SHOWN_DEFAULTS
             },
             "thinking_switch": self.has_thinking_switch,
-            "model_type": self.resolved.model_type,
+            "family": self.resolved.model_type,
             "dtype": self.resolved.dtype,
         }
 

@@ -47,7 +47,7 @@ def test_a_card_tells_defaults_and_notes(server: Running) -> None:
     assert card["default_parameters"]["temperature"] == 1.0
     assert card["default_parameters"]["top_p"] == 1.0
     assert (card["description"], card["examples"]) == ("", [])
-    assert card["model_type"]
+    assert card["family"]
 
 
 def test_the_defaults_of_a_card_are_the_operators() -> None:

@@ -64,7 +64,7 @@ CARD = form(
     examples=array(STRING),
     default_parameters=OBJECT,
     thinking_switch=BOOL,
-    model_type=STRING,
+    family=STRING,
     dtype=STRING,
 )
 ANSWER = ("id", "object", "created", "model", "system_fingerprint", "usage", "choices")

@@ -11,6 +11,12 @@ from tests.server.page.conftest import answered, ask
 from tests.server.page.scripted import WAIT, ScriptedServer
 
 Visit = Callable[..., Any]
+# Whether the answer of the only conversation is kept as it is shown
+KEPT = """async (text) => {
+  const { openStore } = await import("./page/lib/store.js");
+  const store = await openStore();
+  const [head] = await store.list();
+  return (await store.load(head.id)).messages[1].content === text; }"""
 
 
 def texts(page: Any, kind: str) -> list[str]:
@@ -77,6 +83,7 @@ def test_versions_outlive_a_reload_an_export_and_an_import(
     retry(page, scripted, "two")
     page.locator(".conversations .open").wait_for()
     page.get_by_role("button", name="Version before").click()
+    page.wait_for_function(KEPT, arg="one")
     page.reload()
     assert "one" in str(answered(page).text_content())
     assert page.locator(".versions").inner_text() == "1/2"

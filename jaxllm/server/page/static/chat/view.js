@@ -114,9 +114,9 @@ export class ChatView {
   }
 
   #welcome() {
-    const { id, description, examples, max_model_len: most, model_type: kind, dtype } = this.card ?? {};
+    const { id, description, examples, max_model_len: most, family, dtype } = this.card ?? {};
     const prompts = examples?.length ? examples : EXAMPLES;
-    const facts = [kind, dtype, most && `${most.toLocaleString("en")} tokens of context`].filter(Boolean).join(" · ");
+    const facts = [family, dtype, most && `${most.toLocaleString("en")} tokens of context`].filter(Boolean).join(" · ");
     return el("div", { class: "welcome" }, el("h1", {}, id ? `Talk to ${id.split("/").pop()}` : "Talk to the model"),
       description && el("p", { class: "about", dir: "auto" }, description),
       el("p", { class: "card-line" }, facts || "Waiting for the server …"),
