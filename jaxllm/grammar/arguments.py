@@ -239,6 +239,8 @@ class Writer:
 
     def _json(self, schema: Any) -> Pieces:
         """A value as JSON. Raises NothingFollows."""
+        if not Meaning(schema, self._root).cases:
+            raise NothingFollows("nothing follows the schema of an argument")
         schema = alone(schema, self._root)
         if not _harmless(schema) and (reason := self._compiles(schema)):
             empty = reason.startswith((NOTHING_ENDS, "Unsatisfiable"))

@@ -162,8 +162,9 @@ class Meaning:
         return [case for case in self.cases if "object" in case.types]
 
     def member(self, name: str) -> Any:
-        """The schema of an object's property in any of the cases."""
-        return either([case.member(name) for case in self.objects])
+        """The schema of an object's property in any of the cases that say something of it."""
+        schemas = [case.member(name) for case in self.objects]
+        return either([schema for schema in schemas if schema is not True])
 
     @property
     def properties(self) -> Mapping[str, Any]:

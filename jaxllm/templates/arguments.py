@@ -6,7 +6,7 @@ import json
 import math
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import chain
 from typing import Any
 
@@ -23,6 +23,12 @@ _CUT_ESCAPE = re.compile(r"\\(?:u[0-9a-fA-F]{0,3})?\Z")
 # Numbers that need care: JSON's text has them, a number of Python or a template may not
 _LONG_NUMBER = re.compile(r"[0-9]{300}|[0-9.][eE]\+?[0-9]{3}")
 _HALF_PAIR = re.compile(r"\\u[dD][89a-fA-F]")
+# An escape; one of half a surrogate pair alone is the group
+_ESCAPE = re.compile(
+    r"\\(?:u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}"
+    r"|(u[dD][89a-fA-F][0-9a-fA-F]{2})|.)",
+    re.DOTALL,
+)
 
 
 def text_of(arguments: Any) -> str:
@@ -30,17 +36,22 @@ def text_of(arguments: Any) -> str:
     return json.dumps(arguments, ensure_ascii=False)
 
 
-def value_of(text: str) -> Any:
+def _refuse_constant(name: str) -> None:
+    raise ValueError(f"{name} is no JSON")
+
+
+def value_of(text: str, constant: Callable[[str], Any] = _refuse_constant) -> Any:
     """The value of a JSON text: integers have all their digits, the last of equal names counts, and
-    numbers that are too long to be one stay text. Raises ValueError."""
+    numbers that are too long to be one stay text. Raises ValueError.
+
+    `constant`: what NaN and Infinity become, which are no JSON.
+    """
     if _HALF_PAIR.search(text):
         orjson.loads(text)  # raises on half of a surrogate pair, which is no text
     try:
         if _LONG_NUMBER.search(text):
-            return json.loads(
-                text, parse_int=_integer, parse_float=_float, parse_constant=_refuse_constant
-            )
-        return json.loads(text, parse_constant=_refuse_constant)
+            return json.loads(text, parse_int=_integer, parse_float=_float, parse_constant=constant)
+        return json.loads(text, parse_constant=constant)
     except RecursionError:
         raise ValueError("the text nests too deeply") from None
 
@@ -80,7 +91,8 @@ def check_depth(value: dict[str, Any]) -> None:
 
 def understood(text: str) -> dict[str, Any]:
     """What a text that is no object says of one: its beginning where the text was cut, the object
-    that was encoded twice or is alone in a list, else {}."""
+    that was encoded twice, is alone in a list, or has more text behind it, else {}. NaN becomes a
+    text, and half of a surrogate pair the sign of a character that is none."""
     value = beginning_of(text, cut_texts=True)
     if isinstance(value, str):
         value = beginning_of(value, cut_texts=True)
@@ -92,9 +104,10 @@ def understood(text: str) -> dict[str, Any]:
 def beginning_of(text: str, cut_texts: bool = False) -> Any:
     """The value of the longest beginning of a JSON text that is JSON once it is closed; None where
     there is none. A value that was cut is left out, unless it is a text and `cut_texts`."""
+    text = _ESCAPE.sub(lambda escape: "\\ufffd" if escape[1] else escape[0], text)
     for beginning in closed_beginnings(text, cut_texts):
         try:
-            return value_of(beginning)
+            return value_of(beginning, constant=str)
         except ValueError:
             continue
     return None
@@ -102,10 +115,11 @@ def beginning_of(text: str, cut_texts: bool = False) -> Any:
 
 def closed_beginnings(text: str, cut_texts: bool = False) -> Iterator[str]:
     """The text, then beginnings of it that are closed: the longest one with a text that was cut if
-    `cut_texts`, and the longest that ends before a comma or after a bracket."""
+    `cut_texts`, the longest that ends before a comma or after a bracket, and its first value."""
     yield text
     stack: list[str] = []
     end = 0
+    first = 0  # where the first value ends
     cut_text = False
     for token in _TOKEN.finditer(text):
         mark = token.group()
@@ -118,11 +132,14 @@ def closed_beginnings(text: str, cut_texts: bool = False) -> Iterator[str]:
             stack.append(_CLOSERS[mark])
         elif stack and mark == stack[-1]:
             stack.pop()
+            first = first or (0 if stack else token.end())
         end = token.start() if mark == "," else token.end()
     closers = "".join(reversed(stack))
     if cut_text and cut_texts:
         yield f'{_CUT_ESCAPE.sub("", text)}"{closers}'
     yield text[:end] + closers
+    if first:
+        yield text[:first]
 
 
 def _integer(digits: str) -> int | str:
@@ -133,7 +150,3 @@ def _integer(digits: str) -> int | str:
 def _float(digits: str) -> float | str:
     value = float(digits)
     return value if math.isfinite(value) else digits
-
-
-def _refuse_constant(name: str) -> None:
-    raise ValueError(f"{name} is no JSON")

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from jaxllm.templates.arguments import check_depth, object_of, text_of, understood
-from jaxllm.templates.traits import TemplateTraits
+from jaxllm.templates.traits import TemplateTraits, id_with_name
 
 type Message = dict[str, Any]
 
@@ -36,9 +36,19 @@ def shaped_messages(messages: Sequence[Mapping[str, Any]], traits: TemplateTrait
         for message in messages
     )
     shaped = (_with_arguments(message, traits) for message in shaped)
+    if not traits.results_alone:
+        shaped = _lone_results_told(shaped, traits)
     shaped = _systems_placed(shaped, traits)
+    if not traits.empty_answers:
+        shaped = _empty_answers_dropped(list(shaped))
+    if not traits.any_opening:
+        shaped = _opened(shaped)
     if not traits.several_calls:
         shaped = _one_call_each(list(shaped))
+    if not traits.user_after_calls:
+        shaped = _calls_answered(shaped)
+    if traits.names_in_ids:
+        shaped = _ids_with_names(shaped)
     if not traits.any_ids:
         shaped = map(_with_short_ids, shaped)
     if traits.names_results:
@@ -149,6 +159,53 @@ def joined(contents: Sequence[Any]) -> Any:
 # Calls and their results
 
 
+def _lone_results_told(messages: Iterable[Message], traits: TemplateTraits) -> Iterator[Message]:
+    """Results that no message of calls comes before, as turns of the user."""
+    calling = False
+    for message in messages:
+        if message["role"] == "assistant":
+            calling = traits.calls and bool(message.get("tool_calls"))
+        if message["role"] == "tool" and not calling:
+            yield {"role": "user", "content": message.get("content")}
+        else:
+            yield message
+
+
+def _calls_answered(messages: Iterable[Message]) -> Iterator[Message]:
+    """Where a turn of the user follows calls without a result, it takes the result's place."""
+    calls: Sequence[Any] = ()
+    for message in messages:
+        if calls and message["role"] == "user":
+            content = message.get("content")
+            yield {"role": "tool", "tool_call_id": _id_of(calls[-1]) or "", "content": content}
+        else:
+            yield message
+        calls = message.get("tool_calls") or ()
+
+
+def _ids_with_names(messages: Iterable[Message]) -> Iterator[Message]:
+    """Calls whose ids have the names of their tools, and results with these ids."""
+    ids: dict[str, str] = {}
+    number = 0
+    for message in messages:
+        calls = []
+        for call in message.get("tool_calls") or ():
+            function = call.get("function", call) if isinstance(call, Mapping) else {}
+            name = str(function.get("name"))
+            id = _id_of(call)
+            if id is None or not id.startswith(id_with_name(name, 0)[:-1]):
+                ids[id or ""] = id_with_name(name, number)
+                call = {**call, "id": ids[id or ""]}
+            calls.append(call)
+            number += 1
+        if calls:
+            message = message | {"tool_calls": calls}
+        elif message["role"] == "tool":
+            id = message.get("tool_call_id") or ""
+            message = message | {"tool_call_id": ids.get(id, id)}
+        yield message
+
+
 def _one_call_each(messages: list[Message]) -> Iterator[Message]:
     """Each call in a message of its own, with its result behind it; calls without one come last."""
     place = 0
@@ -221,14 +278,16 @@ def short_id(id: Any) -> str:
 
 
 def _named_results(messages: Iterable[Message]) -> Iterator[Message]:
-    """Results of calls with the names of their tools."""
+    """Results of calls with the names of their tools, of unknown calls with that of the last."""
     names: dict[str, Any] = {}
+    last: Any = None
     for message in messages:
         for call in message.get("tool_calls") or ():
             function = call.get("function", call) if isinstance(call, Mapping) else None
-            if isinstance(function, Mapping) and (id := _id_of(call)) is not None:
-                names[id] = function.get("name")
-        name = names.get(str(message.get("tool_call_id")))
+            if isinstance(function, Mapping):
+                last = function.get("name")
+                names[_id_of(call) or ""] = last
+        name = names.get(str(message.get("tool_call_id")), last)
         if message["role"] == "tool" and name is not None:
             message = {"name": name, **message}
         yield message
@@ -272,6 +331,28 @@ def _calls_alone(message: Message, traits: TemplateTraits) -> Message:
 
 
 # Turns
+
+
+def _empty_answers_dropped(messages: list[Message]) -> Iterator[Message]:
+    """The messages without answers that have neither text nor calls, but for the last message,
+    which may be continued."""
+    for place, message in enumerate(messages, 1):
+        said = message.get("content") or message.get("tool_calls")
+        if said or message["role"] != "assistant" or place == len(messages):
+            yield message
+
+
+def _opened(messages: Iterable[Message]) -> Iterator[Message]:
+    """The messages, with an empty turn of the user in front where the user does not begin."""
+    begun = False
+    for message in messages:
+        if not begun and message["role"] != "system":
+            begun = True
+            if message["role"] != "user":
+                yield {"role": "user", "content": ""}
+        yield message
+    if not begun:
+        yield {"role": "user", "content": ""}
 
 
 def _neighbours_joined(messages: Iterable[Message], traits: TemplateTraits) -> list[Message]:

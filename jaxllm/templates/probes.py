@@ -10,7 +10,7 @@ from typing import Any
 
 from jaxllm.chat_template import TemplateError
 from jaxllm.templates.arguments import text_of
-from jaxllm.templates.traits import ContentForm, TemplateTraits
+from jaxllm.templates.traits import ContentForm, TemplateTraits, id_with_name
 
 type Message = dict[str, Any]
 # Renders messages and tools; raises TemplateError
@@ -59,6 +59,7 @@ def traits_of(render: Render, seconds: float = SECONDS, tools: bool = True) -> T
             return TemplateTraits(fault=probes.first_fault)
         form = _shown_form(probes)
         members = _turns(probes) | _systems(probes, form)
+        members |= _openings(probes, form, members["system"]) | _lone_results(probes)
         if tools:
             members |= _tools(probes)
         members |= {"calls": False} if form is None else _calls(probes, form)
@@ -111,7 +112,8 @@ def _turns(probes: _Probes) -> dict[str, Any]:
     if not probes.show(turns, ASKED, SAID, ASKED_THEN):
         return {}
     any_turns = probes.show(users, ASKED, ASKED_THEN) and probes.show(assistants, SAID, "probemore")
-    return {"any_turns": any_turns}
+    empty = [_user(ASKED), _assistant(""), _user(ASKED_THEN)]
+    return {"any_turns": any_turns, "empty_answers": probes.show(empty, ASKED, ASKED_THEN)}
 
 
 def _systems(probes: _Probes, form: _CallForm | None) -> dict[str, Any]:
@@ -129,6 +131,32 @@ def _systems(probes: _Probes, form: _CallForm | None) -> dict[str, Any]:
         probes.show([*head, *place], SYSTEM_LATE) for head in heads for place in places
     )
     return {"system": system, "several_system": several, "late_system": late_system}
+
+
+def _openings(probes: _Probes, form: _CallForm | None, system: bool) -> dict[str, Any]:
+    """Whether conversations are shown that the user does not begin, or not even behind an empty
+    turn of the user."""
+    openings: list[tuple[list[Message], list[Message], tuple[str, ...]]] = [
+        ([], [_assistant(SAID), _user(ASKED)], (SAID, ASKED))
+    ]
+    if system:
+        openings.append(([_system(SYSTEM)], [], (SYSTEM,)))
+    if form is not None:
+        openings.append(([], [form.calls(0), form.result(0)], (VALUES[0], RESULTS[0])))
+    any_opening = all(
+        probes.show([*head, *rest], *marks) or not probes.show([*head, _user(""), *rest], *marks)
+        for head, rest, marks in openings
+    )
+    return {"any_opening": any_opening}
+
+
+def _lone_results(probes: _Probes) -> dict[str, Any]:
+    """Whether results without a call are shown, or not even as a turn of the user. Nobody knows the
+    names of their tools."""
+    result = {"role": "tool", "tool_call_id": IDS[0], "content": RESULTS[0]}
+    before = [_user(ASKED), _assistant(SAID)]
+    shown = probes.show([*before, result], RESULTS[0])
+    return {"results_alone": shown or not probes.show([*before, _user(RESULTS[0])], RESULTS[0])}
 
 
 def _tools(probes: _Probes) -> dict[str, Any]:
@@ -208,9 +236,25 @@ def _calls(probes: _Probes, form: _CallForm) -> dict[str, Any]:
     if not probes.show([*first, result, _user(ASKED_THEN)], RESULTS[0], ASKED_THEN):
         shown = probes.show([*first, joined], RESULTS[0], ASKED_THEN)
         members["user_after_result"] = not shown
+    if not probes.show([*first, _user(ASKED_THEN)], VALUES[0], ASKED_THEN):
+        answered = result | {"content": ASKED_THEN}
+        members["user_after_calls"] = not probes.show([*first, answered], VALUES[0], ASKED_THEN)
+    members["names_in_ids"] = _names_in_ids(probes, form)
     if members["objects"]:
         members["any_values"] = _any_values(probes, form)
     return members
+
+
+def _names_in_ids(probes: _Probes, form: _CallForm) -> bool:
+    """Whether the name of a called tool is shown only where the call's id has it."""
+    shown = []
+    for id in (IDS[0], id_with_name(TOOL_NAME, 0)):
+        calls = form.calls(0) | {"tool_calls": [form.call(0, id)]}
+        result = {"role": "tool", "tool_call_id": id, "content": RESULTS[0]}
+        # Without tools, whose list has the name, too
+        text = probes.text([_user(ASKED), calls, result], [])
+        shown.append(TOOL_NAME in text)
+    return shown == [False, True]
 
 
 def _any_values(probes: _Probes, form: _CallForm) -> bool:

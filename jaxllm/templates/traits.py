@@ -37,6 +37,11 @@ class TemplateTraits:
         late_system: whether system messages behind others are shown.
         any_turns: whether neighbours of one role are shown.
         user_after_result: whether a turn of the user is shown that follows the result of a call.
+        user_after_calls: whether one is shown that follows calls which have no result.
+        results_alone: whether results are shown that no message of calls comes before.
+        empty_answers: whether an answer may have neither text nor calls.
+        any_opening: whether conversations are shown that do not begin with the user.
+        names_in_ids: whether the name of a called tool is shown only as a part of the call's id.
         fault: why nothing could be found out; then the other members are the defaults.
     """
 
@@ -55,6 +60,11 @@ class TemplateTraits:
     late_system: bool = True
     any_turns: bool = True
     user_after_result: bool = True
+    user_after_calls: bool = True
+    results_alone: bool = True
+    empty_answers: bool = True
+    any_opening: bool = True
+    names_in_ids: bool = False
     fault: str | None = None
 
     @classmethod
@@ -70,7 +80,8 @@ class TemplateTraits:
         """Names and values for people to read."""
         if self.fault is not None:
             return [("fault", f"{self.fault}; histories stay as they are")]
-        return [*self._system_rows(), *(self._call_rows() if self.calls else [NO_CALLS])]
+        calls = self._call_rows() if self.calls else [NO_CALLS]
+        return [*self._system_rows(), *self._turn_rows(), *calls]
 
     def _system_rows(self) -> list[tuple[str, str]]:
         late = "shown" if self.late_system else "put into the user's next turn"
@@ -78,6 +89,16 @@ class TemplateTraits:
             late = "none is shown; put into the user's next turn"
         turns = "any order" if self.any_turns else "user and assistant in turn; neighbours joined"
         return [("late system messages", late), ("turns", turns)]
+
+    def _turn_rows(self) -> list[tuple[str, str]]:
+        rows = []
+        if not self.any_opening:
+            rows.append(("openings without the user", "get an empty turn of the user in front"))
+        if not self.empty_answers:
+            rows.append(("answers without text and calls", "left out"))
+        if not self.results_alone:
+            rows.append(("results without a call", "put into a turn of the user"))
+        return rows
 
     def _call_rows(self) -> list[tuple[str, str]]:
         forms = {(True, True): "objects or text", (True, False): "objects", (False, True): "text"}
@@ -103,11 +124,20 @@ class TemplateTraits:
             rows.append(("tools without parameters", "get an empty schema and description"))
         if not self.user_after_result:
             rows.append(("user's turn behind a result", "joined with the result"))
+        if not self.user_after_calls:
+            rows.append(("user's turn behind calls without results", "takes the result's place"))
+        if self.names_in_ids:
+            rows.append(("ids of calls", "made of the tool's name and a number"))
         return rows
 
 
 AS_GIVEN = TemplateTraits()
 NO_CALLS = ("calls of tools", "not shown")
+
+
+def id_with_name(name: str, number: int) -> str:
+    """The id of a call as Kimi K2 writes it: the tool, and how many calls came before."""
+    return f"functions.{name}:{number}"
 
 
 def named_templates(template: Template) -> dict[str, str]:

@@ -82,6 +82,16 @@ def called(arguments: Any) -> list[dict[str, Any]]:
     return [*USER, {"role": "assistant", "content": None, "tool_calls": [call]}]
 
 
+@pytest.mark.parametrize("content", [None, "", []])
+def test_a_tool_that_says_nothing_ends_no_session(server: Running, content: Any) -> None:
+    result = {"role": "tool", "tool_call_id": "a", "content": content}
+    body = {"model": "fake", "messages": [*called("{}"), result]}
+    for path in (CHAT, "/tokenize"):
+        assert server.post(path, body).status == 200
+    del result["content"]
+    assert server.post(CHAT, body).status == 200
+
+
 @pytest.mark.parametrize("as_text", [True, False])
 def test_arguments_that_nest_too_deeply_to_be_rendered_are_refused(
     server: Running, as_text: bool

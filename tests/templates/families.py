@@ -213,6 +213,8 @@ EXPECTED["mistral_v3"] = {
     "late_system": False,
     "any_turns": False,
     "user_after_result": False,
+    "user_after_calls": False,
+    "any_opening": False,
 }
 
 # Values are added to strings, and results need a turn of the assistant behind them
@@ -253,6 +255,8 @@ EXPECTED["gemma_2"] = {
     "several_system": False,
     "late_system": False,
     "any_turns": False,
+    "results_alone": False,
+    "any_opening": False,
 }
 
 # The system's text begins the user's first turn; other system messages are dropped
@@ -273,6 +277,8 @@ EXPECTED["gemma_3"] = {
     "several_system": False,
     "late_system": False,
     "any_turns": False,
+    "results_alone": False,
+    "any_opening": False,
 }
 
 # No calls; any role is shown
@@ -321,7 +327,7 @@ TEMPLATES["kimi_k2"] = """
 {%- else -%}{{ message.content }}{%- endif -%}<|im_end|>
 {%- endfor -%}
 {%- if add_generation_prompt -%}<|im_assistant|>assistant<|im_middle|>{%- endif -%}"""
-EXPECTED["kimi_k2"] = {}
+EXPECTED["kimi_k2"] = {"names_in_ids": True}
 
 # The first call alone is shown; a text beside it is a thought
 TEMPLATES["gpt_oss"] = """
@@ -345,7 +351,7 @@ TEMPLATES["gpt_oss"] = """
 {%- endif -%}
 {%- endfor -%}
 {%- if add_generation_prompt -%}<|start|>assistant{%- endif -%}"""
-EXPECTED["gpt_oss"] = {"several_calls": False}
+EXPECTED["gpt_oss"] = {"several_calls": False, "results_alone": False}
 
 # Calls are written only as a list beside no text; the result's message must have the tool's name
 TEMPLATES["functionary"] = """
@@ -369,6 +375,7 @@ EXPECTED["functionary"] = {
     "objects": False,
     "beside_calls": "apart",
     "names_results": True,
+    "results_alone": False,
 }
 
 # Members of an object are written one by one; system messages behind the first are dropped
@@ -463,3 +470,71 @@ EXPECTED["nemotron"] = {
     "several_system": False,
     "late_system": False,
 }
+
+# Tools stand in the first message behind the system's, whoever said it
+TEMPLATES["llama_33"] = """
+{%- if messages[0].role == 'system' -%}
+{%- set system = messages[0].content -%}{%- set messages = messages[1:] -%}
+{%- else -%}{%- set system = '' -%}{%- endif -%}
+<|head|>system<|end_head|>{{ system }}<|eot|>
+{%- if tools -%}
+{%- if not messages -%}{{- raise_exception('there is no first user message') -}}{%- endif -%}
+<|head|>user<|end_head|>{{ tools | tojson }}{{ messages[0].content }}<|eot|>
+{%- set messages = messages[1:] -%}
+{%- endif -%}
+{%- for message in messages -%}
+{%- if message.tool_calls is defined -%}
+{%- if message.tool_calls | length != 1 -%}{{- raise_exception('one call') -}}{%- endif -%}
+<|head|>assistant<|end_head|>{{ message.tool_calls[0].function | tojson }}<|eot|>
+{%- else -%}<|head|>{{ message.role }}<|end_head|>{{ message.content }}<|eot|>{%- endif -%}
+{%- endfor -%}
+{%- if add_generation_prompt -%}<|head|>assistant<|end_head|>{%- endif -%}"""
+EXPECTED["llama_33"] = {"several_calls": False, "beside_calls": "apart", "any_opening": False}
+
+# Turns alternate, and an answer needs text or calls
+TEMPLATES["devstral_2"] = """
+{%- if messages[0].role == 'system' -%}
+[SYSTEM]{{ messages[0].content }}[/SYSTEM]{%- set turns = messages[1:] -%}
+{%- else -%}{%- set turns = messages -%}{%- endif -%}
+{%- set ns = namespace(index=0) -%}
+{%- for message in turns -%}
+{%- if message.role == 'user' or (message.role == 'assistant' and not message.tool_calls) -%}
+{%- if (message.role == 'user') != (ns.index % 2 == 0) -%}{{- raise_exception('take turns') -}}{%- endif -%}
+{%- set ns.index = ns.index + 1 -%}
+{%- endif -%}
+{%- endfor -%}
+{%- for message in turns -%}
+{%- if message.role == 'user' -%}[INST]{{ message.content }}[/INST]
+{%- elif message.role == 'assistant' -%}
+{%- if not message.content and not message.tool_calls -%}{{- raise_exception('say something') -}}{%- endif -%}
+{{- message.content or '' -}}
+{%- for call in message.tool_calls or [] -%}
+[TOOL_CALLS]{{ call.function.name }}[ARGS]{{ call.function.arguments if call.function.arguments is string else call.function.arguments | tojson }}
+{%- endfor -%}<eos>
+{%- elif message.role == 'tool' -%}[TOOL_RESULTS]{{ message.content }}[/TOOL_RESULTS]
+{%- else -%}{{- raise_exception('no other role') -}}{%- endif -%}
+{%- endfor -%}"""
+EXPECTED["devstral_2"] = {
+    "several_system": False,
+    "late_system": False,
+    "any_turns": False,
+    "user_after_result": False,
+    "user_after_calls": False,
+    "empty_answers": False,
+    "any_opening": False,
+}
+
+# A result needs calls before it, and a conversation the user
+TEMPLATES["strict"] = """
+{%- if not messages | selectattr('role', 'equalto', 'user') | list -%}
+{{- raise_exception('No user query found in messages.') -}}
+{%- endif -%}
+{%- set ns = namespace(called=false) -%}
+{%- for message in messages -%}
+{%- if message.role == 'assistant' -%}{%- set ns.called = message.tool_calls is defined -%}{%- endif -%}
+{%- if message.role == 'tool' and not ns.called -%}{{- raise_exception('there was no call') -}}{%- endif -%}
+<|{{ message.role }}|>{{ message.content }}
+{%- for call in message.tool_calls or [] -%}<call>{{ call.function | tojson }}</call>{%- endfor -%}
+{%- endfor -%}
+{%- if add_generation_prompt -%}<|assistant|>{%- endif -%}"""
+EXPECTED["strict"] = {"results_alone": False, "any_opening": False}

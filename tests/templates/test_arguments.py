@@ -65,6 +65,11 @@ def test_what_is_no_object_is_none(text: str) -> None:
         ('[{"a": 1}]', {"a": 1}),
         ('"{\\"a\\": 1}"', {"a": 1}),
         ("no JSON", {}),
+        ('{"a": 1}{"b": 2}', {"a": 1}),
+        ('{"a": {"b": [1]}} and {', {"a": {"b": [1]}}),
+        ('{"a": "x", "n": NaN, "m": [-Infinity]}', {"a": "x", "n": "NaN", "m": ["-Infinity"]}),
+        ('{"a": "x\\ud83d', {"a": "x\ufffd"}),
+        ('{"a": "\\ud83d\\ude00\\udc00\\\\ud800"}', {"a": "\U0001f600\ufffd\\ud800"}),
     ],
 )
 def test_arguments_that_are_no_object_are_understood_as_far_as_they_go(

@@ -304,3 +304,59 @@ def test_tools_without_members_get_them_where_the_template_needs_them() -> None:
     bare = {"type": "function", "function": {"name": "bare", "parameters": {}}}
     arguments = TemplateInput(messages=[user("ask")], tools=[bare]).arguments("")
     assert "bare" in renderer.render(arguments, True, traits)
+
+
+@pytest.mark.parametrize("family", TEMPLATES)
+def test_a_result_without_its_call_is_shown(family: str) -> None:
+    lone = result("one", "found")
+    for before in ([], [user("ask")], [user("ask"), said("answer")]):
+        shown = text_of(family, [*before, lone, user("further")])
+        assert in_order(shown, *(message["content"] for message in before), "found", "further")
+    if family in CALLING:
+        unknown = [user("ask"), calls("one", ids="x"), result("one", "found", ids="x")]
+        unknown.append(result("two", "lost"))
+        assert in_order(text_of(family, unknown), "ask", "found", "lost")
+
+
+@pytest.mark.parametrize("family", TEMPLATES)
+def test_an_answer_without_text_ends_no_session(family: str) -> None:
+    for empty in (said(""), said("") | {"reasoning_content": "thought"}):
+        assert in_order(text_of(family, [user("ask"), empty, user("further")]), "ask", "further")
+    messages = [user("ask"), calls("one"), result("one", "found"), said(""), user("further")]
+    if family in CALLING:
+        assert in_order(text_of(family, messages), "ask", "found", "further")
+
+
+@pytest.mark.parametrize("family", TEMPLATES)
+def test_a_conversation_may_begin_without_the_user(family: str) -> None:
+    assert in_order(text_of(family, [said("hello"), user("ask")]), "hello", "ask")
+    assert in_order(text_of(family, [system("brief"), said("hello"), user("ask")]), "brief", "ask")
+    assert "brief" in text_of(family, [system("brief")])
+
+
+@pytest.mark.parametrize("family", CALLING)
+def test_a_history_whose_beginning_was_cut_off_shows_its_first_call(family: str) -> None:
+    for end in ([], [user("further")], [said("answer"), user("further")]):
+        shown = text_of(family, [calls("one", ids="x"), result("one", "found", ids="x"), *end])
+        assert "one" in shown.replace("xone", "").replace(short_id("xone"), "")
+        assert in_order(shown, "found", *(message["content"] for message in end))
+
+
+@pytest.mark.parametrize("family", CALLING)
+def test_the_user_may_speak_before_a_result_comes(family: str) -> None:
+    messages = [user("ask"), calls("one", ids="x"), user("halt"), said("answer"), user("further")]
+    shown = text_of(family, messages)
+    assert "one" in shown.replace("xone", "").replace(short_id("xone"), "")
+    assert in_order(shown, "ask", "halt", "answer", "further")
+
+
+def test_ids_have_the_names_of_tools_where_nothing_else_shows_them() -> None:
+    messages = [user("ask"), calls("aaa", "bbb"), result("bbb"), result("aaa"), calls("ccc")]
+    shown = text_of("kimi_k2", messages)
+    named = [f"<|call|>functions.f:{number}<|args|>" for number in range(3)]
+    assert in_order(shown, *named)
+    assert in_order(shown, "Return of functions.f:1\nresult-bbb", "functions.f:0\nresult-aaa")
+    kept = calls("v")
+    kept["tool_calls"][0]["id"] = "functions.f:7"
+    answered = {"role": "tool", "tool_call_id": "functions.f:7", "content": "found"}
+    assert text_of("kimi_k2", [user("ask"), kept, answered]).count("functions.f:7") == 2

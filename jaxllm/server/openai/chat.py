@@ -110,7 +110,9 @@ def _read_message(message: Any, at: str) -> dict[str, Any]:
     clean: dict[str, Any] = {"role": ROLES[role]}
     _refuse_lost(message, at)
     calls = _read_tool_calls(message, at) if role == "assistant" else None
-    clean["content"] = _read_content(message.get("content"), at, required=role != "assistant")
+    # Tools that have nothing to say send null
+    required = role not in ("assistant", "tool")
+    clean["content"] = _read_content(message.get("content"), at, required)
     for name in ("name", "tool_call_id", "reasoning_content", "reasoning"):
         text = _read_string(message, name, at)
         if text is not None:

@@ -158,6 +158,13 @@ def test_json_that_is_broken_ends_at_its_closing_mark() -> None:
     assert read("qwen3_coder", schema, text + "</function>") == {"v": '["a', "w": "b"}
 
 
+def test_an_argument_has_the_type_of_the_case_that_declares_it() -> None:
+    schema = {"anyOf": [{"properties": {"n": {"type": "integer"}}}, {"properties": {"x": {}}}]}
+    for name in RAW:
+        assert read(name, schema, whole_call(name, {}, {"n": "7"})) == {"n": 7}
+        assert read(name, schema, whole_call(name, {}, {"x": "7"})) == {"x": "7"}
+
+
 def test_arguments_that_no_schema_declares_have_the_types_of_others() -> None:
     schema = {"type": "object", "additionalProperties": {"type": "integer"}}
     for name in RAW:
@@ -194,6 +201,22 @@ def test_arguments_that_no_schema_declares_have_the_types_of_others() -> None:
             },
             {"v": 7},
             {"v": 77},
+        ),
+        (
+            {
+                "oneOf": [
+                    {"properties": {"k": {"const": "a"}, "n": {"type": "integer"}}},
+                    {"properties": {"k": {"const": "b"}, "flag": {"type": "boolean"}}},
+                ]
+            }
+            | {"required": ["k"], "type": "object"},
+            {"k": "a", "n": 7},
+            {"k": "b", "flag": 7},
+        ),
+        (
+            {"properties": {"never": False, "v": {"type": "integer"}}, "required": ["v"]},
+            {"v": 7},
+            {"v": 7, "never": 7},
         ),
         (
             {"patternProperties": {"^x_": {"type": "integer"}}, "additionalProperties": False},
