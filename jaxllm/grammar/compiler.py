@@ -11,6 +11,7 @@ process is ready. Each later line is a job, which runs in a fork. Replies are:
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import re
@@ -18,7 +19,7 @@ import resource
 import signal
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, TextIO
 
 from llguidance import LLMatcher, LLTokenizer, TokenizerWrapper, regex_to_lark
@@ -26,7 +27,7 @@ from llguidance.gbnf_to_lark import any_to_lark
 
 from jaxllm.grammar.completable import completable
 from jaxllm.grammar.lark import STRICT, composed, literal, schema_options, special
-from jaxllm.grammar.limits import MEMORY_BYTES, STEP_SECONDS, STEPS, parser_limits
+from jaxllm.grammar.limits import FORCED, MEMORY_BYTES, STEP_SECONDS, STEPS, parser_limits
 from jaxllm.grammar.reasons import plain
 from jaxllm.grammar.structure import checked_schema
 from jaxllm.grammar.texts import Regexes, quoted
@@ -70,9 +71,19 @@ def compiled(job: dict[str, Any], specials: dict[str, int], tokenizer: LLTokeniz
     too long for a mask."""
     grammar = convert(job, specials, Regexes(tokenizer))
     matcher = LLMatcher(tokenizer, grammar, log_level=0, limits=parser_limits())
-    for _ in range(STEPS):
+    _try_out(matcher, _first)
+    matcher.reset()
+    _try_out(matcher, functools.partial(_last, end=tokenizer.eos_token))
+    return grammar
+
+
+def _try_out(matcher: LLMatcher, choose: Callable[[bytes], int]) -> None:
+    """Follow a grammar for some tokens, of which those do not count that must come, such as what
+    begins a call. Raises ValueError as `compiled`."""
+    left = STEPS
+    for _ in range(FORCED + STEPS):
         _check(matcher)
-        if matcher.is_stopped():
+        if matcher.is_stopped() or not left:
             break
         start = time.process_time()
         mask = matcher.compute_bitmask()
@@ -83,8 +94,8 @@ def compiled(job: dict[str, Any], specials: dict[str, int], tokenizer: LLTokeniz
                 "finding the tokens that may come next takes too long "
                 f"({took * 1e3:.0f} ms, the limit is {STEP_SECONDS * 1e3:.0f})"
             )
-        matcher.consume_token(_first(mask))
-    return grammar
+        left -= int.from_bytes(mask).bit_count() > 1
+        matcher.consume_token(choose(mask))
 
 
 def _check(matcher: LLMatcher) -> None:
@@ -97,6 +108,12 @@ def _first(mask: bytes) -> int:
     """The lowest allowed token; in most grammars a plain character, which does not end the text."""
     at = next(at for at, byte in enumerate(mask) if byte)
     return at * 8 + (mask[at] & -mask[at]).bit_length() - 1
+
+
+def _last(mask: bytes, end: int) -> int:
+    """The highest allowed token that is not the end: it leads where `_first` does not."""
+    allowed = int.from_bytes(mask, "little")
+    return (allowed & ~(1 << end) or allowed).bit_length() - 1
 
 
 def answer(line: str, specials: dict[str, int], tokenizer: LLTokenizer) -> dict[str, str]:

@@ -11,7 +11,8 @@ if TYPE_CHECKING:
 # next
 BUDGETS = (0.02, 0.1, 1.0)
 MEMORY_BYTES = 2 << 30  # address space of the compiler's process
-STEPS = 24  # tokens that a compilation tries out
+STEPS = 24  # tokens that a compilation tries out where several may come
+FORCED = 512  # and tokens between them that must come
 STEP_SECONDS = 0.025  # processor time of one mask
 TOGETHER_SECONDS = 0.05  # of the masks of all rows of a step, by the clock
 LEAST_SECONDS = 0.002  # processor time that one mask may always take

@@ -7,6 +7,7 @@ import itertools
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
+from jaxllm.grammar.patterns import found_in
 from jaxllm.grammar.references import NoSuchSchema, Schema, referred
 
 SCALARS = frozenset(("null", "boolean", "integer", "number", "string"))
@@ -98,8 +99,8 @@ class Case:
         return list(dict.fromkeys(name for name in names if isinstance(name, str)))
 
     def member(self, name: str) -> Any:
-        """The schema of a property. A name that is not declared may match any of the patterns,
-        which nobody tries here: patterns of others may take very long."""
+        """The schema of a property. A name that is not declared may match any of the patterns that
+        are not tried here, because they might take very long."""
         return both([_property(part, name) for part in self.parts])
 
     @property
@@ -381,8 +382,15 @@ def _property(part: Schema, name: str) -> Any:
     declared = _mapping(part, "properties")
     if name in declared:
         return declared[name]
-    others = part.get("additionalProperties", True)
-    return either([*_mapping(part, "patternProperties").values(), others])
+    found: list[Any] = []
+    possible: list[Any] = []
+    for pattern, schema in _mapping(part, "patternProperties").items():
+        matches = found_in(pattern, name)
+        if matches:
+            found.append(schema)
+        elif matches is None:
+            possible.append(schema)
+    return both(found) if found else either([*possible, part.get("additionalProperties", True)])
 
 
 def _mapping(schema: Schema, keyword: str) -> Mapping[str, Any]:

@@ -132,12 +132,15 @@ def test_properties_come_from_all_parts_of_all_cases() -> None:
 
 
 def test_properties_without_a_name_have_the_types_of_patterns_and_of_others() -> None:
-    schema = {
+    schema: dict[str, Any] = {
         "properties": {"a": {}},
         "patternProperties": {"^n": {"type": "integer"}},
         "additionalProperties": {"type": "null"},
     }
-    assert Meaning(Meaning(schema, schema).member("n1"), schema).types == {"integer", "null"}
+    assert Meaning(Meaning(schema, schema).member("n1"), schema).types == {"integer"}
+    assert Meaning(Meaning(schema, schema).member("x1"), schema).types == {"null"}
+    schema["patternProperties"]["(x+)+"] = {"type": "string"}  # not tried
+    assert Meaning(Meaning(schema, schema).member("x1"), schema).types == {"string", "null"}
     assert Meaning(Meaning(schema, schema).member("a"), schema).free
 
 

@@ -165,6 +165,16 @@ def test_an_argument_has_the_type_of_the_case_that_declares_it() -> None:
         assert read(name, schema, whole_call(name, {}, {"x": "7"})) == {"x": "7"}
 
 
+def test_an_argument_has_the_type_of_the_patterns_that_its_name_has() -> None:
+    patterns = {"^n_": {"type": "integer"}, "^s_[a-z]+$": {"type": "string"}}
+    schema = {"type": "object", "patternProperties": patterns, "additionalProperties": False}
+    for name in RAW:
+        for key, value in (("n_1", 7), ("s_x", "7")):
+            assert read(name, schema, whole_call(name, {}, {key: "7"})) == {key: value}
+        lenient = {"patternProperties": {".*": {"type": "boolean"}}}
+        assert read(name, lenient, whole_call(name, {}, {"a": "true"})) == {"a": True}
+
+
 def test_arguments_that_no_schema_declares_have_the_types_of_others() -> None:
     schema = {"type": "object", "additionalProperties": {"type": "integer"}}
     for name in RAW:
@@ -262,6 +272,14 @@ def test_a_grammar_allows_what_follows_the_schema_and_nothing_else(
         ("glm45", {"if": {}, "then": {}}, "Unimplemented keys"),
         ("glm45", one_of_each({"type": "string", "pattern": "["}), "regex"),
         ("seed_oss", {"allOf": [{"type": "object"}, {"type": "array"}]}, "nothing follows"),
+        (
+            "qwen3_coder",
+            {
+                "patternProperties": {"^a": {"type": "integer"}, "b$": {"type": "string"}},
+                "additionalProperties": False,
+            },
+            "too many expressions",
+        ),
     ],
 )  # fmt: skip
 def test_what_a_format_cannot_hold_is_refused_with_the_reason(
