@@ -26,7 +26,7 @@ help: ## show this list
 setup: ## make .venv and install jaxllm into it, to serve models
 	@tools/setup
 
-test-setup: # `setup` with what tests and checks need besides
+test-setup: ## the same with what tests and checks need besides
 	@tools/setup test
 
 cuda-compiler: setup ## install XLA's compiler for NVIDIA GPUs, for tests that compile without a GPU

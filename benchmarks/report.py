@@ -46,6 +46,12 @@ COLUMNS: dict[str, dict[str, str]] = {
         "worst gap ms": "stall_ms",
     },
     "startup": {"caches empty, s": "cold_s", "second process, s": "warm_s"},
+    "server-startup": {
+        "caches empty, s": "cold_seconds",
+        "of a processor": "cold_processor",
+        "programs kept, s": "warm_seconds",
+        "of a processor then": "warm_processor",
+    },
     "loading": {
         "GB": "gigabytes",
         "GB/s from disk": "disk_gb_per_s",
@@ -60,6 +66,7 @@ TITLES = {
     "serving": "Serving over HTTP (`python -m benchmarks.serving`)",
     "stall": "Running streams while a long prompt arrives (`python -m benchmarks.stall`)",
     "startup": "Process start to first token (`python -m benchmarks.startup`)",
+    "server-startup": "Command to `/ready` (`python -m benchmarks.startup --server`)",
     "loading": "Loading safetensors (`python -m benchmarks.loading`)",
 }
 

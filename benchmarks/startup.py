@@ -2,7 +2,9 @@
 second process that finds the caches.
 
     python -m benchmarks.startup --model shape:qwen2.5-7b --max-model-len 9216 --max-num-seqs 256
+    python -m benchmarks.startup --model demo --server --repeat 5
 
+With `--server`: from the command to a server's `/ready`, and the processor time until then.
 Phases of the engine overlap (weights load while programs compile), so they need not add up.
 """
 
@@ -11,12 +13,17 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import socket
+import statistics
 import subprocess
 import sys
 import tempfile
 import time
+import urllib.request
 from pathlib import Path
 from typing import Any
+
+import psutil
 
 from benchmarks.record import finish, host, parser
 from benchmarks.shapes import engine_options
@@ -74,6 +81,73 @@ def start(options: dict[str, Any], caches: Path) -> dict[str, Any]:
     return json.loads(done.stdout.splitlines()[-1])
 
 
+def start_server(model: str, caches: Path) -> dict[str, float]:
+    """Seconds from the command to `/ready`, and processor seconds of all its processes. Raises
+    SystemExit with its last words when it ends before."""
+    port = free_port()
+    command = [sys.executable, "-m", "jaxllm.server", "--model", model, "--port", str(port)]
+    command += ["--compilation-cache-dir", str(caches)]
+    began = time.perf_counter()
+    with (
+        tempfile.TemporaryFile("w+") as log,
+        subprocess.Popen(
+            command, cwd=Path(__file__).parents[1], stdout=log, stderr=subprocess.STDOUT
+        ) as server,
+    ):
+        try:
+            while not is_ready(f"http://127.0.0.1:{port}/ready"):
+                if server.poll() is not None:
+                    log.seek(0)
+                    raise SystemExit(f"the server failed:\n{log.read()[-2000:]}")
+                time.sleep(0.02)
+            taken = time.perf_counter() - began
+            return {"seconds": taken, "processor": processor_seconds(server.pid)}
+        finally:
+            server.terminate()
+
+
+def free_port() -> int:
+    """A port that nobody listens on now."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+def is_ready(url: str) -> bool:
+    """Whether a server answers with 200."""
+    try:
+        with urllib.request.urlopen(url, timeout=5):
+            return True
+    except OSError:
+        return False
+
+
+def processor_seconds(pid: int) -> float:
+    """Of a process and its descendants, by now."""
+    process = psutil.Process(pid)
+    times = [one.cpu_times() for one in (process, *process.children(recursive=True))]
+    return sum(time.user + time.system for time in times)
+
+
+def measure_server(model: str, repeat: int) -> dict[str, Any]:
+    """Cold starts, each with caches of its own, and warm ones; medians, and all in order."""
+    cold, warm = [], []
+    for _ in range(repeat):
+        with tempfile.TemporaryDirectory() as folder:
+            caches = Path(folder, "jaxllm")
+            cold.append(start_server(model, caches))
+            start_server(model, caches)  # what the first one was stopped before it had made
+            warm.append(start_server(model, caches))
+        print(f"cold {cold[-1]}, warm {warm[-1]}", file=sys.stderr)
+    found: dict[str, Any] = {}
+    for name, runs in (("cold", cold), ("warm", warm)):
+        for unit in ("seconds", "processor"):
+            values = [round(run[unit], 2) for run in runs]
+            found[f"{name}_{unit}"] = statistics.median(values)
+            found[f"{name}_{unit}_runs"] = values
+    return found
+
+
 def measure(options: dict[str, Any]) -> dict[str, Any]:
     """One cold start and one warm one."""
     with tempfile.TemporaryDirectory() as folder:
@@ -106,7 +180,14 @@ def main() -> None:
     args.add_argument(
         "--options", type=json.loads, default={}, help="JSON object of further engine options"
     )
+    args.add_argument(
+        "--server", action="store_true", help="time a server until /ready, with default options"
+    )
+    args.add_argument("--repeat", type=int, default=5, help="starts of each kind, with --server")
     a = args.parse_args()
+    if a.server:
+        finish("server-startup", a, measure_server(a.model, a.repeat), host())
+        return
     own = {
         "load_format": a.load_format,
         "max_model_len": a.max_model_len,

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from jaxllm.config import ConfigError
-from jaxllm.locate import read_json
 
 if TYPE_CHECKING:
     from jinja2.sandbox import ImmutableSandboxedEnvironment
@@ -174,24 +173,6 @@ def _jinja() -> ImmutableSandboxedEnvironment:
             return parser.parse_statements(("name:endgeneration",), drop_needle=True)
 
     return ImmutableSandboxedEnvironment(extensions=[Generation, jinja2.ext.loopcontrols])
-
-
-def directory_template(directory: Path) -> Template:
-    """The template of a directory's chat_template.json, where processors of models that see keep
-    it: `chat_template` is one, or several by name. None without the file. Raises ConfigError."""
-    path = directory / "chat_template.json"
-    if not path.exists():
-        return None
-    found = read_json(path).get("chat_template")
-    if isinstance(found, list) and all(isinstance(one, dict) for one in found):
-        found = {one.get("name"): one.get("template") for one in found}
-    if found is None or isinstance(found, str):
-        return found
-    if isinstance(found, dict) and all(
-        isinstance(text, str) for pair in found.items() for text in pair
-    ):
-        return found
-    raise ConfigError(f"{path}: chat_template must be a text, or texts by name")
 
 
 def template_text(source: str) -> str:

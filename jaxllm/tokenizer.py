@@ -19,16 +19,16 @@ from jaxllm.chat_template import (
     Template,
     TemplateInput,
     check_template,
-    directory_template,
     template_errors,
     template_text,
 )
 from jaxllm.config import ConfigError
-from jaxllm.locate import check_regular
+from jaxllm.locate import check_regular, read_json
 from jaxllm.templates.probes import traits_of
 from jaxllm.templates.rendering import prober, render_chat
 from jaxllm.templates.traits import TemplateTraits
 from jaxllm.tokenizer_files import byte_alphabet, load_file, names_own_code
+from jaxllm.tokenizer_files.dropped import may_drop
 
 # Files of a directory that transformers opens
 TOKENIZER_FILES = (
@@ -115,8 +115,13 @@ class Tokenizer:
     @functools.cached_property
     def longest_token(self) -> int:
         """Characters of the longest token: a text of more than `n` times that many needs more than
-        n tokens."""
+        n tokens, unless the tokenizer `may_drop` some."""
         return max((len(token) for token in self.backend.get_vocab()), default=1)
+
+    @functools.cached_property
+    def may_drop(self) -> bool:
+        """Whether characters of a text may be left out of its tokens."""
+        return may_drop(self.backend)
 
     @property
     def has_chat_template(self) -> bool:
@@ -326,3 +331,21 @@ def _config_is_refused(path: str | Path, revision: str | None) -> bool:
     except Exception:
         return True
     return False
+
+
+def directory_template(directory: Path) -> Template:
+    """The template of a directory's chat_template.json, where processors of models that see keep
+    it: `chat_template` is one, or several by name. None without the file. Raises ConfigError."""
+    path = directory / "chat_template.json"
+    if not path.exists():
+        return None
+    found = read_json(path).get("chat_template")
+    if isinstance(found, list) and all(isinstance(one, dict) for one in found):
+        found = {one.get("name"): one.get("template") for one in found}
+    if found is None or isinstance(found, str):
+        return found
+    if isinstance(found, dict) and all(
+        isinstance(text, str) for pair in found.items() for text in pair
+    ):
+        return found
+    raise ConfigError(f"{path}: chat_template must be a text, or texts by name")

@@ -137,6 +137,12 @@ def test_the_front_door_loads_nothing_heavy():
     assert loaded_by("jaxllm", ("jax", "torch", "transformers", "numpy", "starlette", "flax")) == []
 
 
+def test_an_engine_loads_no_kernels_and_no_tokenizers_before_it_needs_them():
+    """Pallas' GPU back end takes a quarter of a second to import, transformers half a second."""
+    heavy = ("jax.experimental.mosaic.gpu", "jax.experimental.pallas", "transformers")
+    assert loaded_by("jaxllm.engine.load", heavy) == []
+
+
 def test_every_public_name_resolves():
     import jaxllm
 

@@ -16,20 +16,24 @@ from typing import Any
 IMAGES = Path(__file__).parents[1] / "docs" / "images"
 SIZES = {"desktop": (1360, 960), "phone": (375, 760)}
 CLIENTS, SECONDS = 12, 14
-ANSWER = """Merge sort is **stable** and never worse than `n log n`; quicksort needs less memory.
+ANSWER = r"""Merge sort halves its input: \(T(n) = 2\,T(n/2) + n\), so it takes
+
+$$T(n) = \sum_{k=0}^{\log_2 n} 2^k \cdot \frac{n}{2^k} = n \log_2 n + n$$
+
+steps and is **stable**; quicksort needs less memory.
 
 | | best | worst | stable |
 |---|--:|--:|---|
-| merge sort | n log n | n log n | yes |
-| quicksort | n log n | n² | no |
+| merge sort | \(n \log n\) | \(n \log n\) | yes |
+| quicksort | \(n \log n\) | \(n^2\) | no |
 
 ```python
-def quicksort(items):
+def quicksort(items: list[int]) -> list[int]:
     if len(items) < 2:
         return items
     pivot, *rest = items
     low = [x for x in rest if x < pivot]
-    high = [x for x in rest if x >= pivot]
+    high = [x for x in rest if x >= pivot]  # equal ones too
     return [*quicksort(low), pivot, *quicksort(high)]
 ```"""
 CONVERSATION = {
@@ -70,7 +74,7 @@ def take(browser: Any, url: str, size: str, scheme: str) -> None:
     with tempfile.NamedTemporaryFile("w", suffix=".json") as file:
         json.dump([CONVERSATION], file)
         file.flush()
-        page.locator("input[type=file]").set_input_files(file.name)
+        page.locator("input.imported").set_input_files(file.name)
         page.locator(".conversations .open").first.wait_for(state="attached")
     page.locator(".conversations .open").first.evaluate("node => node.click()")
     page.fill("#prompt", "What is 27 + 58?")

@@ -90,6 +90,7 @@ class Composer:
     def __init__(self, specials: Mapping[str, int], whitespace: str | None, regexes: Regexes):
         self.rules: list[str] = ["FREE: /(.|\\n)*/"]
         self.nested: dict[str, dict[str, Any]] = {}
+        self._names: dict[str, str] = {}  # of rules, by their texts
         self._specials = specials
         self._whitespace = whitespace
         self._regexes = regexes
@@ -114,7 +115,7 @@ class Composer:
             case Literal(text):
                 return literal(text, self._specials)
             case Json(schema):
-                return f"%json {json.dumps(self._schema(schema))}"
+                return self._rule("json", f"%json {json.dumps(self._schema(schema))}")
             case Arguments():
                 return self.sequence(argument_pieces(piece, self._regexes, self._why_not))
             case RawText():
@@ -133,6 +134,13 @@ class Composer:
                 return f"@{name}"
         return "FREE"
 
+    def _rule(self, kind: str, text: str) -> str:
+        """The name of a rule of its own, one for equal texts: many arguments are alike."""
+        if text not in self._names:
+            self._names[text] = f"{kind}_{len(self.rules)}"
+            self.rules.append(f"{self._names[text]}: {text}")
+        return self._names[text]
+
     def _schema(self, schema: Any) -> dict[str, Any]:
         return schema_options(schema, self._whitespace, self._regexes)
 
@@ -149,10 +157,9 @@ class Composer:
         text ends only where its end begins."""
         before, begin = _behind_token(piece.begin, self._specials)
         end, behind = _before_token(piece.end, self._specials)
-        name = f"TEXT_{len(self.rules)}"
         middle = f"({expression(piece.rules, piece.without)})"
         parts = [quoted(begin) if begin else "", middle, quoted(end) if end else ""]
-        self.rules.append(f"{name}: {' '.join(filter(None, parts))}")
+        name = self._rule("TEXT", " ".join(filter(None, parts)))
         texts = (literal(before, self._specials), name, literal(behind, self._specials))
         return " ".join(filter(None, texts))
 

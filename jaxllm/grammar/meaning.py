@@ -4,15 +4,17 @@ and `oneOf` resolved. What reads arguments and what compiles grammars ask the sa
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from jaxllm.grammar.references import NoSuchSchema, Schema, referred
 
 SCALARS = frozenset(("null", "boolean", "integer", "number", "string"))
 ALL_TYPES = SCALARS | {"object", "array"}
-MAX_CASES = 64
-MAX_STEPS = 2_000  # schemas that are looked at to find the cases of one
+MAX_CASES = 256
+MAX_STEPS = 1_000  # schemas that are looked at to find the cases of one
+MAX_PARTS = 20_000  # that are put together on the way
+SEARCH_STEPS = 250  # which a reference costs that is no path
 MAX_FOLLOWED = 64  # references behind references
 
 # Keywords that say of which type values are where nothing else does
@@ -120,6 +122,7 @@ class Meaning:
         self.fault = ""
         self._root = root
         self._steps = 0
+        self._parts = 0
         self._followed: list[int] = []  # references that are being followed
         try:
             self.cases = tuple(case for case in map(Case, self._of(schema)) if case.types)
@@ -163,10 +166,9 @@ class Meaning:
         return either([case.member(name) for case in self.objects])
 
     @property
-    def properties(self) -> dict[str, Any]:
+    def properties(self) -> Mapping[str, Any]:
         """Schemas of declared properties, by name."""
-        names = dict.fromkeys(name for case in self.objects for name in case.names)
-        return {name: self.member(name) for name in names}
+        return _Members(self)
 
     @property
     def items(self) -> Any:
@@ -175,9 +177,7 @@ class Meaning:
 
     def _of(self, schema: Any) -> list[tuple[Schema, ...]]:
         """Parts of each case. Raises NoSuchSchema, TooManyCases."""
-        self._steps += 1
-        if self._steps > MAX_STEPS:
-            raise TooManyCases("the schema refers to others too often; make it simpler")
+        self._count(1)
         if schema is False:
             return []
         if not isinstance(schema, Mapping):
@@ -185,9 +185,9 @@ class Meaning:
         cases: list[tuple[Schema, ...]] = [(schema,)]
         reference = schema.get("$ref")
         if isinstance(reference, str):
-            cases = _joined(cases, self._behind(reference))
+            cases = self._joined(cases, self._behind(reference))
         for option in _list(schema, "allOf"):
-            cases = _joined(cases, self._of(option))
+            cases = self._joined(cases, self._of(option))
         for keyword in ("anyOf", "oneOf"):
             options = _list(schema, keyword)
             found: list[tuple[Schema, ...]] = []
@@ -195,12 +195,14 @@ class Meaning:
                 choice = (Choice(options, number),) if keyword == "oneOf" else ()
                 found += [choice + case for case in self._of(option)]
             if options:
-                cases = _joined(cases, found)
+                cases = self._joined(cases, found)
         return cases
 
     def _behind(self, reference: str) -> list[tuple[Schema, ...]]:
         """Parts of each case of the schema that is referred to. One that refers to itself for the
         same value adds no case."""
+        if not reference.startswith("#/"):
+            self._count(SEARCH_STEPS)
         target = referred(reference, self._root)
         if id(target) in self._followed:
             return []
@@ -212,6 +214,48 @@ class Meaning:
         cases = self._of(target)
         self._followed.pop()
         return cases
+
+    def _joined(
+        self, cases: list[tuple[Schema, ...]], others: list[tuple[Schema, ...]]
+    ) -> list[tuple[Schema, ...]]:
+        """What follows one of the cases and one of the others. Raises TooManyCases."""
+        count = len(cases) * len(others)
+        if count > MAX_CASES:
+            raise TooManyCases(f"the schema has more than {MAX_CASES} cases; make it simpler")
+        self._parts += sum(map(len, cases)) * len(others) + sum(map(len, others)) * len(cases)
+        if self._parts > MAX_PARTS:
+            raise TooManyCases("the schema has too many parts; make it simpler")
+        return [_merged(case, other) for case in cases for other in others]
+
+    def _count(self, steps: int) -> None:
+        """Raises TooManyCases when it takes too many steps."""
+        self._steps += steps
+        if self._steps > MAX_STEPS:
+            raise TooManyCases("the schema refers to others too often; make it simpler")
+
+
+class _Members(Mapping[str, Any]):
+    """Schemas of declared properties, made when they are asked for."""
+
+    def __init__(self, meaning: Meaning):
+        self._meaning = meaning
+        self._names = dict.fromkeys(name for case in meaning.objects for name in case.names)
+
+    def __getitem__(self, name: str) -> Any:
+        if name not in self._names:
+            raise KeyError(name)
+        return self._meaning.member(name)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._names)
+
+    def __len__(self) -> int:
+        return len(self._names)
+
+
+def _merged(case: tuple[Schema, ...], other: tuple[Schema, ...]) -> tuple[Schema, ...]:
+    """The parts of both, each once."""
+    return tuple({id(part): part for part in (*case, *other)}.values())
 
 
 def both(schemas: list[Any]) -> Any:
@@ -282,23 +326,6 @@ def same(value: Any, other: Any) -> bool:
     if isinstance(value, dict) and isinstance(other, dict):
         return value.keys() == other.keys() and all(same(value[key], other[key]) for key in value)
     return bool(value == other)
-
-
-def _joined(
-    cases: list[tuple[Schema, ...]], others: list[tuple[Schema, ...]]
-) -> list[tuple[Schema, ...]]:
-    """What follows one of the cases and one of the others."""
-    if len(cases) * len(others) > MAX_CASES:
-        raise TooManyCases(f"the schema has more than {MAX_CASES} cases; make it simpler")
-    return [
-        case + tuple(part for part in other if not _has(case, part))
-        for case in cases
-        for other in others
-    ]
-
-
-def _has(parts: tuple[Schema, ...], part: Schema) -> bool:
-    return any(one is part for one in parts)
 
 
 def _types(parts: Iterable[Schema]) -> frozenset[str]:

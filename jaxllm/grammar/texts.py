@@ -69,10 +69,17 @@ class Regexes:
 
     def __init__(self, tokenizer: LLTokenizer):
         self._tokenizer = tokenizer
+        self._empty: dict[str, bool] = {}  # answers so far
+        self._reasons: dict[str, str] = {}
 
     def is_empty(self, expression: str) -> bool:
         """Whether no text follows a Lark expression of a terminal. Raises ValueError where it is
         no such expression."""
+        if expression not in self._empty:
+            self._empty[expression] = self._is_empty(expression)
+        return self._empty[expression]
+
+    def _is_empty(self, expression: str) -> bool:
         matcher = self._matcher(f"start: TEXT\nTEXT: {expression}")
         some = matcher.is_accepting() or any(matcher.compute_bitmask())
         return matcher.is_error() or not some
@@ -106,6 +113,11 @@ class Regexes:
 
     def why_not(self, grammar: str) -> str:
         """llguidance's reason why a grammar has no text; "" where it has."""
+        if grammar not in self._reasons:
+            self._reasons[grammar] = self._why_not(grammar)
+        return self._reasons[grammar]
+
+    def _why_not(self, grammar: str) -> str:
         matcher = LLMatcher(self._tokenizer, grammar, log_level=0, limits=parser_limits())
         if not matcher.is_error():
             matcher.compute_bitmask()

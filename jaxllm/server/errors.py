@@ -79,7 +79,7 @@ class ContextOverflow(ApiError):
         tokens: int,
         param: str | None,
         counted: str = "",
-        remedy: str = "shorten the prompt",
+        remedy: str = "shorten it",
         generates: bool = True,
     ):
         """`counted` is what was counted in place of tokens, which are then the least; `generates`
@@ -89,7 +89,7 @@ class ContextOverflow(ApiError):
         super().__init__(
             400,
             f"this model's maximum context length is {limit} tokens, "
-            f"but the prompt has {least}{room}; {remedy}",
+            f"but the prompt has {least}{room}; the prompt is too long: {remedy}",
             param=param,
             code=OVERFLOW,
         )
@@ -100,6 +100,17 @@ class ContextOverflow(ApiError):
 def bad_request(message: str, param: str | None = None, code: str | None = None) -> ApiError:
     """A 400 that names the field at fault."""
     return ApiError(400, message, param=param, code=code)
+
+
+def too_many(limit: int, reason: str, param: str) -> ApiError:
+    """The 400 for a conversation of more parts than are read, whose tokens nobody has counted, in
+    the words of `ContextOverflow`; `limit` is its."""
+    return bad_request(
+        f"this model's maximum context length is {limit} tokens, but {reason}; "
+        "the prompt is too long: shorten it",
+        param,
+        OVERFLOW,
+    )
 
 
 def overloaded(message: str, code: str | None = None, retry_after: int = 1) -> ApiError:

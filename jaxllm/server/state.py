@@ -15,6 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 
 import jaxllm
@@ -24,11 +25,13 @@ from jaxllm.grammar.checker import Checker, job_of, special_tokens
 from jaxllm.grammar.pieces import Composition
 from jaxllm.grammar.structure import CompilerLost, StructureError
 from jaxllm.kv_events.settings import KVEventSettings
+from jaxllm.sampling.options import SamplingParams
 from jaxllm.server.engine.client import EngineClient
 from jaxllm.server.engine.group import EngineGroup
 from jaxllm.server.errors import bad_request, overloaded, sanitize
 from jaxllm.server.grammar_queue import GrammarQueue
 from jaxllm.server.metrics import Metrics
+from jaxllm.server.model_notes import read_notes
 from jaxllm.server.openai.bodies import Bodies
 from jaxllm.server.openai.fields import Structure
 from jaxllm.server.openai.infill import find_infill
@@ -36,10 +39,16 @@ from jaxllm.server.openai.limits import Rules
 from jaxllm.server.openai.replies import NamelessTokens, TokenNames
 from jaxllm.server.openai.requests import Conversation
 from jaxllm.server.parsing.formats import find_formats
+from jaxllm.server.recorder import Recorder
 from jaxllm.server.rendering.renders import Renders
 from jaxllm.tokenizer import Tokenizer
 
 MAX_UNKNOWN_NAMES = 256
+# Sampling options whose defaults clients are told
+SHOWN_DEFAULTS = (
+    *("temperature", "top_p", "top_k", "min_p"),
+    *("presence_penalty", "frequency_penalty", "repetition_penalty"),
+)
 # The grammar in an error; that of a composition is no text of the client's
 LISTING = re.compile(r"\n +1 \| .*", re.DOTALL)
 
@@ -111,6 +120,7 @@ class ServerState:
             resolved=self.resolved,
             served=settings.served,
             longest_token=tokenizer.longest_token if tokenizer is not None else 1,
+            may_drop=tokenizer is not None and tokenizer.may_drop,
             defaults=defaults,
             template_kwargs=settings.template_kwargs,
             force_usage=settings.force_usage,
@@ -125,6 +135,14 @@ class ServerState:
             observed(engine, settings.served[0], number)
             for number, engine in enumerate(client.clients)
         ]
+        self.recorder = Recorder(
+            lambda: client.stats,
+            [engine.first_token for engine in self.metrics],
+            [engine.between_tokens for engine in self.metrics],
+        )
+        signs = "" if tokenizer is None else tokenizer.format_signs or ""
+        self.has_thinking_switch = "enable_thinking" in signs
+        self.notes = read_notes(Path(self.resolved.model_dir))
         self.names: TokenNames = NamelessTokens() if tokenizer is None else tokenizer
         self.fingerprint = fingerprint(self.resolved)
         self.created = int(time.time())
@@ -210,6 +228,7 @@ class ServerState:
     async def shut_down(self) -> None:
         """Release the threads and end the processes of grammars and templates at once."""
         self._threads.shutdown(wait=False, cancel_futures=True)
+        await self.recorder.stop()
         await self.end_renders()
         if self.grammars is not None:
             await self.grammars.shut_down()
@@ -288,6 +307,15 @@ class ServerState:
             "max_model_len": self.resolved.max_model_len,
             "max_input_tokens": self.resolved.max_model_len,
             "permission": [],
+            "description": self.notes.description,
+            "examples": list(self.notes.examples),
+            "default_parameters": {
+                name: self.rules.defaults.get(name, getattr(SamplingParams, name))
+                for name in SHOWN_DEFAULTS
+            },
+            "thinking_switch": self.has_thinking_switch,
+            "family": self.resolved.model_type,
+            "dtype": self.resolved.dtype,
         }
 
     def count_unknown_fields(self, body: dict[str, Any], known: frozenset[str]) -> None:

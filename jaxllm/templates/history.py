@@ -31,21 +31,21 @@ def shaped_messages(messages: Sequence[Mapping[str, Any]], traits: TemplateTrait
     """The messages as the template shows them. Raises TemplateError on arguments of calls that nest
     too deeply."""
     # A content without value is the caller's as well as an absent one
-    found: Iterable[Message] = (
+    shaped: Iterable[Message] = (
         {name: value for name, value in message.items() if name != "content" or value is not None}
         for message in messages
     )
-    found = (_with_arguments(message, traits) for message in found)
-    found = _systems_placed(found, traits)
+    shaped = (_with_arguments(message, traits) for message in shaped)
+    shaped = _systems_placed(shaped, traits)
     if not traits.several_calls:
-        found = _one_call_each(list(found))
+        shaped = _one_call_each(list(shaped))
     if not traits.any_ids:
-        found = map(_with_short_ids, found)
+        shaped = map(_with_short_ids, shaped)
     if traits.names_results:
-        found = _named_results(found)
+        shaped = _named_results(shaped)
     if traits.calls:
-        found = _contents_shown(found, traits)
-    return _neighbours_joined(found, traits)
+        shaped = _contents_shown(shaped, traits)
+    return _neighbours_joined(shaped, traits)
 
 
 # Arguments
@@ -79,12 +79,16 @@ def arguments_for(arguments: Any, traits: TemplateTraits) -> Any:
         arguments = text_of(arguments)
     if only_texts:
         return arguments if isinstance(arguments, str) else text_of(arguments)
-    if isinstance(arguments, dict):
+    value = arguments if isinstance(arguments, dict) else object_of(arguments)
+    if value is None and traits.texts:
         return arguments
-    value = object_of(arguments)
-    if value is not None:
+    value = understood(arguments) if value is None else value
+    if traits.any_values:
         return value
-    return arguments if traits.texts else understood(arguments)
+    return {
+        name: member if isinstance(member, str) else text_of(member)
+        for name, member in value.items()
+    }
 
 
 # System messages
@@ -127,7 +131,7 @@ def _led(leading: list[Message], traits: TemplateTraits) -> Iterator[Message]:
     if len(leading) < 2 or traits.several_system:
         yield from leading
     else:
-        yield leading[0] | {"content": joined([one.get("content") for one in leading])}
+        yield leading[0] | {"content": joined([message.get("content") for message in leading])}
 
 
 def joined(contents: Sequence[Any]) -> Any:
@@ -237,7 +241,9 @@ def _contents_shown(messages: Iterable[Message], traits: TemplateTraits) -> Iter
         if not message.get("tool_calls"):
             yield message
         elif not (content.strip() if isinstance(content, str) else content):
-            yield _calls_alone(message, traits)
+            # White space would hide calls that no text may stand beside
+            bare = {"content": ""} if content and traits.beside_calls != "together" else {}
+            yield _calls_alone(message | bare, traits)
         elif traits.beside_calls == "together":
             yield message
         elif traits.beside_calls == "dropped":
@@ -254,9 +260,9 @@ def _contents_shown(messages: Iterable[Message], traits: TemplateTraits) -> Iter
 
 def _calls_alone(message: Message, traits: TemplateTraits) -> Message:
     """A message of calls without text."""
-    given = "empty" if "content" in message else "absent"
-    known = message.get("content", "") is not None and given in traits.contents
-    if known or not traits.contents:
+    usual = "empty" if "content" in message else "absent"
+    is_shown = message.get("content", "") is not None and usual in traits.contents
+    if is_shown or not traits.contents:
         return message
     rest = {name: value for name, value in message.items() if name != "content"}
     form = traits.contents[0]
@@ -270,13 +276,13 @@ def _calls_alone(message: Message, traits: TemplateTraits) -> Message:
 
 def _neighbours_joined(messages: Iterable[Message], traits: TemplateTraits) -> list[Message]:
     """Neighbours as one message where the template does not show both."""
-    found: list[Message] = []
+    turns: list[Message] = []
     for message in messages:
-        if found and _joins(found[-1], message, traits):
-            found[-1] = _as_one(found[-1], message)
+        if turns and _joins(turns[-1], message, traits):
+            turns[-1] = _as_one(turns[-1], message)
         else:
-            found.append(message)
-    return found
+            turns.append(message)
+    return turns
 
 
 def _as_one(before: Message, message: Message) -> Message:

@@ -16,12 +16,14 @@ type Message = dict[str, Any]
 # Renders messages and tools; raises TemplateError
 type Render = Callable[[list[Message], list[dict[str, Any]] | None], str]
 
-SECONDS = 2.0  # that the probes of one template take at most, by the clock
+SECONDS = 1.5  # of processor time, that the probes of one template take at most
+MAX_FAULT = 300  # characters
 ASKED, SAID, ASKED_THEN = "probeasked", "probesaid", "probeaskedthen"
 SYSTEM, SYSTEM_TOO, SYSTEM_LATE = "probesystemone", "probesystemtwo", "probesystemlate"
 VALUES = ("probevalueone", "probevaluetwo")
 RESULTS = ("proberesultone", "proberesulttwo")
 IDS = ("probeid01", "probeid02")  # of nine letters and digits, which any template takes
+NUMBERS = (7316501, 7316502)
 LONG_ID = "call_0123456789abcdef01234567"
 TOOL_NAME, ARGUMENT = "probe_tool", "probe_argument"
 PARAMETERS = {
@@ -47,7 +49,8 @@ def traits_of(render: Render, seconds: float = SECONDS, tools: bool = True) -> T
 
     Args:
         render: renders messages and tools by this template.
-        seconds: the longest that all probes take, by the clock; one of them is not cut short.
+        seconds: of this thread's processor time, that all probes take at most; one of them is not
+            cut short.
         tools: whether the template ever gets tools.
     """
     probes = _Probes(render, seconds, [_tool(TOOL_NAME, "Text.", PARAMETERS)] if tools else None)
@@ -74,19 +77,19 @@ class _Probes:
     def __init__(self, render: Render, seconds: float, tools: list[dict[str, Any]] | None):
         self._render = render
         self._tools = tools
-        self._deadline = time.monotonic() + seconds
+        self._deadline = time.thread_time() + seconds
         self.first_fault = "it shows no message"
 
     def text(self, messages: list[Message], tools: list[dict[str, Any]] | None = None) -> str:
         """The rendered text, "" of what the template refuses. Raises SlowTemplate."""
-        if time.monotonic() > self._deadline:
+        if time.thread_time() > self._deadline:
             raise SlowTemplate
         try:
             return self._render(messages, self._tools if tools is None else tools)
         except TemplateError as error:
             if isinstance(error.__context__, MemoryError):
                 raise
-            self.first_fault = str(error)
+            self.first_fault = " ".join(str(error).split())[:MAX_FAULT]
             return ""
 
     def show(self, messages: list[Message], *marks: str) -> bool:
@@ -205,7 +208,20 @@ def _calls(probes: _Probes, form: _CallForm) -> dict[str, Any]:
     if not probes.show([*first, result, _user(ASKED_THEN)], RESULTS[0], ASKED_THEN):
         shown = probes.show([*first, joined], RESULTS[0], ASKED_THEN)
         members["user_after_result"] = not shown
+    if members["objects"]:
+        members["any_values"] = _any_values(probes, form)
     return members
+
+
+def _any_values(probes: _Probes, form: _CallForm) -> bool:
+    """Whether numbers and lists are shown in arguments, or not even as text."""
+    values = {ARGUMENT: NUMBERS[0], "probe_list": [NUMBERS[1]]}
+    shown = []
+    for arguments in (values, {name: text_of(value) for name, value in values.items()}):
+        call = form.call(0) | {"function": {"name": TOOL_NAME, "arguments": arguments}}
+        message = form.calls(0) | {"tool_calls": [call]}
+        shown.append(probes.show([_user(ASKED), message, form.result(0)], *map(str, NUMBERS)))
+    return shown[0] or not shown[1]
 
 
 def _as_python(probes: _Probes, form: _CallForm) -> bool:

@@ -67,8 +67,8 @@ def _rendered(tokenizer: Any, template: str, arguments: dict[str, Any], sanitize
     if not messages:
         raise ValueError("there is no message")
     normal = [
-        message | {"content": None} if given.get("content", "") is None else message
-        for given, message in zip(messages, _normalize_chat_messages(messages), strict=True)
+        message | {"content": None} if shaped.get("content", "") is None else message
+        for shaped, message in zip(messages, _normalize_chat_messages(messages), strict=True)
     ]
     tools, documents = rest.pop("tools"), rest.pop("documents")
     begins, continues = rest.pop("add_generation_prompt"), rest.pop("continue_final_message")

@@ -24,6 +24,7 @@ class TemplateTraits:
         calls: whether calls of tools are shown at all.
         objects: whether a call is shown whose arguments are an object.
         texts: whether a call is shown whose arguments are text.
+        any_values: whether members of such an object may be other than text.
         contents: contents of a message of calls alone with which these are shown.
         beside_calls: how text and calls of one answer are shown: in one message, in a message each,
             or the calls alone.
@@ -42,6 +43,7 @@ class TemplateTraits:
     calls: bool = True
     objects: bool = True
     texts: bool = True
+    any_values: bool = True
     contents: tuple[ContentForm, ...] = ("empty", "absent", "null")
     beside_calls: Literal["together", "apart", "dropped"] = "together"
     several_calls: bool = True
@@ -91,6 +93,8 @@ class TemplateTraits:
             ("text before calls", beside[self.beside_calls]),
             ("calls of a message", "several" if self.several_calls else "one"),
         ]
+        if not self.any_values:
+            rows.append(("values of arguments", "made into text"))
         if not self.any_ids:
             rows.append(("ids of calls", "made into nine letters and digits"))
         if self.names_results:
@@ -130,5 +134,7 @@ def table_of(traits: TraitsByName) -> list[tuple[str, str]]:
     if len(traits) == 1:
         return next(iter(traits.values())).rows()
     return [
-        (f"{name}: {label}", value) for name, one in traits.items() for label, value in one.rows()
+        (f"{name}: {label}", value)
+        for name, template in traits.items()
+        for label, value in template.rows()
     ]

@@ -41,7 +41,7 @@ from pallas_kernels.mosaic_gpu import (
     registers_of,
     take,
 )
-from pallas_kernels.mosaic_units import Unit
+from pallas_kernels.mosaic_units.split import Unit
 from pallas_kernels.parts import Product, whole
 
 

@@ -29,7 +29,8 @@ from pallas_kernels.int4_matmul.mosaic_operand import Rows, Weight
 from pallas_kernels.int4_matmul.packed import CHUNK, ROWS, Int4
 from pallas_kernels.int4_matmul.plan import widths_of
 from pallas_kernels.mosaic_gpu import PRODUCER_REGISTERS, drain, launch, padded, registers_of, store
-from pallas_kernels.mosaic_units import PROCESSORS, Unit
+from pallas_kernels.mosaic_units import PROCESSORS
+from pallas_kernels.mosaic_units.split import Unit
 
 APART = 8  # numbers between rows of sums in shared memory, whose threads then use all banks
 

@@ -23,7 +23,7 @@ from pallas_kernels.int4_matmul.packed import (
     dequantised,
 )
 from pallas_kernels.int4_matmul.plan import FEW_TOKENS, Tuning, tuning_with, with_room
-from pallas_kernels.mosaic_units import Split
+from pallas_kernels.mosaic_units.split import Split
 
 OPERAND = 128  # columns that are converted at once
 

@@ -18,7 +18,8 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from pallas_kernels.mosaic_gpu import PRODUCER_REGISTERS, drain, launch, registers_of, take
-from pallas_kernels.mosaic_units import ROWS, Split, Unit
+from pallas_kernels.mosaic_units import ROWS
+from pallas_kernels.mosaic_units.split import Split, Unit
 from pallas_kernels.parts import Parts, Product, whole
 from pallas_kernels.scaled_matmul import mosaic_converted, mosaic_rounding
 from pallas_kernels.scaled_matmul.plan import PROMOTED, SCALES, K, Tuning, is_faster, tuning_of

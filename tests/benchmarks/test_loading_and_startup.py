@@ -91,6 +91,25 @@ def test_a_cold_start_and_a_warm_one_are_told_by_phases(tmp_path, monkeypatch):
 
 
 @pytest.mark.slow
+def test_a_server_is_timed_until_it_is_ready(tmp_path, monkeypatch):
+    out = tmp_path / "out.json"
+    options = ["--model", "demo", "--server", "--repeat", "1", "--output-json", str(out)]
+    monkeypatch.setattr(sys, "argv", ["startup", *options])
+    startup.main()
+    record = json.loads(out.read_text())
+    figures = record["figures"]
+    assert figures["cold_seconds_runs"] == [figures["cold_seconds"]]
+    assert figures["cold_processor"] > figures["warm_processor"] > 0
+    assert report.table("server-startup", [record]).splitlines()[-1].startswith("| demo")
+
+
+@pytest.mark.slow
+def test_a_server_that_is_never_ready_gives_its_last_words(tmp_path):
+    with pytest.raises(SystemExit, match="no model at /no/such/model"):
+        startup.start_server("/no/such/model", tmp_path)
+
+
+@pytest.mark.slow
 def test_a_process_that_fails_gives_its_last_words(tmp_path):
     with pytest.raises(SystemExit, match="no model at /no/such/model"):
         startup.start({"model": "/no/such/model"}, tmp_path)

@@ -6,14 +6,16 @@ import json
 import tomllib
 
 from tests.clients.agents import AGENTS, PAGE
-from tests.clients.test_clients import CLIENTS
+from tests.clients.test_clients import CLIENTS, EMBEDDINGS
 
 URL = "http://127.0.0.1:1"
 
 
 def test_the_page_names_every_script() -> None:
     text = PAGE.read_text()
-    assert [client.script for client in CLIENTS if f"`{client.script}`" not in text] == []
+    assert [
+        client.script for client in (*CLIENTS, EMBEDDINGS) if f"`{client.script}`" not in text
+    ] == []
 
 
 def test_the_page_tells_agents_where_the_server_is() -> None:

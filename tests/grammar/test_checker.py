@@ -13,9 +13,10 @@ import psutil
 import pytest
 
 from jaxllm.grammar import checker as module
-from jaxllm.grammar.checker import MAX_KEPT, MAX_KEPT_BYTES, Checker, _size, job_of
+from jaxllm.grammar.checker import MAX_KEPT, MAX_KEPT_BYTES, Checker, Job, _size, job_of
 from jaxllm.grammar.compiler import ByteTokens
 from jaxllm.grammar.limits import BUDGETS
+from jaxllm.grammar.pieces import Arguments, Composition, Layout
 from jaxllm.grammar.structure import StructuredOutputsParams, StructureError
 
 MANY_FILES = 4096  # that this process may have open, beside those of other tests
@@ -161,6 +162,11 @@ def test_what_compiles_gives_a_grammar(checker: Checker, given: dict[str, Any]) 
         ({"json": {"type": "integer", "minimum": 3, "maximum": 1}}, "minimum"),
         ({"json": False}, "not"),
         ({"json": {"$ref": "#"}}, "nothing that ends"),
+        (
+            {"json": {"type": "array", "items": {"$ref": "#"}, "minItems": 1}},
+            "nothing that ends can match it: each value holds another one",
+        ),
+        ({"json": {"type": "object", "minProperties": 2}}, "keys may repeat"),
         ({"json": {"$ref": "http://localhost/schema"}}, "http://localhost/schema"),
         ({"json": {"$ref": "file:///etc/hostname"}}, "file"),
         ({"json": {"$ref": "#/$defs/a"}}, "does not exist"),
@@ -312,3 +318,54 @@ def test_a_round_trip_is_quick(checker: Checker) -> None:
         checker.compile_params(StructuredOutputsParams(json={"type": "object", "title": str(n)}))
         found.append(time.perf_counter() - start)
     assert min(found) < 0.1, "the best, for the machine may be busy"
+
+
+def arguments(schema: Any) -> Job:
+    """The job of a call's arguments in a format with tags."""
+    around = ("<p=", "</p>")
+    layout = Layout(text=around, json=around, key=".+", new_key="[a-z]+", ends_text=("</p>",))
+    return job_of(Composition("calls", (Arguments(schema, layout),)))
+
+
+def two_each(count: int, keyword: str, one: Any, other: Any) -> dict[str, Any]:
+    """A schema with two cases, so many times."""
+    return {"allOf": [{"anyOf": [{keyword: one}, {keyword: other}]} for _ in range(count)]}
+
+
+def chain(count: int) -> dict[str, Any]:
+    """References that lead to each other."""
+    definitions = {str(n): {"$ref": f"#/$defs/{n + 1}"} for n in range(count)}
+    return {"$ref": "#/$defs/0", "$defs": definitions}
+
+
+def mutual(count: int) -> dict[str, Any]:
+    """Schemas each of which holds all others."""
+    names = [str(n) for n in range(count)]
+    parts = {name: {"$ref": f"#/$defs/{name}"} for name in names}
+    objects = {name: {"type": "object", "properties": parts, "required": [name]} for name in names}
+    return {"$ref": "#/$defs/0", "$defs": objects}
+
+
+@pytest.mark.parametrize(
+    ("schema", "says"),
+    [
+        ({"properties": {"a": bomb(22)}}, "too much time or memory"),
+        (two_each(30, "required", ["a"], ["b"]), "simpler"),
+        (chain(900), "simpler"),
+        ({"properties": {"a": two_each(30, "minLength", 1, 2)}}, "simpler"),
+        (mutual(30), "nothing that ends can match it"),
+        ({"patternProperties": {f"^a{n}": {} for n in range(40)}}, "32"),
+    ],
+    ids=["patterns", "cases", "chain", "values", "mutual", "kinds"],
+)  # fmt: skip
+def test_arguments_that_explode_cost_their_budget_at_most(
+    checker: Checker, schema: dict[str, Any], says: str
+) -> None:
+    checker.compile_params(StructuredOutputsParams(regex="first"))
+    assert checker._compilers[-1]._process is not None
+    compiler = psutil.Process(checker._compilers[-1]._process.pid)
+    used = sum(compiler.cpu_times()[2:4])
+    with pytest.raises(StructureError, match=says):
+        checker.compile_within(arguments(schema), len(BUDGETS) - 1)
+    assert sum(compiler.cpu_times()[2:4]) - used < 3 * BUDGETS[-1]
+    assert checker.compile_within(arguments({"properties": {"a": {}}}), len(BUDGETS) - 1)

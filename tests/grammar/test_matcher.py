@@ -54,6 +54,50 @@ def test_what_is_said_under_each_of_two_hundred_schemas_is_valid(speaker: Speake
         assert_valid(speaker.say(0, json=schema), schema)
 
 
+INTEGER = {"type": "integer", "minimum": 0, "maximum": 9}
+ENDLESS = {"type": "object", "properties": {"x": {"$ref": "#/$defs/E"}}, "required": ["x"]}
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"properties": {"a": INTEGER}, "patternProperties": {"^a$": {"maximum": 5}}},
+        {"properties": {"a": {}, "b": INTEGER}, "patternProperties": {"^(a|b)$": INTEGER}},
+        {"patternProperties": {"^a$": INTEGER}, "required": ["a"]},
+        {"allOf": [{"properties": {"a": {"maximum": 5}}}], "patternProperties": {"^a$": INTEGER}},
+        {"properties": {"a": INTEGER}, "patternProperties": {"^a$": {}, "^b": INTEGER}},
+        {"properties": {"": INTEGER}, "patternProperties": {"^$": {}}},
+        {
+            "properties": {"a": {"$ref": "#/$defs/E"}, "b": INTEGER},
+            "$defs": {"E": ENDLESS},
+        },
+        {
+            "properties": {"a": {"anyOf": [{"$ref": "#/$defs/E"}, INTEGER]}},
+            "required": ["a"],
+            "$defs": {"E": ENDLESS},
+        },
+        {
+            "properties": {"kids": {"type": "array", "items": {"$ref": "#"}, "maxItems": 1}},
+            "required": ["kids"],
+        },
+        {"properties": {"a": {"$ref": "#/properties/b"}, "b": INTEGER}, "required": ["a"]},
+    ],
+)
+def test_no_grammar_leads_where_nothing_can_follow(
+    speaker: Speaker, schema: dict[str, Any]
+) -> None:
+    closed = {"type": "object", "additionalProperties": False} | schema
+    for seed in range(12):
+        assert_valid(speaker.say(seed, json=closed), closed)
+
+
+@pytest.mark.parametrize("pattern", [".*", "^.*$", ""])
+def test_what_every_key_matches_holds_for_every_key(speaker: Speaker, pattern: str) -> None:
+    schema = {"type": "object", "patternProperties": {pattern: INTEGER}, "maxProperties": 3}
+    for seed in range(12):
+        assert_valid(speaker.say(seed, json=schema), schema)
+
+
 NUMBERS = st.one_of(
     st.integers(-(2**65), 2**65),
     st.builds(

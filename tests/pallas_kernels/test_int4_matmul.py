@@ -43,7 +43,7 @@ from pallas_kernels.int4_matmul.packed import (
 )
 from pallas_kernels.int4_matmul.plan import Tuning
 from pallas_kernels.model_shapes import LAYER_SHAPES
-from pallas_kernels.mosaic_units import Split
+from pallas_kernels.mosaic_units.split import Split
 from pallas_kernels.parts import Parts
 from tests.pallas_kernels.operand_lanes import Lanes
 from tests.pallas_kernels.places import (

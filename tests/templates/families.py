@@ -215,6 +215,28 @@ EXPECTED["mistral_v3"] = {
     "user_after_result": False,
 }
 
+# Values are added to strings, and results need a turn of the assistant behind them
+TEMPLATES["seed"] = """
+{%- set ns = namespace(open=false) -%}
+{%- for message in messages -%}
+{%- if ns.open and message.role == 'user' -%}{{ raise_exception('answer first') }}{%- endif -%}
+{%- set ns.open = message.role == 'tool' -%}
+{{- '<bos>' + message.role + '\\n' + message.content -}}
+{%- for call in message.tool_calls or [] -%}
+{{- '<call><function=' + call.function.name + '>' -}}
+{%- for name in call.function.arguments -%}
+{{- '<parameter=' + name + '>' + call.function.arguments[name] + '</parameter>' -}}
+{%- endfor -%}</function></call>
+{%- endfor -%}<eos>
+{%- endfor -%}
+{%- if add_generation_prompt -%}{{ '<bos>assistant\\n' }}{%- endif -%}"""
+EXPECTED["seed"] = {
+    "texts": False,
+    "any_values": False,
+    "contents": ("empty",),
+    "user_after_result": False,
+}
+
 # Neither a system's message nor tools; turns alternate
 TEMPLATES["gemma_2"] = """<bos>
 {%- if messages[0].role == 'system' -%}{{ raise_exception('System role not supported') }}{%- endif -%}

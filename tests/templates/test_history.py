@@ -98,12 +98,12 @@ CALLING = [family for family in TEMPLATES if shows(family, "calls")]
 
 
 @pytest.mark.parametrize("family", CALLING)
-@pytest.mark.parametrize("text", ["", "before-it"])
+@pytest.mark.parametrize("text", ["", "\n\n", "before-it"])
 @pytest.mark.parametrize("goes_on", [False, True])
 def test_a_call_and_its_result_are_shown(family: str, text: str, goes_on: bool) -> None:
     messages = [user("ask"), calls("one", text=text), result("one", "found")]
     marks = ["ask", "one", "found"]
-    if text and family not in HIDES_TEXT:
+    if text.strip() and family not in HIDES_TEXT:
         marks.insert(1, text)
     if goes_on:
         messages += [said("answer"), user("further")]
@@ -147,6 +147,15 @@ def test_arguments_keep_their_digits(family: str) -> None:
     message = calls("one")
     message["tool_calls"][0]["function"]["arguments"] = f'{{"a": 1, "a": {digits}}}'
     assert digits in text_of(family, [user("ask"), message, result("one")])
+
+
+@pytest.mark.parametrize("family", CALLING)
+def test_values_of_all_types_are_shown(family: str) -> None:
+    message = calls("one")
+    values = '{"n": 731, "l": [732, {"deep": 733}], "z": null, "b": true, "t": "734"}'
+    message["tool_calls"][0]["function"]["arguments"] = values
+    shown = text_of(family, [user("ask"), message, result("one")])
+    assert all(number in shown for number in ("731", "732", "733", "734"))
 
 
 LATE = {

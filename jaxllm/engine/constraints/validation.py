@@ -74,7 +74,8 @@ def check_prompt(
         room = " and at least one must be generated" if generates else ""
         raise RequestError(
             f"this model's maximum context length is {resolved.max_model_len} tokens, "
-            f"but the prompt has {len(prompt)} tokens{room}; shorten the prompt",
+            f"but the prompt has {len(prompt)} tokens{room}; "
+            "the prompt is too long: shorten it",
             "prompt",
             "context_length_exceeded",
         )

@@ -31,7 +31,7 @@ _REGION_SPAN = (2, 32)
 _LOGITS_GPU = (16, 64, 128, 256)  # rows of logits: fewer cost the same on the way to a token
 _COPIES = (16, 64)  # pages copied at once
 _SCORE_GPU, _SCORE_CPU = 256, 32
-_TOKENS_CPU = (16, 64, 256, 1024, 4096, 16384)
+_TOKENS_CPU = (16, 32, 64, 256, 1024, 4096, 16384)
 _MAX_CHUNKS = 64
 # Rows, to which the largest shapes are rounded up: cuBLASLt's products of 8 bits take no other
 # numbers of rows, and XLA copies their inputs to larger arrays
@@ -278,12 +278,12 @@ class Buckets:
 
 def _pairs_cpu(top: int, max_num_seqs: int) -> list[tuple[int, int]]:
     """(tokens, decode rows) on CPU: few, since each takes seconds to compile. Token counts alone
-    where all decode rows would add more than an eighth, and beside all of them from twice as many
-    tokens on."""
+    where all decode rows would add more than an eighth, and beside all of them from four times as
+    many tokens on."""
     ladder = [t for t in _TOKENS_CPU if t < top] + [top]
     alone = [t for t in ladder if t <= 8 * max_num_seqs]
     return [(t, 0) for t in alone] + [
-        (t, max_num_seqs) for t in ladder if t >= 2 * max_num_seqs or t == top
+        (t, max_num_seqs) for t in ladder if t >= 4 * max_num_seqs or t == top
     ]
 
 

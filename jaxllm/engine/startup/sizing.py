@@ -250,7 +250,7 @@ def check_largest_step(setup: Setup, programs: Programs) -> None:
     memory, resolved, longest = setup.memory, setup.resolved, setup.longest
     budget = memory.budget
     left = budget.usable - budget.weights - budget.resident - budget.staged - memory.kv_bytes
-    if programs.peak_bytes <= left or budget.shared:
+    if budget.shared or programs.peak_bytes <= left:
         return
     share = max(0, left) / programs.peak_bytes
     tokens = int(resolved.max_num_batched_tokens * share) // 16 * 16

@@ -6,7 +6,7 @@ from __future__ import annotations
 import atexit
 import os
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
@@ -149,13 +149,12 @@ def start(
     reserve_as(config)
     eos_ids = end_ids(spec)
     with CompileWorkers(_early_workers(config)) as workers:
-        # JAX takes seconds to find GPUs, mostly without Python's lock
-        with ThreadPoolExecutor(1, thread_name_prefix="tokenizer") as pool:
-            reading = pool.submit(read_tokenizer, config, model_dir, spec.vocab_size, eos_ids)
-            meshes = make_stage_meshes(config.tensor_parallel_size, config.pipeline_parallel_size)
-            setup = resolve(config, model_dir, meshes, spec, hosts)
-            tokenizer, matchers = reading.result()
-        grammars = Grammars(matchers, setup.resolved.vocab_size, eos_ids)
+        # JAX takes seconds to find GPUs, mostly without Python's lock, and XLA compiles without it
+        pool = ThreadPoolExecutor(1, thread_name_prefix="tokenizer")
+        reading = pool.submit(read_tokenizer, config, model_dir, spec.vocab_size, eos_ids)
+        pool.shutdown(wait=False)
+        meshes = make_stage_meshes(config.tensor_parallel_size, config.pipeline_parallel_size)
+        setup = resolve(config, model_dir, meshes, spec, hosts)
         given = config.load_format, weight_cache(config), stages(setup.stage.count)
         weights.check(model_dir, *setup.weights_for, *given)
         if logits_processors and setup.spec.pooling is not None:
@@ -166,9 +165,11 @@ def start(
         with pinning(setup, devices, report) as pinned:
             leave_late = leave_late and _may_leave_late(setup, config)
             loaded = _load_and_compile(
-                workers, setup, meshes, config, report, processors, leave_late
+                workers, setup, meshes, config, report, processors, leave_late, reading
             )
     setup = loaded[-1].setup
+    tokenizer, matchers = reading.result()
+    grammars = Grammars(matchers, setup.resolved.vocab_size, eos_ids)
     check_same(hosts, setup.resolved)
     runner = _make_runner(loaded, meshes, report)
     _warm_up(runner, config, report, hosts)
@@ -263,12 +264,14 @@ def _load_and_compile(
     report: Report,
     processors: tuple[Processor, ...],
     leave_late: bool,
+    reading: Future[tuple[Tokenizer | None, Matchers | None]],
 ) -> list[Loaded]:
     """All stages of this process, the last one at the end: mostly that one alone, which `setup` is
     of.
 
     Weights load in threads while programs are compiled from abstract shapes. A compiled step of the
-    last stage gives the pool's size. From then on the stages before it compile beside it.
+    last stage gives the pool's size. From then on the stages before it compile beside it. If
+    `reading` the tokenizer fails, all that ends.
     """
     programs = make_programs(setup, processors=processors)
     # A known need fits the pool before anything is compiled
@@ -282,7 +285,8 @@ def _load_and_compile(
     *others, _ = own_meshes(meshes).items()
     before = StagesBefore(dict(others), workers, programs.executables.compiles)
     own = [*before.setups(setup), setup]
-    with Together(2 * len(own)) as together:
+    with Together(2 * len(own) + 1) as together:
+        together.begin(reading.result)
         loading = together.begin(partial(_load, together, own, config, report))
         if config.enforce_eager:
             stages = [(stage, before.programs(stage)) for stage in own[:-1]]

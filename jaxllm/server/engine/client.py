@@ -71,7 +71,8 @@ class EngineClient:
         observer: Observer | None = None,
         tells_prefixes: bool = False,
     ):
-        self._config, self._tells_prefixes = config, tells_prefixes
+        self._config = config
+        self._tells_prefixes = tells_prefixes
         self.progress = StartProgress()
         self.observer = observer or Observer()
         self._connection: EngineConnection | None = None

@@ -113,6 +113,7 @@ async def _serve(
         beside.append(asyncio.ensure_future(options.tls.watch()))
     for model in models:
         model.announce()
+        model.state.recorder.start()
     try:
         await _until_stopped(models, serving, signals)
         status = 1

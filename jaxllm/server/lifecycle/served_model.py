@@ -110,6 +110,8 @@ class ServedModel:
             self.loading = False
             loading.remove_done_callback(signals.count)
             signals.count()
+            if not hasattr(self, "state"):
+                await end_renders(loading)
 
     @property
     def progress(self) -> str:
@@ -245,6 +247,14 @@ def load_chats(options: Options, model_dir: Path) -> tuple[Tokenizer | None, Ren
     if renders is not None:
         renders.start()
     return tokenizer, renders
+
+
+async def end_renders(loading: asyncio.Future[Any]) -> None:
+    """End what `load_chats` has started for a model that is not served."""
+    if loading.done() and not loading.cancelled() and loading.exception() is None:
+        _, renders = loading.result()
+        if renders is not None:
+            await renders.shut_down()
 
 
 def load_tokenizer(options: Options, model_dir: Path) -> Tokenizer | None:

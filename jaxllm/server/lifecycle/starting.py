@@ -27,7 +27,8 @@ class Starting:
     """
 
     def __init__(self, settings: Settings, progress: Callable[[], str]):
-        self._page, self._progress = settings.page, progress
+        self._page = settings.page
+        self._progress = progress
         self._app: Any = guarded(self._answer, settings, lambda: False)
 
     def open(self, app: Any) -> None:
@@ -40,7 +41,8 @@ class Starting:
         return answer
 
     async def _answer(self, scope: dict[str, Any], receive: Any, send: Any) -> None:
-        path, progress = route_path(scope), self._progress()
+        path = route_path(scope)
+        progress = self._progress()
         reply: Response
         if path in ("/health", "/ping"):
             reply = Json(loading(progress), 503)

@@ -25,6 +25,7 @@ from jaxllm.server.errors import (
     shutting_down,
 )
 from jaxllm.server.openai.chat import MAX_MESSAGES
+from jaxllm.server.openai.digits import keep_digits, may_hold_long
 from jaxllm.server.openai.fields import read_json, read_object
 from jaxllm.server.openai.limits import Rules, check_length
 from jaxllm.server.openai.requests import (
@@ -47,7 +48,7 @@ PROMPTS = ("prompt", "text", "input_ids")  # fields that hold prompts
 SIZE_LIMITS = {
     **dict.fromkeys((*PROMPTS, "tokens", "system", "messages", "documents", "input", "inputs")),
     **dict.fromkeys(("query", "queries", "items", "texts", "text_1", "text_2", "data_1", "data_2")),
-    "instructions": LARGE,
+    **dict.fromkeys(("instructions", "suffix")),
     "allowed_token_ids": 12 * MAX_ALLOWED,
 }
 MAX_BYTES_PER_CHAR = 12  # of a character in JSON
@@ -97,7 +98,7 @@ class Bodies:
         try:
             await self._receive(scope, receive, chunks)
             body = b"".join(chunks)
-            found = read_object(body) if len(body) <= TURN else await read_large(body, self._rules)
+            found = read_small(body) if len(body) <= TURN else await read_large(body, self._rules)
         finally:
             self._bytes_read -= sum(map(len, chunks))
         check_type(scope["headers"])
@@ -234,6 +235,14 @@ async def shape_of(text: bytes) -> Shape:
     return shape
 
 
+def read_small(body: bytes) -> dict[str, Any]:
+    """The JSON object in `body`. Raises ApiError(400)."""
+    found = read_object(body)
+    if isinstance(found.get("messages"), list) and may_hold_long(body):
+        keep_digits(found["messages"], bytes(_decode(_any_fields, body)["messages"]))
+    return found
+
+
 async def read_large(body: bytes, rules: Rules) -> dict[str, Any]:
     """The JSON object in `body`. Raises ApiError(400)."""
     shape = await shape_of(body)
@@ -265,7 +274,10 @@ async def _decode_field(name: str, raw: bytes, truncates: bool, rules: Rules) ->
             return await _decode_id_lists(name, raw, truncates, rules)
         if _is_flat_list(raw, 0, end := raw.rfind(b"]")):
             return await _decode_ids(raw, 0, end)
-    return read_json(raw)
+    value = read_json(raw)
+    if name == "messages" and may_hold_long(raw):
+        keep_digits(value, raw)
+    return value
 
 
 def too_many_parts(body: bytes) -> ApiError:
@@ -324,7 +336,7 @@ def _check_prompt_items(name: str, items: int, texts: bool, truncates: bool, rul
     elif not truncates:
         check_length(items, rules.resolved, name)
     elif items > MAX_TRUNCATED_IDS:
-        remedy = f"at most {MAX_TRUNCATED_IDS} are read to be truncated; shorten the prompt"
+        remedy = f"at most {MAX_TRUNCATED_IDS} are read to be truncated; shorten it"
         raise ContextOverflow(rules.resolved.max_model_len, items, name, remedy=remedy)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from jaxllm.chat_template import RESERVED_TEMPLATE_NAMES
-from jaxllm.server.errors import bad_request, describe
+from jaxllm.server.errors import bad_request, describe, too_many
 from jaxllm.server.openai.fields import check_json, read_field, read_optional
 from jaxllm.server.openai.limits import Rules, check_chars
 from jaxllm.templates.arguments import check_depth, text_of
@@ -70,8 +70,10 @@ def read_messages(value: Any, rules: Rules, truncated: bool) -> list[dict[str, A
     if not value:
         raise bad_request("messages must not be empty", "messages")
     if len(value) > MAX_MESSAGES:
-        raise bad_request(
-            f"at most {MAX_MESSAGES} messages per request, got {len(value)}", "messages"
+        raise too_many(
+            rules.resolved.max_model_len,
+            f"at most {MAX_MESSAGES} messages per request are taken, got {len(value)}",
+            "messages",
         )
     messages = [_read_message(message, f"messages[{at}]") for at, message in enumerate(value)]
     check_chars(least_chars(messages), rules, "messages", truncated)

@@ -15,7 +15,7 @@ from jaxllm.server.errors import ContextOverflow, bad_request, describe
 from jaxllm.server.openai.fields import whole
 from jaxllm.server.openai.infill import Infill
 
-# Characters of a text that is to be truncated: a second or two of a tokenizer's time
+# Characters of a text that may be longer than the context: a second or two of a tokenizer's time
 TRUNCATED_CHARS = 1 << 22
 MAX_CHOICES = 1024  # prompts × n of one HTTP request
 FEW_LOGPROBS = 20  # of a token; replies with as many are no longer than others can be
@@ -29,6 +29,7 @@ class Rules:
     Attributes:
         served: names that clients may use for the model.
         longest_token: characters of the vocabulary's longest token.
+        may_drop: whether the tokenizer may leave out characters of a text.
         defaults: sampling options of generation_config.json.
         force_usage: whether every chunk of every stream carries usage.
         infill: marker tokens for prompts with a suffix, if the tokenizer has them.
@@ -37,6 +38,7 @@ class Rules:
     resolved: Resolved
     served: tuple[str, ...]
     longest_token: int
+    may_drop: bool = False
     defaults: dict[str, Any] = field(default_factory=dict)
     template_kwargs: dict[str, Any] = field(default_factory=dict)
     force_usage: bool = False
@@ -44,13 +46,13 @@ class Rules:
 
     def char_limit(self, truncated: bool) -> int:
         """Characters that may be tokenised: any longer text exceeds the context, unless it is
-        truncated."""
+        truncated, or the tokenizer may drop some of it."""
         fits = self.resolved.max_model_len * self.longest_token
-        return max(fits, TRUNCATED_CHARS) if truncated else fits
+        return max(fits, TRUNCATED_CHARS) if truncated or self.may_drop else fits
 
     def too_many_chars(self, length: int, param: str, truncated: bool = False) -> ContextOverflow:
         """The refusal of a text with more characters than may be tokenised."""
-        remedy = "shorten the prompt"
+        remedy = "shorten it"
         if truncated:
             most = self.char_limit(True)
             remedy = f"at most {most} characters are tokenised to be truncated; {remedy}"
@@ -91,7 +93,7 @@ def check_vocabulary(ids: list[Any], resolved: Resolved, param: str) -> list[int
         if not 0 <= id < resolved.vocab_size:
             raise bad_request(
                 f"{param} holds token id {id}, which is outside the vocabulary "
-                f"[0, {resolved.vocab_size})",
+                f"[0, {resolved.vocab_size}); send texts, or ids of this model's own tokenizer",
                 param,
                 "invalid_token_id",
             )

@@ -60,6 +60,12 @@ CARD = form(
     max_model_len=INTEGER,
     max_input_tokens=INTEGER,
     permission=array(ANY),
+    description=STRING,
+    examples=array(STRING),
+    default_parameters=OBJECT,
+    thinking_switch=BOOL,
+    family=STRING,
+    dtype=STRING,
 )
 ANSWER = ("id", "object", "created", "model", "system_fingerprint", "usage", "choices")
 CHOICE = ("index", "logprobs", "finish_reason", "stop_reason")

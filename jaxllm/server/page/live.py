@@ -11,8 +11,6 @@ import asyncio
 import dataclasses
 import logging
 import time
-from collections import deque
-from collections.abc import Sequence
 from typing import Any
 
 import orjson
@@ -22,15 +20,12 @@ import jaxllm
 from jaxllm.messages import EngineView
 from jaxllm.server.errors import ApiError, overloaded
 from jaxllm.server.generate import stream_headers
-from jaxllm.server.metrics import Histogram
 from jaxllm.server.openai.bodies import until_gone
 from jaxllm.server.openai.generation import check_asked
 from jaxllm.server.state import ServerState
 
 PERIOD = 1.0  # seconds between frames
-WINDOW = 60  # frames over which latencies are taken
 MAX_LISTENERS = 16
-QUANTILES = {"p50": 0.5, "p90": 0.9, "p99": 0.99}
 
 logger = logging.getLogger("jaxllm.server")
 
@@ -38,7 +33,8 @@ type Frame = asyncio.Future[bytes]  # b"" is the last one
 
 
 class LiveStats:
-    """GET /stats/stream: server-sent events, each a whole frame. An ASGI endpoint."""
+    """GET /stats/stream: server-sent events, each a whole frame but the first, which is named
+    `history`. An ASGI endpoint."""
 
     def __init__(self, server_state: ServerState):
         self._server_state = server_state
@@ -62,13 +58,21 @@ class LiveStats:
         self._enter()
         try:
             await send(start)
+            await send(self._past())
             await self._send_frames(gone, send)
         finally:
             self._leave()
             gone.cancel()
 
+    def _past(self) -> dict[str, Any]:
+        """The event that comes first: what was before anybody listened."""
+        columns = orjson.dumps(self._server_state.recorder.columns())
+        event = b"event: history\ndata: " + columns + b"\n\n"
+        return {"type": "http.response.body", "body": event, "more_body": True}
+
     def _enter(self) -> None:
         self._listeners += 1
+        self._server_state.recorder.start()
         if self._producer is None or self._producer.done():
             self._next = asyncio.get_running_loop().create_future()
             self._producer = asyncio.ensure_future(self._produce())
@@ -114,13 +118,13 @@ class Frames:
     def __init__(self, server_state: ServerState):
         self._server_state = server_state
         self._inspection: asyncio.Future[EngineView] | None = None
-        self._ttft = LatencyWindow([each.first_token for each in server_state.metrics])
-        self._itl = LatencyWindow([each.between_tokens for each in server_state.metrics])
 
     async def make(self) -> dict[str, Any]:
         """The next frame. `pools` and `step_totals` are missing when the engine does not answer
         within a period: it is gone, or in a long step."""
-        client, resolved = self._server_state.client, self._server_state.resolved
+        client = self._server_state.client
+        resolved = self._server_state.resolved
+        recorder = self._server_state.recorder
         view = await self._inspect()
         frame = {
             "time": time.monotonic(),
@@ -131,8 +135,8 @@ class Frames:
             "alive": client.alive,
             "silent_seconds": round(client.seconds_without_step(), 1),
             **{f.name: getattr(client.stats, f.name) for f in dataclasses.fields(client.stats)},
-            "ttft": self._ttft.advance(),
-            "itl": self._itl.advance(),
+            "ttft": recorder.first_token.summary(),
+            "itl": recorder.between_tokens.summary(),
         }
         del frame["self_check_problem"], frame["step_tokens"]
         return frame if view is None else frame | dataclasses.asdict(view)
@@ -155,45 +159,3 @@ class Frames:
         except ApiError:
             self._inspection = None
             return None
-
-
-class LatencyWindow:
-    """Mean and percentiles of the engines' histograms together over the last WINDOW frames, or
-    since the server's start while these saw nothing. Percentiles are interpolated, as Prometheus
-    does."""
-
-    def __init__(self, histograms: Sequence[Histogram]):
-        self._histograms, self._bounds = histograms, histograms[0].bounds
-        self._past = deque([self._now()], maxlen=WINDOW)
-
-    def _now(self) -> tuple[list[int], float]:
-        columns = zip(*(each.counts for each in self._histograms), strict=True)
-        return [sum(column) for column in columns], sum(each.sum for each in self._histograms)
-
-    def advance(self) -> dict[str, float | int | bool | None]:
-        """The numbers, in seconds; None without any observation."""
-        now = self._now()
-        counts, total = self._past[0]
-        recent = [after - before for after, before in zip(now[0], counts, strict=True)]
-        seconds = now[1] - total
-        self._past.append(now)
-        is_recent = any(recent)
-        if not is_recent:
-            recent, seconds = now
-        count = sum(recent)
-        found = {name: quantile(self._bounds, recent, q) for name, q in QUANTILES.items()}
-        mean = seconds / count if count else None
-        return {"count": count, "recent": is_recent, "mean": mean, **found}
-
-
-def quantile(bounds: Sequence[float], counts: Sequence[int], q: float) -> float | None:
-    """Quantile `q` of a histogram whose last bucket has no upper bound; None when it is empty."""
-    rank, below = q * sum(counts), 0
-    if not any(counts):
-        return None
-    for at, count in enumerate(counts[:-1]):
-        if count and below + count >= rank:
-            low = bounds[at - 1] if at else 0.0
-            return low + (bounds[at] - low) * (rank - below) / count
-        below += count
-    return bounds[-1]

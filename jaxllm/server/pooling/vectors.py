@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+import logging
 import time
 from collections.abc import Sequence
 from itertools import accumulate
@@ -30,11 +31,25 @@ from jaxllm.tokenizer import Pair, Tokenizer
 
 BYTES = "application/octet-stream"
 
+logger = logging.getLogger("jaxllm.server")
+
 
 class InputEndpoint(PoolingEndpoint):
     """A route whose prompts are inputs, or one conversation."""
 
     fields = INPUT_FIELDS
+    _warned = False
+
+    def _warn_of_ids(self) -> None:
+        """Log once that token ids came: those of another tokenizer give wrong vectors, and nothing
+        in a request tells whose they are."""
+        if not self._warned:
+            self._warned = True
+            logger.warning(
+                "inputs came as token ids, which are taken for ids of this model's tokenizer; "
+                "LangChain's OpenAIEmbeddings sends OpenAI's unless it has "
+                "check_embedding_ctx_length=False (logged once)"
+            )
 
     async def tokenise(self, request: InputRequest) -> list[Pair]:
         """Texts are encoded, token ids stay."""
@@ -44,6 +59,7 @@ class InputEndpoint(PoolingEndpoint):
             return [Pair(params.truncated(ids, limit))]
         texts = [each for each in request.inputs if isinstance(each, str)]
         if not texts:
+            self._warn_of_ids()
             return [Pair(ids) for ids in request.inputs if isinstance(ids, list)]
 
         def encode(tokenizer: Tokenizer) -> list[Pair]:

@@ -6,7 +6,7 @@ from __future__ import annotations
 BUDGETS = (0.1, 2.0)
 # Seconds of processor time of the probes of one template, and by the clock of all templates
 PROBE_SECONDS = 2.0
-ALL_PROBES_SECONDS = 6.0
+ALL_PROBES_SECONDS = 10.0
 # Jobs that wait for each lane, at most
 MAX_WAITING = (4096, 32)
 # Bytes of these jobs together; one alone may be larger

@@ -49,20 +49,20 @@ class RenderProcess(JobProcess):
     def traits(self, variables: dict[str, Any]) -> TraitsByName:
         """What each template shows where these variables have values, found out within bounds of
         time. Raises JobLost."""
-        found: TraitsByName = {}
+        traits: TraitsByName = {}
         deadline = time.monotonic() + ALL_PROBES_SECONDS
         for name in named_templates(self._templates):
             if time.monotonic() > deadline:
-                found[name] = TemplateTraits(fault="the probes of other templates took too long")
+                traits[name] = TemplateTraits(fault="the probes of other templates took too long")
                 continue
             job = {"probe": name, "variables": variables, "seconds": PROBE_SECONDS}
             reply = self.reply_to(encoded(job))
             if "traits" in reply:
-                found[name] = TemplateTraits.from_json(reply["traits"])
+                traits[name] = TemplateTraits.from_json(reply["traits"])
             else:
                 spent = "memory" if "memory" in reply else "processor time"
-                found[name] = TemplateTraits(fault=f"its probes took too much {spent}")
-        return found
+                traits[name] = TemplateTraits(fault=f"its probes took too much {spent}")
+        return traits
 
     def reply_to(self, line: bytes) -> dict[str, Any]:
         """The reply to an encoded job, see `worker`. Raises JobLost, always after

@@ -10,7 +10,7 @@ from typing import Any
 
 import orjson
 
-from jaxllm.server.errors import OVERFLOW, ApiError, bad_request, describe, server_error
+from jaxllm.server.errors import ApiError, bad_request, describe, server_error, too_many
 from jaxllm.server.generate import Chat, of_whole_lines, send_json
 from jaxllm.server.openai.bodies import ClientGone, unless_gone
 from jaxllm.server.openai.fields import read_optional
@@ -170,7 +170,7 @@ class Create(Chat):
                 size += len(stored)
                 if size > MAX_HISTORY:
                     raise self._long_history(
-                        f"input refers to more than {MAX_HISTORY} bytes of items; refer to fewer",
+                        f"input refers to more than {MAX_HISTORY} bytes of items",
                         "input",
                     )
                 item = orjson.loads(stored)
@@ -178,10 +178,8 @@ class Create(Chat):
         return found
 
     def _long_history(self, reason: str, param: str) -> ApiError:
-        """The refusal of more stored items than are read, which is no count of tokens."""
-        limit = self._state.resolved.max_model_len
-        message = f"this model's maximum context length is {limit} tokens, but {reason}"
-        return bad_request(message, param, OVERFLOW)
+        """The refusal of more stored items than are read."""
+        return too_many(self._state.resolved.max_model_len, reason, param)
 
     def _referred(self, item: Item, at: str) -> bytes:
         """The JSON of the item that a reference names. Raises ApiError(404)."""
@@ -213,7 +211,7 @@ class Create(Chat):
         if len(history) > MAX_ITEMS or sum(len(item) for _, item in history) > MAX_HISTORY:
             raise self._long_history(
                 f"the conversation up to {id} has more than {MAX_ITEMS} items or {MAX_HISTORY} "
-                "bytes, which is too long to be continued; send those that matter as input",
+                "bytes (send the items that matter as input)",
                 "previous_response_id",
             )
         return Context(found.turn, [orjson.loads(item) for _, item in history])

@@ -11,7 +11,7 @@ from typing import Any
 
 import orjson
 
-from jaxllm.server.errors import ApiError, bad_request, describe
+from jaxllm.server.errors import OVERFLOW, ApiError, bad_request, describe
 from jaxllm.server.responses.sealed import unseal
 from jaxllm.server.responses.tools import INPUT, Tools, joined_name, read_name
 
@@ -47,7 +47,12 @@ def read_input(value: Any) -> list[Item]:
             f"input must be a string or a list of items, got {describe(value)}", "input"
         )
     if len(value) > MAX_ITEMS:
-        raise bad_request(f"input takes at most {MAX_ITEMS} items, got {len(value)}", "input")
+        raise bad_request(
+            f"input takes at most {MAX_ITEMS} items, got {len(value)}; "
+            "the prompt is too long: shorten it",
+            "input",
+            OVERFLOW,
+        )
     return [_typed(item, f"input[{at}]") for at, item in enumerate(value)]
 
 

@@ -12,6 +12,7 @@ const compatible = createOpenAICompatible({
   ...options,
   name: "local",
   supportsStructuredOutputs: true,
+  includeUsage: true,
 })("demo");
 const models = {
   compatible,
@@ -24,7 +25,9 @@ const tools = { calculator: tool({ description: ABOUT, inputSchema, execute: cal
 for (const [name, model] of Object.entries(models)) {
   const request = { model, tools, prompt: QUESTION, stopWhen: stepCountIs(4), maxRetries: 0 };
   finish(name, (await generateText(request)).text);
-  finish(`${name}, streamed`, await streamText(request).text);
+  const streamed = streamText(request);
+  finish(`${name}, streamed`, await streamed.text);
+  assert((await streamed.totalUsage).outputTokens > 0);
 }
 const schema = z.object({ name: z.string(), age: z.number().int() });
 const prompt = "Make JSON: name Ann, age 30.";

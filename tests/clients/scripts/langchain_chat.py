@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from langchain_core.exceptions import ContextOverflowError
 from langchain_core.messages import HumanMessage, ToolMessage
 from langchain_core.tools import tool
 from langchain_openai import ChatOpenAI
@@ -23,7 +24,13 @@ class Person(BaseModel):
     age: int
 
 
-model = ChatOpenAI(model="demo", base_url=f"{URL}/v1", api_key=SecretStr("none"), max_retries=0)
+model = ChatOpenAI(
+    model="demo",
+    base_url=f"{URL}/v1",
+    api_key=SecretStr("none"),
+    max_retries=0,
+    stream_usage=True,
+)
 bound = model.bind_tools([calculator])
 for streamed in (False, True):
     messages: list[Any] = [HumanMessage(QUESTION)]
@@ -33,10 +40,17 @@ for streamed in (False, True):
             message, *rest = bound.stream(messages)
             for chunk in rest:
                 message += chunk
+        assert message.usage_metadata["output_tokens"] > 0
         messages.append(message if message.tool_calls else message.content)
         messages += [
             ToolMessage(calculator.invoke(call["args"]), tool_call_id=call["id"])
             for call in message.tool_calls
         ]
     finish(f"streamed {streamed}", messages[-1])
+for words in (5_000, 50_000):  # refused as tokens, and as characters before
+    try:
+        model.invoke("word, " * words)
+    except ContextOverflowError:
+        continue
+    raise AssertionError("a prompt that is too long was taken")
 assert isinstance(model.with_structured_output(Person).invoke("Make JSON: Ann, 30."), Person)

@@ -33,6 +33,17 @@ def ask(model: str, streamed: bool) -> str:
             messages.append({"role": "tool", "tool_call_id": call.id, "content": result})
 
 
+def refuse(model: str, words: int) -> None:
+    messages = [{"role": "user", "content": "word, " * words}]
+    try:
+        litellm.completion(model=model, messages=messages, api_base=ROUTES[model], api_key="none")
+    except litellm.ContextWindowExceededError:
+        return
+    raise AssertionError("a prompt that is too long was taken")
+
+
 for model in ROUTES:
+    for words in (5_000, 50_000):  # refused as tokens, and as characters before
+        refuse(model, words)
     finish(model, ask(model, streamed=False))
     finish(f"{model}, streamed", ask(model, streamed=True))

@@ -32,9 +32,11 @@ class ScriptedEngine(FakeEngine):
     ):
         super().__init__(config, control, tokenizer)
         self._script = script
+        self._answers: dict[str, list[str]] = {}  # by request: the script may change meanwhile
 
     def _advance(self, job: Any, index: int) -> TextDelta:
-        at, pieces = job.sent[index], self._script.pieces
+        at = job.sent[index]
+        pieces = self._answers.setdefault(job.request.id, self._script.pieces)
         if pieces[at] is WAIT:
             self._script.go_on.wait()
         last = at + 1 == len(pieces)

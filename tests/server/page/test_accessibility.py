@@ -23,8 +23,24 @@ Some `code`, a [link](https://example.org/) and
 > quote
 
 ```py
-x = 1
-```"""
+@cached  # a comment
+def f(x: int) -> str:
+    return f"{x}" + str(1.5)
+```
+
+```diff
+@@ -1 +1 @@
+-old
++new
+```
+
+```html
+<p class="a">text</p>
+```
+
+\\(x^2\\) and $\\unknown + 1$ and
+
+$$\\sum_{i=1}^n i = \\frac{n(n+1)}{2} = 1 + 2 + 3 + 4 + 5 + 6 + 7 + 8 + 9 + 10 + 11 + 12 + 13$$"""
 NAMELESS = script("nameless")
 FAINT = script("faint")
 SMALL = script("small")
@@ -41,8 +57,8 @@ def views(page: Any) -> Any:
     page.locator("button[aria-controls=engine]").click()
     page.locator(".map-title:not(:empty)").wait_for()
     yield "engine"
-    page.get_by_role("button", name="API key").first.click()
-    page.get_by_role("dialog").wait_for()
+    page.keyboard.press("?")
+    page.get_by_role("dialog", name="Keyboard shortcuts").wait_for()
     yield "dialog"
 
 
@@ -96,9 +112,11 @@ def test_the_keyboard_reaches_everything_and_focus_comes_back(
     page.get_by_role("button", name="Engine").press("Enter")
     page.get_by_role("button", name="Close the engine view").press("Enter")
     assert page.evaluate(focused) == "Engine"
-    page.get_by_role("button", name="API key").press("Enter")
+    page.get_by_role("button", name="Theme").focus()
+    page.keyboard.press("?")
+    page.get_by_role("dialog", name="Keyboard shortcuts").wait_for()
     page.keyboard.press("Escape")
-    assert page.evaluate(focused) == "API key"
+    assert page.evaluate(focused) == "Theme: system"
 
 
 @pytest.mark.slow

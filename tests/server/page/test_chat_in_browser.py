@@ -53,26 +53,6 @@ def test_escape_stops_an_answer_and_the_engine(scripted: ScriptedServer, visit: 
     assert scripted.control.saw(lambda: len(scripted.control.aborted) == aborted + 1)
 
 
-def test_an_edited_message_and_a_retry_replace_what_followed(
-    scripted: ScriptedServer, visit: Visit
-) -> None:
-    scripted.script.pieces = ["one"]
-    page = visit(scripted.url)
-    ask(page, "first")
-    answered(page)
-    scripted.script.pieces = ["two"]
-    page.get_by_role("button", name="Try again").click()
-    page.locator(".answer", has_text="two").wait_for()
-    answered(page)
-    scripted.script.pieces = ["three"]
-    page.locator("#prompt").press("ArrowUp")
-    page.get_by_label("Edit your message").fill("second")
-    page.get_by_label("Edit your message").press("Control+Enter")
-    page.locator(".answer", has_text="three").wait_for()
-    assert page.locator(".bubble").all_inner_texts() == ["second"]
-    assert page.locator(".answer").count() == 1
-
-
 def test_settings_are_sent_and_wrong_ones_are_not(
     scripted: ScriptedServer, visit: Visit, tokenizer: Tokenizer
 ) -> None:
@@ -316,10 +296,11 @@ def test_conversations_are_listed_exported_imported_and_deleted(
     with page.expect_download() as download:
         page.get_by_role("button", name="Export all conversations").click()
     download.value.save_as(tmp_path / "kept.json")
+    page.get_by_role("button", name="Settings").first.click()
     page.get_by_role("button", name="Delete all conversations").click()
     page.get_by_role("button", name="Delete all", exact=True).click()
     page.locator(".conversations .empty").wait_for()
-    page.locator("input[type=file]").set_input_files(tmp_path / "kept.json")
+    page.locator("input.imported").set_input_files(tmp_path / "kept.json")
     titles.first.wait_for()
     assert sorted(titles.all_inner_texts()) == ["first talk", "second talk"]
     titles.first.click()
@@ -337,17 +318,31 @@ def test_a_hostile_file_of_conversations_is_text_or_refused(
         {"tool_calls": [None]},
         {"tool_calls": [{"id": "a", "name": {}, "arguments": ""}]},
         {"reasoning": {}},
+        {"state": {}},
+        {"usage": {"prompt_tokens": 1}},
+        {"files": [{"name": "a"}]},
         {"role": "system"},
         {"content": None},
     ):
         page.locator(".model option").first.wait_for(state="attached")  # else it clears the banner
         file.write_text(json.dumps([{"title": "bad", "messages": [said, answer | wrong]}]))
-        page.locator("input[type=file]").set_input_files(file)
+        page.locator("input.imported").set_input_files(file)
         page.locator(".banner", has_text="holds no conversations").wait_for()
         page.reload()
+    hostile = {
+        "reasoning": HOSTILE,
+        "finish_reason": "constructor",
+        "first": HOSTILE,
+        "ended": {},
+        "usage": {
+            "prompt_tokens": 1,
+            "completion_tokens": 9,
+            "prompt_tokens_details": {"cached_tokens": {"toLocaleString": 1}},
+        },
+    }
     kept = {"title": f"{HOSTILE} and so on", "updated": 1e300, "settings": {"toString": "x"}}
-    file.write_text(json.dumps([kept | {"messages": [said, answer | {"reasoning": HOSTILE}]}]))
-    page.locator("input[type=file]").set_input_files(file)
+    file.write_text(json.dumps([kept | {"messages": [said, answer | hostile]}]))
+    page.locator("input.imported").set_input_files(file)
     page.locator(".conversations .open", has_text="<img").click()
     assert answered(page).locator("img, script, b").count() == 0
     assert page.evaluate("window.harmed") is None
@@ -361,7 +356,7 @@ def test_a_conversation_with_a_model_that_is_gone_goes_on_with_another(
     (tmp_path / "old.json").write_text(json.dumps([old | {"settings": {"model": "gone"}}]))
     page = visit(scripted.url)
     page.locator(".model option").first.wait_for(state="attached")
-    page.locator("input[type=file]").set_input_files(tmp_path / "old.json")
+    page.locator("input.imported").set_input_files(tmp_path / "old.json")
     page.locator(".open", has_text="old").click()
     ask(page, "and now?")
     assert answered(page).text_content().startswith("fine")

@@ -11,7 +11,7 @@ import pytest
 
 from jaxllm.server.metrics import Histogram
 from jaxllm.server.page import live
-from jaxllm.server.page.live import LatencyWindow, quantile
+from jaxllm.server.recorder import SAMPLES, WINDOW, LatencyWindow, bucket, quantile
 from jaxllm.tokenizer import Tokenizer
 from tests.server.harness import Open, Running, with_settings
 
@@ -29,11 +29,22 @@ def skip_head(watcher: Open) -> None:
         pass
 
 
-def frame(watcher: Open) -> dict[str, Any]:
-    """The next frame."""
+def event(watcher: Open) -> tuple[str, dict[str, Any]]:
+    """The next event: its name, "" for a frame, and its data."""
+    name = ""
     while not (line := watcher.line()).startswith(b"data: "):
         assert line
-    return json.loads(line[6:])
+        if line.startswith(b"event: "):
+            name = line[7:].strip().decode()
+    return name, json.loads(line[6:])
+
+
+def frame(watcher: Open) -> dict[str, Any]:
+    """The next frame."""
+    while True:
+        name, data = event(watcher)
+        if not name:
+            return data
 
 
 def producers(running: Running) -> int:
@@ -154,11 +165,43 @@ def test_latencies_are_those_of_the_window_while_it_has_any() -> None:
     histogram = Histogram("seconds", (1.0, 2.0, 4.0))
     histogram.observe(3.5)
     window = LatencyWindow([histogram])
-    assert window.advance()["recent"] is False
-    assert window.advance()["mean"] == 3.5
+    window.advance()
+    assert window.summary()["recent"] is False
+    assert window.summary()["mean"] == 3.5
     histogram.observe(0.5, 3)
-    found = window.advance()
-    assert (found["recent"], found["count"], found["mean"]) == (True, 3, 0.5)
-    for _ in range(live.WINDOW):
-        found = window.advance()
-    assert (found["recent"], found["count"]) == (False, 4)
+    summary = window.summary()
+    assert (summary["recent"], summary["count"], summary["mean"]) == (True, 3, 0.5)
+    assert summary["between"]["p50"] == (0.0, 1.0)
+    for _ in range(WINDOW):
+        window.advance()
+    summary = window.summary()
+    assert (summary["recent"], summary["count"]) == (False, 4)
+
+
+def test_a_percentile_is_known_to_lie_in_its_bucket() -> None:
+    bounds = (1.0, 2.0, 4.0)
+    assert bucket(bounds, [2, 0, 2, 0], 0.5) == (0.0, 1.0)
+    assert bucket(bounds, [2, 0, 2, 0], 0.75) == (2.0, 4.0)
+    assert bucket(bounds, [0, 0, 0, 5], 0.5) == (4.0, None)
+    assert bucket(bounds, [0] * 4, 0.5) is None
+
+
+def test_a_watcher_is_told_first_what_was_before_it_came(fresh: Running) -> None:
+    for _ in range(3):
+        fresh.server_state.recorder.sample()
+    fresh.post("/v1/completions", {"model": "fake", "prompt": "abc", "max_tokens": 8})
+    fresh.server_state.recorder.sample()
+    with fresh.begin_raw(WATCH) as watcher:
+        skip_head(watcher)
+        name, columns = event(watcher)
+    assert name == "history"
+    assert {len(column) for column in columns.values()} == {4}
+    assert columns["generation_tokens"] == [0, 0, 0, 3]
+    assert columns["running"][-1] == 0
+    assert columns["time"] == sorted(columns["time"])
+
+
+def test_samples_are_bounded(fresh: Running) -> None:
+    for _ in range(SAMPLES + 10):
+        fresh.server_state.recorder.sample()
+    assert len(fresh.server_state.recorder.columns()["steps"]) == SAMPLES

@@ -81,6 +81,10 @@ def page(chromium: Any, scripted: ScriptedServer) -> Any:
         ("[a](javascript:b) [c](data:d)", "<p>[a](javascript:b) [c](data:d)</p>"),
         ("![a](https://x.org/b.png)", '<p><a href="https://x.org/b.png">a</a></p>'),
         ("<i>a</i> &amp;", "<p>&lt;i&gt;a&lt;/i&gt; &amp;amp;</p>"),
+        ("a<br>b<BR/>c", "<p>a<br>b<br>c</p>"),
+        ("x<sup>2</sup> H<sub>*2*</sub>O", "<p>x<sup>2</sup> H<sub><em>2</em></sub>O</p>"),
+        ("<sup><script></sup>", "<p>&lt;sup&gt;&lt;script&gt;&lt;/sup&gt;</p>"),
+        ("<https://x.org/a>.", '<p><a href="https://x.org/a">https://x.org/a</a>.</p>'),
         ("a\n***\nb", "<p>a</p><hr><p>b</p>"),
         ("- [x] a", '<ul><li><input type="checkbox" disabled="">a</li></ul>'),
     ],
@@ -97,7 +101,8 @@ def test_a_text_that_grows_ends_as_the_whole_text(page: Any) -> None:
 UNITS = (
     "*a ", "**a ", "***a", "_a ", "~~a ", "[", "[a](", "![", "`", "``a` ", "> ", "- ", "1. ", "|",
     "|a|b\n|-|-|\n", "a\\|b|\n", "# ", "#", "```\n", "\\", " ", "\t", "https://a ", "https://",
-    "* * * x", "<a> ", "((((", "- - - a\n", "  - a\n", "[a](b ", "=-", ":-|",
+    "* * * x", "<a> ", "<sup>", "<sup>a</sup>", "<https://a>", "<br", "<",
+    "((((", "- - - a\n", "  - a\n", "[a](b ", "=-", ":-|",
 )  # fmt: skip
 
 

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from jaxllm.grammar.meaning import Meaning
 from jaxllm.grammar.pieces import (
     Arguments,
     Either,
@@ -477,7 +478,8 @@ def produced(pieces: Pieces, values: Iterator[Any], optional: bool = True) -> st
 
 def laid_out(arguments: dict[str, Any], schema: Any, layout: Layout) -> str:
     """Arguments as a format writes them: those that are required first, as in grammars."""
-    needed = schema.get("required") or () if isinstance(schema, dict) else ()
+    cases = [case.required for case in Meaning(schema, schema).objects]
+    needed = next((names for names in cases if {*names} <= arguments.keys()), [])
     required = [name for name in arguments if name in needed]
     optional = [name for name in arguments if name not in needed]
     written = [laid_out_one(name, arguments[name], layout) for name in required]
@@ -491,4 +493,5 @@ def laid_out_one(name: str, value: Any, layout: Layout) -> str:
     """One argument."""
     if layout.text is not None and isinstance(value, str):
         return layout.before_key + name + layout.text[0] + value + layout.text[1]
-    return layout.before_key + name + layout.json[0] + json.dumps(value) + layout.json[1]
+    written = json.dumps(value, ensure_ascii=False)
+    return layout.before_key + name + layout.json[0] + written + layout.json[1]

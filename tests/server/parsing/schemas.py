@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import random
 import string
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from hypothesis import strategies as st
@@ -14,7 +14,7 @@ from llguidance import LLMatcher, LLTokenizer, TokenizerWrapper
 from jaxllm.grammar.compiler import ByteTokens, compiled
 from jaxllm.grammar.limits import parser_limits
 from jaxllm.grammar.meaning import Meaning
-from jaxllm.grammar.pieces import Arguments, Composition, Literal, Pieces
+from jaxllm.grammar.pieces import Arguments, Composition, Either, Literal, Pieces
 from jaxllm.server.parsing.calls import ToolParser
 
 type Drawn = tuple[Any, st.SearchStrategy[Any]]  # a schema, and values that follow it
@@ -29,7 +29,7 @@ WORDS = st.one_of(
     st.sampled_from(["5", "true", "null", "[1]", '{"a": 1}', "", "\n", "1.5", "None", "<a>", "'"]),
 )
 OTHERS: list[Drawn] = [
-    ({"type": "array", "items": {}}, st.just([1])),
+    ({"type": "array", "items": {}}, st.just([["x"]])),
     ({"type": "null"}, st.none()),
 ]
 NAMES = st.sampled_from(["a", "city", "n_2", "été", "x1", "kind", "Line"])
@@ -90,8 +90,8 @@ def values(draw: st.DrawFn, definitions: dict[str, Any], depth: int = 2) -> Draw
         return word | {"items": schema}, st.lists(found, max_size=2)
     if kind == "both":
         other, more = draw(st.sampled_from(OTHERS))
-        if "type" in other and _may_be_any_text(schema, definitions):
-            return schema, found  # all would be read as text
+        if _may_be_text(schema, definitions):
+            return schema, found  # both would be read as text
         return {"anyOf": [schema, other]}, st.one_of(found, more)
     if kind == "all":
         return {"allOf": [schema], "description": "a"}, found
@@ -102,9 +102,10 @@ def values(draw: st.DrawFn, definitions: dict[str, Any], depth: int = 2) -> Draw
     return {"$ref": f"#/$defs/{written}"}, found
 
 
-def _may_be_any_text(schema: Any, definitions: dict[str, Any]) -> bool:
+def _may_be_text(schema: Any, definitions: dict[str, Any]) -> bool:
+    """Whether what is no text might be read as one."""
     meaning = Meaning(schema, {"$defs": definitions})
-    return meaning.any_text or meaning.free
+    return meaning.any_text or meaning.free or "null" in meaning.texts
 
 
 @st.composite
@@ -175,6 +176,14 @@ class Walker:
         """A matcher at the grammar's start."""
         return LLMatcher(self._vocabulary, grammar, log_level=0, limits=parser_limits())
 
+    def allows(self, grammar: str, text: str) -> bool:
+        """Whether a text follows a grammar."""
+        matcher = self.matcher(grammar)
+        said = self._tokens(text)
+        return matcher.validate_tokens(said) == len(said) and bool(
+            matcher.consume_tokens(said) and matcher.is_accepting()
+        )
+
     def walk(self, grammar: str, seed: int, ends: Iterable[bytes] = ENDS) -> str:
         """A text of the grammar by random tokens, in which `ends` are often tried. Fails where
         nothing can follow before the end."""
@@ -216,9 +225,17 @@ class Walker:
 
 
 def ends_of(pieces: Pieces) -> tuple[bytes, ...]:
-    """Marks that end keys and values in the layout of a call, and the call's end."""
-    layouts = [piece.layout for piece in pieces if isinstance(piece, Arguments)]
-    marks = [mark for one in layouts for pair in (one.text or (), one.json) for mark in pair]
+    """Marks that end keys and values in the layouts of a call, and the call's end."""
+    return (*ENDS, *(mark.encode() for mark in _marks(pieces) if mark))
+
+
+def _marks(pieces: Pieces) -> Iterator[str]:
+    for piece in pieces:
+        if isinstance(piece, Arguments):
+            yield from (*(piece.layout.text or ()), *piece.layout.json)
+        elif isinstance(piece, Either):
+            for option in piece.options:
+                yield from _marks(option)
     last = pieces[-1]
-    marks += [last.text] if isinstance(last, Literal) else []
-    return (*ENDS, *(mark.encode() for mark in marks if mark))
+    if isinstance(last, Literal):
+        yield last.text

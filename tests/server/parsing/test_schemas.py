@@ -18,7 +18,7 @@ from tests.server.parsing.schemas import Walker, arguments, ends_of, job_of
 FORMATS = sorted(tool_formats())
 RAW = ("function_gemma", "glm45", "minimax_m2", "qwen3_coder", "seed_oss")
 OTHERS = ("llama4_pythonic", "pythonic")
-EXAMPLES = pytest.mark.parametrize("examples", [25, pytest.param(1_500, marks=pytest.mark.slow)])
+EXAMPLES = pytest.mark.parametrize("examples", [25, pytest.param(300, marks=pytest.mark.slow)])
 # Reasons of formats that write no JSON, where JSON can hold what they cannot
 OF_FORMATS = ("format of tool calls", "which only JSON formats can follow")
 
@@ -87,3 +87,162 @@ def test_every_walk_along_a_grammar_ends_in_arguments_that_follow_the_schema(
             assert follows(read(name, schema, text), schema), text
 
     holds()
+
+
+def one_of_each(schema: Any) -> dict[str, Any]:
+    """Arguments whose only one is required and follows a schema."""
+    return {
+        "type": "object",
+        "properties": {"v": schema},
+        "required": ["v"],
+        "additionalProperties": False,
+    }
+
+
+@pytest.mark.parametrize("name", RAW)
+@pytest.mark.parametrize(
+    ("schema", "text", "value"),
+    [
+        ({}, '{"a": [1]}', {"a": [1]}),
+        ({}, "[1, 2]", [1, 2]),
+        ({}, "5", "5"),
+        ({}, "null", "null"),
+        ({}, "{a}", "{a}"),
+        ({"title": "V"}, "[1] and more", "[1] and more"),
+        ({"type": ["string", "integer"]}, "5", "5"),
+        ({"type": ["object", "string"]}, '{"a": 1}', '{"a": 1}'),
+        ({"anyOf": [{"type": "string"}, {"type": "array"}]}, "[1]", "[1]"),
+        ({"anyOf": [{"const": "auto"}, {"type": "integer"}]}, "5", 5),
+        ({"anyOf": [{"const": "auto"}, {"type": "integer"}]}, "auto", "auto"),
+        ({"enum": ["1", 1, 2]}, "1", "1"),
+        ({"enum": ["1", 1, 2]}, "2", 2),
+        ({"type": "integer", "nullable": True}, "null", None),
+        ({"type": ["string", "null"]}, "null", None),
+        ({"type": "string", "nullable": True}, "nullify", "nullify"),
+        ({"items": {"type": "integer"}}, "[1]", [1]),
+        ({"properties": {"a": {}}}, '{"a": 1}', {"a": 1}),
+        ({"allOf": [{"$ref": "#/properties/other"}]}, "[1]", [1]),
+        ({"$ref": "#/properties/list/oneOf/1"}, "7", 7),
+        ({"$ref": "#"}, '{"v": {}}', {"v": {}}),
+        ({"$ref": "#/nowhere"}, "7", "7"),
+        (True, "[]", []),
+    ],
+)
+def test_a_text_becomes_what_its_schema_means(
+    name: str, schema: Any, text: str, value: Any
+) -> None:
+    root = {
+        "properties": {
+            "v": schema,
+            "other": {"type": "array"},
+            "list": {"oneOf": [{"type": "string"}, {"type": "integer"}]},
+        }
+    }
+    string = one_of_each({"type": "string"})
+    assert read(name, root, whole_call(name, string, {"v": text})) == {"v": value}
+
+
+@pytest.mark.parametrize("name", RAW)
+def test_a_closing_mark_inside_json_ends_no_value(name: str) -> None:
+    marks = ["</parameter>", "a</arg_value>b", "<escape>", '"</parameter>\\', "\n</parameter>\n"]
+    for schema in ({"type": "array"}, {}, {"type": "object"}):
+        value = {mark: [mark] for mark in marks} if schema == {"type": "object"} else [marks]
+        text = whole_call(name, one_of_each(schema), {"v": value})
+        assert read(name, one_of_each(schema), text) == {"v": value}
+        assert read(name, one_of_each(schema), text, list(range(len(text)))) == {"v": value}
+
+
+def test_json_that_is_broken_ends_at_its_closing_mark() -> None:
+    schema = {"properties": {"v": {"type": "array"}, "w": {"type": "string"}}}
+    text = '<function=f>\n<parameter=v>\n["a\n</parameter>\n<parameter=w>\nb\n</parameter>\n'
+    assert read("qwen3_coder", schema, text + "</function>") == {"v": '["a', "w": "b"}
+
+
+def test_arguments_that_no_schema_declares_have_the_types_of_others() -> None:
+    schema = {"type": "object", "additionalProperties": {"type": "integer"}}
+    for name in RAW:
+        assert read(name, schema, whole_call(name, {}, {"n": "7"})) == {"n": 7}
+
+
+@pytest.mark.parametrize("name", RAW + OTHERS)
+@pytest.mark.parametrize(
+    ("schema", "held", "wrong"),
+    [
+        ({"$ref": "#/$defs/f", "$defs": {"f": one_of_each({"const": "x"})}}, {"v": "x"}, {}),
+        ({"allOf": [one_of_each({"type": "integer"})]}, {"v": 7}, {"v": "x"}),
+        ({"type": "object", "additionalProperties": {"type": "integer"}}, {"k": 7}, {"k": "x"}),
+        ({"type": "object"}, {"k": "x", "l": "y"}, None),
+        ({"anyOf": [one_of_each({"const": "x"}), {"required": ["k"]}]}, {"k": "y"}, {"v": "y"}),
+        (one_of_each({"const": "two words"}), {"v": "two words"}, {"v": "two"}),
+        (one_of_each({"type": "string", "pattern": "^a+$"}), {"v": "aa"}, {"v": "ab"}),
+        (one_of_each({"type": "string", "maxLength": 3}), {"v": "aé\n"}, {"v": "aaaa"}),
+        (one_of_each({"type": "string", "minLength": 2}), {"v": "ab"}, {"v": "a"}),
+        (one_of_each({"format": "date"}), {"v": "2024-02-29"}, {"v": "2023-02-30"}),
+        (
+            one_of_each({"$ref": "#/$defs/e"}) | {"$defs": {"e": {"enum": ["a", "b"]}}},
+            {"v": "b"},
+            {"v": "c"},
+        ),
+        (one_of_each({"anyOf": [{"const": "auto"}, {"type": "integer"}]}), {"v": 7}, {"v": "x"}),
+        (one_of_each({"type": ["string", "null"], "pattern": "^a"}), {"v": None}, {"v": "x"}),
+        (one_of_each({"properties": {"a": {"$ref": "#"}}, "type": "object"}), {"v": {}}, {"v": 7}),
+        (
+            {
+                "properties": {"v": {"type": "integer"}},
+                "patternProperties": {"^v$": {"maximum": 9}},
+                "additionalProperties": False,
+            },
+            {"v": 7},
+            {"v": 77},
+        ),
+        (
+            {"patternProperties": {"^x_": {"type": "integer"}}, "additionalProperties": False},
+            {"x_1": 7},
+            {"y": 7},
+        ),
+        (
+            {
+                "properties": {"bad": {"$ref": "#/$defs/b"}, "v": {"type": "integer"}},
+                "$defs": {"b": one_of_each({"$ref": "#/$defs/b"})},
+            },
+            {"v": 7},
+            {"bad": {"v": {}}},
+        ),
+    ],
+)  # fmt: skip
+def test_a_grammar_allows_what_follows_the_schema_and_nothing_else(
+    name: str, schema: Any, held: Any, wrong: Any
+) -> None:
+    parser = tool_formats()[name]
+    walker = Walker(parser.special)
+    grammar = walker.grammar(job_of(parser, schema))
+    assert walker.allows(grammar, whole_call(name, schema, held))
+    assert wrong is None or not walker.allows(grammar, whole_call(name, schema, wrong))
+    assert read(name, schema, whole_call(name, schema, held)) == held
+
+
+@pytest.mark.parametrize(
+    ("name", "schema", "says"),
+    [
+        ("qwen3_coder", one_of_each({"const": "a</parameter>b"}), "ends a value"),
+        ("qwen3_coder", {"type": "object", "properties": {"a>b": {}}}, "cannot be written"),
+        ("minimax_m2", {"type": "object", "properties": {" a": {}}}, "cannot be written"),
+        ("function_gemma", {"type": "object", "properties": {"a:b": {}}}, "cannot be written"),
+        ("pythonic", {"type": "object", "properties": {"a-b": {}}}, "cannot be written"),
+        ("glm45", {"type": "object", "minProperties": 2}, "keys may repeat"),
+        ("glm45", one_of_each({"type": "string", "format": "foo"}), "Unknown format"),
+        ("glm45", one_of_each({"type": "string", "not": {"const": "a"}}), "not"),
+        ("glm45", one_of_each({"type": "string", "pattern": "(^a|b)c"}), "only JSON formats"),
+        ("glm45", {"oneOf": [{"required": ["a"]}, {"required": ["b"]}]}, "anyOf"),
+        ("glm45", {"$ref": "#/nowhere"}, "leads to no schema"),
+        ("glm45", one_of_each({"$ref": "#"}), "nothing that ends"),
+        ("glm45", {"if": {}, "then": {}}, "Unimplemented keys"),
+        ("glm45", one_of_each({"type": "string", "pattern": "["}), "regex"),
+        ("seed_oss", {"allOf": [{"type": "object"}, {"type": "array"}]}, "nothing follows"),
+    ],
+)  # fmt: skip
+def test_what_a_format_cannot_hold_is_refused_with_the_reason(
+    name: str, schema: Any, says: str
+) -> None:
+    with pytest.raises(ValueError, match=says):
+        Walker().grammar(job_of(tool_formats()[name], schema))

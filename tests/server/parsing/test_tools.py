@@ -146,3 +146,49 @@ def test_a_schema_that_is_none_makes_strings():
     assert meant(fed(tool_formats()["qwen3_coder"](tools), text)) == [
         ("get_weather", {"days": "3"})
     ]
+
+
+@pytest.mark.parametrize(
+    ("name", "call", "value"),
+    [
+        ("qwen3_coder", "<function=f>%s</function>", "<parameter={key}>{blank}</parameter>"),
+        ("seed_oss", "<function=f>%s</function>", "<parameter={key}>{blank}</parameter>"),
+        (
+            "minimax_m2",
+            '<invoke name="f">%s</invoke>',
+            '<parameter name="{key}">{blank}</parameter>',
+        ),
+        (
+            "glm45",
+            "<tool_call>f%s</tool_call>",
+            "<arg_key>{key}</arg_key><arg_value>{blank}</arg_value>",
+        ),
+        (
+            "function_gemma",
+            "<start_function_call>call:f{%s}<end_function_call>",
+            "{key}:<escape>{blank}<escape>,",
+        ),
+    ],
+)
+def test_an_empty_value_is_text_or_null_or_left_out(name: str, call: str, value: str):
+    parts = {
+        "text": {"type": "string"},
+        "either": {"type": ["string", "null"]},
+        "any": {},
+        "number": {"type": "integer"},
+        "list": {"type": "array"},
+        "may_be": {"anyOf": [{"type": "object"}, {"type": "null"}]},
+    }
+    tools = {"f": {"type": "object", "properties": parts}}
+    body = "".join(value.format(key=key, blank="") for key in [*parts, "undeclared"])
+    parts_of = fed(tool_formats()[name](tools), call % body)
+    assert meant(parts_of) == [
+        ("f", {"text": "", "either": "", "any": "", "may_be": None, "undeclared": ""})
+    ]
+
+
+@pytest.mark.parametrize("blank", [" ", "  \t"])
+def test_blank_text_is_kept_where_text_is_allowed(blank: str):
+    tools = {"f": {"type": "object", "properties": {"a": {"type": ["string", "null"]}}}}
+    text = f"<function=f><parameter=a>{blank}</parameter></function>"
+    assert meant(fed(tool_formats()["qwen3_coder"](tools), text)) == [("f", {"a": blank})]

@@ -47,6 +47,17 @@ def test_openais_client_gets_the_vectors_in_order(
     assert plain.data[0].embedding == pytest.approx(reply.data[0].embedding)
 
 
+def test_inputs_that_come_as_token_ids_are_told_of_once(
+    embedder: PoolingServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level("WARNING", "jaxllm.server"):
+        for given in ("ab", [97, 98], [[97], [98]], [97]):
+            assert embedder.post("/pooling", {"input": given, "model": "fake"}).status == 200
+    assert [line for line in caplog.messages if "check_embedding_ctx_length=False" in line] == [
+        caplog.messages[0]
+    ]
+
+
 def test_a_reply_has_vllms_shape_and_base64_is_little_endian(embedder: PoolingServer) -> None:
     body = {"input": "ab", "encoding_format": "base64", "model": "fake"}
     reply = embedder.post("/v1/embeddings", body).json()

@@ -4,5 +4,5 @@ async (text) => {
   const node = document.createElement("div");
   new MarkdownView(node).update(text);
   for (const each of node.querySelectorAll("figcaption")) each.remove();
-  return node.innerHTML.replaceAll(/ (class|tabindex|role|aria-label|scope|target|rel)="[^"]*"/g, "");
+  return node.innerHTML.replaceAll(/ (class|dir|tabindex|role|aria-label|scope|target|rel)="[^"]*"/g, "");
 }

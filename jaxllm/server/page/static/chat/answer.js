@@ -6,13 +6,15 @@ import { ToolCalls } from "./tools.js";
 
 const LEAST_PAUSE = 40; // ms between two renderings
 const LONGEST_PAUSE = 1000;
+const LEAST_TOKENS = 5; // of an answer whose speed is told
+const LEAST_TIME = 50; // ms that it took
 const SHARE = 4; // a rendering is followed by a pause so many times as long
 
-const NOTES = {
-  length: "The answer was cut off at the limit of tokens.",
-  stopped: "You stopped this answer.",
-  interrupted: "This answer was interrupted.",
-};
+const NOTES = new Map([
+  ["length", "The answer was cut off at the limit of tokens."],
+  ["stopped", "You stopped this answer."],
+  ["interrupted", "This answer was interrupted."],
+]);
 
 /** The element of an answer, updated as the answer grows. */
 export class AnswerView {
@@ -29,7 +31,8 @@ export class AnswerView {
     this.text = new MarkdownView(body);
     this.calls = new ToolCalls(onResults);
     this.note = el("p", { class: "note", hidden: true });
-    this.wait = el("p", { class: "wait", hidden: true, "aria-hidden": "true" }, el("i"), el("i"), el("i"));
+    this.wait = el("p", { class: "wait", hidden: true }, el("i", { class: "caret", "aria-hidden": "true" }), el("span", { class: "unseen" }, "Waiting for the answer"));
+    this.body = body;
     this.node = el("div", {}, this.thinking, body, this.calls.node, this.wait, this.note);
     this.show();
   }
@@ -62,8 +65,10 @@ export class AnswerView {
     }
     this.text.update(answer.content);
     this.calls.update(answer, streaming);
-    this.wait.hidden = !streaming || hasText;
-    const note = answer.error ?? NOTES[answer.state] ?? NOTES[answer.finish_reason] ?? "";
+    this.wait.hidden = !streaming || hasText || Boolean(answer.reasoning);
+    this.thinking.classList.toggle("live", streaming && !hasText);
+    this.body.classList.toggle("live", streaming && Boolean(answer.content) && !answer.tool_calls.length);
+    const note = answer.error ?? NOTES.get(answer.state) ?? NOTES.get(answer.finish_reason) ?? "";
     this.note.hidden = !note;
     this.note.textContent = note;
     this.note.classList.toggle("error", Boolean(answer.error));
@@ -77,13 +82,30 @@ function thoughtLabel(answer, thinking) {
   return seconds >= 0.1 ? `Thought for ${seconds.toFixed(1)} s` : "Thought";
 }
 
+const number = (value) => value.toLocaleString("en");
+
+/** Tokens a second; nothing where they are too few to say. */
+function speed(tokens, milliseconds) {
+  return milliseconds >= LEAST_TIME && tokens >= LEAST_TOKENS ? ` · ${number(Math.round((1000 * (tokens - 1)) / milliseconds))} tokens/s` : "";
+}
+
+const counted = (tokens) => (tokens === 1 ? "1 token" : `${number(tokens)} tokens`);
+
 /** Tokens, speed and time to the first token, as a line. */
 export function figures(answer) {
   const tokens = answer.usage?.completion_tokens;
   if (!tokens || !answer.ended || !answer.first) return "";
-  const seconds = (answer.ended - answer.first) / 1000;
-  const speed = seconds > 0 && tokens > 1 ? ` · ${Math.round((tokens - 1) / seconds).toLocaleString()} tokens/s` : "";
   const cached = answer.usage.prompt_tokens_details?.cached_tokens;
-  const found = cached ? ` · ${cached} of ${answer.usage.prompt_tokens} prompt tokens cached` : "";
-  return `${tokens} tokens${speed} · first after ${Math.max(0, answer.first - answer.sent)} ms${found}`;
+  const reused = cached ? ` · ${number(cached)} of ${number(answer.usage.prompt_tokens)} prompt tokens cached` : "";
+  return `${counted(tokens)}${speed(tokens, answer.ended - answer.first)} · first after ${wait(answer.first - answer.sent)}${reused}`;
+}
+
+/** How far an answer is that is being written. */
+export function progress(answer) {
+  const tokens = answer.usage?.completion_tokens;
+  return tokens && answer.first ? `${counted(tokens)}${speed(tokens, Date.now() - answer.first)}` : "";
+}
+
+function wait(milliseconds) {
+  return milliseconds < 1000 ? `${Math.max(0, milliseconds)} ms` : `${(milliseconds / 1000).toFixed(1)} s`;
 }

@@ -1,5 +1,8 @@
 // A conversation as data: what is kept, what is sent, and how chunks of an answer add up. No DOM.
 
+import { everyMessage } from "./branches.js";
+import { withFiles } from "./files.js";
+
 export const NEUTRAL = {
   model: "", system: "", thinking: "", temperature: "", top_p: "", top_k: "", min_p: "", max_tokens: "",
   seed: "", stop: "", presence_penalty: "", frequency_penalty: "", repetition_penalty: "",
@@ -66,7 +69,8 @@ export function openCalls(messages) {
 
 function wire(message) {
   if (message.role !== "assistant") {
-    const { role, content, tool_call_id } = message;
+    const { role, tool_call_id } = message;
+    const content = withFiles(message.content, message.files);
     return tool_call_id === undefined ? { role, content } : { role, content, tool_call_id };
   }
   const { content, reasoning, tool_calls } = message;
@@ -101,7 +105,7 @@ export function requestBody({ settings, messages }) {
     body.response_format = { type: "json_schema", json_schema: { name: "answer", schema, strict: true } };
   }
   const extra = json("Other fields", settings.extra, isObject, "an object");
-  return { ...body, ...extra, stream: true, stream_options: { include_usage: true } };
+  return { ...body, ...extra, stream: true, stream_options: { include_usage: true, continuous_usage_stats: true } };
 }
 
 const isObject = (value) => value !== null && typeof value === "object" && !Array.isArray(value);
@@ -132,18 +136,51 @@ export function problemOf(name, text) {
   }
 }
 
+/** The tokens of a conversation so far, as the server counted them; 0 before its first answer. */
+export function tokensOf(messages) {
+  const usage = messages.findLast((message) => message.usage)?.usage;
+  return usage ? usage.prompt_tokens + usage.completion_tokens : 0;
+}
+
+/** All that was said in a conversation, in every version, to be searched. */
+export function textOf({ title, messages }) {
+  const parts = [...everyMessage(messages)].map(({ content, files = [] }) => [content, ...files.map(({ name }) => name)].join("\n"));
+  return [title, ...parts].join("\n");
+}
+
 /** A conversation from a file. Throws an Error unless it looks like one of ours. */
 export function imported(value) {
-  const isText = (each) => each === undefined || typeof each === "string";
-  const call = (each) => isObject(each) && [each.id, each.name, each.arguments].every((text) => typeof text === "string");
-  const calls = ({ tool_calls = [] }) => Array.isArray(tool_calls) && tool_calls.every(call);
-  const message = (each) => isObject(each) && ["user", "assistant", "tool"].includes(each.role) && typeof each.content === "string" &&
-    [each.reasoning, each.error, each.tool_call_id].every(isText) && calls(each);
-  if (!isObject(value) || !Array.isArray(value.messages) || !value.messages.every(message)) {
+  if (!isObject(value) || !Array.isArray(value.messages) || !value.messages.every((each) => isMessage(each, 0))) {
     throw new Error("this file holds no conversations of this page");
   }
   const strings = Object.entries(isObject(value.settings) ? value.settings : {}).filter(([name, text]) => Object.hasOwn(NEUTRAL, name) && typeof text === "string");
-  const messages = value.messages.map((each) => (each.role === "assistant" ? { ...newAnswer(), state: "done", ...each } : each));
-  const kept = { ...newConversation(Object.fromEntries(strings)), messages, title: titleOf(String(value.title ?? "Imported")) };
+  const kept = { ...newConversation(Object.fromEntries(strings)), messages: value.messages.map(completed), title: titleOf(String(value.title ?? "Imported")) };
   return { ...kept, updated: Math.min(Number(value.updated) || kept.updated, kept.updated) };
+}
+
+const MAX_NESTED = 50; // versions within versions
+
+function isMessage(value, depth) {
+  if (!isObject(value) || !["user", "assistant", "tool"].includes(value.role) || typeof value.content !== "string") return false;
+  const isText = (each) => each === undefined || typeof each === "string";
+  const isCall = (each) => isObject(each) && [each.id, each.name, each.arguments].every((text) => typeof text === "string");
+  const isFile = (each) => isObject(each) && typeof each.name === "string" && typeof each.text === "string";
+  const { tool_calls = [], files = [], fork, usage } = value;
+  const isUsage = usage === undefined || (isObject(usage) && Number.isFinite(usage.prompt_tokens) && Number.isFinite(usage.completion_tokens));
+  return [value.reasoning, value.error, value.tool_call_id, value.state, value.finish_reason].every(isText) && Array.isArray(tool_calls) && tool_calls.every(isCall) &&
+    Array.isArray(files) && files.every(isFile) && isUsage && (fork === undefined || isFork(fork, depth + 1));
+}
+
+function isFork(fork, depth) {
+  if (depth > MAX_NESTED || !isObject(fork) || !Array.isArray(fork.tails) || !Number.isInteger(fork.at) || fork.tails[fork.at] !== null) return false;
+  return fork.tails.every((tail, at) => at === fork.at || (Array.isArray(tail) && tail.length > 0 && tail.every((each) => isMessage(each, depth))));
+}
+
+/** A message of a file with all that one of ours has. */
+function completed(message) {
+  const whole = message.role === "assistant" ? { ...newAnswer(), state: "done", ...message } : { ...message };
+  for (const name of ["sent", "first", "thought", "ended"]) if (!Number.isFinite(whole[name])) delete whole[name];
+  if (whole.usage) whole.usage = { prompt_tokens: whole.usage.prompt_tokens, completion_tokens: whole.usage.completion_tokens };
+  if (message.fork) whole.fork = { at: message.fork.at, tails: message.fork.tails.map((tail) => tail?.map(completed) ?? null) };
+  return whole;
 }

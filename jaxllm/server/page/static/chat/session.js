@@ -2,11 +2,12 @@
 
 import { chat } from "../lib/api.js";
 import { alertNow, announce, announceAnswer } from "../lib/a11y.js";
+import { branchOff, everyMessage, showVersion } from "./branches.js";
 import { addChunk, newAnswer, openCalls, requestBody, titleOf } from "./conversation.js";
 
 const SAVE_AFTER = 800; // ms
 
-/** `view` shows messages; hooks: `onBusy(busy)`, `onSaved()`, `onUnsaved(error)`, `onFailure(error)`. */
+/** `view` shows messages; hooks: `onBusy(busy)`, `onSaved()`, `onTokens()`, `onUnsaved(error)`, `onFailure(error)`. */
 export class Session {
   #controller = null;
   #saving = 0;
@@ -24,33 +25,65 @@ export class Session {
   /** Show a conversation. An answer that a closed page left behind is marked. */
   open(conversation) {
     this.stop();
-    for (const message of conversation.messages) if (message.state === "streaming") message.state = "interrupted";
+    for (const message of everyMessage(conversation.messages)) if (message.state === "streaming") message.state = "interrupted";
     this.conversation = conversation;
     this.view.show(conversation);
   }
 
-  async send(text) {
+  async send(text, files = []) {
     const { messages } = this.conversation;
-    if (!messages.length) this.conversation.title = titleOf(text);
+    if (!messages.length) this.#name(text || files[0].name);
     for (const call of openCalls(messages)) messages.push({ role: "tool", tool_call_id: call.id, content: "(no result)" });
-    await this.#continue([{ role: "user", content: text }]);
+    await this.#continue([question(text, files)]);
   }
 
-  /** Answer an earlier question anew, with another text; what followed it is dropped. */
+  /** Ask an earlier question with another text; the first version and what followed it are kept. */
   async edit(index, text) {
     this.stop();
-    this.conversation.messages.length = index;
-    if (!index) this.conversation.title = titleOf(text);
+    const { messages } = this.conversation;
+    const { files } = messages[index];
+    const fork = branchOff(messages, index);
+    if (!index) this.#name(text || files[0].name);
     this.view.show(this.conversation);
-    await this.#continue([{ role: "user", content: text }]);
+    await this.#continue([{ ...question(text, files), fork }]);
   }
 
-  /** Generate an answer anew; what followed it is dropped. */
+  /** Generate an answer anew; the first one and what followed it are kept. */
   async retry(index) {
     this.stop();
-    this.conversation.messages.length = index;
+    const fork = branchOff(this.conversation.messages, index);
     this.view.show(this.conversation);
-    await this.#continue([]);
+    await this.#continue([], fork);
+  }
+
+  /** Go on with an answer that ended early. */
+  async resume(index) {
+    this.stop();
+    const { conversation } = this;
+    const answer = conversation.messages[index];
+    let body;
+    try {
+      body = { ...requestBody(conversation), continue_final_message: true, add_generation_prompt: false };
+    } catch (error) {
+      return alertNow(error.message);
+    }
+    Object.assign(answer, { state: "streaming", sent: Date.now(), first: undefined, ended: undefined, finish_reason: undefined, error: undefined });
+    this.view.refresh();
+    this.view.toEnd();
+    await this.#stream(conversation, answer, body);
+  }
+
+  /** Show another version of what there is from a message on. */
+  showVersion(index, at) {
+    this.stop();
+    showVersion(this.conversation.messages, index, at);
+    this.view.show(this.conversation, index);
+    this.keep(true);
+  }
+
+  /** A title from the first message, unless the user gave one. */
+  #name(text) {
+    if (!this.conversation.named) this.conversation.title = titleOf(text);
   }
 
   async results(messages) {
@@ -84,12 +117,12 @@ export class Session {
     if (this.#saving) this.keep(true);
   }
 
-  async #continue(added) {
+  async #continue(added, fork) {
     const { conversation, view } = this;
     conversation.messages.push(...added);
     for (const message of added) view.append(message);
     let body;
-    const answer = newAnswer();
+    const answer = { ...newAnswer(), ...(fork && { fork }) };
     try {
       body = requestBody(conversation);
     } catch (error) {
@@ -99,6 +132,7 @@ export class Session {
     view.append(answer);
     view.refresh();
     view.toEnd();
+    this.keep(true); // so that the list shows it at once
     if (body) await this.#stream(conversation, answer, body);
     else this.#end(conversation, answer);
   }
@@ -112,6 +146,7 @@ export class Session {
       for await (const chunk of chat(body, controller.signal)) {
         addChunk(answer, chunk);
         this.view.changed(answer);
+        if (chunk.usage) this.hooks.onTokens();
         if (!this.#saving) this.keep();
       }
       answer.state = "done";
@@ -131,12 +166,17 @@ export class Session {
     answer.ended = Date.now();
     conversation.updated = answer.ended;
     if (conversation !== this.conversation) return void this.#save(conversation);
-    if (!conversation.messages.includes(answer)) return; // edited away meanwhile
+    if (!conversation.messages.includes(answer)) return void this.keep(); // it belongs to another version now
     this.view.refresh();
+    this.hooks.onTokens();
     if (answer.error) alertNow(answer.error);
     else if (answer.state === "stopped") announce("Stopped.");
     else if (answer.tool_calls.length) announce("The model calls a tool and waits for its result.");
     else announceAnswer(answer.content);
     this.keep(true);
   }
+}
+
+function question(content, files = []) {
+  return { role: "user", content, ...(files.length && { files }) };
 }

@@ -20,12 +20,12 @@ const SAMPLING = {
   repetition_penalty: ["Repetition penalty", 0.001, 1000, "any", ""],
 };
 
-/** The form. `onChange(settings)` gets every change. */
+/** The form. `onChange(settings)` gets every change; `onReset()` empties it, `onClear()` deletes all conversations. */
 export class SettingsPanel {
   #fields = new Map();
   #problems = new Map();
 
-  constructor(node, { onChange, onClose }) {
+  constructor(node, { onChange, onClose, onReset, onClear }) {
     this.onChange = onChange;
     const form = el("form", { class: "settings", onsubmit: (event) => event.preventDefault() },
       this.#text("system", "System prompt", 4, "How the model should behave"),
@@ -38,7 +38,10 @@ export class SettingsPanel {
       el("fieldset", {}, el("legend", {}, "Answer"),
         this.#select("format", "Format", { "": "Text", json_object: "A JSON object", json_schema: "JSON that follows a schema" }),
         this.#json("schema", "JSON schema", "Used with the format above.")),
-      el("fieldset", {}, el("legend", {}, "More"), this.#json("extra", "Other fields as JSON", 'Sent as they are, such as {"logit_bias": {}}')),
+      el("fieldset", {}, el("legend", {}, "Other"), this.#json("extra", "Other fields as JSON", 'Sent as they are, such as {"logit_bias": {}}'),
+        el("button", { type: "button", class: "start", onclick: onReset }, "Leave all to the server")),
+      el("fieldset", {}, el("legend", {}, "Conversations"), el("small", {}, "They are kept in this browser alone, the latest 200."),
+        el("button", { type: "button", class: "quiet danger-text", onclick: onClear }, "Delete all conversations")),
     );
     node.append(el("header", {}, el("h2", {}, "Settings"), iconButton("close", "Close the settings", onClose)), form);
   }
@@ -50,6 +53,12 @@ export class SettingsPanel {
       field.value = settings[name];
       this.#check(name);
     }
+  }
+
+  /** Show what the server takes for fields that are empty: a model's card. */
+  showDefaults(card) {
+    const values = { ...card?.default_parameters, max_tokens: "what is left", seed: "random" };
+    for (const name of Object.keys(SAMPLING)) this.#fields.get(name).placeholder = String(values[name] ?? "default");
   }
 
   /** Whether every field can be sent. */

@@ -2,6 +2,7 @@
 
 import { el, icon } from "../lib/dom.js";
 import { onEnter } from "../lib/a11y.js";
+import { CodeView } from "../lib/code/highlight.js";
 
 /** The calls of one answer. `onResults` gets a result per open call, by its id. */
 export class ToolCalls {
@@ -24,7 +25,7 @@ export class ToolCalls {
       const card = this.#cards[at];
       card.call = call;
       card.name.textContent = call.name;
-      card.arguments.textContent = streaming ? call.arguments : pretty(call.arguments);
+      showJson(card.arguments, streaming ? call.arguments : pretty(call.arguments));
       const result = this.results.get(call.id);
       card.result.textContent = result ?? "";
       card.answered.hidden = result === undefined;
@@ -51,6 +52,13 @@ export class ToolCalls {
     if (first) return first.input.focus();
     this.onResults(open.map((card) => ({ role: "tool", tool_call_id: card.call.id, content: card.input.value })));
   }
+}
+
+/** Show JSON in colours; what is shown already stays, so that a selection in it does. */
+function showJson(node, text) {
+  if (node.textContent === text) return;
+  node.replaceChildren();
+  new CodeView(node, "json").update(text);
 }
 
 function pretty(text) {

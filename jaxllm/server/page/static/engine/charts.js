@@ -30,13 +30,14 @@ export class Chart {
     this.label = label;
   }
 
-  push(value) {
-    this.#values = [...this.#values, value].slice(-LENGTH);
+  /** Show a series from its start. */
+  set(values) {
+    this.#values = values.slice(-LENGTH);
     this.draw();
   }
 
-  clear() {
-    this.#values = [];
+  push(value) {
+    this.#values = [...this.#values, value].slice(-LENGTH);
     this.draw();
   }
 
@@ -45,7 +46,7 @@ export class Chart {
     if (!place) return;
     const { drawing, width, height } = place;
     const style = getComputedStyle(this.canvas);
-    const top = roundUp(Math.max(...this.#values, 0));
+    const top = roundUp(Math.max(0, ...this.#values));
     const x = (at) => width - ((this.#values.length - 1 - at) * width) / (LENGTH - 1);
     const y = (value) => height - 1 - ((height - 4) * value) / top;
     drawing.strokeStyle = style.borderBottomColor;

@@ -5,11 +5,12 @@ import { events, request } from "../lib/api.js";
 const PAUSE = 2000; // ms before another try
 export const SPAN = 60; // frames over which rates of the cache and of steps are taken
 
-/** Calls `onFrame(frame)` each second and `onProblem(error)` when there is none, until stopped. */
+/** Calls `onHistory(samples)` with what was before, `onFrame(frame)` each second and `onProblem(error)` when there is none, until stopped. */
 export class Feed {
   #controller = null;
 
-  constructor(onFrame, onProblem) {
+  constructor(onHistory, onFrame, onProblem) {
+    this.onHistory = onHistory;
     this.onFrame = onFrame;
     this.onProblem = onProblem;
   }
@@ -28,9 +29,10 @@ export class Feed {
   async #run(signal) {
     while (!signal.aborted) {
       try {
-        for await (const frame of events(await request("stats/stream", { signal }))) {
+        for await (const { name, value } of events(await request("stats/stream", { signal }))) {
           if (signal.aborted) return;
-          this.onFrame(frame);
+          if (name === "history") this.onHistory(samples(value));
+          else this.onFrame(value);
         }
       } catch (error) {
         if (signal.aborted) return;
@@ -41,9 +43,19 @@ export class Feed {
   }
 }
 
+/** The server's columns as samples, which are frames with less in them. */
+function samples(columns) {
+  const names = Object.keys(columns);
+  return columns.time.map((_, at) => Object.fromEntries(names.map((name) => [name, columns[name][at]])));
+}
+
 /** The frames of the last minute. */
 export class History {
   #frames = [];
+
+  clear() {
+    this.#frames = [];
+  }
 
   /** Add a frame. Counters that went down belong to another engine process: history starts anew. */
   push(frame) {
@@ -66,19 +78,15 @@ export class History {
 
   /** Steps, seconds and tokens by kind over the minute; over all time while there were none. */
   steps() {
-    const { first, last } = this.#ends(SPAN);
+    const { last } = this.#ends(SPAN);
+    const first = this.#frames.find((frame) => frame.step_totals) ?? last;
     const now = last.step_totals ?? {};
     const grown = Object.entries(now).map(([kind, total]) => {
       const before = first.step_totals?.[kind] ?? { steps: 0, seconds: 0, tokens: 0 };
       return [kind, { steps: total.steps - before.steps, seconds: total.seconds - before.seconds, tokens: total.tokens - before.tokens }];
     });
     const recent = grown.some(([, total]) => total.steps > 0);
-    return { recent, kinds: recent ? Object.fromEntries(grown) : now };
-  }
-
-  /** Seconds from the first kept frame to the last. */
-  get seconds() {
-    return this.#ends(SPAN).seconds;
+    return { recent, seconds: last.time - first.time, kinds: recent ? Object.fromEntries(grown) : now };
   }
 
   #ends(frames) {

@@ -34,7 +34,7 @@ export class PageMap {
     this.#pool = cells;
     const squares = per_cell > 1 ? `; a square is ${per_cell} pages` : "";
     const layers = window ? `, layers that see ${window} tokens` : "";
-    this.title.textContent = `${pages.toLocaleString()} pages of ${page_size} tokens${layers}${squares}`;
+    this.title.textContent = `${pages.toLocaleString("en")} pages of ${page_size} tokens${layers}${squares}`;
     this.canvas.setAttribute("aria-label", `${held} of ${pages} pages held, ${cached} keep a prefix, ${cells.shared} squares shared`);
     this.draw();
   }

@@ -62,7 +62,7 @@ export async function request(path, { body, signal } = {}) {
   throw new ApiError(found.message ?? `The server answered ${response.status}.`, response.status, found.code);
 }
 
-/** The JSON values of a stream of server-sent events, until [DONE]. Throws ApiError when it breaks off. */
+/** The events of a stream, each with its name, "" for most, and its JSON value, until [DONE]. Throws ApiError when it breaks off. */
 export async function* events(response) {
   const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
   let rest = "";
@@ -73,9 +73,9 @@ export async function* events(response) {
       const parts = (rest + value).split("\n\n");
       rest = parts.pop();
       for (const part of parts) {
-        const data = part.startsWith("data: ") ? part.slice(6) : "";
+        const [, name = "", data = ""] = /^(?:event: (.*)\n)?data: (.*)$/.exec(part) ?? [];
         if (data === "[DONE]") return;
-        if (data) yield JSON.parse(data);
+        if (data) yield { name, value: JSON.parse(data) };
       }
     }
   } catch (error) {
@@ -89,7 +89,7 @@ export async function* events(response) {
 
 /** The chunks of a streamed chat completion. Throws ApiError, also for an error inside the stream. */
 export async function* chat(body, signal) {
-  for await (const chunk of events(await request("v1/chat/completions", { body, signal }))) {
+  for await (const { value: chunk } of events(await request("v1/chat/completions", { body, signal }))) {
     if (chunk.error) throw new ApiError(chunk.error.message, 200, chunk.error.code);
     yield chunk;
   }
@@ -98,4 +98,9 @@ export async function* chat(body, signal) {
 /** The served models. */
 export async function models() {
   return (await (await request("v1/models")).json()).data;
+}
+
+/** How many tokens a text has. */
+export async function countTokens(model, prompt) {
+  return (await (await request("tokenize", { body: { ...(model && { model }), prompt } })).json()).count;
 }

@@ -22,6 +22,13 @@ export async function confirmed(title, text, action) {
   return (await show(title, form)) === "yes";
 }
 
+/** Show names and keys: `[[name, key, …], …]`. */
+export async function showKeys(rows) {
+  const list = el("dl", { class: "keys" }, ...rows.map(([name, ...keys]) =>
+    el("div", {}, el("dt", {}, name), el("dd", {}, ...keys.flatMap((key, at) => (at ? [" + ", el("kbd", {}, key)] : [el("kbd", {}, key)]))))));
+  await show("Keyboard shortcuts", list, el("form", { method: "dialog" }, el("div", { class: "buttons" }, el("button", { class: "primary" }, "Close"))));
+}
+
 /** The key that the user enters and whether to keep it: `{ value, remember }`; null when cancelled. */
 export async function askKey(current, remembered, why) {
   const input = el("input", { type: "password", id: "key", autocomplete: "off", spellcheck: "false", value: current });

@@ -1,8 +1,11 @@
 // Markdown within a block → DOM nodes. One pass: a marker without an end is searched for once.
 
 import { el } from "./dom.js";
+import { formula } from "./math/tex.js";
 
-const SPECIAL = /[\\`*_~[!\n]|https?:\/\//g;
+const SPECIAL = /[\\`*_~[!\n$<]|https?:\/\//g;
+const BREAK = /<br ?\/?>/iy;
+const SCRIPT = /<(su[bp])>([^<\n]{1,200})<\/\1>/iy;
 const ADDRESS = /https?:\/\/[^\s<>"`]+/y;
 const PUNCTUATION = /[!-/:-@[-`{-~]/;
 const MAX_DEPTH = 8;
@@ -39,7 +42,12 @@ export function appendInline(parent, text, depth = 0) {
 function token(scan, at) {
   const { text } = scan;
   switch (text[at]) {
+    case "$":
+      return dollars(scan, at);
     case "\\":
+      if (text[at + 1] === "(") return math(scan, at, "\\(", "\\)");
+      if (text[at + 1] === "[") return math(scan, at, "\\[", "\\]");
+      if (text[at + 1] === ")" || text[at + 1] === "]") return { text: text.slice(at, at + 2), end: at + 2 };
       return PUNCTUATION.test(text[at + 1] ?? "") ? { text: text[at + 1], end: at + 2 } : null;
     case "\n":
       return { node: el("br"), end: at + 1 };
@@ -49,11 +57,41 @@ function token(scan, at) {
       return link(scan, at);
     case "!":
       return text[at + 1] === "[" ? link(scan, at + 1) : null; // an image is a link: nothing is loaded
+    case "<":
+      return tag(scan, at);
     case "h":
       return address(text, at);
     default:
       return emphasis(scan, at);
   }
+}
+
+/** A formula between its delimiters, which stay, as all of it does, where the second is missing. */
+function math({ text, missing }, at, open, close) {
+  const end = missing.has(close) ? -1 : text.indexOf(close, at + open.length);
+  if (end < 0) {
+    missing.add(close);
+    return { text: open, end: at + open.length };
+  }
+  const source = text.slice(at + open.length, end);
+  const last = end + close.length;
+  if (!source.trim()) return { text: text.slice(at, last), end: last };
+  const display = open !== "\\(";
+  const node = formula(source, display, text.slice(at, last));
+  return { node: display ? el("span", { class: "formula display" }, node) : node, end: last };
+}
+
+/** $$…$$, or $…$ where it is no sum of money: no white space inside, no letter or digit outside. */
+function dollars(scan, at) {
+  const { text } = scan;
+  if (text[at + 1] === "$") return math(scan, at, "$$", "$$");
+  let end = at + 1;
+  while (end < text.length && text[end] !== "$") end += text[end] === "\\" ? 2 : 1;
+  const source = text.slice(at + 1, end);
+  const isMath = end < text.length && source && source === source.trim() && !/[`]|\n\s*\n/.test(source) &&
+    !/[\p{L}\p{N}]/u.test(text[at - 1] ?? "") && !/[\p{L}\p{N}]/u.test(text[end + 1] ?? "");
+  if (!isMath) return { text: "$", end: at + 1 };
+  return { node: formula(source, false, text.slice(at, end + 1)), end: end + 1 };
 }
 
 function code(scan, at) {
@@ -135,6 +173,21 @@ function closingParenthesis(text, from) {
     else if (text[at] === "\n") return -1;
   }
   return -1;
+}
+
+/** The few tags that models write and that are no more than a mark: <br>, <sub>, <sup>, and <https://…>. */
+function tag({ text, depth }, at) {
+  BREAK.lastIndex = SCRIPT.lastIndex = at;
+  const [line] = BREAK.exec(text) ?? [];
+  if (line) return { node: el("br"), end: at + line.length };
+  const [script, name, inner] = SCRIPT.exec(text) ?? [];
+  if (script) {
+    const node = el(name.toLowerCase());
+    appendInline(node, inner, depth + 1);
+    return { node, end: at + script.length };
+  }
+  const linked = text.startsWith("http", at + 1) ? address(text, at + 1) : null;
+  return linked && text[linked.end] === ">" ? { ...linked, end: linked.end + 1 } : null;
 }
 
 function address(text, at) {

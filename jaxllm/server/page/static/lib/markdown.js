@@ -1,8 +1,10 @@
 // Markdown → DOM nodes, while it grows. Blocks are parsed line by line without looking back, so all
 // blocks but the last are final: an update parses and renders from the last block on.
 
+import { CodeView } from "./code/highlight.js";
 import { copyButton, el } from "./dom.js";
 import { appendInline } from "./inline.js";
+import { formula } from "./math/tex.js";
 
 const FENCE = /^ {0,3}(`{3,}|~{3,})[ \t]*([^`]*)$/;
 const HEADING = /^ {0,3}(#{1,6})[ \t]+(.*)$/;
@@ -10,6 +12,7 @@ const RULE = /^ {0,3}([-*_])(?:[ \t]*\1){2,}[ \t]*$/;
 const QUOTE = /^ {0,3}> ?/;
 const ITEM = /^ {0,3}([-*+]|(\d{1,9})[.)])(?:[ \t]+|$)/;
 const DIVIDER = /^[ \t]*\|?[ \t]*:?-+:?[ \t]*(?:\|[ \t]*:?-+:?[ \t]*)*\|?[ \t]*$/;
+const MATH = /^[ \t]*(\$\$|\\\[|\\begin\{((?:equation|align|alignat|gather|multline|eqnarray|displaymath|flalign)\*?)\})/;
 const TASK = /^\[([ xX])\][ \t]+/;
 const MAX_LINE = 2000; // characters of a line that may begin a block other than a paragraph
 const MAX_INLINE = 20_000; // characters of a block in which markers are looked for
@@ -24,8 +27,24 @@ function kindOf(line, next) {
   if (RULE.test(line)) return "rule";
   if (QUOTE.test(line)) return "quote";
   if (ITEM.test(line)) return "item";
+  if (opensMath(line)) return "math";
   const divided = next !== undefined && next.length <= MAX_LINE && next.includes("-") && line.includes("|");
   return divided && DIVIDER.test(next) ? "table" : "paragraph";
+}
+
+/** What closes the formula that a line opens. */
+function mathEnd([, open, environment]) {
+  if (environment) return `\\end{${environment}}`;
+  return open === "$$" ? "$$" : "\\]";
+}
+
+/** Whether a line begins a formula on lines of its own: nothing stands behind its end. */
+function opensMath(line) {
+  const opened = MATH.exec(line);
+  if (!opened) return false;
+  const close = mathEnd(opened);
+  const end = line.indexOf(close, opened[0].length);
+  return end < 0 || !line.slice(end + close.length).trim();
 }
 
 /** The blocks of some lines, each with the numbers of its first line and of the line after it. */
@@ -70,6 +89,20 @@ const READERS = {
     const [, marks, text] = HEADING.exec(lines[at]);
     return { level: marks.length, text: text.trim(), last: at + 1 };
   },
+  math(lines, at) {
+    const opened = MATH.exec(lines[at]);
+    const close = mathEnd(opened);
+    const closes = (line, from) => line.indexOf(close, from) >= 0;
+    let end = at;
+    if (!closes(lines[at], opened[0].length)) end = until(lines, at + 1, (line) => closes(line, 0) || !line.trim());
+    const isClosed = end < lines.length && closes(lines[end], end === at ? opened[0].length : 0);
+    const last = isClosed ? end + 1 : end;
+    const written = lines.slice(at, last).join("\n");
+    if (!isClosed) return { text: written, written, closed: false, last };
+    const from = opened[2] ? 0 : opened[0].length;
+    const to = written.lastIndexOf(close) + (opened[2] ? close.length : 0);
+    return { text: written.slice(from, to), rest: written.slice(written.lastIndexOf(close) + close.length), written, closed: true, last };
+  },
   rule: (lines, at) => ({ last: at + 1 }),
   quote(lines, at) {
     const last = until(lines, at, (line) => !QUOTE.test(line.slice(0, 8)));
@@ -112,31 +145,54 @@ function inline(parent, text) {
   return parent;
 }
 
+/** "rtl" for a text whose first letter is written from the right. By hand, because `dir="auto"` looks through a whole list whenever
+ * it grows. */
+function direction(text) {
+  const [letter] = /\p{L}/u.exec(text.slice(0, MAX_LINE)) ?? [];
+  return letter && /[\u0590-\u08ff\ufb1d-\ufdff\ufe70-\ufeff]/.test(letter) ? "rtl" : undefined;
+}
+
 /** The element of a block; an item's is its `li`. */
 function render(block, depth) {
   switch (block.kind) {
     case "fence":
       return codeBlock(block);
     case "heading":
-      return inline(el(`h${Math.min(6, block.level + 2)}`), block.text.replace(/[ \t]#{1,6}$/, ""));
+      return inline(el(`h${Math.min(6, block.level + 2)}`, { dir: direction(block.text) }), block.text.replace(/[ \t]#{1,6}$/, ""));
+    case "math":
+      return mathBlock(block);
     case "rule":
       return el("hr");
     case "quote":
-      return fill(el("blockquote"), block.lines, depth);
+      return fill(el("blockquote", { dir: direction(block.lines[0]) }), block.lines, depth);
     case "item":
       return item(block, depth);
     case "table":
       return table(block);
     default:
-      return inline(el("p"), block.text);
+      return inline(el("p", { dir: direction(block.text) }), block.text);
   }
 }
 
-function codeBlock(block) {
-  const code = el("code", {}, block.text);
-  const label = block.language.slice(0, 40) || "text";
-  const bar = el("figcaption", {}, el("span", {}, label), copyButton("Copy code", () => code.textContent));
-  return el("figure", { class: "code" }, bar, el("pre", { tabindex: "0", "aria-label": `Code, ${label}` }, code));
+/** A formula that scrolls by itself where it is wide; its source until it is complete. */
+function mathBlock({ text, rest, written, closed }) {
+  if (!closed) return el("p", { class: "tex" }, written);
+  const node = el("div", { class: "formula", tabindex: "0", role: "group", "aria-label": "Formula" }, formula(text, true, written.trim()));
+  return rest.trim() ? el("div", {}, node, inline(el("p"), rest.trim())) : node;
+}
+
+const codeViews = new WeakMap(); // element of a code block → its CodeView
+
+function codeBlock({ language, text }) {
+  const code = el("code");
+  const name = (/[^\s,{}:]+/.exec(language)?.[0] ?? "").slice(0, 40);
+  const label = name || "text";
+  const view = new CodeView(code, name);
+  view.update(text);
+  const bar = el("figcaption", {}, el("span", {}, label), copyButton("Copy code", () => view.text));
+  const node = el("figure", { class: "code", dir: "ltr" }, bar, el("pre", { tabindex: "0", "aria-label": `Code, ${label}` }, code));
+  codeViews.set(node, view);
+  return node;
 }
 
 function item(block, depth) {
@@ -153,7 +209,7 @@ function item(block, depth) {
 function table({ align, head, rows }) {
   const row = (tag, texts) =>
     el("tr", {}, ...head.map((_, at) => inline(el(tag, { class: align[at], scope: tag === "th" && "col" }), texts[at] ?? "")));
-  const body = el("table", {}, el("thead", {}, row("th", head)), el("tbody", {}, ...rows.map((texts) => row("td", texts))));
+  const body = el("table", { dir: direction(head.join(" ")) }, el("thead", {}, row("th", head)), el("tbody", {}, ...rows.map((texts) => row("td", texts))));
   return el("div", { class: "table", tabindex: "0", role: "region", "aria-label": "Table" }, body);
 }
 
@@ -188,7 +244,7 @@ class Place {
     const tag = block.number === undefined ? "UL" : "OL";
     let list = this.#parent.lastElementChild;
     if (list?.tagName !== tag) {
-      list = el(tag, { start: block.number > 1 && block.number });
+      list = el(tag, { dir: direction(block.lines[0]), start: block.number > 1 && block.number });
       this.#parent.append(list);
     }
     list.append(node);
@@ -208,7 +264,7 @@ export class MarkdownView {
   #text = "";
   #start = 0; // of the blocks that may still change
   #tail = []; // their elements
-  #open = null; // the text node of a code block that has no end yet
+  #open = null; // the CodeView of a code block that has no end yet
 
   constructor(parent) {
     this.parent = parent;
@@ -231,17 +287,15 @@ export class MarkdownView {
     if (final) this.#start += lines.slice(0, blocks[final].first).reduce((sum, line) => sum + line.length + 1, 0);
     const last = blocks.at(-1);
     const growing = blocks.length - final === 1 && last.kind === "fence" && !last.closed;
-    this.#open = growing ? this.#tail[0].querySelector("code") : null;
+    this.#open = growing ? codeViews.get(this.#tail[0]) : null;
   }
 
   /** Append to a code block that is all there is to render; false when it is not. */
   #growCode(blocks) {
     const [block] = blocks;
     if (!this.#open || blocks.length !== 1 || block.kind !== "fence" || block.closed) return false;
-    const shown = this.#open.firstChild?.data ?? "";
-    if (!block.text.startsWith(shown)) return false;
-    if (this.#open.firstChild) this.#open.firstChild.appendData(block.text.slice(shown.length));
-    else this.#open.append(block.text);
+    if (!block.text.startsWith(this.#open.text)) return false;
+    this.#open.update(block.text);
     return true;
   }
 }

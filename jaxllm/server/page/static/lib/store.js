@@ -118,6 +118,20 @@ export class Store {
   async exportAll() {
     return settled(this.#stores("readonly").bodies.getAll());
   }
+
+  /** Call `visit` with each conversation, one at a time in memory. */
+  async each(visit) {
+    const request = this.#stores("readonly").bodies.openCursor();
+    return new Promise((resolve, reject) => {
+      request.onerror = () => reject(request.error);
+      request.onsuccess = () => {
+        const cursor = request.result;
+        if (!cursor) return resolve();
+        visit(cursor.value);
+        cursor.continue();
+      };
+    });
+  }
 }
 
 /** The same in memory, for browsers that refuse IndexedDB. */
@@ -128,6 +142,7 @@ export class MemoryStore {
   remove = async (id) => void this.#kept.delete(id);
   clear = async () => this.#kept.clear();
   exportAll = async () => [...this.#kept.values()].map(({ body }) => body);
+  each = async (visit) => this.#kept.forEach(({ body }) => visit(body));
 
   async save(conversation) {
     const head = headOf(conversation);

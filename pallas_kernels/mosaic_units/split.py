@@ -1,0 +1,263 @@
+"""Products of tokens with a weight whose rows are the 64-row operand of Hopper's tensor cores: how
+thread blocks share the work, and how they write their sums.
+
+A unit is a block of the weight's rows times a tile of tokens, over all columns or a share of them.
+Where blocks of rows do not fill the card, columns are shared out: the sums of shares are written in
+float32 and added in order by whoever reads the product (`parts.py`), so results repeat.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array, lax
+from jax.experimental import pallas as pl
+from jax.experimental.mosaic import gpu as mgpu
+from jax.experimental.pallas import mosaic_gpu as plgpu
+
+from pallas_kernels import mosaic_units
+from pallas_kernels.mosaic_gpu import TILED, banded, store
+from pallas_kernels.mosaic_units import BAND_GROUP, ROWS, STAGED
+from pallas_kernels.mosaic_units.joined_shares import Segment, fewer_segments_of, segments_of
+from pallas_kernels.parts import Parts, Product
+
+# The layout of a product with single numbers, which a transposed store needs
+SINGLE = plgpu.Layout.TILED(
+    plgpu.Tiling(((64, 8), (16, 8), (8, 8), (2,), (1,))),
+    warp_dims=(-8,),
+    lane_dims=(-4, -3),
+    vector_dim=-1,
+)
+
+
+class Unit(NamedTuple):
+    """What a thread block computes next: its block of rows, its first token, its share of the
+    columns, and the slots of that."""
+
+    block: Array
+    token: Array
+    share: Array
+    first: Array
+    steps: Array
+
+
+class Split(NamedTuple):
+    """A product in units.
+
+    Attributes:
+      T: tokens, in whole tiles of 8 where there are more.
+      O: rows of the weight.
+      dtype: of the product. One of float32 is written from registers, as shares are.
+      steps: slots of a ring that cover the columns.
+      warpgroups: that multiply, each 64 rows of the weight.
+      tokens: of a unit.
+      shares: parts of the columns whose products are added afterwards.
+      joined: two tiles of tokens share columns out together, see `joined_shares`.
+    """
+
+    T: int
+    O: int  # noqa: E741
+    dtype: Any
+    steps: int
+    warpgroups: int
+    tokens: int
+    shares: int
+    joined: bool = False
+
+    @property
+    def height(self) -> int:
+        """Rows of the weight in a block."""
+        return self.warpgroups * ROWS
+
+    @property
+    def down(self) -> int:
+        """Blocks of rows."""
+        return -(-self.O // self.height)
+
+    @property
+    def bands(self) -> int:
+        """Tiles of tokens."""
+        return -(-self.T // self.tokens)
+
+    @property
+    def whole(self) -> int:
+        """Blocks of rows whose columns are not shared out: as many as fill the card."""
+        if self.shares == 1:
+            return self.down
+        processors = mosaic_units.PROCESSORS
+        return self.down // processors * processors if self.bands == 1 else 0
+
+    @property
+    def places(self) -> int:
+        """Units of a tile of tokens."""
+        return self.whole + (self.down - self.whole) * self.shares
+
+    @property
+    def units(self) -> int:
+        return self.places * self.bands
+
+    @property
+    def blocks(self) -> int:
+        """Thread blocks."""
+        if self.joined:
+            return min(mosaic_units.PROCESSORS, self.down * (2 * self.shares - 1))
+        return min(mosaic_units.PROCESSORS, self.units)
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether sums are not rounded."""
+        return bool(jnp.dtype(self.dtype) == jnp.float32)
+
+    @property
+    def results(self) -> list[jax.ShapeDtypeStruct]:
+        """Of whole blocks of rows, and the sums of the shares of others; of both what there is."""
+        rest, width = (self.down - self.whole) * self.height, self.bands * self.tokens
+        # Copies end with the array; what registers hold is stored in full
+        whole = jax.ShapeDtypeStruct((width if self.is_exact else self.T, self.O), self.dtype)
+        shared = jax.ShapeDtypeStruct((self.shares, width, rest), jnp.float32)
+        return ([whole] if self.whole else []) + ([shared] if rest else [])
+
+    @property
+    def staged(self) -> dict[str, Any]:
+        """Shared memory for results of whole blocks, where they are rounded."""
+        if not self.whole or self.is_exact:
+            return {}
+        shape = (self.warpgroups, min(self.tokens, STAGED), ROWS)
+        return {"y": plgpu.SMEM(shape, self.dtype, transforms=TILED)}
+
+    def unit(self, index: Array) -> Unit:
+        """Units of the same rows and columns are neighbours, so that they share the weight in the
+        L2 cache; `BAND_GROUP` tiles of tokens at a time, so that those stay in it too."""
+        shares = jnp.int32(self.shares)
+        place, band = self._place(index)
+        beyond = jnp.maximum(place - self.whole, 0)
+        block = jnp.minimum(place, self.whole) + lax.div(beyond, shares)
+        share = lax.rem(beyond, shares)
+        is_whole = place < self.whole
+        first = jnp.where(is_whole, 0, lax.div(share * self.steps, shares))
+        last = jnp.where(is_whole, self.steps, lax.div((share + 1) * self.steps, shares))
+        token = pl.multiple_of(band * self.tokens, 8)
+        return Unit(block, token, share, first, last - first)
+
+    def _place(self, index: Array) -> tuple[Array, Array]:
+        """The number of a unit among those of its tile of tokens, and that tile."""
+        if self.bands <= BAND_GROUP:
+            return lax.div(index, jnp.int32(self.bands)), lax.rem(index, jnp.int32(self.bands))
+        return banded(index, self.places, self.bands, BAND_GROUP)
+
+    def each(self, block: Array, run: Callable[[Unit, Array], None]) -> Array:
+        """Call `run(unit, steps done before)` for each unit of a thread block; returns the steps
+        done."""
+        if self.joined:
+            return self._each_joined(block, run)
+
+        def body(i: Array, done: Array) -> Array:
+            unit = self.unit(block + i * self.blocks)
+            run(unit, done)
+            return done + unit.steps
+
+        count = lax.div(self.units - 1 - block, jnp.int32(self.blocks)) + 1
+        return lax.fori_loop(0, count, body, jnp.int32(0))
+
+    def _each_joined(self, block: Array, run: Callable[[Unit, Array], None]) -> Array:
+        """The same where two tiles of tokens share columns out together."""
+        each, own = 2 * self.shares - 1, segments_of(self.steps, self.shares)
+        if self.blocks < self.down * each:
+            own += fewer_segments_of(self.steps, self.shares)
+        place = lax.div(block, jnp.int32(each))
+        index = block - place * each
+        if len(own) > each:
+            index = jnp.where(place == self.down - 1, index + each, index)
+
+        def found(of: Callable[[list[Segment]], int]) -> Array:
+            numbers = [of(segments) for segments in own]
+            chosen = jnp.int32(numbers[0])
+            for i, number in enumerate(numbers[1:], 1):
+                chosen = jnp.where(index == i, number, chosen)
+            return chosen
+
+        def body(k: Array, done: Array) -> Array:
+            def field(name: str) -> Array:
+                one = found(lambda segments: getattr(segments[0], name))
+                return jnp.where(k == 0, one, found(lambda segments: getattr(segments[-1], name)))
+
+            token = pl.multiple_of(field("band") * self.tokens, 8)
+            unit = Unit(place, token, field("share"), field("first"), field("steps"))
+            run(unit, done)
+            return done + unit.steps
+
+        return lax.fori_loop(0, found(len), body, jnp.int32(0))
+
+    def row(self, unit: Unit, wg: Array) -> Array:
+        """The first row of a warpgroup."""
+        return pl.multiple_of(unit.block * self.height + wg * ROWS, ROWS)
+
+    def store(
+        self, y: Array, unit: Unit, wg: Array, sm: dict[str, Any], made: Any, interpret: Any
+    ) -> None:
+        """Write `[ROWS, tokens]` of products as rows of tokens, or as a share that is added later;
+        `made` are the `results`."""
+        row, tokens = self.row(unit, wg), pl.ds(unit.token, self.tokens)
+
+        def from_registers(ref: Any) -> None:
+            store(ref.T, y if interpret else _single(y))
+
+        if self.whole:
+            store_whole: Callable[[], None] = (
+                (lambda: from_registers(made[0].at[tokens, pl.ds(row, ROWS)]))
+                if self.is_exact
+                else lambda: self._store_whole(y, unit, row, sm["y"].at[wg], made[0])
+            )
+            pl.when(jnp.logical_and(unit.block < self.whole, row < self.O))(store_whole)
+        if self.whole < self.down:
+            own = pl.ds(row - self.whole * self.height, ROWS)
+            pl.when(unit.block >= self.whole)(
+                lambda: from_registers(made[-1].at[unit.share, tokens, own])
+            )
+
+    def _store_whole(self, y: Array, unit: Unit, row: Array, staged: Any, y_ref: Any) -> None:
+        """Write the products of some tokens after the other through shared memory."""
+        width = y.shape[1]
+        for first in range(0, width, STAGED):
+            some = min(width - first, STAGED)
+            plgpu.wait_smem_to_gmem(0, wait_read_only=True)
+            own = staged.at[pl.ds(0, some)]
+            own.T[...] = y[:, first : first + some].astype(self.dtype)
+            plgpu.commit_smem()
+            tokens = pl.ds(pl.multiple_of(unit.token + first, 8), some)
+            plgpu.copy_smem_to_gmem(own, y_ref.at[tokens, pl.ds(row, ROWS)])
+
+    def parts(self, results: list[Array], T: int, O: int) -> Product:  # noqa: E741
+        """The product `[T, O]` of the `results`, of which shares of columns are left apart."""
+        if self.whole == self.down:
+            return results[0][:T, :O]
+        done, cut = results[0] if self.whole else None, self.whole * self.height
+        return Parts(results[-1], (), (T, O), self.dtype, done, cut)
+
+
+def _single(y: Array) -> Array:
+    """y with its pairs of numbers as single ones; each lane keeps its own."""
+
+    @plgpu.inline_mgpu(
+        arg_types=(plgpu.Layout.WGMMA,),
+        return_type=plgpu.ShapeDtypeStruct(y.shape, jnp.float32, layout=SINGLE),
+    )
+    def apart(_: Any, y: Any) -> Any:
+        layout = SINGLE.to_mgpu()
+        i32, i64 = (mgpu.utils.dtype_to_ir_type(np.dtype(own)) for own in ("int32", "int64"))
+        one = layout.registers_element_type(mgpu.utils.dtype_to_ir_type(jnp.float32))
+        both = [
+            mgpu.utils.inline_ptx(
+                "mov.b64 {$0, $1}, $2;", mgpu.utils.bitcast(pair, i64), result_types=[i32] * 2
+            )
+            for pair in y.registers.flat
+        ]
+        each = [mgpu.utils.bitcast(x, one) for pair in both for x in pair]
+        registers = np.array(each, dtype=object).reshape(layout.registers_shape(y.shape))
+        return mgpu.FragmentedArray(_registers=registers, _layout=layout, _is_signed=None)
+
+    return apart(y)
