@@ -161,7 +161,8 @@ class TaggedCalls(ToolParser):
     def pieces(cls, name: str, schema: Schema, number: int) -> Pieces:
         tags = cls.tags
         line = "\n" if tags.lines else ""
-        around = (f"{tags.value}{tags.value_begin}{line}", f"{line}{tags.value_end}\n")
+        value_begin = f"\n{tags.value_begin}" if tags.value_begin else ""
+        around = (f"{tags.value}{value_begin}{line}", f"{line}{tags.value_end}\n")
         layout = Layout(
             before_key=tags.key,
             text=around,
@@ -171,6 +172,7 @@ class TaggedCalls(ToolParser):
             ends_key=(tags.value,),
             ends_text=(tags.value_end, tags.key),
         )
-        head = f"{tags.calls}\n{tags.call}{name}{tags.named}\n".replace(">\n\n", ">\n")
+        call = f"\n{tags.call}" if tags.call else ""
+        head = f"{tags.calls}{call}{name}{tags.named}\n"
         tail = "\n".join(filter(None, (tags.call_end, tags.calls_end)))
         return (Literal(head), Arguments(schema, layout), Literal(tail))
