@@ -240,6 +240,8 @@ class Writer:
     def _json(self, schema: Any) -> Pieces:
         """A value as JSON. Raises NothingFollows."""
         schema = alone(schema, self._root)
+        if schema is False:
+            raise NothingFollows("nothing follows the schema of an argument")
         if not _harmless(schema) and (reason := self._compiles(schema)):
             empty = reason.startswith((NOTHING_ENDS, "Unsatisfiable"))
             raise NothingFollows(reason) if empty else ValueError(reason)

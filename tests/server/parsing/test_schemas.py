@@ -188,6 +188,7 @@ def test_arguments_that_no_schema_declares_have_the_types_of_others() -> None:
         (one_of_each({"type": ["string", "null"], "pattern": "^a"}), {"v": None}, {"v": "x"}),
         ({"properties": {"a": INTEGER, "b": INTEGER}, "minProperties": 1}, {"b": 7}, {}),
         ({"properties": {"a": INTEGER, "b": INTEGER}, "minProperties": 1}, {"a": 7, "b": 7}, {}),
+        ({"properties": {"a": False, "b": INTEGER}}, {"b": 7}, {"a": 7}),
         ({"properties": {"b": INTEGER}, "minProperties": 1}, {"b": 7}, {}),
         ({"additionalProperties": INTEGER, "maxProperties": 1}, {"b": 7}, {"a": 7, "b": 7}),
         (one_of_each({"properties": {"a": {"$ref": "#"}}, "type": "object"}), {"v": {}}, {"v": 7}),
