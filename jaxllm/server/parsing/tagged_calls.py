@@ -141,17 +141,17 @@ class TaggedCalls(ToolParser):
             if (yield from self.tried(self.value(written.append))):
                 sink("".join(written))
         while True:
-            if marker is not None and marker.endswith(tags.key):
+            if marker is not None:
                 openings = openings or {name + tags.value: name for name in others}
                 opened = yield from self.take(*openings)
                 if opened is not None:
                     return openings[opened]
-            elif marker is not None:
-                return None
-            sink(marker or "")
+                sink(marker)
             marker = yield from self.until(self.value_markers, sink, clear)
             if marker is None:
                 raise Malformed
+            if not marker.endswith(tags.key):
+                return None
 
     @classmethod
     def pieces(cls, name: str, schema: Schema, number: int) -> Pieces:
