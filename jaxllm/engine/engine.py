@@ -10,17 +10,16 @@ from functools import partial
 
 from jaxllm.background.thread import BackgroundThread
 from jaxllm.engine.constraints.token_masks import NO_TOKEN, token_bitmask
-from jaxllm.engine.constraints.validation import LogitsOptionsReader, RequestValidator, generating
-from jaxllm.engine.output.beam_requests import BeamSearchManager, validate_search
+from jaxllm.engine.intake.logits_options import LogitsOptionsReader
+from jaxllm.engine.intake.pending import Pending
+from jaxllm.engine.intake.request_factory import RequestFactory
+from jaxllm.engine.intake.validation import RequestValidator, generating, validate_search
+from jaxllm.engine.output.beam_requests import BeamSearchManager
+from jaxllm.engine.output.counters import Counters
 from jaxllm.engine.output.delivery import Holder, deliverable, holder
 from jaxllm.engine.output.engine_view import EngineWatch
-from jaxllm.engine.output.output_processor import (
-    Counters,
-    OutputProcessor,
-    RequestFactory,
-    RequestState,
-    lost_choice,
-)
+from jaxllm.engine.output.output_processor import OutputProcessor, lost_choice
+from jaxllm.engine.output.request_state import RequestState
 from jaxllm.engine.runtime.runner import Collected, Forwarded, Runner, StepResult
 from jaxllm.engine.scheduling.arrival_wait import ArrivalWait
 from jaxllm.engine.scheduling.chunk_planner import added_by_chunks
@@ -30,7 +29,6 @@ from jaxllm.engine.scheduling.scheduler import Scheduler
 from jaxllm.engine.sleep import Sleep
 from jaxllm.engine.startup.start import Started
 from jaxllm.engine.transfer.transfer import PageTransfer
-from jaxllm.engine.unscheduled import Unscheduled
 from jaxllm.messages import EngineStats, GenerateRequest, PoolingRequest, RequestError, TextDelta
 from jaxllm.sampling.choose import LOGPROBS
 
@@ -50,9 +48,9 @@ class Engine:
         assert isinstance(parts.runner, Runner), "a pooling model has an engine of its own"
         self.resolved, self.tokenizer = parts.resolved, parts.tokenizer
         self.runner, self.scheduler, self._grammars = parts.runner, scheduler, parts.grammars
-        self._unscheduled = Unscheduled(scheduler, parts.grammars, transfer)
+        self._pending = Pending(scheduler, parts.grammars, transfer)
         self._exporter = None if transfer is None else transfer.exporter
-        forget, busy = self._unscheduled.forget_all, lambda: self.has_work
+        forget, busy = self._pending.forget_all, lambda: self.has_work
         self.sleeper = Sleep(parts, forget, busy, shares_pages=transfer is not None)
         self.eos_ids = frozenset(parts.runner.eos_ids)
         self._options = LogitsOptionsReader(
@@ -77,7 +75,7 @@ class Engine:
         self._in_flight: deque[StepResult] = deque()
         self._background = BackgroundThread("forward")
         self._arrival_wait = ArrivalWait()
-        self._pending: list[TextDelta] = []  # made outside of steps: lost choices, aborts
+        self._unsent: list[TextDelta] = []  # made outside of steps: lost choices, aborts
         # Whether the last step did nothing, and nothing was added or taken away since
         self._starved = False
 
@@ -85,20 +83,20 @@ class Engine:
     def has_work(self) -> bool:
         """Whether `step` has anything to do."""
         return bool(
-            self._in_flight or self._pending or self.scheduler.has_work or self._unscheduled.waiting
+            self._in_flight or self._unsent or self.scheduler.has_work or self._pending.waiting
         )
 
     @property
     def awaits_grammar(self) -> bool:
         """Whether there is work, but none before a grammar is built or pages have come: `step`
         would wait for that."""
-        return self._unscheduled.blocked and not (
-            self._in_flight or self._pending or (self.scheduler.has_work and not self._starved)
+        return self._pending.blocked and not (
+            self._in_flight or self._unsent or (self.scheduler.has_work and not self._starved)
         )
 
     def when_built(self, callback: Callable[[], None]) -> None:
         """Call `callback` whenever a grammar is built or pages have come, in any thread."""
-        self._unscheduled.on_ready(callback)
+        self._pending.on_ready(callback)
 
     @property
     def wait_seconds(self) -> float:
@@ -116,13 +114,13 @@ class Engine:
         request = self._validator.validate_request(request)
         self._options.validate_options(request.params, request.thinking)
         self._grammars.validate_grammar(request)
-        self._unscheduled.validate(request)
+        self._pending.validate(request)
         validate_search(request, self.resolved, self.scheduler.pools, self.eos_ids)
         return request
 
     def queue_has_space(self, request: GenerateRequest) -> bool:
         """Whether the queue takes the request now; an idle engine takes any."""
-        present = self.scheduler.running + self.scheduler.waiting + self._unscheduled.waiting
+        present = self.scheduler.running + self.scheduler.waiting + self._pending.waiting
         limit = self.resolved.max_num_seqs + self.resolved.max_num_queued_reqs
         return present == 0 or present + request.params.samples <= limit
 
@@ -137,7 +135,7 @@ class Engine:
         self._arrival_wait.request_arrived()
         state = self._factory.make_state(request)
         try:
-            self._unscheduled.add(state.choices, request)
+            self._pending.add(state.choices, request)
             if not self._beams.start_search(state.choices[0], state.choices[0].stops):
                 if (holds := holder(request.params)) is not None:
                     self._holders[request.id] = holds
@@ -162,11 +160,11 @@ class Engine:
         """Stop a request and free its pages now; its choices end with finish_reason "abort".
         Unknown ids are ignored."""
         self._starved = False
-        self._pending += self._beams.stop_search(request_id, "abort")
+        self._unsent += self._beams.stop_search(request_id, "abort")
         state = self._states.get(request_id)
         for choice in state.choices if state is not None else ():
             if choice.status is not Status.FINISHED:
-                self._pending.append(self._output.finish_choice(choice, [], "", "abort", None))
+                self._unsent.append(self._output.finish_choice(choice, [], "", "abort", None))
 
     def step(self) -> list[TextDelta]:
         """Launch the next step, then collect and commit the oldest in flight, if more of its group
@@ -212,22 +210,22 @@ class Engine:
             for state in self._states.values():
                 undelivered += state.undelivered()
             self._start_over()
-            self._pending += [lost_choice(id, index) for id, index in undelivered]
+            self._unsent += [lost_choice(id, index) for id, index in undelivered]
 
     def stats(self) -> EngineStats:
         """A snapshot for metrics."""
         compiles, traffic = self.runner.compiles.since_start, self.runner.traffic
         return self._counters.snapshot(
-            self.scheduler, self._unscheduled.waiting, compiles, traffic, self.sleeper.level
+            self.scheduler, self._pending.waiting, compiles, traffic, self.sleeper.level
         )
 
     # --- one step
 
     def _run_step(self) -> list[TextDelta]:
-        deltas, self._pending = self._pending, []
-        if self._unscheduled.unsettled:
+        deltas, self._unsent = self._unsent, []
+        if self._pending.unsettled:
             blocks = not deltas and self.awaits_grammar
-            for choice, error in self._unscheduled.schedule_ready(blocks):
+            for choice, error in self._pending.schedule_ready(blocks):
                 deltas.append(self._output.fail_choice(choice, error, "structured_outputs"))
         plan = self._plan()
         if not plan.empty:
@@ -391,10 +389,10 @@ class Engine:
         """Forget every request and prefix after a failure: pages that were planned may not have
         been written, and the index already offers them."""
         self._background.settle()
-        self._unscheduled.forget_all()
+        self._pending.forget_all()
         for choice in [choice for state in self._states.values() for choice in state.choices]:
             self._grammars.release(choice)
         steps = self._in_flight, self.watch
-        for kept in (self._states, self._beams.open, self._holders, self._pending, *steps):
+        for kept in (self._states, self._beams.open, self._holders, self._unsent, *steps):
             kept.clear()
         self.runner.reset()

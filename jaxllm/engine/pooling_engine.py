@@ -9,9 +9,9 @@ from collections.abc import Callable
 
 import numpy as np
 
-from jaxllm.engine.constraints.validation import check_prompt
+from jaxllm.engine.intake.validation import check_prompt
+from jaxllm.engine.output.counters import Counters
 from jaxllm.engine.output.engine_view import EngineWatch
-from jaxllm.engine.output.output_processor import Counters
 from jaxllm.engine.runtime.pooling_runner import PooledStep, PoolingRunner
 from jaxllm.engine.scheduling.plan import Traffic
 from jaxllm.engine.scheduling.request import Request, Status

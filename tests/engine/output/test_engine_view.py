@@ -10,8 +10,8 @@ from jaxllm.cache.pool import PagePool
 from jaxllm.cache.prefix import PrefixIndex
 from jaxllm.engine.engine import Engine
 from jaxllm.engine.output import engine_view
+from jaxllm.engine.output.counters import Counters
 from jaxllm.engine.output.engine_view import EngineWatch, pool_view
-from jaxllm.engine.output.output_processor import Counters
 from jaxllm.messages import STEP_TOKENS
 from jaxllm.sampling.options import SamplingParams
 from tests.engine.conftest import run

@@ -29,7 +29,7 @@ def test_tokens_are_those_of_one_engine_and_whole_pages_are_not_computed_again(
     assert decode.stats().free_pages == decode.stats().num_pages
     # What is here already is not fetched
     again = collect(decode, [request(PROMPT, page_offer=offer)])
-    assert tokens_of(again, "r") == alone and not decode._unscheduled.unsettled
+    assert tokens_of(again, "r") == alone and not decode._pending.unsettled
 
 
 def test_choices_draws_and_salts_go_the_same_way(prefill, decode):

@@ -13,11 +13,13 @@ from jaxllm.engine.transfer.transfer import PageTransfer, check_without_transfer
 from jaxllm.messages import GenerateRequest
 
 
-class Unscheduled:
+class Pending:
     """Schedules choices as soon as their grammar is built, and starts what brings their pages."""
 
     def __init__(self, scheduler: Scheduler, grammars: Grammars, transfer: PageTransfer | None):
-        self._scheduler, self._grammars, self._transfer = scheduler, grammars, transfer
+        self._scheduler = scheduler
+        self._grammars = grammars
+        self._transfer = transfer
         self._fetcher = None if transfer is None else transfer.fetcher
         self._news = Event()  # set when a choice may go on
         self.on_ready(lambda: None)
