@@ -28,7 +28,7 @@ from jaxllm.engine.scheduling.request import Request, Status
 from jaxllm.engine.scheduling.scheduler import Scheduler
 from jaxllm.engine.sleep import Sleep
 from jaxllm.engine.startup.start import Started
-from jaxllm.engine.transfer.transfer import PageTransfer
+from jaxllm.engine.transfer.transfer import NoTransfer, PageTransfer
 from jaxllm.messages import EngineStats, GenerateRequest, PoolingRequest, RequestError, TextDelta
 from jaxllm.sampling.choose import LOGPROBS
 
@@ -48,8 +48,9 @@ class Engine:
         assert isinstance(parts.runner, Runner), "a pooling model has an engine of its own"
         self.resolved, self.tokenizer = parts.resolved, parts.tokenizer
         self.runner, self.scheduler, self._grammars = parts.runner, scheduler, parts.grammars
-        self._pending = Pending(scheduler, parts.grammars, transfer)
-        self._exporter = None if transfer is None else transfer.exporter
+        pages = NoTransfer() if transfer is None else transfer
+        self._pending = Pending(scheduler, parts.grammars, pages)
+        self._exports = pages.exports
         forget, busy = self._pending.forget_all, lambda: self.has_work
         self.sleeper = Sleep(parts, forget, busy, shares_pages=transfer is not None)
         self.eos_ids = frozenset(parts.runner.eos_ids)
@@ -175,8 +176,7 @@ class Engine:
         try:
             with self.runner.compiles:
                 deltas = self._run_step()
-            if self._exporter is not None:
-                deltas = self._exporter.settle(deltas)
+            deltas = self._exports.settle(deltas)
             self.scheduler.kv_manager.flush_events()
             return deltas
         except BaseException:
@@ -271,15 +271,13 @@ class Engine:
         forwarded, before = (
             self._forward_and_collect(plan) if constrained else (self.runner.forward(plan), [])
         )
-        if self._exporter is not None:  # before forced tokens end requests, which free their pages
-            self._exporter.take(plan.chunks)
+        self._exports.take(plan.chunks)
         self._counters.count_step(plan.tokens)
         self.watch.step_launched()
         plan.mark_started(time.time())
         deltas = self._constrain(plan, before) if constrained else []
         self._in_flight.append(self.runner.draw(forwarded))
-        if self._exporter is not None:
-            deltas += map(self._output.answer, self._exporter.answers(plan.chunks))
+        deltas += map(self._output.answer, self._exports.answers(plan.chunks))
         return deltas
 
     def _collect(self) -> Collected:
@@ -293,8 +291,7 @@ class Engine:
         """Append a step's tokens to their requests, and end those that are complete."""
         deltas: list[TextDelta] = []
         now = time.time()
-        if self._exporter is not None:
-            self._exporter.export(step.plan.chunks)
+        self._exports.export(step.plan.chunks)
         for span, scores in step.scores:
             if span.request.status is not Status.FINISHED:
                 self._states[span.request.id].add_prompt_logprobs(span, scores)
@@ -310,8 +307,7 @@ class Engine:
             # Logits that a host function changed tell nothing about the KV
             if token < 0 and row not in step.failures:
                 self.scheduler.invalidate(request)
-                if self._exporter is not None:
-                    self._exporter.forget(request.hashes)
+                self._exports.forget(request.hashes)
             if request.is_beam:
                 deltas += self._commit_beam(step, row, request, now)
                 continue

@@ -9,18 +9,21 @@ from threading import Event
 from jaxllm.engine.constraints.grammars import Grammars
 from jaxllm.engine.scheduling.request import Request
 from jaxllm.engine.scheduling.scheduler import Scheduler
-from jaxllm.engine.transfer.transfer import PageTransfer, check_without_transfer
+from jaxllm.engine.transfer.transfer import NoTransfer, PageTransfer
 from jaxllm.messages import GenerateRequest
 
 
 class Pending:
     """Schedules choices as soon as their grammar is built, and starts what brings their pages."""
 
-    def __init__(self, scheduler: Scheduler, grammars: Grammars, transfer: PageTransfer | None):
+    def __init__(
+        self, scheduler: Scheduler, grammars: Grammars, transfer: PageTransfer | NoTransfer
+    ):
         self._scheduler = scheduler
         self._grammars = grammars
         self._transfer = transfer
-        self._fetcher = None if transfer is None else transfer.fetcher
+        self._exports = transfer.exports
+        self._fetcher = transfer.fetcher
         self._news = Event()  # set when a choice may go on
         self.on_ready(lambda: None)
 
@@ -54,14 +57,11 @@ class Pending:
 
     def validate(self, request: GenerateRequest) -> None:
         """Raises RequestError when the request wants transfers that are not made here."""
-        if self._transfer is None:
-            check_without_transfer(request)
-        else:
-            self._transfer.address(request)
+        self._transfer.address(request)
 
     def add(self, choices: Sequence[Request], request: GenerateRequest) -> None:
         """Take the choices of a new, validated request."""
-        address = None if self._transfer is None else self._transfer.address(request)
+        address = self._transfer.address(request)
         if (
             self._fetcher is not None
             and address is not None
@@ -70,9 +70,7 @@ class Pending:
         ):
             self._fetcher.start(choices, address)
         if choices[0].shares_pages:
-            assert self._transfer is not None, "refused by validate"
-            assert self._transfer.exporter is not None, "refused by validate"
-            self._transfer.exporter.announce(choices[0])
+            self._exports.announce(choices[0])
         for choice in choices:
             if request.grammar is None:
                 self._scheduler.add(choice)
@@ -101,5 +99,4 @@ class Pending:
         self._scheduler.reset()
         if self._fetcher is not None:
             self._fetcher.clear()
-        if self._transfer is not None and self._transfer.exporter is not None:
-            self._transfer.exporter.clear()
+        self._exports.clear()
