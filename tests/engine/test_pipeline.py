@@ -272,7 +272,7 @@ def test_a_step_of_stages_on_two_hosts_waits_for_its_own_group_alone(
     def told(command: Command) -> None:
         assert isinstance(command, Launch)
         if command.calls[0][0].program == "advance":
-            waited.append([step.group for step in two._in_flight])
+            waited.append([step.group for step in two.loop.in_flight])
 
     apart(two, told)
     run(two, PROMPTS[:4], params)

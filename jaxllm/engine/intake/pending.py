@@ -10,18 +10,27 @@ from jaxllm.engine.constraints.grammars import Grammars
 from jaxllm.engine.scheduling.request import Request
 from jaxllm.engine.scheduling.scheduler import Scheduler
 from jaxllm.engine.transfer.transfer import NoTransfer, PageTransfer
-from jaxllm.messages import GenerateRequest
+from jaxllm.messages import GenerateRequest, TextDelta
+
+# Ends a choice: its request, the reason, and the field that is at fault
+type Fail = Callable[[Request, str, str], TextDelta]
 
 
 class Pending:
-    """Schedules choices as soon as their grammar is built, and starts what brings their pages."""
+    """Schedules choices as soon as their grammar is built, and starts what brings their pages.
+    `fail` ends those whose grammar cannot be had."""
 
     def __init__(
-        self, scheduler: Scheduler, grammars: Grammars, transfer: PageTransfer | NoTransfer
+        self,
+        scheduler: Scheduler,
+        grammars: Grammars,
+        transfer: PageTransfer | NoTransfer,
+        fail: Fail,
     ):
         self._scheduler = scheduler
         self._grammars = grammars
         self._transfer = transfer
+        self._fail = fail
         self._exports = transfer.exports
         self._fetcher = transfer.fetcher
         self._news = Event()  # set when a choice may go on
@@ -77,22 +86,22 @@ class Pending:
             else:
                 self._grammars.start_build(choice, request.grammar)
 
-    def schedule_ready(self, block: bool) -> list[tuple[Request, str]]:
+    def schedule_ready(self, block: bool) -> list[TextDelta]:
         """Schedule the choices that lack no grammar any more, and let host memory have the pages
-        that came; with `block`, wait until there is something of either. Returns the choices whose
-        grammar cannot be had, with the reason."""
+        that came; with `block`, wait until there is something of either. Returns the ends of the
+        choices whose grammar cannot be had."""
         if block:
             self._news.wait()
         self._news.clear()  # before looking: what comes meanwhile counts the next time
         if self._fetcher is not None:
             self._fetcher.collect()
-        failed = []
+        ends = []
         for request, error in self._grammars.pop_built():
             if error is None:
                 self._scheduler.add(request)
             else:
-                failed.append((request, error))
-        return failed
+                ends.append(self._fail(request, error, "structured_outputs"))
+        return ends
 
     def forget_all(self) -> None:
         """Forget all that the scheduler has, and the pages on their way, whose room that was."""

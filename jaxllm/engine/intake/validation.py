@@ -145,6 +145,32 @@ def generating(request: GenerateRequest | PoolingRequest) -> GenerateRequest:
     return request
 
 
+def pooling(request: GenerateRequest | PoolingRequest) -> PoolingRequest:
+    """The request. Raises RequestError when it is none for a model that pools."""
+    if isinstance(request, GenerateRequest):
+        raise RequestError(
+            "this model pools and generates nothing; ask for embeddings, classes or scores",
+            None,
+            "wrong_runner",
+        )
+    return request
+
+
+def validate_pooling(
+    request: PoolingRequest, resolved: Resolved, fits: Callable[[int], bool]
+) -> None:
+    """Raises RequestError unless a prompt can be pooled here; `fits` says whether the KV pages of
+    so many tokens can ever be allocated."""
+    check_prompt(request, resolved, resolved.max_model_len)
+    length = len(request.prompt_token_ids)
+    if not fits(length):
+        raise RequestError(
+            f"a prompt of {length} tokens can never fit the KV pool; shorten it",
+            "prompt",
+            "kv_pool_too_small",
+        )
+
+
 def validate_search(
     request: GenerateRequest, resolved: Resolved, pools: Sequence[PagePool], eos_ids: frozenset[int]
 ) -> None:

@@ -5,13 +5,14 @@ from __future__ import annotations
 from bisect import bisect_left
 from dataclasses import dataclass, field
 
-from jaxllm.engine.scheduling.plan import Traffic
+from jaxllm.engine.output.step_observer import StepObserver
+from jaxllm.engine.scheduling.plan import Plan, Traffic
 from jaxllm.engine.scheduling.scheduler import Scheduler
 from jaxllm.messages import STEP_TOKENS, EngineStats
 
 
 @dataclass(slots=True)
-class Counters:
+class Counters(StepObserver):
     """Counts since the engine's start.
 
     Attributes:
@@ -29,8 +30,9 @@ class Counters:
     self_check_failures: int = 0
     problem: str = ""
 
-    def count_step(self, tokens: int) -> None:
-        """Count a step that computes `tokens`."""
+    def step_launched(self, plan: Plan) -> None:
+        """Count a step and the tokens that it computes."""
+        tokens = plan.tokens
         self.steps += 1
         self.computed_tokens += tokens
         self.step_tokens[bisect_left(STEP_TOKENS, tokens)] += 1

@@ -14,6 +14,8 @@ from jaxllm.messages import (
     TextDelta,
 )
 
+LOST_REQUEST = "the engine lost this request"
+
 
 class OutputProcessor:
     """Makes the deltas of an engine's requests.
@@ -79,19 +81,6 @@ class OutputProcessor:
             if params.prompt_logprobs is None
             else self._states[request.id].take_prompt_logprobs(request.index),
             num_cached_tokens=request.num_cached_tokens,
-        )
-
-    def answer(self, request: Request) -> TextDelta:
-        """The only delta of a request that goes on without anybody who waits for its tokens."""
-        return TextDelta(
-            id=request.id,
-            index=request.index,
-            token_ids=[],
-            text="",
-            finish_reason="length",
-            num_cached_tokens=request.num_cached_tokens,
-            prefix_miss=request.prefix_miss,
-            times=request.times,
         )
 
     def finish_choice(
@@ -171,5 +160,19 @@ def lost_choice(request_id: str, index: int) -> TextDelta:
         token_ids=[],
         text="",
         finish_reason="error",
-        error="the engine lost this request",
+        error=LOST_REQUEST,
+    )
+
+
+def answer(request: Request) -> TextDelta:
+    """The only delta of a request that goes on without anybody who waits for its tokens."""
+    return TextDelta(
+        id=request.id,
+        index=request.index,
+        token_ids=[],
+        text="",
+        finish_reason="length",
+        num_cached_tokens=request.num_cached_tokens,
+        prefix_miss=request.prefix_miss,
+        times=request.times,
     )

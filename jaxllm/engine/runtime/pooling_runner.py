@@ -30,6 +30,11 @@ class PooledStep(NamedTuple):
     plan: Plan
     vectors: Array
 
+    @property
+    def group(self) -> int:
+        """Of the slots that run."""
+        return self.plan.group
+
 
 class PoolingRunner(Dispatcher):
     """`launch(plan)` never waits for the device; `collect(step)` does.
