@@ -61,26 +61,25 @@ class Decoder(nnx.Module):
         """
         return self.after_attention(self.through_attention(token_T, position_T, context), context)
 
+    def embedded(self, token_T: Array, position_T: Array, context: AttentionContext) -> Carry:
+        """What enters the first layer."""
+        assert self.embed is not None, "tokens enter the first stage alone"
+        return Carry(self.embed(token_T, position_T, context))
+
     def through_attention(
-        self,
-        token_T: Array,
-        position_T: Array,
-        context: AttentionContext,
-        handed_TD: Array | None = None,
+        self, token_T: Array, position_T: Array, context: AttentionContext
     ) -> Carry:
-        """The carry after the last attention. A stage that is not the first takes what the one
-        before has `handed` on, in place of tokens.
+        """The carry of a whole model after the last attention.
 
         Up to here tokens see each other. `after_attention` then needs only the rows whose hidden
         states are wanted: one of a prompt.
         """
-        if handed_TD is None:
-            assert self.embed is not None
-            handed_TD = self.embed(token_T, position_T, context)
-        return self.through_layers(Carry(handed_TD), position_T, context)
+        carry = self.embedded(token_T, position_T, context)
+        return self.through_layers(carry, position_T, context)
 
     def through_layers(self, carry: Carry, position_T: Array, context: AttentionContext) -> Carry:
-        """The same of embedded tokens."""
+        """The carry after the last attention, of what enters the first layer here: embedded tokens,
+        or what the stage before has `handed` on."""
         rotations = {
             rope: rope(position_T, context.prompt_length_T) for rope in dict.fromkeys(self.ropes)
         }
@@ -142,12 +141,15 @@ class Decoder(nnx.Module):
     def logits(self, hidden_RD: Array, context: RowContext) -> Array:
         """Next-token logits [R, V] in float32; of this device's own share of the vocabulary where
         it is split."""
-        (weight, bias_V), (vocab, _) = self._head(), self._head_sizes
+        weight, bias_V = self._head()
+        vocab, _ = self._head_sizes
         return self._mapped(weight.sums(hidden_RD, context)[:, :vocab], bias_V)
 
     def token_logits(self, hidden_RD: Array, tokens: tuple[int, ...], context: RowContext) -> Array:
         """The logits of some tokens alone."""
-        (weight, bias), (vocab, _), token_N = self._head(), self._head_sizes, jnp.array(tokens)
+        weight, bias = self._head()
+        vocab, _ = self._head_sizes
+        token_N = jnp.array(tokens)
         if bias is not None:
             bias = context.collective.rows(bias.__getitem__, token_N, len(bias), vocab)
         weight_ND = weight.looked_up(token_N, context, vocab)
