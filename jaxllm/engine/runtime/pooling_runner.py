@@ -10,7 +10,7 @@ import numpy as np
 from jax import Array
 
 from jaxllm.cache.kv import KVCache
-from jaxllm.engine.runtime.dispatch import Dispatcher
+from jaxllm.engine.runtime.dispatch import RECORDING_RUNS, Dispatcher
 from jaxllm.engine.runtime.lattice import Programs
 from jaxllm.engine.runtime.launch import Launch, read
 from jaxllm.engine.runtime.program import MAX_DEPTH, Key
@@ -18,9 +18,6 @@ from jaxllm.engine.runtime.programs.encode import pack_prompts
 from jaxllm.engine.scheduling.buckets import ExtendShape
 from jaxllm.engine.scheduling.kv_offload import Link
 from jaxllm.engine.scheduling.plan import Plan
-
-# XLA runs a program's kernels one by one, then records them, then replays the recording
-RECORDING_RUNS = 3
 
 
 class PooledStep(NamedTuple):
