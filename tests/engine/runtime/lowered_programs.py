@@ -2,11 +2,12 @@
 no program: lower them all before and after, and compare.
 
     git worktree add BEFORE COMMIT
-    PYTHONPATH=BEFORE python tests/engine/runtime/lowered_programs.py before/
-    PYTHONPATH=. python tests/engine/runtime/lowered_programs.py after/ --against before/
+    ln -sfn BEFORE sources; PYTHONPATH=sources python lowered_programs.py before/
+    ln -sfn AFTER sources; PYTHONPATH=sources python lowered_programs.py after/ --against before/
 
 Texts are equal after names and the order of parameters are made the same: `normalised`. Lowered are
-the programs of tiny models, for the CPU and for a Hopper GPU that is not here.
+the programs of tiny models, for the CPU and for a Hopper GPU that is not here. Both times the
+sources are found at the same path, because kernels hold the names of their files.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from pathlib import Path
 import jax
 
 VALUE = re.compile(r"%[\w#:.]+")
-FUNCTION = re.compile(r"@[\w.\-\"]+")
+FUNCTION = re.compile(r'@(?:"[^"]*"|[\w.\-]+)')
 SIGNATURE = re.compile(r"( *func\.func [^(]*)\((.*?)\)((?: ->| attributes| \{).*)$")
 ARGUMENT = re.compile(r"(%arg\d+): (.*?)(?=, %arg\d+: |$)")
 
