@@ -65,7 +65,7 @@ class Embed:
 
     def __call__(self, module: nnx.Module, rows: StepRows) -> Carry:
         """As of `Enter`."""
-        return module.embedded(rows.token, rows.position, rows.context)
+        return module.embedded(rows.facts, rows.context)
 
 
 @dataclass(frozen=True)
@@ -81,7 +81,7 @@ class Receive:
 
     def __call__(self, module: nnx.Module, rows: StepRows, handed_TD: Array) -> Carry:
         """As of `Enter`."""
-        return Carry(handed_TD)
+        return Carry(handed_TD, facts=rows.facts)
 
 
 @dataclass(frozen=True)

@@ -67,8 +67,7 @@ class Forward:
         rows = self.rows.read(model, kv, state, *islice(rest, len(self.rows.takes)))
         module = model.rebuild(weights)
         reused = [*islice(rest, len(self.leave.takes))]
-        carry = self.enter(module, rows, *rest)
-        carry = module.through_layers(carry, rows.position, rows.context)
+        carry = module.through_layers(self.enter(module, rows, *rest), rows.context)
         return (rows.context.kv, *rows.state, *self.leave(model, module, carry, rows, *reused))
 
     @property

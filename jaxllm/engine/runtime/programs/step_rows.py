@@ -21,6 +21,7 @@ from jaxllm.engine.runtime.state import (
     pack_progress,
 )
 from jaxllm.engine.scheduling.buckets import ExtendShape
+from jaxllm.nn.row_facts import RowFacts, facts_of
 
 
 @dataclass(frozen=True)
@@ -30,7 +31,7 @@ class StepRows:
     Attributes:
         decodes: the decode rows.
         batch: arrays of the chunks; empty without chunks.
-        token, position: [T].
+        facts: what is known of each row.
         context: what they attend with.
         trash_slot: the slot of rows that are padding.
         state: what changes in the slot state: the new one, or nothing.
@@ -38,8 +39,7 @@ class StepRows:
 
     decodes: DecodeRows
     batch: dict[str, Array]
-    token: Array
-    position: Array
+    facts: RowFacts
     context: PagedContext
     trash_slot: int
     state: tuple[SlotState, ...]
@@ -79,8 +79,7 @@ class Decodes:
         return StepRows(
             decodes=decodes,
             batch={},
-            token=decodes.token,
-            position=decodes.position,
+            facts=facts_of(decodes.token, decodes.position),
             context=context,
             trash_slot=state.rows.shape[0],
             state=(),
@@ -116,8 +115,10 @@ class Chunks:
         return StepRows(
             decodes=decodes,
             batch=batch,
-            token=jnp.concatenate([decodes.token, batch["token"]]),
-            position=jnp.concatenate([decodes.position, batch["position"]]),
+            facts=facts_of(
+                jnp.concatenate([decodes.token, batch["token"]]),
+                jnp.concatenate([decodes.position, batch["position"]]),
+            ),
             context=context,
             trash_slot=state.rows.shape[0],
             state=(state,),
