@@ -41,6 +41,7 @@ class Commit:
         # Names of this function's own are found faster, and a step has hundreds of rows
         append_token = self._output.append_token
         finished = Status.FINISHED
+        step_logprobs = step.logprobs
         for row, (request, token) in enumerate(zip(step.plan.emitters, step.tokens, strict=True)):
             if request is None or request.status is finished:
                 continue
@@ -61,8 +62,8 @@ class Commit:
                 deltas.append(self._output.fail_choice(request, step.failures.get(row, NO_TOKEN)))
                 continue
             logprobs = None
-            if step.logprobs is not None and request.needs & LOGPROBS:
-                logprobs = step.logprobs.row(row, request.top)
+            if step_logprobs is not None and request.needs & LOGPROBS:
+                logprobs = step_logprobs.row(row, request.top)
             deltas.append(append_token(request, token, now, logprobs))
         return deltas
 
