@@ -99,6 +99,9 @@ class PacedEngine:
     def has_work(self) -> bool:
         return bool(self._jobs) and (self._began or len(self._jobs) >= self._plan.streams)
 
+    def make_late(self, made: Callable[[], None]) -> None:
+        """There are no programs."""
+
     def when_built(self, heard: Callable[[], None]) -> None:
         """There are no grammars."""
 

@@ -121,9 +121,9 @@ class Writer:
         def beside(argument: Pieces) -> Pieces:
             return (*comma, *argument) if required else (*argument, *comma)
 
-        pieces += [Maybe(beside(argument)) for argument in optional]
-        others = tuple(beside(argument) for argument in more if argument is not None)
-        return (*pieces, *_counted(case, len(required), len(optional), others))
+        others = [beside(argument) for argument in more if argument is not None]
+        chosen = [beside(argument) for argument in optional]
+        return (*pieces, *_counted(case, len(required), chosen, others))
 
     def _check_key(self, name: str) -> None:
         """Raises ValueError where the layout cannot write a key."""
@@ -242,44 +242,64 @@ class Writer:
         if not Meaning(schema, self._root).cases:
             raise NothingFollows("nothing follows the schema of an argument")
         schema = alone(schema, self._root)
+        if schema is False:
+            raise NothingFollows("nothing follows the schema of an argument")
         if not _harmless(schema) and (reason := self._compiles(schema)):
             empty = reason.startswith((NOTHING_ENDS, "Unsatisfiable"))
             raise NothingFollows(reason) if empty else ValueError(reason)
         return (Json(schema),)
 
 
-def _counted(case: Case, required: int, optional: int, more: tuple[Pieces, ...]) -> Pieces:
-    """Arguments that are not declared, as many as may be. Raises ValueError where numbers of
-    properties cannot be held, NothingFollows where none is allowed."""
+def _counted(
+    case: Case, required: int, optional: list[Pieces], more: list[Pieces]
+) -> tuple[Piece, ...]:
+    """Arguments behind those that are required, as many as may be: the optional ones, and more that
+    are not declared. Raises ValueError where numbers of properties cannot be held, NothingFollows
+    where none is allowed."""
     least = max((_count(part, "minProperties", 0) for part in case.parts), default=0)
     bounds = [_count(part, "maxProperties", None) for part in case.parts]
     most = min((bound for bound in bounds if bound is not None), default=None)
     if most is not None and most < max(required, least):
         raise NothingFollows("maxProperties is less than the properties that must be there")
     missing = max(0, least - required)
-    if optional and (missing or (most is not None and most < required + optional)):
-        raise ValueError(
-            'minProperties and maxProperties are only supported where all keys of "properties" '
-            "are required"
-        )
-    if missing and not more:
+    if missing > len(optional) and not more:
         raise NothingFollows("minProperties is more than the properties that there may be")
+    if most is not None and most < required + len(optional):
+        raise ValueError(
+            "maxProperties is only supported where all declared properties fit into it"
+        )
+    rest = _repeated(more, None if most is None else most - required - len(optional))
+    if not missing:
+        return (*map(Maybe, optional), *rest)
+    if missing == len(optional) and not more:
+        return tuple(itertools.chain(*optional))
     if missing > 1:
         raise ValueError(
-            "minProperties cannot be held where two keys or more are free, since keys may repeat"
+            "minProperties cannot be held where it is more than one above the properties that are "
+            "required"
         )
-    if not more:
+    ways: list[Pieces] = [
+        (*first, *map(Maybe, optional[number:]), *rest) for number, first in enumerate(optional, 1)
+    ]
+    if rest:
+        fewer = None if most is None else most - required - len(optional) - 1
+        ways += [(*first, *_repeated(more, fewer)) for first in more]
+    return (Either(tuple(ways)),)
+
+
+def _repeated(more: list[Pieces], most: int | None) -> Pieces:
+    """Arguments that are not declared, at most so many. Raises ValueError."""
+    if not more or most == 0:
         return ()
-    pieces: Pieces = more[0] if len(more) == 1 else (Either(more),)
-    first = pieces * missing
+    pieces: Pieces = more[0] if len(more) == 1 else (Either(tuple(more)),)
     if most is None:
-        return (*first, Repeated(pieces))
-    if most - required > MAX_MORE:
+        return (Repeated(pieces),)
+    if most > MAX_MORE:
         raise ValueError(f"maxProperties allows more than {MAX_MORE} keys that are not declared")
     rest: Pieces = ()
-    for _ in range(most - required - missing):
+    for _ in range(most):
         rest = (Maybe((*pieces, *rest)),)
-    return (*first, *rest)
+    return rest
 
 
 def _count(part: Schema, keyword: str, otherwise: Any) -> Any:

@@ -12,6 +12,8 @@ from jaxllm.grammar.limits import parser_limits
 from jaxllm.grammar.pieces import Rule
 
 ANY = "/(?s:.*)/"
+# Control characters that are white space for some regexes and for others not
+NO_SEPARATORS = r"/[^\x1c-\x1f\x85]*/"
 PLAIN = r"/[^\x00-\x1f\x7f]*/"
 _ANCHORS = re.compile(r"\\.|\[(?:\\.|[^]\\])*]|[$^]", re.DOTALL)
 _TOKEN = re.compile(r"\\.|\[\^?]?(?:\\.|[^]\\])*]|.", re.DOTALL)
@@ -156,6 +158,8 @@ def _of_rule(rule: Rule) -> str:
     if rule.texts is not None:
         parts.append(" | ".join(map(quoted, rule.texts)))
     parts += [searched(pattern) for pattern in rule.patterns]
+    if rule.patterns:
+        parts.append(NO_SEPARATORS)
     parts += [_of_format(name) for name in rule.formats]
     if rule.whole:
         parts.append(_regex(rule.whole))

@@ -14,6 +14,7 @@ from jax import Array
 
 from jaxllm.cache.kv import KVCache, zeros_of
 from jaxllm.config import ConfigError
+from jaxllm.engine.runtime.compilation.compile_counter import CompileCounter
 from jaxllm.engine.runtime.compilation.executables import Executables, Recipe
 from jaxllm.engine.runtime.program import KV, STATE, WEIGHTS, Key, Program, Resident, Variant
 from jaxllm.engine.runtime.programs import PROGRAMS
@@ -157,7 +158,8 @@ class Programs:
             self.name(key), self._rows(key), self.recipe(key), keep=self.is_kept(key)
         )
         if key in self._late:
-            with self.executables.late_compiles:  # what makes the arrays that its first run finds
+            # What makes the arrays that its first run finds is no program of a step
+            with CompileCounter():
                 for at in self.variant(key).takes:
                     if isinstance(at, Resident) and at not in (WEIGHTS, KV, STATE):
                         zeros_of(at.shapes(self.shapes))

@@ -74,6 +74,7 @@ class Machine:
         self._parts: list[Part] = []
         self._undecided: list[str] | None = None  # taken and not told; text if no call
         self._recorded: list[str] | None = None  # all that was taken, while parts are dropped
+        self._tried: list[str] | None = None  # all that was taken, while it may be put back
         self._index = -1
         self._ids: set[str | None] = set()  # of calls: clients tell them apart by these
         self._in_call = False
@@ -192,6 +193,24 @@ class Machine:
         self._undecided = None
         return whole
 
+    def tried(self, reading: Reading[None]) -> Reading[bool]:
+        """Reads what emits nothing, or takes nothing where that is malformed. → whether it was
+        read. One such reading is never inside another."""
+        undecided = None if self._undecided is None else list(self._undecided)
+        recorded = None if self._recorded is None else list(self._recorded)
+        self._tried = []
+        try:
+            yield from reading
+        except Malformed:
+            self._text = "".join(self._tried) + self._text[self._at :]
+            self._at = 0
+            self._undecided = undecided
+            self._recorded = recorded
+            return False
+        finally:
+            self._tried = None
+        return True
+
     def decide(self) -> None:
         """What was taken is no text, whatever follows."""
         self._undecided = None
@@ -206,6 +225,8 @@ class Machine:
             self._undecided.append(text)
         if self._recorded is not None:
             self._recorded.append(text)
+        if self._tried is not None:
+            self._tried.append(text)
         return text
 
     def give_back(self, word: str) -> None:

@@ -3,18 +3,18 @@ tool's schema."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Set
+from collections.abc import Iterable, Set
 from typing import ClassVar
 
 import msgspec
 
-from jaxllm.grammar.pieces import Arguments, Layout, Literal, Pieces
+from jaxllm.grammar.pieces import Arguments, Either, Layout, Literal, Pieces
 from jaxllm.server.parsing.calls import ToolParser, blank_value
 from jaxllm.server.parsing.machine import Clear, Malformed, Reading, Sink
 from jaxllm.server.parsing.markers import ESCAPED, Markers
 from jaxllm.server.parsing.pieces import NEW_KEY, Section
 from jaxllm.server.parsing.schema import Schema, is_string, properties, property_of, typed
-from jaxllm.server.parsing.values import Value, encode_string
+from jaxllm.server.parsing.values import encode_string
 
 # Keys that are read as they are written: of one line, without white space around them
 KEY = r"(\S([^\x00-\x1f\x7f]{0,253}\S)?)"
@@ -26,6 +26,7 @@ class Tags(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         lines: a value stands on lines of its own.
+        breaks: what models write between tags, one or the other throughout a call.
     """
 
     calls: str
@@ -38,6 +39,7 @@ class Tags(msgspec.Struct, frozen=True, kw_only=True):
     call_end: str
     calls_end: str
     lines: bool = False
+    breaks: tuple[str, ...] = ("\n",)
 
 
 class TaggedCalls(ToolParser):
@@ -113,13 +115,7 @@ class TaggedCalls(ToolParser):
             self.arguments('"')
             return True, next_key
         pieces: list[str] = []
-        followed = Value()
-
-        def follow(text: str) -> None:
-            pieces.append(text)
-            followed.read(text, 0, len(text))
-
-        next_key = yield from self.value_text(others, follow, inside=lambda: followed.quoting)
+        next_key = yield from self.value_text(others, pieces.append, json=True)
         text = "".join(pieces)
         value = typed(text, schema, root) if text.strip() else blank_value(text, schema, root)
         if value is not None:
@@ -127,41 +123,51 @@ class TaggedCalls(ToolParser):
         return value is not None, next_key
 
     def value_text(
-        self,
-        others: Iterable[str],
-        sink: Sink,
-        clear: Clear | None = None,
-        inside: Callable[[], bool] = bool,
+        self, others: Iterable[str], sink: Sink, clear: Clear | None = None, json: bool = False
     ) -> Reading[str | None]:
         """The text of a value. Raises Malformed.
 
         It ends at its closer; or, as models forget that, at a line that opens the parameter of one
-        of the `others`: those that are declared and not given yet. → that one. A closer that
-        stands in a line `inside` a string of JSON belongs to the string.
+        of the `others`: those that are declared and not given yet. → that one. `json`: tags within
+        the texts of an object or a list are text.
         """
         tags = self.tags
         openings: dict[str, str] = {}  # made where it is needed: there may be many
         marker: str | None = None
         if tags.lines and (yield from self.take("\n")) is not None:
             marker = yield from self.take(tags.key)
+        if json and marker is None and (yield from self.character()) in ("{", "["):
+            written: list[str] = []
+            if (yield from self.tried(self.value(written.append))):
+                sink("".join(written))
         while True:
-            if marker is not None and marker.endswith(tags.key):
+            if marker is not None:
                 openings = openings or {name + tags.value: name for name in others}
                 opened = yield from self.take(*openings)
                 if opened is not None:
                     return openings[opened]
-            elif marker is not None and not (marker == tags.value_end and inside()):
-                return None
-            sink(marker or "")
+                sink(marker)
             marker = yield from self.until(self.value_markers, sink, clear)
             if marker is None:
                 raise Malformed
+            if not marker.endswith(tags.key):
+                return None
 
     @classmethod
     def pieces(cls, name: str, schema: Schema, number: int) -> Pieces:
+        options = [cls._pieces(name, schema, gap) for gap in cls.tags.breaks]
+        if len(options) > 1:
+            return (Literal(cls.tags.calls), Either(tuple(options)))
+        head, arguments, tail = options[0]
+        return (Literal(cls.tags.calls + head.text), arguments, tail)
+
+    @classmethod
+    def _pieces(cls, name: str, schema: Schema, gap: str) -> tuple[Literal, Arguments, Literal]:
+        """One call from behind the tag of calls, with `gap` between tags."""
         tags = cls.tags
         line = "\n" if tags.lines else ""
-        around = (f"{tags.value}{tags.value_begin}{line}", f"{line}{tags.value_end}\n")
+        value_begin = gap + tags.value_begin if tags.value_begin else line
+        around = (tags.value + value_begin, f"{line}{tags.value_end}{gap}")
         layout = Layout(
             before_key=tags.key,
             text=around,
@@ -171,6 +177,7 @@ class TaggedCalls(ToolParser):
             ends_key=(tags.value,),
             ends_text=(tags.value_end, tags.key),
         )
-        head = f"{tags.calls}\n{tags.call}{name}{tags.named}\n".replace(">\n\n", ">\n")
-        tail = "\n".join(filter(None, (tags.call_end, tags.calls_end)))
+        call = gap + tags.call if tags.call else ""
+        head = f"{call}{name}{tags.named}{gap}"
+        tail = gap.join(filter(None, (tags.call_end, tags.calls_end)))
         return (Literal(head), Arguments(schema, layout), Literal(tail))

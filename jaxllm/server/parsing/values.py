@@ -108,11 +108,6 @@ class Value:
         return at, "".join(out)
 
     @property
-    def quoting(self) -> bool:
-        """Whether what follows stands in a string inside a list or an object."""
-        return bool(self._closers) and self._step == self._string and not self.failed
-
-    @property
     def hot(self) -> Callable[[str], object] | None:
         """Finds what is not written as it stands in text within a string; None outside one."""
         return _HOT[self._quote] if self._step == self._string else None

@@ -260,6 +260,22 @@ def tagged() -> Iterator[Output]:
             begin + look + arguments(near='["a", "b"]', where='{"x": [1]}') + close,
             ("look", {"near": ["a", "b"], "where": {"x": [1]}}),
         )
+        tagged_texts = [f"a{tags.value_end}{key.format('days')}7", close]
+        yield row(
+            "tags within the texts of a list",
+            begin + look + arguments(near=_json(tagged_texts), days="3") + close,
+            ("look", {"near": tagged_texts, "days": 3}),
+        )
+        yield row(
+            "a list that breaks off",
+            begin + look + arguments(near='["a', days="3") + close,
+            ("look", {"near": '["a', "days": 3}),
+        )
+        yield row(
+            "an object with text behind it",
+            begin + look + arguments(where='{"a": "b"} or so', days="3") + close,
+            ("look", {"where": '{"a": "b"} or so', "days": 3}),
+        )
         yield row(
             "no value of its type",
             begin + look + arguments(days="many") + close,

@@ -10,6 +10,7 @@ from typing import Any
 from jaxllm.grammar.meaning import Meaning
 from jaxllm.grammar.pieces import (
     Arguments,
+    Either,
     FreeText,
     Json,
     Layout,
@@ -450,7 +451,8 @@ ALL = [
 
 
 def produced(pieces: Pieces, values: Iterator[Any], optional: bool = True) -> str:
-    """A text that pieces allow, with values in their order; arguments are one value."""
+    """A text that pieces allow, the first of several, with values in their order; arguments are
+    one value."""
     out = []
     for piece in pieces:
         if isinstance(piece, Literal):
@@ -461,6 +463,8 @@ def produced(pieces: Pieces, values: Iterator[Any], optional: bool = True) -> st
             out.append(json.dumps(next(values)))
         elif isinstance(piece, Arguments):
             out.append(laid_out(next(values), piece.schema, piece.layout))
+        elif isinstance(piece, Either):
+            out.append(produced(piece.options[0], values, optional))
         elif isinstance(piece, OneOf):
             value = next(values)
             assert value in piece.texts

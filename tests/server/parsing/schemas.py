@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import random
 import string
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from hypothesis import strategies as st
@@ -14,7 +14,7 @@ from llguidance import LLMatcher, LLTokenizer, TokenizerWrapper
 from jaxllm.grammar.compiler import ByteTokens, compiled
 from jaxllm.grammar.limits import parser_limits
 from jaxllm.grammar.meaning import Meaning
-from jaxllm.grammar.pieces import Arguments, Composition, Literal, Pieces
+from jaxllm.grammar.pieces import Arguments, Composition, Either, Literal, Pieces
 from jaxllm.server.parsing.calls import ToolParser
 
 type Drawn = tuple[Any, st.SearchStrategy[Any]]  # a schema, and values that follow it
@@ -225,9 +225,17 @@ class Walker:
 
 
 def ends_of(pieces: Pieces) -> tuple[bytes, ...]:
-    """Marks that end keys and values in the layout of a call, and the call's end."""
-    layouts = [piece.layout for piece in pieces if isinstance(piece, Arguments)]
-    marks = [mark for one in layouts for pair in (one.text or (), one.json) for mark in pair]
+    """Marks that end keys and values in the layouts of a call, and the call's end."""
+    return (*ENDS, *(mark.encode() for mark in _marks(pieces) if mark))
+
+
+def _marks(pieces: Pieces) -> Iterator[str]:
+    for piece in pieces:
+        if isinstance(piece, Arguments):
+            yield from (*(piece.layout.text or ()), *piece.layout.json)
+        elif isinstance(piece, Either):
+            for option in piece.options:
+                yield from _marks(option)
     last = pieces[-1]
-    marks += [last.text] if isinstance(last, Literal) else []
-    return (*ENDS, *(mark.encode() for mark in marks if mark))
+    if isinstance(last, Literal):
+        yield last.text

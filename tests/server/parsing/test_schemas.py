@@ -18,6 +18,7 @@ from tests.server.parsing.schemas import Walker, arguments, ends_of, job_of
 FORMATS = sorted(tool_formats())
 RAW = ("function_gemma", "glm45", "minimax_m2", "qwen3_coder", "seed_oss")
 OTHERS = ("llama4_pythonic", "pythonic")
+INTEGER = {"type": "integer"}
 EXAMPLES = pytest.mark.parametrize("examples", [25, pytest.param(300, marks=pytest.mark.slow)])
 # Reasons of formats that write no JSON, where JSON can hold what they cannot
 OF_FORMATS = ("format of tool calls", "which only JSON formats can follow")
@@ -202,6 +203,11 @@ def test_arguments_that_no_schema_declares_have_the_types_of_others() -> None:
         ),
         (one_of_each({"anyOf": [{"const": "auto"}, {"type": "integer"}]}), {"v": 7}, {"v": "x"}),
         (one_of_each({"type": ["string", "null"], "pattern": "^a"}), {"v": None}, {"v": "x"}),
+        ({"properties": {"a": INTEGER, "b": INTEGER}, "minProperties": 1}, {"b": 7}, {}),
+        ({"properties": {"a": INTEGER, "b": INTEGER}, "minProperties": 1}, {"a": 7, "b": 7}, {}),
+        ({"properties": {"a": False, "b": INTEGER}}, {"b": 7}, {"a": 7}),
+        ({"properties": {"b": INTEGER}, "minProperties": 1}, {"b": 7}, {}),
+        ({"additionalProperties": INTEGER, "maxProperties": 1}, {"b": 7}, {"a": 7, "b": 7}),
         (one_of_each({"properties": {"a": {"$ref": "#"}}, "type": "object"}), {"v": {}}, {"v": 7}),
         (
             {
@@ -262,7 +268,7 @@ def test_a_grammar_allows_what_follows_the_schema_and_nothing_else(
         ("minimax_m2", {"type": "object", "properties": {" a": {}}}, "cannot be written"),
         ("function_gemma", {"type": "object", "properties": {"a:b": {}}}, "cannot be written"),
         ("pythonic", {"type": "object", "properties": {"a-b": {}}}, "cannot be written"),
-        ("glm45", {"type": "object", "minProperties": 2}, "keys may repeat"),
+        ("glm45", {"type": "object", "minProperties": 2}, "minProperties cannot be held"),
         ("glm45", one_of_each({"type": "string", "format": "foo"}), "Unknown format"),
         ("glm45", one_of_each({"type": "string", "not": {"const": "a"}}), "not"),
         ("glm45", one_of_each({"type": "string", "pattern": "(^a|b)c"}), "only JSON formats"),

@@ -19,4 +19,5 @@ class Parser(TaggedCalls):
         value_end="</arg_value>",
         call_end="</tool_call>",
         calls_end="",
+        breaks=("\n", ""),  # of GLM 4.5 and 4.6, and of 4.7
     )
