@@ -194,7 +194,12 @@ class ToolParser(Machine):
             yield from self.expect('"')
             key = yield from self.short_string()
             yield from self.expect(":")
-            if key == "name" and name is None:
+            if key == "function" and name is None and (yield from self.spaces()) == "{":
+                yield from self.take("{")
+                yield from self.json_call(known)
+                name = key
+                done = True
+            elif key in ("name", "function") and name is None:
                 yield from self.expect('"')
                 name = yield from self.short_string()
                 if not name or (known and name not in self.tools):
@@ -209,11 +214,6 @@ class ToolParser(Machine):
                 else:
                     yield from self.json_arguments(name)
                     done = True
-            elif key == "function" and name is None:
-                yield from self.expect("{")
-                yield from self.json_call(known)
-                name = key
-                done = True
             elif key == "type":
                 yield from self.expect('"function"')
             elif key == "id":  # nobody knows it yet; the call gets one of ours

@@ -19,10 +19,12 @@ ENDS = ("<|end|>", "<|call|>", "<|return|>")
 _BEGIN = Markers((CHANNEL, START, *ENDS))
 _END = Markers((*ENDS, START, CHANNEL))
 _WORDS = re.compile(r"[^<]*").match
-_TO = r"(?:\s*to=(?:functions\.([\w.:/-]+)|(?:python|browser|container)[\w.]*))?"
+_TO = r"(?:\s*to=(?:functions\.([\w.:/-]+)|([\w.:/-]+)))?"
+_BUILT_IN = re.compile(r"(?:python|browser|container)[\w.]*").fullmatch
 _HEADER = re.compile(
     rf"(?:<\|start\|>assistant)?{_TO}(?:<\|channel\|>(analysis|commentary|final))?{_TO}"
-    r"\s*(?:<\|constrain\|>)?\s*(?:json|code|text)?\s*"
+    r"\s*(?:<\|constrain\|>)?\s*(?:json|code|text)?\s*",
+    re.IGNORECASE,
 ).fullmatch
 
 
@@ -60,12 +62,17 @@ class Harmony(Machine):
         found = _HEADER(header)
         if found is None:
             raise Malformed
-        function = found[1] or found[3]
+        function = found[1] or found[4]
+        bare = found[2] or found[5]  # without the namespace, which models forget
+        if bare and self.has_function(bare):
+            function = bare
+        elif bare and not _BUILT_IN(bare):
+            raise Malformed
         if function and self.calls:
             yield from self.function_call(function)
             return
         self.decide()
-        if found[2] == "analysis":
+        if found[3] == "analysis":
             self.thinking = True
             end = yield from self.thought(_END)
             self.thinking = False
@@ -73,6 +80,10 @@ class Harmony(Machine):
             end = yield from self.until(_END, self.emit_text, Clear(Text, _END.hot))
         if end in (CHANNEL, START):
             self.give_back(end)
+
+    def has_function(self, name: str) -> bool:
+        """Whether messages to this recipient are calls."""
+        return False
 
     def function_call(self, name: str) -> Reading[None]:
         """The rest of a message that is a call. Raises Malformed."""

@@ -89,6 +89,7 @@ def json_objects() -> Iterator[Output]:
         )
         yield row("no arguments", '{"name": "now"}', NOW)
         yield row("arguments null", '{"name": "now", "arguments": null}', NOW)
+        yield row("the name under function", f'{{"function": "look", "arguments": {city}}}', LOOK)
         yield row("arguments an empty text", '{"name": "now", "arguments": ""}', NOW)
         yield row("arguments encoded twice", f'{{"name": "look", "arguments": {twice}}}', LOOK)
         yield row(
@@ -104,7 +105,13 @@ def json_objects() -> Iterator[Output]:
             '{"name": "look", "arguments": {"where": {"a": [{}, {"b": 1}]}}}',
             ("look", {"where": {"a": [{}, {"b": 1}]}}),
         )
-        for broken in ("no JSON at all", '{"name": 5}', '{"arguments": {}}', '["look"]', ""):
+        for broken in (
+            "no JSON at all",
+            '{"name": 5}',
+            '{"arguments": {}}',
+            '["look"]',
+            "",
+        ):
             yield Output(name, f"broken {broken}", begin + broken + end, (), begin + broken + end)
         cut = f'{begin}{{"name": "look", "arguments": {{"city": "Łó'
         yield Output(name, "cut within a text", cut, (("look", '{"city": "Łó'),))
@@ -442,6 +449,14 @@ def one_by_one() -> Iterator[Output]:
         "<|start|>assistant to=functions.now<|channel|>commentary json<|message|>{}<|call|>",
         (NOW,),
     )
+    yield Output(
+        "gpt_oss",
+        "a recipient without its namespace",
+        "<|channel|>commentary to=now <|constrain|>JSON<|message|>{}<|call|>",
+        (NOW,),
+    )
+    unknown = "<|channel|>commentary to=rain <|constrain|>json<|message|>{}"
+    yield Output("gpt_oss", "a recipient that nobody is", unknown, (), unknown)
     yield Output("glm4", "a name within a text", "look at {}", (), "look at {}")
     for name in ("pythonic", "llama4_pythonic"):
         yield Output(
@@ -466,6 +481,18 @@ def one_by_one() -> Iterator[Output]:
     now = '{"name": "now", "parameters": {}}'
     yield Output("llama3_json", "a call", look, (LOOK,))
     yield Output("llama3_json", "two calls", f"<|python_tag|>{look}; {now}", (LOOK, NOW))
+    for begin in ("<|python_start|>", "<|python_start|><|python_end|>"):
+        yield Output("llama3_json", f"behind {begin}", begin + look, (LOOK,))
+    yield Output(
+        "llama3_json", "between Python's marks", f"<|python_start|>{look}<|python_end|>", (LOOK,)
+    )
+    yield Output(
+        "llama3_json",
+        "other code",
+        "<|python_start|>1<|python_end|>",
+        (),
+        "<|python_start|>1<|python_end|>",
+    )
     yield Output(
         "llama3_json", "arguments for parameters", look.replace("parameters", "arguments"), (LOOK,)
     )

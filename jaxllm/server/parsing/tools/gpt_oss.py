@@ -22,6 +22,9 @@ class Parser(Harmony, ToolParser):
     def ends_thought(cls) -> tuple[str, ...]:
         return ()  # thought begins with the same markers
 
+    def has_function(self, name: str) -> bool:
+        return name in self.tools
+
     def function_call(self, name: str) -> Reading[None]:
         yield from self.json_arguments(name, closers=ENDS)
         yield from self.spaces()

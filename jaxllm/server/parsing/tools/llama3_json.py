@@ -1,5 +1,6 @@
 """Llama 3.1 to 3.3: {"name": …, "parameters": {…}}; several are divided by semicolons. Without a
-marker, an object is a call only if it names a tool that is there."""
+marker, an object is a call only if it names a tool that is there. Llama 4's template asks for the
+same objects, and shows marks of Python beside them."""
 
 from __future__ import annotations
 
@@ -10,20 +11,25 @@ from jaxllm.server.parsing.pieces import Section
 from jaxllm.server.parsing.schema import Schema
 
 TAG = "<|python_tag|>"
+START, END = "<|python_start|>", "<|python_end|>"
 
 
 class Parser(ToolParser):
     aliases = ("llama3", "llama4_json")
     signs = ("dictionary of argument name and its value",)
-    special = (TAG,)
-    open = (TAG, "{", "[")
-    close = (";",)
+    special = (TAG, START)
+    open = (TAG, START, "{", "[")
+    close = (";", END)
     section = Section(between="; ")
 
     def call(self, marker: str) -> Reading[None]:
-        if marker == TAG:
-            return self.json_calls()
-        return self.json_calls(known=True, opened=marker)
+        if marker == START:
+            yield from self.spaces()
+            yield from self.take(END)
+        if marker in (TAG, START):
+            yield from self.json_calls()
+        else:
+            yield from self.json_calls(known=True, opened=marker)
 
     @classmethod
     def pieces(cls, name: str, schema: Schema, number: int) -> Pieces:
