@@ -196,7 +196,7 @@ class Meaning:
             for number, option in enumerate(options):
                 choice = (Choice(options, number),) if keyword == "oneOf" else ()
                 found += [choice + case for case in self._of(option)]
-            if options:
+            if isinstance(schema.get(keyword), list):  # an empty one allows nothing
                 cases = self._joined(cases, found)
         return cases
 

@@ -383,7 +383,7 @@ def _joins(before: Message, message: Message, traits: TemplateTraits) -> bool:
         return False
     if message["role"] == "user":
         return True
-    if message["role"] != "assistant" or before.get("tool_calls"):
+    if message["role"] != "assistant" or (before.get("tool_calls") and traits.calls):
         return False
     return traits.beside_calls != "apart" or not message.get("tool_calls")
 

@@ -117,6 +117,12 @@ def test_types_are_those_that_all_parts_allow_or_imply(schema: Any, types: set[s
     assert Meaning(schema, root).types == types
 
 
+@pytest.mark.parametrize("keyword", ["anyOf", "oneOf"])
+def test_no_option_is_no_case(keyword: str) -> None:
+    assert not Meaning({keyword: []}, {}).cases
+    assert Meaning({"anyOf": [{keyword: []}, {"type": "null"}]}, {}).types == {"null"}
+
+
 def test_properties_come_from_all_parts_of_all_cases() -> None:
     root: dict[str, Any] = {
         "$ref": "#/$defs/Base",

@@ -350,6 +350,12 @@ def test_the_user_may_speak_before_a_result_comes(family: str) -> None:
     assert in_order(shown, "ask", "halt", "answer", "further")
 
 
+@pytest.mark.parametrize("family", ["gemma_2", "gemma_3"])
+def test_what_a_model_without_calls_is_told_of_them_keeps_its_turns(family: str) -> None:
+    messages = [user("ask"), calls("one"), said("so"), result("one", "found"), user("further")]
+    assert in_order(text_of(family, messages), "ask", "so", "found", "further")
+
+
 def test_ids_have_the_names_of_tools_where_nothing_else_shows_them() -> None:
     messages = [user("ask"), calls("aaa", "bbb"), result("bbb"), result("aaa"), calls("ccc")]
     shown = text_of("kimi_k2", messages)

@@ -42,7 +42,7 @@ def find_formats(reasoning: str, tools: str, template: str | None) -> Formats:
     return Formats(
         reasoning=thoughts,
         tools=calls,
-        wrappers=() if thoughts is None else find_wrappers(template),
+        wrappers=() if thoughts is None else find_wrappers(template, thoughts.result_tags),
         reasoning_signs=shown_signs(thoughts, template) if is_auto(reasoning) else (),
         tools_signs=shown_signs(calls, template) if is_auto(tools) else (),
     )

@@ -64,6 +64,8 @@ class ReasoningParser(Machine):
         always: the output is reasoning unless the prompt has ended it.
         between: what stands between reasoning and the rest, for grammars.
         reply: what begins text that is a reply, for grammars.
+        result_tags: names of tags that its templates have around results of tools, so that they say
+            nothing of replies.
     """
 
     aliases: ClassVar[tuple[str, ...]] = ()
@@ -75,6 +77,7 @@ class ReasoningParser(Machine):
     always: ClassVar[bool] = False
     between: ClassVar[str] = ""
     reply: ClassVar[str] = ""
+    result_tags: ClassVar[tuple[str, ...]] = ()
 
     def __init__(self, prompt: str = "", rehearsal: Callable[[], Rehearsal] | None = None):
         """

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Container
+
 from jaxllm.server.parsing.machine import Clear, Machine, Reading
 from jaxllm.server.parsing.markers import NEWLINES, NONE, Markers
 from jaxllm.server.parsing.parts import Part, Text
@@ -9,11 +11,12 @@ from jaxllm.server.parsing.parts import Part, Text
 NAMES = ("answer", "response")
 
 
-def find_wrappers(template: str | None) -> tuple[str, ...]:
-    """Names of the tags around replies that a chat template has. Others are text, for users ask for
-    such tags themselves."""
+def find_wrappers(template: str | None, others: Container[str] = ()) -> tuple[str, ...]:
+    """Names of the tags around replies that a chat template has, but for those that it has for
+    something else. Others are text, for users ask for such tags themselves."""
     text = template or ""
-    return tuple(name for name in NAMES if f"<{name}>" in text or f"</{name}>" in text)
+    names = (name for name in NAMES if name not in others)
+    return tuple(name for name in names if f"<{name}>" in text or f"</{name}>" in text)
 
 
 class Unwrapped(Machine):

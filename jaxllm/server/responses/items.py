@@ -173,10 +173,11 @@ class Chat:
 
     def _assistant(self, field: str) -> dict[str, Any]:
         """The assistant's message that takes this field: the last one, unless it already has the
-        field, or what follows it in an answer."""
+        field. A thought begins an answer; text behind calls stands beside them, as in a chat, so
+        that nothing comes between them and their results."""
         last = self._messages[-1] if self._messages else {"role": ""}
         later = {"reasoning_content": ("reasoning_content", "content", "tool_calls")}
-        taken = later.get(field, ("content", "tool_calls") if field == "content" else ())
+        taken = later.get(field, ("content",) if field == "content" else ())
         if last["role"] != "assistant" or any(last.get(name) for name in taken):
             last = {"role": "assistant", "content": None}
             self._messages.append(last)

@@ -79,6 +79,10 @@ def test_tags_that_the_template_lacks_stay():
 
 def test_a_model_whose_thoughts_stay_text_keeps_its_tags():
     assert find_formats("none", "auto", HUNYUAN).wrappers == ()
+    # Its template has the tag around results of tools
+    minimax = "<think> <minimax:tool_call> <response>{{ result }}</response>"
+    assert find_formats("auto", "auto", minimax).wrappers == ()
+    assert find_formats("auto", "auto", minimax + "<answer>").wrappers == ("answer",)
     assert find_formats("qwen3", "none", HUNYUAN).wrappers == ("answer",)
 
 

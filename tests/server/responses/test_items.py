@@ -63,6 +63,15 @@ def test_later_instructions_stay_where_they_are():
     assert messages(given) == [says("user", "x"), says("system", "y")]
 
 
+def test_text_behind_a_call_keeps_the_call_beside_its_result():
+    text = {"type": "message", "role": "assistant", "content": "Done."}
+    said, result = messages([CALL, text, RESULT])
+    assert said["content"] == "Done." and [call["id"] for call in said["tool_calls"]] == ["c1"]
+    assert result == {"role": "tool", "tool_call_id": "c1", "content": "2"}
+    roles = [one["role"] for one in messages([CALL, RESULT, text])]
+    assert roles == ["assistant", "tool", "assistant"]
+
+
 def test_an_answer_is_one_message_of_the_assistant_again():
     thought = {
         "type": "reasoning",

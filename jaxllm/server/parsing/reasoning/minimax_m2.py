@@ -8,3 +8,4 @@ from jaxllm.server.parsing.thinking import ReasoningParser
 class Parser(ReasoningParser):
     signs = ("<think>", "<minimax:tool_call>")
     always = True
+    result_tags = ("response",)
