@@ -20,6 +20,8 @@ _TOKEN = re.compile(r'"(?:[^"\\]|\\.)*(")?|[{}\[\],]', re.DOTALL)
 _CLOSERS = {"{": "}", "[": "]"}
 # The escape in which a text was cut
 _CUT_ESCAPE = re.compile(r"\\(?:u[0-9a-fA-F]{0,3})?\Z")
+# The end of a value of which nothing can be missing; of a number, digits may be
+_WHOLE = re.compile(r"""(?:"|\btrue|\bfalse|\bnull)\s*\Z""").search
 # Numbers that need care: JSON's text has them, a number of Python or a template may not
 _LONG_NUMBER = re.compile(r"[0-9]{300}|[0-9.][eE]\+?[0-9]{3}")
 _HALF_PAIR = re.compile(r"\\u[dD][89a-fA-F]")
@@ -114,8 +116,9 @@ def beginning_of(text: str, cut_texts: bool = False) -> Any:
 
 
 def closed_beginnings(text: str, cut_texts: bool = False) -> Iterator[str]:
-    """The text, then beginnings of it that are closed: the longest one with a text that was cut if
-    `cut_texts`, the longest that ends before a comma or after a bracket, and its first value."""
+    """The text, then beginnings of it that are closed: the whole one where its last value is whole,
+    the longest one with a text that was cut if `cut_texts`, the longest that ends before a comma or
+    after a bracket, and its first value."""
     yield text
     stack: list[str] = []
     end = 0
@@ -135,6 +138,8 @@ def closed_beginnings(text: str, cut_texts: bool = False) -> Iterator[str]:
             first = first or (0 if stack else token.end())
         end = token.start() if mark == "," else token.end()
     closers = "".join(reversed(stack))
+    if not cut_text and _WHOLE(text):
+        yield text + closers
     if cut_text and cut_texts:
         yield f'{_CUT_ESCAPE.sub("", text)}"{closers}'
     yield text[:end] + closers

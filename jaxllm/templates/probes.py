@@ -18,7 +18,8 @@ type Render = Callable[[list[Message], list[dict[str, Any]] | None], str]
 
 SECONDS = 1.5  # of processor time, that the probes of one template take at most
 MAX_FAULT = 300  # characters
-ASKED, SAID, ASKED_THEN = "probeasked", "probesaid", "probeaskedthen"
+# No mark is a part of another one
+ASKED, SAID, ASKED_THEN, SAID_THEN = "probeasked", "probesaid", "probefurther", "probemore"
 SYSTEM, SYSTEM_TOO, SYSTEM_LATE = "probesystemone", "probesystemtwo", "probesystemlate"
 VALUES = ("probevalueone", "probevaluetwo")
 RESULTS = ("proberesultone", "proberesulttwo")
@@ -107,11 +108,11 @@ class _Probes:
 def _turns(probes: _Probes) -> dict[str, Any]:
     """Whether neighbours of one role are shown."""
     users = [_user(ASKED), _user(ASKED_THEN)]
-    assistants = [_user(ASKED), _assistant(SAID), _assistant("probemore"), _user(ASKED_THEN)]
+    assistants = [_user(ASKED), _assistant(SAID), _assistant(SAID_THEN), _user(ASKED_THEN)]
     turns = [_user(ASKED), _assistant(SAID), _user(ASKED_THEN)]
     if not probes.show(turns, ASKED, SAID, ASKED_THEN):
         return {}
-    any_turns = probes.show(users, ASKED, ASKED_THEN) and probes.show(assistants, SAID, "probemore")
+    any_turns = probes.show(users, ASKED, ASKED_THEN) and probes.show(assistants, SAID, SAID_THEN)
     empty = [_user(ASKED), _assistant(""), _user(ASKED_THEN)]
     return {"any_turns": any_turns, "empty_answers": probes.show(empty, ASKED, ASKED_THEN)}
 
@@ -154,9 +155,12 @@ def _lone_results(probes: _Probes) -> dict[str, Any]:
     """Whether results without a call are shown, or not even as a turn of the user. Nobody knows the
     names of their tools."""
     result = {"role": "tool", "tool_call_id": IDS[0], "content": RESULTS[0]}
+    marks = (RESULTS[0], SAID_THEN, ASKED_THEN)
     before = [_user(ASKED), _assistant(SAID)]
-    shown = probes.show([*before, result], RESULTS[0])
-    return {"results_alone": shown or not probes.show([*before, _user(RESULTS[0])], RESULTS[0])}
+    behind = [_assistant(SAID_THEN), _user(ASKED_THEN)]
+    shown = probes.show([*before, result, *behind], *marks)
+    told = [*before, _user(RESULTS[0]), *behind]
+    return {"results_alone": shown or not probes.show(told, *marks)}
 
 
 def _tools(probes: _Probes) -> dict[str, Any]:

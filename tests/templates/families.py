@@ -215,6 +215,7 @@ EXPECTED["mistral_v3"] = {
     "user_after_result": False,
     "user_after_calls": False,
     "any_opening": False,
+    "results_alone": False,
 }
 
 # Values are added to strings, and results need a turn of the assistant behind them
@@ -522,6 +523,7 @@ EXPECTED["devstral_2"] = {
     "user_after_calls": False,
     "empty_answers": False,
     "any_opening": False,
+    "results_alone": False,
 }
 
 # A result needs calls before it, and a conversation the user

@@ -9,6 +9,7 @@ import pytest
 
 from jaxllm.chat_template import TemplateError
 from jaxllm.server.rendering.worker import Renderer
+from jaxllm.templates import probes
 from jaxllm.templates.probes import traits_of
 from jaxllm.templates.traits import AS_GIVEN, TemplateTraits, table_of
 from tests.templates.families import EXPECTED, TEMPLATES
@@ -84,6 +85,18 @@ def test_a_mark_must_be_shown_not_merely_taken() -> None:
         raise TemplateError("no")
 
     assert traits_of(refuse).fault == "no"
+
+
+def test_only_one_of_two_neighbours_is_not_both() -> None:
+    last = (
+        "{%- for message in messages -%}"
+        "{%- if loop.last or loop.nextitem.role != message.role -%}{{ message.content }}"
+        "{%- endif -%}{%- endfor -%}"
+    )
+    assert not renderer_of(last).probe("", {}).any_turns
+    marks = [probes.ASKED, probes.SAID, probes.ASKED_THEN, probes.SAID_THEN, *probes.VALUES]
+    marks += [*probes.RESULTS, probes.SYSTEM, probes.SYSTEM_TOO, probes.SYSTEM_LATE]
+    assert not any(mark in other for mark in marks for other in marks if mark is not other)
 
 
 def test_traits_are_shown_in_words() -> None:
