@@ -14,7 +14,6 @@ ALL_TYPES = SCALARS | {"object", "array"}
 MAX_CASES = 256
 MAX_STEPS = 1_000  # schemas that are looked at to find the cases of one
 MAX_PARTS = 20_000  # that are put together on the way
-SEARCH_STEPS = 250  # which a reference costs that is no path
 MAX_FOLLOWED = 64  # references behind references
 
 # Keywords that say of which type values are where nothing else does
@@ -177,7 +176,7 @@ class Meaning:
 
     def _of(self, schema: Any) -> list[tuple[Schema, ...]]:
         """Parts of each case. Raises NoSuchSchema, TooManyCases."""
-        self._count(1)
+        self._count()
         if schema is False:
             return []
         if not isinstance(schema, Mapping):
@@ -201,9 +200,7 @@ class Meaning:
     def _behind(self, reference: str) -> list[tuple[Schema, ...]]:
         """Parts of each case of the schema that is referred to. One that refers to itself for the
         same value adds no case."""
-        if not reference.startswith("#/"):
-            self._count(SEARCH_STEPS)
-        target = referred(reference, self._root)
+        target = referred(reference, self._root, self._count)
         if id(target) in self._followed:
             return []
         if len(self._followed) == MAX_FOLLOWED:
@@ -227,9 +224,9 @@ class Meaning:
             raise TooManyCases("the schema has too many parts; make it simpler")
         return [_merged(case, other) for case in cases for other in others]
 
-    def _count(self, steps: int) -> None:
-        """Raises TooManyCases when it takes too many steps."""
-        self._steps += steps
+    def _count(self) -> None:
+        """Counts a schema that is looked at. Raises TooManyCases after too many."""
+        self._steps += 1
         if self._steps > MAX_STEPS:
             raise TooManyCases("the schema refers to others too often; make it simpler")
 
@@ -295,7 +292,7 @@ def _apart(case: Case, other: Case) -> bool:
     """Whether no value follows both cases."""
     shared = _shared(case.allowed, other.allowed)
     if case.values is not None and other.values is not None:
-        return not any(same(value, that) for value in case.values for that in other.values)
+        return set(map(_key, case.values)).isdisjoint(map(_key, other.values))
     if shared != {"object"}:
         return not shared
     return any(
@@ -317,15 +314,16 @@ def _differ(schema: Any, other: Any, required: bool) -> bool:
     return all(_apart(case, that) for case in cases for that in others)
 
 
-def same(value: Any, other: Any) -> bool:
-    """Whether two values are one in JSON, where 1 is 1.0 and not true."""
-    if isinstance(value, bool) or isinstance(other, bool):
-        return value is other
-    if isinstance(value, list) and isinstance(other, list):
-        return len(value) == len(other) and all(map(same, value, other))
-    if isinstance(value, dict) and isinstance(other, dict):
-        return value.keys() == other.keys() and all(same(value[key], other[key]) for key in value)
-    return bool(value == other)
+def _key(value: Any) -> Any:
+    """What is equal for values that are one in JSON, where 1 is 1.0 and not true. It can be
+    hashed, since an enum may have tens of thousands of values."""
+    if isinstance(value, bool):
+        return bool, value
+    if isinstance(value, list):
+        return list, tuple(map(_key, value))
+    if isinstance(value, dict):
+        return dict, frozenset((name, _key(member)) for name, member in value.items())
+    return value
 
 
 def _types(parts: Iterable[Schema]) -> frozenset[str]:
@@ -354,9 +352,13 @@ def _values(parts: Iterable[Schema], types: frozenset[str]) -> list[Any] | None:
         named = [part["const"]] if "const" in part else None
         listed = part.get("enum")
         for values in (named, listed):
-            if isinstance(values, list):
-                before = values if found is None else found
-                found = [value for value in before if any(same(value, one) for one in values)]
+            if not isinstance(values, list):
+                continue
+            if found is None:
+                found = values
+                continue
+            keys = set(map(_key, values))
+            found = [value for value in found if _key(value) in keys]
     if found is None:
         return None
     return [value for value in found if _is_of(value, types)]
