@@ -11,7 +11,7 @@ import msgspec
 from jaxllm.grammar.pieces import Arguments, Either, Layout, Literal, Pieces
 from jaxllm.server.parsing.calls import ToolParser, blank_value
 from jaxllm.server.parsing.machine import Clear, Malformed, Reading, Sink
-from jaxllm.server.parsing.markers import ESCAPED, Markers
+from jaxllm.server.parsing.markers import ESCAPED, Markers, Words
 from jaxllm.server.parsing.pieces import NEW_KEY, Section
 from jaxllm.server.parsing.schema import Schema, is_string, properties, property_of, typed
 from jaxllm.server.parsing.values import encode_string
@@ -132,7 +132,7 @@ class TaggedCalls(ToolParser):
         the texts of an object or a list are text.
         """
         tags = self.tags
-        openings: dict[str, str] = {}  # made where it is needed: there may be many
+        openings: Words | None = None  # made where it is needed: there may be many
         marker: str | None = None
         if tags.lines and (yield from self.take("\n")) is not None:
             marker = yield from self.take(tags.key)
@@ -142,10 +142,12 @@ class TaggedCalls(ToolParser):
                 sink("".join(written))
         while True:
             if marker is not None:
-                openings = openings or {name + tags.value: name for name in others}
-                opened = yield from self.take(*openings)
+                if openings is None:  # no key holds what ends it
+                    keys = (name for name in others if tags.value not in name)
+                    openings = Words(key + tags.value for key in keys)
+                opened = yield from self.take_one_of(openings)
                 if opened is not None:
-                    return openings[opened]
+                    return opened.removesuffix(tags.value)
                 sink(marker)
             marker = yield from self.until(self.value_markers, sink, clear)
             if marker is None:
