@@ -4,7 +4,7 @@ and `oneOf` resolved. What reads arguments and what compiles grammars ask the sa
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from jaxllm.grammar.references import NoSuchSchema, Schema, referred
@@ -84,16 +84,15 @@ class Case:
     @property
     def names(self) -> list[str]:
         """Names of properties that are declared or required, in order."""
-        found: dict[str, None] = {}
+        names: dict[str, None] = {}
         for part in self.parts:
-            found |= dict.fromkeys(_mapping(part, "properties"))
-        return list(found | dict.fromkeys(self.required))
+            names |= dict.fromkeys(_mapping(part, "properties"))
+        return list(names | dict.fromkeys(self.required))
 
     @property
     def required(self) -> list[str]:
         """Names of properties that must be there, in order."""
-        lists = [part.get("required") for part in self.parts]
-        names = [name for one in lists if isinstance(one, list) for name in one]
+        names = itertools.chain(*(_list(part, "required") for part in self.parts))
         return list(dict.fromkeys(name for name in names if isinstance(name, str)))
 
     def member(self, name: str) -> Any:
@@ -152,8 +151,10 @@ class Meaning:
     @property
     def types(self) -> frozenset[str]:
         """All types that are allowed, null included where a part is nullable."""
-        found = frozenset[str]().union(*(case.types for case in self.cases))
-        return found | {"null"} if any(case.nullable for case in self.cases) else found
+        types = frozenset[str]().union(*(case.types for case in self.cases))
+        if any(case.nullable for case in self.cases):
+            types |= {"null"}
+        return types
 
     @property
     def objects(self) -> list[Case]:
@@ -189,12 +190,12 @@ class Meaning:
             cases = self._joined(cases, self._of(option))
         for keyword in ("anyOf", "oneOf"):
             options = _list(schema, keyword)
-            found: list[tuple[Schema, ...]] = []
+            others: list[tuple[Schema, ...]] = []
             for number, option in enumerate(options):
                 choice = (Choice(options, number),) if keyword == "oneOf" else ()
-                found += [choice + case for case in self._of(option)]
+                others += [choice + case for case in self._of(option)]
             if options:
-                cases = self._joined(cases, found)
+                cases = self._joined(cases, others)
         return cases
 
     def _behind(self, reference: str) -> list[tuple[Schema, ...]]:
@@ -258,16 +259,19 @@ def _merged(case: tuple[Schema, ...], other: tuple[Schema, ...]) -> tuple[Schema
 def both(schemas: list[Any]) -> Any:
     """The schema of what follows all of these."""
     schemas = [schema for schema in schemas if schema is not True]
-    if len(schemas) < 2:
-        return schemas[0] if schemas else True
-    return {"allOf": schemas}
+    return _combined("allOf", schemas)
 
 
 def either(schemas: list[Any]) -> Any:
     """The schema of what follows one of these; of none, everything does."""
-    if len(schemas) < 2:
-        return schemas[0] if schemas else True
-    return {"anyOf": schemas}
+    return _combined("anyOf", schemas)
+
+
+def _combined(keyword: str, schemas: list[Any]) -> Any:
+    """Schemas under a keyword, as far as it takes one; of none, everything does."""
+    if not schemas:
+        return True
+    return {keyword: schemas} if len(schemas) > 1 else schemas[0]
 
 
 def overlapping(cases: Iterable[Case]) -> bool:
@@ -296,9 +300,9 @@ def _apart(case: Case, other: Case) -> bool:
     if shared != {"object"}:
         return not shared
     return any(
-        _differ(one.member(name), that.member(name), name in that.required)
-        for one, that in ((case, other), (other, case))
-        for name in one.required
+        _differ(first.member(name), second.member(name), name in second.required)
+        for first, second in ((case, other), (other, case))
+        for name in first.required
     )
 
 
@@ -331,7 +335,8 @@ def _types(parts: Iterable[Schema]) -> frozenset[str]:
     allowed = ALL_TYPES
     for part in parts:
         names = part.get("type")
-        names = [names] if isinstance(names, str) else names
+        if isinstance(names, str):
+            names = [names]
         if isinstance(names, list):
             allowed = _shared(allowed, frozenset(name for name in names if isinstance(name, str)))
     return allowed
@@ -339,29 +344,23 @@ def _types(parts: Iterable[Schema]) -> frozenset[str]:
 
 def _shared(types: frozenset[str], others: frozenset[str]) -> frozenset[str]:
     """Types that both have, where integers are numbers."""
-    found = types & others
+    shared = types & others
     if ("integer" in types and "number" in others) or ("number" in types and "integer" in others):
-        found |= {"integer"}
-    return found
+        shared |= {"integer"}
+    return shared
 
 
-def _values(parts: Iterable[Schema], types: frozenset[str]) -> list[Any] | None:
+def _values(parts: Sequence[Schema], types: frozenset[str]) -> list[Any] | None:
     """The values that parts name, of these types; None where no part names any."""
-    found: list[Any] | None = None
-    for part in parts:
-        named = [part["const"]] if "const" in part else None
-        listed = part.get("enum")
-        for values in (named, listed):
-            if not isinstance(values, list):
-                continue
-            if found is None:
-                found = values
-                continue
-            keys = set(map(_key, values))
-            found = [value for value in found if _key(value) in keys]
-    if found is None:
+    lists = [[part["const"]] for part in parts if "const" in part]
+    lists += [part["enum"] for part in parts if isinstance(part.get("enum"), list)]
+    if not lists:
         return None
-    return [value for value in found if _is_of(value, types)]
+    common, *others = lists
+    for values in others:
+        keys = set(map(_key, values))
+        common = [value for value in common if _key(value) in keys]
+    return [value for value in common if _is_of(value, types)]
 
 
 def _is_of(value: Any, types: frozenset[str]) -> bool:

@@ -49,7 +49,8 @@ def referred(reference: str, root: Any, searched: Callable[[], None] = lambda: N
 def _document(base: str, root: Any, searched: Callable[[], None]) -> Any:
     """The schema inside `root` whose identifier is `base`."""
     whole = root.get("$id") if isinstance(root, Mapping) else None
-    whole = whole if isinstance(whole, str) else ""
+    if not isinstance(whole, str):
+        whole = ""
     wanted = urljoin(whole, base)
 
     def is_wanted(schema: Schema) -> bool:
@@ -91,8 +92,8 @@ def children(schema: Schema) -> Iterator[Any]:
     for keyword, value in schema.items():
         if keyword in (*NAMED_SCHEMAS, *DEFINITIONS) and isinstance(value, Mapping):
             yield from value.values()
-        elif keyword in LISTED_SCHEMAS or (keyword == "items" and isinstance(value, list)):
-            yield from value if isinstance(value, list) else ()
+        elif keyword in (*LISTED_SCHEMAS, "items") and isinstance(value, list):
+            yield from value
         elif keyword in ONE_SCHEMA or keyword == "items":
             yield value
 
@@ -143,4 +144,6 @@ def alone(schema: Any, root: Any) -> Any:
     while waiting:
         name, target = waiting.pop()
         definitions[name] = copied(target)
-    return made | {"$defs": definitions} if definitions else made
+    if definitions:
+        made |= {"$defs": definitions}
+    return made
