@@ -135,7 +135,8 @@ def _logit_rows(
 ) -> tuple[Array, Array, Array]:
     """Of each row of logits: the token whose hidden state it is made of, its slot, and whether a
     token is drawn from it."""
-    shape, unused = layout.shape, state.rows.shape[0]
+    shape = layout.shape
+    unused = state.rows.shape[0]
     last = shape.decodes + jnp.maximum(batch["start"] + batch["length"] - 1, 0)
     spare = max(0, layout.logit_rows - shape.decodes - shape.chunks)
     trash = jnp.full((spare,), unused, jnp.int32)
