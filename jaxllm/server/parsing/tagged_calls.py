@@ -72,13 +72,13 @@ class TaggedCalls(ToolParser):
             yield from self.expect(tags.named)
         tag = yield from self.expect(tags.key, *self.closers)
         self.start(name)
-        given: set[str] = set()
+        keys: set[str] = set()
         before = "{"
         while tag == tags.key:
             key: str | None = yield from self.key()
             while key is not None:
-                given.add(key)
-                value, key = yield from self.argument(name, key, before, given)
+                keys.add(key)
+                value, key = yield from self.argument(name, key, before, keys)
                 before = ", " if value else before
             tag = yield from self.expect(tags.key, *self.closers, *self.open)
         if tag in self.open:  # of the next call: this one's closers are missing
@@ -94,9 +94,11 @@ class TaggedCalls(ToolParser):
         return "".join(pieces).strip()
 
     def argument(
-        self, tool: str, key: str, before: str, given: Set[str]
+        self, tool: str, key: str, before: str, keys: Set[str]
     ) -> Reading[tuple[bool, str | None]]:
         """A value from behind its key; strings stream. Raises Malformed.
+
+        `keys`: of all arguments so far.
 
         → whether there is a value, and the key whose tag was taken at its end, if its own closer is
         missing. Blank text is no value of a type that is not text, but null where that may be.
@@ -106,7 +108,7 @@ class TaggedCalls(ToolParser):
         head = f"{before}{encode_string(key)}: "
         if self.tags.value_begin:
             yield from self.expect(self.tags.value_begin)
-        others = (name for name in properties(root) if name not in given)
+        others = (name for name in properties(root) if name not in keys)
         if is_string(schema, root):
             self.arguments(head + '"')
             sink = lambda text: self.arguments(encode_string(text)[1:-1])
@@ -143,8 +145,8 @@ class TaggedCalls(ToolParser):
         while True:
             if marker is not None:
                 if openings is None:  # no key holds what ends it
-                    keys = (name for name in others if tags.value not in name)
-                    openings = Words(key + tags.value for key in keys)
+                    names = (name for name in others if tags.value not in name)
+                    openings = Words(name + tags.value for name in names)
                 opened = yield from self.take_one_of(openings)
                 if opened is not None:
                     return opened.removesuffix(tags.value)

@@ -126,8 +126,9 @@ class Renders:
     def traits(self) -> TraitsByName:
         """What the templates show, as far as it has been found out."""
         probing = self._probing
-        known = probing is not None and probing.done() and probing.exception() is None
-        return probing.result() if known and probing is not None else {}
+        if probing is None or not probing.done() or probing.exception() is not None:
+            return {}
+        return probing.result()
 
     def traits_for(self, tools: Sequence[Any] | None) -> TemplateTraits:
         """What the template shows that renders conversations with these tools."""
@@ -182,7 +183,9 @@ class Renders:
                 return str(reply["text"])
             if "spent" not in reply:
                 break
-        raise too_long(reply["chars"]) if "chars" in reply else refusal(reply)
+        if "chars" in reply:
+            raise too_long(reply["chars"])
+        raise refusal(reply)
 
     async def _reply(self, lane: int, job: bytes) -> dict[str, Any]:
         if self._closed:
