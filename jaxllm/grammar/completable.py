@@ -156,7 +156,7 @@ class _Values:
                 raise ValueError("it has too many parts that refer to each other; make it simpler")
             meaning = Meaning(both([self._of_id[id] for id in node]), self._schema)
             ways = [way for case in meaning.cases for way in self._ways(case)]
-            self._needs[node] = ways if meaning.known else [[]]
+            self._needs[node] = [[]] if meaning.fault else ways
             waiting += itertools.chain(*self._needs[node])
 
     def _ways(self, case: Case) -> list[list[Node]]:

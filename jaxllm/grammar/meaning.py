@@ -111,9 +111,8 @@ class Meaning:
 
     Attributes:
         cases: at least one of them must be followed; none where no value can.
-        known: every reference leads somewhere, and there are not too many cases. Otherwise there
-            is one case, which allows everything.
-        fault: why it is not known.
+        fault: a reference that leads nowhere, or that there are too many cases. Then there is one
+            case, which allows everything. "" where the meaning is known.
     """
 
     def __init__(self, schema: Any, root: Any):
@@ -127,7 +126,6 @@ class Meaning:
         except (NoSuchSchema, TooManyCases) as error:
             self.fault = str(error)
             self.cases = (Case(()),)
-        self.known = not self.fault
 
     @property
     def free(self) -> bool:
