@@ -137,7 +137,9 @@ class Renders:
     async def _find_traits(self) -> None:
         """Return when it is found out what the templates show. Raises ApiError(503)."""
         probing = self._probing
-        if probing is not None and probing.done() and probing.exception() is not None:
+        if probing is not None and probing.done():
+            if probing.exception() is None:
+                return
             self._probing = None  # the process was lost; try again
         self.start()
         assert self._probing is not None
