@@ -288,33 +288,39 @@ def _calls_alone(message: Message, traits: TemplateTraits) -> Message:
 
 def _neighbours_joined(messages: Iterable[Message], traits: TemplateTraits) -> list[Message]:
     """Neighbours as one message where the template does not show both."""
-    turns: list[Message] = []
+    turns: list[list[Message]] = []
     for message in messages:
         if turns and _joins(turns[-1], message, traits):
-            turns[-1] = _as_one(turns[-1], message)
+            turns[-1].append(message)
         else:
-            turns.append(message)
-    return turns
+            turns.append([message])
+    return [_as_one(turn) for turn in turns]
 
 
-def _as_one(before: Message, message: Message) -> Message:
-    """A message with the texts of another behind its own."""
-    merged = message | before
+def _as_one(turn: list[Message]) -> Message:
+    """One message with the texts of all of a turn; what else they have is that of the first."""
+    if len(turn) == 1:
+        return turn[0]
+    whole: Message = {}
+    for message in reversed(turn):
+        whole |= message
     for name in ("content", "reasoning_content"):
-        if name in message and name in before:
-            merged[name] = joined([before[name], message[name]])
-    return merged
+        texts = [message[name] for message in turn if name in message]
+        if len(texts) > 1:
+            whole[name] = joined(texts)
+    return whole
 
 
-def _joins(before: Message, message: Message, traits: TemplateTraits) -> bool:
-    """Whether a message is one with that before it."""
-    if message["role"] == "user" and before["role"] == "tool":
+def _joins(turn: list[Message], message: Message, traits: TemplateTraits) -> bool:
+    """Whether a message belongs to the turn before it."""
+    role = turn[0]["role"]
+    if message["role"] == "user" and role == "tool":
         return not traits.user_after_result
-    if traits.any_turns or before["role"] != message["role"]:
+    if traits.any_turns or role != message["role"]:
         return False
-    if message["role"] == "user":
+    if role == "user":
         return True
-    if message["role"] != "assistant" or before.get("tool_calls"):
+    if role != "assistant" or turn[-1].get("tool_calls"):
         return False
     return traits.beside_calls != "apart" or not message.get("tool_calls")
 
