@@ -38,7 +38,9 @@ class RowFacts:
 
     def rows(self, row_R: Array) -> RowFacts:
         """The facts of these rows alone."""
-        return RowFacts(self._columns, row_R if self._row_R is None else self._row_R[row_R])
+        if self._row_R is not None:
+            row_R = self._row_R[row_R]
+        return RowFacts(self._columns, row_R)
 
     def __getitem__(self, name: str) -> Array:
         """Raises KeyError for a fact that this forward's caller does not bring."""

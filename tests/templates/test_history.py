@@ -6,6 +6,7 @@ from __future__ import annotations
 import functools
 import json
 import random
+import time
 from typing import Any
 
 import pytest
@@ -366,3 +367,11 @@ def test_ids_have_the_names_of_tools_where_nothing_else_shows_them() -> None:
     kept["tool_calls"][0]["id"] = "functions.f:7"
     answered = {"role": "tool", "tool_call_id": "functions.f:7", "content": "found"}
     assert text_of("kimi_k2", [user("ask"), kept, answered]).count("functions.f:7") == 2
+
+
+def test_thousands_of_neighbours_become_one_turn_at_once() -> None:
+    messages = [{"role": "user", "content": "x" * 200}] * 10_000
+    begin = time.process_time()
+    (turn,) = shaped_messages(messages, TemplateTraits(any_turns=False))
+    assert time.process_time() - begin < 1
+    assert turn["content"] == "\n\n".join(["x" * 200] * 10_000)

@@ -131,7 +131,8 @@ class Runner(Dispatcher):
         """Use the shapes and samplers that are there from now on; more come with late programs.
         Another thread may call it while steps run."""
         self._missing = missing = self.programs.missing
-        best, buckets = self.shapes.samplers[-1], self.shapes.buckets
+        best = self.shapes.samplers[-1]
+        buckets = self.shapes.buckets
         self._fitting = buckets.restricted(
             lambda shape: (
                 forward_key(shape) not in missing
@@ -237,7 +238,8 @@ class Runner(Dispatcher):
         """Run every program that is there on padding rows, which use the trash slot and no page:
         once to load it, once to record it, once to time it. Sets `seconds` and `depth`; `deep` asks
         for two steps in flight however long they take."""
-        empty, buckets = Plan(decodes=(), positions=(), chunks=()), self._fitting
+        empty = Plan(decodes=(), positions=(), chunks=())
+        buckets = self._fitting
         self.run(Launch((self.pack_slots(empty),)))
         for pairs in buckets.copies:
             copies = pack_copies(((0, DROP_PAGE, 0),) * pairs, self.shapes)
@@ -342,7 +344,8 @@ class Runner(Dispatcher):
 
     def _sample_key(self, rows: int, needs: frozenset[int]) -> Key:
         """The cheapest compiled sampler for requests of these `needs`, of few different sets."""
-        samplers, missing = self._samplers, self._missing
+        samplers = self._samplers
+        missing = self._missing
         if (rows, needs) not in samplers:
             needed = sampler_of(needs)
             keys = [Key("sample", (rows, s)) for s in self.shapes.samplers if s >= needed]

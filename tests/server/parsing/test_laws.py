@@ -160,3 +160,27 @@ def test_time_is_linear_in_the_length_of_the_output(name: str, hostile: str):
     for start in ("", sample[: sample.find("Paris")]):
         # 16 times the text: 16 times the time, where a square would be 256
         assert seconds(name, start, unit, 16_000) < 64 * seconds(name, start, unit, 1_000) + 0.02
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_calls_inside_each_other_without_end_are_text(name: str):
+    text = (tool_formats()[name].open or ("",))[0] + '{"function":' * 2_000
+    parser = tool_formats()[name](TOOLS)
+    assert "".join(part.text for part in parser.feed(text) + parser.finish()) == text
+
+
+def test_tags_that_open_no_parameter_cost_no_more_beside_many_parameters():
+    text = "<tool_call>\n<function=f>\n<parameter=p0>" + "\n<parameter=" * 3_000
+
+    def seconds_beside(count: int) -> float:
+        declared = {f"p{number}": {"type": "string"} for number in range(count)}
+        best = float("inf")
+        for _ in range(2):
+            parser = tool_formats()["qwen3_coder"]({"f": {"properties": declared}})
+            begin = time.process_time()
+            parser.feed(text)
+            parser.finish()
+            best = min(best, time.process_time() - begin)
+        return best
+
+    assert seconds_beside(4_000) < 10 * seconds_beside(4) + 0.1

@@ -111,15 +111,18 @@ class EarlierStages:
         if key.program in FORWARDS:
             return pass_stages((*self.stages, last), key, buffer, self.way_in)
         self.dispatch(key, buffer)
-        return None if key.program == ADVANCE else last.sent(key, buffer)
+        if key.program == ADVANCE:
+            return None
+        return last.sent(key, buffer)
 
     def dispatch(self, key: Key, buffer: np.ndarray | None) -> None:
         """A program of a launch, if it concerns these stages and is no forward."""
         if key.program == ADVANCE:
             assert buffer is not None
             self._advance(self._place(buffer.reshape(2, -1)))
-        for stage in self.stages if key.program in EVERYWHERE else ():
-            stage.dispatch(key, buffer)
+        if key.program in EVERYWHERE:
+            for stage in self.stages:
+                stage.dispatch(key, buffer)
 
     def move(self, moves: Moves) -> None:
         """As of `StagesBefore`."""
