@@ -20,15 +20,18 @@ _LETTERS = "0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"
 def shaped_input(arguments: dict[str, Any], traits: TemplateTraits) -> dict[str, Any]:
     """Arguments of `apply_chat_template` with messages and tools as the template shows them. Raises
     TemplateError on calls that no template can render."""
-    shaped = {"conversation": shaped_messages(arguments["conversation"], traits)}
+    continues = arguments["continue_final_message"]
+    shaped = {"conversation": shaped_messages(arguments["conversation"], traits, continues)}
     if arguments["tools"] and not traits.bare_tools:
         shaped["tools"] = [_filled(tool) for tool in arguments["tools"]]
     return arguments | shaped
 
 
-def shaped_messages(messages: Sequence[Mapping[str, Any]], traits: TemplateTraits) -> list[Message]:
+def shaped_messages(
+    messages: Sequence[Mapping[str, Any]], traits: TemplateTraits, continues: bool = False
+) -> list[Message]:
     """The messages as the template shows them. Raises TemplateError on arguments of calls that nest
-    too deeply."""
+    too deeply. `continues`: the last message is to be continued, and stays even if it is empty."""
     # A content without value is the caller's as well as an absent one
     shaped: Iterable[Message] = (
         {name: value for name, value in message.items() if name != "content" or value is not None}
@@ -39,7 +42,7 @@ def shaped_messages(messages: Sequence[Mapping[str, Any]], traits: TemplateTrait
         shaped = _lone_results_told(shaped, traits)
     shaped = _systems_placed(shaped, traits)
     if not traits.empty_answers:
-        shaped = _empty_answers_dropped(list(shaped))
+        shaped = _empty_answers_dropped(list(shaped), continues)
     if not traits.any_opening:
         shaped = _opened(shaped)
     if not traits.several_calls:
@@ -342,12 +345,12 @@ def _calls_alone(message: Message, traits: TemplateTraits) -> Message:
 # Turns
 
 
-def _empty_answers_dropped(messages: list[Message]) -> Iterator[Message]:
-    """The messages without answers that have neither text nor calls, but for the last message,
-    which may be continued."""
+def _empty_answers_dropped(messages: list[Message], continues: bool) -> Iterator[Message]:
+    """The messages without answers that have neither text nor calls."""
     for place, message in enumerate(messages, 1):
         said = message.get("content") or message.get("tool_calls")
-        if said or message["role"] != "assistant" or place == len(messages):
+        kept = continues and place == len(messages)
+        if said or kept or message["role"] != "assistant":
             yield message
 
 

@@ -323,6 +323,7 @@ def test_a_result_without_its_call_is_shown(family: str) -> None:
 def test_an_answer_without_text_ends_no_session(family: str) -> None:
     for empty in (said(""), said("") | {"reasoning_content": "thought"}):
         assert in_order(text_of(family, [user("ask"), empty, user("further")]), "ask", "further")
+        assert in_order(text_of(family, [user("ask"), empty]), "ask")
     messages = [user("ask"), calls("one"), result("one", "found"), said(""), user("further")]
     if family in CALLING:
         assert in_order(text_of(family, messages), "ask", "found", "further")
