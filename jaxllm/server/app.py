@@ -125,7 +125,7 @@ class Routes:
             raise bad_request("tokens is required", "tokens")
         ids = read_field(body, "tokens", list, [])
         if ids:
-            ids = check_ids(ids, self._state.resolved, "tokens")
+            ids = check_ids(ids, self._state.resolved, "tokens", generates=False)
         if self._state.tokenizer is None:
             raise bad_request("this server runs without a tokenizer", "tokens")
         return Json(

@@ -87,7 +87,7 @@ def test_a_second_signal_does_not_wait(launch: Any) -> None:
         server.process.send_signal(signal.SIGINT)
         server.says("shutting down")
         server.process.send_signal(signal.SIGINT)
-        server.says("not waiting")
+        server.says("not waiting for 1 requests")
         assert server.ended() == 128 + signal.SIGINT
     assert gone(engine)
 

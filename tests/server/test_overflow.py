@@ -124,10 +124,23 @@ def test_so_are_token_ids_whose_number_is_exact(
     assert tokens == len(ids)
 
 
-def test_so_is_a_text_of_megabytes_which_is_not_even_decoded(server: Running) -> None:
-    for text in ("a" * 2_000_000, "é" * 1_000_000):
-        answer = server.post("/v1/completions", {"model": "fake", "prompt": text})
+def test_ids_whose_text_is_asked_for_may_fill_the_context(server: Running) -> None:
+    assert server.post("/detokenize", {"tokens": [97] * CONTEXT}).json() == {"prompt": "a" * 256}
+    for tokens in (CONTEXT + 1, 400_000):
+        message = server.post("/detokenize", {"tokens": [97] * tokens}).error["message"]
+        assert f"the prompt has {tokens} tokens; the prompt is too long" in message
+
+
+def test_so_is_a_text_of_megabytes_which_is_not_even_decoded(
+    server: Running, tokenizer: Tokenizer
+) -> None:
+    for text in ("a" * 2_000_000, "é" * 1_000_000, "a\n" * 1_000_000):
+        body = json.dumps({"model": "fake", "prompt": text}, ensure_ascii=False).encode()
+        answer = server.post("/v1/completions", body)
         check_overflow(answer, len(text))
+        least, written = -(-len(text) // tokenizer.longest_token), f"{len(text)} characters"
+        known = written if "\n" not in text else f"at least {written}"
+        assert f"has at least {least} tokens ({known})" in answer.error["message"]
     check_overflow(server.post("/tokenize", {"prompt": "a" * 2_000_000}), 2_000_000)
 
 
@@ -137,7 +150,6 @@ def test_so_is_a_prompt_that_is_too_long_to_be_truncated(
 ) -> None:
     monkeypatch.setattr(limits, "TRUNCATED_CHARS", 20_000)
     monkeypatch.setattr(bodies, "MAX_TRUNCATED_IDS", 400_000)
-    monkeypatch.setattr(bodies, "MAX_BYTES_PER_CHAR", 1)
     prompt: Any = [97] * 400_001 if as_ids else "a" * 30_000
     body = {"model": "fake", "prompt": prompt} | TRUNCATED
     answer = server.post("/v1/completions", body)

@@ -300,6 +300,7 @@ class EngineClient:
                 if not inspection.done():
                     inspection.set_result(view)
             case Ready():
+                self.stats = message.stats
                 self._become_as_before()
                 self._connection.ready.set_result(message)
             case Died():

@@ -154,7 +154,7 @@ class EngineProcess:
         engine.when_built(lambda: self._inbox.put(GrammarReady()))
         self._grace = ORPHAN_GRACE
         start = self._follow_prefixes(engine) if first.tells_prefixes else None
-        self._send(Ready(engine.resolved, start))
+        self._send(Ready(engine.resolved, engine.stats(), start))
         engine.make_late(lambda: self._inbox.put(ProgramMade()))
         return engine
 

@@ -100,10 +100,11 @@ class Phase(msgspec.Struct, tag=True, frozen=True):
 
 
 class Ready(msgspec.Struct, tag=True, frozen=True):
-    """The engine takes requests. `hash_start` is where the hashes begin that it tells, if it tells
-    any (`PageHasher`)."""
+    """The engine takes requests. `stats` are as they are before the first. `hash_start` is where
+    the hashes begin that it tells, if it tells any (`PageHasher`)."""
 
     resolved: Resolved
+    stats: EngineStats
     hash_start: bytes | None = None
 
 

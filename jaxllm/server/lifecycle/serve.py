@@ -182,7 +182,8 @@ async def drain(models: Sequence[ServedModel], signals: Signals, seconds: float)
         await asyncio.wait(
             (finished, signals.second), timeout=seconds, return_when=asyncio.FIRST_COMPLETED
         )
-        if _active(models):
+        unfinished = _active(models)
+        if unfinished:
             await asyncio.gather(*(model.end_requests() for model in models))
             if not signals.second.done():
                 idle = together(model.state.idle.wait() for model in models)
@@ -193,7 +194,7 @@ async def drain(models: Sequence[ServedModel], signals: Signals, seconds: float)
     finally:
         finished.cancel()
     if signals.second.done():
-        logger.warning("not waiting for %d requests", _active(models))
+        logger.warning("not waiting for %d requests", unfinished)
         return 128 + signals.second.result()
     return 0 if all(engine.alive for model in models for engine in model.client.clients) else 1
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,7 +27,7 @@ from jaxllm.server.errors import (
 from jaxllm.server.openai.chat import MAX_MESSAGES
 from jaxllm.server.openai.digits import keep_digits, may_hold_long
 from jaxllm.server.openai.fields import read_json, read_object
-from jaxllm.server.openai.limits import Rules, check_length
+from jaxllm.server.openai.limits import Rules, check_chars, check_length
 from jaxllm.server.openai.requests import (
     CHAT_FIELDS,
     COMPLETION_FIELDS,
@@ -51,7 +51,6 @@ SIZE_LIMITS = {
     **dict.fromkeys(("instructions", "suffix")),
     "allowed_token_ids": 12 * MAX_ALLOWED,
 }
-MAX_BYTES_PER_CHAR = 12  # of a character in JSON
 MAX_CONTAINERS = 1 << 16  # lists and objects in a body
 MAX_MEMBERS = 1 << 16  # members of objects in a body
 MAX_ITEMS = 64 * MAX_MESSAGES  # items of lists and objects, token ids apart
@@ -59,6 +58,7 @@ MAX_TRUNCATED_IDS = 1 << 20  # ids of a prompt that is to be truncated
 MAX_NAMED = 1 << 23  # bytes of a body that is scanned for the field at fault
 TURN = 1 << 18  # bytes scanned or decoded before other tasks run
 WHITESPACE = b" \t\r\n"
+CONTINUATIONS = bytes(range(0x80, 0xC0))  # bytes of UTF-8 that begin no character
 
 _KNOWN = COMPLETION_FIELDS | CHAT_FIELDS | TOKENIZE_FIELDS | SIZE_LIMITS.keys()
 _any_fields = msgspec.json.Decoder(dict[str, msgspec.Raw])
@@ -216,13 +216,8 @@ class Shape:
 async def shape_of(text: bytes) -> Shape:
     """The shape of a JSON text, counted in slices between which other tasks run; stops beyond the
     limits of legal bodies."""
-    shape, at, within = Shape(), 0, 0
-    while at < len(text) and shape.containers <= MAX_CONTAINERS and shape.members <= MAX_MEMBERS:
-        piece = text[at : at + TURN]
-        # An escaped character stays with its backslash
-        if (len(piece) - len(piece.rstrip(b"\\"))) % 2:
-            piece = text[at : at + TURN + 1]
-        at += len(piece)
+    shape, within = Shape(), 0
+    for piece in _slices(text):
         unescaped = piece.replace(b"\\\\", b"").replace(b'\\"', b"") if b"\\" in piece else piece
         parts = unescaped.split(b'"')
         outside = b"".join(parts[within::2])
@@ -231,8 +226,35 @@ async def shape_of(text: bytes) -> Shape:
         shape.members += outside.count(b":")
         shape.commas += outside.count(b",")
         shape.size += len(piece) - len(outside) + len(outside.translate(None, WHITESPACE))
+        if shape.containers > MAX_CONTAINERS or shape.members > MAX_MEMBERS:
+            break
         await asyncio.sleep(0)
     return shape
+
+
+async def least_chars(raw: bytes) -> int:
+    """Characters that a string of JSON has at least: all of them, unless it has escapes that are
+    longer than two bytes, or escaped backslashes. Counted in slices between which other tasks
+    run."""
+    least = -2  # the quotes
+    for piece in _slices(raw):
+        codes = piece.count(b"\\u")
+        short = piece.count(b"\\") - codes
+        # A code has six bytes, and a character beyond 16 bits two codes
+        least += len(piece.translate(None, CONTINUATIONS)) - short - (11 * codes + 1) // 2
+        await asyncio.sleep(0)
+    return least
+
+
+def _slices(text: bytes) -> Iterator[bytes]:
+    """A JSON text in slices; an escaped character stays with its backslash."""
+    start = 0
+    while start < len(text):
+        piece = text[start : start + TURN]
+        if (len(piece) - len(piece.rstrip(b"\\"))) % 2:
+            piece = text[start : start + TURN + 1]
+        start += len(piece)
+        yield piece
 
 
 def read_small(body: bytes) -> dict[str, Any]:
@@ -320,12 +342,8 @@ async def check_field(name: str, raw: bytes, truncates: bool, rules: Rules) -> N
         _check_prompt_items(
             name, shape.commas + 1, b'"' in raw, truncates and name in PROMPTS, rules
         )
-    if (
-        name in PROMPTS
-        and raw.startswith(b'"')
-        and (least := -(-(len(raw) - 2) // MAX_BYTES_PER_CHAR)) > rules.char_limit(truncates)
-    ):
-        raise rules.too_many_chars(least, name, truncates)
+    if name in PROMPTS and raw.startswith(b'"'):
+        check_chars(await least_chars(raw), rules, name, truncates, exact=b"\\" not in raw)
 
 
 def _check_prompt_items(name: str, items: int, texts: bool, truncates: bool, rules: Rules) -> None:
@@ -334,7 +352,7 @@ def _check_prompt_items(name: str, items: int, texts: bool, truncates: bool, rul
         if items > MAX_PROMPTS:
             raise bad_request(f"at most {MAX_PROMPTS} prompts per request, got {items}", name)
     elif not truncates:
-        check_length(items, rules.resolved, name)
+        check_length(items, rules.resolved, name, generates=name in PROMPTS)
     elif items > MAX_TRUNCATED_IDS:
         remedy = f"at most {MAX_TRUNCATED_IDS} are read to be truncated; shorten it"
         raise ContextOverflow(rules.resolved.max_model_len, items, name, remedy=remedy)

@@ -50,8 +50,11 @@ class Rules:
         fits = self.resolved.max_model_len * self.longest_token
         return max(fits, TRUNCATED_CHARS) if truncated or self.may_drop else fits
 
-    def too_many_chars(self, length: int, param: str, truncated: bool = False) -> ContextOverflow:
-        """The refusal of a text with more characters than may be tokenised."""
+    def too_many_chars(
+        self, length: int, param: str, truncated: bool = False, exact: bool = True
+    ) -> ContextOverflow:
+        """The refusal of a text with more characters than may be tokenised; without `exact` it has
+        `length` at least."""
         remedy = "shorten it"
         if truncated:
             most = self.char_limit(True)
@@ -60,21 +63,24 @@ class Rules:
             self.resolved.max_model_len,
             -(-length // self.longest_token),
             param,
-            counted=f"{length} characters",
+            counted=f"{length} characters" if exact else f"at least {length} characters",
             remedy=remedy,
         )
 
 
-def check_chars(length: int, rules: Rules, param: str, truncated: bool = False) -> None:
-    """Refuse a text that is too long before it is tokenised."""
+def check_chars(
+    length: int, rules: Rules, param: str, truncated: bool = False, exact: bool = True
+) -> None:
+    """Refuse a text that is too long before it is tokenised; without `exact` it has `length`
+    characters at least."""
     if length > rules.char_limit(truncated):
-        raise rules.too_many_chars(length, param, truncated)
+        raise rules.too_many_chars(length, param, truncated, exact)
 
 
-def check_ids(ids: list[Any], resolved: Resolved, param: str) -> list[int]:
-    """The token ids; refuse those that are no integers of the vocabulary, or leave no room for a
-    token."""
-    check_length(len(ids), resolved, param)
+def check_ids(ids: list[Any], resolved: Resolved, param: str, generates: bool = True) -> list[int]:
+    """The token ids; refuse those that are no integers of the vocabulary, or too many, as in
+    `check_length`."""
+    check_length(len(ids), resolved, param, generates)
     return check_vocabulary(ids, resolved, param)
 
 
@@ -100,10 +106,11 @@ def check_vocabulary(ids: list[Any], resolved: Resolved, param: str) -> list[int
     return ids
 
 
-def check_length(tokens: int, resolved: Resolved, param: str) -> None:
-    """Refuse a prompt that leaves no room for a token."""
-    if tokens >= resolved.max_model_len:
-        raise ContextOverflow(resolved.max_model_len, tokens, param)
+def check_length(tokens: int, resolved: Resolved, param: str, generates: bool = True) -> None:
+    """Refuse what is longer than the context, of which an answer that `generates` takes one
+    token at least."""
+    if tokens > resolved.max_model_len - generates:
+        raise ContextOverflow(resolved.max_model_len, tokens, param, generates=generates)
 
 
 def check_prompt_scoring(lengths: list[int], params: SamplingParams) -> None:

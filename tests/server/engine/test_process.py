@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from jaxllm.config import ConfigError, EngineConfig
-from jaxllm.messages import GenerateRequest, TextDelta
+from jaxllm.messages import EngineStats, GenerateRequest, TextDelta
 from jaxllm.sampling.options import SamplingParams
 from jaxllm.server.engine.process import MAX_FAILED_STEPS, ORPHAN_GRACE, EngineProcess
 from jaxllm.server.engine.wire import (
@@ -92,6 +92,15 @@ def add(id: str, max_tokens: int = 2, **options: Any) -> Add:
     """A request."""
     params = SamplingParams(max_tokens=max_tokens, ignore_eos=True, **options)
     return Add(GenerateRequest(id=id, prompt_token_ids=[1, 2, 3], params=params))
+
+
+def test_who_hears_that_it_is_ready_knows_its_stats(control: Control) -> None:
+    peer = Peer(control)
+    peer.send(Start(EngineConfig()))
+    assert isinstance(peer.next(), Phase)
+    assert peer.next().stats == EngineStats(num_pages=64, free_pages=64)
+    peer.socket.close()
+    assert peer.ended() == 1
 
 
 def test_there_is_one_message_per_step_with_all_deltas(peer: Peer) -> None:

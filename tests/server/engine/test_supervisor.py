@@ -39,6 +39,7 @@ from jaxllm.server.errors import ApiError
 from tests.server.fake import RESOLVED
 
 MISSING = ("/no/such/program",)
+STATS = EngineStats(missing_programs=19)
 
 
 class Engine:
@@ -54,8 +55,9 @@ class Engine:
         self._socket.setblocking(False)
         connecting = asyncio.ensure_future(self.client.connect(ours))
         await self.next()
-        await self.say(Ready(RESOLVED))
+        await self.say(Ready(RESOLVED, STATS))
         await connecting
+        assert self.client.stats == STATS
 
     async def next(self) -> ToEngine:
         while not self._got:

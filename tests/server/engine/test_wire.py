@@ -90,7 +90,7 @@ VIEW = EngineView(
         (Inspect(), ToEngine),
         (Stop(), ToEngine),
         (Phase("Compiling", 1.5), ToServer),
-        (Ready(RESOLVED), ToServer),
+        (Ready(RESOLVED, EngineStats()), ToServer),
         (
             Outputs(
                 [DELTA, msgspec.structs.replace(DELTA, stop_reason="a", logprobs=None, times=None)],

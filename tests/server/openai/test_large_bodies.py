@@ -24,6 +24,7 @@ from jaxllm.server.openai.bodies import (
     MAX_TRUNCATED_IDS,
     SIZE_LIMITS,
     Shape,
+    least_chars,
     read_large,
     shape_of,
 )
@@ -69,6 +70,19 @@ def test_parts_are_counted_wherever_a_text_is_cut(
         patch.setattr(module, "TURN", turn)
         found = asyncio.run(shape_of(written))
     assert found == replace(counted(value), size=len(compact))
+
+
+@given(texts | st.text(), st.booleans(), st.integers(1, 9))
+def test_no_text_has_fewer_characters_than_are_counted_wherever_it_is_cut(
+    text: str, ascii_only: bool, turn: int
+) -> None:
+    written = json.dumps(text, ensure_ascii=ascii_only).encode("utf-8", "surrogatepass")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(module, "TURN", turn)
+        found = asyncio.run(least_chars(written))
+    assert found <= len(text)
+    if b"\\u" not in written and b"\\\\" not in written:
+        assert found == len(text)
 
 
 @given(

@@ -299,3 +299,90 @@ def test_an_answer_that_is_written_says_how_far_it_is(
     scripted.script.go_on.set()
     answered(page)
     page.locator(".hint", has_text="Answers can be wrong.").wait_for()
+
+
+def beside(page: Any) -> Any:
+    """Another tab of the same browser."""
+    other = page.context.new_page()
+    other.goto(page.url)
+    other.locator(".conversations .open").first.wait_for()
+    return other
+
+
+def test_what_two_tabs_say_in_a_conversation_is_kept_in_two(
+    scripted: ScriptedServer, visit: Visit
+) -> None:
+    scripted.script.pieces = ["fine"]
+    page = visit(scripted.url)
+    ask(page, "one")
+    answered(page)
+    other = beside(page)
+    ask(other, "two")
+    answered(other, 2)
+    other.locator(".conversations .open").first.wait_for()
+    ask(page, "three")
+    answered(page, 2)
+    page.locator(".banner", has_text="goes on as a copy").wait_for()
+    titles = page.locator(".conversations .open")
+    assert titles.count() == 2
+    said = []
+    for number in range(2):
+        titles.nth(number).click()
+        titles.nth(number).and_(page.locator("[aria-current]")).wait_for()
+        said.append([text.strip() for text in page.locator(".question").all_inner_texts()])
+    assert sorted(said) == [["one", "three"], ["one", "two"]]
+
+
+def test_a_conversation_that_another_tab_deleted_is_said_to_be_gone(
+    scripted: ScriptedServer, visit: Visit
+) -> None:
+    scripted.script.pieces = ["fine"]
+    page = visit(scripted.url)
+    for text in ("first", "second"):
+        ask(page, text)
+        answered(page)
+        page.get_by_role("button", name="New chat").click()
+    other = beside(page)
+    other.get_by_role("button", name="More about “first”").click()
+    other.get_by_role("menuitem", name="Delete").click()
+    other.get_by_role("button", name="Delete", exact=True).click()
+    other.locator(".open", has_text="first").wait_for(state="detached")
+    page.locator(".open", has_text="first").click()
+    page.locator(".banner", has_text="deleted in another tab").wait_for()
+    assert page.locator(".conversations .open").all_inner_texts() == ["second"]
+
+
+def test_a_browser_without_space_says_why_a_conversation_is_not_kept_until_it_is(
+    scripted: ScriptedServer, visit: Visit
+) -> None:
+    scripted.script.pieces = ["fine"]
+    full = """const put = IDBObjectStore.prototype.put;
+    window.full = true;
+    IDBObjectStore.prototype.put = function (...all) {
+      const request = put.apply(this, all);
+      if (window.full) this.transaction.abort();
+      return request;
+    };"""
+    page = visit(scripted.url, before=full)
+    ask(page, "hello")
+    answered(page)
+    page.locator(".banner", has_text="This conversation is not kept").wait_for()
+    page.evaluate("window.full = false")
+    ask(page, "again")
+    answered(page, 2)
+    page.locator(".banner").wait_for(state="hidden")
+    assert page.locator(".conversations .open").count() == 1
+
+
+def test_an_import_that_succeeds_takes_back_that_one_failed(
+    scripted: ScriptedServer, visit: Visit, tmp_path: Any
+) -> None:
+    page = visit(scripted.url)
+    page.locator(".model option").first.wait_for(state="attached")  # else it clears the banner
+    (tmp_path / "bad.json").write_text("{")
+    page.locator("input.imported").set_input_files(tmp_path / "bad.json")
+    page.locator(".banner", has_text="Not imported").wait_for()
+    (tmp_path / "good.json").write_text('{"title": "good", "messages": []}')
+    page.locator("input.imported").set_input_files(tmp_path / "good.json")
+    page.locator(".banner").wait_for(state="hidden")
+    assert page.locator(".conversations .open").all_inner_texts() == ["good"]

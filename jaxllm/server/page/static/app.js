@@ -22,6 +22,8 @@ const KEYS = [
   ["New chat", "Ctrl", "Shift", "O"], ["Search conversations", "Ctrl", "K"], ["Rename the conversation in focus", "F2"],
   ["Go to the prompt", "/"], ["These shortcuts", "?"],
 ];
+const UNSAVED = "This conversation is not kept";
+const GONE = "This conversation was deleted in another tab.";
 const byId = (id) => document.getElementById(id);
 
 const store = await openStore();
@@ -50,9 +52,16 @@ const composer = new Composer({
 });
 const session = new Session(store, view, {
   onBusy: (busy) => composer.setBusy(busy),
-  onSaved: showList,
+  onSaved() {
+    if (notice.textContent.startsWith(UNSAVED)) banner("");
+    showList();
+  },
   onTokens: showContext,
-  onUnsaved: (error) => banner(`This conversation is not kept: ${error.message}`),
+  onCopied() {
+    preferences.set("open", session.conversation.id);
+    banner("Another tab has continued this conversation; here it goes on as a copy.");
+  },
+  onUnsaved: (error) => banner(`${UNSAVED}: ${error.message}`),
   onFailure: (error) => (error.status === 401 ? enterKey(error.message) : error.status === 0 && connect()),
 });
 
@@ -104,12 +113,13 @@ function create() {
 
 const sidebar = new Sidebar(byId("sidebar"), {
   create,
-  open: async (id) => open(await store.load(id)),
+  async open(id) {
+    const conversation = await loaded(id);
+    if (conversation) open(conversation);
+  },
   async rename(id, title) {
-    const conversation = id === session.conversation.id ? session.conversation : await store.load(id);
-    Object.assign(conversation, { title, named: true });
-    await store.save(conversation);
-    showList();
+    const conversation = await loaded(id);
+    if (conversation) await session.save(Object.assign(conversation, { title, named: true }));
   },
   async search(term) {
     const pieces = new Map();
@@ -121,8 +131,8 @@ const sidebar = new Sidebar(byId("sidebar"), {
   },
   async exportOne(id) {
     session.flush();
-    const conversation = await store.load(id);
-    save(`${conversation.title.replaceAll(/[^\p{L}\p{N}]+/gu, "-").slice(0, 60)}.json`, JSON.stringify([conversation], null, 1));
+    const conversation = await loaded(id);
+    if (conversation) save(`${conversation.title.replaceAll(/[^\p{L}\p{N}]+/gu, "-").slice(0, 60)}.json`, JSON.stringify([conversation], null, 1));
   },
   help: () => showKeys(KEYS),
   async remove(head) {
@@ -138,6 +148,7 @@ const sidebar = new Sidebar(byId("sidebar"), {
     try {
       const found = JSON.parse(await file.text());
       for (const each of (Array.isArray(found) ? found : [found]).map(imported)) await store.save(each);
+      banner("");
       announce("Imported.");
     } catch (error) {
       alertNow(`Not imported: ${error.message}`);
@@ -146,6 +157,15 @@ const sidebar = new Sidebar(byId("sidebar"), {
     showList();
   },
 });
+
+/** A conversation of the list; undefined, with a notice, where another tab has deleted it. */
+async function loaded(id) {
+  const conversation = id === session.conversation.id ? session.conversation : await store.load(id);
+  if (conversation) return conversation;
+  alertNow(GONE);
+  banner(GONE);
+  await showList();
+}
 
 async function clear() {
   if (!(await confirmed("Delete all conversations?", "They are kept in this browser alone and cannot be brought back.", "Delete all"))) return;

@@ -21,7 +21,7 @@ export function newConversation(settings) {
 }
 
 /** A random id; `crypto.randomUUID` is missing on pages served over plain HTTP. */
-function newId() {
+export function newId() {
   return [...crypto.getRandomValues(new Uint8Array(12))].map((byte) => byte.toString(16).padStart(2, "0")).join("");
 }
 

@@ -1,13 +1,14 @@
 // The open conversation and the answer on its way: send, stop, edit, retry, tool results, keep.
 
 import { chat } from "../lib/api.js";
+import { ChangedElsewhere } from "../lib/store.js";
 import { alertNow, announce, announceAnswer } from "../lib/a11y.js";
 import { branchOff, everyMessage, showVersion } from "./branches.js";
-import { addChunk, newAnswer, openCalls, requestBody, titleOf } from "./conversation.js";
+import { addChunk, newAnswer, newId, openCalls, requestBody, titleOf } from "./conversation.js";
 
 const SAVE_AFTER = 800; // ms
 
-/** `view` shows messages; hooks: `onBusy(busy)`, `onSaved()`, `onTokens()`, `onUnsaved(error)`, `onFailure(error)`. */
+/** `view` shows messages; hooks: `onBusy(busy)`, `onSaved()`, `onTokens()`, `onCopied()`, `onUnsaved(error)`, `onFailure(error)`. */
 export class Session {
   #controller = null;
   #saving = 0;
@@ -98,17 +99,23 @@ export class Session {
   keep(now = false) {
     clearTimeout(this.#saving);
     const { conversation } = this;
-    this.#saving = now ? 0 : setTimeout(() => this.#save(conversation), SAVE_AFTER);
-    if (now) this.#save(conversation);
+    this.#saving = now ? 0 : setTimeout(() => this.save(conversation), SAVE_AFTER);
+    if (now) this.save(conversation);
   }
 
-  async #save(conversation) {
-    this.#saving = 0;
+  /** Save a conversation; one that another tab has continued becomes a copy. */
+  async save(conversation) {
+    if (conversation === this.conversation) this.#saving = 0;
+    const { id } = conversation;
     try {
       await this.store.save(conversation);
       this.hooks.onSaved();
     } catch (error) {
-      this.hooks.onUnsaved(error);
+      if (!(error instanceof ChangedElsewhere)) return this.hooks.onUnsaved(error);
+      const isFirst = conversation.id === id; // of the saves under way
+      if (isFirst) conversation.id = newId();
+      await this.save(conversation);
+      if (isFirst) this.hooks.onCopied();
     }
   }
 
@@ -165,7 +172,7 @@ export class Session {
   #end(conversation, answer) {
     answer.ended = Date.now();
     conversation.updated = answer.ended;
-    if (conversation !== this.conversation) return void this.#save(conversation);
+    if (conversation !== this.conversation) return void this.save(conversation);
     if (!conversation.messages.includes(answer)) return void this.keep(); // it belongs to another version now
     this.view.refresh();
     this.hooks.onTokens();

@@ -50,12 +50,23 @@ function excess(heads, { id, size }) {
   });
 }
 
+function isSame(one, other) {
+  return one.tab === other?.tab && one.number === other.number;
+}
+
 function newestFirst(heads) {
   return heads.sort((a, b) => b.updated - a.updated);
 }
 
-/** Conversations by id. `heads` has what the list shows, so that a list loads no texts. */
+/** Another tab has saved the conversation since this one read it. */
+export class ChangedElsewhere extends Error {}
+
+/** Conversations by id. `heads` has what the list shows, so that a list loads no texts, and which save of which tab wrote it. */
 export class Store {
+  #tab = Math.random();
+  #saves = 0;
+  #read = new Map(); // id → the save that `load` gave
+
   static async open() {
     const request = indexedDB.open(NAME, 1);
     request.onupgradeneeded = () => {
@@ -69,59 +80,81 @@ export class Store {
     this.database = database;
   }
 
-  #stores(mode) {
+  #stores(mode = "readonly") {
     const transaction = this.database.transaction(["heads", "bodies"], mode);
+    return { transaction, heads: transaction.objectStore("heads"), bodies: transaction.objectStore("bodies") };
+  }
+
+  /** Do all of `work(heads, bodies)` or nothing of it. Throws the reason why nothing was done: that of the transaction, not that of
+   * the request which it ended. */
+  async #write(work) {
+    const { transaction, heads, bodies } = this.#stores("readwrite");
     const done = new Promise((resolve, reject) => {
       transaction.oncomplete = resolve;
-      transaction.onabort = transaction.onerror = () => reject(transaction.error);
+      transaction.onabort = () => reject(transaction.error);
     });
-    return { heads: transaction.objectStore("heads"), bodies: transaction.objectStore("bodies"), done };
+    const working = work(heads, bodies).catch((error) => {
+      if (!transaction.error) transaction.abort();
+      throw error;
+    });
+    const [worked, written] = await Promise.allSettled([working, done]);
+    const failed = [written, worked].find(({ reason }) => reason);
+    if (failed) throw failed.reason;
+    if (written.status === "rejected") throw new Error("the browser ended the transaction");
   }
 
   /** Heads, newest first. */
   async list() {
-    return newestFirst(await settled(this.#stores("readonly").heads.getAll()));
+    return newestFirst(await settled(this.#stores().heads.getAll()));
   }
 
+  /** A conversation; undefined where it is gone. */
   async load(id) {
-    return settled(this.#stores("readonly").bodies.get(id));
+    const { heads, bodies } = this.#stores();
+    const [head, body] = await Promise.all([settled(heads.get(id)), settled(bodies.get(id))]);
+    this.#read.set(id, head?.saved);
+    return body;
   }
 
   /** Save a conversation; the oldest others go when all of them exceed the bounds. Throws an Error
-   * when it is too large by itself, or when the browser gives no more space. */
+   * when it is too large by itself, or when the browser gives no more space, and ChangedElsewhere. */
   async save(conversation) {
-    const head = headOf(conversation);
-    const { heads, bodies, done } = this.#stores("readwrite");
-    heads.put(head);
-    bodies.put(conversation);
-    for (const { id } of excess(await settled(heads.getAll()), head)) {
-      heads.delete(id);
-      bodies.delete(id);
-    }
-    return done;
+    const head = { ...headOf(conversation), saved: { tab: this.#tab, number: (this.#saves += 1) } };
+    return this.#write(async (heads, bodies) => {
+      const all = heads.getAll(); // a page that goes waits for nothing, so all is asked for at once
+      heads.put(head);
+      bodies.put(conversation);
+      await settled(all);
+      const before = all.result.find(({ id }) => id === head.id)?.saved;
+      if (before && before.tab !== this.#tab && !isSame(before, this.#read.get(head.id))) throw new ChangedElsewhere();
+      for (const { id } of excess(all.result, head)) {
+        heads.delete(id);
+        bodies.delete(id);
+      }
+    });
   }
 
   async remove(id) {
-    const { heads, bodies, done } = this.#stores("readwrite");
-    heads.delete(id);
-    bodies.delete(id);
-    return done;
+    return this.#write(async (heads, bodies) => {
+      heads.delete(id);
+      bodies.delete(id);
+    });
   }
 
   async clear() {
-    const { heads, bodies, done } = this.#stores("readwrite");
-    heads.clear();
-    bodies.clear();
-    return done;
+    return this.#write(async (heads, bodies) => {
+      heads.clear();
+      bodies.clear();
+    });
   }
 
   async exportAll() {
-    return settled(this.#stores("readonly").bodies.getAll());
+    return settled(this.#stores().bodies.getAll());
   }
 
   /** Call `visit` with each conversation, one at a time in memory. */
   async each(visit) {
-    const request = this.#stores("readonly").bodies.openCursor();
+    const request = this.#stores().bodies.openCursor();
     return new Promise((resolve, reject) => {
       request.onerror = () => reject(request.error);
       request.onsuccess = () => {
