@@ -3,6 +3,7 @@ and `oneOf` resolved. What reads arguments and what compiles grammars ask the sa
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
@@ -122,32 +123,33 @@ class Meaning:
         self._steps = 0
         self._parts = 0
         self._followed: list[int] = []  # references that are being followed
+        self._members: dict[str, Any] = {}  # schemas of properties, by name
         try:
             self.cases = tuple(case for case in map(Case, self._of(schema)) if case.types)
         except (NoSuchSchema, TooManyCases) as error:
             self.fault = str(error)
             self.cases = (Case(()),)
 
-    @property
+    @functools.cached_property
     def free(self) -> bool:
         """Whether some case allows values of every type."""
         return any(case.free for case in self.cases)
 
-    @property
+    @functools.cached_property
     def any_text(self) -> bool:
         """Whether some case asks for text, and not for one of a few."""
         return any(
             "string" in case.types and case.values is None and not case.free for case in self.cases
         )
 
-    @property
+    @functools.cached_property
     def texts(self) -> frozenset[str]:
         """The texts among the possible values of cases that name them."""
         return frozenset(
             value for case in self.cases for value in case.values or () if isinstance(value, str)
         )
 
-    @property
+    @functools.cached_property
     def types(self) -> frozenset[str]:
         """All types that are allowed, null included where a part is nullable."""
         types = frozenset[str]().union(*(case.types for case in self.cases))
@@ -155,17 +157,21 @@ class Meaning:
             types |= {"null"}
         return types
 
-    @property
+    @functools.cached_property
     def objects(self) -> list[Case]:
         """The cases that allow objects."""
         return [case for case in self.cases if "object" in case.types]
 
     def member(self, name: str) -> Any:
-        """The schema of an object's property in any of the cases that say something of it."""
-        schemas = [case.member(name) for case in self.objects]
-        return either([schema for schema in schemas if schema is not True])
+        """The schema of an object's property in any of the cases that say something of it, the same
+        object each time."""
+        if name not in self._members:
+            schemas = [case.member(name) for case in self.objects]
+            said = [schema for schema in schemas if schema is not True]
+            self._members[name] = either(said)
+        return self._members[name]
 
-    @property
+    @functools.cached_property
     def properties(self) -> Mapping[str, Any]:
         """Schemas of declared properties, by name."""
         return _Members(self)

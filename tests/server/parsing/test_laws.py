@@ -184,3 +184,22 @@ def test_tags_that_open_no_parameter_cost_no_more_beside_many_parameters():
         return best
 
     assert seconds_beside(4_000) < 10 * seconds_beside(4) + 0.1
+
+
+@pytest.mark.parametrize(
+    ("name", "start", "argument"),
+    [
+        ("function_gemma", "<start_function_call>call:f{", "a:1,"),
+        ("qwen3_coder", "<tool_call>\n<function=f>\n", "<parameter=a>\n1\n</parameter>\n"),
+    ],
+)
+def test_a_schema_of_many_cases_is_not_taken_apart_for_each_value(
+    name: str, start: str, argument: str
+):
+    cases = [{"anyOf": [{"properties": {f"p{at}": {}}} for at in range(15)]} for _ in range(2)]
+    schema = {"properties": {"a": {"type": "integer"}}, "allOf": [*cases, *[{}] * 20]}
+    parser = tool_formats()[name]({"f": schema})
+    begin = time.process_time()
+    parser.feed(start + argument * 3_000)
+    parser.finish()
+    assert time.process_time() - begin < 1
