@@ -13,7 +13,7 @@ from typing import Any
 from jaxllm.cache.events import KVEventBatch
 from jaxllm.chat_template import TemplateInput, check_template, template_text
 from jaxllm.config import EngineConfig
-from jaxllm.engine.constraints.validation import generating
+from jaxllm.engine.intake.validation import generating
 from jaxllm.engine.load import load_engine
 from jaxllm.engine.runtime.profile import Profiler
 from jaxllm.engine.startup.report import ConsoleReport

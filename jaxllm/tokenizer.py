@@ -339,13 +339,13 @@ def directory_template(directory: Path) -> Template:
     path = directory / "chat_template.json"
     if not path.exists():
         return None
-    found = read_json(path).get("chat_template")
-    if isinstance(found, list) and all(isinstance(one, dict) for one in found):
-        found = {one.get("name"): one.get("template") for one in found}
-    if found is None or isinstance(found, str):
-        return found
-    if isinstance(found, dict) and all(
-        isinstance(text, str) for pair in found.items() for text in pair
+    template = read_json(path).get("chat_template")
+    if isinstance(template, list) and all(isinstance(entry, dict) for entry in template):
+        template = {entry.get("name"): entry.get("template") for entry in template}
+    if template is None or isinstance(template, str):
+        return template
+    if isinstance(template, dict) and all(
+        isinstance(text, str) for pair in template.items() for text in pair
     ):
-        return found
+        return template
     raise ConfigError(f"{path}: chat_template must be a text, or texts by name")

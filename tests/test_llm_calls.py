@@ -95,6 +95,6 @@ def test_an_engine_that_starts_over_compiles_nothing(llm: LLM) -> None:
     params = SamplingParams(temperature=0, max_tokens=4, ignore_eos=True)
     llm.generate("a", params, use_tqdm=False)
     before = llm.engine.stats().compiles_after_warmup
-    llm.engine._start_over()
+    llm.engine.loop.start_over()
     llm.generate("a", params, use_tqdm=False)
     assert llm.engine.stats().compiles_after_warmup == before

@@ -86,7 +86,7 @@ class Writer:
                 options.append(option)
         if not options:
             raise NothingFollows(reason)
-        return options[0] if len(options) == 1 else (Either(tuple(options)),)
+        return _one_of(options)
 
     def _meaning(self, schema: Any) -> Meaning:
         meaning = Meaning(schema, self._root)
@@ -94,8 +94,8 @@ class Writer:
             raise ValueError(meaning.fault)
         for case in meaning.cases:
             for part in case.parts:
-                if found := next((word for word in _NOT_HELD if word in part), None):
-                    raise ValueError(f"Unimplemented keys: {found}")
+                if word := next((word for word in _NOT_HELD if word in part), None):
+                    raise ValueError(f"Unimplemented keys: {word}")
         return meaning
 
     def _object(self, case: Case) -> Pieces:
@@ -116,10 +116,13 @@ class Writer:
         comma: Pieces = (Literal(self._layout.comma),) if self._layout.comma else ()
         pieces: list[Piece] = []
         for argument in required:
-            pieces += (*comma, *argument) if pieces else argument
+            pieces += comma if pieces else ()
+            pieces += argument
 
         def beside(argument: Pieces) -> Pieces:
-            return (*comma, *argument) if required else (*argument, *comma)
+            if required:
+                return (*comma, *argument)
+            return (*argument, *comma)
 
         others = [beside(argument) for argument in more if argument is not None]
         chosen = [beside(argument) for argument in optional]
@@ -139,11 +142,11 @@ class Writer:
         schemas: list[Any] = []
         for part in case.parts:
             declared = part.get("properties", {})
-            found = [declared[name]] if name in declared else []
+            named = [declared[name]] if name in declared else []
             for pattern, schema in part.get("patternProperties", {}).items():
                 if self._regexes.matches(searched(pattern), name):
-                    found.append(schema)
-            schemas += found or [part.get("additionalProperties", True)]
+                    named.append(schema)
+            schemas += named or [part.get("additionalProperties", True)]
         return both(schemas)
 
     def _groups(self, case: Case) -> Iterator[tuple[Rule, Any]]:
@@ -161,7 +164,7 @@ class Writer:
         for group in itertools.product(*kinds):
             schema = both([schema for _, _, schema in group])
             rule = Rule(
-                patterns=tuple(pattern for found, _, _ in group for pattern in found),
+                patterns=tuple(pattern for present, _, _ in group for pattern in present),
                 absent=tuple(pattern for _, absent, _ in group for pattern in absent),
                 other_than=tuple(case.names),
                 whole=self._layout.new_key,
@@ -184,22 +187,22 @@ class Writer:
 
     def _either(self, key: Literal | RawText, values: list[Pieces]) -> Pieces:
         """An argument with one of some values."""
-        options = tuple(self._with_key(key, value) for value in values)
-        return options[0] if len(options) == 1 else (Either(options),)
+        return _one_of([self._with_key(key, value) for value in values])
 
     def _with_key(self, key: Literal | RawText, value: Pieces) -> Pieces:
         """A key, a value and what stands around them."""
         text = self._layout.text
         around = text if text is not None and isinstance(value[0], RawText) else self._layout.json
-        begin, end = self._layout.before_key, around[0]
+        begin = self._layout.before_key
+        end = around[0]
         head: Piece
         if isinstance(key, Literal):
             head = Literal(begin + key.text + end)
         else:
             head = RawText(begin=begin, rules=key.rules, end=end)
-        return (
-            (head, *value) if isinstance(value[0], RawText) else (head, *value, Literal(around[1]))
-        )
+        if isinstance(value[0], RawText):  # which has its own end
+            return (head, *value)
+        return (head, *value, Literal(around[1]))
 
     def _values(self, schema: Any) -> list[Pieces]:
         """What a value may be: raw text, JSON, or either. Raises NothingFollows."""
@@ -208,8 +211,10 @@ class Writer:
         meaning = self._meaning(schema)
         types = frozenset[str]().union(*(case.types for case in meaning.cases))
         rules = tuple(dict.fromkeys(_rule(case) for case in meaning.cases if _takes_text(case)))
-        if meaning.free or meaning.any_text:  # all but null is read as text
-            types &= frozenset() if meaning.free else {"null"}
+        if meaning.free or meaning.any_text:
+            types &= {"null"}  # all else is read as text
+            if meaning.free:
+                types = frozenset()
             if overlapping(case for case in meaning.cases if _takes_text(case)):
                 raise ValueError(_ONE_OF)
         values: list[Pieces] = []
@@ -231,9 +236,9 @@ class Writer:
     def _check_texts(self, rules: tuple[Rule, ...]) -> None:
         """Raises ValueError on a text of a few that the layout cannot write."""
         for text in itertools.chain(*(rule.texts or () for rule in rules)):
-            if found := next((word for word in self._layout.ends_text if word in text), None):
+            if end := next((word for word in self._layout.ends_text if word in text), None):
                 raise ValueError(
-                    f"the value {text!r:.80} holds {found}, which ends a value in this model's "
+                    f"the value {text!r:.80} holds {end}, which ends a value in this model's "
                     "format of tool calls"
                 )
 
@@ -243,9 +248,17 @@ class Writer:
         if schema is False:
             raise NothingFollows("nothing follows the schema of an argument")
         if not _harmless(schema) and (reason := self._compiles(schema)):
-            empty = reason.startswith((NOTHING_ENDS, "Unsatisfiable"))
-            raise NothingFollows(reason) if empty else ValueError(reason)
+            if reason.startswith((NOTHING_ENDS, "Unsatisfiable")):
+                raise NothingFollows(reason)
+            raise ValueError(reason)
         return (Json(schema),)
+
+
+def _one_of(options: list[Pieces]) -> Pieces:
+    """The pieces of one of some options."""
+    if len(options) == 1:
+        return options[0]
+    return (Either(tuple(options)),)
 
 
 def _counted(
@@ -266,7 +279,8 @@ def _counted(
         raise ValueError(
             "maxProperties is only supported where all declared properties fit into it"
         )
-    rest = _repeated(more, None if most is None else most - required - len(optional))
+    left = None if most is None else most - required - len(optional)
+    rest = _repeated(more, left)
     if not missing:
         return (*map(Maybe, optional), *rest)
     if missing == len(optional) and not more:
@@ -280,16 +294,17 @@ def _counted(
         (*first, *map(Maybe, optional[number:]), *rest) for number, first in enumerate(optional, 1)
     ]
     if rest:
-        fewer = None if most is None else most - required - len(optional) - 1
+        fewer = None if left is None else left - 1
         ways += [(*first, *_repeated(more, fewer)) for first in more]
     return (Either(tuple(ways)),)
 
 
 def _repeated(more: list[Pieces], most: int | None) -> Pieces:
-    """Arguments that are not declared, at most so many. Raises ValueError."""
+    """Arguments that are not declared, of which there may be at most `most`; None for any number.
+    Raises ValueError."""
     if not more or most == 0:
         return ()
-    pieces: Pieces = more[0] if len(more) == 1 else (Either(tuple(more)),)
+    pieces = _one_of(more)
     if most is None:
         return (Repeated(pieces),)
     if most > MAX_MORE:

@@ -202,7 +202,8 @@ def _embedded(text: str, start: int, regexes: Regexes) -> tuple[str, int]:
         if not isinstance(options, dict):
             raise ValueError("x-guidance of %json must be an object")
         schema = completable(schema, regexes)
-        schema = schema | {"x-guidance": options | STRICT} if isinstance(schema, dict) else schema
+        if isinstance(schema, dict):
+            schema |= {"x-guidance": options | STRICT}
     return json.dumps(schema), end
 
 

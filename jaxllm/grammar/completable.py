@@ -156,7 +156,7 @@ class _Values:
                 raise ValueError("it has too many parts that refer to each other; make it simpler")
             meaning = Meaning(both([self._of_id[id] for id in node]), self._schema)
             ways = [way for case in meaning.cases for way in self._ways(case)]
-            self._needs[node] = ways if meaning.known else [[]]
+            self._needs[node] = [[]] if meaning.fault else ways
             waiting += itertools.chain(*self._needs[node])
 
     def _ways(self, case: Case) -> list[list[Node]]:
@@ -200,14 +200,14 @@ class _Values:
 def _members(case: Case, name: str) -> list[Any]:
     """Schemas of a property. A pattern is taken for one that its name does not match, which can
     only be too lenient."""
-    found = []
+    schemas = []
     for part in case.parts:
         declared = part.get("properties") or {}
         if name in declared:
-            found.append(declared[name])
+            schemas.append(declared[name])
         elif not part.get("patternProperties"):
-            found.append(part.get("additionalProperties", True))
-    return found
+            schemas.append(part.get("additionalProperties", True))
+    return schemas
 
 
 def _others(case: Case) -> list[Any]:
@@ -229,7 +229,9 @@ def _item(part: Schema, place: int) -> Any:
     if place < len(prefix):
         return prefix[place]
     rest = part.get("items", True)
-    return part.get("additionalItems", True) if isinstance(rest, list) else rest
+    if isinstance(rest, list):
+        return part.get("additionalItems", True)
+    return rest
 
 
 def _number(part: Schema, keyword: str) -> int:

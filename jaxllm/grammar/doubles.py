@@ -8,6 +8,8 @@ from collections.abc import Iterator
 from decimal import Decimal
 from typing import Any
 
+from jaxllm.grammar.references import DEFINITIONS, NAMED_SCHEMAS
+
 LARGEST = 2**53  # all whole numbers up to it are doubles
 SHIFT = 22  # 10**22 is the largest power of ten that is a double
 MOST = 2**63 - 1  # the compiler generates no larger number where there is a bound
@@ -16,7 +18,7 @@ HOLDS_VALUES = ("const", "enum")
 ANNOTATIONS = ("default", "examples")  # restrict nothing
 BOUNDS = ("minimum", "exclusiveMinimum", "maximum", "exclusiveMaximum", "multipleOf")
 # Objects whose keys are no keywords
-NAMES_SCHEMAS = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
+NAMES_SCHEMAS = (*NAMED_SCHEMAS, *DEFINITIONS)
 
 
 def inexact(schema: Any) -> str | None:

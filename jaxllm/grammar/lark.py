@@ -157,9 +157,12 @@ class Composer:
         text ends only where its end begins."""
         before, begin = _behind_token(piece.begin, self._specials)
         end, behind = _before_token(piece.end, self._specials)
-        middle = f"({expression(piece.rules, piece.without)})"
-        parts = [quoted(begin) if begin else "", middle, quoted(end) if end else ""]
-        name = self._rule("TEXT", " ".join(filter(None, parts)))
+        parts = [f"({expression(piece.rules, piece.without)})"]
+        if begin:
+            parts.insert(0, quoted(begin))
+        if end:
+            parts.append(quoted(end))
+        name = self._rule("TEXT", " ".join(parts))
         texts = (literal(before, self._specials), name, literal(behind, self._specials))
         return " ".join(filter(None, texts))
 
@@ -177,11 +180,11 @@ class Composer:
 def _behind_token(text: str, specials: Mapping[str, int]) -> tuple[str, str]:
     """A text cut behind its last special token."""
     ends = [text.rfind(token) + len(token) for token in specials if token in text]
-    at = max(ends, default=0)
-    return text[:at], text[at:]
+    end = max(ends, default=0)
+    return text[:end], text[end:]
 
 
 def _before_token(text: str, specials: Mapping[str, int]) -> tuple[str, str]:
     """A text cut before its first special token."""
-    at = min((text.find(token) for token in specials if token in text), default=len(text))
-    return text[:at], text[at:]
+    start = min((text.find(token) for token in specials if token in text), default=len(text))
+    return text[:start], text[start:]

@@ -3,8 +3,9 @@ and `oneOf` resolved. What reads arguments and what compiles grammars ask the sa
 
 from __future__ import annotations
 
+import functools
 import itertools
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from jaxllm.grammar.references import NoSuchSchema, Schema, referred
@@ -14,7 +15,6 @@ ALL_TYPES = SCALARS | {"object", "array"}
 MAX_CASES = 256
 MAX_STEPS = 1_000  # schemas that are looked at to find the cases of one
 MAX_PARTS = 20_000  # that are put together on the way
-SEARCH_STEPS = 250  # which a reference costs that is no path
 MAX_FOLLOWED = 64  # references behind references
 
 # Keywords that say of which type values are where nothing else does
@@ -85,16 +85,15 @@ class Case:
     @property
     def names(self) -> list[str]:
         """Names of properties that are declared or required, in order."""
-        found: dict[str, None] = {}
+        names: dict[str, None] = {}
         for part in self.parts:
-            found |= dict.fromkeys(_mapping(part, "properties"))
-        return list(found | dict.fromkeys(self.required))
+            names |= dict.fromkeys(_mapping(part, "properties"))
+        return list(names | dict.fromkeys(self.required))
 
     @property
     def required(self) -> list[str]:
         """Names of properties that must be there, in order."""
-        lists = [part.get("required") for part in self.parts]
-        names = [name for one in lists if isinstance(one, list) for name in one]
+        names = itertools.chain(*(_list(part, "required") for part in self.parts))
         return list(dict.fromkeys(name for name in names if isinstance(name, str)))
 
     def member(self, name: str) -> Any:
@@ -113,9 +112,8 @@ class Meaning:
 
     Attributes:
         cases: at least one of them must be followed; none where no value can.
-        known: every reference leads somewhere, and there are not too many cases. Otherwise there
-            is one case, which allows everything.
-        fault: why it is not known.
+        fault: a reference that leads nowhere, or that there are too many cases. Then there is one
+            case, which allows everything. "" where the meaning is known.
     """
 
     def __init__(self, schema: Any, root: Any):
@@ -124,48 +122,52 @@ class Meaning:
         self._steps = 0
         self._parts = 0
         self._followed: list[int] = []  # references that are being followed
+        self._members: dict[str, Any] = {}  # schemas of properties, by name
         try:
             self.cases = tuple(case for case in map(Case, self._of(schema)) if case.types)
         except (NoSuchSchema, TooManyCases) as error:
             self.fault = str(error)
             self.cases = (Case(()),)
-        self.known = not self.fault
 
-    @property
+    @functools.cached_property
     def free(self) -> bool:
         """Whether some case allows values of every type."""
         return any(case.free for case in self.cases)
 
-    @property
+    @functools.cached_property
     def any_text(self) -> bool:
         """Whether some case asks for text, and not for one of a few."""
         return any(
             "string" in case.types and case.values is None and not case.free for case in self.cases
         )
 
-    @property
+    @functools.cached_property
     def texts(self) -> frozenset[str]:
         """The texts among the possible values of cases that name them."""
         return frozenset(
             value for case in self.cases for value in case.values or () if isinstance(value, str)
         )
 
-    @property
+    @functools.cached_property
     def types(self) -> frozenset[str]:
         """All types that are allowed, null included where a part is nullable."""
-        found = frozenset[str]().union(*(case.types for case in self.cases))
-        return found | {"null"} if any(case.nullable for case in self.cases) else found
+        types = frozenset[str]().union(*(case.types for case in self.cases))
+        if any(case.nullable for case in self.cases):
+            types |= {"null"}
+        return types
 
-    @property
+    @functools.cached_property
     def objects(self) -> list[Case]:
         """The cases that allow objects."""
         return [case for case in self.cases if "object" in case.types]
 
     def member(self, name: str) -> Any:
-        """The schema of an object's property in any of the cases."""
-        return either([case.member(name) for case in self.objects])
+        """The schema of an object's property in any of the cases, the same object each time."""
+        if name not in self._members:
+            self._members[name] = either([case.member(name) for case in self.objects])
+        return self._members[name]
 
-    @property
+    @functools.cached_property
     def properties(self) -> Mapping[str, Any]:
         """Schemas of declared properties, by name."""
         return _Members(self)
@@ -177,7 +179,7 @@ class Meaning:
 
     def _of(self, schema: Any) -> list[tuple[Schema, ...]]:
         """Parts of each case. Raises NoSuchSchema, TooManyCases."""
-        self._count(1)
+        self._count()
         if schema is False:
             return []
         if not isinstance(schema, Mapping):
@@ -190,20 +192,18 @@ class Meaning:
             cases = self._joined(cases, self._of(option))
         for keyword in ("anyOf", "oneOf"):
             options = _list(schema, keyword)
-            found: list[tuple[Schema, ...]] = []
+            others: list[tuple[Schema, ...]] = []
             for number, option in enumerate(options):
                 choice = (Choice(options, number),) if keyword == "oneOf" else ()
-                found += [choice + case for case in self._of(option)]
+                others += [choice + case for case in self._of(option)]
             if options:
-                cases = self._joined(cases, found)
+                cases = self._joined(cases, others)
         return cases
 
     def _behind(self, reference: str) -> list[tuple[Schema, ...]]:
         """Parts of each case of the schema that is referred to. One that refers to itself for the
         same value adds no case."""
-        if not reference.startswith("#/"):
-            self._count(SEARCH_STEPS)
-        target = referred(reference, self._root)
+        target = referred(reference, self._root, self._count)
         if id(target) in self._followed:
             return []
         if len(self._followed) == MAX_FOLLOWED:
@@ -227,9 +227,9 @@ class Meaning:
             raise TooManyCases("the schema has too many parts; make it simpler")
         return [_merged(case, other) for case in cases for other in others]
 
-    def _count(self, steps: int) -> None:
-        """Raises TooManyCases when it takes too many steps."""
-        self._steps += steps
+    def _count(self) -> None:
+        """Counts a schema that is looked at. Raises TooManyCases after too many."""
+        self._steps += 1
         if self._steps > MAX_STEPS:
             raise TooManyCases("the schema refers to others too often; make it simpler")
 
@@ -261,16 +261,19 @@ def _merged(case: tuple[Schema, ...], other: tuple[Schema, ...]) -> tuple[Schema
 def both(schemas: list[Any]) -> Any:
     """The schema of what follows all of these."""
     schemas = [schema for schema in schemas if schema is not True]
-    if len(schemas) < 2:
-        return schemas[0] if schemas else True
-    return {"allOf": schemas}
+    return _combined("allOf", schemas)
 
 
 def either(schemas: list[Any]) -> Any:
     """The schema of what follows one of these; of none, everything does."""
-    if len(schemas) < 2:
-        return schemas[0] if schemas else True
-    return {"anyOf": schemas}
+    return _combined("anyOf", schemas)
+
+
+def _combined(keyword: str, schemas: list[Any]) -> Any:
+    """Schemas under a keyword, as far as it takes one; of none, everything does."""
+    if not schemas:
+        return True
+    return {keyword: schemas} if len(schemas) > 1 else schemas[0]
 
 
 def overlapping(cases: Iterable[Case]) -> bool:
@@ -295,13 +298,13 @@ def _apart(case: Case, other: Case) -> bool:
     """Whether no value follows both cases."""
     shared = _shared(case.allowed, other.allowed)
     if case.values is not None and other.values is not None:
-        return not any(same(value, that) for value in case.values for that in other.values)
+        return set(map(_key, case.values)).isdisjoint(map(_key, other.values))
     if shared != {"object"}:
         return not shared
     return any(
-        _differ(one.member(name), that.member(name), name in that.required)
-        for one, that in ((case, other), (other, case))
-        for name in one.required
+        _differ(first.member(name), second.member(name), name in second.required)
+        for first, second in ((case, other), (other, case))
+        for name in first.required
     )
 
 
@@ -317,15 +320,16 @@ def _differ(schema: Any, other: Any, required: bool) -> bool:
     return all(_apart(case, that) for case in cases for that in others)
 
 
-def same(value: Any, other: Any) -> bool:
-    """Whether two values are one in JSON, where 1 is 1.0 and not true."""
-    if isinstance(value, bool) or isinstance(other, bool):
-        return value is other
-    if isinstance(value, list) and isinstance(other, list):
-        return len(value) == len(other) and all(map(same, value, other))
-    if isinstance(value, dict) and isinstance(other, dict):
-        return value.keys() == other.keys() and all(same(value[key], other[key]) for key in value)
-    return bool(value == other)
+def _key(value: Any) -> Any:
+    """What is equal for values that are one in JSON, where 1 is 1.0 and not true. It can be
+    hashed, since an enum may have tens of thousands of values."""
+    if isinstance(value, bool):
+        return bool, value
+    if isinstance(value, list):
+        return list, tuple(map(_key, value))
+    if isinstance(value, dict):
+        return dict, frozenset((name, _key(member)) for name, member in value.items())
+    return value
 
 
 def _types(parts: Iterable[Schema]) -> frozenset[str]:
@@ -333,7 +337,8 @@ def _types(parts: Iterable[Schema]) -> frozenset[str]:
     allowed = ALL_TYPES
     for part in parts:
         names = part.get("type")
-        names = [names] if isinstance(names, str) else names
+        if isinstance(names, str):
+            names = [names]
         if isinstance(names, list):
             allowed = _shared(allowed, frozenset(name for name in names if isinstance(name, str)))
     return allowed
@@ -341,25 +346,23 @@ def _types(parts: Iterable[Schema]) -> frozenset[str]:
 
 def _shared(types: frozenset[str], others: frozenset[str]) -> frozenset[str]:
     """Types that both have, where integers are numbers."""
-    found = types & others
+    shared = types & others
     if ("integer" in types and "number" in others) or ("number" in types and "integer" in others):
-        found |= {"integer"}
-    return found
+        shared |= {"integer"}
+    return shared
 
 
-def _values(parts: Iterable[Schema], types: frozenset[str]) -> list[Any] | None:
+def _values(parts: Sequence[Schema], types: frozenset[str]) -> list[Any] | None:
     """The values that parts name, of these types; None where no part names any."""
-    found: list[Any] | None = None
-    for part in parts:
-        named = [part["const"]] if "const" in part else None
-        listed = part.get("enum")
-        for values in (named, listed):
-            if isinstance(values, list):
-                before = values if found is None else found
-                found = [value for value in before if any(same(value, one) for one in values)]
-    if found is None:
+    lists = [[part["const"]] for part in parts if "const" in part]
+    lists += [part["enum"] for part in parts if isinstance(part.get("enum"), list)]
+    if not lists:
         return None
-    return [value for value in found if _is_of(value, types)]
+    common, *others = lists
+    for values in others:
+        keys = set(map(_key, values))
+        common = [value for value in common if _key(value) in keys]
+    return [value for value in common if _is_of(value, types)]
 
 
 def _is_of(value: Any, types: frozenset[str]) -> bool:

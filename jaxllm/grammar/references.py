@@ -24,41 +24,53 @@ class NoSuchSchema(ValueError):
     """A reference leads nowhere."""
 
 
-def referred(reference: str, root: Any) -> Any:
+def referred(reference: str, root: Any, searched: Callable[[], None] = lambda: None) -> Any:
     """The schema that a reference inside `root` means. Raises NoSuchSchema.
 
     References are JSON pointers in URI fragments (RFC 6901: `~0`, `~1`, percent-encoded, numbers
     for places in lists), anchors, and identifiers of schemas inside `root`.
+
+    Args:
+        searched: called for each schema that is searched, which only anchors and identifiers need;
+            it may raise.
     """
     base, _, fragment = reference.partition("#")
-    document = _document(base, root) if base else root
+    document = _document(base, root, searched) if base else root
     fragment = unquote(fragment)
     if fragment and not fragment.startswith("/"):
-        return _first(document, lambda schema: fragment == schema.get("$anchor"), reference)
+        is_wanted = lambda schema: fragment == schema.get("$anchor")
+        return _first(document, is_wanted, reference, searched)
     place = document
     for token in fragment.split("/")[1:]:
         place = _inside(place, token.replace("~1", "/").replace("~0", "~"), reference)
     return place
 
 
-def _document(base: str, root: Any) -> Any:
+def _document(base: str, root: Any, searched: Callable[[], None]) -> Any:
     """The schema inside `root` whose identifier is `base`."""
     whole = root.get("$id") if isinstance(root, Mapping) else None
-    whole = whole if isinstance(whole, str) else ""
+    if not isinstance(whole, str):
+        whole = ""
     wanted = urljoin(whole, base)
 
     def is_wanted(schema: Schema) -> bool:
         name = schema.get("$id")
         return isinstance(name, str) and urljoin(whole, name).rstrip("#") == wanted
 
-    return _first(root, is_wanted, base)
+    return _first(root, is_wanted, base, searched)
 
 
-def _first(root: Any, wanted: Callable[[Schema], bool], reference: str) -> Any:
+def _first(
+    root: Any,
+    wanted: Callable[[Schema], bool],
+    reference: str,
+    searched: Callable[[], None],
+) -> Any:
     """The first schema inside `root` of which `wanted` is true."""
     waiting = [root]
     while waiting:
         schema = waiting.pop()
+        searched()
         if isinstance(schema, Mapping):
             if wanted(schema):
                 return schema
@@ -80,8 +92,8 @@ def children(schema: Schema) -> Iterator[Any]:
     for keyword, value in schema.items():
         if keyword in (*NAMED_SCHEMAS, *DEFINITIONS) and isinstance(value, Mapping):
             yield from value.values()
-        elif keyword in LISTED_SCHEMAS or (keyword == "items" and isinstance(value, list)):
-            yield from value if isinstance(value, list) else ()
+        elif keyword in (*LISTED_SCHEMAS, "items") and isinstance(value, list):
+            yield from value
         elif keyword in ONE_SCHEMA or keyword == "items":
             yield value
 
@@ -132,4 +144,6 @@ def alone(schema: Any, root: Any) -> Any:
     while waiting:
         name, target = waiting.pop()
         definitions[name] = copied(target)
-    return made | {"$defs": definitions} if definitions else made
+    if definitions:
+        made |= {"$defs": definitions}
+    return made

@@ -137,7 +137,9 @@ def expression(rules: Iterable[Rule], without: Sequence[str] = ()) -> str:
     """The Lark expression of a terminal: text that follows one of the rules, and holds none of
     some texts. Raises ValueError where a rule cannot be written so."""
     options = " | ".join(f"({_of_rule(rule)})" for rule in rules)
-    return f"({options}) & {_without(tuple(without))}" if without else f"({options})"
+    if without:
+        return f"({options}) & {_without(tuple(without))}"
+    return f"({options})"
 
 
 def searched(pattern: str) -> str:
@@ -173,8 +175,9 @@ def _of_rule(rule: Rule) -> str:
 
 def _none_of(texts: Iterable[str]) -> list[str]:
     """What keeps texts from being one of these."""
-    options = " | ".join(map(quoted, texts))
-    return [f"~({options})"] if options else []
+    if options := " | ".join(map(quoted, texts)):
+        return [f"~({options})"]
+    return []
 
 
 def _of_format(name: str) -> str:
@@ -219,7 +222,8 @@ def _searched_option(option: str, pattern: str) -> str:
     option = option[: len(option) - ends]
     inner = _whole_group(option)
     if inner is not None and _anchored(option):
-        texts = "(" + " | ".join(_searched_option(one, pattern) for one in _options(inner)) + ")"
+        options = (_searched_option(part, pattern) for part in _options(inner))
+        texts = "(" + " | ".join(options) + ")"
         if starts or ends:
             raise ValueError(_anchors_inside(pattern))
         return texts
@@ -242,15 +246,15 @@ def _anchored(pattern: str) -> bool:
 
 def _options(pattern: str) -> list[str]:
     """What stands between the bars of a pattern that are in no group."""
-    found = [""]
+    options = [""]
     depth = 0
     for token in _TOKEN.findall(pattern):
         depth += (token == "(") - (token == ")")
         if token == "|" and not depth:
-            found.append("")
+            options.append("")
         else:
-            found[-1] += token
-    return found
+            options[-1] += token
+    return options
 
 
 def _whole_group(pattern: str) -> str | None:
@@ -264,6 +268,6 @@ def _whole_group(pattern: str) -> str | None:
         if not depth and at < len(tokens) - 1:
             return None
     inner = "".join(tokens[1:-1])
-    if not inner.startswith("?"):
-        return inner
-    return inner[2:] if inner.startswith("?:") else None
+    if inner.startswith("?:"):
+        return inner[2:]
+    return None if inner.startswith("?") else inner

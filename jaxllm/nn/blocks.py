@@ -15,6 +15,7 @@ from jaxllm.nn.linear import Linear, reader_of
 from jaxllm.nn.mlp import FeedForward
 from jaxllm.nn.norm import Norm, RMSNorm
 from jaxllm.nn.rope import Rotation
+from jaxllm.nn.row_facts import NO_FACTS, RowFacts
 from pallas_kernels.parts import Product, whole
 from pallas_kernels.scaled_matmul import Inputs
 
@@ -28,12 +29,15 @@ class Carry(NamedTuple):
             where it has been added.
         beside_TE: whatever else the block's own feed-forward reads; None for most blocks.
         delta_TD: in place of a part, the whole of what is yet to be added, or of what its norm is.
+        facts: of the rows. A block may leave them out of the carry that it makes: the decoder
+            keeps them.
     """
 
     x_TD: Array
     part_TD: Product | None = None
     beside_TE: Array | None = None
     delta_TD: Product | None = None
+    facts: RowFacts = NO_FACTS
 
     def normed(
         self, norm: Norm, context: RowContext, reader: Linear | None = None
@@ -62,8 +66,9 @@ class Carry(NamedTuple):
         part_TD, delta_TD = (
             None if each is None else whole(each) for each in (self.part_TD, self.delta_TD)
         )
-        carry = self._replace(part_TD=part_TD, delta_TD=delta_TD)
-        return jax.tree.map(lambda leaf: leaf[row_R], carry)
+        carry = self._replace(part_TD=part_TD, delta_TD=delta_TD, facts=NO_FACTS)
+        picked = jax.tree.map(lambda leaf: leaf[row_R], carry)
+        return picked._replace(facts=self.facts.rows(row_R))
 
     def packed(self, collective: Collective) -> Array:
         """This device's part of one array [T, `ModelSpec.carry_width`], see `Decoder.unpacked`.

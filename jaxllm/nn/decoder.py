@@ -18,6 +18,7 @@ from jaxllm.nn.linear import Linear, OutputHead
 from jaxllm.nn.logits import LogitsMap
 from jaxllm.nn.norm import Norm
 from jaxllm.nn.rope import Rope
+from jaxllm.nn.row_facts import RowFacts, facts_of
 from jaxllm.nn.rules import Rule
 from jaxllm.nn.weight.parameters import contract
 from jaxllm.nn.weight.protocol import HeadWeight
@@ -61,33 +62,35 @@ class Decoder(nnx.Module):
         """
         return self.after_attention(self.through_attention(token_T, position_T, context), context)
 
+    def embedded(self, facts: RowFacts, context: AttentionContext) -> Carry:
+        """What enters the first layer."""
+        assert self.embed is not None, "tokens enter the first stage alone"
+        x_TD = self.embed(facts.token_T, facts.position_T, context)
+        return Carry(x_TD, facts=facts)
+
     def through_attention(
-        self,
-        token_T: Array,
-        position_T: Array,
-        context: AttentionContext,
-        handed_TD: Array | None = None,
+        self, token_T: Array, position_T: Array, context: AttentionContext
     ) -> Carry:
-        """The carry after the last attention. A stage that is not the first takes what the one
-        before has `handed` on, in place of tokens.
+        """The carry of a whole model after the last attention.
 
         Up to here tokens see each other. `after_attention` then needs only the rows whose hidden
         states are wanted: one of a prompt.
         """
-        if handed_TD is None:
-            assert self.embed is not None
-            handed_TD = self.embed(token_T, position_T, context)
-        return self.through_layers(Carry(handed_TD), position_T, context)
+        carry = self.embedded(facts_of(token_T, position_T), context)
+        return self.through_layers(carry, context)
 
-    def through_layers(self, carry: Carry, position_T: Array, context: AttentionContext) -> Carry:
-        """The same of embedded tokens."""
+    def through_layers(self, carry: Carry, context: AttentionContext) -> Carry:
+        """The carry after the last attention, of what enters the first layer here: embedded tokens,
+        or what the stage before has `handed` on."""
+        facts = carry.facts
         rotations = {
-            rope: rope(position_T, context.prompt_length_T) for rope in dict.fromkeys(self.ropes)
+            rope: rope(facts.position_T, context.prompt_length_T)
+            for rope in dict.fromkeys(self.ropes)
         }
         for index, (block, rope) in enumerate(zip(self.layers, self.ropes, strict=True)):
             if index:
-                carry = self.layers[index - 1].feed_forward(carry, context)
-            carry = block.attend(index, carry, rotations[rope], context)
+                carry = self.layers[index - 1].feed_forward(carry, context)._replace(facts=facts)
+            carry = block.attend(index, carry, rotations[rope], context)._replace(facts=facts)
         return carry
 
     def handed(self, carry: Carry, context: RowContext) -> Array:
@@ -101,7 +104,8 @@ class Decoder(nnx.Module):
         return normed_RD if self.project is None else self.project(normed_RD, context)
 
     def unpacked(self, packed_RE: Array) -> Carry:
-        """The carry of which `Carry.packed` made these rows, summed over devices."""
+        """The carry of which `Carry.packed` made these rows, summed over devices. It has no
+        facts: who needs some brings them."""
         width = self._head_sizes[1] if self.project is None else self.project.inp[0]
         beside_RE = packed_RE[:, width:] if packed_RE.shape[1] > width else None
         return Carry(packed_RE[:, :width], None, beside_RE)
@@ -142,12 +146,15 @@ class Decoder(nnx.Module):
     def logits(self, hidden_RD: Array, context: RowContext) -> Array:
         """Next-token logits [R, V] in float32; of this device's own share of the vocabulary where
         it is split."""
-        (weight, bias_V), (vocab, _) = self._head(), self._head_sizes
+        weight, bias_V = self._head()
+        vocab, _ = self._head_sizes
         return self._mapped(weight.sums(hidden_RD, context)[:, :vocab], bias_V)
 
     def token_logits(self, hidden_RD: Array, tokens: tuple[int, ...], context: RowContext) -> Array:
         """The logits of some tokens alone."""
-        (weight, bias), (vocab, _), token_N = self._head(), self._head_sizes, jnp.array(tokens)
+        weight, bias = self._head()
+        vocab, _ = self._head_sizes
+        token_N = jnp.array(tokens)
         if bias is not None:
             bias = context.collective.rows(bias.__getitem__, token_N, len(bias), vocab)
         weight_ND = weight.looked_up(token_N, context, vocab)

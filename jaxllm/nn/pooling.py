@@ -19,6 +19,7 @@ from jaxllm.nn.decoder import Decoder
 from jaxllm.nn.embedding import EncoderEmbedding
 from jaxllm.nn.linear import Init, Linear
 from jaxllm.nn.norm import LayerNorm, NoNorm
+from jaxllm.nn.row_facts import facts_of
 from jaxllm.nn.rules import Rule
 from jaxllm.pooling import LATE, Pooling
 
@@ -85,8 +86,9 @@ class PoolingModel(nnx.Module):
         embed = self.body.embed
         assert embed is not None
         second = (second_T,) if isinstance(embed, EncoderEmbedding) else ()
-        carry = Carry(embed(token_T, position_T, context, *second))
-        carry = self.body.through_layers(carry, position_T, context)
+        x_TD = embed(token_T, position_T, context, *second)
+        carry = Carry(x_TD, facts=facts_of(token_T, position_T))
+        carry = self.body.through_layers(carry, context)
         hidden_TD = self.body.after_attention(carry, context).astype(jnp.float32)
         return self._results(hidden_TD, start_R, length_R, context)
 

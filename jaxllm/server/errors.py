@@ -84,12 +84,15 @@ class ContextOverflow(ApiError):
     ):
         """`counted` is what was counted in place of tokens, which are then the least; `generates`
         says that one of the context's tokens is for the answer."""
-        least = f"at least {tokens} tokens ({counted})" if counted else f"{tokens} tokens"
-        room = " and at least one must be generated" if generates and not counted else ""
+        size = f"{tokens} tokens"
+        if counted:
+            size = f"at least {tokens} tokens ({counted})"
+        elif generates:
+            size += " and at least one must be generated"
         super().__init__(
             400,
             f"this model's maximum context length is {limit} tokens, "
-            f"but the prompt has {least}{room}; the prompt is too long: {remedy}",
+            f"but the prompt has {size}; the prompt is too long: {remedy}",
             param=param,
             code=OVERFLOW,
         )

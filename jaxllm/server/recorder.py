@@ -38,7 +38,9 @@ class LatencyWindow:
 
     def _now(self) -> tuple[list[int], float]:
         columns = zip(*(histogram.counts for histogram in self._histograms), strict=True)
-        return [sum(column) for column in columns], sum(each.sum for each in self._histograms)
+        return [sum(column) for column in columns], sum(
+            histogram.sum for histogram in self._histograms
+        )
 
     def advance(self) -> None:
         """A period is over."""
@@ -125,10 +127,8 @@ def quantile(bounds: Sequence[float], counts: Sequence[int], q: float) -> float 
     if where is None:
         return None
     number, share = where
-    if number == len(bounds):
-        return bounds[-1]
-    low = bounds[number - 1] if number else 0.0
-    return low + (bounds[number] - low) * share
+    low, high = limits(bounds, number)
+    return low if high is None else low + (high - low) * share
 
 
 def bucket(
@@ -140,5 +140,9 @@ def bucket(
     if where is None:
         return None
     number, _ = where
-    low = bounds[number - 1] if number else 0.0
-    return low, bounds[number] if number < len(bounds) else None
+    return limits(bounds, number)
+
+
+def limits(bounds: Sequence[float], number: int) -> tuple[float, float | None]:
+    """The bounds of a bucket; the last has no upper one."""
+    return (0.0, *bounds)[number], (*bounds, None)[number]

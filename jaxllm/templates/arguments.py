@@ -59,8 +59,10 @@ def is_shallow(value: Any) -> bool:
 def object_of(text: str) -> dict[str, Any] | None:
     """The object that a text is; {} for an empty text, None for anything else. Raises TemplateError
     on one that nests too deeply for a template."""
+    if not text.strip():
+        return {}
     try:
-        value = value_of(text) if text.strip() else {}
+        value = value_of(text)
     except ValueError:
         return None
     if not isinstance(value, dict):
@@ -86,7 +88,9 @@ def understood(text: str) -> dict[str, Any]:
         value = beginning_of(value, cut_texts=True)
     if isinstance(value, list) and len(value) == 1:
         value = value[0]
-    return value if isinstance(value, dict) and is_shallow(value) else {}
+    if isinstance(value, dict) and is_shallow(value):
+        return value
+    return {}
 
 
 def beginning_of(text: str, cut_texts: bool = False) -> Any:
@@ -126,13 +130,17 @@ def closed_beginnings(text: str, cut_texts: bool = False) -> Iterator[str]:
 
 
 def _integer(digits: str) -> int | str:
-    longest = sys.get_int_max_str_digits()
-    return int(digits) if not longest or len(digits.lstrip("-")) <= longest else digits
+    longest = sys.get_int_max_str_digits()  # 0 for no bound
+    if longest and len(digits.lstrip("-")) > longest:
+        return digits
+    return int(digits)
 
 
 def _float(digits: str) -> float | str:
     value = float(digits)
-    return value if math.isfinite(value) else digits
+    if math.isfinite(value):
+        return value
+    return digits
 
 
 def _refuse_constant(name: str) -> None:

@@ -9,11 +9,10 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from jaxllm.templates.arguments import check_depth, object_of, text_of, understood
-from jaxllm.templates.traits import TemplateTraits
+from jaxllm.templates.traits import CONTENTS, EMPTY_SCHEMA, TemplateTraits
 
 type Message = dict[str, Any]
 
-EMPTY_SCHEMA: dict[str, Any] = {"type": "object", "properties": {}, "required": []}
 _NINE = re.compile(r"[a-zA-Z0-9]{9}").fullmatch
 _LETTERS = "0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"
 
@@ -60,11 +59,20 @@ def _with_arguments(message: Message, traits: TemplateTraits) -> Message:
 
 
 def _call_with_arguments(call: Any, traits: TemplateTraits) -> Any:
-    function = call.get("function", call) if isinstance(call, Mapping) else None
-    if not isinstance(function, Mapping) or "arguments" not in function:
+    function = _function_of(call)
+    if "arguments" not in function:
         return call
     shaped = {**function, "arguments": arguments_for(function["arguments"], traits)}
-    return {**call, "function": shaped} if "function" in call else shaped
+    if "function" in call:
+        return {**call, "function": shaped}
+    return shaped
+
+
+def _function_of(call: Any) -> Mapping[str, Any]:
+    """The name and the arguments of a call, which may stand in it without a "function" around
+    them; nothing for what is no call."""
+    function = call.get("function", call) if isinstance(call, Mapping) else None
+    return function if isinstance(function, Mapping) else {}
 
 
 def arguments_for(arguments: Any, traits: TemplateTraits) -> Any:
@@ -74,21 +82,23 @@ def arguments_for(arguments: Any, traits: TemplateTraits) -> Any:
         check_depth(arguments)
     only_texts = traits.texts and not traits.objects
     if arguments is None or (isinstance(arguments, str) and not arguments.strip()):
-        return "{}" if only_texts else {}
-    if not isinstance(arguments, (str, dict)):
-        arguments = text_of(arguments)
-    if only_texts:
-        return arguments if isinstance(arguments, str) else text_of(arguments)
-    value = arguments if isinstance(arguments, dict) else object_of(arguments)
-    if value is None and traits.texts:
-        return arguments
-    value = understood(arguments) if value is None else value
+        arguments = {}
+    if not isinstance(arguments, dict):
+        text = _as_text(arguments)
+        value = None if only_texts else object_of(text)
+        if value is None and traits.texts:
+            return text
+        arguments = understood(text) if value is None else value
+    elif only_texts:
+        return text_of(arguments)
     if traits.any_values:
-        return value
-    return {
-        name: member if isinstance(member, str) else text_of(member)
-        for name, member in value.items()
-    }
+        return arguments
+    return {name: _as_text(member) for name, member in arguments.items()}
+
+
+def _as_text(value: Any) -> str:
+    """A text as it is, another value as JSON."""
+    return value if isinstance(value, str) else text_of(value)
 
 
 # System messages
@@ -141,8 +151,9 @@ def joined(contents: Sequence[Any]) -> Any:
         return "\n\n".join(contents)
     parts: list[Any] = []
     for content in contents:
-        more = [{"type": "text", "text": content}] if isinstance(content, str) else content
-        parts += [{"type": "text", "text": "\n\n"}, *more] if parts else more
+        if parts:
+            parts.append({"type": "text", "text": "\n\n"})
+        parts += [{"type": "text", "text": content}] if isinstance(content, str) else content
     return parts
 
 
@@ -195,8 +206,9 @@ def _in_turn(message: Message, behind: list[Message]) -> Iterator[Message]:
 
 
 def _id_of(call: Any) -> str | None:
-    id = call.get("id") if isinstance(call, Mapping) else None
-    return id if isinstance(id, str) else None
+    if isinstance(call, Mapping) and isinstance(call.get("id"), str):
+        return str(call["id"])
+    return None
 
 
 def _with_short_ids(message: Message) -> Message:
@@ -205,11 +217,13 @@ def _with_short_ids(message: Message) -> Message:
         return message | {"tool_call_id": short_id(message["tool_call_id"])}
     if not message.get("tool_calls"):
         return message
-    calls = [
-        {**call, "id": short_id(call.get("id"))} if isinstance(call, Mapping) else call
-        for call in message["tool_calls"]
-    ]
-    return message | {"tool_calls": calls}
+    return message | {"tool_calls": [_call_with_short_id(call) for call in message["tool_calls"]]}
+
+
+def _call_with_short_id(call: Any) -> Any:
+    if not isinstance(call, Mapping):
+        return call
+    return {**call, "id": short_id(call.get("id"))}
 
 
 def short_id(id: Any) -> str:
@@ -225,9 +239,9 @@ def _named_results(messages: Iterable[Message]) -> Iterator[Message]:
     names: dict[str, Any] = {}
     for message in messages:
         for call in message.get("tool_calls") or ():
-            function = call.get("function", call) if isinstance(call, Mapping) else None
-            if isinstance(function, Mapping) and (id := _id_of(call)) is not None:
-                names[id] = function.get("name")
+            id = _id_of(call)
+            if id is not None:
+                names[id] = _function_of(call).get("name")
         name = names.get(str(message.get("tool_call_id")))
         if message["role"] == "tool" and name is not None:
             message = {"name": name, **message}
@@ -240,10 +254,11 @@ def _contents_shown(messages: Iterable[Message], traits: TemplateTraits) -> Iter
         content = message.get("content")
         if not message.get("tool_calls"):
             yield message
-        elif not (content.strip() if isinstance(content, str) else content):
+        elif not content or (isinstance(content, str) and not content.strip()):
             # White space would hide calls that no text may stand beside
-            bare = {"content": ""} if content and traits.beside_calls != "together" else {}
-            yield _calls_alone(message | bare, traits)
+            if content and traits.beside_calls != "together":
+                message = message | {"content": ""}
+            yield _calls_alone(message, traits)
         elif traits.beside_calls == "together":
             yield message
         elif traits.beside_calls == "dropped":
@@ -265,10 +280,7 @@ def _calls_alone(message: Message, traits: TemplateTraits) -> Message:
     if is_shown or not traits.contents:
         return message
     rest = {name: value for name, value in message.items() if name != "content"}
-    form = traits.contents[0]
-    if form == "absent":
-        return rest
-    return rest | {"content": "" if form == "empty" else None}
+    return rest | CONTENTS[traits.contents[0]]
 
 
 # Turns
@@ -276,33 +288,39 @@ def _calls_alone(message: Message, traits: TemplateTraits) -> Message:
 
 def _neighbours_joined(messages: Iterable[Message], traits: TemplateTraits) -> list[Message]:
     """Neighbours as one message where the template does not show both."""
-    turns: list[Message] = []
+    turns: list[list[Message]] = []
     for message in messages:
         if turns and _joins(turns[-1], message, traits):
-            turns[-1] = _as_one(turns[-1], message)
+            turns[-1].append(message)
         else:
-            turns.append(message)
-    return turns
+            turns.append([message])
+    return [_as_one(turn) for turn in turns]
 
 
-def _as_one(before: Message, message: Message) -> Message:
-    """A message with the texts of another behind its own."""
-    merged = message | before
+def _as_one(turn: list[Message]) -> Message:
+    """One message with the texts of all of a turn; what else they have is that of the first."""
+    if len(turn) == 1:
+        return turn[0]
+    whole: Message = {}
+    for message in reversed(turn):
+        whole |= message
     for name in ("content", "reasoning_content"):
-        if name in message and name in before:
-            merged[name] = joined([before[name], message[name]])
-    return merged
+        texts = [message[name] for message in turn if name in message]
+        if len(texts) > 1:
+            whole[name] = joined(texts)
+    return whole
 
 
-def _joins(before: Message, message: Message, traits: TemplateTraits) -> bool:
-    """Whether a message is one with that before it."""
-    if message["role"] == "user" and before["role"] == "tool":
+def _joins(turn: list[Message], message: Message, traits: TemplateTraits) -> bool:
+    """Whether a message belongs to the turn before it."""
+    role = turn[0]["role"]
+    if message["role"] == "user" and role == "tool":
         return not traits.user_after_result
-    if traits.any_turns or before["role"] != message["role"]:
+    if traits.any_turns or role != message["role"]:
         return False
-    if message["role"] == "user":
+    if role == "user":
         return True
-    if message["role"] != "assistant" or before.get("tool_calls"):
+    if role != "assistant" or turn[-1].get("tool_calls"):
         return False
     return traits.beside_calls != "apart" or not message.get("tool_calls")
 
@@ -312,9 +330,9 @@ def _joins(before: Message, message: Message, traits: TemplateTraits) -> bool:
 
 def _filled(tool: Any) -> Any:
     """A tool with a description and a whole schema, which may be empty."""
-    function = tool.get("function") if isinstance(tool, Mapping) else None
-    if not isinstance(function, Mapping):
+    if not isinstance(tool, Mapping) or not isinstance(tool.get("function"), Mapping):
         return tool
+    function = tool["function"]
     schema = EMPTY_SCHEMA | dict(function.get("parameters") or {})
     whole = {**function, "parameters": schema}
     whole.setdefault("description", "")

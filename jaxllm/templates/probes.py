@@ -10,7 +10,7 @@ from typing import Any
 
 from jaxllm.chat_template import TemplateError
 from jaxllm.templates.arguments import text_of
-from jaxllm.templates.traits import ContentForm, TemplateTraits
+from jaxllm.templates.traits import CONTENTS, EMPTY_SCHEMA, ContentForm, TemplateTraits
 
 type Message = dict[str, Any]
 # Renders messages and tools; raises TemplateError
@@ -18,26 +18,25 @@ type Render = Callable[[list[Message], list[dict[str, Any]] | None], str]
 
 SECONDS = 1.5  # of processor time, that the probes of one template take at most
 MAX_FAULT = 300  # characters
-ASKED, SAID, ASKED_THEN = "probeasked", "probesaid", "probeaskedthen"
-SYSTEM, SYSTEM_TOO, SYSTEM_LATE = "probesystemone", "probesystemtwo", "probesystemlate"
+ASKED = "probeasked"
+SAID = "probesaid"
+ASKED_THEN = "probeaskedthen"
+SYSTEM = "probesystemone"
+SYSTEM_TOO = "probesystemtwo"
+SYSTEM_LATE = "probesystemlate"
 VALUES = ("probevalueone", "probevaluetwo")
 RESULTS = ("proberesultone", "proberesulttwo")
 IDS = ("probeid01", "probeid02")  # of nine letters and digits, which any template takes
 NUMBERS = (7316501, 7316502)
 LONG_ID = "call_0123456789abcdef01234567"
-TOOL_NAME, ARGUMENT = "probe_tool", "probe_argument"
+TOOL_NAME = "probe_tool"
+ARGUMENT = "probe_argument"
 PARAMETERS = {
     "type": "object",
     "properties": {ARGUMENT: {"type": "string", "description": "Text."}},
     "required": [ARGUMENT],
 }
 BARE_NAMES = ("probe_bare_one", "probe_bare_two")
-EMPTY_SCHEMA: dict[str, Any] = {"type": "object", "properties": {}, "required": []}
-CONTENTS: dict[ContentForm, Message] = {
-    "empty": {"content": ""},
-    "absent": {},
-    "null": {"content": None},
-}
 
 
 class SlowTemplate(Exception):
@@ -61,8 +60,9 @@ def traits_of(render: Render, seconds: float = SECONDS, tools: bool = True) -> T
         members = _turns(probes) | _systems(probes, form)
         if tools:
             members |= _tools(probes)
-        members |= {"calls": False} if form is None else _calls(probes, form)
-        return TemplateTraits(**members)
+        if form is None:
+            return TemplateTraits(**members, calls=False)
+        return TemplateTraits(**members, **_calls(probes, form))
     except SlowTemplate:
         return TemplateTraits(fault=f"its probes took more than {seconds:g} s")
 
@@ -239,7 +239,9 @@ def _beside(probes: _Probes, form: _CallForm) -> str:
     ends: tuple[list[Message], ...] = ([], [_assistant("probedone"), _user(ASKED_THEN)])
     if all(probes.show([*apart, *end], SAID, VALUES[0]) for end in ends):
         return "apart"
-    return "together" if probes.show(together, VALUES[0]) else "dropped"
+    if probes.show(together, VALUES[0]):
+        return "together"
+    return "dropped"
 
 
 def _several(probes: _Probes, form: _CallForm) -> bool:
@@ -264,6 +266,7 @@ def _system(text: str) -> Message:
 
 
 def _tool(name: str, description: str | None, parameters: dict[str, Any]) -> dict[str, Any]:
-    function = {"name": name, "parameters": parameters}
-    described = {} if description is None else {"description": description}
-    return {"type": "function", "function": function | described}
+    function: dict[str, Any] = {"name": name, "parameters": parameters}
+    if description is not None:
+        function["description"] = description
+    return {"type": "function", "function": function}

@@ -70,8 +70,10 @@ def _rendered(tokenizer: Any, template: str, arguments: dict[str, Any], sanitize
         message | {"content": None} if shaped.get("content", "") is None else message
         for shaped, message in zip(messages, _normalize_chat_messages(messages), strict=True)
     ]
-    tools, documents = rest.pop("tools"), rest.pop("documents")
-    begins, continues = rest.pop("add_generation_prompt"), rest.pop("continue_final_message")
+    tools = rest.pop("tools")
+    documents = rest.pop("documents")
+    begins = rest.pop("add_generation_prompt")
+    continues = rest.pop("continue_final_message")
     conversations = [normal]
     if sanitize:
         check_names(arguments, tokenizer._get_control_tokens(template))

@@ -12,8 +12,16 @@ type ContentForm = Literal["empty", "absent", "null"]
 type TraitsByName = dict[str, TemplateTraits]
 
 # Names of the templates that transformers chooses among
-WITH_TOOLS, WITHOUT_TOOLS = "tool_use", "default"
+WITH_TOOLS = "tool_use"
+WITHOUT_TOOLS = "default"
 ONLY = ""  # the name of a template that has none
+# Contents of a message by their forms
+CONTENTS: dict[ContentForm, dict[str, Any]] = {
+    "empty": {"content": ""},
+    "absent": {},
+    "null": {"content": None},
+}
+EMPTY_SCHEMA: dict[str, Any] = {"type": "object", "properties": {}, "required": []}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,12 +78,17 @@ class TemplateTraits:
         """Names and values for people to read."""
         if self.fault is not None:
             return [("fault", f"{self.fault}; histories stay as they are")]
-        return [*self._system_rows(), *(self._call_rows() if self.calls else [NO_CALLS])]
+        if not self.calls:
+            return [*self._system_rows(), NO_CALLS]
+        return [*self._system_rows(), *self._call_rows()]
 
     def _system_rows(self) -> list[tuple[str, str]]:
-        late = "shown" if self.late_system else "put into the user's next turn"
         if not self.system:
             late = "none is shown; put into the user's next turn"
+        elif self.late_system:
+            late = "shown"
+        else:
+            late = "put into the user's next turn"
         turns = "any order" if self.any_turns else "user and assistant in turn; neighbours joined"
         return [("late system messages", late), ("turns", turns)]
 
@@ -114,14 +127,18 @@ def named_templates(template: Template) -> dict[str, str]:
     """All templates by their names, `ONLY` for one without."""
     if isinstance(template, dict):
         return template
-    return {} if template is None else {ONLY: template}
+    if template is None:
+        return {}
+    return {ONLY: template}
 
 
 def name_for(template: Template, tools: Sequence[Any] | None) -> str:
     """The name of the template that transformers chooses for a conversation with these tools."""
     if not isinstance(template, dict):
         return ONLY
-    return WITH_TOOLS if tools is not None and WITH_TOOLS in template else WITHOUT_TOOLS
+    if tools is not None and WITH_TOOLS in template:
+        return WITH_TOOLS
+    return WITHOUT_TOOLS
 
 
 def gets_tools(template: Template, name: str) -> bool:

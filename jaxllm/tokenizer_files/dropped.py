@@ -44,6 +44,6 @@ def _steps(component: Any) -> Iterator[dict[str, Any]]:
 def _shortens(step: dict[str, Any]) -> bool:
     """Whether a step removes what it finds, or puts something shorter in its place."""
     if step["type"] == "Replace":
-        found = step["pattern"].get("String")
-        return found is None or len(step["content"]) < len(found)
+        text = step["pattern"].get("String")
+        return text is None or len(step["content"]) < len(text)
     return step.get("behavior") == "Removed"

@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from jaxllm.cache.host import HostTier
 from jaxllm.cache.pool import CacheGroup, PagePool
 from jaxllm.cache.prefix import PrefixIndex
-from jaxllm.engine.output.beam_requests import BeamRequests, max_pages
+from jaxllm.engine.intake.validation import max_pages
+from jaxllm.engine.output.beam_requests import BeamRequests
 from jaxllm.engine.output.beam_search import Rules
 from jaxllm.engine.scheduling.admission import AdmissionEstimator
 from jaxllm.engine.scheduling.buckets import Buckets

@@ -278,7 +278,7 @@ def test_an_engine_learns_to_be_patient_only_from_those_who_look_out(
     make_engine: Callable[..., Engine],
 ) -> None:
     engine = make_engine()
-    engine._arrival_wait = ArrivalWait(lambda: 0.0)
+    engine.steps.arrival_wait = ArrivalWait(lambda: 0.0)
     engine.add(
         GenerateRequest(
             id="a",
@@ -289,7 +289,7 @@ def test_an_engine_learns_to_be_patient_only_from_those_who_look_out(
     for _ in range(10):
         engine.step()
     margins: list[float] = []
-    engine._arrival_wait._decodes.learn = margins.append  # type: ignore[method-assign]
+    engine.steps.arrival_wait._decodes.learn = margins.append  # type: ignore[method-assign]
     engine.step()
     assert margins == []
     assert engine.wait_seconds == 0.0
@@ -301,7 +301,7 @@ def test_a_step_with_chunks_leaves_as_much_longer_to_look_out_as_warm_up_says(
     make_engine: Callable[..., Engine],
 ) -> None:
     engine = make_engine(max_num_seqs=4, max_num_batched_tokens=64)
-    engine._arrival_wait = ArrivalWait(lambda: 0.0)
+    engine.steps.arrival_wait = ArrivalWait(lambda: 0.0)
     engine.runner.depth = 1
     buckets = engine.runner.shapes.buckets
     engine.runner.seconds = dict.fromkeys(buckets.extend, 5e-3) | dict.fromkeys(
@@ -311,7 +311,10 @@ def test_a_step_with_chunks_leaves_as_much_longer_to_look_out_as_warm_up_says(
     engine.add(GenerateRequest(id="a", prompt_token_ids=[5, 6, 7], params=params))
     for _ in range(4):
         engine.step()
-    engine._arrival_wait._decodes.seconds, engine._arrival_wait._chunks.seconds = 2e-4, 9e-3
+    engine.steps.arrival_wait._decodes.seconds, engine.steps.arrival_wait._chunks.seconds = (
+        2e-4,
+        9e-3,
+    )
     assert engine.wait_seconds == 2e-4
     engine.add(GenerateRequest(id="b", prompt_token_ids=[5, 6, 8], params=params))
     assert engine.wait_seconds == 0.0, "somebody waits already"

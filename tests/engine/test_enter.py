@@ -104,8 +104,8 @@ def test_whichever_call_of_entering_fails_nothing_is_left_of_the_request(
                 break
             continue
         failures += 1
-        assert not engine.has_work and not engine._states and not engine._beams.open
-        assert not engine._holders and engine.stats().waiting == 0
+        assert not engine.has_work and not engine.requests.states and not engine.requests.beams.open
+        assert not engine.requests.holders and engine.stats().waiting == 0
         assert engine.stats().prompt_tokens == counted
         engine.scheduler.check()
         if number % 8 == 0:

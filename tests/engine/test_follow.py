@@ -59,7 +59,7 @@ def test_devices_that_follow_hold_what_the_controllers_hold(
     before = run(first, PROMPTS, greedy)
     assert kinds == {Launch, Moves}
     assert second.runner.traffic.loaded > 0
-    first._start_over()  # as after a step that failed
+    first.loop.start_over()  # as after a step that failed
     for level in (1, 2):
         first.sleeper.sleep(level)
         first.sleeper.wake_up()

@@ -13,7 +13,7 @@ from flax import nnx
 
 from jaxllm import models, weights
 from jaxllm.engine.engine import Engine
-from jaxllm.engine.output.output_processor import choice_seed
+from jaxllm.engine.intake.request_factory import choice_seed
 from jaxllm.engine.runtime.compilation.xla_options import XlaOptions
 from jaxllm.mesh import make_mesh
 from jaxllm.messages import GenerateRequest

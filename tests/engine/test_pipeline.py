@@ -20,7 +20,6 @@ from jaxllm.engine.follow import Devices
 from jaxllm.engine.runtime.compilation.compile_counter import CompileCounter
 from jaxllm.engine.runtime.launch import Launch
 from jaxllm.engine.runtime.pipeline.follower import StageFollower
-from jaxllm.engine.runtime.pipeline.runner import PipelineRunner
 from jaxllm.engine.runtime.pipeline.stages import EarlierStages
 from jaxllm.engine.runtime.replay import (
     Asleep,
@@ -32,6 +31,7 @@ from jaxllm.engine.runtime.replay import (
     replay,
 )
 from jaxllm.engine.runtime.runner import Collected, Forwarded, Runner, StepResult
+from jaxllm.engine.runtime.stages_before import NoStages
 from jaxllm.engine.scheduling.buckets import Buckets
 from jaxllm.engine.scheduling.plan import Limits, Moves, Plan
 from jaxllm.engine.scheduling.scheduler import Scheduler
@@ -56,7 +56,7 @@ type MakeEngine = Callable[..., Engine]
 
 def test_two_stages_give_the_tokens_of_one(make_engine: MakeEngine) -> None:
     one, two = make_engine(), make_engine(pipeline_parallel_size=2)
-    assert isinstance(two.runner, PipelineRunner)
+    assert isinstance(two.runner.before, EarlierStages)
     for found, expected in zip(
         outcomes(two, PROMPTS, ASKED), outcomes(one, PROMPTS, ASKED), strict=True
     ):
@@ -105,17 +105,17 @@ def test_pages_of_all_stages_come_back_from_host_memory(
     assert run(two, PROMPTS, LONG) == run(two, PROMPTS, LONG) == wanted
     stats = two.stats()
     assert stats.pages_saved > 0 and stats.pages_loaded > 0
-    assert isinstance(two.runner, PipelineRunner)
+    assert isinstance(two.runner.before, EarlierStages)
     moved = stats.pages_saved, stats.pages_loaded
-    assert all((s.traffic.saved, s.traffic.loaded) == moved for s in two.runner._before)
+    assert all((s.traffic.saved, s.traffic.loaded) == moved for s in two.runner.before.stages)
 
 
 def test_a_page_that_one_stage_has_lost_is_lost(
     make_engine: MakeEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     runner = make_engine(pipeline_parallel_size=2, preemption_mode="swap", swap_space=0.01).runner
-    assert isinstance(runner, PipelineRunner)
-    (first,) = runner._before
+    assert isinstance(runner.before, EarlierStages)
+    (first,) = runner.before.stages
     monkeypatch.setattr(first.swapper, "_to_host", lambda pages: ((Unmade(),),) * len(pages))
     runner.move(Moves(saves=((0, 3), (1, 4)), fetches=(), puts=()))
     jax.block_until_ready((runner.kv, first.kv))
@@ -128,16 +128,16 @@ def test_stages_keep_their_weights_and_pages_on_devices_of_their_own(
 ) -> None:
     engine = make_engine(pipeline_parallel_size=2, tensor_parallel_size=2)
     run(engine, PROMPTS, ASKED[3])
-    assert isinstance(engine.runner, PipelineRunner)
+    assert isinstance(engine.runner.before, EarlierStages)
     found = []
-    for stage in (*engine.runner._before, engine.runner):
+    for stage in (*engine.runner.before.stages, engine.runner):
         arrays = jax.tree.leaves((stage.weights, stage.kv))
         found.append({device.id for array in arrays for device in array.devices()})
         assert stage.kv.k[0].shape[0] == engine.resolved.num_pages, "one layer's pages"
     assert found == [{0, 1}, {2, 3}]
     names = [
         {key.program for key in stage.programs.lattice}
-        for stage in (*engine.runner._before, engine.runner)
+        for stage in (*engine.runner.before.stages, engine.runner)
     ]
     assert names[0] == {"decode", "extend", "update_slots", "copy_pages", "advance"}
     assert "advance" not in names[1] and {"decode", "sample", "logprobs"} <= names[1]
@@ -226,12 +226,12 @@ def apart(engine: Engine, told: Callable[[Command], None]) -> None:
     """Have the engine's first stage follow its last one as on another host. `told` gets every
     command before the follower does."""
     runner, wire = engine.runner, Wire()
-    assert isinstance(runner, PipelineRunner)
+    assert isinstance(runner.before, EarlierStages)
     follower = Devices(
-        StageFollower(runner._before, None, wire),  # type: ignore[arg-type]
+        StageFollower(runner.before.stages, None, wire),  # type: ignore[arg-type]
         WeightSource(engine.sleeper._source._setups[:1], engine.sleeper._source._config),
     )
-    runner._before, runner._way_in = EarlierStages(), wire  # type: ignore[assignment]
+    runner.before = EarlierStages((), wire)  # type: ignore[arg-type]
     engine.sleeper._source = WeightSource(
         engine.sleeper._source._setups[1:], engine.sleeper._source._config
     )
@@ -272,7 +272,7 @@ def test_a_step_of_stages_on_two_hosts_waits_for_its_own_group_alone(
     def told(command: Command) -> None:
         assert isinstance(command, Launch)
         if command.calls[0][0].program == "advance":
-            waited.append([step.group for step in two._in_flight])
+            waited.append([step.group for step in two.loop.in_flight])
 
     apart(two, told)
     run(two, PROMPTS[:4], params)
@@ -348,6 +348,7 @@ class TimedStages(Runner):
         )
         self.eos_ids, self.depth, self.seconds, self.swapper = [], 1, {}, None
         self.compiles = CompileCounter()
+        self.before = NoStages()
         self.steps = 0
 
     def forward(self, plan: Plan) -> Forwarded:

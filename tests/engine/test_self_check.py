@@ -88,10 +88,12 @@ def test_a_self_check_ends_requests_that_live_on_broken_pages_without_touching_t
     engine.add(
         request(SamplingParams(n=2, use_beam_search=True, max_tokens=20, ignore_eos=True), "beams")
     )
-    while not all(choice.output for live in engine._states.values() for choice in live.choices):
+    while not all(
+        choice.output for live in engine.requests.states.values() for choice in live.choices
+    ):
         engine.step()
     pool = engine.scheduler.pools[0]
-    pages = next(live.choices[0].pages for live in engine._states.values())
+    pages = next(live.choices[0].pages for live in engine.requests.states.values())
     if fault == "a count":
         pool._references[pages[0]] = 0  # to give it back once more raises
     elif fault == "a table":

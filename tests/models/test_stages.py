@@ -11,7 +11,9 @@ from flax import nnx
 from jaxllm import models, weights
 from jaxllm.config import ConfigError
 from jaxllm.mesh import WHOLE, Stage, make_mesh, make_stage_meshes, stages
+from jaxllm.nn.blocks import Carry
 from jaxllm.nn.contexts.dense import DenseContext
+from jaxllm.nn.row_facts import facts_of
 from tests.goldens.golden import golden_names, load_golden
 
 BOUND = 1e-4
@@ -43,14 +45,16 @@ def test_hidden_states_that_stages_hand_on_give_the_logits_of_the_whole_model(na
 
     whole, context = loaded(WHOLE), DenseContext()
     wanted = whole.logits(whole(token_T, position_T, context), context)
-    handed_TD = None
     for stage in stages(count):
         module = loaded(stage)
-        carry = module.through_attention(token_T, position_T, context, handed_TD)
+        if stage.is_first:
+            carry = module.embedded(facts_of(token_T, position_T), context)
+        carry = module.through_layers(carry, context)
         if not stage.is_last:
             (after,) = meshes[stage.index + 1].devices.flat
             handed_TD = jax.device_put(module.handed(carry, context), after)
-            token_T, position_T = jax.device_put((token_T, position_T), after)
+            facts = facts_of(*jax.device_put((token_T, position_T), after))
+            carry = Carry(handed_TD, facts=facts)
     found = module.logits(module.after_attention(carry, context), context)
     np.testing.assert_allclose(found, wanted, atol=BOUND, rtol=0)
 

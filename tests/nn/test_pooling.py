@@ -19,6 +19,7 @@ from jaxllm.nn.linear import Init, OutputHead
 from jaxllm.nn.norm import LayerNorm, NoNorm
 from jaxllm.nn.pooling import PoolingModel, pooled
 from jaxllm.nn.rope import NoRope
+from jaxllm.nn.row_facts import facts_of
 from jaxllm.pooling import ALL, MODES, DenseMap, Pooling
 
 WIDTH, VOCAB = 6, 11
@@ -272,10 +273,9 @@ def test_an_encoder_pools_what_its_layers_make_of_both_texts() -> None:
     pooling = Pooling(task="embed", modes=("mean",), maps=(), size=WIDTH, bidirectional=True)
     model = PoolingModel(init(), body(embed), pooling)
     found = model.encode(TOKEN_T, POSITION_T, SECOND_T, START_R, LENGTH_R, DenseContext())
-    carry = Carry(embed(TOKEN_T, POSITION_T, DenseContext(), SECOND_T))
+    x_TD = embed(TOKEN_T, POSITION_T, DenseContext(), SECOND_T)
+    carry = Carry(x_TD, facts=facts_of(TOKEN_T, POSITION_T))
     context = DenseContext()
-    hidden = model.body.after_attention(
-        model.body.through_layers(carry, POSITION_T, context), context
-    )
+    hidden = model.body.after_attention(model.body.through_layers(carry, context), context)
     expected = [prompt.mean(0) for prompt in prompts(hidden)]
     np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jaxllm.engine.constraints.validation import SERVED
+from jaxllm.engine.intake.logits_options import SERVED
 from jaxllm.sampling.bits import remove
 from jaxllm.sampling.options import (
     COLUMNS,

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from jaxllm.engine.constraints.validation import LogitsOptionsReader
+from jaxllm.engine.intake.logits_options import LogitsOptionsReader
 from jaxllm.sampling.choose import Sampler
 from jaxllm.sampling.options import SamplingParams
 from tests.engine.conftest import Numbers

@@ -12,7 +12,7 @@ import pytest
 from tokenizers import Tokenizer as Backend
 from tokenizers import models, normalizers, pre_tokenizers
 
-from jaxllm.engine.constraints.validation import check_prompt
+from jaxllm.engine.intake.validation import check_prompt
 from jaxllm.messages import GenerateRequest, RequestError
 from jaxllm.sampling.options import SamplingParams
 from jaxllm.server.anthropic.errors import envelope

@@ -6,6 +6,7 @@ from __future__ import annotations
 import functools
 import json
 import random
+import time
 from typing import Any
 
 import pytest
@@ -304,3 +305,11 @@ def test_tools_without_members_get_them_where_the_template_needs_them() -> None:
     bare = {"type": "function", "function": {"name": "bare", "parameters": {}}}
     arguments = TemplateInput(messages=[user("ask")], tools=[bare]).arguments("")
     assert "bare" in renderer.render(arguments, True, traits)
+
+
+def test_thousands_of_neighbours_become_one_turn_at_once() -> None:
+    messages = [{"role": "user", "content": "x" * 200}] * 10_000
+    begin = time.process_time()
+    (turn,) = shaped_messages(messages, TemplateTraits(any_turns=False))
+    assert time.process_time() - begin < 1
+    assert turn["content"] == "\n\n".join(["x" * 200] * 10_000)

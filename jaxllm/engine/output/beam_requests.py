@@ -3,19 +3,17 @@ no jax."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 from msgspec.structs import replace
 
-from jaxllm.cache.pool import PagePool
-from jaxllm.config import Resolved
 from jaxllm.engine.output.beam_search import BeamSearch, Finished, Rules
+from jaxllm.engine.output.counters import Counters
 from jaxllm.engine.output.detok import Detokenizer
-from jaxllm.engine.output.output_processor import Counters
 from jaxllm.engine.scheduling.request import PromptSharing, Request, Status
 from jaxllm.engine.scheduling.scheduler import Scheduler
 from jaxllm.logprobs import packed_from
-from jaxllm.messages import GenerateRequest, RequestError, TextDelta
+from jaxllm.messages import TextDelta
 
 
 class BeamRequests:
@@ -172,60 +170,6 @@ class BeamSearchManager:
             stop_reason=one.stop if named else None,
             cumulative_logprob=beam.logprob,
         )
-
-
-def validate_search(
-    request: GenerateRequest, resolved: Resolved, pools: Sequence[PagePool], eos_ids: frozenset[int]
-) -> None:
-    """Raises RequestError for a beam search that needs more slots, pages or likely tokens of a step
-    than the engine has."""
-    params, width = request.params, request.params.samples
-    if not params.use_beam_search:
-        return
-    num_stops = len({*(params.stop_token_ids or ()), *(() if params.ignore_eos else eos_ids)})
-    name = "n" if params.best_of is None else "best_of"
-    if width > resolved.step_seqs:
-        raise RequestError(
-            f"a search with {width} beams needs as many slots, "
-            f"but --max-num-seqs is {resolved.max_num_seqs}{_divided(resolved)}; "
-            "ask for fewer beams or raise it",
-            name,
-        )
-    if width + num_stops > resolved.max_logprobs:
-        raise RequestError(
-            f"a search with {width} beams and {num_stops} tokens that end it needs "
-            f"the {width + num_stops} most likely tokens of a step, "
-            f"but --max-logprobs is {resolved.max_logprobs}; ask for fewer beams or raise it",
-            name,
-        )
-    prompt = len(request.prompt_token_ids)
-    tokens = min(resolved.max_model_len, prompt + (params.max_tokens or resolved.max_model_len)) - 1
-    for pool, pages in zip(pools, max_pages(pools, prompt, tokens, width), strict=True):
-        if pages <= pool.num_pages:
-            continue
-        raise RequestError(
-            f"{width} beams of up to {tokens} tokens can need {pages} KV pages, "
-            f"but the pool has {pool.num_pages}; ask for fewer beams or lower max_tokens",
-            "max_tokens",
-            "kv_pool_too_small",
-        )
-
-
-def _divided(resolved: Resolved) -> str:
-    stages = resolved.pipeline_parallel_size
-    return "" if stages == 1 else f" over {stages} stages"
-
-
-def max_pages(pools: Sequence[PagePool], prompt: int, tokens: int, width: int) -> list[int]:
-    """The most KV pages of each pool that `width` beams can hold.
-
-    Beams share the full pages of the prompt. Where any pool frees pages behind a sliding window, a
-    beam that was preempted may find no shared page; one more page each is the one being written.
-    """
-    if any(pool.out_of_window(tokens) for pool in pools):
-        return [width * (pool.max_resident(tokens) + 1) for pool in pools]
-    shared = prompt // pools[0].page_size
-    return [shared + width * (pool.pages_for(tokens) - shared) for pool in pools]
 
 
 def _last(root: Request, index: int, reason: str) -> TextDelta:

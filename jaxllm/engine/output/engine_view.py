@@ -10,6 +10,7 @@ from dataclasses import replace
 import numpy as np
 
 from jaxllm.cache.pool import PagePool
+from jaxllm.engine.output.step_observer import StepObserver
 from jaxllm.engine.scheduling.plan import Plan
 from jaxllm.engine.scheduling.scheduler import Scheduler
 from jaxllm.messages import EngineView, PoolView, StepTotals
@@ -18,7 +19,7 @@ MAX_CELLS = 1024  # of the map of a pool
 FULL = 15  # the largest digit of a cell
 
 
-class EngineWatch:
+class EngineWatch(StepObserver):
     """Times every step, which takes a microsecond; looks at pages only when asked to."""
 
     def __init__(self, scheduler: Scheduler):
@@ -27,14 +28,15 @@ class EngineWatch:
         self._collected = 0.0  # when the last step was
         self._totals = {kind: StepTotals() for kind in ("decode", "prefill", "mixed")}
 
-    def step_launched(self) -> None:
+    def step_launched(self, plan: Plan) -> None:
         """A step was launched."""
         self._launches.append(time.perf_counter())
 
     def step_collected(self, plan: Plan) -> None:
         """The oldest step in flight was collected. Its time starts when the step before it was
         collected, or when it was launched if that was later."""
-        began, now = max(self._launches.popleft(), self._collected), time.perf_counter()
+        began = max(self._launches.popleft(), self._collected)
+        now = time.perf_counter()
         kind = "decode" if not plan.chunks else "mixed" if plan.decodes else "prefill"
         total = self._totals[kind]
         total.steps += 1
@@ -42,7 +44,7 @@ class EngineWatch:
         total.tokens += plan.tokens
         self._collected = now
 
-    def clear(self) -> None:
+    def steps_forgotten(self) -> None:
         """No step is in flight any more."""
         self._launches.clear()
 

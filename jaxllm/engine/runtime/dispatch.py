@@ -18,12 +18,17 @@ from jaxllm.engine.runtime.page_swapper import PageSwapper
 from jaxllm.engine.runtime.program import KV, PEERS, DeviceArrays, Key, Resident
 from jaxllm.engine.runtime.programs import PROGRAMS
 from jaxllm.engine.runtime.replay import Asleep, Awake, Command, Reset
+from jaxllm.engine.runtime.stages_before import NoStages, StagesBefore
 from jaxllm.engine.scheduling.plan import Moves, Traffic
 from jaxllm.mesh import LAYER, PINNED
 
+# XLA runs a program's kernels one by one, then records them, then replays the recording
+RECORDING_RUNS = 3
+
 
 class Dispatcher:
-    """Runs programs by key. A subclass says which, and calls `_start_empty` when it is made.
+    """Runs programs by key. A subclass says which, and calls `_start_empty` when it is made. The
+    stages `before` its own do their part first.
 
     Attributes:
         tell: called with each command before it is carried out, so that other hosts do the same.
@@ -34,11 +39,21 @@ class Dispatcher:
     tell: Callable[[Command], None]
     leave: Callable[[], None]
 
-    def __init__(self, programs: Programs, weights: tuple[Array, ...], kv: KVCache):
-        self.programs, self.weights = programs, weights
-        self.tell, self.leave = lambda command: None, lambda: None
+    def __init__(
+        self,
+        programs: Programs,
+        weights: tuple[Array, ...],
+        kv: KVCache,
+        before: StagesBefore | None = None,
+    ):
+        self.programs = programs
+        self.weights = weights
+        self.before = NoStages() if before is None else before
+        self.tell = lambda command: None
+        self.leave = lambda: None
         self._places = [weight.sharding for weight in weights]
-        self.shapes, self.compiles = programs.shapes, programs.executables.compiles
+        self.shapes = programs.shapes
+        self.compiles = programs.executables.compiles
         # Executable, arguments and results of each program that has run
         self._bound: dict[Key, tuple[jax.stages.Compiled, tuple[Any, ...], tuple[Any, ...]]] = {}
         model = self.shapes.model
@@ -70,15 +85,19 @@ class Dispatcher:
         """Run a plan's transfers between pool and host memory, before its forward."""
         assert self.swapper is not None, "an engine without host pages moves none"
         self.tell(moves)
+        self.before.move(moves)
         self.kv = self.swapper.run(self.kv, moves)
 
     def lost(self) -> list[int]:
-        """As of `PageSwapper`."""
-        return [] if self.swapper is None else self.swapper.lost()
+        """As of `PageSwapper`: a page is lost with one stage's part of it."""
+        before = self.before.lost()
+        own = [] if self.swapper is None else self.swapper.lost()
+        return sorted({*own, *before}) if before else own
 
     def fetches_done(self) -> bool:
         """As of `PageSwapper`."""
-        return self.swapper is None or self.swapper.fetches_done()
+        done = self.swapper is None or self.swapper.fetches_done()
+        return done and self.before.fetches_done()
 
     def run(self, launch: Launch) -> list[Array]:
         """Dispatch programs in order; returns their results, on their way to the host."""
@@ -93,7 +112,10 @@ class Dispatcher:
 
     def dispatch(self, key: Key, buffer: np.ndarray | None) -> list[Array]:
         """Dispatch one program of a launch; returns its results."""
-        found = self.call(key, *self.sent(key, buffer))
+        inputs = self.before.inputs(key, buffer, self)
+        if inputs is None:
+            return []
+        found = self.call(key, *inputs)
         if PROGRAMS[key.program].acknowledges:
             self._buffers[key].until(found.pop())
         return found
@@ -124,6 +146,7 @@ class Dispatcher:
         """Slot state and pages anew after a step that failed: donated buffers may be gone, pages
         half written, and inboxes half read."""
         self.tell(Reset())
+        self.before.reset()
         if self._inboxes is not None:
             self._device.wait()  # what runs may yet store into a peer's inbox
             self._inboxes.refill()
@@ -146,6 +169,7 @@ class Dispatcher:
         """Free everything on the device. The weights go to host memory, or are dropped. Nothing may
         be dispatched until `wake`."""
         self.tell(Asleep(keep_weights))
+        self.before.sleep(keep_weights)
         self._device.delete()
         kept = []
         for weight, place in zip(self.weights, self._places, strict=True):
@@ -157,14 +181,19 @@ class Dispatcher:
 
     def release(self, *, keep_pages: bool) -> tuple[Array, ...]:
         """Free everything on the device but the weights and, if they are to be kept, the pages;
-        give the weights to be overwritten. Nothing may be dispatched until `wake`."""
+        give the weights to be overwritten, one stage's after another's. Nothing may be dispatched
+        until `wake`."""
+        weights = self.before.release(keep_pages=keep_pages)
         self._device.delete(keep_pages=keep_pages)
-        return self.weights
+        return weights + self.weights
 
     def wake(self, weights: tuple[Array, ...] | None = None) -> None:
-        """Be as after the start, with other `weights` or those that were kept."""
+        """Be as after the start, with other `weights`, one stage's after another's, or those that
+        were kept."""
         if weights is None:
             self.tell(Awake())
+        weights = self.before.wake(weights)
+        if weights is None:
             weights = tuple(map(jax.device_put, self.weights, self._places))
             jax.block_until_ready(weights)
         self.weights = weights

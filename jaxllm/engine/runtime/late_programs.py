@@ -25,7 +25,8 @@ def make_late(runner: Runner, made: Callable[[], None]) -> threading.Thread:
 
 
 def _make(runner: Runner, made: Callable[[], None]) -> None:
-    programs, began = runner.programs, time.perf_counter()
+    programs = runner.programs
+    began = time.perf_counter()
     for key in programs.late:
         if programs.stopped or not threading.main_thread().is_alive():
             return

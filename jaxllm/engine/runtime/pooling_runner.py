@@ -10,7 +10,7 @@ import numpy as np
 from jax import Array
 
 from jaxllm.cache.kv import KVCache
-from jaxllm.engine.runtime.dispatch import Dispatcher
+from jaxllm.engine.runtime.dispatch import RECORDING_RUNS, Dispatcher
 from jaxllm.engine.runtime.lattice import Programs
 from jaxllm.engine.runtime.launch import Launch, read
 from jaxllm.engine.runtime.program import MAX_DEPTH, Key
@@ -19,9 +19,6 @@ from jaxllm.engine.scheduling.buckets import ExtendShape
 from jaxllm.engine.scheduling.kv_offload import Link
 from jaxllm.engine.scheduling.plan import Plan
 
-# XLA runs a program's kernels one by one, then records them, then replays the recording
-RECORDING_RUNS = 3
-
 
 class PooledStep(NamedTuple):
     """A step in flight: `vectors` has a row [R, E] for each chunk of the plan, or [T, E] for each
@@ -29,6 +26,11 @@ class PooledStep(NamedTuple):
 
     plan: Plan
     vectors: Array
+
+    @property
+    def group(self) -> int:
+        """Of the slots that run."""
+        return self.plan.group
 
 
 class PoolingRunner(Dispatcher):

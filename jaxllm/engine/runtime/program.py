@@ -130,6 +130,13 @@ class Variant:
         return next((x.shape[0] for x in given if x.ndim == 1), 0)
 
     @property
+    def handed(self) -> jax.ShapeDtypeStruct:
+        """What a forward takes of the stage before, [T, D]."""
+        return next(
+            x for x in self.takes if isinstance(x, jax.ShapeDtypeStruct) and len(x.shape) == 2
+        )
+
+    @property
     def uses_pages(self) -> bool:
         """Whether the program depends on the number of KV pages."""
         return KV in self.takes
@@ -181,7 +188,7 @@ class Program:
     rows: Callable[[Sizes], int] = lambda sizes: sizes[0] if sizes else 0
     buffers: Callable[[StepShapes], int] = lambda shapes: in_flight(shapes) + 2
     acknowledges: bool = False
-    runs: Callable[[StepShapes], bool] = lambda shapes: generates(shapes) and shapes.stage.is_last
+    runs: Callable[[StepShapes], bool] = lambda shapes: draws(shapes)
     is_first: Callable[[StepShapes, Sizes], bool] = lambda shapes, sizes: True
 
 
@@ -198,6 +205,11 @@ def never_first(shapes: StepShapes, sizes: Sizes) -> bool:
 def generates(shapes: StepShapes) -> bool:
     """Of programs that every stage of a generating model needs."""
     return shapes.pooling is None
+
+
+def draws(shapes: StepShapes) -> bool:
+    """Of programs that the last stage of a generating model needs, which makes logits."""
+    return generates(shapes) and shapes.stage.is_last
 
 
 def in_flight(shapes: StepShapes) -> int:

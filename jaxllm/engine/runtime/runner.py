@@ -14,7 +14,7 @@ from jax import Array
 from jaxllm.cache.kv import DROP_PAGE, KVCache
 from jaxllm.cache.transfer import Page
 from jaxllm.engine.constraints.token_masks import HostProcessorError, run_host_processors
-from jaxllm.engine.runtime.dispatch import Dispatcher
+from jaxllm.engine.runtime.dispatch import RECORDING_RUNS, Dispatcher
 from jaxllm.engine.runtime.lattice import Programs, forward_key
 from jaxllm.engine.runtime.launch import Launch, read
 from jaxllm.engine.runtime.program import MAX_DEPTH, STATE, Key, Resident
@@ -28,6 +28,7 @@ from jaxllm.engine.runtime.programs.process_logits import (
 )
 from jaxllm.engine.runtime.programs.prompt_logprobs import PromptScores, pack_scores
 from jaxllm.engine.runtime.programs.update_slots import SlotUpdate
+from jaxllm.engine.runtime.stages_before import StagesBefore
 from jaxllm.engine.runtime.state import SlotState
 from jaxllm.engine.scheduling.buckets import ExtendShape
 from jaxllm.engine.scheduling.kv_offload import Link
@@ -37,8 +38,6 @@ from jaxllm.logprobs import StepLogprobs
 from jaxllm.sampling.choose import LOGPROBS, sampler_of
 
 SHORT_STEP = 2e-3  # seconds; below it one step in flight does not keep the device busy
-# XLA runs a program's kernels one by one, then records them, then replays the recording
-RECORDING_RUNS = 3
 
 
 class Forwarded(NamedTuple):
@@ -113,12 +112,14 @@ class Runner(Dispatcher):
         weights: tuple[Array, ...],
         kv: KVCache,
         eos_ids: list[int],
+        before: StagesBefore | None = None,
     ):
-        super().__init__(programs, weights, kv)
+        super().__init__(programs, weights, kv, before)
         self.eos_ids = eos_ids
         self._samplers: dict[tuple[int, frozenset[int]], Key]
         self._updates: dict[ExtendShape | None, SlotUpdate] = {}
         self.slots = self.shapes.slots
+        self._tells = self.shapes.stage.count > 1  # other stages of what it draws
         self.depth = 1
         # Of each decode bucket and extend shape without context, measured in warm-up
         self.seconds: dict[object, float] = {}
@@ -130,7 +131,8 @@ class Runner(Dispatcher):
         """Use the shapes and samplers that are there from now on; more come with late programs.
         Another thread may call it while steps run."""
         self._missing = missing = self.programs.missing
-        best, buckets = self.shapes.samplers[-1], self.shapes.buckets
+        best = self.shapes.samplers[-1]
+        buckets = self.shapes.buckets
         self._fitting = buckets.restricted(
             lambda shape: (
                 forward_key(shape) not in missing
@@ -151,7 +153,9 @@ class Runner(Dispatcher):
         return taken
 
     def forward(self, plan: Plan) -> Forwarded:
-        """Start a step. Host work only: pack, upload what changed, dispatch."""
+        """Start a step. Host work only: pack, upload what changed, dispatch. With stages on other
+        hosts it waits for the group's step before."""
+        self.before.catch_up(plan.group)
         shape = self._fit(plan)
         results = self.run(self.pack(plan, shape))
         if isinstance(shape, ExtendShape):
@@ -183,7 +187,8 @@ class Runner(Dispatcher):
 
     def draw(self, forwarded: Forwarded) -> StepResult:
         """Sample the tokens of a step. Host work only."""
-        plan, n = forwarded.plan, forwarded.logit_rows
+        plan = forwarded.plan
+        n = forwarded.logit_rows
         failures: dict[int, str] = {}
         calls: list[tuple[Key, None]] = []
         if plan.processed_requests:
@@ -196,6 +201,8 @@ class Runner(Dispatcher):
             top = max([request.top for request in plan.emitters if request is not None])
             calls.append((Key("logprobs", (n, self.shapes.width(top))), None))
         token, *packed = self.run(Launch(tuple(calls)))
+        if self._tells:
+            self.before.drawn(plan.group, self._device.read(Resident("drawn", n)))
         return StepResult(forwarded, token, packed[0] if packed else None, failures)
 
     def collect(self, result: StepResult) -> Collected:
@@ -210,7 +217,7 @@ class Runner(Dispatcher):
 
     def pack(self, plan: Plan, shape: int | ExtendShape) -> Launch:
         """The launch of a plan's forward in a compiled shape that holds it."""
-        calls: list[tuple[Key, np.ndarray | None]] = []
+        calls: list[tuple[Key, np.ndarray | None]] = [*self.before.news(plan.group)]
         if plan.copies:
             calls += pack_copies(plan.copies, self.shapes)
         if isinstance(shape, ExtendShape):
@@ -231,15 +238,19 @@ class Runner(Dispatcher):
         """Run every program that is there on padding rows, which use the trash slot and no page:
         once to load it, once to record it, once to time it. Sets `seconds` and `depth`; `deep` asks
         for two steps in flight however long they take."""
-        empty, buckets = Plan(decodes=(), positions=(), chunks=()), self._fitting
+        empty = Plan(decodes=(), positions=(), chunks=())
+        buckets = self._fitting
         self.run(Launch((self.pack_slots(empty),)))
         for pairs in buckets.copies:
             copies = pack_copies(((0, DROP_PAGE, 0),) * pairs, self.shapes)
             self.run(Launch(tuple(copies * RECORDING_RUNS)))
         if not self._missing:
             self._warm_up_slots()
+        links = self.before.warm_up()
         if self.swapper is not None:
-            self.kv, self.link = self.swapper.warm_up(self.kv)
+            self.kv, link = self.swapper.warm_up(self.kv)
+            # Stages move pages at the same time
+            self.link = max([link, *links], key=lambda link: link.seconds(link.width))
         for shape in buckets.extend:
             self.seconds[shape] = self._warm_up(shape, self.pack_slots(empty, shape))
         for rows in buckets.decode:
@@ -248,9 +259,10 @@ class Runner(Dispatcher):
             self._warm_up_logprobs()
         self._estimate_seconds()
         self.expect_peers()
-        accelerator = self.shapes.platform != "cpu"
+        # A group of a pipeline has one step in flight while its next one is planned
+        alone = self.shapes.platform != "cpu" and not self._tells
         short = min(self.seconds.values()) < SHORT_STEP
-        self.depth = MAX_DEPTH if accelerator and (deep or short) else 1
+        self.depth = MAX_DEPTH if alone and (deep or short) else 1
 
     def _warm_up_slots(self) -> None:
         """`warm_up` of what requests ask of their slots' logits."""
@@ -332,7 +344,8 @@ class Runner(Dispatcher):
 
     def _sample_key(self, rows: int, needs: frozenset[int]) -> Key:
         """The cheapest compiled sampler for requests of these `needs`, of few different sets."""
-        samplers, missing = self._samplers, self._missing
+        samplers = self._samplers
+        missing = self._missing
         if (rows, needs) not in samplers:
             needed = sampler_of(needs)
             keys = [Key("sample", (rows, s)) for s in self.shapes.samplers if s >= needed]

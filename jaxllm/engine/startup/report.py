@@ -148,8 +148,10 @@ def table_rows(
 ) -> Rows:
     """Decisions, compiled programs of all stages, and the seconds of each phase."""
     count = sum(len(each.lattice) for each in programs)
-    late = sum(len(each.late) for each in programs)
-    shown = f"{count - late}, {late} more behind /ready" if late else f"{count}"
+    late = sum(len(stage.late) for stage in programs)
+    shown = f"{count - late}"
+    if late:
+        shown += f", {late} more behind /ready"
     lowered = sum(each.executables.lowered for each in programs)
     fresh = compiles.compiles - compiles.cache_hits
     kept = f"{lowered} lowered, {fresh} compiled, {compiles.cache_hits} cached"

@@ -22,7 +22,6 @@ from jaxllm.engine.constraints.grammars import Grammars
 from jaxllm.engine.runtime.compilation.exports import is_private
 from jaxllm.engine.runtime.lattice import Programs, weight_leaves
 from jaxllm.engine.runtime.pipeline.follower import StageFollower
-from jaxllm.engine.runtime.pipeline.runner import PipelineRunner
 from jaxllm.engine.runtime.pooling_runner import PoolingRunner
 from jaxllm.engine.runtime.replay import encode
 from jaxllm.engine.runtime.runner import Runner
@@ -354,7 +353,9 @@ def _warm_up(runner: Running, config: EngineConfig, report: Report, hosts: Hosts
     Hosts with devices of every layer warm up alike. Those with stages hear of the warm-up too:
     a step needs all of them.
     """
-    if isinstance(runner, PipelineRunner):
+    leads_stages = False
+    if isinstance(runner, Runner) and runner.shapes.stage.count > 1:
+        leads_stages = True
         _lead(runner, hosts)
     if not config.enforce_eager:
         with report.phase("Warming up"):
@@ -362,7 +363,7 @@ def _warm_up(runner: Running, config: EngineConfig, report: Report, hosts: Hosts
             # for it: not with a stall limit.
             runner.warm_up(deep=config.max_stall_ms is None)
     runner.compiles.warmed_up()
-    if not isinstance(runner, PipelineRunner | StageFollower):
+    if not leads_stages and not isinstance(runner, StageFollower):
         _lead(runner, hosts)
 
 

@@ -24,7 +24,7 @@ type _Taken = tuple[list[bytes], Sequence[Page]]
 
 
 class PageExporter:
-    """Copies pages to a shelf: the engine's thread takes them out of the pool when a step is
+    """`PageExports` onto a shelf: the engine's thread takes pages out of the pool when a step is
     launched, and threads of its own put them there when it was collected and they have arrived in
     host memory.
 
@@ -33,10 +33,14 @@ class PageExporter:
     """
 
     def __init__(self, runner: Runner, shelf: Shelf, prefixes: PrefixLookup, early: bool):
-        self._runner, self._shelf, self._prefixes, self._early = runner, shelf, prefixes, early
+        self._runner = runner
+        self._shelf = shelf
+        self._prefixes = prefixes
+        self._early = early
         self._announced: dict[Request, list[bytes]] = {}
         # Ids of requests that get their answer in this step, and of those that had it before
-        self._begun, self._answered = set[str](), set[str]()
+        self._begun: set[str] = set()
+        self._answered: set[str] = set()
         self._taken: dict[tuple[Request, int], _Taken] = {}
         self._work: queue.SimpleQueue[_Taken | None] = queue.SimpleQueue()
         threading.Thread(target=self._run, name="kv-shelf", daemon=True).start()

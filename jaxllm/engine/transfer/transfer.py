@@ -16,6 +16,7 @@ from jaxllm.engine.runtime.runner import Runner
 from jaxllm.engine.scheduling.scheduler import Scheduler
 from jaxllm.engine.startup.host_memory import OTHERS, available_bytes
 from jaxllm.engine.transfer.exporter import PageExporter
+from jaxllm.engine.transfer.exports import NoExports, PageExports
 from jaxllm.engine.transfer.fetcher import PageFetcher
 from jaxllm.kv_transfer.client import Address, PageClient
 from jaxllm.kv_transfer.offer import PageOffer
@@ -63,18 +64,22 @@ class PageTransfer:
 
     Attributes:
         exporter: of a producer, else None.
+        exports: what steps do for other engines: the exporter, or nothing.
         fetcher: of a consumer, else None.
         offer: what clients of a producer carry to a consumer.
     """
 
     def __init__(self, endpoint: Endpoint, runner: Runner, scheduler: Scheduler):
         """Raises ConfigError where no page fits the shelf."""
-        settings, self._key = endpoint.settings, endpoint.key
+        settings = endpoint.settings
+        self._key = endpoint.key
         layout = layout_of(runner)
         index = scheduler.kv_manager.prefixes.indexes[0]
-        fingerprint, size = layout.fingerprint(index.root(None, None)), layout.page_bytes
+        fingerprint = layout.fingerprint(index.root(None, None))
+        size = layout.page_bytes
         self._fingerprint = fingerprint.hex()
         self.exporter: PageExporter | None = None
+        self.exports: PageExports = NoExports()
         self.fetcher: PageFetcher | None = None
         self.offer: dict[str, Any] | None = None
         self._server: PageServer | None = None
@@ -85,6 +90,7 @@ class PageTransfer:
                 logger.warning(EXPOSED, settings.kv_ip, self._server.port)
             prefixes = scheduler.kv_manager.prefixes
             self.exporter = PageExporter(runner, shelf, prefixes, settings.answers_early)
+            self.exports = self.exporter
             self.offer = PageOffer(
                 engine_id=settings.engine_id,
                 host=settings.kv_ip,
@@ -118,6 +124,25 @@ class PageTransfer:
                 part.close()
 
 
+class NoTransfer:
+    """`PageTransfer` of an engine without `--kv-transfer-config`."""
+
+    fetcher = None
+
+    def __init__(self) -> None:
+        self.exports = NoExports()
+
+    def address(self, request: GenerateRequest) -> None:
+        """Raises RequestError when a request asks for transfers."""
+        if request.shares_pages or request.page_offer is not None:
+            raise RequestError(
+                f"{FIELD}: this server neither sends nor fetches KV pages; "
+                "start it with --kv-transfer-config",
+                FIELD,
+                "unsupported_parameter",
+            )
+
+
 def pages_in(buffer: int, page: int) -> int:
     """Pages of `page` bytes in host memory of `buffer` bytes. Raises ConfigError."""
     if buffer < page:
@@ -125,17 +150,6 @@ def pages_in(buffer: int, page: int) -> int:
     if buffer > (room := max(0, available_bytes() - OTHERS)):
         raise refused(f"kv_buffer_size is {buffer} bytes, but {room} are available; lower it")
     return buffer // page
-
-
-def check_without_transfer(request: GenerateRequest) -> None:
-    """Raises RequestError when a request asks for transfers of an engine that makes none."""
-    if request.shares_pages or request.page_offer is not None:
-        raise RequestError(
-            f"{FIELD}: this server neither sends nor fetches KV pages; "
-            "start it with --kv-transfer-config",
-            FIELD,
-            "unsupported_parameter",
-        )
 
 
 def unavailable(what: str, role: str) -> RequestError:

@@ -147,7 +147,9 @@ class BlockEvents:
         if self._open is kind:
             return []
         closed = self.close()
-        self._open, self._index, self._thought = kind, self._index + 1, hashlib.sha256()
+        self._open = kind
+        self._index += 1
+        self._thought = hashlib.sha256()
         start = {"index": self._index, "content_block": block}
         return [*closed, event("content_block_start", start)]
 

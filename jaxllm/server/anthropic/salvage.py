@@ -6,7 +6,6 @@ from typing import Any
 
 import orjson
 
-from jaxllm.templates.arguments import MAX_DEPTH as MAX_DEPTH
 from jaxllm.templates.arguments import closed_beginnings, is_shallow
 
 

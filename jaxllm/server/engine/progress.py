@@ -65,9 +65,11 @@ async def said(title: str | None, progress: Callable[[], str]) -> AsyncIterator[
             await asyncio.sleep(SAID_SECONDS)
             logger.info(LINE, title, progress(), time.monotonic() - began)
 
-    saying = None if title is None else asyncio.ensure_future(say())
+    if title is None:
+        yield
+        return
+    saying = asyncio.ensure_future(say())
     try:
         yield
     finally:
-        if saying is not None:
-            saying.cancel()
+        saying.cancel()

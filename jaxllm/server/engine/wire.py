@@ -85,8 +85,13 @@ class Inspect(msgspec.Struct, tag=True, frozen=True):
 
 
 class Phase(msgspec.Struct, tag=True, frozen=True):
-    """A phase of the start has ended after so many seconds. Without them it has begun, or is so far
-    in what it counts (programs, bytes); a total of 0 is not known."""
+    """A phase of the start.
+
+    Attributes:
+        seconds: that it took, once it has ended; None of one that has begun or goes on.
+        done: programs or bytes so far.
+        total: of which `done` is a part; 0 where that is not known.
+    """
 
     name: str
     seconds: float | None

@@ -61,10 +61,10 @@ class Patience:
 
     def listen(self, sock: socket.socket, config: EngineConfig) -> Died | None:
         """Have the engine process start; returns its last words, if there are any, at its end. A
-        log that is no terminal is told how far the start is."""
+        log that is no terminal gets lines that say how far the start is."""
         frames = Frames[ToServer](ToServer)
         began = time.monotonic()
-        told = began
+        last_line = began
         sock.settimeout(None if sys.stderr.isatty() else SAID_SECONDS)
         with contextlib.suppress(ConnectionError):  # it has ended
             sock.sendall(encode(Start(config)))
@@ -75,8 +75,9 @@ class Patience:
                     if isinstance(message, Phase):
                         self._heard(message)
                 now = time.monotonic()
-                if sock.gettimeout() and self._progress.running and now - told >= SAID_SECONDS:
-                    told = now
+                is_due = now - last_line >= SAID_SECONDS
+                if sock.gettimeout() and self._progress.running and is_due:
+                    last_line = now
                     title = f"loading host {config.node_rank}"
                     logger.info(LINE, title, self._progress.text, now - began)
         return None

@@ -58,6 +58,7 @@ class ServedModel:
         logged = options.log_format == "json" or not sys.stderr.isatty()  # else there are bars
         launches = engine_launches(options, model_dir)
         several = len(launches) > 1
+        titles = [start_title(self.name, number, several) for number in range(len(launches))]
         self.client = EngineGroup(
             [EngineClient(launch.config, tells_prefixes=several) for launch in launches],
             options.max_queued_tokens,
@@ -69,7 +70,7 @@ class ServedModel:
                 launch.command(command),
                 options.max_engine_restarts,
                 f"engine {number}" if several else "the engine",
-                start_title(self.name, number if several else None) if logged else None,
+                titles[number] if logged else None,
             )
             for number, (client, launch) in enumerate(
                 zip(self.client.clients, launches, strict=True)
@@ -116,11 +117,12 @@ class ServedModel:
     @property
     def progress(self) -> str:
         """How far the start is, in words."""
-        waiting = [
-            (f"engine {number}: " if len(self.client.clients) > 1 else "") + client.progress.text
-            for number, client in enumerate(self.client.clients)
-            if not client.alive
-        ]
+        clients = self.client.clients
+        waiting: list[str] = []
+        for number, client in enumerate(clients):
+            text = client.progress.text
+            if not client.alive:
+                waiting.append(f"engine {number}: {text}" if len(clients) > 1 else text)
         if self._chats is not None and not self._chats.done():
             waiting.append("loading the tokenizer")
         return "; ".join(waiting)
@@ -153,7 +155,8 @@ class ServedModel:
         traits = {} if self.state.renders is None else self.state.renders.traits
         shown = "; ".join(f"{label}: {value}" for label, value in table_of(traits))
         if shown:
-            level = logging.WARNING if any(one.fault for one in traits.values()) else logging.INFO
+            is_faulty = any(template.fault for template in traits.values())
+            level = logging.WARNING if is_faulty else logging.INFO
             logger.log(level, "the chat template of %s shows histories so: %s", self.name, shown)
 
     async def keep_alive(self) -> None:
@@ -197,9 +200,11 @@ class ServedModel:
             before = now
 
 
-def start_title(model: str, engine: int | None) -> str:
-    """What lines about the start of one engine begin with."""
-    return f"loading {model}" if engine is None else f"loading {model}, engine {engine}"
+def start_title(model: str, engine: int, several: bool) -> str:
+    """What lines about the start of one engine, or of one of several, begin with."""
+    if several:
+        return f"loading {model}, engine {engine}"
+    return f"loading {model}"
 
 
 def progress(before: EngineStats, now: EngineStats, seconds: float) -> str:

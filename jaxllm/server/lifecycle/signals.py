@@ -12,10 +12,10 @@ import signal
 def stopping_signals() -> tuple[signal.Signals, ...]:
     """The signals on which this process stops. The end of a terminal sends SIGHUP, which is left
     alone where it was inherited as ignored: so `nohup` asks to run on."""
-    asked = (signal.SIGTERM, signal.SIGINT)
+    always = (signal.SIGTERM, signal.SIGINT)
     if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
-        return asked
-    return (*asked, signal.SIGHUP)
+        return always
+    return (*always, signal.SIGHUP)
 
 
 def repeats(number: int) -> bool:

@@ -259,10 +259,10 @@ def _slices(text: bytes) -> Iterator[bytes]:
 
 def read_small(body: bytes) -> dict[str, Any]:
     """The JSON object in `body`. Raises ApiError(400)."""
-    found = read_object(body)
-    if isinstance(found.get("messages"), list) and may_hold_long(body):
-        keep_digits(found["messages"], bytes(_decode(_any_fields, body)["messages"]))
-    return found
+    fields = read_object(body)
+    if isinstance(fields.get("messages"), list) and may_hold_long(body):
+        keep_digits(fields["messages"], bytes(_decode(_any_fields, body)["messages"]))
+    return fields
 
 
 async def read_large(body: bytes, rules: Rules) -> dict[str, Any]:

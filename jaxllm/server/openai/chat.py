@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import chain
 from typing import Any
 
 from jaxllm.chat_template import RESERVED_TEMPLATE_NAMES
@@ -77,7 +78,8 @@ def read_messages(value: Any, rules: Rules, truncated: bool) -> list[dict[str, A
         )
     messages = [_read_message(message, f"messages[{at}]") for at, message in enumerate(value)]
     check_chars(least_chars(messages), rules, "messages", truncated)
-    _check_arguments([call["function"] for one in messages for call in one.get("tool_calls", ())])
+    calls = chain.from_iterable(message.get("tool_calls", ()) for message in messages)
+    _check_arguments([call["function"] for call in calls])
     return messages
 
 

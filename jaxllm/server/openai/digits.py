@@ -7,8 +7,7 @@ from typing import Any
 
 import msgspec
 
-# Bytes by themselves, all digits as one
-_DIGITS = bytes(ord("0") if chr(byte).isdigit() and byte < 128 else byte for byte in range(256))
+_DIGITS = bytes.maketrans(b"123456789", b"0" * 9)  # all digits as one
 _LONG = b"0" * 19  # digits of the first integer that has no 64 bits with a sign
 
 

@@ -182,10 +182,11 @@ class ToolParser(Machine):
             self.start(name, id)
         self.arguments(text)
 
-    def json_call(self, known: bool = False) -> Reading[None]:
+    def json_call(self, known: bool = False, is_function: bool = False) -> Reading[None]:
         """One object with a name and perhaps arguments, from behind its brace. Raises Malformed.
 
-        The order of keys does not matter. `known`: only of a tool that is there.
+        The order of keys does not matter. `known`: only of a tool that is there. `is_function`: it
+        is itself the value of "function".
         """
         name: str | None = None
         early: str | None = None  # arguments that came before the name
@@ -209,9 +210,9 @@ class ToolParser(Machine):
                 else:
                     yield from self.json_arguments(name)
                     done = True
-            elif key == "function" and name is None:
+            elif key == "function" and name is None and not is_function:
                 yield from self.expect("{")
-                yield from self.json_call(known)
+                yield from self.json_call(known, is_function=True)
                 name = key
                 done = True
             elif key == "type":

@@ -8,7 +8,7 @@ from collections.abc import Callable, Generator
 
 import msgspec
 
-from jaxllm.server.parsing.markers import Markers
+from jaxllm.server.parsing.markers import Markers, Words
 from jaxllm.server.parsing.parts import (
     Part,
     Reasoning,
@@ -261,6 +261,17 @@ class Machine:
             longest = max(map(len, words), default=0)
             rest = self._text[self._at : self._at + longest]
             if self._ended or not any(word.startswith(rest) for word in words):
+                return None
+            yield
+
+    def take_one_of(self, words: Words) -> Reading[str | None]:
+        """As `take`, of words that may be many."""
+        while True:
+            text = self._text[self._at : self._at + words.longest]
+            word = words.begins(text)
+            if word is not None:
+                return self.advance(self._at + len(word))
+            if self._ended or not words.may_begin(text):
                 return None
             yield
 

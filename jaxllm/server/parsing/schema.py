@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
 from typing import Any
 
@@ -21,31 +22,55 @@ _FIRST_CHARACTERS = {
 }
 
 
+class _Same:
+    """A schema as itself, not as what it is equal to."""
+
+    def __init__(self, schema: Any):
+        self.schema = schema
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Same) and other.schema is self.schema
+
+    def __hash__(self) -> int:
+        return id(self.schema)
+
+
+@functools.lru_cache(maxsize=32)  # few, for the schemas of ended requests stay with them
+def _known_meaning(schema: _Same, root: _Same) -> Meaning:
+    return Meaning(schema.schema, root.schema)
+
+
+def _meaning(schema: Any, root: Any) -> Meaning:
+    """What a schema inside `root` means. It is kept for a while, since each value asks for it and a
+    client's schema may take long."""
+    return _known_meaning(_Same(schema), _Same(root))
+
+
 def properties(schema: Any, root: Any = None) -> Mapping[str, Any]:
     """Schemas of the properties that an object declares or requires, by name. `schema` stands
     inside `root`, or is the root itself."""
-    return Meaning(schema, schema if root is None else root).properties
+    return _meaning(schema, schema if root is None else root).properties
 
 
 def property_of(schema: Any, name: str, root: Any) -> Any:
     """The schema of an object's property, also of one that is not declared."""
-    return Meaning(schema, root).member(name)
+    return _meaning(schema, root).member(name)
 
 
 def items_of(schema: Any, root: Any) -> Any:
     """The schema of an array's items."""
-    return Meaning(schema, root).items
+    return _meaning(schema, root).items
 
 
 def types(schema: Any, root: Any) -> frozenset[str]:
     """Types that a schema inside `root` allows; empty if it does not say."""
-    meaning = Meaning(schema, root)
+    meaning = _meaning(schema, root)
     return frozenset() if meaning.free else meaning.types
 
 
 def is_string(schema: Any, root: Any) -> bool:
     """Whether the text of a value is the value, whatever it is."""
-    meaning = Meaning(schema, root)
+    meaning = _meaning(schema, root)
     return meaning.types <= {"string"} or (meaning.any_text and "null" not in meaning.types)
 
 
@@ -57,7 +82,7 @@ def typed(text: str, schema: Any, root: Any) -> str:
     a type that is allowed, if it is one. Where a schema says nothing, whole objects and lists
     become values. All else stays text.
     """
-    meaning = Meaning(schema, root)
+    meaning = _meaning(schema, root)
     if text in meaning.texts:
         return encode_string(text)
     if meaning.any_text:

@@ -11,7 +11,7 @@ import msgspec
 from jaxllm.grammar.pieces import Arguments, Either, Layout, Literal, Pieces
 from jaxllm.server.parsing.calls import ToolParser, blank_value
 from jaxllm.server.parsing.machine import Clear, Malformed, Reading, Sink
-from jaxllm.server.parsing.markers import ESCAPED, Markers
+from jaxllm.server.parsing.markers import ESCAPED, Markers, Words
 from jaxllm.server.parsing.pieces import NEW_KEY, Section
 from jaxllm.server.parsing.schema import Schema, is_string, properties, property_of, typed
 from jaxllm.server.parsing.values import encode_string
@@ -72,13 +72,13 @@ class TaggedCalls(ToolParser):
             yield from self.expect(tags.named)
         tag = yield from self.expect(tags.key, *self.closers)
         self.start(name)
-        given: set[str] = set()
+        keys: set[str] = set()
         before = "{"
         while tag == tags.key:
             key: str | None = yield from self.key()
             while key is not None:
-                given.add(key)
-                value, key = yield from self.argument(name, key, before, given)
+                keys.add(key)
+                value, key = yield from self.argument(name, key, before, keys)
                 before = ", " if value else before
             tag = yield from self.expect(tags.key, *self.closers, *self.open)
         if tag in self.open:  # of the next call: this one's closers are missing
@@ -94,9 +94,11 @@ class TaggedCalls(ToolParser):
         return "".join(pieces).strip()
 
     def argument(
-        self, tool: str, key: str, before: str, given: Set[str]
+        self, tool: str, key: str, before: str, keys: Set[str]
     ) -> Reading[tuple[bool, str | None]]:
         """A value from behind its key; strings stream. Raises Malformed.
+
+        `keys`: of all arguments so far.
 
         → whether there is a value, and the key whose tag was taken at its end, if its own closer is
         missing. Blank text is no value of a type that is not text, but null where that may be.
@@ -106,7 +108,7 @@ class TaggedCalls(ToolParser):
         head = f"{before}{encode_string(key)}: "
         if self.tags.value_begin:
             yield from self.expect(self.tags.value_begin)
-        others = (name for name in properties(root) if name not in given)
+        others = (name for name in properties(root) if name not in keys)
         if is_string(schema, root):
             self.arguments(head + '"')
             sink = lambda text: self.arguments(encode_string(text)[1:-1])
@@ -132,7 +134,7 @@ class TaggedCalls(ToolParser):
         the texts of an object or a list are text.
         """
         tags = self.tags
-        openings: dict[str, str] = {}  # made where it is needed: there may be many
+        openings: Words | None = None  # made where it is needed: there may be many
         marker: str | None = None
         if tags.lines and (yield from self.take("\n")) is not None:
             marker = yield from self.take(tags.key)
@@ -142,10 +144,12 @@ class TaggedCalls(ToolParser):
                 sink("".join(written))
         while True:
             if marker is not None:
-                openings = openings or {name + tags.value: name for name in others}
-                opened = yield from self.take(*openings)
+                if openings is None:  # no key holds what ends it
+                    names = (name for name in others if tags.value not in name)
+                    openings = Words(name + tags.value for name in names)
+                opened = yield from self.take_one_of(openings)
                 if opened is not None:
-                    return openings[opened]
+                    return opened.removesuffix(tags.value)
                 sink(marker)
             marker = yield from self.until(self.value_markers, sink, clear)
             if marker is None:

@@ -126,8 +126,9 @@ class Renders:
     def traits(self) -> TraitsByName:
         """What the templates show, as far as it has been found out."""
         probing = self._probing
-        known = probing is not None and probing.done() and probing.exception() is None
-        return probing.result() if known and probing is not None else {}
+        if probing is None or not probing.done() or probing.exception() is not None:
+            return {}
+        return probing.result()
 
     def traits_for(self, tools: Sequence[Any] | None) -> TemplateTraits:
         """What the template shows that renders conversations with these tools."""
@@ -136,7 +137,9 @@ class Renders:
     async def _find_traits(self) -> None:
         """Return when it is found out what the templates show. Raises ApiError(503)."""
         probing = self._probing
-        if probing is not None and probing.done() and probing.exception() is not None:
+        if probing is not None and probing.done():
+            if probing.exception() is None:
+                return
             self._probing = None  # the process was lost; try again
         self.start()
         assert self._probing is not None
@@ -182,7 +185,9 @@ class Renders:
                 return str(reply["text"])
             if "spent" not in reply:
                 break
-        raise too_long(reply["chars"]) if "chars" in reply else refusal(reply)
+        if "chars" in reply:
+            raise too_long(reply["chars"])
+        raise refusal(reply)
 
     async def _reply(self, lane: int, job: bytes) -> dict[str, Any]:
         if self._closed:

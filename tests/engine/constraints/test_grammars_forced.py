@@ -76,7 +76,7 @@ def test_forced_tokens_are_said_in_fewer_steps_and_are_the_same(
         return say(other, *wanted), other.engine.stats().steps - before
 
     said, steps = steps_of()
-    monkeypatch.setattr("jaxllm.engine.engine.MIN_JUMP", 10**9)
+    monkeypatch.setattr("jaxllm.engine.steps.constrained.MIN_JUMP", 10**9)
     assert steps_of()[0] == said
     assert steps_of()[1] > 1.2 * steps
     for name, one in zip(("lamp", *names), said, strict=False):

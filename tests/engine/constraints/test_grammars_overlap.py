@@ -113,7 +113,7 @@ def test_a_matcher_is_given_back_only_when_nobody_looks_at_it(
         parallel.wait_masks,
         matchers.recycle,
     )
-    monkeypatch.setattr("jaxllm.engine.engine.MIN_JUMP", 10**9)
+    monkeypatch.setattr("jaxllm.engine.steps.constrained.MIN_JUMP", 10**9)
     monkeypatch.setattr(parallel, "_compute", compute)
     monkeypatch.setattr(parallel, "settle", lambda: (waited.set(), real_settle())[1])
     monkeypatch.setattr(parallel, "wait_masks", lambda: (waited.set(), real_masks())[1])
@@ -239,13 +239,13 @@ def test_what_fails_beside_a_forward_is_told_once_that_has_ended(
         assert not running, "buffers go while they are used"
         real()
 
-    real = engine._start_over
+    real = engine.loop.start_over
     engine.add(request(llm, "r", {"regex": "[a-z]{99}"}, max_tokens=8))
-    while not engine._in_flight:
+    while not engine.loop.in_flight:
         engine.step()
     with monkeypatch.context() as patch:
         patch.setattr(engine.runner, "forward", forward)
-        patch.setattr(engine, "_start_over", start_over)
+        patch.setattr(engine.loop, "start_over", start_over)
         patch.setattr(getattr(engine, part), method, fail)
         with pytest.raises(MemoryError):
             collect(engine, [])
@@ -274,12 +274,12 @@ def test_who_interrupts_the_wait_for_a_forward_finds_an_engine_that_nobody_uses(
 
     real = engine.runner.reset
     engine.add(request(llm, "r", {"regex": "[a-z]{99}"}, max_tokens=8))
-    while not engine._in_flight:
+    while not engine.loop.in_flight:
         engine.step()
     with monkeypatch.context() as patch:
         patch.setattr(engine.runner, "forward", forward)
         patch.setattr(engine.runner, "reset", reset)
-        patch.setattr("jaxllm.engine.engine.wait", interrupt)
+        patch.setattr("jaxllm.engine.steps.constrained.wait", interrupt)
         with pytest.raises(KeyboardInterrupt):
             collect(engine, [])
     assert meanwhile == [False] and resets.is_set() and not engine.has_work

@@ -40,7 +40,9 @@ def test_waiting_for_a_grammar_does_not_hold_others_up(
     later.set_result(matchers.start_matcher(waits.grammar).result(60))
     assert Outcome.of(collect(engine, []), "waits").finish_reason == "stop"
     assert all(
-        c.status is Status.FINISHED for live in engine._states.values() for c in live.choices
+        c.status is Status.FINISHED
+        for live in engine.requests.states.values()
+        for c in live.choices
     )
 
 
@@ -112,7 +114,7 @@ def test_an_abort_tells_the_log_probabilities_that_are_there(llm: LLM) -> None:
     engine = llm.engine
     engine.add(request(llm, "r", {"regex": "[a-z]{99}"}, prompt_logprobs=2, n=1, best_of=2))
     while engine.stats().running < 2 or not all(
-        choice.output for choice in engine._states["r"].choices
+        choice.output for choice in engine.requests.states["r"].choices
     ):
         assert engine.step() == []
     engine.abort("r")

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from jaxllm.engine.constraints.thinking_limit import MAX_START, ThinkingLimit
-from jaxllm.engine.constraints.validation import LogitsOptionsReader
+from jaxllm.engine.intake.logits_options import LogitsOptionsReader
 from jaxllm.messages import RequestError, ThinkingBudget
 from jaxllm.sampling.bits import everything, packed
 from jaxllm.sampling.options import SamplingParams

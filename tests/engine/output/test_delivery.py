@@ -94,14 +94,14 @@ def test_an_engine_says_the_same_in_fewer_deltas(make_engine: Callable[..., Engi
     # An abort takes along what was held
     engine.add(request(replace(params, stream_interval=4)))
     deltas = engine.step()
-    while len(engine._states["r"].choices[0].output) < 3:
+    while len(engine.requests.states["r"].choices[0].output) < 3:
         deltas += engine.step()
-    said = list(engine._states["r"].choices[0].output)
+    said = list(engine.requests.states["r"].choices[0].output)
     engine.abort("r")
     deltas += collect(engine, [])
     assert [token for one in deltas for token in one.token_ids] == said
     assert deltas[-1].finish_reason == "abort"
-    assert not engine._holders
+    assert not engine.requests.holders
 
 
 def test_a_beam_search_takes_no_interval() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from types import SimpleNamespace
 
 import pytest
 
@@ -10,8 +11,8 @@ from jaxllm.cache.pool import PagePool
 from jaxllm.cache.prefix import PrefixIndex
 from jaxllm.engine.engine import Engine
 from jaxllm.engine.output import engine_view
+from jaxllm.engine.output.counters import Counters
 from jaxllm.engine.output.engine_view import EngineWatch, pool_view
-from jaxllm.engine.output.output_processor import Counters
 from jaxllm.messages import STEP_TOKENS
 from jaxllm.sampling.options import SamplingParams
 from tests.engine.conftest import run
@@ -41,11 +42,11 @@ def test_a_steps_time_starts_with_the_end_of_the_step_before_it(
         chunks, decodes, tokens = (), (1, 2), 2
 
     watch = EngineWatch(None)  # type: ignore[arg-type]
-    watch.step_launched()  # at 1
-    watch.step_launched()  # at 2
+    watch.step_launched(Decode())  # type: ignore[arg-type]  # at 1
+    watch.step_launched(Decode())  # type: ignore[arg-type]  # at 2
     watch.step_collected(Decode())  # type: ignore[arg-type]  # at 5: 4 s
     watch.step_collected(Decode())  # type: ignore[arg-type]  # at 6: 1 s
-    watch.step_launched()  # at 20
+    watch.step_launched(Decode())  # type: ignore[arg-type]  # at 20
     watch.step_collected(Decode())  # type: ignore[arg-type]  # at 21: 1 s
     found = watch._totals["decode"]
     assert (found.steps, found.seconds, found.tokens) == (3, 6.0, 6)
@@ -76,6 +77,6 @@ def test_an_engine_counts_its_steps_by_their_tokens(make_engine: Callable[..., E
 def test_a_step_counts_up_to_its_bound_and_any_size_counts() -> None:
     counters = Counters()
     for tokens in (1, 2, 8, 9, 2**14, 2**14 + 1, 10**6):
-        counters.count_step(tokens)
+        counters.step_launched(SimpleNamespace(tokens=tokens))  # type: ignore[arg-type]
     assert counters.step_tokens == [1, 2, 1, *[0] * (len(STEP_TOKENS) - 4), 1, 2]
     assert counters.computed_tokens == 20 + 2**15 + 1 + 10**6

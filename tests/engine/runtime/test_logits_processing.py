@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -15,17 +14,15 @@ import pytest
 from flax import nnx
 
 from jaxllm import models, weights
-from jaxllm.engine.constraints.validation import LogitsOptionsReader
 from jaxllm.engine.engine import Engine
 from jaxllm.engine.scheduling.request import LogitsOptions
 from jaxllm.mesh import make_mesh
 from jaxllm.messages import GenerateRequest, RequestError
 from jaxllm.nn.contexts.dense import DenseContext
-from jaxllm.sampling.bits import has, packed, remove
+from jaxllm.sampling.bits import packed, remove
 from jaxllm.sampling.constraint import ConstraintError
 from jaxllm.sampling.options import SamplingParams
-from jaxllm.tokenizer import Tokenizer
-from tests.engine.conftest import TINY, Numbers, collect, outcomes, reading_words, run, tokens_of
+from tests.engine.conftest import TINY, collect, outcomes, reading_words, run, tokens_of
 from tests.engine.fake_host import Optimist
 from tests.sampling.process_oracle import expected
 
@@ -283,86 +280,6 @@ def test_allowing_only_tokens_that_may_come_is_no_fault(
             params=SamplingParams(**options, allowed_token_ids=allowed),
         )
     )
-
-
-def test_what_was_checked_is_not_read_again_and_what_changed_is() -> None:
-    class Counting(Numbers):
-        """Counts what it is asked."""
-
-        calls = 0
-
-        def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
-            self.calls += 1
-            return super().encode(text)
-
-    tokenizer = Counting()
-    asking, params = LogitsOptionsReader(V, tokenizer), SamplingParams(bad_words=["1 2"], n=3)  # type: ignore[arg-type]
-    asking.validate_options(params)
-    first, second = asking.read_options(params), asking.read_options(params)
-    assert tokenizer.calls == 2, "alone and with a space before it"
-    assert (
-        first is not None
-        and second is not None
-        and first.constraints[0] is not second.constraints[0]
-    )
-    params.bad_words = ["3"]
-    asking.validate_options(params)
-    found = asking.read_options(params)
-    assert found is not None and not found.constraints and not has(found.allowed_W, 3)
-
-
-@pytest.mark.parametrize(
-    ("word", "forbids", "allows"),
-    [
-        ("46", ["46", " 46", "\n46"], ["4", " 4"]),
-        (" 46", ["46", " 46"], ["4"]),
-        ("\n46", ["\n46"], ["46", " 46", "\n"]),
-        ("\n", ["\n"], [" ", "a"]),
-        (" ", [" "], ["\n", "a"]),
-        ("\t", ["\t"], [" ", "\n"]),
-    ],
-)
-def test_a_bad_word_counts_as_it_is_written_and_after_a_space(
-    word: str, forbids: list[str], allows: list[str], repo: Path
-) -> None:
-    tokenizer = Tokenizer.load(repo / "jaxllm" / "demo")
-    asked = LogitsOptionsReader(800, tokenizer).read_options(SamplingParams(bad_words=[word]))
-    assert asked is not None
-
-    def forbidden(text: str) -> bool:
-        *before, last = tokenizer.encode(text, add_special_tokens=False)
-        if not has(asked.allowed_W, last):
-            return True
-        allowed_W = asked.allowed_W.copy()
-        for constraint in asked.constraints:
-            constraint.accept_tokens(before)
-            constraint.apply_mask(allowed_W)
-        return not has(allowed_W, last)
-
-    assert [text for text in forbids + allows if forbidden(text)] == forbids
-
-
-def test_a_bad_word_with_a_token_beyond_the_models_vocabulary_forbids_nothing() -> None:
-    """The model cannot generate it."""
-    tokenizer = Numbers()
-    reader = LogitsOptionsReader(V, tokenizer)  # type: ignore[arg-type]
-    words = [f"{V}", f"{V + 7} 1", f"1 {V}", "1 2"]
-    found, expected = (
-        reader.read_options(SamplingParams(bad_words=given)) for given in (words, ["1 2"])
-    )
-    assert found is not None and expected is not None
-    assert np.array_equal(found.allowed_W, expected.allowed_W)
-    for options in (found, expected):
-        (constraint,) = options.constraints
-        constraint.accept_tokens([1])
-        constraint.apply_mask(allowed_W := packed(range(V), V))
-        assert [id for id in range(V) if not has(allowed_W, id)] == [2]
-    assert reader.read_options(SamplingParams(bad_words=words[:1])) is not None
-
-
-def test_bad_words_need_a_tokenizer() -> None:
-    with pytest.raises(RequestError, match="needs a tokenizer"):
-        LogitsOptionsReader(V, None).read_options(SamplingParams(bad_words=["x"]))
 
 
 def test_a_mask_changes_between_tokens(

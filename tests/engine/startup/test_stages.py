@@ -14,7 +14,8 @@ import pytest
 
 from jaxllm.config import ConfigError, EngineConfig
 from jaxllm.engine.runtime.lattice import Key, Programs
-from jaxllm.engine.runtime.pipeline.runner import PipelineRunner
+from jaxllm.engine.runtime.pipeline.stages import EarlierStages
+from jaxllm.engine.runtime.runner import Runner
 from jaxllm.engine.startup.pipeline.together import Together
 from jaxllm.engine.startup.report import Report
 from jaxllm.engine.startup.start import Started, WeightSource, start
@@ -62,11 +63,11 @@ def test_stages_load_and_compile_at_once_and_are_reported_as_one(
 
     monkeypatch.setattr(WeightSource, "read", load)
     monkeypatch.setattr(Programs, "compile_all", compile_all)
-    monkeypatch.setattr(PipelineRunner, "warm_up", lambda self, deep: None)
+    monkeypatch.setattr(Runner, "warm_up", lambda self, deep: None)
     report = Told()
     runner = begin(tiny_dir, cache, report).runner
-    assert isinstance(runner, PipelineRunner)
-    stages = [*runner._before, runner]
+    assert isinstance(runner, Runner) and isinstance(runner.before, EarlierStages)
+    stages = [*runner.before.stages, runner]
     count = sum(len(stage.programs.lattice) for stage in stages)
     assert told["Compiling"] == (count, count)
     assert told["Loading weights"][0] == sum(

@@ -71,8 +71,8 @@ def alone(make_engine: MakeEngine) -> list[int]:
 
 
 def close(engine: Engine) -> None:
-    assert engine._unscheduled._transfer is not None
-    engine._unscheduled._transfer.close()
+    assert engine._pending._transfer is not None
+    engine._pending._transfer.close()
 
 
 def request(prompt: list[int], **more: Any) -> GenerateRequest:

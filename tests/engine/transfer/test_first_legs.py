@@ -37,7 +37,7 @@ def test_a_first_leg_whose_grammar_forces_its_tokens(make, random_dir, sentence,
     deltas = collect(engine, [one])
     assert [delta.finish_reason for delta in deltas] == ["length"]
     engine.scheduler.check()
-    assert not engine._exporter._shelf._announced and not engine._exporter._announced
+    assert not engine.steps._exports._shelf._announced and not engine.steps._exports._announced
     close(engine)
 
 
@@ -61,7 +61,7 @@ def test_a_step_that_fails_after_an_early_answer(make, monkeypatch, name):
     engine.add(request(PROMPT, params=PREFILL, shares_pages=True))
     with pytest.raises(RuntimeError, match="injected"):
         collect(engine, [])
-    exporter = engine._exporter
+    exporter = engine.steps._exports
     assert not (exporter._begun or exporter._answered or exporter._announced or exporter._taken)
     assert not (exporter._shelf._announced or exporter._shelf._expected)
     assert tokens_of(collect(engine, [request(PROMPT)]), "r") == alone
@@ -80,5 +80,5 @@ def test_nobody_waits_for_pages_of_a_request_that_was_lost_before_its_grammar(
     with pytest.raises(RuntimeError, match="injected"):
         engine.step()
     assert not engine.has_work
-    assert not engine._exporter._announced and not engine._exporter._shelf._announced
+    assert not engine.steps._exports._announced and not engine.steps._exports._shelf._announced
     close(engine)

@@ -28,7 +28,14 @@ CLOSERS = (
     *("<｜tool▁calls▁end｜>", "<|tool_calls_section_end|>"),
     *("</think>", "</seed:think>", "[/THINK]", "Here is my response:", "<|end|>"),
     *("</parameter>", "\n</parameter>", "</arg_value>", "<escape>"),
-    *("</function>", "</invoke>", "</tool_call>", "</seed:tool_call>", "</minimax:tool_call>"),
+    *(
+        "/function>",
+        "</function>",
+        "</invoke>",
+        "</tool_call>",
+        "</seed:tool_call>",
+        "</minimax:tool_call>",
+    ),
 )
 
 

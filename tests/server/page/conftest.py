@@ -39,6 +39,14 @@ def scripted(tokenizer: Tokenizer) -> Iterator[ScriptedServer]:
         yield running
 
 
+@pytest.fixture(scope="module")
+def page(chromium: Any, scripted: ScriptedServer) -> Any:
+    """A page to run the renderer in."""
+    page = chromium.new_context().new_page()
+    page.goto(scripted.url)
+    return page
+
+
 @pytest.fixture
 def visit(chromium: Any) -> Iterator[Callable[..., Any]]:
     """Opens pages, each in a profile of its own. Whatever a test does, no page may load from

@@ -7,19 +7,10 @@ from typing import Any
 import pytest
 
 from tests.server.page.conftest import script
-from tests.server.page.scripted import ScriptedServer
 
 TOKENS = script("tokens")
 GROW = script("grow")
 TIME = script("time")
-
-
-@pytest.fixture(scope="module")
-def page(chromium: Any, scripted: ScriptedServer) -> Any:
-    """A page to run the renderer in."""
-    page = chromium.new_context().new_page()
-    page.goto(scripted.url)
-    return page
 
 
 @pytest.mark.parametrize(

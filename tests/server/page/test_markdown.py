@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 
 from tests.server.page.conftest import script
-from tests.server.page.scripted import ScriptedServer
 
 Visit = Callable[..., Any]
 RENDER = script("render")
@@ -48,14 +47,6 @@ let b;
 [link](https://example.org/a_(b)) <https://example.org/c>, https://example.org/d.
 ~~~
 open"""
-
-
-@pytest.fixture(scope="module")
-def page(chromium: Any, scripted: ScriptedServer) -> Any:
-    """A page to run the renderer in."""
-    page = chromium.new_context().new_page()
-    page.goto(scripted.url)
-    return page
 
 
 @pytest.mark.parametrize(

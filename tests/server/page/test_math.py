@@ -18,14 +18,6 @@ TIME = script("time")
 WIDE = script("wide")
 
 
-@pytest.fixture(scope="module")
-def page(chromium: Any, scripted: ScriptedServer) -> Any:
-    """A page to run the renderer in."""
-    page = chromium.new_context().new_page()
-    page.goto(scripted.url)
-    return page
-
-
 @pytest.mark.parametrize(
     ("tex", "mathml"),
     [

@@ -160,3 +160,46 @@ def test_time_is_linear_in_the_length_of_the_output(name: str, hostile: str):
     for start in ("", sample[: sample.find("Paris")]):
         # 16 times the text: 16 times the time, where a square would be 256
         assert seconds(name, start, unit, 16_000) < 64 * seconds(name, start, unit, 1_000) + 0.02
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_calls_inside_each_other_without_end_are_text(name: str):
+    text = (tool_formats()[name].open or ("",))[0] + '{"function":' * 2_000
+    parser = tool_formats()[name](TOOLS)
+    assert "".join(part.text for part in parser.feed(text) + parser.finish()) == text
+
+
+def test_tags_that_open_no_parameter_cost_no_more_beside_many_parameters():
+    text = "<tool_call>\n<function=f>\n<parameter=p0>" + "\n<parameter=" * 3_000
+
+    def seconds_beside(count: int) -> float:
+        declared = {f"p{number}": {"type": "string"} for number in range(count)}
+        best = float("inf")
+        for _ in range(2):
+            parser = tool_formats()["qwen3_coder"]({"f": {"properties": declared}})
+            begin = time.process_time()
+            parser.feed(text)
+            parser.finish()
+            best = min(best, time.process_time() - begin)
+        return best
+
+    assert seconds_beside(4_000) < 10 * seconds_beside(4) + 0.1
+
+
+@pytest.mark.parametrize(
+    ("name", "start", "argument"),
+    [
+        ("function_gemma", "<start_function_call>call:f{", "a:1,"),
+        ("qwen3_coder", "<tool_call>\n<function=f>\n", "<parameter=a>\n1\n</parameter>\n"),
+    ],
+)
+def test_a_schema_of_many_cases_is_not_taken_apart_for_each_value(
+    name: str, start: str, argument: str
+):
+    cases = [{"anyOf": [{"properties": {f"p{at}": {}}} for at in range(15)]} for _ in range(2)]
+    schema = {"properties": {"a": {"type": "integer"}}, "allOf": [*cases, *[{}] * 20]}
+    parser = tool_formats()[name]({"f": schema})
+    begin = time.process_time()
+    parser.feed(start + argument * 3_000)
+    parser.finish()
+    assert time.process_time() - begin < 1

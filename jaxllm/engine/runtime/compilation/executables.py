@@ -83,8 +83,9 @@ class Executables:
                 self.hung = True
         with self.late_compiles if name in self.late else self.compiles:
             with self._python:
-                kept = keep and self.exports is not None
-                function = self._kept(name, recipe) if kept else recipe.function
+                function = recipe.function
+                if keep and self.exports is not None:
+                    function = self._kept(name, recipe)
                 # Buffers that are only written to are unused inputs; if dropped, they would not be
                 # donated
                 jitted = jax.jit(

@@ -13,7 +13,7 @@ from jax.sharding import NamedSharding
 from jaxllm.cache.kv import KVCache, PagedInputs
 from jaxllm.engine.runtime.packing import ChunkLayout
 from jaxllm.engine.runtime.program import KV, WEIGHTS, Program, Variant, always
-from jaxllm.engine.runtime.programs.forward import chunk_writes, split_tables
+from jaxllm.engine.runtime.programs.step_rows import chunk_writes, split_tables
 from jaxllm.engine.runtime.shapes import Model, StepShapes
 from jaxllm.engine.runtime.state import SLOT_PARAMS, device_columns
 from jaxllm.engine.scheduling.buckets import ExtendShape

@@ -8,7 +8,6 @@ from typing import Any
 
 import jax.numpy as jnp
 from jax import Array
-from jax.sharding import NamedSharding
 
 from jaxllm.engine.runtime.program import (
     PEERS,
@@ -18,6 +17,7 @@ from jaxllm.engine.runtime.program import (
     Sizes,
     Variant,
     always,
+    draws,
     generates,
     never_first,
 )
@@ -119,11 +119,13 @@ def _build_sample(shapes: StepShapes, rows: int, sampler: int) -> Variant:
     function: Callable = functools.partial(
         sample, shapes.draw, Sampler(sampler), shapes.draw_backend
     )
-    told: tuple[NamedSharding, ...] = ()
-    if not shapes.stage.is_first:
-        function, told = functools.partial(telling, function), (shapes.replicated,)
+    told: tuple[Resident, ...] = ()
+    if shapes.stage.count > 1:
+        function = functools.partial(telling, function)
+        told = (Resident("drawn", rows),)
     given = tuple(at.shapes(shapes) for at in takes)
-    made = (progress.shapes(shapes), shapes.replicated, *told)
+    told_shapes = (drawn.shapes(shapes) for drawn in told)
+    made = (progress.shapes(shapes), shapes.replicated, *told_shapes)
     gives = (progress, shapes.host, *told)
     return Variant(shapes.per_device(function, given, made), takes, gives)
 
@@ -172,7 +174,7 @@ ADVANCE = Program(
     "advance",
     sizes=lambda shapes: [(rows,) for rows in sorted(shapes.buckets.logits, reverse=True)],
     build=_build_advance,
-    runs=lambda shapes: generates(shapes) and not shapes.stage.is_last,
+    runs=lambda shapes: generates(shapes) and not draws(shapes),
 )
 LOGPROBS = Program(
     "logprobs",

@@ -12,8 +12,8 @@ from jaxllm.cache.kv import KVCache
 from jaxllm.engine.runtime.lattice import Programs
 from jaxllm.engine.runtime.pipeline.follower import StageFollower
 from jaxllm.engine.runtime.pipeline.handover import Handover
-from jaxllm.engine.runtime.pipeline.runner import PipelineRunner
-from jaxllm.engine.runtime.pipeline.stages import StageDispatcher
+from jaxllm.engine.runtime.pipeline.stages import EarlierStages, StageDispatcher
+from jaxllm.engine.runtime.runner import Runner
 from jaxllm.engine.startup.resolve import Setup
 
 
@@ -28,7 +28,7 @@ class Loaded(NamedTuple):
 
 def make_pipeline_runner(
     loaded: Sequence[Loaded], pages: Sequence[KVCache], meshes: Sequence[Mesh], eos_ids: list[int]
-) -> PipelineRunner | StageFollower:
+) -> Runner | StageFollower:
     """What runs these stages of a process, with their `pages`; `meshes` are those of all stages."""
     setup, programs, weights = loaded[-1]
     first, last = loaded[0].setup.stage.index, setup.stage.index
@@ -39,7 +39,7 @@ def make_pipeline_runner(
         if not stage.setup.stage.is_last
     ]
     if setup.stage.is_last:
-        return PipelineRunner(stages, programs, weights, pages[-1], eos_ids, way_in)
+        return Runner(programs, weights, pages[-1], eos_ids, EarlierStages(stages, way_in))
     return StageFollower(stages, way_in, _handover(meshes, last + 1, setup))
 
 

@@ -58,14 +58,13 @@ class Parser(ToolParser):
             yield from self.expect(":")
             head = f"{before}{key}: "
             part = property_of(schema, json.loads(key), root)
-            if not is_string(part, root) and (yield from self.empty()):
-                value = blank_value("", part, root)
-                self.arguments("" if value is None else head + value)
-                before = before if value is None else ", "
-            else:
+            if is_string(part, root) or not (yield from self.empty()):
                 self.arguments(head)
                 before = ", "
                 yield from self.one_value(part, root, depth)
+            elif (value := blank_value("", part, root)) is not None:
+                self.arguments(head + value)
+                before = ", "
             yield from self.take(",")
         yield from self.take("}")
         self.arguments("{}" if before == "{" else "}")

@@ -14,9 +14,12 @@ from jaxllm.server.parsing.machine import Malformed, Reading
 from jaxllm.server.parsing.pieces import Section
 from jaxllm.server.parsing.schema import Schema
 
-CALLS, CALLS_END = "<|tool_calls_section_begin|>", "<|tool_calls_section_end|>"
-ONE_CALLS, ONE_CALLS_END = "<|tool_call_section_begin|>", "<|tool_call_section_end|>"
-CALL, CALL_END = "<|tool_call_begin|>", "<|tool_call_end|>"
+CALLS = "<|tool_calls_section_begin|>"
+CALLS_END = "<|tool_calls_section_end|>"
+ONE_CALLS = "<|tool_call_section_begin|>"
+ONE_CALLS_END = "<|tool_call_section_end|>"
+CALL = "<|tool_call_begin|>"
+CALL_END = "<|tool_call_end|>"
 ARGUMENTS = "<|tool_call_argument_begin|>"
 
 _NUMBERED = re.compile(r"(.+)([:._-])\d+").fullmatch
@@ -41,8 +44,10 @@ class Parser(ToolParser):
         name = self.tool_name(id)
         if not name:
             raise Malformed
-        # One without a number would be that of the tool's next call, too
-        yield from self.json_arguments(name, id if _NUMBERED(id) else None, self.close)
+        if _NUMBERED(id):
+            yield from self.json_arguments(name, id, self.close)
+        else:  # it would be the id of the tool's next call, too
+            yield from self.json_arguments(name, None, self.close)
 
     def tool_name(self, id: str) -> str:
         """The name that an id carries: that of a tool if one fits, else all before the number."""
@@ -50,8 +55,9 @@ class Parser(ToolParser):
         numbered = _NUMBERED(bare)
         if numbered is None:
             return bare
-        whole_first = bare in self.tools or (numbered[2] != ":" and numbered[1] not in self.tools)
-        return bare if whole_first else numbered[1]
+        if bare in self.tools or (numbered[2] != ":" and numbered[1] not in self.tools):
+            return bare
+        return numbered[1]
 
     @classmethod
     def pieces(cls, name: str, schema: Schema, number: int) -> Pieces:

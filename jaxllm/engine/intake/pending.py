@@ -9,16 +9,30 @@ from threading import Event
 from jaxllm.engine.constraints.grammars import Grammars
 from jaxllm.engine.scheduling.request import Request
 from jaxllm.engine.scheduling.scheduler import Scheduler
-from jaxllm.engine.transfer.transfer import PageTransfer, check_without_transfer
-from jaxllm.messages import GenerateRequest
+from jaxllm.engine.transfer.transfer import NoTransfer, PageTransfer
+from jaxllm.messages import GenerateRequest, TextDelta
+
+# Ends a choice: its request, the reason, and the field that is at fault
+type Fail = Callable[[Request, str, str], TextDelta]
 
 
-class Unscheduled:
-    """Schedules choices as soon as their grammar is built, and starts what brings their pages."""
+class Pending:
+    """Schedules choices as soon as their grammar is built, and starts what brings their pages.
+    `fail` ends those whose grammar cannot be had."""
 
-    def __init__(self, scheduler: Scheduler, grammars: Grammars, transfer: PageTransfer | None):
-        self._scheduler, self._grammars, self._transfer = scheduler, grammars, transfer
-        self._fetcher = None if transfer is None else transfer.fetcher
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        grammars: Grammars,
+        transfer: PageTransfer | NoTransfer,
+        fail: Fail,
+    ):
+        self._scheduler = scheduler
+        self._grammars = grammars
+        self._transfer = transfer
+        self._fail = fail
+        self._exports = transfer.exports
+        self._fetcher = transfer.fetcher
         self._news = Event()  # set when a choice may go on
         self.on_ready(lambda: None)
 
@@ -52,14 +66,11 @@ class Unscheduled:
 
     def validate(self, request: GenerateRequest) -> None:
         """Raises RequestError when the request wants transfers that are not made here."""
-        if self._transfer is None:
-            check_without_transfer(request)
-        else:
-            self._transfer.address(request)
+        self._transfer.address(request)
 
     def add(self, choices: Sequence[Request], request: GenerateRequest) -> None:
         """Take the choices of a new, validated request."""
-        address = None if self._transfer is None else self._transfer.address(request)
+        address = self._transfer.address(request)
         if (
             self._fetcher is not None
             and address is not None
@@ -68,36 +79,33 @@ class Unscheduled:
         ):
             self._fetcher.start(choices, address)
         if choices[0].shares_pages:
-            assert self._transfer is not None, "refused by validate"
-            assert self._transfer.exporter is not None, "refused by validate"
-            self._transfer.exporter.announce(choices[0])
+            self._exports.announce(choices[0])
         for choice in choices:
             if request.grammar is None:
                 self._scheduler.add(choice)
             else:
                 self._grammars.start_build(choice, request.grammar)
 
-    def schedule_ready(self, block: bool) -> list[tuple[Request, str]]:
+    def schedule_ready(self, block: bool) -> list[TextDelta]:
         """Schedule the choices that lack no grammar any more, and let host memory have the pages
-        that came; with `block`, wait until there is something of either. Returns the choices whose
-        grammar cannot be had, with the reason."""
+        that came; with `block`, wait until there is something of either. Returns the ends of the
+        choices whose grammar cannot be had."""
         if block:
             self._news.wait()
         self._news.clear()  # before looking: what comes meanwhile counts the next time
         if self._fetcher is not None:
             self._fetcher.collect()
-        failed = []
+        ends = []
         for request, error in self._grammars.pop_built():
             if error is None:
                 self._scheduler.add(request)
             else:
-                failed.append((request, error))
-        return failed
+                ends.append(self._fail(request, error, "structured_outputs"))
+        return ends
 
     def forget_all(self) -> None:
         """Forget all that the scheduler has, and the pages on their way, whose room that was."""
         self._scheduler.reset()
         if self._fetcher is not None:
             self._fetcher.clear()
-        if self._transfer is not None and self._transfer.exporter is not None:
-            self._transfer.exporter.clear()
+        self._exports.clear()

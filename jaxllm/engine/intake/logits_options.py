@@ -1,27 +1,16 @@
-"""Which requests an engine can run at all, and the options of their logits. Imports no jax."""
+"""The options of a request that change its logits. Imports no jax."""
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
-from dataclasses import replace
-from typing import Annotated, Any
+from collections.abc import Sequence
 
-import msgspec
 import numpy as np
 
-from jaxllm.config import Resolved
 from jaxllm.engine.constraints.thinking_limit import ThinkingLimit
+from jaxllm.engine.intake.validation import check_ids
 from jaxllm.engine.scheduling.request import LogitsOptions
-from jaxllm.messages import (
-    GenerateRequest,
-    PoolingRequest,
-    RequestError,
-    ThinkingBudget,
-    check_prompt_logprobs,
-    check_salt,
-    count_logprobs,
-)
+from jaxllm.messages import RequestError, ThinkingBudget
 from jaxllm.sampling.bits import everything, packed, remove
 from jaxllm.sampling.constraint import BadWords, Constraint
 from jaxllm.sampling.options import PROCESS_COLUMNS, SamplingParams, is_set
@@ -39,108 +28,6 @@ SERVED = (
 type _Reading = tuple[np.ndarray, list[tuple[int, ...]]]
 
 
-def check_ids(param: str, ids: list[int], vocab_size: int) -> None:
-    """Raises RequestError unless all `ids` of the field `param` are tokens of the model."""
-    try:
-        # A prompt can be long: this checks value and type of a token in 15 ns
-        msgspec.convert(ids, _token_ids(vocab_size))
-    except msgspec.ValidationError:
-        if not {int}.issuperset(map(type, ids)):
-            wrong = "must hold integers only"
-        else:
-            bad = min(ids) if min(ids) < 0 else max(ids)
-            wrong = f"holds token id {bad}; ids are 0 to {vocab_size - 1}"
-        raise RequestError(f"{param} {wrong}", param, "invalid_token_id") from None
-
-
-@functools.cache
-def _token_ids(vocab_size: int) -> Any:
-    """The type of a list of token ids."""
-    return list[Annotated[int, msgspec.Meta(ge=0, lt=vocab_size)]]
-
-
-def check_prompt(
-    request: GenerateRequest | PoolingRequest, resolved: Resolved, longest: int
-) -> None:
-    """Raises RequestError unless the prompt has 1 to `longest` tokens of the model, and the engine
-    honours cache_salt and priority."""
-    prompt = request.prompt_token_ids
-    if not prompt:
-        raise RequestError(
-            "the prompt is empty; it must have at least one token", "prompt", "empty_prompt"
-        )
-    if len(prompt) > longest:
-        generates = longest < resolved.max_model_len
-        room = " and at least one must be generated" if generates else ""
-        raise RequestError(
-            f"this model's maximum context length is {resolved.max_model_len} tokens, "
-            f"but the prompt has {len(prompt)} tokens{room}; "
-            "the prompt is too long: shorten it",
-            "prompt",
-            "context_length_exceeded",
-        )
-    check_ids("prompt", prompt, resolved.vocab_size)
-    if request.cache_salt is not None:
-        check_salt(request.cache_salt)
-    if request.params.priority and resolved.scheduling_policy != "priority":
-        raise RequestError(
-            "priority needs an engine with --scheduling-policy priority; leave it out", "priority"
-        )
-
-
-def check_ranking(params: SamplingParams, logprobs_mode: str) -> None:
-    """Raises RequestError when choices are ranked, but the engine gives no log-probabilities."""
-    if logprobs_mode.endswith("logits") and params.ranked:
-        name = "use_beam_search" if params.use_beam_search else "best_of"
-        raise RequestError(
-            f"{name} compares log-probabilities, which an engine with "
-            f"--logprobs-mode {logprobs_mode} does not give; leave it out",
-            name,
-        )
-
-
-class RequestValidator:
-    """Checks requests against the resolved configuration.
-
-    Attributes:
-        fits: whether the KV pages of a request can ever be allocated, from its tokens.
-    """
-
-    def __init__(
-        self, resolved: Resolved, tokenizer: Tokenizer | None, fits: Callable[[int], bool]
-    ):
-        self._resolved, self._has_text, self.fits = resolved, tokenizer is not None, fits
-
-    def validate_request(self, request: GenerateRequest) -> GenerateRequest:
-        """The request, with a number of log-probabilities in place of -1. Raises RequestError when
-        it can never run here."""
-        request = _with_counts(request, self._resolved)
-        prompt, limit = request.prompt_token_ids, self._resolved.max_model_len
-        check_prompt(request, self._resolved, limit - 1)
-        if request.params.stop_token_ids:
-            check_ids("stop_token_ids", request.params.stop_token_ids, self._resolved.vocab_size)
-        if request.params.prompt_logprobs is not None:
-            check_prompt_logprobs(
-                [len(prompt)], request.params.prompt_logprobs, request.params.samples
-            )
-        check_ranking(request.params, self._resolved.logprobs_mode)
-        if request.params.stop_strings and (not self._has_text or not request.params.detokenize):
-            raise RequestError(
-                "stop strings need a tokenizer and detokenize; use stop_token_ids", "stop"
-            )
-        # The last token's KV is never written
-        tokens = min(limit, len(prompt) + (request.params.max_tokens or limit)) - 1
-        if not self.fits(tokens):
-            pool = self._resolved.num_pages * self._resolved.page_size
-            raise RequestError(
-                f"prompt and output of {tokens} tokens can never fit the KV pool of {pool} tokens; "
-                "lower max_tokens or shorten the prompt",
-                "max_tokens",
-                "kv_pool_too_small",
-            )
-        return request
-
-
 class LogitsOptionsReader:
     """Reads options for a model with `vocab_size` logits and end-of-sequence tokens `eos_ids`, in
     an engine with these processors."""
@@ -153,7 +40,8 @@ class LogitsOptionsReader:
         eos_ids: frozenset[int] = frozenset(),
     ):
         self._eos_ids = eos_ids
-        self._vocab_size, self._tokenizer = vocab_size, tokenizer
+        self._vocab_size = vocab_size
+        self._tokenizer = tokenizer
         self._processors = {processor.name: processor for processor in processors}
         self._everything = everything(vocab_size)
         self._everything.flags.writeable = False
@@ -225,7 +113,8 @@ class LogitsOptionsReader:
         if not any(is_set(params, name) for name in SERVED):
             return None
         check_ids("logit_bias", [*(params.logit_bias or ())], self._vocab_size)
-        allowed_W, words = self._everything, self._words(params)
+        allowed_W = self._everything
+        words = self._words(params)
         if params.allowed_token_ids is not None:
             check_ids("allowed_token_ids", params.allowed_token_ids, self._vocab_size)
             allowed_W = packed(params.allowed_token_ids, self._vocab_size)
@@ -310,22 +199,3 @@ class LogitsOptionsReader:
                 raise RequestError(
                     f"extra_args: {argument} must be {wanted} numbers, got {found}", "extra_args"
                 )
-
-
-def _with_counts(request: GenerateRequest, resolved: Resolved) -> GenerateRequest:
-    """The request with a number of log-probabilities in place of -1. Raises RequestError where
-    there are too many."""
-    params = count_logprobs(request.params, resolved.max_logprobs, resolved.vocab_size)
-    return request if params is request.params else replace(request, params=params)
-
-
-def generating(request: GenerateRequest | PoolingRequest) -> GenerateRequest:
-    """The request. Raises RequestError when it is none for a model that generates."""
-    if isinstance(request, PoolingRequest):
-        raise RequestError(
-            "this model generates and pools nothing; ask for completions, or start it with "
-            "--runner pooling",
-            None,
-            "wrong_runner",
-        )
-    return request
