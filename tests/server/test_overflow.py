@@ -105,6 +105,16 @@ def test_so_is_an_input_to_be_pooled(
     check_overflow(server.post(path.split()[0], body), characters)
 
 
+def test_a_query_that_is_not_cut_has_to_be_shortened(scorer: Running) -> None:
+    body = {"model": "fake", "query": "a" * FEW, "documents": ["b"]}
+    for options, remedy in (
+        ({}, "shorten it or send truncate_prompt_tokens"),
+        (TRUNCATED, "shorten it"),
+    ):
+        message = scorer.post("/rerank", body | options).error["message"]
+        assert message.endswith(f"the prompt is too long: {remedy}")
+
+
 @pytest.mark.parametrize(
     ("path", "field", "value"),
     [

@@ -58,8 +58,10 @@ class PoolingEndpoint(Endpoint):
         )
         if numbers > MAX_KEPT:
             raise bad_request("too many vectors for one reply; send fewer inputs", self.param)
+        is_cut = options.params.truncate_prompt_tokens is not None
+        remedy = "shorten it" if is_cut else f"shorten it or {self.cut}"
         for index, prompt in enumerate(prompts):
-            self._check_length(len(prompt.ids), self.field(request, index))
+            self._check_length(len(prompt.ids), self.field(request, index), remedy)
         pooled = await self._pool(id, prompts, options, gone)
         reply = (request, f"{self.prefix}-{id}", pooled)
         made = (
@@ -67,12 +69,11 @@ class PoolingEndpoint(Endpoint):
         )
         await made.send(send)
 
-    def _check_length(self, tokens: int, param: str) -> None:
+    def _check_length(self, tokens: int, param: str, remedy: str) -> None:
         """Refuse an empty input, and one longer than the model takes."""
         if not tokens:
             raise bad_request(f"{param} has no tokens; send a text", param, "empty_prompt")
         if tokens > (limit := self._state.resolved.max_model_len):
-            remedy = f"shorten it or {self.cut}"
             raise ContextOverflow(limit, tokens, param, remedy=remedy, generates=False)
 
     async def _pool(

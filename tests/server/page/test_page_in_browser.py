@@ -11,7 +11,7 @@ import pytest
 from jaxllm.server.model_notes import ModelNotes
 from jaxllm.tokenizer import Tokenizer
 from tests.server.harness import with_settings
-from tests.server.page.conftest import PHONE, answered, ask
+from tests.server.page.conftest import PHONE, answered, ask, script
 from tests.server.page.scripted import WAIT, ScriptedServer
 
 Visit = Callable[..., Any]
@@ -38,6 +38,16 @@ def test_the_welcome_says_what_the_model_is_and_offers_what_fits_it(
     page.locator(".example").first.click()
     answered(page)
     assert page.locator(".bubble").inner_text() == "What is 1 + 1?"
+
+
+@pytest.mark.parametrize("viewport", [PHONE, {"width": 320, "height": 600}])
+def test_long_words_of_a_models_card_stay_on_the_screen(
+    noted: ScriptedServer, visit: Visit, viewport: dict[str, int]
+) -> None:
+    noted.server_state.notes = ModelNotes("D" * 300, ("E" * 180, "F" * 180))
+    page = visit(noted.url, viewport)
+    page.locator(".welcome button", has_text="EEE").wait_for()
+    assert page.evaluate(script("wide")) == []
 
 
 def test_the_context_that_is_used_is_shown(scripted: ScriptedServer, visit: Visit) -> None:
