@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable
 
 from benchmarks.record import finish, parser
-from jaxllm.server.parsing.pieces import FreeText, Json, Literal, Maybe, OneOf, Pieces
+from jaxllm.grammar.pieces import Arguments, Either, FreeText, Json, Literal, Maybe, OneOf, Pieces
 from jaxllm.server.parsing.pipeline import Pipeline, pipeline
 from jaxllm.server.parsing.registry import find_reasoning, tool_formats
 
@@ -49,6 +49,14 @@ def call_text(pieces: Pieces, values: dict[str, str]) -> str:
         elif isinstance(piece, Json):
             whole = piece.schema.get("type") == "object"
             out.append(json.dumps(values if whole else next(waiting)))
+        elif isinstance(piece, Arguments):
+            layout = piece.layout
+            before, behind = layout.text or layout.json
+            written = values if layout.text else {key: json.dumps(values[key]) for key in values}
+            arguments = (layout.before_key + key + before + written[key] + behind for key in values)
+            out.append(layout.comma.join(arguments))
+        elif isinstance(piece, Either):
+            out.append(call_text(piece.options[0], values))
         else:
             assert not isinstance(piece, Maybe | OneOf)
     return "".join(out)

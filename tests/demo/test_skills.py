@@ -25,6 +25,7 @@ from jaxllm.server.openai.limits import Rules
 from jaxllm.server.openai.tools import read_tool_use
 from jaxllm.server.parsing.registry import find_reasoning, find_tools
 from jaxllm.server.rendering.worker import Renderer
+from jaxllm.templates.traits import AS_GIVEN
 from jaxllm.tokenizer import Tokenizer
 from tests.server.fake import RESOLVED
 
@@ -189,7 +190,7 @@ def test_the_server_renders_and_encodes_training_conversations_to_the_same_bytes
             add_generation_prompt=False,
             template_kwargs=sample.variables,
         )
-        text = server.render(wanted.arguments(tokenizer.templates), True)
+        text = server.render(wanted.arguments(tokenizer.templates), True, AS_GIVEN)
         expected = render(template, sample)
         assert text == expected
         assert tokenizer.encode_chat(text, True) == tokenizer.encode(expected)

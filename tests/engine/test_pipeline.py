@@ -18,6 +18,7 @@ from jaxllm.engine.constraints.grammars import Grammars
 from jaxllm.engine.engine import Engine
 from jaxllm.engine.follow import Devices
 from jaxllm.engine.runtime.compilation.compile_counter import CompileCounter
+from jaxllm.engine.runtime.dispatch import NoStages
 from jaxllm.engine.runtime.launch import Launch
 from jaxllm.engine.runtime.pipeline.follower import StageFollower
 from jaxllm.engine.runtime.pipeline.stages import EarlierStages
@@ -31,7 +32,6 @@ from jaxllm.engine.runtime.replay import (
     replay,
 )
 from jaxllm.engine.runtime.runner import Collected, Forwarded, Runner, StepResult
-from jaxllm.engine.runtime.stages_before import NoStages
 from jaxllm.engine.scheduling.buckets import Buckets
 from jaxllm.engine.scheduling.plan import Limits, Moves, Plan
 from jaxllm.engine.scheduling.scheduler import Scheduler

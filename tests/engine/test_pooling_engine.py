@@ -148,7 +148,11 @@ def test_labels_get_probabilities() -> None:
 
 def test_bad_requests_are_refused_and_disturb_nothing(embedder: PoolingEngine) -> None:
     prompts, vectors = golden("qwen3-embedding")
-    for prompt, message in (([], "empty"), ([5] * 161, "limit is 160"), ([96], "token id 96")):
+    for prompt, message in (
+        ([], "empty"),
+        ([5] * 161, "length is 160 tokens"),
+        ([96], "token id 96"),
+    ):
         with pytest.raises(RequestError, match=message):
             embedder.add(PoolingRequest(id="bad", prompt_token_ids=prompt))
     with pytest.raises(RequestError, match="generates nothing"):

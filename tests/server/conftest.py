@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import pathlib
+import signal
 from collections.abc import Iterator
 from typing import Any
 
@@ -27,6 +28,15 @@ TEMPLATE = """{%- for message in messages -%}
 {%- if add_generation_prompt -%}<|im_start|>assistant
 {% if enable_thinking is defined and not enable_thinking %}no thinking
 {% endif %}{%- endif -%}"""
+
+
+@pytest.fixture
+def hang_ups() -> Iterator[None]:
+    """Processes that the test starts do not inherit that SIGHUP is ignored, as it is where nohup
+    runs the tests."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    yield
+    signal.signal(signal.SIGHUP, before)
 
 
 def write_tokenizer(directory: pathlib.Path) -> pathlib.Path:

@@ -22,6 +22,8 @@ from jaxllm.server.transport.sockets import MAX_FILES, bind, raise_file_limit
 from tests.server.harness import Open
 from tests.server.processes import await_gone, gone
 
+pytestmark = pytest.mark.usefixtures("hang_ups")
+
 
 def test_an_idle_server_stops_at_once_and_cleanly(launch: Any) -> None:
     server = launch().up()

@@ -14,7 +14,7 @@ from jax import Array
 from jaxllm.cache.kv import DROP_PAGE, KVCache
 from jaxllm.cache.transfer import Page
 from jaxllm.engine.constraints.token_masks import HostProcessorError, run_host_processors
-from jaxllm.engine.runtime.dispatch import RECORDING_RUNS, Dispatcher
+from jaxllm.engine.runtime.dispatch import RECORDING_RUNS, Dispatcher, StagesBefore
 from jaxllm.engine.runtime.lattice import Programs, forward_key
 from jaxllm.engine.runtime.launch import Launch, read
 from jaxllm.engine.runtime.program import MAX_DEPTH, STATE, Key, Resident
@@ -28,7 +28,6 @@ from jaxllm.engine.runtime.programs.process_logits import (
 )
 from jaxllm.engine.runtime.programs.prompt_logprobs import PromptScores, pack_scores
 from jaxllm.engine.runtime.programs.update_slots import SlotUpdate
-from jaxllm.engine.runtime.stages_before import StagesBefore
 from jaxllm.engine.runtime.state import SlotState
 from jaxllm.engine.scheduling.buckets import ExtendShape
 from jaxllm.engine.scheduling.kv_offload import Link

@@ -13,6 +13,8 @@ import pytest
 from jaxllm.config import ConfigError, EngineConfig
 from jaxllm.server.lifecycle import follow
 
+pytestmark = pytest.mark.usefixtures("hang_ups")
+
 
 @pytest.mark.parametrize(
     ("end", "told"),

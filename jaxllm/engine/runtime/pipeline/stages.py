@@ -26,12 +26,11 @@ from jax import Array
 from jax.typing import ArrayLike
 
 from jaxllm.cache.kv import KVCache
-from jaxllm.engine.runtime.dispatch import RECORDING_RUNS, Dispatcher
+from jaxllm.engine.runtime.dispatch import RECORDING_RUNS, Call, Dispatcher
 from jaxllm.engine.runtime.lattice import Programs
 from jaxllm.engine.runtime.launch import begin_read, read
 from jaxllm.engine.runtime.pipeline.handover import Handover
 from jaxllm.engine.runtime.program import Key
-from jaxllm.engine.runtime.stages_before import Call
 from jaxllm.engine.scheduling.kv_offload import Link
 from jaxllm.engine.scheduling.plan import Moves
 
