@@ -15,6 +15,7 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from types import SimpleNamespace
 
 from jaxllm.config import EngineConfig, Resolved
 from jaxllm.messages import EngineStats, GenerateRequest, RequestTimes, TextDelta
@@ -89,6 +90,7 @@ class PacedEngine:
 
     def __init__(self, config: EngineConfig):
         self.resolved = replace(RESOLVED, model_dir=config.model)
+        self.runner = SimpleNamespace(leave=lambda: None)  # no device is told of the end
         self._plan = Plan(**json.loads(os.environ["PACED"]))
         self._jobs: dict[str, Job] = {}
         self._stats = EngineStats()
