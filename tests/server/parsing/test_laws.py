@@ -17,7 +17,8 @@ from tests.server.parsing.samples import SAMPLES, TOOLS
 
 FORMATS = sorted(SAMPLES)
 PUNCTUATION = [*"<>{}[]()|=:,;\"'\\/`\n\t -.0é🎉\x00", "e5", "null", "True", "\\u00"]
-WORD = re.compile(r"w\d+q")
+# Longer than chance makes them in the nine characters of an id
+WORD = re.compile(r"w\d+qxq")
 EXAMPLES = pytest.mark.parametrize("examples", [40, pytest.param(2_000, marks=pytest.mark.slow)])
 
 
@@ -50,7 +51,7 @@ def outputs(name: str) -> st.SearchStrategy[str]:
 
 
 def numbered(pieces: list[str]) -> str:
-    return "".join(f"w{n}q" if piece == "word" else piece for n, piece in enumerate(pieces))
+    return "".join(f"w{n}qxq" if piece == "word" else piece for n, piece in enumerate(pieces))
 
 
 def visible(parts: list[Part]) -> str:
