@@ -343,6 +343,7 @@ class Runner(Dispatcher):
 
     def _sample_key(self, rows: int, needs: frozenset[int]) -> Key:
         """The cheapest compiled sampler for requests of these `needs`, of few different sets."""
+        # `take_made` sets them the other way round: new samplers never meet what was missing before
         samplers = self._samplers
         missing = self._missing
         if (rows, needs) not in samplers:
