@@ -73,7 +73,7 @@ def measured(a: argparse.Namespace, options: dict[str, Any]) -> list[dict[str, A
         [key for key in programs.lattice if key[0] in ("decode", "extend", "update_slots")]
     )
     runner = Runner(programs, leaves, kv, [])
-    empty = Plan(decodes=(), positions=(), chunks=())
+    empty = Plan(decodes=(), chunks=())
     runner.run(Launch((runner.pack_slots(empty),)))
     found: dict[tuple[int, int], list[float]] = {}
     for _ in range(TURNS):

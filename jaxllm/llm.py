@@ -125,7 +125,7 @@ class LLM(PoolingCalls):
         Batches come in order, from the thread that runs the engine; an exception fails the step.
         Raises ValueError without prefix caching.
         """
-        self.engine.scheduler.kv_manager.listen(listener)
+        self.engine.scheduler.events.listen(listener)
 
     def sleep(self, level: int = 1) -> None:
         """Free the device memory of weights, KV pages and cached prefixes. At level 1 the weights

@@ -38,22 +38,29 @@ def trimmed(packed: np.ndarray, count: int) -> np.ndarray:
     )
 
 
+def first_rows(packed: bytes | None, count: int, tokens: int) -> bytes | None:
+    """The first `count` of the packed rows of `tokens` tokens, if there are any."""
+    return packed and packed[: len(packed) // tokens * count]
+
+
 class StepLogprobs:
-    """The packed rows of one step, int32 `[rows, 2 + 2·width]`."""
+    """The packed rows of one step: int32 `[rows, 2 + 2·width]` where each row of the step gives a
+    token, `[rows, n, 2 + 2·width]` where it gives up to n."""
 
     def __init__(self, packed: np.ndarray):
-        self._packed = packed
-        self._trimmed: dict[int, list[bytes]] = {}  # by `count`
+        self._places = packed.shape[1] if packed.ndim == 3 else 1
+        self._packed = packed.reshape(-1, packed.shape[-1])
+        self._trimmed: dict[int, bytes] = {}  # by `count`
 
-    def row(self, row: int, count: int) -> bytes:
-        """The bytes of one row, with the first `count` of the most likely tokens."""
-        rows = self._trimmed.get(count)
-        if rows is None:
-            packed, size = trimmed(self._packed, count).tobytes(), 8 + 8 * count
-            rows = self._trimmed[count] = [
-                packed[at : at + size] for at in range(0, len(packed), size)
-            ]
-        return rows[row]
+    def row(self, row: int, count: int, tokens: int = 1) -> bytes:
+        """The bytes of the first `tokens` tokens of one row, each with the first `count` of the
+        most likely tokens."""
+        packed = self._trimmed.get(count)
+        if packed is None:
+            packed = self._trimmed[count] = trimmed(self._packed, count).tobytes()
+        size = 8 + 8 * count
+        start = row * self._places * size
+        return packed[start : start + tokens * size]
 
     def top(self, row: int, count: int) -> list[tuple[int, float]]:
         """(id, log-probability) of the first `count` of the most likely tokens of one row."""

@@ -33,6 +33,7 @@ class CacheGroup:
     Attributes:
         window: Tokens that a token sees, itself included; None: all before it.
         chunk: Tokens of one request that a step computes at most.
+        decoded: Tokens of one request that steps in flight and the next one decode at most.
         tile: Keys that a kernel reads at once. Keys before the window in a tile that is partly seen
             have weight 0, but 0 · NaN is NaN, so they must not be another request's either.
     """
@@ -40,6 +41,7 @@ class CacheGroup:
     window: int | None = None
     chunk: int = 1
     tile: int = 1
+    decoded: int = 1
 
     def out_of_window(self, position: int, page_size: int) -> int:
         """Pages at the start of a sequence that no token from `position` on reads."""
@@ -52,11 +54,12 @@ class CacheGroup:
     def max_resident(self, num_tokens: int, page_size: int) -> int:
         """Pages that a request of `num_tokens` tokens holds at once, at most."""
         needed = -(-num_tokens // page_size)
-        return needed if self.window is None else min(needed, self._at_once(self.chunk, page_size))
+        most = max(self.chunk, self.decoded)
+        return needed if self.window is None else min(needed, self._at_once(most, page_size))
 
     def decode_bound(self, page_size: int) -> int | None:
         """Pages that a request holds while it decodes, however long it becomes; None: unbounded."""
-        return None if self.window is None else self._at_once(1, page_size)
+        return None if self.window is None else self._at_once(self.decoded, page_size)
 
     def _at_once(self, tokens: int, page_size: int) -> int:
         """Pages that hold what a step of `tokens` tokens of a request reads and writes, wherever in

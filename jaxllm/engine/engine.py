@@ -12,7 +12,7 @@ from jaxllm.engine.intake.validation import RequestValidator, generating, valida
 from jaxllm.engine.output.beam_requests import BeamSearchManager
 from jaxllm.engine.output.counters import Counters
 from jaxllm.engine.output.engine_view import EngineWatch
-from jaxllm.engine.output.output_processor import OutputProcessor
+from jaxllm.engine.output.output_processor import Ending, OutputProcessor
 from jaxllm.engine.output.request_state import RequestState
 from jaxllm.engine.output.running_requests import RunningRequests
 from jaxllm.engine.output.step_observer import StepObservers
@@ -165,7 +165,7 @@ class Engine:
         state = self.requests.states.get(request.id)
         if state is None:
             return len(request.prompt_token_ids)
-        return self.scheduler.kv_manager.uncached_tokens(state.choices[0])
+        return self.scheduler.uncached_tokens(state.choices[0])
 
     def abort(self, request_id: str) -> None:
         """Stop a request and free its pages now; its choices end with finish_reason "abort".
@@ -175,7 +175,7 @@ class Engine:
         state = self.requests.states.get(request_id)
         for choice in state.choices if state is not None else ():
             if choice.status is not Status.FINISHED:
-                self.loop.unsent.append(self._output.finish_choice(choice, [], "", "abort", None))
+                self.loop.unsent.append(self._output.finish_choice(choice, Ending("abort")))
 
     def step(self) -> list[TextDelta]:
         """As of `StepLoop`."""

@@ -97,8 +97,8 @@ def publish(scheduler: Scheduler, publisher: Publisher) -> None:
     has listened to an engine before this one at the same address must forget. Raises ConfigError
     when nothing can be cached."""
     try:
-        scheduler.kv_manager.listen(publisher.publish)
-        scheduler.kv_manager.forget_prefixes()
+        scheduler.events.listen(publisher.publish)
+        scheduler.forget_prefixes()
     except ValueError:
         raise ConfigError(
             "--kv-events-config: this model computes whole prompts and caches no prefix; "

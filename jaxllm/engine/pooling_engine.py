@@ -102,7 +102,7 @@ class PoolingEngine:
 
     def uncached_tokens(self, request: PoolingRequest) -> int:
         """Prompt tokens of a request that has just entered which must be computed, as known now."""
-        return self.scheduler.kv_manager.uncached_tokens(self.requests[request.id])
+        return self.scheduler.uncached_tokens(self.requests[request.id])
 
     def abort(self, request_id: str) -> None:
         """Stop a request and free its pages now. Unknown ids are ignored."""

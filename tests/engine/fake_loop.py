@@ -51,8 +51,14 @@ class Setup:
     swaps: bool = False
     batch_invariant: bool = False
     estimator: type[AdmissionEstimator] = AdmissionEstimator
+    drafts: int = 0  # of a decode at most; the device gets some of them wrong
     delay: int = 1  # steps between launch and commit; 0 is the engine without overlap
     groups: int = 1  # of slots, which run in turn
+
+    @property
+    def decoded(self) -> int:
+        """Tokens of a request in the decodes of steps in flight and the next one."""
+        return (1 + self.drafts) * (1 + self.delay)
 
     @property
     def step_seqs(self) -> int:
@@ -90,19 +96,21 @@ class Loop(LoopChecks):
             asked = itertools.count(1)
             offload.fetches_done = lambda: next(asked) % (setup.slow + 1) == 0
             self.scheduler.attach_offload(offload, setup.swaps, setup.caching)
+        if setup.drafts:
+            self.scheduler.attach_drafts(self._drafts_of)
         if setup.batch_invariant:
             self.scheduler.set_batch_invariant()
         # Findable pages that the plan took, kind and page: they may come to hold the same
         self._handed_out: set[tuple[int, int]] = set()
         for kind, pool in enumerate(self.pools):
             pool.on_evict = pool.on_evict or functools.partial(self._note, kind)
-        self.device = FakeDevice(setup.page_size, [pool.group for pool in self.pools])
+        self.device = FakeDevice(setup.page_size, [pool.group for pool in self.pools], setup.drafts)
         self.requests: list[Request] = []  # in order of arrival
         self._numbers = itertools.count()
         # Whose pages were arriving when prefixes were forgotten, so that newer ones may be ahead
         self.sent_back: set[Request] = set()
         self.stop_at: dict[Request, int | None] = {}
-        self.in_flight: deque[tuple[Plan, list[int]]] = deque()
+        self.in_flight: deque[tuple[Plan, list[list[int]]]] = deque()
         self.aborted: set[Request] = set()
         self.jumped: set[Request] = set()  # of whom the step in flight draws what is not used
         # Tokens of prompts whose log-probabilities have been asked for
@@ -122,6 +130,10 @@ class Loop(LoopChecks):
     def _note(self, kind: int, key: bytes, page: int) -> None:
         self._handed_out.add((kind, page))
 
+    def _drafts_of(self, request: Request) -> int:
+        """Some requests have fewer drafts, now and then none."""
+        return max(0, self.setup.drafts - (len(request.output) + request.seed) % 3)
+
     def _pool(self, window: int | None) -> PagePool:
         setup = self.setup
         index = PrefixIndex(setup.page_size, b"test") if setup.caching or setup.host_pages else None
@@ -129,6 +141,7 @@ class Loop(LoopChecks):
             window,
             min(setup.max_num_batched_tokens, self.buckets.max_tokens),
             1 if window is None else setup.tile,
+            setup.decoded,
         )
         fewer = window is not None and setup.window_pages is not None
         return PagePool(
@@ -168,6 +181,7 @@ class Loop(LoopChecks):
                 seed=seed,
                 arrival=float(number),
                 max_tokens=max_tokens,
+                stops=frozenset([EOS]),
             )
             request.score_end = len(prompt) - 1 if score and seed == 0 else 0
             family.append(request)
@@ -178,13 +192,16 @@ class Loop(LoopChecks):
             if comes and seed == 0:
                 self._promise(request)
             elif comes:
-                self.scheduler.kv_manager.pin(request, family[0].pinned)
+                assert self.scheduler.offload is not None
+                self.scheduler.offload.pin(request, family[0].pinned)
             self.scheduler.add(request)
         return family
 
     def _promise(self, request: Request) -> None:
         size = self.setup.page_size
-        for key, place in self.scheduler.kv_manager.promise(request).items():
+        assert self.scheduler.offload is not None
+        missing = self.scheduler.kv_manager.prefixes.missing(request)
+        for key, place in self.scheduler.offload.promise(request, missing).items():
             self.unsaved.pop(place, None)
             self.device.host.pages.pop(place, None)
             end = (request.hashes.index(key) + 1) * size
@@ -315,8 +332,8 @@ class Loop(LoopChecks):
             len(request.output),
         )
         forced = known[said : said + room]
-        for token in forced:
-            self._accept(request, token)
+        if forced:
+            self._accept(request, forced)
         if forced and request.status is not Status.FINISHED:
             self.scheduler.jump(request)
             self.jumped.add(request)
@@ -356,28 +373,38 @@ class Loop(LoopChecks):
             self.step()
             assert self.steps < limit, "requests do not end"
 
-    def commit(self, plan: Plan, tokens: list[int]) -> None:
-        rows: list[Request | None] = [
-            *plan.decodes,
-            *(c.request if c.final else None for c in plan.chunks),
-        ]
-        for request, token in zip(rows, tokens, strict=True):
+    def commit(self, plan: Plan, rows: list[list[int]]) -> None:
+        if plan.has_drafts:
+            self.scheduler.judge_drafts(plan, rows, self.jumped)
+            self._note_accepted(plan, rows)
+        for request, tokens in zip(plan.emitters, rows, strict=True):
             if request is None or request.status is Status.FINISHED:
                 continue
             if request in self.jumped:
                 self.jumped.remove(request)
                 continue
-            assert token >= 0, "the device stopped a row that the host did not"
+            assert tokens, "the device stopped a row that the host did not"
             if request.id in self.searches:
                 self._feed(request)
                 continue
-            self._accept(request, token)
+            self._accept(request, tokens)
             self.scheduler.check()
 
-    def _accept(self, request: Request, token: int) -> None:
-        request.output.append(token)
-        self.scheduler.commit_tokens(request, 1)
-        if token == EOS or len(request.output) in (request.max_tokens, self.stop_at[request]):
+    def _note_accepted(self, plan: Plan, rows: list[list[int]]) -> None:
+        for decode, tokens in zip(plan.decodes, rows, strict=False):
+            request = decode.request
+            if request.status is Status.RUNNING and tokens and request not in self.jumped:
+                self.reached[request] += len(tokens) - 1
+
+    def _accept(self, request: Request, tokens: list[int]) -> None:
+        """Up to the one with which the request ends."""
+        wanted = min(request.max_tokens, self.stop_at[request] or request.max_tokens)
+        tokens = tokens[: wanted - len(request.output)]
+        if EOS in tokens:
+            tokens = tokens[: tokens.index(EOS) + 1]
+        request.output += tokens
+        self.scheduler.commit_tokens(request, len(tokens))
+        if tokens[-1] == EOS or len(request.output) == wanted:
             self.scheduler.finish(request)
 
     def _feed(self, request: Request) -> None:

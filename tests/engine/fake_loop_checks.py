@@ -23,7 +23,7 @@ class LoopChecks:
     pools: list[PagePool]
     requests: list[Request]
     stop_at: dict[Request, int | None]
-    in_flight: deque[tuple[Plan, list[int]]]
+    in_flight: deque[tuple[Plan, list[list[int]]]]
     aborted: set[Request]
     sent_back: set[Request]
     scored: dict[Request, int]
@@ -39,8 +39,7 @@ class LoopChecks:
             (r for r in self.requests if r.status is Status.RUNNING), key=lambda r: r.order
         )
         assert scheduler.running == len(running) <= setup.max_num_seqs
-        chunk_tokens = sum(chunk.length for chunk in plan.chunks)
-        assert len(plan.decodes) + chunk_tokens <= setup.max_num_batched_tokens
+        assert plan.tokens <= setup.max_num_batched_tokens
         self.sent_back -= set(running)
         # The beams of a search have one place together.
         waiting = [
@@ -52,7 +51,7 @@ class LoopChecks:
         assert not fcfs or all(r.order[:2] <= place for r in running for place in waiting), (
             "a newer request overtook a waiting one"
         )
-        rows = [*plan.decodes, *(c.request for c in plan.chunks)]
+        rows = [row.request for row in (*plan.decodes, *plan.chunks)]
         assert all(r.slot % setup.groups == plan.group for r in rows), "groups run together"
         assert len(rows) <= setup.step_seqs
         assert len(set(rows)) == len(rows) and set(rows) <= set(running)
@@ -72,23 +71,28 @@ class LoopChecks:
             assert set(running) <= set(running_before), (
                 "a request was admitted in a step that preempted"
             )
-        for request, position in zip(plan.decodes, plan.positions, strict=True):
-            self._progress(request, position, 1)
-            assert position == len(request.prompt) + request.num_scheduled_outputs - 2
+        for decode in plan.decodes:
+            request = decode.request
+            self._progress(request, decode.first, 1)
+            assert decode.first == len(request.prompt) + request.num_scheduled_outputs - 2
+            assert 1 <= decode.count <= 1 + setup.drafts
         for chunk in plan.chunks:
             self._check_chunk(chunk)
         for request in running:
             assert request.num_scheduled_outputs <= request.max_tokens
             needed = max(request.computed, request.prefill_end)
+            # Pages for drafts that were rejected are kept
+            drafts = setup.decoded if setup.drafts else 0
             for pool, table in zip(self.pools, request.tables, strict=True):
-                assert len(table.pages) * setup.page_size - needed < setup.page_size, (
+                assert len(table.pages) * setup.page_size - needed < setup.page_size + drafts, (
                     "more than a page is wasted"
                 )
                 # Where a beam may wait for its turn
                 turns = setup.batch_invariant or setup.groups > 1
                 whole = pool.group.window is None and not turns
-                assert len(table.pages) * setup.page_size >= (needed if whole else request.computed)
-                assert len(table.resident) <= pool.max_resident(needed), (
+                held = needed if whole else request.computed
+                assert len(table.pages) * setup.page_size >= min(held, request.kv_end)
+                assert len(table.resident) <= pool.max_resident(needed + drafts), (
                     "pages are held that nobody sees"
                 )
         if running:

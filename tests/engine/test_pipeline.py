@@ -355,7 +355,7 @@ class TimedStages(Runner):
         needs = frozenset[int]()
         return Forwarded(plan, range(len(plan.emitters)), len(plan.emitters), needs, None)
 
-    def draw(self, forwarded: Forwarded) -> Any:
+    def draw(self, forwarded: Forwarded, unused: Any = ()) -> Any:
         plan = forwarded.plan
         ends = max(self.clock, self.told.get(plan.group, 0.0))
         for stage, free in enumerate(self.free):
@@ -366,7 +366,7 @@ class TimedStages(Runner):
 
     def collect(self, result: Any) -> Collected:
         self.clock = max(self.clock, result.ends)
-        return Collected(result.plan, [5] * len(result.plan.emitters), None, [], {})
+        return Collected(result.plan, [[5] for _ in result.plan.emitters], None, [], {})
 
 
 def tokens_a_second(overlaps: bool) -> float:

@@ -148,13 +148,12 @@ def test_a_late_subscriber_rebuilds_the_cache_from_a_replay_and_live_messages(
     roomy = replace(settings, buffer_steps=10_000)
     publisher, subscriber = Publisher(roomy), None
     loop, consumer, seen = Loop(Setup(page_size=3, num_pages=12)), Consumer(), 0
-    manager = loop.scheduler.kv_manager
-    manager.listen(publisher.publish)
+    loop.scheduler.events.listen(publisher.publish)
     for turn in range(120):
         loop.add([draw.randrange(1, 5) for _ in range(draw.randrange(1, 30))], draw.randrange(1, 9))
         for _ in range(draw.randrange(1, 6)):
             loop.step()
-            manager.flush_events()
+            loop.scheduler.events.flush()
         if turn % 37 == 36:
             loop.forget_prefixes()
         if turn == 20:

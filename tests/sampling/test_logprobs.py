@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from jaxllm.logprobs import StepLogprobs, packed_from, total, unpacked, widths
+from jaxllm.logprobs import StepLogprobs, first_rows, packed_from, total, unpacked, widths
 from jaxllm.messages import TokenLogprobs
 from jaxllm.sampling.logprobs import MOST, largest, packed_logprobs, processed
 from tests.sampling.oracle import kept, make_rows, softmax
@@ -153,6 +153,18 @@ def test_what_is_packed_is_unpacked_with_as_many_of_the_likeliest_as_wanted(
         [entry] for entry in expected
     ]
     assert [step.top(row, width) for row in range(tokens)] == [entry.top for entry in expected]
+
+
+def test_a_row_of_several_tokens_gives_the_bytes_of_as_many_as_it_has() -> None:
+    rows = np.arange(3 * 2 * 6, dtype=np.int32).reshape(3, 2, 6)
+    step = StepLogprobs(rows)
+    one_by_one = StepLogprobs(rows.reshape(6, 6))
+    for row in range(3):
+        first, second = (one_by_one.row(2 * row + place, 1) for place in range(2))
+        assert step.row(row, 1, 1) == first
+        assert step.row(row, 1, 2) == first + second
+        assert first_rows(step.row(row, 1, 2), 1, 2) == first
+    assert first_rows(None, 1, 2) is None
 
 
 def test_the_sum_is_that_of_the_chosen_tokens_rounded_once() -> None:

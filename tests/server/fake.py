@@ -294,7 +294,7 @@ class FakeEngine:
         """It is all parts of an engine."""
         return self
 
-    kv_manager = scheduler
+    events = scheduler
 
     def listen(self, listener: Callable[[KVEventBatch], None]) -> None:
         raise ValueError("nothing is cached")

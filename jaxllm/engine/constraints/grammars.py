@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Container, Iterable, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
 
@@ -49,6 +49,11 @@ class GrammarState:
         """Whether end-of-sequence tokens are masked while other tokens are allowed."""
         return self._ignore_eos or self.min_left > 0
 
+    @property
+    def over(self) -> bool:
+        """Whether nothing can follow: the text is complete, or the grammar has failed."""
+        return self.ended or self.error is not None
+
     def accept_token(self, token: int) -> None:
         """Follow one generated token; a failure is kept in `error`."""
         try:
@@ -56,6 +61,14 @@ class GrammarState:
         except ConstraintError as error:
             self.error = str(error)
         self.count_token()
+
+    def accept_tokens(self, tokens: list[int]) -> list[int]:
+        """Follow generated tokens. Returns them up to the first after which it is over."""
+        for count, token in enumerate(tokens, 1):
+            self.accept_token(token)
+            if self.over:
+                return tokens[:count]
+        return tokens
 
     def count_token(self) -> None:
         """Update the state after the matcher has accepted a token."""
@@ -129,18 +142,36 @@ class Grammars:
                 blocked.add(request.id)
         return [(request, self._install(request, self._building.pop(request))) for request in done]
 
-    def accept_step(self, emitters: Sequence[Request | None], tokens: Sequence[int]) -> None:
-        """Let the grammars follow the tokens that a step drew; updates their states."""
+    def accept_step(
+        self,
+        emitters: Sequence[Request | None],
+        tokens: Sequence[list[int]],
+        unused: Container[Request],
+    ) -> None:
+        """Let the grammars follow the tokens that a step drew, but for those of `unused` choices;
+        updates their states. Cuts the row of a choice behind the token after which its grammar is
+        over."""
         if not self.states:
             return
         accepting = [
-            (state, token)
-            for request, token in zip(emitters, tokens, strict=True)
+            (state, row)
+            for request, row in zip(emitters, tokens, strict=True)
             if request is not None
-            and token >= 0
+            and row
             and (state := self.states.get(request)) is not None
-            and not (request.jumped or request.dead_end)
+            and request not in unused
         ]
+        place = 0
+        while accepting:
+            self._accept_each([(state, row[place]) for state, row in accepting])
+            place += 1
+            for state, row in accepting:
+                if state.over:
+                    del row[place:]
+            accepting = [(state, row) for state, row in accepting if len(row) > place]
+
+    def _accept_each(self, accepting: Sequence[tuple[GrammarState, int]]) -> None:
+        """Let each of these grammars follow a token."""
         if len(accepting) < SEQUENTIAL:
             for state, token in accepting:
                 state.accept_token(token)
@@ -160,7 +191,7 @@ class Grammars:
                 state.error = _failure(state.matcher, f"token {token} does not follow the grammar")
             state.count_token()
 
-    def start_masks(self, requests: Sequence[Request]) -> None:
+    def start_masks(self, requests: Iterable[Request]) -> None:
         """Start to compute the next masks of these choices, in a thread, until `wait_masks`.
         Meanwhile matchers may be used through this object only."""
         if not self.states:
@@ -171,7 +202,6 @@ class Grammars:
             if (state := self.states.get(request)) is not None
             and not state.ended
             and state.error is None
-            and not request.dead_end
         ]
         self._row = {request: row for row, (request, _) in enumerate(self._masked)}
         if not self._slow:

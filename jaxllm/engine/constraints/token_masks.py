@@ -11,7 +11,7 @@ import numpy as np
 from jaxllm.engine.constraints.grammars import Grammars
 from jaxllm.engine.scheduling.request import HostFunction, Request
 from jaxllm.sampling.bits import nothing_but
-from jaxllm.sampling.constraint import ConstraintError
+from jaxllm.sampling.constraint import Constraint, ConstraintError
 
 logger = logging.getLogger("jaxllm")
 
@@ -42,17 +42,15 @@ def token_bitmask(
     return [(row, reason) for row, reason in found if reason is not None]
 
 
-def accept_tokens(grammars: Grammars, request: Request, token_ids: Sequence[int]) -> str | None:
-    """Let a request's constraints follow its new tokens. Returns the reason that ends the request
-    when one of them, or its grammar, has failed."""
-    assert request.logits_options is not None
+def accept_token(constraints: Sequence[Constraint], token: int) -> str | None:
+    """Let a request's constraints follow a new token. Returns the reason that ends the request
+    when one of them has failed."""
     try:
-        for constraint in request.logits_options.constraints:
-            constraint.accept_tokens(token_ids)
+        for constraint in constraints:
+            constraint.accept_tokens((token,))
     except Exception as error:
         return _reason(error)
-    state = grammars.states.get(request)
-    return None if state is None else state.error
+    return None
 
 
 def _write_mask(grammars: Grammars, request: Request, allowed_W: np.ndarray) -> str | None:

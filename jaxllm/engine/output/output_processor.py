@@ -2,19 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from typing import NamedTuple
 
 from jaxllm.engine.constraints.grammars import Grammars
-from jaxllm.engine.constraints.token_masks import HELD_BACK, NONE_ALLOWED, accept_tokens
+from jaxllm.engine.constraints.token_masks import HELD_BACK, NONE_ALLOWED, accept_token
 from jaxllm.engine.output.counters import Counters
 from jaxllm.engine.output.request_state import RequestState
 from jaxllm.engine.scheduling.request import Request, Status
 from jaxllm.engine.scheduling.scheduler import Scheduler
-from jaxllm.messages import (
-    TextDelta,
-)
+from jaxllm.logprobs import first_rows
+from jaxllm.messages import TextDelta
 
 LOST_REQUEST = "the engine lost this request"
+
+
+class Ending(NamedTuple):
+    """How a choice ends.
+
+    Attributes:
+        reason: its finish_reason.
+        stop: the stop token or the stop string, where the client is told of one.
+        error: what went wrong, for the client.
+        error_param: the field of the request that caused it, if one did.
+    """
+
+    reason: str
+    stop: int | str | None = None
+    error: str | None = None
+    error_param: str | None = None
 
 
 class OutputProcessor:
@@ -37,115 +52,130 @@ class OutputProcessor:
         self._counters = counters
         self._eos_ids = eos_ids
 
-    def append_token(
-        self, request: Request, token: int, now: float, logprobs: bytes | None
+    def append_tokens(
+        self, request: Request, tokens: list[int], now: float, logprobs: bytes | None
     ) -> TextDelta:
-        """Append a token to a choice. Returns its delta, the last one where the token ends it."""
-        request.output.append(token)
+        """Append tokens to a choice, up to the first that ends it. Returns their delta, the last
+        one where they end it. If the choice has a grammar, that has followed them all.
+
+        Args:
+            tokens: at least one.
+            now: Unix time in seconds.
+            logprobs: packed log-probabilities, a row for each token.
+        """
+        params = request.params
+        state = self._states[request.id]
+        detokenizer = state.detokenizers[request.index]
+        before = len(request.output)
+        last = before + len(tokens)
+        text = ""
+        end: Ending | None = None
+        for count, token in enumerate(tokens, before + 1):
+            complete = False
+            if request.logits_options is not None:
+                complete, end = self._follow_token(request, token, is_last=count == last)
+                if end is not None:
+                    break
+            stopped = token in request.stops and count > params.min_tokens
+            if detokenizer is not None:
+                hidden = stopped or (complete and token in self._eos_ids)
+                shown = not hidden or params.include_stop_str_in_output
+                step = detokenizer.feed([token] if shown else [])
+                text += step.text
+                if step.stop is not None:
+                    end = Ending("stop", step.stop)
+                    break
+            if stopped or complete:
+                named = stopped and (params.ignore_eos or token not in self._eos_ids)
+                end = Ending("stop", token if named else None)
+                break
+            if count >= request.max_tokens:
+                end = Ending("length")
+                break
+        if count < last:
+            logprobs = first_rows(logprobs, count - before, len(tokens))
+            tokens = tokens[: count - before]
+        request.output += tokens
         request.first_token_at = request.first_token_at or now
         request.last_token_at = now
-        self._counters.generation_tokens += 1
-        self._scheduler.commit_tokens(request, 1)
-        count, params, complete, text = len(request.output), request.params, False, ""
-        if request.logits_options is not None:
-            if (failure := accept_tokens(self._grammars, request, [token])) is not None:
-                return self.fail_choice(request, failure, "structured_outputs", [token], logprobs)
-            state = self._grammars.states.get(request)
-            complete = state is not None and state.ended
-        stopped = token in request.stops and count > params.min_tokens
-        detokenizer = self._states[request.id].detokenizers[request.index]
-        if detokenizer is not None:
-            hidden = stopped or (complete and token in self._eos_ids)
-            step = detokenizer.feed(
-                [token] if not hidden or params.include_stop_str_in_output else []
-            )
-            text = step.text
-            if step.stop is not None:
-                return self.finish_choice(
-                    request, [token], text, "stop", step.stop, logprobs=logprobs
-                )
-        if stopped or complete:
-            named = stopped and (params.ignore_eos or token not in self._eos_ids)
-            return self.finish_choice(
-                request, [token], text, "stop", token if named else None, logprobs=logprobs
-            )
-        if count >= request.max_tokens:
-            return self.finish_choice(request, [token], text, "length", None, logprobs=logprobs)
-        return TextDelta(
-            id=request.id,
-            index=request.index,
-            token_ids=[token],
-            text=text,
-            logprobs=logprobs,
-            prompt_logprobs=None
-            if params.prompt_logprobs is None
-            else self._states[request.id].take_prompt_logprobs(request.index),
-            num_cached_tokens=request.num_cached_tokens,
-        )
-
-    def finish_choice(
-        self,
-        request: Request,
-        tokens: list[int],
-        text: str,
-        reason: str,
-        stop: int | str | None,
-        *,
-        error: str | None = None,
-        logprobs: bytes | None = None,
-        error_param: str | None = None,
-    ) -> TextDelta:
-        """The last delta of a choice; frees its pages and slot."""
-        state = self._states[request.id]
-        self._scheduler.finish(request)
-        self._grammars.release(request)
-        detokenizer = state.detokenizers[request.index]
-        if detokenizer is not None and not isinstance(stop, str):
-            text += detokenizer.finish()
-        if all(choice.status is Status.FINISHED for choice in state.choices):
-            del self._states[request.id]
+        self._counters.generation_tokens += len(tokens)
+        self._scheduler.commit_tokens(request, len(tokens))
+        if end is not None:
+            return self.finish_choice(request, end, tokens, text, logprobs)
+        scores = None
+        if params.prompt_logprobs is not None:
+            scores = state.take_prompt_logprobs(request.index)
         return TextDelta(
             id=request.id,
             index=request.index,
             token_ids=tokens,
             text=text,
             logprobs=logprobs,
+            prompt_logprobs=scores,
+            num_cached_tokens=request.num_cached_tokens,
+        )
+
+    def _follow_token(
+        self, request: Request, token: int, *, is_last: bool
+    ) -> tuple[bool, Ending | None]:
+        """Let the constraints of a choice follow a token. Returns whether its grammar is complete
+        with it, and how it ends where one of them has failed. The grammar is ahead: what it knows
+        is of the last token."""
+        assert request.logits_options is not None
+        failure = accept_token(request.logits_options.constraints, token)
+        grammar = self._grammars.states.get(request) if is_last else None
+        if failure is None and grammar is not None:
+            failure = grammar.error
+        if failure is not None:
+            return False, Ending("error", error=failure, error_param="structured_outputs")
+        return grammar is not None and grammar.ended, None
+
+    def finish_choice(
+        self,
+        request: Request,
+        end: Ending,
+        tokens: list[int] | None = None,
+        text: str = "",
+        logprobs: bytes | None = None,
+    ) -> TextDelta:
+        """The last delta of a choice, with its last tokens and their text; frees its pages and
+        slot."""
+        state = self._states[request.id]
+        self._scheduler.finish(request)
+        self._grammars.release(request)
+        detokenizer = state.detokenizers[request.index]
+        if detokenizer is not None and not isinstance(end.stop, str):
+            text += detokenizer.finish()
+        if all(choice.status is Status.FINISHED for choice in state.choices):
+            del self._states[request.id]
+        return TextDelta(
+            id=request.id,
+            index=request.index,
+            token_ids=[] if tokens is None else tokens,
+            text=text,
+            logprobs=logprobs,
             prompt_logprobs=state.take_prompt_logprobs(request.index),
-            finish_reason=reason,
-            stop_reason=stop,
+            finish_reason=end.reason,
+            stop_reason=end.stop,
             num_cached_tokens=request.num_cached_tokens,
             prefix_miss=request.prefix_miss,
             times=request.times,
-            error=error,
-            error_param=error_param,
+            error=end.error,
+            error_param=end.error_param,
         )
 
     def fail_choice(
-        self,
-        request: Request,
-        error: str,
-        error_param: str | None = None,
-        tokens: Sequence[int] = (),
-        logprobs: bytes | None = None,
+        self, request: Request, error: str, error_param: str | None = None
     ) -> TextDelta:
         """End a choice with an error. `error_param` names the field of the request that caused it,
-        if one did; `tokens` are its last ones."""
-        return self.finish_choice(
-            request,
-            [*tokens],
-            "",
-            "error",
-            None,
-            error=error,
-            logprobs=logprobs,
-            error_param=error_param,
-        )
+        if one did."""
+        return self.finish_choice(request, Ending("error", None, error, error_param))
 
     def end_without_token(self, request: Request, reason: str) -> TextDelta:
         """End a choice that has no next token: with "stop" where its grammar may end here, and
         min_tokens or a ban kept it from doing so, else with an error."""
         if self._grammars.may_end(request):
-            return self.finish_choice(request, [], "", "stop", None)
+            return self.finish_choice(request, Ending("stop"))
         param = {NONE_ALLOWED: "allowed_token_ids", HELD_BACK: "min_tokens"}.get(reason)
         if request in self._grammars.states:
             param = "structured_outputs"

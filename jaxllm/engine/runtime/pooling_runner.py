@@ -67,7 +67,7 @@ class PoolingRunner(Dispatcher):
     def warm_up(self, deep: bool = False) -> None:
         """Run every program on padding rows: once to load it, once to record it, once to time
         it."""
-        empty = Plan(decodes=(), positions=(), chunks=())
+        empty = Plan(decodes=(), chunks=())
         for shape in self.shapes.buckets.extend:
             for _ in range(RECORDING_RUNS):
                 start = time.perf_counter()

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import batched
+from types import MappingProxyType
 from typing import NamedTuple
 
 import jax
@@ -57,20 +58,38 @@ class Forwarded(NamedTuple):
     scored: PromptScores | None
 
 
+class UnusedDraw(NamedTuple):
+    """Why nothing of what a step draws for a request is used.
+
+    Attributes:
+        dead_end: why the request has no next token, which ends it. None where its next tokens were
+            forced, and so appended without a draw.
+    """
+
+    dead_end: str | None = None
+
+
+type UnusedDraws = Mapping[Request, UnusedDraw]
+
+ALL_USED: UnusedDraws = MappingProxyType({})
+
+
 class StepResult(NamedTuple):
     """A step in flight, with its results still on the device.
 
     Attributes:
         forwarded: the step.
-        token: [Q] tokens.
+        token: [Q] tokens, or [Q, n] where decodes have up to n inputs.
         packed: log-probabilities, if a request wants them.
         failures: why a row has no token, by its index in `forwarded.rows`.
+        unused: requests whose draw is not used.
     """
 
     forwarded: Forwarded
     token: Array
     packed: Array | None
     failures: dict[int, str]
+    unused: UnusedDraws
 
     @property
     def group(self) -> int:
@@ -83,17 +102,20 @@ class Collected(NamedTuple):
 
     Attributes:
         plan: the step.
-        tokens: of each decode and chunk; -1: none, -2: the logits were not finite.
+        tokens: of each decode and chunk: those that it gives, none of a chunk that is not its
+            prompt's last, nor of a row that has ended or whose logits are not finite.
         logprobs: of these tokens.
         scores: packed log-probabilities of prompts.
         failures: why a row has no token, where more is known.
+        unused: requests whose tokens are not used.
     """
 
     plan: Plan
-    tokens: list[int]
+    tokens: list[list[int]]
     logprobs: StepLogprobs | None
     scores: list[tuple[Span, np.ndarray]]
     failures: dict[int, str]
+    unused: UnusedDraws = ALL_USED
 
 
 class Runner(Dispatcher):
@@ -167,7 +189,8 @@ class Runner(Dispatcher):
         else:
             rows = range(len(plan.decodes))
         needs = frozenset(
-            {r.needs for r in plan.decodes} | {c.request.needs for c in plan.chunks if c.final}
+            {decode.request.needs for decode in plan.decodes}
+            | {chunk.request.needs for chunk in plan.chunks if chunk.final}
         )
         scored = PromptScores(spans(plan), results) if results else None
         return Forwarded(plan, rows, self.shapes.buckets.logit_rows(shape), needs, scored)
@@ -184,8 +207,9 @@ class Runner(Dispatcher):
             self.run(Launch(((key, buffer),)))
         return failures
 
-    def draw(self, forwarded: Forwarded) -> StepResult:
-        """Sample the tokens of a step. Host work only."""
+    def draw(self, forwarded: Forwarded, unused: UnusedDraws = ALL_USED) -> StepResult:
+        """Sample the tokens of a step, of which those of the `unused` are not used. Host work
+        only."""
         plan = forwarded.plan
         n = forwarded.logit_rows
         failures: dict[int, str] = {}
@@ -202,17 +226,17 @@ class Runner(Dispatcher):
         token, *packed = self.run(Launch(tuple(calls)))
         if self._tells:
             self.before.drawn(plan.group, self._device.read(Resident("drawn", n)))
-        return StepResult(forwarded, token, packed[0] if packed else None, failures)
+        return StepResult(forwarded, token, packed[0] if packed else None, failures, unused)
 
     def collect(self, result: StepResult) -> Collected:
         """Wait for a step's tokens. Raises PeerTimeout when a device was not heard."""
         plan, rows, scored = result.forwarded.plan, result.forwarded.rows, result.forwarded.scored
         places = slice(len(rows)) if isinstance(rows, range) else list(rows)
-        tokens = read(result.token)[places].tolist()
+        tokens = token_rows(read(result.token)[places])
         self.check_peers()
         scores = scored.collect() if scored is not None else []
         logprobs = StepLogprobs(read(result.packed)[places]) if result.packed is not None else None
-        return Collected(plan, tokens, logprobs, scores, result.failures)
+        return Collected(plan, tokens, logprobs, scores, result.failures, result.unused)
 
     def pack(self, plan: Plan, shape: int | ExtendShape) -> Launch:
         """The launch of a plan's forward in a compiled shape that holds it."""
@@ -237,7 +261,7 @@ class Runner(Dispatcher):
         """Run every program that is there on padding rows, which use the trash slot and no page:
         once to load it, once to record it, once to time it. Sets `seconds` and `depth`; `deep` asks
         for two steps in flight however long they take."""
-        empty = Plan(decodes=(), positions=(), chunks=())
+        empty = Plan(decodes=(), chunks=())
         buckets = self._fitting
         self.run(Launch((self.pack_slots(empty),)))
         for pairs in buckets.copies:
@@ -374,6 +398,15 @@ class Runner(Dispatcher):
 def forward_rows(shape: int | ExtendShape) -> int:
     """Rows that the forward of a decode bucket or an extend shape computes."""
     return shape.tokens + shape.decodes if isinstance(shape, ExtendShape) else shape
+
+
+def token_rows(tokens: np.ndarray) -> list[list[int]]:
+    """The tokens of each row of a result: `[Q]`, a token a row, or `[Q, n]`, up to n. Negative
+    numbers are none; they stand behind the tokens of a row."""
+    if tokens.ndim == 1:
+        return [[token] if token >= 0 else [] for token in tokens.tolist()]
+    counts = (tokens >= 0).sum(axis=1).tolist()
+    return [row[:count] for row, count in zip(tokens.tolist(), counts, strict=True)]
 
 
 def _rewritten_rows(forwarded: Forwarded) -> list[tuple[int, int, Request]]:

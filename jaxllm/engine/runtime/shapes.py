@@ -20,6 +20,7 @@ from jaxllm.cache.peers import Layout, inbox_shapes
 from jaxllm.engine.runtime.packing import ChunkLayout
 from jaxllm.engine.runtime.state import ForwardOutput, SlotState
 from jaxllm.engine.scheduling.buckets import Buckets, ExtendShape
+from jaxllm.engine.scheduling.plan import pages_of_decode
 from jaxllm.logprobs import widths
 from jaxllm.mesh import LAYER, PINNED, WHOLE, Stage, layer_devices, per_device
 from jaxllm.pooling import Pooling
@@ -99,6 +100,7 @@ class StepShapes:
         pooling: how the model pools; None when it generates.
         stage: which layers of the model these devices have.
         hidden_width: D.
+        decode_inputs: tokens that a decode row takes at most: the last one drawn, and drafts.
     """
 
     model: Model
@@ -116,6 +118,7 @@ class StepShapes:
     pooling: Pooling | None = None
     stage: Stage = WHOLE
     hidden_width: int = 0
+    decode_inputs: int = 1
 
     @functools.cached_property
     def replicated(self) -> NamedSharding:
@@ -142,6 +145,11 @@ class StepShapes:
     def num_groups(self) -> int:
         """Cache groups; each has a page pool of its own."""
         return len(self.kv.k)
+
+    @property
+    def row_writes(self) -> int:
+        """Page-table entries of a decode row that a step brings at most."""
+        return self.num_groups * pages_of_decode(self.decode_inputs, self.model.page_size)
 
     @functools.cached_property
     def widths(self) -> tuple[int, ...]:

@@ -138,13 +138,14 @@ class ChunkPlanner:
         prefilling: list[Request],
         num_decodes: int,
         admissions: Callable[[list[Chunk]], Iterator[Request]] | None,
+        drafts: int = 0,
     ) -> tuple[Chunk, ...]:
-        """Chunks beside `num_decodes` decodes: of requests in mid-prefill, then of requests that
-        `admissions` admits, given the chunks so far."""
+        """Chunks beside `num_decodes` decodes, which have `drafts` in all: of requests in
+        mid-prefill, then of requests that `admissions` admits, given the chunks so far."""
         waiting = sum(map(len, self._queues))
         if not prefilling and not (admissions is not None and waiting):
             return ()
-        limit = self._limit(prefilling, waiting, num_decodes)
+        limit = self._limit(prefilling, waiting, num_decodes, drafts)
         if limit < 1:
             return ()
         chunks: list[Chunk] = []
@@ -165,10 +166,10 @@ class ChunkPlanner:
             self._advance(chunks[-1])
         return tuple(chunks)
 
-    def _limit(self, prefilling: list[Request], waiting: int, num_decodes: int) -> int:
+    def _limit(self, prefilling: list[Request], waiting: int, num_decodes: int, drafts: int) -> int:
         """Chunk tokens of a step, below 1 for none: what its limits, the budget and the taper
         leave, less what would pad it to a shape whose time is better spent on two smaller ones."""
-        room = self._limits.max_num_batched_tokens - num_decodes
+        room = self._limits.max_num_batched_tokens - num_decodes - drafts
         most = min(room, self._buckets.most_tokens(num_decodes))
         if most < 1 or self.whole_prompts:
             return most
@@ -204,7 +205,7 @@ class ChunkPlanner:
         """Count the chunk as computed and index the pages it fills."""
         request, end = chunk.request, chunk.end
         if not request.has_run:
-            self._kv_manager.count_first_run(request)
+            self._kv_manager.counts.note_first_run(request)
         request.computed = end
         request.num_scheduled_outputs += chunk.final
         self._kv_manager.register(request, chunk.start, end)

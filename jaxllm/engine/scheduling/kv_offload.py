@@ -94,6 +94,25 @@ class OffloadManager:
         if host_page is not None:
             self._saves.append((page, host_page))
 
+    def promise(self, request: Request, hashes: list[bytes]) -> dict[bytes, int]:
+        """Pin for a new request what host memory has of these prefixes, which depend on each other,
+        or gets from elsewhere. Returns the host pages of those that must come, by hash."""
+        promised, pinned = self.host.promise(hashes)
+        request.pinned = hashes[:pinned]
+        return promised
+
+    def pin(self, request: Request, hashes: Sequence[bytes]) -> None:
+        """Keep these prefixes for a waiting request until `unpin`, if they are there or come
+        there."""
+        request.pinned = list(hashes)
+        self.host.pin(hashes)
+
+    def unpin(self, request: Request) -> None:
+        """Undo `pin`, or `promise`."""
+        if request.pinned:
+            self.host.unpin(request.pinned)
+            request.pinned = []
+
     def lookup(self, hashes: Sequence[bytes], swapped: bool) -> list[int]:
         """Host pages of the longest stored prefix of `hashes`. Unless the request was `swapped` out
         or waits for what was promised: none when computing it is faster, and none without

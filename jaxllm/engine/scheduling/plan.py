@@ -6,6 +6,8 @@ import functools
 from dataclasses import dataclass
 from typing import NamedTuple
 
+import msgspec
+
 from jaxllm.engine.scheduling.request import Request
 
 
@@ -29,6 +31,25 @@ class Limits:
         for name in self.__slots__:
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
+
+
+class Decode(msgspec.Struct, frozen=True, gc=False):  # made for every row of every step
+    """A request's row of a step that continues its output.
+
+    Its inputs are the last token drawn for the request and `count - 1` drafts of the tokens that
+    follow. The step draws a token behind each input, up to the first that is not the next draft. So
+    it gives `count` tokens at most, and one at least unless the row has ended.
+
+    Attributes:
+        request: Whose row it is.
+        first: Position of its first input, whose KV it writes. Where steps in flight have drafts,
+            the least: later by as many of these as are accepted.
+        count: Inputs.
+    """
+
+    request: Request
+    first: int
+    count: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,18 +113,17 @@ class Plan:
     """One step.
 
     Attributes:
-        decodes: Requests that run one token each.
-        positions: Where decode i writes its KV, in tokens.
+        decodes: Rows of requests that continue their output.
         chunks: Parts of prompts. A chunk carries the whole page table of its request.
         preempted: Requests that went back to the queue for this plan.
         copies: Pages to copy before anything is computed, in this order.
-        table_writes: Pages that the decodes were given, at most one per decode and cache group.
+        table_writes: Pages that the decodes were given; of each one and cache group at most
+            `pages_of_decode` of its inputs.
         moves: Transfers between pool and host memory, before the copies.
         group: Of the slots that run.
     """
 
-    decodes: tuple[Request, ...]
-    positions: tuple[int, ...]
+    decodes: tuple[Decode, ...]
     chunks: tuple[Chunk, ...]
     preempted: tuple[Request, ...] = ()
     copies: tuple[PageCopy, ...] = ()
@@ -114,17 +134,29 @@ class Plan:
     @property
     def tokens(self) -> int:
         """Tokens that it computes."""
-        return len(self.decodes) + sum([chunk.length for chunk in self.chunks])
+        return self.decoded + sum([chunk.length for chunk in self.chunks])
+
+    @functools.cached_property
+    def decoded(self) -> int:
+        """Inputs of its decodes."""
+        return sum([decode.count for decode in self.decodes])
+
+    @property
+    def has_drafts(self) -> bool:
+        """Whether a decode has drafts."""
+        return self.decoded > len(self.decodes)
 
     @functools.cached_property
     def emitters(self) -> list[Request | None]:
-        """The request that gets a token, per row of a collected step; None for a chunk that is not
+        """The request that gets tokens, per row of a collected step; None for a chunk that is not
         its prompt's last."""
-        return [*self.decodes, *(chunk.request if chunk.final else None for chunk in self.chunks)]
+        rows: list[Request | None] = [decode.request for decode in self.decodes]
+        rows += [chunk.request if chunk.final else None for chunk in self.chunks]
+        return rows
 
     @functools.cached_property
     def processed_requests(self) -> tuple[Request, ...]:
-        """Requests that get a token and have logits options."""
+        """Requests that get tokens and have logits options."""
         return tuple(
             [
                 request
@@ -136,7 +168,7 @@ class Plan:
     @functools.cached_property
     def slots(self) -> tuple[int, ...]:
         """The slot of each decode."""
-        return tuple([request.slot for request in self.decodes])
+        return tuple([decode.request.slot for decode in self.decodes])
 
     def mark_started(self, now: float) -> None:
         """Note in the requests of its chunks when they were scheduled, and which prompt positions
@@ -150,6 +182,13 @@ class Plan:
     def empty(self) -> bool:
         """Whether nothing is computed; there may be moves."""
         return not self.decodes and not self.chunks
+
+
+def pages_of_decode(count: int, page_size: int) -> int:
+    """Pages of a cache group that a plan gives a decode of `count` inputs at most: new ones for
+    these, and a copy of a page that others may read, if its first input goes there. With one input
+    it is one or the other."""
+    return 1 if count == 1 else 1 + -(-count // page_size)
 
 
 @dataclass(frozen=True, slots=True)

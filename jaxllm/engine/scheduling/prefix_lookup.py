@@ -14,12 +14,12 @@ from jaxllm.engine.scheduling.request import PageTable, Request, Status
 
 @dataclass(frozen=True, slots=True)
 class SharedPages:
-    """The first `tokens` tokens of a request are in the pages of `lender`, which has computed
-    `computed` in all."""
+    """The first `tokens` tokens of a request are in the pages of `lender`, of whose own tokens
+    `verified` are verified."""
 
     lender: Request
     tokens: int
-    computed: int
+    verified: int
 
 
 class PrefixLookup:
@@ -47,6 +47,23 @@ class PrefixLookup:
                 else self.indexes[0].root(request.cache_salt, request.adapter, owner)
             )
             self.indexes[0].extend(request.hashes, request.tokens(start, end), root)
+
+    def forget(self, request: Request) -> None:
+        """Make unfindable what the request has computed or found."""
+        for index in self.indexes:
+            index.forget(request.hashes)
+
+    def clear(self) -> None:
+        """Make every page unfindable; requests keep theirs."""
+        for index in self.indexes:
+            index.clear()
+
+    def missing(self, request: Request) -> list[bytes]:
+        """Hashes of a new request's pages that the first pool lacks; without the page of its last
+        token, which is computed anyway."""
+        self.hash_pages(request, request.num_tokens)
+        keys = request.hashes[: (request.num_tokens - 1) // self.page_size]
+        return keys[len(self.indexes[0].match(keys, len(keys))) :] if self.indexes else keys
 
     def reusable(
         self, request: Request, newest: Chunk | None
@@ -93,13 +110,13 @@ class PrefixLookup:
         for member in request.siblings:
             if member.status is not Status.RUNNING or member.pages_in_transit:
                 continue
-            computed = member.computed
+            verified = member.verified
             if newest is not None and newest.request is member:
-                computed = newest.end
+                verified = newest.end
             prompt = len(request.prompt)
-            if computed < prompt:
+            if verified < prompt:
                 continue
-            tokens = prompt + _common_length(request.output, member.output, computed - prompt)
+            tokens = prompt + _common_length(request.output, member.output, verified - prompt)
             if tokens < request.num_tokens:
                 tokens -= tokens % self.page_size
             position = min(tokens, request.num_tokens - 1)
@@ -109,7 +126,7 @@ class PrefixLookup:
             ):
                 continue  # its window has moved on, and it has given them back
             if best is None or tokens > best.tokens:
-                best = SharedPages(member, tokens, computed)
+                best = SharedPages(member, tokens, verified)
             if tokens == request.num_tokens:
                 break
         return best

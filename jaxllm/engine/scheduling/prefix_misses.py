@@ -1,10 +1,12 @@
-"""Why the rest of an admitted prompt was not found in the prefix cache. Imports no jax."""
+"""How much of prompts is found in the prefix cache, and why the rest of one is not. Imports no
+jax."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
 from jaxllm.cache.prefix import PrefixIndex
+from jaxllm.engine.scheduling.prefix_lookup import PrefixLookup
 from jaxllm.engine.scheduling.request import Request
 
 MAX_STARTS = 4096  # first pages that are remembered with their salt and adapter
@@ -54,3 +56,43 @@ class PrefixMisses:
         index, hashes = self._indexes[0], list[bytes]()
         index.extend(hashes, request.tokens(0, index.page_size))
         return hashes[0]
+
+
+class PrefixCounts:
+    """Counts what requests find. Prompts that must be computed, to be scored, do not count, nor
+    those of which a request finds its own pages alone.
+
+    Attributes:
+        misses: why the rest was not found.
+    """
+
+    def __init__(self, prefixes: PrefixLookup):
+        self._prefixes = prefixes
+        self.misses = PrefixMisses(prefixes.indexes)
+
+    def note_found(self, request: Request) -> None:
+        """A request that was given pages has found its `kept` tokens."""
+        if not request.has_run and self._counts(request):
+            page = request.kept // self._prefixes.page_size
+            request.prefix_miss = self.misses.explain(request, page)
+
+    def note_first_run(self, request: Request) -> None:
+        """Count tokens looked up and found when a request first runs, and never before: pages that
+        it waits for may not come. Of choices only the first counts, since the others may find its
+        pages."""
+        request.has_run = True
+        sharing = request.sharing
+        if sharing is not None and sharing.cached_tokens is not None:
+            request.num_cached_tokens = sharing.cached_tokens
+            request.prefix_miss = None
+            return
+        if self._counts(request):
+            request.num_cached_tokens = request.computed
+            self._prefixes.indexes[0].count(request.num_tokens, request.computed)
+        if sharing is not None:
+            sharing.cached_tokens = request.num_cached_tokens
+
+    def _counts(self, request: Request) -> bool:
+        """Whether what the request finds counts."""
+        scored = request.scored >= request.score_end
+        return bool(self._prefixes.indexes) and self._prefixes.shared and scored

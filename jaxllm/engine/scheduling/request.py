@@ -97,8 +97,9 @@ class PageTable:
 class Request:
     """One choice of one request; only the engine's thread touches it.
 
-    The sequence is prompt + output. Under overlap the last output token may still be on the
-    device, so `num_scheduled_outputs` can be one ahead of `len(output)`.
+    The sequence is prompt + output. Under overlap the last output tokens may still be on the
+    device, so `num_scheduled_outputs` can be ahead of `len(output)`, by one for each step in
+    flight.
 
     Attributes:
         id, index: The request's id, and which of its choices this is.
@@ -123,14 +124,15 @@ class Request:
         pinned: Hashes that host memory keeps for it while it is swapped out, or since they came
             from another engine.
         has_run: Some of its tokens were in a step.
-        computed: Tokens whose KV exists or is being written by a step in flight.
+        computed: Tokens whose KV exists or is being written by a step in flight. Drafts of steps in
+            flight count as if all were accepted.
+        drafts: Drafts of steps in flight, of which nobody knows yet which are accepted.
         prefill_end: Tokens to compute in chunks before it decodes, fixed at admission.
         kept: Tokens whose KV existed at admission; they are never written again.
         capacity: Tokens that may be written before the scheduler must allocate a page.
         output: Tokens generated so far, as far as the host knows them.
-        jumped: Tokens were appended without a draw, so the draw in flight is not used.
-        dead_end: Why it cannot continue; the draw in flight is not used.
-        num_scheduled_outputs: Tokens sampled or in flight.
+        num_scheduled_outputs: Tokens drawn, and one for each step in flight, which gives that many
+            at least.
         num_cached_tokens: Prompt tokens that were cached before it, or another choice, first ran.
         prefix_miss: Why the tokens after the first `num_cached_tokens` were not found.
         scheduled_at, first_token_at, last_token_at: Unix times in seconds; 0 before.
@@ -164,12 +166,11 @@ class Request:
     pinned: list[bytes] = field(default_factory=list)
     has_run: bool = False
     computed: int = 0
+    drafts: int = 0
     prefill_end: int = 0
     kept: int = 0
     capacity: int = 0
     output: list[int] = field(default_factory=list)
-    jumped: bool = False
-    dead_end: str | None = None
     num_scheduled_outputs: int = 0
     num_cached_tokens: int = 0
     prefix_miss: str | None = None
@@ -200,6 +201,17 @@ class Request:
         return (self,) if self.sharing is None else self.sharing.members
 
     @property
+    def verified(self) -> int:
+        """Tokens whose KV exists or is being written, whichever drafts of steps in flight are
+        accepted. Those from here on may still be written, or be written again."""
+        return self.computed - self.drafts
+
+    @property
+    def kv_end(self) -> int:
+        """Tokens whose KV it has when it ends at `max_tokens`: all but the last one."""
+        return len(self.prompt) + self.max_tokens - 1
+
+    @property
     def num_tokens(self) -> int:
         """Length of the prompt plus the outputs known on the host."""
         return len(self.prompt) + len(self.output)
@@ -222,5 +234,5 @@ class Request:
         child.tables = tuple(replace(table, pages=list(table.pages)) for table in self.tables)
         child.output, child.hashes = list(self.output), list(self.hashes)
         if self.status is Status.RUNNING:
-            child.capacity = self.capacity = self.computed
+            child.capacity = self.capacity = self.verified
         return child

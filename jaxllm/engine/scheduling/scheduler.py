@@ -14,21 +14,23 @@ count on the KV that earlier ones write.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 
 from jaxllm.cache.pool import PagePool
 from jaxllm.engine.scheduling.admission import AdmissionEstimator, fits_fully
 from jaxllm.engine.scheduling.buckets import Buckets
+from jaxllm.engine.scheduling.cache_events import PrefixEvents
 from jaxllm.engine.scheduling.chunk_planner import ChunkPlanner
+from jaxllm.engine.scheduling.draft_planner import DraftPlanner
 from jaxllm.engine.scheduling.kv_manager import AdmissionPages, KVCacheManager
 from jaxllm.engine.scheduling.kv_offload import OffloadManager
-from jaxllm.engine.scheduling.plan import Chunk, Limits, Plan
+from jaxllm.engine.scheduling.plan import Chunk, Decode, Limits, Plan
 from jaxllm.engine.scheduling.policy import Policy, RequestQueue, fcfs
 from jaxllm.engine.scheduling.request import Request, Status
 from jaxllm.engine.scheduling.slots import Slots
 
-# Decodes with their positions, chunks, and the requests preempted for them
-type Selected = tuple[list[Request], list[int], tuple[Chunk, ...], list[Request]]
+# Decodes, chunks, and the requests preempted for them
+type Selected = tuple[list[Decode], tuple[Chunk, ...], list[Request]]
 
 
 class Scheduler:
@@ -45,6 +47,7 @@ class Scheduler:
         self.limits = limits
         self.preemptions = 0
         self.kv_manager = KVCacheManager(pools)
+        self.events = PrefixEvents(pools)
         self.pools, self.page_size = self.kv_manager.pools, self.kv_manager.page_size
         self._step_cost, self._policy = buckets.step_cost, policy
         self._arrivals = 0
@@ -54,6 +57,7 @@ class Scheduler:
         self.chunk_planner = ChunkPlanner(limits, buckets, self.kv_manager, queues)
         self._swaps = False
         self._batch_invariant = False
+        self._drafts: DraftPlanner | None = None
         self._had_chunks = [False] * limits.groups  # each one's last plan, when batch-invariant
         self.estimator = AdmissionEstimator()
         # Was not admitted by the estimator; not tried again until requests release pages
@@ -77,16 +81,27 @@ class Scheduler:
             raise ValueError("host memory takes pages of one pool, whose layers have no window")
         self._swaps = swap_preempted
         self.kv_manager.offload = offload
+        self.events.include(offload.host)
         self.kv_manager.prefixes.shared = share_prefixes
         self.pools[0].on_evict = offload.save_evicted
 
+    def attach_drafts(self, wanted: Callable[[Request], int]) -> None:
+        """Let decodes have drafts: as many as `wanted` says of a request, or as fit. Raises
+        ValueError for a batch-invariant engine, whose decodes compute one token."""
+        if self._batch_invariant:
+            raise ValueError("a batch-invariant engine computes one token of a request at a time")
+        self._drafts = DraftPlanner(self.kv_manager, wanted)
+
     def set_batch_invariant(self) -> None:
-        """Make the programs that compute a request's tokens independent of other requests.
+        """Make the programs that compute a request's tokens independent of other requests. Raises
+        ValueError where decodes have drafts.
 
         From now on a step has either chunks or decodes, in turns where both wait. Only pages
         computed as a prompt can be found. A request starts once there are pages for all tokens of
         everything that runs, so none is preempted.
         """
+        if self._drafts is not None:
+            raise ValueError("decodes have drafts, and take as many as fit beside other requests")
         self._batch_invariant = True
         self.kv_manager.index_outputs = False
 
@@ -142,11 +157,13 @@ class Scheduler:
         self._arrivals += 1
         child = parent.forked(self._arrivals)
         if parent.status is Status.RUNNING:
-            self.kv_manager.share_with_fork(child)
+            for pool, table in zip(self.pools, child.tables, strict=True):
+                pool.share(table.resident)
             child.slot = self._slots.assign(child)
             self._running.insert(child)
         else:
-            self.kv_manager.pin(child, parent.pinned)
+            if self.offload is not None:
+                self.offload.pin(child, parent.pinned)
             (self._swapped if parent in self._swapped else self._waiting).insert(child)
         return child
 
@@ -163,21 +180,28 @@ class Scheduler:
         for queue in (self._waiting, self._swapped):
             if request in queue:
                 queue.remove(request)
-        self.kv_manager.unpin(request)
+        if self.offload is not None:
+            self.offload.unpin(request)
         request.status = Status.FINISHED
 
     def invalidate(self, request: Request) -> None:
         """Make unfindable what the request has computed or found: its KV cannot be trusted."""
-        self._send_back(self.kv_manager.invalidate(request))
+        self.kv_manager.prefixes.forget(request)
+        if self.offload is not None:
+            self._send_back(self.offload.forget(request.hashes))
 
     def drop_lost(self, host_pages: Sequence[int]) -> None:
         """Nothing has come to these host pages: requests that need them compute them."""
-        self._send_back(self.kv_manager.drop_lost(host_pages))
+        if self.offload is not None and host_pages:
+            self._send_back(self.offload.forget(self.offload.host.hashes_at(host_pages)))
 
     def forget_prefixes(self) -> None:
         """Forget every cached prefix, in host memory too. Running requests keep their pages."""
         self._send_back([r for r in self._running if r.pages_in_transit])
-        self.kv_manager.forget_prefixes()
+        if self.offload is not None:
+            self.offload.host.clear()
+        self.kv_manager.prefixes.clear()
+        self.events.flush()
 
     def preempt_all(self) -> None:
         """Send every running request back to the queue, in order, to be computed again."""
@@ -202,7 +226,17 @@ class Scheduler:
                 request.status = Status.FINISHED
         self._refused = None
         self._slots = Slots(self.limits.max_num_seqs, self.limits.groups)
-        self.kv_manager.release_all()
+        for pool in self.pools:
+            pool.reset()
+        if self.offload is not None:
+            self.offload.forget_all()
+        self.kv_manager.pop_page_changes()
+        self.events.flush()
+
+    def uncached_tokens(self, request: Request) -> int:
+        """Tokens of a waiting request that would be computed if it started now."""
+        pages = self.kv_manager.lookup(request, None)
+        return request.num_tokens - pages.kept - len(pages.host_pages) * self.page_size
 
     def commit_tokens(self, request: Request, new_tokens: int) -> None:
         """The engine has appended `new_tokens` tokens to `request.output`: index the pages that
@@ -212,21 +246,32 @@ class Scheduler:
         request lives so long.
         """
         written = len(request.prompt) + len(request.output) - 1
-        if written > request.computed:
-            written = request.computed  # tokens that were not drawn are written later, as a chunk
+        verified = request.computed - request.drafts  # without a call: a step has hundreds of rows
+        if written > verified:
+            written = verified  # tokens that were not drawn are written later, as a chunk
         if written % self.page_size < new_tokens and request.status is Status.RUNNING:
-            self.kv_manager.register(request, written - new_tokens, written)
+            self.kv_manager.register(request, max(0, written - new_tokens), written)
+
+    def judge_drafts(
+        self, plan: Plan, tokens: Sequence[Sequence[int]], unused: Container[Request]
+    ) -> None:
+        """A plan has run and has given each of its rows these tokens; those of `unused` requests
+        are not used. Called before `commit_tokens`, and only needed for plans with drafts."""
+        if self._drafts is not None:
+            self._drafts.judge(plan.decodes, tokens, unused)
 
     def jump(self, request: Request) -> None:
         """The engine has appended tokens that need no draw to `request.output`, at most
         `jump_capacity`. A chunk computes their KV, and the next token is drawn after it. The
-        request's draw in flight is not used."""
+        request's draw in flight, the only one, is not used."""
+        if self._drafts is not None:
+            self._drafts.forget(request)
         request.prefill_end = request.num_tokens
         request.num_scheduled_outputs = len(request.output)
 
     def jump_capacity(self, request: Request) -> int:
         """Tokens that a decoding request may jump ahead: those that its pages can hold."""
-        return max(0, request.capacity - request.computed)
+        return max(0, request.capacity - request.verified)
 
     def plan(self) -> Plan:
         """The next step, which may be empty. Advances the requests as if it had run. Of several
@@ -236,7 +281,7 @@ class Scheduler:
             offload.put_fetched(waits=False)
         for _ in range(self.limits.groups):
             self._slots.next_turn()
-            decodes, positions, chunks, preempted = self._select_in_turn()
+            decodes, chunks, preempted = self._select_in_turn()
             self._had_chunks[self._slots.turn] = bool(chunks)
             if decodes or chunks or preempted:
                 break
@@ -249,8 +294,16 @@ class Scheduler:
                 chunks = self.chunk_planner.plan(arrived, 0, None)
                 self._had_chunks[self._slots.turn] = bool(chunks)
             moves = offload.flush()
-        step = tuple(decodes), tuple(positions), chunks, tuple(preempted)
-        return Plan(*step, *self.kv_manager.pop_page_changes(), moves, self._slots.turn)
+        copies, table_writes = self.kv_manager.pop_page_changes()
+        return Plan(
+            decodes=tuple(decodes),
+            chunks=chunks,
+            preempted=tuple(preempted),
+            copies=copies,
+            table_writes=table_writes,
+            moves=moves,
+            group=self._slots.turn,
+        )
 
     def _select_in_turn(self) -> Selected:
         """As `_select`, for the group whose turn it is; in a batch-invariant engine prompts and
@@ -263,17 +316,17 @@ class Scheduler:
         return found if any(found) else self._select(not had, had)
 
     def check(self) -> None:
-        """Raise `PoolError` if pages or slots are leaked or shared wrongly. For idle engines."""
-        for group, pool in enumerate(self.pools):
-            pool.check(request.tables[group].resident for request in self._running)
+        """Raise `PoolError` if pages or slots are leaked or shared wrongly."""
+        self.kv_manager.check(list(self._running))
         if self.offload is not None:
             self.offload.check(r.pinned for r in (*self._swapped, *self._waiting))
         self._slots.check(self._running)
 
     def _select(self, decode: bool, prefill: bool) -> Selected:
-        """Decodes with their positions, chunks, and the requests preempted for them."""
-        decodes, positions = list[Request](), list[int]()
-        prefilling, preempted = list[Request](), list[Request]()
+        """Decodes, chunks, and the requests preempted for them."""
+        decodes = list[Decode]()
+        prefilling = list[Request]()
+        preempted = list[Request]()
         running = Status.RUNNING
         for request in self._slots.of_turn(self._running):
             # Preempted by an earlier one just now, or waiting for its pages
@@ -283,21 +336,36 @@ class Scheduler:
             if position < request.prefill_end:
                 if prefill and (
                     request.capacity >= request.prefill_end
-                    or self._append_pages(request, preempted)
+                    or self._append_pages(request, position + 1, preempted)
                 ):
                     prefilling.append(request)
                 continue
             if not decode or request.num_scheduled_outputs >= request.max_tokens:
                 continue  # its last token is in flight, or it is not the decodes' turn
-            if position == request.capacity and not self._append_pages(request, preempted):
-                continue
-            decodes.append(request)
-            positions.append(position)
+            if position >= request.capacity:
+                # Drafts in flight may be all that the request still wants
+                end = min(position + 1, request.kv_end)
+                if not self._append_pages(request, end, preempted):
+                    continue
+            decodes.append(Decode(request, position - request.drafts, 1))
             request.computed = position + 1
             request.num_scheduled_outputs += 1
+        drafts = 0
+        if self._drafts is not None:
+            undrafted = len(decodes)
+            decodes = self._drafts.extend(decodes, self._spare_tokens(undrafted, prefilling))
+            drafts = sum(decode.count for decode in decodes) - undrafted
+        if not prefill:
+            return decodes, (), preempted
         admit = None if preempted else self._admissions
-        chunks = self.chunk_planner.plan(prefilling, len(decodes), admit) if prefill else ()
-        return decodes, positions, chunks, preempted
+        chunks = self.chunk_planner.plan(prefilling, len(decodes), admit, drafts)
+        return decodes, chunks, preempted
+
+    def _spare_tokens(self, num_decodes: int, prefilling: Sequence[Request]) -> int:
+        """Tokens that drafts may take beside so many decodes: half of those that are left, where
+        prompts want them too."""
+        left = max(0, self.limits.max_num_batched_tokens - num_decodes)
+        return left // 2 if prefilling or self.waiting else left
 
     # --- admission
 
@@ -349,23 +417,19 @@ class Scheduler:
 
     # --- pages
 
-    def _append_pages(self, request: Request, preempted: list[Request]) -> bool:
-        """Give the request pages for its next tokens, and release those out of its window. Preempts
-        the last running requests when none are free; False when the request itself is preempted."""
+    def _append_pages(self, request: Request, end: int, preempted: list[Request]) -> bool:
+        """Give the request pages for its tokens up to `end`, and release those out of its window.
+        Preempts the last running requests when none are free; False when the request itself is
+        preempted."""
         before = [pool.free for pool in self._windowed]
-        if before:
-            self.kv_manager.release_out_of_window(request)
-        needed = self.kv_manager.pages_needed(request)
-        while any(pool.free < count for pool, count in zip(self.pools, needed, strict=True)):
+        while not self.kv_manager.append(request, request.verified, end):
             last = self._running.last
-            if self._swaps:  # it will find its pages in host memory
-                self.kv_manager.pin(last, last.hashes[: last.computed // self.page_size])
+            if self._swaps and self.offload is not None:  # it will find its pages in host memory
+                self.offload.pin(last, last.hashes[: last.verified // self.page_size])
             self._preempt(last)
             preempted.append(last)
             if last is request:
                 return False
-            needed = self.kv_manager.pages_needed(request)
-        self.kv_manager.append_pages(request, needed)
         if any(pool.free > free for pool, free in zip(self._windowed, before, strict=True)):
             self._refused = None
         return True

@@ -34,44 +34,53 @@ class Commit:
         """The deltas of one step."""
         deltas: list[TextDelta] = []
         now = time.time()
-        self._exports.export(step.plan.chunks)
+        plan = step.plan
+        self._exports.export(plan.chunks)
         for span, scores in step.scores:
             if span.request.status is not Status.FINISHED:
                 self._requests.states[span.request.id].add_prompt_logprobs(span, scores)
+        if plan.has_drafts:
+            self._scheduler.judge_drafts(plan, step.tokens, step.unused)
         # Names of this function's own are found faster, and a step has hundreds of rows
-        append_token = self._output.append_token
+        append_tokens = self._output.append_tokens
         finished = Status.FINISHED
         step_logprobs = step.logprobs
-        for row, (request, token) in enumerate(zip(step.plan.emitters, step.tokens, strict=True)):
+        unused = step.unused
+        for row, (request, tokens) in enumerate(zip(plan.emitters, step.tokens, strict=True)):
             if request is None or request.status is finished:
                 continue
-            if request.jumped:
-                request.jumped = False
+            if unused and request in unused:
+                dead_end = unused[request].dead_end
+                if dead_end is not None:
+                    deltas.append(self._output.end_without_token(request, dead_end))
                 continue
-            if request.dead_end is not None:
-                deltas.append(self._output.end_without_token(request, request.dead_end))
+            if not tokens:
+                deltas += self._commit_failure(step, row, request)
                 continue
-            # Logits that a host function changed tell nothing about the KV
-            if token < 0 and row not in step.failures:
-                self._scheduler.invalidate(request)
-                self._exports.forget(request.hashes)
             if request.is_beam:
                 deltas += self._commit_beam(step, row, request, now)
                 continue
-            if token < 0:
-                deltas.append(self._output.fail_choice(request, step.failures.get(row, NO_TOKEN)))
-                continue
             logprobs = None
             if step_logprobs is not None and request.needs & LOGPROBS:
-                logprobs = step_logprobs.row(row, request.top)
-            deltas.append(append_token(request, token, now, logprobs))
+                logprobs = step_logprobs.row(row, request.top, len(tokens))
+            deltas.append(append_tokens(request, tokens, now, logprobs))
         return deltas
+
+    def _commit_failure(self, step: Collected, row: int, request: Request) -> list[TextDelta]:
+        """End a request that should have got a token, and has none."""
+        # Logits that a host function changed tell nothing about the KV
+        if row not in step.failures:
+            self._scheduler.invalidate(request)
+            self._exports.forget(request.hashes)
+        if request.is_beam:
+            return self._requests.beams.stop_search(request.id, "error", NO_TOKEN)
+        return [self._output.fail_choice(request, step.failures.get(row, NO_TOKEN))]
 
     def _commit_beam(
         self, step: Collected, row: int, request: Request, now: float
     ) -> list[TextDelta]:
         """Give a beam's most likely next tokens to its search."""
         beams = self._requests.beams
-        if step.logprobs is None or step.tokens[row] < 0:
+        if step.logprobs is None:
             return beams.stop_search(request.id, "error", NO_TOKEN)
         return beams.add_top_tokens(request, step.logprobs.top(row, request.top), now)

@@ -7,12 +7,13 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import wait
 from functools import partial
+from typing import NamedTuple
 
 from jaxllm.background.thread import BackgroundThread
 from jaxllm.engine.constraints.grammars import Grammars
 from jaxllm.engine.constraints.token_masks import token_bitmask
 from jaxllm.engine.output.output_processor import OutputProcessor
-from jaxllm.engine.runtime.runner import Collected, Forwarded, Runner
+from jaxllm.engine.runtime.runner import Collected, Forwarded, Runner, UnusedDraw, UnusedDraws
 from jaxllm.engine.scheduling.plan import Plan
 from jaxllm.engine.scheduling.request import Request, Status
 from jaxllm.engine.scheduling.scheduler import Scheduler
@@ -27,6 +28,18 @@ def is_constrained(plan: Plan) -> bool:
         request.logits_options is not None and request.logits_options.on_host
         for request in plan.processed_requests
     )
+
+
+class Restricted(NamedTuple):
+    """What the host knows before a draw.
+
+    Attributes:
+        deltas: of the steps before, and of forced tokens.
+        unused: requests whose draw will not be used.
+    """
+
+    deltas: list[TextDelta]
+    unused: UnusedDraws
 
 
 class ConstrainedDraws:
@@ -61,28 +74,33 @@ class ConstrainedDraws:
         launching = self._background.submit(launch)
         try:
             collected = collect()
-            self._grammars.start_masks(plan.processed_requests)
+            ended = {request for step in collected for request in dead_ends(step.unused)}
+            self._grammars.start_masks(r for r in plan.processed_requests if r not in ended)
         finally:
             wait([launching])
         return launching.result(), collected
 
-    def restrict(self, plan: Plan, before: Sequence[Collected]) -> list[TextDelta]:
+    def restrict(self, plan: Plan, before: Sequence[Collected]) -> Restricted:
         """Commit the steps before a draw, then set the masks of the requests that draw."""
         # Texts are made while the masks are computed
         deltas = [delta for step in before for delta in self._commit(step)]
-        jumped = {request for request in self._grammars.wait_masks() if self._jump(request, deltas)}
+        unused: dict[Request, UnusedDraw] = {
+            request: UnusedDraw()
+            for request in self._grammars.wait_masks()
+            if self._jump(request, deltas)
+        }
         restricted = [
             request
             for request in plan.processed_requests
             if request.status is Status.RUNNING
-            and request not in jumped
+            and request not in unused
             and request.logits_options is not None
             and request.logits_options.restricted
         ]
         masks = partial(token_bitmask, self._grammars)
         for request, reason in self._runner.apply_token_bitmask(restricted, masks):
-            request.dead_end = reason
-        return deltas
+            unused[request] = UnusedDraw(dead_end=reason)
+        return Restricted(deltas, unused)
 
     def settle(self) -> None:
         """Wait for a forward that is being launched: it uses buffers of the device."""
@@ -96,11 +114,13 @@ class ConstrainedDraws:
         state = self._grammars.states.get(request)
         if state is None or len(forced) < MIN_JUMP:
             return False
-        request.jumped = True
-        for token in forced:
-            state.accept_token(token)
-            deltas.append(self._output.append_token(request, token, time.time(), None))
-            if request.status is Status.FINISHED:
-                return True
-        self._scheduler.jump(request)
+        forced = state.accept_tokens(forced)
+        deltas.append(self._output.append_tokens(request, forced, time.time(), None))
+        if request.status is not Status.FINISHED:
+            self._scheduler.jump(request)
         return True
+
+
+def dead_ends(unused: UnusedDraws) -> list[Request]:
+    """The requests that end with a step, because they have no next token."""
+    return [request for request, why in unused.items() if why.dead_end is not None]

@@ -10,7 +10,7 @@ from jaxllm.engine.output.delivery import deliverable
 from jaxllm.engine.output.output_processor import answer
 from jaxllm.engine.output.running_requests import RunningRequests
 from jaxllm.engine.output.step_observer import StepObserver
-from jaxllm.engine.runtime.runner import Collected, Runner, StepResult
+from jaxllm.engine.runtime.runner import ALL_USED, Collected, Runner, StepResult
 from jaxllm.engine.scheduling.arrival_wait import ArrivalWait
 from jaxllm.engine.scheduling.chunk_planner import added_by_chunks
 from jaxllm.engine.scheduling.plan import Plan
@@ -84,17 +84,20 @@ class GeneratingSteps:
         two, while the forward runs; their deltas are returned.
         """
         deltas: list[TextDelta] = []
+        unused = ALL_USED
         if is_constrained(plan):
             forwarded, collected = self._draws.forward(
                 plan, lambda: [self.collect(step) for step in in_flight]
             )
             in_flight = ()
             self._forward_launched(plan)
-            deltas += self._draws.restrict(plan, collected)
+            restricted = self._draws.restrict(plan, collected)
+            deltas += restricted.deltas
+            unused = restricted.unused
         else:
             forwarded = self._runner.forward(plan)
             self._forward_launched(plan)
-        step = self._runner.draw(forwarded)
+        step = self._runner.draw(forwarded, unused)
         deltas += map(answer, self._exports.answers(plan.chunks))
         return Launched((*in_flight, step), deltas)
 
@@ -102,7 +105,7 @@ class GeneratingSteps:
         """Wait for the oldest step in flight. Grammars follow its tokens."""
         collected = self._runner.collect(step)
         self._observers.step_collected(collected.plan)
-        self._grammars.accept_step(collected.plan.emitters, collected.tokens)
+        self._grammars.accept_step(collected.plan.emitters, collected.tokens, collected.unused)
         return collected
 
     def end_turn(self, turn: Turn[StepResult]) -> list[TextDelta]:

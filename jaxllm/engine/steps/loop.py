@@ -149,7 +149,7 @@ class StepLoop[S: Step, C]:
                 turn = self._turn(self.in_flight)
                 self.in_flight = turn.in_flight
                 deltas = self._steps.end_turn(turn)
-            self._scheduler.kv_manager.flush_events()
+            self._scheduler.events.flush()
             return deltas
         except BaseException:
             self.start_over()

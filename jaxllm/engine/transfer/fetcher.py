@@ -87,10 +87,12 @@ class PageFetcher:
         assert self._runner.swapper is not None, REFUSED
         # The room is there before the pages are: more memory would have to be pinned first, which
         # takes seconds
-        kv_manager, first = self._scheduler.kv_manager, choices[0]
-        places = kv_manager.promise(first)
+        offload = self._scheduler.offload
+        assert offload is not None, REFUSED
+        first = choices[0]
+        places = offload.promise(first, self._scheduler.kv_manager.prefixes.missing(first))
         for choice in choices[1:]:
-            kv_manager.pin(choice, first.pinned)
+            offload.pin(choice, first.pinned)
         self._runner.swapper.drop([*places.values()])
         for fetch in self._fetches:
             if not fetch.places.keys().isdisjoint(first.pinned):

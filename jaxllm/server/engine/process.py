@@ -162,12 +162,12 @@ class EngineProcess:
         """Collect what enters and leaves the prefix cache from now on. Returns where its hashes
         start; None when nothing is cached."""
         try:
-            engine.scheduler.kv_manager.listen(
+            engine.scheduler.events.listen(
                 lambda batch: self._prefixes.extend(map(without_tokens, batch.events))
             )
         except ValueError:
             return None
-        return engine.scheduler.kv_manager.hash_start
+        return engine.scheduler.events.start
 
     def _loop(self, engine: AnyEngine) -> int:
         """Serve until the other side says that this is the end, or has gone. Without its word other

@@ -202,8 +202,8 @@ def test_grammars_are_told_their_tokens_while_the_next_forward_is_launched(
         launched.append(not plan.processed_requests or plan.chunks != () or told.wait(20))
         return launch(plan)
 
-    def follow(emitters: Any, tokens: Any) -> None:
-        real(emitters, tokens)
+    def follow(*step: Any) -> None:
+        real(*step)
         told.set()
 
     real = engine._grammars.accept_step

@@ -12,9 +12,10 @@ from hypothesis import strategies as st
 
 from jaxllm.engine.runtime.packing import ALIGN, PER_CHUNK, ChunkLayout, Layout, Shapes
 from jaxllm.engine.runtime.programs.update_slots import SlotUpdate, buffer_size, head_layout
+from jaxllm.engine.runtime.runner import token_rows
 from jaxllm.engine.runtime.state import SLOT_PARAMS, host_columns
 from jaxllm.engine.scheduling.buckets import Buckets, ExtendShape
-from jaxllm.engine.scheduling.plan import Chunk, Plan, TableWrite
+from jaxllm.engine.scheduling.plan import Chunk, Decode, Plan, TableWrite
 from jaxllm.engine.scheduling.request import PageTable, Request
 from jaxllm.sampling.options import SamplingParams
 
@@ -59,16 +60,16 @@ def test_each_table_write_of_a_plan_is_an_entry_and_unused_entries_are_dropped(
             id="r", index=0, prompt=[1], params=SamplingParams(), seed=0, arrival=0.0, max_tokens=9
         )
         request.slot = 7 - row
-        decodes.append(request)
+        decodes.append(Decode(request, 0, 1))
     writes = tuple(
         TableWrite(7 - at, index, 100 * at + index, group)
         for at, (index, group) in enumerate(written)
     )
-    plan = Plan(tuple(decodes), (0,) * count, (), table_writes=writes)
-    shapes: Any = SimpleNamespace(slots=slots, num_groups=2, table_width=2 * width)
+    plan = Plan(tuple(decodes), (), table_writes=writes)
+    shapes: Any = SimpleNamespace(slots=slots, num_groups=2, row_writes=2, table_width=2 * width)
     update = SlotUpdate(shapes, None)
     full = tuple(TableWrite(slot, 2, 9, group) for slot in range(slots) for group in range(2))
-    update.pack(Plan(tuple(decodes), (0,) * count, (), table_writes=full), ())
+    update.pack(Plan(tuple(decodes), (), table_writes=full), ())
     arrays = head_layout(slots, 2).views(update.pack(plan, ()))
     assert arrays["rows"].tolist() == [7 - row for row in range(count)] + [slots] * (slots - count)
     entries = [
@@ -80,6 +81,12 @@ def test_each_table_write_of_a_plan_is_an_entry_and_unused_entries_are_dropped(
     ] + [(slots + 1, 0, 0)] * (2 * slots - len(writes))
 
 
+def test_rows_of_a_result_hold_their_tokens_and_none_behind_them() -> None:
+    assert token_rows(np.array([5, -1, 0, -2])) == [[5], [], [0], []]
+    several = np.array([[5, 6, -1], [-1, -1, -1], [0, -2, -1], [1, 2, 3]])
+    assert token_rows(several) == [[5, 6], [], [0], [1, 2, 3]]
+
+
 @pytest.mark.parametrize("groups", [1, 2])
 @pytest.mark.parametrize("pages", [128, 2048, 16384])
 @pytest.mark.parametrize(("slots", "tokens"), [(256, 8192), (1024, 32768)])
@@ -87,7 +94,9 @@ def test_rings_of_all_shapes_take_little_more_memory_than_the_largest_and_no_buf
     slots: int, tokens: int, pages: int, groups: int
 ) -> None:
     buckets, width = Buckets.build(slots, tokens, "gpu"), pages * groups
-    shapes: Any = SimpleNamespace(slots=slots, num_groups=groups, table_width=width)
+    shapes: Any = SimpleNamespace(
+        slots=slots, num_groups=groups, row_writes=groups, table_width=width
+    )
     head, sizes = head_layout(slots, groups).size, set()
     for shape in buckets.extend:
         layout = ChunkLayout(shape, width, buckets.logit_rows(shape))
@@ -99,7 +108,7 @@ def test_rings_of_all_shapes_take_little_more_memory_than_the_largest_and_no_buf
 
 def test_a_buffer_that_is_packed_again_is_as_a_new_one() -> None:
     layout = ChunkLayout(ExtendShape(tokens=32, chunks=4, decodes=0), table_width=6, logit_rows=4)
-    shapes: Any = SimpleNamespace(slots=8, num_groups=1, table_width=6)
+    shapes: Any = SimpleNamespace(slots=8, num_groups=1, row_writes=1, table_width=6)
     used = SlotUpdate(shapes, layout)
 
     def plan(*lengths: int) -> Plan:
@@ -116,7 +125,7 @@ def test_a_buffer_that_is_packed_again_is_as_a_new_one() -> None:
             )
             request.slot, request.tables = slot, (PageTable([slot, 5]),)
             chunks.append(Chunk(request, 0, length, True))
-        return Plan((), (), tuple(chunks))
+        return Plan((), tuple(chunks))
 
     used.pack(plan(9, 9, 9, 5), (1, 2))
     again = used.pack(plan(12), ())

@@ -122,7 +122,7 @@ def test_spans_leave_out_what_was_scored_and_find_their_rows() -> None:
         Chunk(r, start, length, False)
         for r, start, length in ((plain, 0, 5), (fresh, 0, 8), (again, 4, 5), (last, 15, 5))
     )
-    todo = spans(Plan((), (), chunks))
+    todo = spans(Plan((), chunks))
     assert todo == [Span(fresh, 0, 8, 5), Span(again, 6, 9, 15), Span(last, 15, 19, 18)]
     row, token = score_rows(todo)
     assert row.tolist() == [*range(5, 13), 15, 16, 17, 18, 19, 20, 21]

@@ -94,7 +94,7 @@ def test_who_decodes_goes_on_while_pages_of_another_are_fetched() -> None:
     plans = [loop.step(), loop.step()]
     while second.pages_in_transit:
         plans.append(loop.step())
-    assert len(plans) > 4 and all(plan.decodes == (first,) for plan in plans[:-1])
+    assert len(plans) > 4 and all(plan.emitters == [first] for plan in plans[:-1])
     loop.drain()
     loop.check_ended()
 

@@ -42,7 +42,7 @@ class Heard:
         setup.host_pages = host
         self.loop = Loop(setup)
         self.by_form = Consumer(), Consumer()
-        self.loop.scheduler.kv_manager.listen(self._hear)
+        self.loop.scheduler.events.listen(self._hear)
         windows = setup.windows
         self.index = self.loop.pools[windows.index(None) if None in windows else 0].index
         assert self.index is not None
@@ -54,7 +54,7 @@ class Heard:
 
     def check(self) -> None:
         """What was heard is what is cached."""
-        self.loop.scheduler.kv_manager.flush_events()
+        self.loop.scheduler.events.flush()
         offload, host = self.loop.scheduler.offload, set()
         if offload is not None:
             host = {*offload.host._pinned, *offload.host._cached}
@@ -129,11 +129,11 @@ def test_pages_of_one_step_are_one_event_and_long_ones_are_split() -> None:
     loop = Loop(
         Setup(page_size=4, num_pages=4000, max_num_batched_tokens=16000, max_model_len=20000)
     )
-    loop.scheduler.kv_manager.listen(heard.append)
+    loop.scheduler.events.listen(heard.append)
     tokens = [i % 29 + 1 for i in range(3 * events.MAX_ITEMS)]
     loop.add(tokens, 1)
     loop.drain()
-    loop.scheduler.kv_manager.flush_events()
+    loop.scheduler.events.flush()
     stored = [event for batch in heard for event in batch.events]
     assert [len(event.token_ids) for event in stored] == [events.MAX_ITEMS] * 3  # type: ignore[union-attr]
     assert all(len(batch.events) <= events.MAX_EVENTS for batch in heard)
@@ -152,10 +152,10 @@ def test_without_a_listener_no_event_is_made(monkeypatch: pytest.MonkeyPatch) ->
         loop.add(BASE[start : start + 20], 8)
     loop.drain()
     loop.forget_prefixes()
-    assert loop.scheduler.kv_manager.events is None
+    assert loop.scheduler.events._events is None
 
 
 def test_a_cache_without_prefixes_has_no_events() -> None:
     loop = Loop(Setup(caching=False))
     with pytest.raises(ValueError, match="without prefix caching"):
-        loop.scheduler.kv_manager.listen(print)
+        loop.scheduler.events.listen(print)

@@ -90,7 +90,7 @@ class Simulation:
 
 
 def drawing(plan: Plan) -> list[Request]:
-    return [*plan.decodes, *(chunk.request for chunk in plan.chunks if chunk.final)]
+    return [request for request in plan.emitters if request is not None]
 
 
 def alike(rng: random.Random) -> list[Work]:

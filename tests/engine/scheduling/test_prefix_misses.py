@@ -95,7 +95,7 @@ def test_what_is_remembered_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     for i in range(6):
         run(loop, TEXT[i : i + 12], f"salt-{i}")
     assert loop.prefix is not None and len(loop.prefix._evicted) == 3
-    assert len(loop.scheduler.kv_manager._misses._starts) == 3
+    assert len(loop.scheduler.kv_manager.counts.misses._starts) == 3
 
 
 def test_without_an_index_nothing_is_explained() -> None:

@@ -118,7 +118,7 @@ def test_four_samples_of_a_long_prompt_hold_one_prompt_and_four_tails(
     for step in range(300):
         plan = scheduler.plan()
         assert len(plan.decodes) + len(plan.chunks) == 4
-        for request in [*plan.decodes, *(chunk.request for chunk in plan.chunks)]:
+        for request in [row.request for row in (*plan.decodes, *plan.chunks)]:
             request.output.append(request.index)
             scheduler.commit_tokens(request, 1)
         tails = 4 * (-(-(length + step) // 64) - whole)

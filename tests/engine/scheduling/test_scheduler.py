@@ -18,7 +18,7 @@ def chunks(plan: Plan) -> list[tuple[str, int, int, bool]]:
 
 
 def decodes(plan: Plan) -> list[tuple[str, int]]:
-    return [(r.id, position) for r, position in zip(plan.decodes, plan.positions, strict=True)]
+    return [(decode.request.id, decode.first) for decode in plan.decodes]
 
 
 def prompt(n: int, first: int = 1) -> list[int]:
@@ -269,7 +269,7 @@ def test_a_request_in_need_that_is_the_newest_preempts_itself() -> None:
     loop.step()
     new = loop.add(lasting(7, 1, length=4), 7)  # from now on both need a page in the same steps
     plan = step_until(loop, lambda plan: plan.preempted)
-    assert plan.preempted == (new,) and plan.decodes == (old,)
+    assert plan.preempted == (new,) and [row.request for row in plan.decodes] == [old]
     assert (len(old.pages), loop.pool.free) == (4, 3), (
         "the old one took the last page, the new one found none"
     )

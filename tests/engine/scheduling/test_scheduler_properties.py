@@ -42,14 +42,15 @@ SETTINGS = {
     "late": st.integers(0, 3),
     "slow": st.sampled_from([0, 0, 1, 3]),
     "delay": st.integers(0, 2),
+    "drafts": st.sampled_from([0, 0, 1, 2, 3]),
     "batch_invariant": st.sampled_from([False, False, False, True]),
     "groups": st.sampled_from([1, 1, 1, 2, 3]),
 }
 
 
 def possible(setup: Setup) -> Setup:
-    """Makes a setup legal: host memory needs layers without a window, a group a request, and a step
-    a token for each request."""
+    """Makes a setup legal: host memory needs layers without a window, a group a request, a step a
+    token for each request, and a batch-invariant engine has no drafts."""
     groups = min(setup.groups, setup.max_num_seqs)
     tokens = max(setup.max_num_batched_tokens, setup.max_num_seqs if setup.batch_invariant else 1)
     return replace(
@@ -57,6 +58,7 @@ def possible(setup: Setup) -> Setup:
         max_num_batched_tokens=tokens,
         host_pages=setup.host_pages if setup.windows == (None,) else 0,
         groups=groups,
+        drafts=0 if setup.batch_invariant else setup.drafts,
     )
 
 

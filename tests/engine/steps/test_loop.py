@@ -54,7 +54,7 @@ class CountedSteps:
         self.note("plan")
         ended = self.launched >= self.last
         decodes: Any = () if ended else (None,)
-        return Plan(decodes, (0,) * len(decodes), (), group=self.launched % self.groups)
+        return Plan(decodes, (), group=self.launched % self.groups)
 
     def launch(self, plan: Plan, in_flight: tuple[Numbered, ...]) -> Launched[Numbered]:
         self.note("launch")

@@ -99,7 +99,7 @@ def _build_decode(shapes: StepShapes, rows: int) -> Variant:
 
 def _build_extend(shapes: StepShapes, tokens: int, chunks: int, decodes: int) -> Variant:
     layout = shapes.chunk_layouts[ExtendShape(tokens, chunks, decodes)]
-    rows = Chunks(layout, shapes.host_buffer(buffer_size(shapes, layout)))
+    rows = Chunks(layout, shapes.host_buffer(buffer_size(shapes, layout)), shapes.row_writes)
     leave = _leave(shapes, LastLogits(layout))
     forward = Forward(rows, _enter(shapes, tokens + decodes), leave)
     return _brought(shapes, _per_device(shapes, forward, "extend"))

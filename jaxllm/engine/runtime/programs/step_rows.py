@@ -89,10 +89,11 @@ class Decodes:
 @dataclass(frozen=True)
 class Chunks:
     """Decode rows and the prompt chunks of `buffer`, which the host fills: what `update_slots`
-    takes, then the packed chunks."""
+    takes, with `row_writes` page-table entries per row, then the packed chunks."""
 
     layout: ChunkLayout
     buffer: jax.ShapeDtypeStruct
+    row_writes: int
     gives: tuple[Resident, ...] = (STATE,)
 
     @property
@@ -108,7 +109,10 @@ class Chunks:
     def read(self, model: Model, kv: KVCache, state: SlotState, staged: Array) -> StepRows:
         """The rows, with the slots of the chunks written. `staged` is the buffer on the device."""
         shape = self.layout.shape
-        state, batch = _admit(self.layout, kv, state, staged)
+        head = head_layout(state.rows.shape[0], self.row_writes).size
+        table, rows = updated(self.row_writes, state.table, state.rows, staged[:head])
+        state = state._replace(table=table, rows=rows)
+        state, batch = _admit(self.layout, state, staged[head:])
         decodes = DecodeRows.read(state, shape.decodes, kv, model.page_size)
         inputs = _paged_inputs(decodes, batch, kv, model.page_size)
         context = model.context(kv, inputs, _prompt_lengths(decodes, batch, shape))
@@ -173,14 +177,11 @@ def chunk_writes(batch: dict[str, Array], kv: KVCache, page_size: int) -> tuple[
 
 
 def _admit(
-    layout: ChunkLayout, kv: KVCache, state: SlotState, staged: Array
+    layout: ChunkLayout, state: SlotState, packed: Array
 ) -> tuple[SlotState, dict[str, Array]]:
-    """The state with what the step brings, and the arrays of its chunks. Their slots' whole state
-    is written; they come alive with their first token."""
-    groups = len(kv.num_pages)
-    head = head_layout(state.rows.shape[0], groups).size
-    table, rows = updated(groups, state.table, state.rows, staged[:head])
-    batch = layout.arrays.unpack(staged[head:])
+    """The state with the `packed` chunks of a step, and their arrays. Their slots' whole state is
+    written; they come alive with their first token."""
+    batch = layout.arrays.unpack(packed)
     slot = batch["slot"]
     none = jnp.zeros_like(slot)
     new = pack_progress(
@@ -191,10 +192,9 @@ def _admit(
         min_left=batch["min_left"],
     )
     state = state._replace(
-        rows=rows,
         progress=state.progress.at[slot].set(new),
         params=state.params.at[slot].set(batch["params"]),
-        table=table.at[slot].set(batch["table"]),
+        table=state.table.at[slot].set(batch["table"]),
     )
     return state, batch
 

@@ -17,25 +17,26 @@ from jaxllm.engine.scheduling.plan import Plan
 
 
 def update_slots(
-    groups: int, table: Array, rows: Array, buffer: Array, *, local: NamedSharding
+    row_writes: int, table: Array, rows: Array, buffer: Array, *, local: NamedSharding
 ) -> tuple[Array, Array]:
     """(table, rows) of the slot state, with what `buffer` brings. That may lie in pinned host
     memory; `local` is the device's own."""
-    return updated(groups, table, rows, jax.device_put(buffer, local))
+    return updated(row_writes, table, rows, jax.device_put(buffer, local))
 
 
-def updated(groups: int, table: Array, rows: Array, head: Array) -> tuple[Array, Array]:
+def updated(row_writes: int, table: Array, rows: Array, head: Array) -> tuple[Array, Array]:
     """(table, rows) of the slot state, with what the `head` of a buffer brings."""
-    new = head_layout(rows.shape[0], groups).unpack(head)
+    new = head_layout(rows.shape[0], row_writes).unpack(head)
     return table.at[new["slot"], new["index"]].set(new["page"], mode="drop"), new["rows"]
 
 
 @functools.cache
-def head_layout(slots: int, groups: int) -> Layout:
-    """The buffer before the packed chunks: the row map, and at most one page-table entry per row
-    and cache group: table[slot, index] = page."""
+def head_layout(slots: int, row_writes: int) -> Layout:
+    """The buffer before the packed chunks: the row map, and at most `row_writes` page-table entries
+    per row (`StepShapes`): table[slot, index] = page."""
     rows: Shapes = {"rows": ((slots,), np.int32)}
-    return Layout(rows | dict.fromkeys(("slot", "index", "page"), ((slots * groups,), np.int32)))
+    entries = (slots * row_writes,), np.int32
+    return Layout(rows | dict.fromkeys(("slot", "index", "page"), entries))
 
 
 class SlotUpdate:
@@ -47,7 +48,7 @@ class SlotUpdate:
     """
 
     def __init__(self, shapes: StepShapes, layout: ChunkLayout | None):
-        slots, head = shapes.slots, head_layout(shapes.slots, shapes.num_groups)
+        slots, head = shapes.slots, head_layout(shapes.slots, shapes.row_writes)
         self._width = shapes.table_width // shapes.num_groups
         self._buffer = np.zeros(buffer_size(shapes, layout), np.int32)
         self._head = head.views(self._buffer)
@@ -78,7 +79,7 @@ def buffer_size(shapes: StepShapes, layout: ChunkLayout | None) -> int:
     Page tables take most of a buffer, so shapes with as many prompts differ little. With chunks,
     sizes are rounded up by an eighth at most: shapes of one size share pinned memory.
     """
-    head = head_layout(shapes.slots, shapes.num_groups).size
+    head = head_layout(shapes.slots, shapes.row_writes).size
     if layout is None:
         return head
     size = head + layout.arrays.size
@@ -89,7 +90,7 @@ def buffer_size(shapes: StepShapes, layout: ChunkLayout | None) -> int:
 def _build(shapes: StepShapes) -> Variant:
     table, rows = Resident("state", field="table"), Resident("state", field="rows")
     return Variant(
-        functools.partial(update_slots, shapes.num_groups, local=shapes.replicated),
+        functools.partial(update_slots, shapes.row_writes, local=shapes.replicated),
         takes=(table, rows, shapes.host_buffer(buffer_size(shapes, None))),
         gives=(table, rows),
     )
