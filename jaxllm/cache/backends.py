@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -119,6 +120,20 @@ def choose_backend(
     if refused is None:
         return _stored(own, reason, shapes)
     return Backend(shapes.fallback, refused, shapes.head_dim)
+
+
+def choose_backends(
+    device: Any, shapes: Sequence[Shapes | SegmentShapes], asked: str | None = None
+) -> list[Backend]:
+    """The back end of each of a model's attentions: the same one for all, so the fallback where
+    one of them needs it. Raises ConfigError as `choose_backend`."""
+    chosen = {call: choose_backend(device, call, asked) for call in dict.fromkeys(shapes)}
+    if len({backend.name for backend in chosen.values()}) > 1:
+        reason = next(
+            backend.reason for call, backend in chosen.items() if backend.name == call.fallback
+        )
+        chosen = {call: Backend(call.fallback, reason, call.head_dim) for call in chosen}
+    return [chosen[call] for call in shapes]
 
 
 def stored_dim(name: str, head_dim: int, pages: DTypeLike) -> int:
