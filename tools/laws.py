@@ -80,6 +80,7 @@ UNMENDED = frozenset(
         "jaxllm/server/parsing/tools",
         "jaxllm/server/pooling",
         "jaxllm/server/rendering",
+        "jaxllm/server/requests",
         "jaxllm/server/responses",
         "jaxllm/server/transport",
         "jaxllm/templates",
