@@ -20,7 +20,7 @@ import jaxllm
 from jaxllm.messages import EngineView
 from jaxllm.server.errors import ApiError, overloaded
 from jaxllm.server.generate import stream_headers
-from jaxllm.server.requests.generation import check_asked
+from jaxllm.server.requests.model_name import check_asked
 from jaxllm.server.state import ServerState
 from jaxllm.server.transport.gone import until_gone
 
