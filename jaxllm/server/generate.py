@@ -19,22 +19,17 @@ from jaxllm.server.engine.streams import Stream
 from jaxllm.server.errors import ApiError, bad_request, server_error
 from jaxllm.server.openai.answer_parts import continued_marker, new_pipeline
 from jaxllm.server.openai.answer_structure import answer_structure, thinking_budget
-from jaxllm.server.openai.bodies import ClientGone, unless_gone
 from jaxllm.server.openai.chat_reply import ChatReply
 from jaxllm.server.openai.completion_reply import CompletionReply
-from jaxllm.server.openai.fields import Structure
-from jaxllm.server.openai.generation import Generation
-from jaxllm.server.openai.limits import check_length, check_prompt_scoring, clamp
 from jaxllm.server.openai.replies import NamelessTokens, Reply, ReplySpec, large
-from jaxllm.server.openai.requests import (
-    CHAT_FIELDS,
-    COMPLETION_FIELDS,
-    ChatRequest,
-    CompletionRequest,
-    parse_chat,
-    parse_completion,
-)
+from jaxllm.server.requests.chat import ChatRequest, parse_chat
+from jaxllm.server.requests.completion import CompletionRequest, parse_completion
+from jaxllm.server.requests.fields import Structure
+from jaxllm.server.requests.generation import Generation
+from jaxllm.server.requests.known_fields import CHAT_FIELDS, COMPLETION_FIELDS
+from jaxllm.server.requests.limits import check_length, check_prompt_scoring, clamp
 from jaxllm.server.transport.connection import CHUNKS, Chunks
+from jaxllm.server.transport.gone import ClientGone, unless_gone
 
 # Characters beyond ASCII that end lines for some, as JSON may have them
 LINE_ENDS = [(text.encode(), f"\\u{ord(text):04x}".encode()) for text in "\x85\u2028\u2029"]
@@ -181,7 +176,7 @@ class Completions(Generate):
     param, fields, reply = "prompt", COMPLETION_FIELDS, CompletionReply
 
     def parse(self, body: dict[str, Any]) -> CompletionRequest:
-        """See `requests.parse_completion`."""
+        """See `completion.parse_completion`."""
         return parse_completion(body, self._state.rules)
 
     def count_choices(self, request: CompletionRequest) -> int:
@@ -231,7 +226,7 @@ class Chat(Generate):
     reply: type[Reply] = ChatReply
 
     def parse(self, body: dict[str, Any]) -> ChatRequest:
-        """See `requests.parse_chat`."""
+        """See `chat.parse_chat`."""
         return parse_chat(body, self._state.rules)
 
     def sampling_params(self, request: ChatRequest) -> SamplingParams:

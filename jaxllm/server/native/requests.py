@@ -10,8 +10,10 @@ import orjson
 
 from jaxllm.sampling.options import OPTIONS
 from jaxllm.server.errors import bad_request, describe
-from jaxllm.server.openai.fields import IGNORED as NO_EFFECT
-from jaxllm.server.openai.fields import (
+from jaxllm.server.requests.body_fields import BodyFields
+from jaxllm.server.requests.completion import CompletionRequest, parse_completion, read_prompts
+from jaxllm.server.requests.fields import IGNORED as NO_EFFECT
+from jaxllm.server.requests.fields import (
     NOT_ON_THE_WIRE,
     STRUCTURE_FIELDS,
     WIRE_OPTIONS,
@@ -19,14 +21,9 @@ from jaxllm.server.openai.fields import (
     refuse_unsupported,
     whole,
 )
-from jaxllm.server.openai.limits import Rules, check_choices
-from jaxllm.server.openai.requests import (
-    COMPLETION_FIELDS,
-    CompletionRequest,
-    parse_completion,
-    read_generation,
-    read_prompts,
-)
+from jaxllm.server.requests.generation import read_generation
+from jaxllm.server.requests.known_fields import COMPLETION_FIELDS
+from jaxllm.server.requests.limits import Rules, check_choices
 
 # SGLang's names of sampling options
 NAMES = {
@@ -68,6 +65,9 @@ COMPLETIONS_ALONE = sorted(
     COMPLETION_FIELDS - SGLANG_FIELDS - NO_EFFECT - {"prompt", *BESIDE_PROMPT}
 )
 NATIVE_FIELDS = COMPLETION_FIELDS | SGLANG_FIELDS
+NATIVE_BODY = BodyFields(
+    sizes={"text": None, "input_ids": None}, prompts=frozenset({"text", "input_ids"})
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -17,11 +17,11 @@ from jaxllm.grammar.pieces import (
 from jaxllm.grammar.structure import StructureError
 from jaxllm.messages import ThinkingBudget
 from jaxllm.server.errors import bad_request, sanitize
-from jaxllm.server.openai.fields import Structure
-from jaxllm.server.openai.requests import ChatRequest
 from jaxllm.server.parsing.calls import ToolParser
 from jaxllm.server.parsing.formats import Formats
 from jaxllm.server.parsing.thinking import ReasoningParser
+from jaxllm.server.requests.chat import ChatRequest
+from jaxllm.server.requests.fields import Structure
 
 OF_OBJECTS = {"type": "object"}  # a schema without a type takes texts and numbers, too
 NEWLINES = OneOf(("\n\n", "\n", ""))  # behind a thought

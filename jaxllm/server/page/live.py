@@ -20,9 +20,9 @@ import jaxllm
 from jaxllm.messages import EngineView
 from jaxllm.server.errors import ApiError, overloaded
 from jaxllm.server.generate import stream_headers
-from jaxllm.server.openai.bodies import until_gone
-from jaxllm.server.openai.generation import check_asked
+from jaxllm.server.requests.generation import check_asked
 from jaxllm.server.state import ServerState
+from jaxllm.server.transport.gone import until_gone
 
 PERIOD = 1.0  # seconds between frames
 MAX_LISTENERS = 16

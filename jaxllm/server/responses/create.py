@@ -12,9 +12,8 @@ import orjson
 
 from jaxllm.server.errors import ApiError, bad_request, describe, server_error, too_many
 from jaxllm.server.generate import Chat, of_whole_lines, send_json
-from jaxllm.server.openai.bodies import ClientGone, unless_gone
-from jaxllm.server.openai.fields import read_optional
 from jaxllm.server.openai.replies import NamelessTokens, ReplySpec
+from jaxllm.server.requests.fields import read_optional
 from jaxllm.server.responses.background import Background
 from jaxllm.server.responses.history import (
     Shortened,
@@ -35,6 +34,7 @@ from jaxllm.server.responses.requests import (
 )
 from jaxllm.server.responses.store import Owner, ResponseStore, Stored, Turn
 from jaxllm.server.state import ServerState
+from jaxllm.server.transport.gone import ClientGone, unless_gone
 
 NOTHING = Context(None, [])
 MAX_HISTORY = 16 << 20  # bytes of stored items that a request may continue: < 0.1 s of reading

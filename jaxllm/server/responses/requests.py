@@ -9,7 +9,9 @@ from dataclasses import dataclass
 from typing import Any, NoReturn
 
 from jaxllm.server.errors import ApiError, bad_request, describe
-from jaxllm.server.openai.fields import (
+from jaxllm.server.requests.body_fields import BodyFields
+from jaxllm.server.requests.chat import ChatRequest, parse_chat
+from jaxllm.server.requests.fields import (
     IGNORED,
     STRUCTURE_FIELDS,
     WIRE_OPTIONS,
@@ -17,8 +19,7 @@ from jaxllm.server.openai.fields import (
     read_optional,
     refuse_unsupported,
 )
-from jaxllm.server.openai.limits import Rules
-from jaxllm.server.openai.requests import ChatRequest, parse_chat
+from jaxllm.server.requests.limits import Rules
 from jaxllm.server.responses.history import clipped
 from jaxllm.server.responses.items import Chat, Item
 from jaxllm.server.responses.store import Turn
@@ -65,6 +66,9 @@ FIELDS = frozenset(
         "parallel_tool_calls reasoning text include truncation max_output_tokens max_tool_calls "
         "top_logprobs client_metadata prompt_cache_options".split()
     )
+)
+RESPONSES_BODY = BodyFields(
+    sizes={"input": None, "instructions": None}, messages=frozenset({"input"})
 )
 # Members of a response that repeat the request, unless it says nothing
 REPEATED = (

@@ -12,8 +12,8 @@ from jaxllm.server.anthropic.messages import read_conversation
 from jaxllm.server.anthropic.requests import MESSAGES_FIELDS, parse_messages
 from jaxllm.server.anthropic.salvage import read_arguments
 from jaxllm.server.errors import ApiError
-from jaxllm.server.openai.limits import Rules
-from jaxllm.server.openai.requests import ChatRequest
+from jaxllm.server.requests.chat import ChatRequest
+from jaxllm.server.requests.limits import Rules
 from jaxllm.templates.arguments import MAX_DEPTH
 from tests.server.anthropic.events import CUSTOM, USER
 from tests.server.fake import RESOLVED

@@ -12,11 +12,11 @@ from llguidance import LLMatcher, LLTokenizer, TokenizerWrapper
 from jaxllm.grammar.compiler import ByteTokens, convert
 from jaxllm.server.errors import ApiError
 from jaxllm.server.openai.answer_structure import answer_structure
-from jaxllm.server.openai.limits import Rules
-from jaxllm.server.openai.requests import parse_chat
 from jaxllm.server.parsing.formats import find_formats
 from jaxllm.server.parsing.pipeline import pipeline
 from jaxllm.server.parsing.registry import tool_formats
+from jaxllm.server.requests.chat import parse_chat
+from jaxllm.server.requests.limits import Rules
 from tests.server.fake import RESOLVED
 from tests.server.parsing.feeding import fed, meant
 from tests.server.parsing.samples import ARGUMENTS, WEATHER, produced

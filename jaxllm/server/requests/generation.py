@@ -8,7 +8,7 @@ from typing import Any
 
 from jaxllm.sampling.options import SamplingParams
 from jaxllm.server.errors import ApiError, bad_request, describe
-from jaxllm.server.openai.fields import (
+from jaxllm.server.requests.fields import (
     NEUTRAL,
     Structure,
     read_field,
@@ -20,7 +20,7 @@ from jaxllm.server.openai.fields import (
     read_transfer,
     refuse_unsupported,
 )
-from jaxllm.server.openai.limits import Rules, check_sampling, with_counts
+from jaxllm.server.requests.limits import Rules, check_sampling, with_counts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
