@@ -22,6 +22,7 @@ from pallas_kernels import paged_decode, paged_extend, rope_write
 from pallas_kernels.backends import close_plan, open_plan
 from pallas_kernels.latent_decode import LatentRows
 from pallas_kernels.rope_write import HeadRows
+from pallas_kernels.target import PORTABLE, Target
 
 
 class PlanKey(NamedTuple):
@@ -48,7 +49,8 @@ class PagedContext(RowKernels):
         prompt_length_T: int32, prompt length of each token's request, for RoPE scalings that depend
             on it.
         no_split: No row is split between thread blocks, so a row does not depend on others.
-        processors: Of a device; 0: not known.
+        backend: Of attention.
+        target: For which the other kernels are chosen.
     """
 
     def __init__(
@@ -60,10 +62,11 @@ class PagedContext(RowKernels):
         collective: Collective = ALONE,
         prompt_length_T: Array | None = None,
         no_split: bool = False,
-        processors: int = 0,
+        target: Target = PORTABLE,
     ):
-        super().__init__(backend, collective, processors)
+        super().__init__(target, collective)
         self.prompt_length_T = prompt_length_T
+        self._backend = backend
         self._arrays = list(kv)
         self._places = places
         self._inputs = inputs
@@ -87,7 +90,7 @@ class PagedContext(RowKernels):
     ) -> Array:
         """Write the step's keys and values, if there are some, into the layer's pages, then attend;
         returns `o_TNH`."""
-        static = StaticOptions(self.row_backend, scale, self._no_split, window, softcap)
+        static = StaticOptions(self._backend, scale, self._no_split, window, softcap)
         group, index = self._place(layer)
         arrays, inputs = self._paged(group)
         key = PlanKey(group, window, rows.queries)
@@ -101,7 +104,7 @@ class PagedContext(RowKernels):
 
     def attend_latent(self, layer: int, rows: LatentRows, *, scale: float) -> Array:
         """Write the step's entries into the layer's pages, then attend; returns `o_TNF`."""
-        static = StaticOptions(self.row_backend, scale, self._no_split)
+        static = StaticOptions(self._backend, scale, self._no_split)
         group, index = self._place(layer)
         arrays, inputs = self._paged(group)
         key = PlanKey(group, None, rows.q_TNH.shape[1])
@@ -209,8 +212,6 @@ def _written(
     if not rows.keys:
         return rope_write.rotated(rows)[0], arrays
     k_pages, v_pages = arrays.planes
-    # Back ends without a kernel for the write use the reference: XLA's scatter is in place too
-    backend = static.backend if static.backend in rope_write.BACKENDS else "reference"
     q_TNH, k_pages, v_pages, *scales = rope_write.rope_write(
         rows,
         k_pages,
@@ -219,7 +220,7 @@ def _written(
         inputs.write_offset_T,
         first_page,
         scales=arrays.scales[0] if arrays.scales else None,
-        backend=backend,
+        backend=rope_write.beside(static.backend),
     )
     return q_TNH, replace(arrays, planes=(k_pages, v_pages), scales=tuple(scales))
 

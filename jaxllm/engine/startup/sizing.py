@@ -60,11 +60,11 @@ def make_programs(
         treedef=treedef,
         mesh=setup.mesh,
         backend=resolved.attention_backend,
+        target=resolved.target,
         page_size=resolved.page_size,
         places=layer_places(setup.groups, setup.spec.layers, setup.layers),
         processors=processors,
         batch_invariant=resolved.batch_invariant,
-        device_processors=resolved.device_processors,
         peers=setup.peers,
     )
     if executables is None:
