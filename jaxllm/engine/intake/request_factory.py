@@ -57,7 +57,6 @@ class RequestFactory:
         eos_ids: frozenset[int],
         seed: int,
     ):
-        self._max_model_len = resolved.max_model_len
         self._tokenizer = tokenizer
         self._options = options
         self._eos_ids = eos_ids
@@ -68,7 +67,6 @@ class RequestFactory:
         its beams start from."""
         params = request.params
         prompt = request.prompt_token_ids
-        limit = self._max_model_len - len(prompt)
         eos_ids = frozenset[int]() if params.ignore_eos else self._eos_ids
         seed = params.seed
         if seed is None:
@@ -84,7 +82,7 @@ class RequestFactory:
                 params=params,
                 seed=choice_seed(seed % 2**64, index),
                 arrival=request.arrival,
-                max_tokens=min(params.max_tokens or limit, limit),
+                max_tokens=params.output_limit,
                 cache_salt=request.cache_salt,
                 shares_pages=request.shares_pages and index == 0,
                 needs=needs(params),

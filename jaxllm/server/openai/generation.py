@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from jaxllm.prepared import count_logprobs
 from jaxllm.sampling.options import SamplingParams
 from jaxllm.server.errors import ApiError, bad_request, describe
 from jaxllm.server.openai.fields import (
@@ -20,7 +21,7 @@ from jaxllm.server.openai.fields import (
     read_transfer,
     refuse_unsupported,
 )
-from jaxllm.server.openai.limits import Rules, check_sampling, with_counts
+from jaxllm.server.openai.limits import Rules, check_logprobs, check_sampling
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,8 +29,7 @@ class Generation:
     """A request to either generating endpoint.
 
     Attributes:
-        params: sampling options, not yet clamped to the context; an echo may set its
-            `prompt_logprobs`.
+        params: sampling options as they are wished (`prepared.prepared`).
         usage_at_end: whether a last chunk of a stream carries usage.
         usage_always: whether every chunk carries usage.
         echo: whether the reply repeats the prompt.
@@ -73,7 +73,7 @@ def read_generation(
     stream, at_end, always = read_stream(body)
     params = read_sampling(body, rules.defaults, names, forced)
     check_sampling(params, stream, rules.resolved)
-    params = with_counts(params, rules.resolved, names)
+    check_logprobs(params, rules.resolved, names)
     shares_pages, page_offer = read_transfer(body, stream)
     return {
         "model": model,
@@ -83,7 +83,7 @@ def read_generation(
         "usage_at_end": at_end or rules.force_usage,
         "usage_always": always or rules.force_usage,
         "echo": read_field(body, "echo", bool, False),
-        "prompt_logprobs": params.prompt_logprobs,
+        "prompt_logprobs": count_logprobs(params, "prompt_logprobs", rules.resolved),
         "tokens_as_ids": read_field(body, "return_tokens_as_token_ids", bool, False),
         "returns_token_ids": read_field(body, "return_token_ids", bool, False),
         "cache_salt": read_salt(body),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -37,9 +38,9 @@ def test_what_was_checked_is_not_read_again_and_what_changed_is() -> None:
         and second is not None
         and first.constraints[0] is not second.constraints[0]
     )
-    params.bad_words = ["3"]
-    asking.validate_options(params)
-    found = asking.read_options(params)
+    other = replace(params, bad_words=["3"])
+    asking.validate_options(other)
+    found = asking.read_options(other)
     assert found is not None and not found.constraints and not has(found.allowed_W, 3)
 
 
