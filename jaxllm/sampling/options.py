@@ -9,6 +9,7 @@ program read it from `OPTIONS`. docs/sampling.md lists the files of a new option
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -329,6 +330,11 @@ class SamplingParams:
     def stop_strings(self) -> list[str]:
         """`stop` as a list."""
         return [self.stop] if isinstance(self.stop, str) else list(self.stop or [])
+
+    def stops(self, eos_ids: Iterable[int]) -> set[int]:
+        """Token ids that end an output of a model with these end-of-sequence ids."""
+        ends = set(self.stop_token_ids or ())
+        return ends if self.ignore_eos else ends.union(eos_ids)
 
     def truncated(self, prompt: list[int], max_model_len: int) -> list[int]:
         """A prompt after `truncate_prompt_tokens`. Raises `OptionError` when that exceeds the

@@ -346,7 +346,7 @@ class TimedStages(Runner):
         self.shapes: Any = SimpleNamespace(
             buckets=Buckets.build(4, 64, "cpu"), model=SimpleNamespace(processors=())
         )
-        self.eos_ids, self.depth, self.seconds, self.swapper = [], 1, {}, None
+        self.depth, self.seconds, self.swapper = 1, {}, None
         self.compiles = CompileCounter()
         self.before = NoStages()
         self.steps = 0

@@ -54,12 +54,11 @@ class RequestFactory:
         resolved: Resolved,
         tokenizer: Tokenizer | None,
         options: LogitsOptionsReader,
-        eos_ids: frozenset[int],
         seed: int,
     ):
+        self._resolved = resolved
         self._tokenizer = tokenizer
         self._options = options
-        self._eos_ids = eos_ids
         self._seeds = RandomSeeds(seed)
 
     def make_state(self, request: GenerateRequest) -> RequestState:
@@ -67,7 +66,7 @@ class RequestFactory:
         its beams start from."""
         params = request.params
         prompt = request.prompt_token_ids
-        eos_ids = frozenset[int]() if params.ignore_eos else self._eos_ids
+        stops = frozenset(params.stops(self._resolved.eos_ids))
         seed = params.seed
         if seed is None:
             seed = self._seeds.draw()
@@ -89,7 +88,7 @@ class RequestFactory:
                 top=params.logprobs or 0,
                 logits_options=self._options.read_options(params, request.thinking),
                 score_end=len(prompt) - 1 if scores else 0,
-                stops=frozenset(params.stop_token_ids or ()) | eos_ids,
+                stops=stops,
                 sharing=sharing,
             )
             state.choices.append(choice)

@@ -167,7 +167,7 @@ def validate_pooling(
 
 
 def validate_search(
-    request: GenerateRequest, resolved: Resolved, pools: Sequence[PagePool], eos_ids: frozenset[int]
+    request: GenerateRequest, resolved: Resolved, pools: Sequence[PagePool]
 ) -> None:
     """Raises RequestError for a beam search that needs more slots, pages or likely tokens of a step
     than the engine has."""
@@ -175,7 +175,7 @@ def validate_search(
     width = params.samples
     if not params.use_beam_search:
         return
-    num_stops = len({*(params.stop_token_ids or ()), *(() if params.ignore_eos else eos_ids)})
+    num_stops = len(params.stops(resolved.eos_ids))
     name = "n" if params.best_of is None else "best_of"
     if width > resolved.step_seqs:
         raise RequestError(
