@@ -20,7 +20,7 @@ from jaxllm.engine.runtime.late_programs import make_late
 from jaxllm.engine.runtime.runner import Runner
 from jaxllm.engine.scheduling.request import Status
 from jaxllm.engine.scheduling.scheduler import Scheduler
-from jaxllm.engine.sleep import Sleep
+from jaxllm.engine.sleep import Sleeper
 from jaxllm.engine.startup.start import Started
 from jaxllm.engine.steps.commit import Commit
 from jaxllm.engine.steps.constrained import ConstrainedDraws
@@ -93,7 +93,7 @@ class Engine:
             self._counters,
             overlaps=self.resolved.async_scheduling,
         )
-        self.sleeper = Sleep(
+        self.sleeper = Sleeper(
             parts,
             self._pending.forget_all,
             lambda: self.has_work,
