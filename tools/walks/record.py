@@ -16,7 +16,7 @@ import tempfile
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -31,9 +31,10 @@ from tools.walks.paths import (
     steady_step,
 )
 
-START_SECONDS, SETTLE_SECONDS, SETTLE_TRIES = 300, 1.5, 60
-REPEATS = 3
-START, QUIET, CHAT, STREAM, ABORT = 1, 2, 3, 4, 5
+START_SECONDS, REST_SECONDS = 300, 120
+STARTED_SECONDS, DONE_SECONDS = 5.0, 1.5  # without a new function: then it is over
+POLL_SECONDS = 0.1
+WARM_UPS, REPEATS = 2, 3
 SERVER = ("--max-num-seqs", "4", "--max-num-batched-tokens", "64", "--max-model-len", "2048")
 CHAT_BODY = {
     "model": "demo",
@@ -43,7 +44,12 @@ CHAT_BODY = {
     "stream": True,
 }
 STREAM_BODY = CHAT_BODY | {"max_tokens": 1900, "ignore_eos": True}
-CHUNKS_BEFORE, CHUNKS_AFTER = 80, 40
+CHUNKS_BEFORE = 80
+
+
+def pause() -> None:
+    """Let others run."""
+    time.sleep(POLL_SECONDS)
 
 
 class Recording:
@@ -81,6 +87,21 @@ class Recording:
         self._phase[0] = number
         yield
         self._phase[0] = 0
+
+    def rest(self, seconds: float, meanwhile: Callable[[], None] = pause) -> None:
+        """Call `meanwhile` until no function of the phase has run for the first time for so many
+        seconds. Raises TimeoutError."""
+        deadline = time.monotonic() + REST_SECONDS
+        written = -1
+        since = 0.0
+        while time.monotonic() < since + seconds or written < 0:
+            if time.monotonic() > deadline:
+                raise TimeoutError("the processes do not come to rest")
+            now = sum(path.stat().st_size for path in self._folder.glob("*.jsonl"))
+            if now != written:
+                written = now
+                since = time.monotonic()
+            meanwhile()
 
     def entries(self, phase: int) -> list[Entry]:
         """What ran in a phase, in order of time over all processes."""
@@ -132,95 +153,88 @@ def server_paths(root: Path, folder: Path) -> dict[str, list[str]]:
     recording = Recording(root, folder)
     phases = Phases()
     start = phases.new()
-    with recording.phase(start):
-        server = Server(root, recording.environment, folder)
-        server.wait_until_ready()
-    try:
-        settle(recording, phases)
-        for _ in range(2):  # what first requests alone do
-            server.chat()
-            abort(server, recording, phases)
-        settle(recording, phases)
-        chats = []
-        for _ in range(REPEATS):
-            phase = phases.new()
-            with recording.phase(phase):
-                server.chat()
-                time.sleep(0.3)
-            chats.append(recording.entries(phase))
-        aborts = [abort(server, recording, phases) for _ in range(REPEATS)]
-    finally:
-        server.end()
+    chats: list[int] = []
+    aborts: list[tuple[int, int]] = []
+    with Server(root, recording.environment, folder) as server:
+        with recording.phase(start):
+            server.begin()
+            recording.rest(STARTED_SECONDS)
+        for _ in range(WARM_UPS + REPEATS):
+            chats.append(chat(server, recording, phases))
+            aborts.append(abort(server, recording, phases))
     started = recording.entries(start)
+    streamed = [entry for before, _ in aborts for entry in recording.entries(before)]
     return {
         "start": files_of(started),
         "memory sizing": sizing(started),
-        "abort": common(aborts),
-        "chat": common(chats),
+        "abort": common(
+            [added(recording.entries(after), streamed) for _, after in aborts[WARM_UPS:]]
+        ),
+        "chat": common([recording.entries(phase) for phase in chats[WARM_UPS:]]),
     }
 
 
-def settle(recording: Recording, phases: Phases) -> None:
-    """Wait until an engine that has no request does the same again and again."""
-    before = None
-    for _ in range(SETTLE_TRIES):
-        phase = phases.new()
-        with recording.phase(phase):
-            time.sleep(SETTLE_SECONDS)
-        now = {(entry.file, entry.function) for entry in recording.entries(phase)}
-        if now == before:
-            return
-        before = now
-    raise TimeoutError("the server does not come to rest")
+def chat(server: Server, recording: Recording, phases: Phases) -> int:
+    """Have one chat answered. Returns its phase."""
+    phase = phases.new()
+    with recording.phase(phase):
+        with server.stream(CHAT_BODY) as stream:
+            stream.read_all()
+        recording.rest(DONE_SECONDS)
+    return phase
 
 
-def abort(server: Server, recording: Recording, phases: Phases) -> list[Entry]:
-    """What runs when a client leaves, and did not run in the stream before; another stream goes on
-    meanwhile, so that the engine is never idle."""
-    streaming, leaving = phases.new(), phases.new()
-    with server.stream() as stays:
-        with server.stream() as leaves:
+def abort(server: Server, recording: Recording, phases: Phases) -> tuple[int, int]:
+    """Have a client leave its stream, while another one goes on so that the engine is never idle.
+    Returns the phases of both streams beside each other and of the leaving."""
+    streaming = phases.new()
+    leaving = phases.new()
+    with server.stream(STREAM_BODY) as stays:
+        with server.stream(STREAM_BODY) as leaves:
             stays.read(1)
             leaves.read(1)
             with recording.phase(streaming):
                 leaves.read(CHUNKS_BEFORE)
             with recording.phase(leaving):
                 leaves.leave()
-                stays.read(CHUNKS_AFTER)
-                time.sleep(0.2)
-                stays.read(1)
-    time.sleep(0.5)
-    return added(recording.entries(leaving), recording.entries(streaming))
+                recording.rest(DONE_SECONDS, lambda: stays.read(1))
+    time.sleep(DONE_SECONDS)
+    return streaming, leaving
 
 
 class Server:
-    """A checkout's server of the demo model, in a process of its own."""
+    """A checkout's server of the demo model, in a process of its own, which ends with the block."""
 
     def __init__(self, root: Path, environment: dict[str, str], folder: Path):
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             self._port = free.getsockname()[1]
+        self._root = root
+        self._environment = environment
         self._log = folder / "log"
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def __enter__(self) -> Server:
+        return self
+
+    def begin(self) -> None:
+        """Start it and return when it serves. Raises RuntimeError or TimeoutError with its log."""
         command = [sys.executable, "-m", "jaxllm.server", "--model", "demo", *SERVER]
         with self._log.open("w") as log:
             self._process = subprocess.Popen(
                 [*command, "--port", str(self._port)],
-                cwd=root,
-                env=environment,
+                cwd=self._root,
+                env=self._environment,
                 stdout=log,
                 stderr=subprocess.STDOUT,
             )
-
-    def wait_until_ready(self) -> None:
-        """Return when requests are served. Raises RuntimeError or TimeoutError with the log."""
         deadline = time.monotonic() + START_SECONDS
         while not self._is_ready():
             if self._process.poll() is not None:
                 raise RuntimeError(f"the server ended:\n{self._log.read_text()}")
             if time.monotonic() > deadline:
-                self.end()
                 raise TimeoutError(f"the server is not ready:\n{self._log.read_text()}")
-            time.sleep(0.1)
+            pause()
 
     def _is_ready(self) -> bool:
         try:
@@ -229,17 +243,13 @@ class Server:
         except (urllib.error.URLError, ConnectionError, TimeoutError):
             return False
 
-    def chat(self) -> None:
-        """One streamed chat, to its end."""
-        with Stream(self._port, CHAT_BODY) as stream:
-            stream.read_all()
+    def stream(self, body: dict[str, Any]) -> Stream:
+        """A streamed chat."""
+        return Stream(self._port, body)
 
-    def stream(self) -> Stream:
-        """A long streamed chat."""
-        return Stream(self._port, STREAM_BODY)
-
-    def end(self) -> None:
-        """Stop the server, which ends its processes."""
+    def __exit__(self, *error: object) -> None:
+        if self._process is None:
+            return
         self._process.send_signal(signal.SIGTERM)
         try:
             self._process.wait(60)

@@ -58,8 +58,9 @@ class Recorder:
         events = monitoring.events
         for event in (events.PY_START, events.PY_RESUME):
             monitoring.register_callback(monitoring.PROFILER_ID, event, self._entered)
+        monitoring.register_callback(monitoring.PROFILER_ID, events.PY_THROW, self._thrown_into)
         monitoring.register_callback(monitoring.PROFILER_ID, events.PY_RETURN, self._returned)
-        watched = events.PY_START | events.PY_RESUME | events.PY_RETURN
+        watched = events.PY_START | events.PY_RESUME | events.PY_THROW | events.PY_RETURN
         monitoring.set_events(monitoring.PROFILER_ID, watched)
         os.register_at_fork(after_in_child=self._open)
 
@@ -69,16 +70,23 @@ class Recorder:
     def _entered(self, code: CodeType, offset: int) -> object:
         if not self._is_ours(code):
             return sys.monitoring.DISABLE
+        self._enter(code, sys._getframe(1))
+        return None
+
+    def _thrown_into(self, code: CodeType, offset: int, error: BaseException) -> None:
+        """A coroutine goes on with an exception, as one that is cancelled."""
+        if self._is_ours(code):
+            self._enter(code, sys._getframe(1))
+
+    def _enter(self, code: CodeType, frame: FrameType) -> None:
         phase = self.phase[0]
         if not code.co_flags & inspect.CO_OPTIMIZED or (phase, code) in self._seen:
-            return None  # a module's code, or a class's; or an entry that is known
-        frame = sys._getframe(1)
+            return  # a module's code, or a class's; or an entry that is known
         if self._is_importing(frame):
-            return None
+            return
         if phase < EVERY:
             self._seen.add((phase, code))
         self._write(phase, code, "entered", self._trace(frame) if phase >= EVERY else 0)
-        return None
 
     def _returned(self, code: CodeType, offset: int, value: object) -> object:
         """Note when the model's description has been read, and each new plan of memory."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import mmap
 import os
-import sys
 from pathlib import Path
 
 import jax
@@ -35,4 +34,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()
