@@ -40,9 +40,9 @@ from jaxllm.server.requests.chat import CHAT_BODY
 from jaxllm.server.requests.completion import COMPLETION_BODY
 from jaxllm.server.requests.conversation import read_conversation
 from jaxllm.server.requests.fields import read_field, refuse_unsupported
-from jaxllm.server.requests.generation import read_model
 from jaxllm.server.requests.known_fields import CHAT_NEUTRAL, TOKENIZE_FIELDS, TOOL_FIELDS
 from jaxllm.server.requests.limits import check_chars, check_ids
+from jaxllm.server.requests.model_name import read_model
 from jaxllm.server.responses.requests import RESPONSES_BODY
 from jaxllm.server.responses.routes import ResponseRoutes
 from jaxllm.server.responses.store import ResponseStore
