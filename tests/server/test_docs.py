@@ -9,7 +9,7 @@ from starlette.routing import Route
 
 from jaxllm.server.app import routes
 from jaxllm.server.command_line.flags import parser
-from jaxllm.server.transport.auth import is_open
+from jaxllm.server.middleware.auth import is_open
 from tests.server.harness import Running
 
 
