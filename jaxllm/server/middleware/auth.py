@@ -65,11 +65,9 @@ class Auth:
                 headers={"www-authenticate": "Bearer"},
             )
         if path in ADMIN_PATHS and not authorised(sent, self._admin_keys):
-            remedy = (
-                "send it as Authorization: Bearer KEY"
-                if self._admin_keys
-                else "start the server with --admin-key"
-            )
+            remedy = "start the server with --admin-key"
+            if self._admin_keys:
+                remedy = "send it as Authorization: Bearer KEY"
             return ApiError(
                 403, f"{path} takes the operator's key alone: {remedy}", code="admin_key_needed"
             )
@@ -89,22 +87,26 @@ def digests(keys: Iterable[str]) -> tuple[bytes, ...]:
 def sent_keys(headers: list[tuple[bytes, bytes]]) -> list[bytes]:
     """The keys that a client sends: as Authorization: Bearer, and as x-api-key, which clients of
     Anthropic's protocol use."""
+    keys: list[bytes] = []
     scheme, _, bearer = (header(headers, b"authorization") or b"").partition(b" ")
-    own = header(headers, b"x-api-key")
-    found = [bearer.strip()] if scheme.lower() == b"bearer" else []
-    return found if own is None else [*found, own.strip()]
+    if scheme.lower() == b"bearer":
+        keys.append(bearer.strip())
+    api_key = header(headers, b"x-api-key")
+    if api_key is not None:
+        keys.append(api_key.strip())
+    return keys
 
 
 def authorised(sent: Iterable[bytes], keys: Iterable[bytes]) -> bool:
-    """Whether one of the keys sent has one of these digests, in constant time: each is always
+    """Whether one of the keys sent has one of these digests, in constant time: every key is always
     compared with every digest."""
     pairs = itertools.product([hashlib.sha256(key).digest() for key in sent], keys)
-    found = [secrets.compare_digest(digest, known) for digest, known in pairs]
-    return any(found)
+    matches = [secrets.compare_digest(digest, known) for digest, known in pairs]
+    return any(matches)
 
 
 def caller(headers: list[tuple[bytes, bytes]], keys: tuple[bytes, ...]) -> bytes:
-    """SHA-256 of the key by which a client was let in, to tell clients apart: of those that it
-    sends, the first with one of these digests."""
-    found = (key for key in sent_keys(headers) if authorised((key,), keys))
-    return hashlib.sha256(next(found, b"")).digest()
+    """SHA-256 of the key by which a client was let in, to tell clients apart: the first of the keys
+    that it sends which has one of these digests."""
+    known = (key for key in sent_keys(headers) if authorised((key,), keys))
+    return hashlib.sha256(next(known, b"")).digest()
