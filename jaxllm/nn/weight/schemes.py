@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from types import MappingProxyType
 
@@ -31,6 +31,12 @@ def held(kind: WeightFormat, shape: Shape) -> Held | Reordered:
 def backend(kind: WeightFormat, wanted: str) -> str:
     """The back end of products where the context's is the `wanted` one."""
     return SCHEMES[kind.numbers].backend(kind, wanted)
+
+
+def workspace(kinds: Iterable[WeightFormat], stream: int, product: int) -> int:
+    """The most that `Held.workspace` says of these formats; 0 of none."""
+    widths = (SCHEMES[kind.numbers].workspace(kind, stream, product) for kind in kinds)
+    return max(widths, default=0)
 
 
 def rounded(kind: WeightFormat, plain: Array) -> dict[str, Array]:

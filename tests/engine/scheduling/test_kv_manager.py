@@ -14,7 +14,7 @@ from jaxllm.cache.pool import CacheGroup, PagePool
 from jaxllm.cache.prefix import PrefixIndex
 from jaxllm.engine.scheduling.kv_manager import KVCacheManager
 from jaxllm.engine.scheduling.request import Request
-from jaxllm.engine.startup.memory import KVRequirements
+from jaxllm.engine.startup.kv_requirements import KVRequirements
 from jaxllm.sampling.options import SamplingParams
 from tests.engine.fake_device import EOS
 from tests.engine.fake_loop import Loop, Setup
