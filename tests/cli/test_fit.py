@@ -11,8 +11,8 @@ import pytest
 from jaxllm import cli, weights
 from jaxllm.cli import fit
 from jaxllm.config import ConfigError, EngineConfig
-from jaxllm.engine.startup.started import check_fit
 from jaxllm.engine.startup.budget import MemoryBudget
+from jaxllm.engine.startup.started import check_fit
 
 
 def test_a_model_that_fits_is_shown_as_it_would_be_served_and_nothing_is_loaded(

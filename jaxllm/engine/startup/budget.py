@@ -16,6 +16,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh
 
+from jaxllm.cache.backends import HOPPER, Backend, Target
 from jaxllm.config import EngineConfig
 from jaxllm.engine.scheduling.buckets import Buckets
 from jaxllm.engine.startup.device_client import limit_bytes, unused_bytes
@@ -162,7 +163,12 @@ def workspace_bytes(spec: ModelSpec, tokens: int, rows: int, itemsize: int, shar
 
 
 def likely_step_bytes(
-    spec: ModelSpec, backend: str, buckets: Buckets, itemsize: int, shards: int
+    spec: ModelSpec,
+    backend: Backend,
+    target: Target,
+    buckets: Buckets,
+    itemsize: int,
+    shards: int,
 ) -> int | None:
     """What the largest step should need where Hopper's kernels run all of it, as weights say of
     themselves; None elsewhere. A first start compiles for it while it measures.
@@ -171,7 +177,8 @@ def likely_step_bytes(
     log-probabilities of prompts, which hold float32 logits of the scored tokens and a quarter more.
     """
     kinds = set(spec.formats.values())
-    if backend != "mosaic_gpu" or any(schemes.backend(kind, backend) != backend for kind in kinds):
+    is_known = backend.is_kernel and HOPPER.met_by(target)
+    if not is_known or not all(schemes.has_kernel(kind, target) for kind in kinds):
         return None  # weights in few bits without a kernel are unpacked
     stream = spec.width
     product = spec.inner_width // shards

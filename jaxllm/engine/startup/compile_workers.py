@@ -35,6 +35,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxllm import weights
+from jaxllm.cache.backends import Target
 from jaxllm.config import Resolved
 from jaxllm.engine.runtime.compilation.executables import Executables
 from jaxllm.engine.runtime.compilation.exports import Exports, settings
@@ -222,7 +223,8 @@ def main() -> None:
 def rebuild(task: dict[str, Any]) -> Programs:
     """The programs that `_task` describes, over devices of this process."""
     spec = make_spec(**task["model"])
-    resolved = Resolved(**task["resolved"] | {"pooling": spec.pooling})
+    target = Target.of_dict(task["resolved"]["target"])
+    resolved = Resolved(**task["resolved"] | {"pooling": spec.pooling, "target": target})
     dtype = jnp.dtype(resolved.dtype)
     stage = Stage(**task["stage"])
     mesh = over_experts(make_mesh(resolved.tensor_parallel_size), resolved.expert_parallel_size)

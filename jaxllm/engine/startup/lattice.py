@@ -11,7 +11,7 @@ from jax.sharding import Mesh
 
 from jaxllm import weights
 from jaxllm.cache.kv import KVCache
-from jaxllm.cache.peers import XLA
+from jaxllm.cache.peers import by_inboxes
 from jaxllm.config import ConfigError, Resolved
 from jaxllm.engine.runtime.compilation.executables import Executables
 from jaxllm.engine.runtime.compilation.exports import Exports, fingerprint
@@ -217,7 +217,7 @@ def _resolved(model: ModelPlan, memory: MemoryPlan) -> Resolved:
         all_reduce=model.sums.all_reduce,
         all_reduce_reason=model.sums.all_reduce_reason,
         pipeline_parallel_size=config.pipeline_parallel_size,
-        device_processors=model.processors,
+        target=model.target,
     )
 
 
@@ -230,17 +230,17 @@ def make_programs(
     resolved = lattice.resolved
     leaves, treedef = weight_leaves(lattice.abstract_weights)
     peers = None
-    if resolved.all_reduce != XLA:
+    if by_inboxes(resolved.all_reduce):
         peers = largest_inboxes(lattice.mesh, lattice.spec, lattice.buckets)
     model = Model(
         lattice.graphdef,
         treedef,
         lattice.mesh,
         resolved.attention_backend,
+        resolved.target,
         resolved.page_size,
         processors,
         resolved.batch_invariant,
-        resolved.device_processors,
         peers,
     )
     if executables is None:

@@ -13,7 +13,6 @@ from typing import Any
 import jax
 
 from jaxllm import weights
-from jaxllm.cache.backends import HOMES
 from jaxllm.config import ConfigError
 from jaxllm.engine.runtime.compilation.executables import Executables
 from jaxllm.engine.runtime.compilation.exports import Exports
@@ -186,7 +185,7 @@ def measured_need(model: ModelPlan, plan: MemoryPlan, programs: Programs) -> int
     twice as many tells the growth. Elsewhere the forward of all layers is compiled.
     """
     others = programs.largest_others
-    if model.backend.name in HOMES:
+    if model.backend.is_kernel:
         depths = sizing_depths(model)
         forwards = [make_few(model, plan, layers) for layers in depths]
         _compile_at_once([(few, [few.largest]) for few in forwards] + [(programs, others)])

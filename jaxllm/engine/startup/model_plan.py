@@ -17,6 +17,7 @@ from jaxllm.cache.backends import (
     LatentShapes,
     SegmentShapes,
     Shapes,
+    Target,
     choose_backend,
     tile_tokens,
 )
@@ -63,7 +64,7 @@ class ModelPlan:
         host: pages in host memory.
         need: what the pools must serve, for the longest sequence that was asked for.
         sums: how devices add up their parts of a layer.
-        processors: of each device, that a kernel has to itself; 0: not known.
+        target: what kernels are chosen for.
         budget: what takes memory on each device, with an upper estimate of the largest step.
         likely_step: what that should need, in bytes; None where nothing tells.
         stage: which layers these devices have.
@@ -84,7 +85,7 @@ class ModelPlan:
     host: HostPlan
     need: KVRequirements
     sums: Sums
-    processors: int
+    target: Target
     budget: MemoryBudget
     likely_step: int | None
     stage: Stage
@@ -141,6 +142,7 @@ class _Model(NamedTuple):
     dtype: jnp.dtype
     kv_dtype: jnp.dtype
     page_size: int
+    target: Target
     backend: Backend
 
     @property
@@ -172,7 +174,7 @@ def plan_model(wishes: Wishes, meshes: Sequence[Mesh]) -> ModelPlan:
     staged = host.staged * need.group_bytes
     budget = measure_budget(config, spec, meshes, leaves, buckets, dtype.itemsize, staged)
     resident = budget.resident
-    if sums.all_reduce != XLA:
+    if sums.by_inboxes:
         resident += largest_inboxes(mesh, spec, buckets).size
     usable = min(wishes.hosts.agree(budget.usable))
     graphdef, abstract = abstracts[last]
@@ -189,10 +191,10 @@ def plan_model(wishes: Wishes, meshes: Sequence[Mesh]) -> ModelPlan:
         host=host,
         need=need,
         sums=sums,
-        processors=own_processors(mesh.devices.flat),
+        target=model.target,
         budget=replace(budget, usable=usable, resident=resident),
         likely_step=likely_step_bytes(
-            spec, model.backend.name, buckets, dtype.itemsize, layer_devices(mesh)
+            spec, model.backend, model.target, buckets, dtype.itemsize, layer_devices(mesh)
         ),
         stage=pipeline[last],
         mesh=mesh,
@@ -219,9 +221,17 @@ def _model(wishes: Wishes, mesh: Mesh) -> _Model:
     mesh = over_experts(mesh, expert_groups(config, spec))
     page_size = config.block_size or (16 if platform == "cpu" else 64)
     shapes = _shapes(spec, heads, dtype, page_size, kv_dtype)
-    backend = choose_backend(mesh.devices.flat[0], shapes, config.attention_backend)
+    target = target_of(mesh)
+    device_kind = mesh.devices.flat[0].device_kind
+    backend = choose_backend(target, shapes, config.attention_backend, device_kind)
     spec = spec.with_heads_of(backend.head_dim)
-    return _Model(spec, mesh, dtype, kv_dtype, page_size, backend)
+    return _Model(spec, mesh, dtype, kv_dtype, page_size, target, backend)
+
+
+def target_of(mesh: Mesh) -> Target:
+    """What kernels are chosen for: one of the devices, with the processors that each has."""
+    processors = own_processors(mesh.devices.flat)
+    return replace(Target.of(mesh.devices.flat[0]), processors=processors)
 
 
 def _kv_dtype(config: EngineConfig, spec: ModelSpec, dtype: jnp.dtype) -> jnp.dtype:

@@ -11,6 +11,7 @@ import jax
 from flax import nnx
 
 from jaxllm import weights
+from jaxllm.cache.backends import Target
 from jaxllm.config import Resolved
 from jaxllm.engine.runtime.compilation.compile_counter import CompileCounter
 from jaxllm.engine.runtime.lattice import Programs
@@ -26,7 +27,7 @@ from jaxllm.models import ModelSpec
 from jaxllm.models.config.build import head_name, table_name
 from jaxllm.nn.weight.experts import HeldExperts
 from jaxllm.nn.weight.int4 import Int4
-from jaxllm.nn.weight.schemes import SCHEMES, backend
+from jaxllm.nn.weight.schemes import SCHEMES, backend, has_kernel
 from jaxllm.quantisation import WeightFormat
 from jaxllm.units import GIB, amount
 
@@ -160,11 +161,11 @@ def _format_rows(model: ModelPlan) -> Rows:
     others = shard_bytes(leaf for path, leaf in paths if _is_plain(path))
     module = nnx.merge(model.graphdef, model.abstract_weights)
     experts = [part.each for _, part in nnx.iter_graph(module) if isinstance(part, HeldExperts)]
-    on_hopper = model.backend.name == "mosaic_gpu"
-    by_tile = any(not (on_hopper and weight.takes_all()) for weight in experts)
+    by_tile = any(not weight.takes_all(model.target) for weight in experts)
     token = model.need.group_bytes / model.need.page_size
-    products = {backend(form, model.backend.name) for form in counts}
-    slow = " (plain JAX: may be slower than 16 bits)" if "reference" in products else ""
+    products = {backend(form, model.target) for form in counts}
+    has_kernels = all(has_kernel(form, model.target) for form in counts)
+    slow = "" if has_kernels else " (plain JAX: may be slower than 16 bits)"
     return [
         *([] if spec.scheme is None else [("checkpoint", spec.scheme.title)]),
         ("quantised weights", forms),
@@ -176,7 +177,7 @@ def _format_rows(model: ModelPlan) -> Rows:
         *([("output head", _head_row(spec))] if spec.has_head else []),
         ("products of these", f"{', '.join(sorted(products))}{slow}"),
         *([("products of experts", EXPERTS)] if by_tile else []),
-        *([("prompts", PROMPTS)] if _has_kernels_of_4_bits(products, counts) else []),
+        *([("prompts", PROMPTS)] if _has_kernels_of_4_bits(counts, model.target) else []),
     ]
 
 
@@ -187,9 +188,9 @@ def _head_row(spec: ModelSpec) -> str:
     return f"{text}, also the table of tokens" if spec.tied else text
 
 
-def _has_kernels_of_4_bits(products: set[str], kinds: Iterable[WeightFormat]) -> bool:
-    """Whether Hopper's kernels multiply with weights of 4 bits."""
-    return "mosaic_gpu" in products and any(SCHEMES[kind.numbers] is Int4 for kind in kinds)
+def _has_kernels_of_4_bits(kinds: Iterable[WeightFormat], target: Target) -> bool:
+    """Whether kernels multiply with weights of 4 bits."""
+    return any(SCHEMES[kind.numbers] is Int4 and has_kernel(kind, target) for kind in kinds)
 
 
 def _is_plain(path: tuple[Any, ...]) -> bool:

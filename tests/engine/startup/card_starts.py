@@ -124,7 +124,7 @@ def started(card: str, model: str, **wishes: Any) -> dict[str, Any]:
         patch.setattr(measure, "Executables", ForCard)
         patch.setattr(budget, "usable_bytes", lambda *_: usable)
         patch.setattr(ModelPlan, "with_steps", with_steps)
-        patch.setattr(model_plan, "own_processors", lambda _: CARDS[card].processors)
+        patch.setattr(model_plan, "target_of", lambda _: CARDS[card].offer)
         try:
             plan = plan_for(card, model, wishes)
             steps = CardSteps(plan)

@@ -28,6 +28,7 @@ from jaxllm.nn.linear import Linear
 from jaxllm.quantisation import WeightFormat
 from jaxllm.units import GIB, amount
 from tests.engine.startup.decisions import Decided, decide
+from tests.targets import TARGETS
 
 
 class Kept(Report):
@@ -141,8 +142,7 @@ def test_a_start_says_where_weights_in_few_bits_are_slower(
     tiny_dir: str, wish: str, on: str, slower: bool
 ) -> None:
     setup = decided(tiny_dir, quantization=wish)
-    backend = replace(setup.model.backend, name=on)
-    setup = setup._replace(model=replace(setup.model, backend=backend))
+    setup = setup._replace(model=replace(setup.model, target=TARGETS[on]))
     assert (rows_of(setup).get("prompts") == PROMPTS) == slower
 
 
