@@ -341,6 +341,7 @@ class Resolved:
 
     Attributes (those whose names do not say it):
         vocab_size: width of the logits; token ids are validated against it.
+        eos_ids: the model's tokens that end a sequence, unless a request ignores them.
         host_pages: pages of host memory for preempted requests and cached prefixes.
         host_cached_pages: those of them for cached prefixes.
         moved_pages: pages that one program moves to host memory or back; 0: none ever move.
@@ -385,6 +386,7 @@ class Resolved:
     windows: tuple[int | None, ...] = (None,)
     batch_invariant: bool = False
     prefix_refusal: str | None = None
+    eos_ids: tuple[int, ...] = ()
     pooling: Pooling | None = None
     page_offer: dict[str, Any] | None = None
     all_reduce: str = "reference"

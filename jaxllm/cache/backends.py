@@ -136,7 +136,7 @@ def choose_backend(
     for name in _preferred(target, shapes):
         refused = refusal(name, shapes)
         if refused is None:
-            return _stored(name, refusals[0] if refusals else reason(target), shapes)
+            return _stored(name, refusals[0] if refusals else reason_of(target), shapes)
         if not ALL.runs_anywhere(name):
             refusals.append(refused)
     raise ConfigError(f"no attention back end runs this model on {target.title}")
@@ -200,7 +200,7 @@ def _stored(name: str, reason: str, shapes: Shapes | SegmentShapes) -> Backend:
     return Backend(name, reason, width)
 
 
-def reason(target: Target) -> str:
+def reason_of(target: Target) -> str:
     """Why a target's own back end is what it is."""
     own = own_backend(target)
     is_portable = ALL.runs_anywhere(own) and target.platform != PORTABLE.platform

@@ -13,6 +13,7 @@ import jax
 import pytest
 
 from jaxllm.cache.pool import PagePool
+from jaxllm.commands import Sleep, UpdateWeights, WakeUp
 from jaxllm.config import ConfigError, EngineConfig
 from jaxllm.engine.constraints.grammars import Grammars
 from jaxllm.engine.engine import Engine
@@ -23,10 +24,7 @@ from jaxllm.engine.runtime.launch import Launch
 from jaxllm.engine.runtime.pipeline.follower import StageFollower
 from jaxllm.engine.runtime.pipeline.stages import EarlierStages
 from jaxllm.engine.runtime.replay import (
-    Asleep,
-    Awake,
     Command,
-    Reload,
     Reset,
     encode,
     replay,
@@ -260,7 +258,7 @@ def test_a_stage_that_follows_gives_the_tokens_of_one_device(make_engine: MakeEn
         assert run(two, PROMPTS, LONG) == wanted
     two.scheduler.check()
     assert two.stats().pages_loaded > 0
-    assert kinds == {Launch, Moves, Asleep, Awake, Reload}
+    assert kinds == {Launch, Moves, Sleep, WakeUp, UpdateWeights}
 
 
 def test_a_step_of_stages_on_two_hosts_waits_for_its_own_group_alone(
@@ -346,7 +344,7 @@ class TimedStages(Runner):
         self.shapes: Any = SimpleNamespace(
             buckets=Buckets.build(4, 64, "cpu"), model=SimpleNamespace(processors=())
         )
-        self.eos_ids, self.depth, self.seconds, self.swapper = [], 1, {}, None
+        self.depth, self.seconds, self.swapper = 1, {}, None
         self.compiles = CompileCounter()
         self.before = NoStages()
         self.steps = 0

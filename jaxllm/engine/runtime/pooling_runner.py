@@ -81,6 +81,6 @@ class PoolingRunner(Dispatcher):
         else:
             key, layout = Key("pool", sizes), self.shapes.chunk_layouts[shape]
             buffer = np.zeros(layout.arrays.size, np.int32)
-            layout.pack_chunks(buffer, plan.chunks, self.shapes.slots, ())
+            layout.pack_chunks(buffer, plan.chunks, self.shapes.slots)
         (vectors,) = self.run(Launch(((key, buffer),)))
         return vectors

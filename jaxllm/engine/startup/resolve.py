@@ -29,6 +29,7 @@ from jaxllm.cache.groups import CacheGroup
 from jaxllm.cache.layer import AttentionCache, attention_cache
 from jaxllm.cache.peers import XLA, Layout, Sums, by_inboxes, choose_sums, inbox_layout
 from jaxllm.config import KV_CACHE_DTYPES, ConfigError, EngineConfig, Resolved, step_seqs
+from jaxllm.engine.runtime.state import MAX_STOP_IDS
 from jaxllm.engine.scheduling.buckets import Buckets
 from jaxllm.engine.scheduling.plan import Limits
 from jaxllm.engine.startup.device_client import own_processors
@@ -49,6 +50,7 @@ from jaxllm.models import ModelSpec, Wish, read_spec
 from jaxllm.models.config.expert_groups import expert_groups
 from jaxllm.nn.heads import Heads
 from jaxllm.nn.weight.schemes import has_kernel
+from jaxllm.sampling.options import MAX_STOP_TOKEN_IDS
 
 # Of every prompt step where one shape serves all: short prompts are padded to it, long ones lose
 # little by it
@@ -193,6 +195,7 @@ def _resolved(
         max_num_batched_tokens=limits.max_num_batched_tokens,
         max_num_queued_reqs=config.max_num_queued_reqs or max(256, 8 * slots),
         vocab_size=spec.vocab_size,
+        eos_ids=_eos_ids(spec),
         tensor_parallel_size=layer_devices(model.mesh),
         expert_parallel_size=model.mesh.shape["expert"],
         max_logprobs=most_logprobs(config.max_logprobs, spec.vocab_size),
@@ -214,6 +217,18 @@ def _resolved(
         target=model.target,
         **sums._asdict(),
     )
+
+
+def _eos_ids(spec: ModelSpec) -> tuple[int, ...]:
+    """The model's end-of-sequence ids. Raises ConfigError when a slot cannot hold them beside a
+    request's own stop ids."""
+    limit = MAX_STOP_IDS - MAX_STOP_TOKEN_IDS
+    if len(spec.eos_token_ids) > limit:
+        raise ConfigError(
+            f"config.json and generation_config.json name {len(spec.eos_token_ids)} "
+            f"end-of-sequence ids; at most {limit} are supported"
+        )
+    return spec.eos_token_ids
 
 
 def with_plan(setup: Setup, config: EngineConfig, memory: MemoryPlan) -> Setup:
