@@ -104,9 +104,11 @@ def test_on_hopper_the_pool_that_is_likely_is_the_one_that_a_step_of_that_need_l
     (tmp_path / "config.json").write_text(
         json.dumps(TINY | hybrid | {"max_position_embeddings": 4096})
     )
-    choose = module.choose_backend
+    choose = module.choose_backends
     monkeypatch.setattr(
-        module, "choose_backend", lambda *given: replace(choose(*given), name="mosaic_gpu")
+        module,
+        "choose_backends",
+        lambda *given: [replace(backend, name="mosaic_gpu") for backend in choose(*given)],
     )
     monkeypatch.setattr(module, "target_of", lambda mesh: H200)
     monkeypatch.setattr(
