@@ -3,6 +3,7 @@ divided into."""
 
 from __future__ import annotations
 
+from jaxllm.cache.layer import owner_of
 from jaxllm.config import ConfigError, EngineConfig, step_seqs
 from jaxllm.engine.scheduling.buckets import Buckets
 from jaxllm.engine.scheduling.plan import Limits
@@ -101,4 +102,19 @@ def divide(config: EngineConfig, spec: ModelSpec, max_num_seqs: int) -> tuple[St
             f"--max-num-seqs {max_num_seqs} leaves stages without requests; set it to at "
             f"least --pipeline-parallel-size ({count})"
         )
-    return stages(count)
+    divided = stages(count)
+    for stage in divided:
+        _check_shared(spec, stage)
+    return divided
+
+
+def _check_shared(spec: ModelSpec, stage: Stage) -> None:
+    """Raise ConfigError where a layer of the stage reads keys of a layer before it."""
+    layers = stage.layers(len(spec.layers))
+    for layer in layers:
+        owner = owner_of(spec.layers, layer)
+        if owner not in layers:
+            raise ConfigError(
+                f"--pipeline-parallel-size {stage.count}: layer {layer} would be in another stage "
+                f"than layer {owner}, whose keys it reads; choose another number of stages"
+            )
