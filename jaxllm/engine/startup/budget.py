@@ -17,6 +17,8 @@ import jax.numpy as jnp
 from jax.sharding import Mesh
 
 from jaxllm.cache.backends import HOPPER, Backend, Target
+from jaxllm.cache.layer import RecurrentState
+from jaxllm.cache.states import state_bytes
 from jaxllm.config import EngineConfig
 from jaxllm.engine.scheduling.buckets import Buckets
 from jaxllm.engine.startup.device_client import limit_bytes, unused_bytes
@@ -118,7 +120,9 @@ def measure_budget(
     shared = meshes[-1].devices.flat[0].platform == "cpu"
     step_tokens = buckets.max_rows
     stages = config.pipeline_parallel_size
-    resident = resident_bytes(buckets.logits, buckets.decode[-1] * stages, spec.vocab_size, shards)
+    slots = buckets.decode[-1] * stages
+    resident = resident_bytes(buckets.logits, slots, spec.vocab_size, shards)
+    resident += spec_state_bytes(spec) * (slots + 1) // shards
     if stages > 1:  # hidden states on their way, of each group
         resident += stages * step_tokens * spec.width * itemsize
     return MemoryBudget(
@@ -131,6 +135,11 @@ def measure_budget(
         staged=staged,
         packing=None if spec.scheme is None or spec.formats else spec.scheme.title,
     )
+
+
+def spec_state_bytes(spec: ModelSpec) -> int:
+    """Bytes of the recurrent states of one request, in all layers."""
+    return sum(state_bytes(cache) for cache in spec.layers if isinstance(cache, RecurrentState))
 
 
 def usable_bytes(config: EngineConfig, devices: Iterable[Any]) -> int:

@@ -10,8 +10,11 @@ import jax.numpy as jnp
 from jax.sharding import Mesh
 
 from jaxllm import weights
-from jaxllm.cache.kv import KVCache
+from jaxllm.cache.arrays import GroupArrays, KVCache, PagedArrays
+from jaxllm.cache.groups import CacheGroup, layer_places
+from jaxllm.cache.layer import RecurrentState
 from jaxllm.cache.peers import by_inboxes
+from jaxllm.cache.states import StateArrays
 from jaxllm.config import ConfigError, Resolved
 from jaxllm.engine.runtime.compilation.executables import Executables
 from jaxllm.engine.runtime.compilation.exports import Exports, fingerprint
@@ -20,6 +23,7 @@ from jaxllm.engine.runtime.lattice import Programs, weight_leaves
 from jaxllm.engine.runtime.shapes import Model, StepShapes, packed_carries
 from jaxllm.engine.scheduling.buckets import Buckets
 from jaxllm.engine.startup.budget import states_shape
+from jaxllm.engine.startup.kv_requirements import model_groups
 from jaxllm.engine.startup.limits import shares_prefixes
 from jaxllm.engine.startup.memory_plan import MemoryPlan
 from jaxllm.engine.startup.model_plan import ModelPlan, largest_inboxes
@@ -28,7 +32,6 @@ from jaxllm.hosts.group import Hosts, difference
 from jaxllm.logprobs import most_logprobs
 from jaxllm.mesh import Stage, layer_devices
 from jaxllm.models import ModelSpec
-from jaxllm.nn.heads import Heads
 from jaxllm.sampling.processor_arguments import Processor
 
 # Decisions that change no program, or a program's name already
@@ -38,10 +41,9 @@ _DECIDED_LATER = (
     "enable_prefix_caching",
     "scheduling_policy",
     "max_num_queued_reqs",
-    "num_pages",
+    "group_pages",
     "max_model_len",
     "windows",
-    "more_pages",
     "preemption_mode",
     "host_pages",
     "host_cached_pages",
@@ -82,17 +84,20 @@ class Lattice:
     abstract_weights: Any
 
     @property
-    def heads(self) -> Heads:
-        """The attention heads over this mesh."""
-        return self.spec.heads(layer_devices(self.mesh))
+    def groups(self) -> tuple[CacheGroup, ...]:
+        """The cache groups of the whole model."""
+        resolved = self.resolved
+        return model_groups(self.spec, resolved.max_model_len, resolved.host_pages > 0)
 
     @property
-    def layer_groups(self) -> tuple[int, ...]:
-        """The cache group of each layer of the stage."""
-        windows = self.resolved.windows
-        layers = self.stage.layers(len(self.spec.layers))
-        seen = (self.spec.windows[layer] for layer in layers)
-        return tuple(windows.index(window) if window in windows else 0 for window in seen)
+    def layers(self) -> range:
+        """The layers of the stage."""
+        return self.stage.layers(len(self.spec.layers))
+
+    @property
+    def slots(self) -> int:
+        """Usable slots: the largest decode step may have more rows than there are requests."""
+        return max(self.resolved.max_num_seqs, self.buckets.decode[-1])
 
     @property
     def table_width(self) -> int:
@@ -111,25 +116,22 @@ class Lattice:
         return replace(table, apart=self.apart)
 
     def pages(self) -> KVCache:
-        """The pools of all cache groups, as shapes with shardings."""
-        heads = self.heads
+        """The arrays of all cache groups, as shapes with shardings."""
         resolved = self.resolved
-        groups = self.layer_groups
-        caches = resolved.pooling is None or not resolved.pooling.bidirectional
-        pools = [
-            KVCache.abstract(
-                groups.count(group) if caches else 0,
-                count,
-                heads.kv_stored,
-                resolved.page_size,
-                heads.stored_dim,
-                jnp.dtype(resolved.kv_dtype),
-                self.mesh,
-                self.spec.pools,
+        counts = iter(resolved.group_pages)
+        kv_dtype = jnp.dtype(resolved.kv_dtype)
+        arrays: list[GroupArrays] = []
+        for group in self.groups:
+            layers = len(group.among(self.layers))
+            if isinstance(group.spec, RecurrentState):
+                arrays.append(StateArrays.abstract(group.spec, layers, self.slots, self.mesh))
+                continue
+            arrays.append(
+                PagedArrays.abstract(
+                    group.spec, layers, next(counts), resolved.page_size, kv_dtype, self.mesh
+                )
             )
-            for group, count in enumerate((resolved.num_pages, *resolved.more_pages))
-        ]
-        return KVCache.join(pools, groups)
+        return tuple(arrays)
 
     def exports(self) -> Exports | None:
         """What earlier starts have kept of such programs; None where nothing can be kept."""
@@ -191,11 +193,12 @@ def _resolved(model: ModelPlan, memory: MemoryPlan) -> Resolved:
         kv_dtype=model.kv_dtype.name,
         max_model_len=memory.max_model_len,
         page_size=model.page_size,
-        num_pages=memory.num_pages,
+        group_pages=memory.group_pages,
         max_num_seqs=slots,
         max_num_batched_tokens=model.limits.max_num_batched_tokens,
         max_num_queued_reqs=config.max_num_queued_reqs or max(256, 8 * slots),
         vocab_size=spec.vocab_size,
+        eos_ids=model.wishes.eos_ids,
         tensor_parallel_size=layer_devices(model.mesh),
         expert_parallel_size=model.mesh.shape["expert"],
         max_logprobs=most_logprobs(config.max_logprobs, spec.vocab_size),
@@ -210,9 +213,9 @@ def _resolved(model: ModelPlan, memory: MemoryPlan) -> Resolved:
         staged_pages=model.host.staged,
         attention_backend=model.backend.name,
         attention_reason=model.backend.reason,
-        windows=memory.windows,
+        windows=memory.need.windows,
         batch_invariant=config.batch_invariant,
-        more_pages=memory.more_pages,
+        prefix_refusal=spec.prefix_refusal,
         pooling=spec.pooling,
         all_reduce=model.sums.all_reduce,
         all_reduce_reason=model.sums.all_reduce_reason,
@@ -233,15 +236,16 @@ def make_programs(
     if by_inboxes(resolved.all_reduce):
         peers = largest_inboxes(lattice.mesh, lattice.spec, lattice.buckets)
     model = Model(
-        lattice.graphdef,
-        treedef,
-        lattice.mesh,
-        resolved.attention_backend,
-        resolved.target,
-        resolved.page_size,
-        processors,
-        resolved.batch_invariant,
-        peers,
+        graphdef=lattice.graphdef,
+        treedef=treedef,
+        mesh=lattice.mesh,
+        backend=resolved.attention_backend,
+        target=resolved.target,
+        page_size=resolved.page_size,
+        places=layer_places(lattice.groups, lattice.spec.layers, lattice.layers),
+        processors=processors,
+        batch_invariant=resolved.batch_invariant,
+        peers=peers,
     )
     if executables is None:
         executables = Executables(lattice.options, lattice.exports(), lattice.platform)
@@ -249,7 +253,7 @@ def make_programs(
         model=model,
         weights=leaves,
         kv=lattice.pages(),
-        slots=max(resolved.max_num_seqs, lattice.buckets.decode[-1]),
+        slots=lattice.slots,
         table_width=lattice.table_width,
         hidden_states=packed_carries(
             lattice.mesh, *states_shape(lattice.spec, lattice.buckets), lattice.dtype

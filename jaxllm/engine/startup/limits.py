@@ -63,7 +63,8 @@ def shares_prefixes(config: EngineConfig, spec: ModelSpec, length: int) -> bool:
     """Whether prompts of at most `length` tokens may start from each other's pages. A pool over
     all tokens needs hidden states that no page holds."""
     whole = spec.pooling is not None and not spec.pooling.takes_chunks
-    return config.enable_prefix_caching and not whole and not spec.keys_vary(length)
+    apart = whole or spec.prefix_refusal is not None or spec.keys_vary(length)
+    return config.enable_prefix_caching and not apart
 
 
 def step_buckets(config: EngineConfig, spec: ModelSpec, limits: Limits, platform: str) -> Buckets:

@@ -43,14 +43,9 @@ class MemoryPlan:
         return self.need.max_model_len
 
     @property
-    def windows(self) -> tuple[int | None, ...]:
-        """Tokens of each cache group's window."""
-        return self.need.windows_for(self.max_model_len)
-
-    @property
-    def more_pages(self) -> tuple[int, ...]:
-        """Pages of each cache group after the first."""
-        return self.need.more_pages_for(self.max_model_len, self.num_pages)
+    def group_pages(self) -> tuple[int, ...]:
+        """Pages of each cache group."""
+        return self.need.group_pages(self.num_pages)
 
     @property
     def step_bytes(self) -> int:
@@ -201,4 +196,4 @@ def plan_memory(
         raise ConfigError(too_large(config, budget, need, pages, smaller))
     if pages < need.pages_per_request:
         raise ConfigError(too_small(config, budget, need, pages, smaller))
-    return MemoryPlan(budget, need, pages, size)
+    return MemoryPlan(budget, need.at_length(need.max_model_len), pages, size)

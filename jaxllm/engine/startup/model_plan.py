@@ -12,17 +12,17 @@ import jax.numpy as jnp
 from jax.sharding import Mesh
 
 from jaxllm import weights
+from jaxllm.cache.arrays import page_bytes
 from jaxllm.cache.backends import (
     Backend,
     LatentShapes,
     SegmentShapes,
     Shapes,
     Target,
-    choose_backend,
+    choose_backends,
     tile_tokens,
 )
-from jaxllm.cache.kv import page_bytes
-from jaxllm.cache.layer import LatentKV
+from jaxllm.cache.layer import AttentionCache, attention_cache
 from jaxllm.cache.peers import XLA, Layout, Sums, choose_sums, inbox_layout
 from jaxllm.config import KV_CACHE_DTYPES, ConfigError, EngineConfig
 from jaxllm.engine.scheduling.buckets import Buckets
@@ -35,14 +35,12 @@ from jaxllm.engine.startup.budget import (
 )
 from jaxllm.engine.startup.device_client import own_processors
 from jaxllm.engine.startup.host_memory import HostPlan, HostRoom, plan_host
-from jaxllm.engine.startup.kv_requirements import KVRequirements, effective_window, group_windows
+from jaxllm.engine.startup.kv_requirements import KVRequirements, model_groups, page_sizes
 from jaxllm.engine.startup.limits import divide, shares_prefixes, step_buckets, step_limits
 from jaxllm.engine.startup.wishes import Wishes
 from jaxllm.mesh import Stage, layer_devices, over_experts, own_devices, own_meshes, stages
 from jaxllm.models import ModelSpec
 from jaxllm.models.config.expert_groups import expert_groups
-from jaxllm.nn.heads import Heads
-from jaxllm.nn.rope import Alibi
 
 
 @dataclass(frozen=True)
@@ -151,9 +149,13 @@ class _Model(NamedTuple):
         return self.mesh.devices.flat[0].platform
 
     @property
-    def heads(self) -> Heads:
-        """The attention heads over the mesh."""
-        return self.spec.heads(layer_devices(self.mesh))
+    def shards(self) -> int:
+        """Devices over which a layer is split."""
+        return layer_devices(self.mesh)
+
+    def page_bytes(self, cache: AttentionCache) -> int:
+        """Bytes on one device of a page of one layer."""
+        return page_bytes(cache, self.shards, self.page_size, self.kv_dtype) // self.shards
 
 
 def plan_model(wishes: Wishes, meshes: Sequence[Mesh]) -> ModelPlan:
@@ -217,15 +219,20 @@ def _model(wishes: Wishes, mesh: Mesh) -> _Model:
     kv_dtype = _kv_dtype(config, spec, dtype)
     if kv_dtype != dtype:
         spec = spec.with_scales(weights.kv_scales(directory, spec, config.load_format))
-    heads = spec.heads(layer_devices(mesh))
+    shards = layer_devices(mesh)
     mesh = over_experts(mesh, expert_groups(config, spec))
     page_size = config.block_size or (16 if platform == "cpu" else 64)
-    shapes = _shapes(spec, heads, dtype, page_size, kv_dtype)
+    shapes = [
+        _shapes(spec, layer, shards, dtype, page_size, kv_dtype) for layer in spec.attention_layers
+    ]
     target = target_of(mesh)
     device_kind = mesh.devices.flat[0].device_kind
-    backend = choose_backend(target, shapes, config.attention_backend, device_kind)
-    spec = spec.with_heads_of(backend.head_dim)
-    return _Model(spec, mesh, dtype, kv_dtype, page_size, target, backend)
+    backends = choose_backends(target, shapes, config.attention_backend, device_kind)
+    widths = dict(zip(spec.attention_layers, backends, strict=True))
+    spec = spec.with_widths(
+        widths[layer].head_dim if layer in widths else None for layer in range(len(spec.layers))
+    )
+    return _Model(spec, mesh, dtype, kv_dtype, page_size, target, backends[0])
 
 
 def target_of(mesh: Mesh) -> Target:
@@ -243,29 +250,27 @@ def _kv_dtype(config: EngineConfig, spec: ModelSpec, dtype: jnp.dtype) -> jnp.dt
             f"--kv-cache-dtype {wish} is neither of 8 bits nor what the model computes in; "
             f"give {dtype}, fp8 or auto, or --dtype {wish}"
         )
-    if pages != dtype and isinstance(spec.layers[0], LatentKV):
-        raise ConfigError(
-            f"--kv-cache-dtype {wish}: latents are kept in the type that the model computes in; "
-            f"give {dtype}"
-        )
-    if pages.itemsize == 1 and any(isinstance(rope, Alibi) for rope in spec.ropes):
-        raise ConfigError(
-            f"--kv-cache-dtype {wish}: keys hold positions (ALiBi), which 8 bits would round; "
-            f"give {dtype}"
-        )
+    if pages != dtype and spec.rounding_refusal is not None:
+        raise ConfigError(f"--kv-cache-dtype {wish}: {spec.rounding_refusal}; give {dtype}")
     return pages
 
 
 def _shapes(
-    spec: ModelSpec, heads: Heads, dtype: jnp.dtype, page_size: int, kv_dtype: jnp.dtype
+    spec: ModelSpec,
+    layer: int,
+    shards: int,
+    dtype: jnp.dtype,
+    page_size: int,
+    kv_dtype: jnp.dtype,
 ) -> Shapes | SegmentShapes:
-    """What decides the attention back end."""
+    """What a layer has to say about the attention back end."""
+    heads = spec.heads(shards, layer)
     if spec.pooling is not None and spec.pooling.bidirectional:
         return SegmentShapes(dtype, heads.stored_dim)
     group = max(1, heads.query // heads.kv_stored)
-    layer = spec.layers[0]
-    if isinstance(layer, LatentKV):
-        return LatentShapes(dtype, heads.stored_dim, page_size, group, kv_dtype, layer.rank)
+    rank = attention_cache(spec.layers, layer).rank
+    if rank is not None:
+        return LatentShapes(dtype, heads.stored_dim, page_size, group, kv_dtype, rank)
     return Shapes(dtype, heads.stored_dim, page_size, group, kv_dtype)
 
 
@@ -292,13 +297,14 @@ def largest_inboxes(mesh: Mesh, spec: ModelSpec, buckets: Buckets) -> Layout:
 def _host(config: EngineConfig, model: _Model, limits: Limits) -> HostPlan:
     """Pages in host memory. Raises ConfigError."""
     spec = model.spec
-    caching = shares_prefixes(config, spec, limits.max_model_len)
-    pipeline = stages(config.pipeline_parallel_size)
-    most = max(len(stage.layers(len(spec.layers))) for stage in pipeline)
-    devices = model.heads.shards * len(pipeline)
-    host = plan_host(
-        config, most * _layer_page(model), devices, caching, HostRoom.measure(model.platform)
-    )
+    length = limits.max_model_len
+    caching = shares_prefixes(config, spec, length)
+    room = HostRoom.measure(model.platform)
+    _check_moves(config, spec)
+    divided = _divided(config, spec)
+    groups = model_groups(replace(spec, pooling=None), length, keeps_all=True)
+    page = sum(page_sizes(groups, divided, model.page_bytes))
+    host = plan_host(config, page, model.shards * len(divided), caching, room)
     if spec.pooling is not None and host.pages:
         raise ConfigError(
             "a pooling model moves no pages to host memory; leave out --kv-offloading-size and "
@@ -307,38 +313,39 @@ def _host(config: EngineConfig, model: _Model, limits: Limits) -> HostPlan:
     return host
 
 
-def _layer_page(model: _Model) -> int:
-    """Bytes on one device of a page of one layer."""
-    heads = model.heads
-    sizes = (heads.kv_stored, model.page_size, heads.stored_dim)
-    return page_bytes(1, *sizes, model.kv_dtype, model.spec.pools) // heads.shards
+def _check_moves(config: EngineConfig, spec: ModelSpec) -> None:
+    """Raise ConfigError where pages are to leave the device of a model that allows it not."""
+    flags = {
+        "--kv-transfer-config": config.kv_transfer_config is not None,
+        "--kv-offloading-size": bool(config.kv_offloading_size),
+        "--preemption-mode swap": config.preemption_mode == "swap",
+    }
+    wanted = [flag for flag, is_wanted in flags.items() if is_wanted]
+    if wanted and spec.move_refusal is not None:
+        raise ConfigError(f"{wanted[0]}: {spec.move_refusal}; leave it out")
+
+
+def _divided(config: EngineConfig, spec: ModelSpec) -> list[range]:
+    """The layers of each stage."""
+    return [stage.layers(len(spec.layers)) for stage in stages(config.pipeline_parallel_size)]
 
 
 def _requirements(
     config: EngineConfig, model: _Model, limits: Limits, host: HostPlan
 ) -> KVRequirements:
-    """What the pools must serve. With pages in host memory all layers share one pool."""
+    """What the pools must serve."""
     spec = model.spec
     length = limits.max_model_len
-    encodes = spec.pooling is not None and spec.pooling.bidirectional
-    page = 0 if encodes else _layer_page(model)
-    windows = [None if host.pages else effective_window(window, length) for window in spec.windows]
-    groups = group_windows(windows)
-    divided = [
-        [windows[layer] for layer in stage.layers(len(windows))]
-        for stage in stages(config.pipeline_parallel_size)
-    ]
-    first, *more = (max(part.count(window) for part in divided) * page for window in groups)
+    groups = model_groups(spec, length, keeps_all=host.pages > 0)
     return KVRequirements(
-        page_bytes=first,
+        page_bytes=page_sizes(groups, _divided(config, spec), model.page_bytes),
         page_size=model.page_size,
         max_num_seqs=limits.max_num_seqs,
         max_model_len=length,
         step_tokens=limits.max_num_batched_tokens,
-        windows=groups,
+        groups=tuple(group for group in groups if group.spec.has_pages),
         tile=tile_tokens(model.backend.name),
-        more_bytes=tuple(more),
-        splits=splits(spec, model.heads.shards),
+        splits=splits(spec, model.shards),
     )
 
 
@@ -348,7 +355,10 @@ def splits(spec: ModelSpec, shards: int) -> tuple[int, ...]:
 
     def even(times: int) -> bool:
         try:
-            return spec.heads(times * shards).kv_stored == spec.heads(shards).kv_stored
+            return all(
+                spec.heads(times * shards, layer).kv_stored == spec.heads(shards, layer).kv_stored
+                for layer in spec.attention_layers
+            )
         except ConfigError:
             return False
 

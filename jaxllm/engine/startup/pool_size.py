@@ -39,7 +39,7 @@ def fitting_length(config: EngineConfig, budget: MemoryBudget, need: KVRequireme
     pages = pool_pages(config, budget, need)
     if pages >= need.pages_per_request:
         return need.max_model_len
-    if not need.more_bytes:
+    if len(need.groups) == 1:
         return min(need.max_model_len, pages * need.page_size)
     # In pages: what other groups hold of a request depends on its length
     low = 0

@@ -203,8 +203,7 @@ def _more_devices(config: EngineConfig, budget: MemoryBudget, need: KVRequiremen
         split = replace(budget, weights=-(-budget.weights // times))
         share = replace(
             need,
-            page_bytes=-(-need.page_bytes // times),
-            more_bytes=tuple(-(-size // times) for size in need.more_bytes),
+            page_bytes=tuple(-(-size // times) for size in need.page_bytes),
         )
         if _holds_one(config, split, share):
             size = times * config.tensor_parallel_size

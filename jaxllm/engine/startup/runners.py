@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import jax
 
-from jaxllm.cache.kv import zeros_of
+from jaxllm.cache.arrays import zeros_of
 from jaxllm.engine.runtime.lattice import Programs
 from jaxllm.engine.runtime.pipeline.follower import StageFollower
 from jaxllm.engine.runtime.pipeline.handover import Handover
@@ -36,9 +36,8 @@ def make_runner(model: ModelPlan, loaded: Sequence[Loaded], report: Report) -> R
     programs, weights = loaded[-1]
     if model.spec.pooling is not None:
         return PoolingRunner(programs, weights, pages[-1])
-    eos_ids = model.wishes.eos_ids
     if model.stage.count == 1:
-        return Runner(programs, weights, pages[-1], eos_ids)
+        return Runner(programs, weights, pages[-1])
     last = model.stage
     first = loaded[0].programs.shapes.stage
     way_in = None if first.is_first else _handover(model, first.index)
@@ -48,7 +47,7 @@ def make_runner(model: ModelPlan, loaded: Sequence[Loaded], report: Report) -> R
         if not stage.programs.shapes.stage.is_last
     ]
     if last.is_last:
-        return Runner(programs, weights, pages[-1], eos_ids, EarlierStages(stages, way_in))
+        return Runner(programs, weights, pages[-1], EarlierStages(stages, way_in))
     return StageFollower(stages, way_in, _handover(model, last.index + 1))
 
 

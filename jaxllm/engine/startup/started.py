@@ -78,7 +78,6 @@ def start(
     wishes = read_wishes(config, hosts)
     use_compilation_cache(wishes.config.compilation_cache_dir)
     reserve_as(wishes.config)
-    eos_ids = wishes.eos_ids
     with CompileWorkers(_early_workers(wishes.config)) as workers:
         # JAX takes seconds to find GPUs, mostly without Python's lock, and XLA compiles without it
         pool = ThreadPoolExecutor(1, thread_name_prefix="tokenizer")
@@ -109,7 +108,7 @@ def start(
         resolved=resolved,
         runner=runner,
         tokenizer=tokenizer,
-        grammars=Grammars(matchers, resolved.vocab_size, eos_ids),
+        grammars=Grammars(matchers, resolved.vocab_size, resolved.eos_ids),
         weights=source,
         give_back=partial(give_back, model.own_devices if config.enable_sleep_mode else ()),
     )
@@ -149,7 +148,8 @@ def read_tokenizer(wishes: Wishes) -> tuple[Tokenizer | None, Matchers | None]:
     if config.skip_tokenizer_init:
         return None, None
     tokenizer = Tokenizer.load(config.tokenizer or str(wishes.directory))
-    matchers = Matchers(tokenizer.backend, wishes.spec.vocab_size, wishes.eos_ids)
+    spec = wishes.spec
+    matchers = Matchers(tokenizer.backend, spec.vocab_size, spec.eos_token_ids)
     if config.max_stall_ms is not None:
         matchers.start_vocabulary()
     return tokenizer, matchers

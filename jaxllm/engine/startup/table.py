@@ -125,10 +125,10 @@ def _memory_rows(memory: MemoryPlan, resolved: Resolved, largest_step: int | Non
     budget = memory.budget
     size = resolved.page_size
     tokens = resolved.num_pages * size
-    more = zip(resolved.windows[1:], resolved.more_pages, strict=True)
+    more = zip(resolved.windows[1:], resolved.group_pages[1:], strict=True)
     pools = [
         f"{resolved.num_pages} pages × {size} = {tokens} tokens",
-        *(f"{pages} pages for layers with a window of {window}" for window, pages in more),
+        *(f"{pages} pages for {_layers_with(window)}" for window, pages in more),
     ]
     needed = "an estimate" if largest_step is None else f"{largest_step / GIB:.2f} GiB needed"
     return [
@@ -146,6 +146,11 @@ def _memory_rows(memory: MemoryPlan, resolved: Resolved, largest_step: int | Non
             f"{', '.join(pools)} in {resolved.kv_dtype}, {amount(memory.kv_bytes)} per device",
         ),
     ]
+
+
+def _layers_with(window: int | None) -> str:
+    """What a further cache group is for."""
+    return "layers with other heads" if window is None else f"layers with a window of {window}"
 
 
 def _format_rows(model: ModelPlan) -> Rows:
@@ -226,7 +231,7 @@ def _window_row(model: ModelPlan, memory: MemoryPlan) -> str:
     if not windows:
         return "none"
     tokens = " and ".join(str(window) for window in sorted(windows))
-    if memory.windows == (None,):
+    if memory.need.windows == (None,):
         why = "pages may go to host memory" if model.host.pages else "no sequence is longer"
         return f"{tokens} tokens; pages behind it are kept, since {why}"
     pages = " and ".join(map(str, memory.need.group_pages_per_request))
@@ -237,7 +242,7 @@ def _host_row(model: ModelPlan) -> str:
     host = model.host
     if not host.pages:
         return "holds no pages"
-    size = amount(host.pages * model.need.page_bytes * model.mesh.size * model.stage.count)
+    size = amount(host.pages * model.need.group_bytes * model.mesh.size * model.stage.count)
     cached = f", {host.cached} of them for cached prefixes" if host.cached else ""
     return f"{host.pages} pages, {size}{cached}; {host.moved} move at once"
 
@@ -249,7 +254,7 @@ def link_rows(model: ModelPlan, runner: Runner | PoolingRunner) -> Rows:
         return []
     compute = model.page_size * seconds_per_token(runner.seconds)
     load = link.seconds(link.width) / link.width
-    speed = model.need.page_bytes / load / 1e9
+    speed = model.need.group_bytes / load / 1e9
     alone = link.seconds(1)
     return [
         (

@@ -35,7 +35,7 @@ class Wishes:
     hosts: Hosts = ALONE
 
     @property
-    def eos_ids(self) -> list[int]:
+    def eos_ids(self) -> tuple[int, ...]:
         """The model's end-of-sequence ids. Raises ConfigError when a slot cannot hold them beside
         a request's own stop ids."""
         limit = MAX_STOP_IDS - MAX_STOP_TOKEN_IDS
@@ -44,7 +44,7 @@ class Wishes:
                 f"config.json and generation_config.json name {len(self.spec.eos_token_ids)} "
                 f"end-of-sequence ids; at most {limit} are supported"
             )
-        return list(self.spec.eos_token_ids)
+        return self.spec.eos_token_ids
 
     @property
     def weight_cache(self) -> Path | None:

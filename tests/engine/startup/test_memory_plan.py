@@ -72,7 +72,7 @@ def test_every_value_that_an_error_names_would_have_helped(
     found = dict(re.findall(r"--([a-z-]+) ([0-9.]+)", str(error.value).partition("What helps")[2]))
     times = int(found.get("tensor-parallel-size", 1))
     if times > 1:
-        split = replace(need, page_bytes=-(-need.page_bytes // times))
+        split = replace(need, page_bytes=tuple(-(-size // times) for size in need.page_bytes))
         plan_memory(config, replace(budget, weights=budget.weights // times), split)
     else:
         assert shared
@@ -223,7 +223,7 @@ def test_smaller_steps_are_offered_only_where_one_was_tried_and_fits() -> None:
 
 
 @pytest.mark.parametrize(
-    "asked", [{"num_gpu_blocks_override": 400}, {"kv_cache_memory_bytes": 400 * NEED.page_bytes}]
+    "asked", [{"num_gpu_blocks_override": 400}, {"kv_cache_memory_bytes": 400 * NEED.group_bytes}]
 )
 def test_a_pool_that_is_too_large_where_the_largest_is_too_small_is_told_what_else_helps(
     asked: dict,
@@ -258,7 +258,7 @@ def test_a_pool_that_was_asked_too_large_is_told_the_most_that_fits(asked: dict)
     assert (
         0
         <= CARD.for_pages - plan_memory(EngineConfig(**{name: int(value)}), CARD, NEED).kv_bytes
-        < NEED.page_bytes
+        < NEED.group_bytes
     )
 
 
@@ -300,7 +300,7 @@ def test_pools_get_what_the_largest_step_leaves_and_are_compiled_for_once(tiny_d
     steps = Steps(MIB, MIB)
     plan = fit(model, steps)
     assert plan.budget == replace(model.budget, workspace=MIB)
-    assert 0 <= plan.budget.for_pages - plan.kv_bytes < PAGE_ROUND * plan.need.page_bytes
+    assert 0 <= plan.budget.for_pages - plan.kv_bytes < PAGE_ROUND * plan.need.group_bytes
     assert (steps.pools, steps.kept) == ([plan.num_pages], [MIB])
 
 
@@ -343,7 +343,7 @@ def test_a_step_that_has_no_room_beside_the_pool_that_was_asked_for_is_told_what
     tiny_dir: str,
 ) -> None:
     model = on_a_card(tiny_dir)
-    page = model.need.page_bytes
+    page = model.need.group_bytes
     least = replace(model.budget, workspace=0, spare=0)
     pages = least.for_pages // page
     full = on_a_card(tiny_dir, num_gpu_blocks_override=pages)

@@ -58,7 +58,7 @@ def decided(model_dir: str, **wishes: Any) -> Decided:
         "num_gpu_blocks_override": 96,
     }
     model, memory, lattice = decide(EngineConfig(model=model_dir, **(usual | wishes)), model_dir)
-    need = replace(memory.need, page_bytes=GIB // 64)
+    need = replace(memory.need, page_bytes=(GIB // 64, *memory.need.page_bytes[1:]))
     return Decided(
         replace(model, need=need),
         MemoryPlan(BUDGET, need, memory.num_pages, int(1.5 * GIB)),
