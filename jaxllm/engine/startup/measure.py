@@ -222,7 +222,7 @@ def sizing_depths(model: ModelPlan) -> tuple[int, ...]:
     every kind, and of one twice as deep."""
     depth = len(model.spec.layers)
     kinds = layer_kinds(model)
-    few = max(LEAST_LAYERS, 1 + max(kinds.index(kind) for kind in kinds))
+    few = max(LEAST_LAYERS, 1 + max(map(kinds.index, kinds)))
     return (few, 2 * few) if 2 * few < depth else (depth,)
 
 

@@ -8,10 +8,14 @@ from typing import Protocol
 
 from jaxllm.config import ConfigError, EngineConfig
 from jaxllm.engine.startup.budget import MemoryBudget
-from jaxllm.engine.startup.kv_requirements import KVRequirements
+from jaxllm.engine.startup.kv_requirements import (
+    KVRequirements,
+    fitting_length,
+    pool_pages,
+    size_flag,
+)
 from jaxllm.engine.startup.limits import may_shorten
 from jaxllm.engine.startup.model_plan import ModelPlan
-from jaxllm.engine.startup.pool_size import fitting_length, pool_pages, size_flag
 from jaxllm.engine.startup.remedies import Smaller, crowded, too_large, too_small
 
 # One part of it, of what pages may have, may go unused: a pool that was compiled for stays

@@ -9,14 +9,14 @@ from dataclasses import replace
 
 from jaxllm.config import ConfigError, EngineConfig
 from jaxllm.engine.startup.budget import MemoryBudget
-from jaxllm.engine.startup.kv_requirements import KVRequirements
-from jaxllm.engine.startup.limits import may_shorten
-from jaxllm.engine.startup.pool_size import (
+from jaxllm.engine.startup.kv_requirements import (
+    KVRequirements,
     fitting_length,
     pool_pages,
     size_flag,
     smallest_pool,
 )
+from jaxllm.engine.startup.limits import may_shorten
 from jaxllm.units import GIB, amount
 
 # The budget of a device with steps of at most so many tokens, and so many requests at once

@@ -29,9 +29,10 @@ from jaxllm.engine.startup.wishes import Wishes
 from jaxllm.mesh import make_mesh
 from jaxllm.models import Wish, read_spec
 from jaxllm.units import GIB
-from tests.engine.runtime.cards import CARDS
+from tests.engine.runtime.cards import CARDS, MEMORIES
 from tests.engine.runtime.h200 import described
 
+ALL = CARDS | MEMORIES
 SHARE = 0.9  # of a card's memory, which the driver leaves and an engine takes by default
 
 
@@ -121,7 +122,7 @@ def started(card: str, model: str, layers: int | None = None, **wishes: Any) -> 
         return plan_for(card, smaller)
 
     ForCard.card = described(1, card)[0]
-    usable = int(CARDS[card].memory * SHARE * GIB)
+    usable = int(ALL[card].memory * SHARE * GIB)
     shape = ALWAYS | SHAPES[model] | ({"num_hidden_layers": layers} if layers else {})
     with pytest.MonkeyPatch.context() as patch, tempfile.TemporaryDirectory() as directory:
         Path(directory, "config.json").write_text(json.dumps(shape))
@@ -129,7 +130,7 @@ def started(card: str, model: str, layers: int | None = None, **wishes: Any) -> 
         patch.setattr(measure, "Executables", ForCard)
         patch.setattr(budget, "usable_bytes", lambda *_: usable)
         patch.setattr(ModelPlan, "with_steps", with_steps)
-        patch.setattr(model_plan, "target_of", lambda _: CARDS[card].offer)
+        patch.setattr(model_plan, "target_of", lambda _: ALL[card].offer)
         try:
             plan = plan_for(card, EngineConfig(model=directory, load_format="dummy", **wishes))
             steps = CardSteps(plan)

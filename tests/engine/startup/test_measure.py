@@ -23,6 +23,7 @@ from jaxllm.engine.runtime.lattice import Key, Programs
 from jaxllm.engine.scheduling.buckets import Buckets
 from jaxllm.engine.startup import measure
 from jaxllm.engine.startup.compile_workers import CompileWorkers
+from jaxllm.engine.startup.kv_requirements import PAGE_ROUND
 from jaxllm.engine.startup.lattice import Lattice, make_programs, plan_lattice
 from jaxllm.engine.startup.measure import (
     CompiledSteps,
@@ -33,7 +34,6 @@ from jaxllm.engine.startup.measure import (
 )
 from jaxllm.engine.startup.memory_plan import MemoryPlan, first_plan, fit
 from jaxllm.engine.startup.model_plan import ModelPlan
-from jaxllm.engine.startup.pool_size import PAGE_ROUND
 from jaxllm.engine.startup.together import Together
 from jaxllm.sampling.options import SamplingParams
 from tests.engine.conftest import TINY, run
