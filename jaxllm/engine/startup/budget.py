@@ -71,12 +71,9 @@ class MemoryBudget:
     @property
     def available(self) -> str:
         """How much is left and why, for messages."""
-        found = (
-            f"{amount(self.for_pages, down=True)} is available"
-            if self.for_pages >= 0
-            else f"{amount(-self.for_pages)} is lacking for the rest"
-        )
-        return f"{found} ({self.breakdown})"
+        if self.for_pages < 0:
+            return f"{amount(-self.for_pages)} is lacking for the rest ({self.breakdown})"
+        return f"{amount(self.for_pages, down=True)} is available ({self.breakdown})"
 
     @property
     def unpacked(self) -> str:
@@ -122,15 +119,15 @@ def measure_budget(
     stages = config.pipeline_parallel_size
     slots = buckets.decode[-1] * stages
     resident = resident_bytes(buckets.logits, slots, spec.vocab_size, shards)
+    resident += spec_state_bytes(spec) * (slots + 1) // shards
     if stages > 1:  # hidden states on their way, of each group
         resident += stages * step_tokens * spec.width * itemsize
-    states = spec_state_bytes(spec) * (slots + 1)
     return MemoryBudget(
         usable=usable_bytes(config, [device for mesh in meshes for device in mesh.devices.flat]),
         weights=shard_bytes(weights),
         workspace=workspace_bytes(spec, step_tokens, buckets.logits[-1], itemsize, shards),
         shared=shared,
-        resident=resident + math.prod(states_shape(spec, buckets)) * itemsize + states // shards,
+        resident=resident + math.prod(states_shape(spec, buckets)) * itemsize,
         spare=0 if shared else SPARE,
         staged=staged,
         packing=None if spec.scheme is None or spec.formats else spec.scheme.title,
@@ -145,8 +142,8 @@ def spec_state_bytes(spec: ModelSpec) -> int:
 def usable_bytes(config: EngineConfig, devices: Iterable[Any]) -> int:
     """Bytes that this engine may use on each device, by the one that has least: free memory within
     the accelerator client's limit, or a share of the host's free memory."""
-    own = jax.process_index()  # of several hosts, each knows its own devices
-    return min(_usable_bytes(config, each) for each in devices if each.process_index == own)
+    here = jax.process_index()  # of several hosts, each knows its own devices
+    return min(_usable_bytes(config, device) for device in devices if device.process_index == here)
 
 
 def _usable_bytes(config: EngineConfig, device: Any) -> int:
@@ -185,15 +182,15 @@ def likely_step_bytes(
     It is the larger of two: a forward, which holds a stream more where it has experts, and
     log-probabilities of prompts, which hold float32 logits of the scored tokens and a quarter more.
     """
-    kinds = set(spec.formats.values())
+    forms = set(spec.formats.values())
     is_known = backend.is_kernel and HOPPER.met_by(target)
-    if not is_known or not all(schemes.has_kernel(kind, target) for kind in kinds):
+    if not is_known or not all(schemes.has_kernel(form, target) for form in forms):
         return None  # weights in few bits without a kernel are unpacked
     stream = spec.width
     product = spec.inner_width // shards
     width = mlp.workspace(spec.activation, stream, product)
     if spec.mixture is None:
-        width = max(width, schemes.workspace(kinds, stream, product))
+        width = max(width, schemes.workspace(forms, stream, product))
     elif mlp.is_fused(spec.activation):
         width += stream
     return max(buckets.max_rows * width * itemsize, buckets.score * spec.vocab_size * 5)

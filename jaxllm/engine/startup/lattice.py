@@ -116,7 +116,7 @@ class Lattice:
         return replace(table, apart=self.apart)
 
     def pages(self) -> KVCache:
-        """The pools of all cache groups, as shapes with shardings."""
+        """The arrays of all cache groups, as shapes with shardings."""
         resolved = self.resolved
         counts = iter(resolved.group_pages)
         kv_dtype = jnp.dtype(resolved.kv_dtype)
@@ -124,12 +124,13 @@ class Lattice:
         for group in self.groups:
             layers = len(group.among(self.layers))
             if isinstance(group.spec, RecurrentState):
-                states = StateArrays.abstract(group.spec, layers, self.slots, self.mesh)
-                arrays.append(states)
-            else:
-                sizes = (next(counts), resolved.page_size)
-                pages = PagedArrays.abstract(group.spec, layers, *sizes, kv_dtype, self.mesh)
-                arrays.append(pages)
+                arrays.append(StateArrays.abstract(group.spec, layers, self.slots, self.mesh))
+                continue
+            arrays.append(
+                PagedArrays.abstract(
+                    group.spec, layers, next(counts), resolved.page_size, kv_dtype, self.mesh
+                )
+            )
         return tuple(arrays)
 
     def exports(self) -> Exports | None:
@@ -212,7 +213,7 @@ def _resolved(model: ModelPlan, memory: MemoryPlan) -> Resolved:
         staged_pages=model.host.staged,
         attention_backend=model.backend.name,
         attention_reason=model.backend.reason,
-        windows=memory.windows,
+        windows=memory.need.windows,
         batch_invariant=config.batch_invariant,
         prefix_refusal=spec.prefix_refusal,
         pooling=spec.pooling,

@@ -19,6 +19,7 @@ from jaxllm.engine.runtime.compilation.exports import Exports
 from jaxllm.engine.runtime.lattice import Programs, Progress, needed_bytes
 from jaxllm.engine.startup.compile_workers import CompileWorkers, WorkerSpec
 from jaxllm.engine.startup.device_client import limit_bytes
+from jaxllm.engine.startup.kv_requirements import model_groups
 from jaxllm.engine.startup.lattice import Lattice, make_programs, plan_lattice
 from jaxllm.engine.startup.memory_plan import MemoryPlan
 from jaxllm.engine.startup.model_plan import ModelPlan
@@ -221,17 +222,16 @@ def sizing_depths(model: ModelPlan) -> tuple[int, ...]:
     every kind, and of one twice as deep."""
     depth = len(model.spec.layers)
     kinds = layer_kinds(model)
-    few = max(LEAST_LAYERS, 1 + max(kinds.index(kind) for kind in kinds))
+    few = max(LEAST_LAYERS, 1 + max(map(kinds.index, kinds)))
     return (few, 2 * few) if 2 * few < depth else (depth,)
 
 
 def layer_kinds(model: ModelPlan) -> list[Hashable]:
-    """What tells one layer's computation from another's: its cache group, what it sees, how it
-    sees positions, and its parameters."""
+    """What tells one layer's computation from another's: what it remembers, how it sees positions,
+    and its parameters."""
     spec = model.spec
-    numbers = {
-        layer: number for number, group in enumerate(model.need.groups) for layer in group.layers
-    }
+    groups = model_groups(spec, model.need.max_model_len, model.host.pages > 0)
+    numbers = {layer: number for number, group in enumerate(groups) for layer in group.layers}
     _, state = weights.abstract(spec, model.mesh, model.dtype)
     parameters: list[list[Hashable]] = [[] for _ in spec.layers]
     for path, leaf in jax.tree_util.tree_leaves_with_path(state):
@@ -239,14 +239,8 @@ def layer_kinds(model: ModelPlan) -> list[Hashable]:
         if names[0] == "layers":
             parameters[int(names[1])].append((*names[2:], leaf.shape, str(leaf.dtype)))
     return [
-        (
-            numbers.get(layer),
-            type(spec.layers[layer]),
-            spec.windows[layer],
-            type(spec.ropes[layer]),
-            tuple(parameters[layer]),
-        )
-        for layer in range(len(spec.layers))
+        (type(cache), numbers.get(layer), spec.windows[layer], type(spec.ropes[layer]), tuple(held))
+        for layer, (cache, held) in enumerate(zip(spec.layers, parameters, strict=True))
     ]
 
 

@@ -8,10 +8,14 @@ from typing import Protocol
 
 from jaxllm.config import ConfigError, EngineConfig
 from jaxllm.engine.startup.budget import MemoryBudget
-from jaxllm.engine.startup.kv_requirements import KVRequirements
+from jaxllm.engine.startup.kv_requirements import (
+    KVRequirements,
+    fitting_length,
+    pool_pages,
+    size_flag,
+)
 from jaxllm.engine.startup.limits import may_shorten
 from jaxllm.engine.startup.model_plan import ModelPlan
-from jaxllm.engine.startup.pool_size import fitting_length, pool_pages, size_flag
 from jaxllm.engine.startup.remedies import Smaller, crowded, too_large, too_small
 
 # One part of it, of what pages may have, may go unused: a pool that was compiled for stays
@@ -43,19 +47,9 @@ class MemoryPlan:
         return self.need.max_model_len
 
     @property
-    def pools(self) -> KVRequirements:
-        """What the pools serve: groups whose windows no sequence outgrows share one."""
-        return self.need.at_length(self.max_model_len)
-
-    @property
-    def windows(self) -> tuple[int | None, ...]:
-        """Tokens of each pool's window."""
-        return self.pools.windows
-
-    @property
     def group_pages(self) -> tuple[int, ...]:
-        """Pages of each pool."""
-        return self.pools.group_pages(self.num_pages)
+        """Pages of each cache group."""
+        return self.need.group_pages(self.num_pages)
 
     @property
     def step_bytes(self) -> int:
@@ -206,4 +200,4 @@ def plan_memory(
         raise ConfigError(too_large(config, budget, need, pages, smaller))
     if pages < need.pages_per_request:
         raise ConfigError(too_small(config, budget, need, pages, smaller))
-    return MemoryPlan(budget, need, pages, size)
+    return MemoryPlan(budget, need.at_length(need.max_model_len), pages, size)

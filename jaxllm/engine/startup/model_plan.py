@@ -150,11 +150,11 @@ class _Model(NamedTuple):
 
     @property
     def shards(self) -> int:
-        """Devices over which a layer is divided."""
+        """Devices over which a layer is split."""
         return layer_devices(self.mesh)
 
-    def layer_page(self, cache: AttentionCache) -> int:
-        """Bytes on one device of a page of one layer with this cache."""
+    def page_bytes(self, cache: AttentionCache) -> int:
+        """Bytes on one device of a page of one layer."""
         return page_bytes(cache, self.shards, self.page_size, self.kv_dtype) // self.shards
 
 
@@ -228,10 +228,10 @@ def _model(wishes: Wishes, mesh: Mesh) -> _Model:
     target = target_of(mesh)
     device_kind = mesh.devices.flat[0].device_kind
     backends = choose_backends(target, shapes, config.attention_backend, device_kind)
-    widths: list[int | None] = [None] * len(spec.layers)
-    for layer, backend in zip(spec.attention_layers, backends, strict=True):
-        widths[layer] = backend.head_dim
-    spec = spec.with_widths(widths)
+    widths = dict(zip(spec.attention_layers, backends, strict=True))
+    spec = spec.with_widths(
+        widths[layer].head_dim if layer in widths else None for layer in range(len(spec.layers))
+    )
     return _Model(spec, mesh, dtype, kv_dtype, page_size, target, backends[0])
 
 
@@ -297,14 +297,14 @@ def largest_inboxes(mesh: Mesh, spec: ModelSpec, buckets: Buckets) -> Layout:
 def _host(config: EngineConfig, model: _Model, limits: Limits) -> HostPlan:
     """Pages in host memory. Raises ConfigError."""
     spec = model.spec
+    length = limits.max_model_len
+    caching = shares_prefixes(config, spec, length)
+    room = HostRoom.measure(model.platform)
     _check_moves(config, spec)
-    caching = shares_prefixes(config, spec, limits.max_model_len)
-    pipeline = stages(config.pipeline_parallel_size)
-    # A page in host memory has the tokens of all layers
-    groups = model_groups(replace(spec, pooling=None), limits.max_model_len, keeps_all=True)
-    page = sum(page_sizes(groups, _divided(config, spec), model.layer_page))
-    devices = model.shards * len(pipeline)
-    host = plan_host(config, page, devices, caching, HostRoom.measure(model.platform))
+    divided = _divided(config, spec)
+    groups = model_groups(replace(spec, pooling=None), length, keeps_all=True)
+    page = sum(page_sizes(groups, divided, model.page_bytes))
+    host = plan_host(config, page, model.shards * len(divided), caching, room)
     if spec.pooling is not None and host.pages:
         raise ConfigError(
             "a pooling model moves no pages to host memory; leave out --kv-offloading-size and "
@@ -315,14 +315,14 @@ def _host(config: EngineConfig, model: _Model, limits: Limits) -> HostPlan:
 
 def _check_moves(config: EngineConfig, spec: ModelSpec) -> None:
     """Raise ConfigError where pages are to leave the device of a model that allows it not."""
-    moves = {
+    flags = {
         "--kv-transfer-config": config.kv_transfer_config is not None,
         "--kv-offloading-size": bool(config.kv_offloading_size),
         "--preemption-mode swap": config.preemption_mode == "swap",
     }
-    asked = [flag for flag, is_wanted in moves.items() if is_wanted]
-    if asked and spec.move_refusal is not None:
-        raise ConfigError(f"{asked[0]}: {spec.move_refusal}; leave it out")
+    wanted = [flag for flag, is_wanted in flags.items() if is_wanted]
+    if wanted and spec.move_refusal is not None:
+        raise ConfigError(f"{wanted[0]}: {spec.move_refusal}; leave it out")
 
 
 def _divided(config: EngineConfig, spec: ModelSpec) -> list[range]:
@@ -333,14 +333,15 @@ def _divided(config: EngineConfig, spec: ModelSpec) -> list[range]:
 def _requirements(
     config: EngineConfig, model: _Model, limits: Limits, host: HostPlan
 ) -> KVRequirements:
-    """What the pools must serve. With pages in host memory all layers share one pool."""
+    """What the pools must serve."""
     spec = model.spec
-    groups = model_groups(spec, limits.max_model_len, keeps_all=host.pages > 0)
+    length = limits.max_model_len
+    groups = model_groups(spec, length, keeps_all=host.pages > 0)
     return KVRequirements(
-        page_bytes=page_sizes(groups, _divided(config, spec), model.layer_page),
+        page_bytes=page_sizes(groups, _divided(config, spec), model.page_bytes),
         page_size=model.page_size,
         max_num_seqs=limits.max_num_seqs,
-        max_model_len=limits.max_model_len,
+        max_model_len=length,
         step_tokens=limits.max_num_batched_tokens,
         groups=tuple(group for group in groups if group.spec.has_pages),
         tile=tile_tokens(model.backend.name),

@@ -9,14 +9,14 @@ from dataclasses import replace
 
 from jaxllm.config import ConfigError, EngineConfig
 from jaxllm.engine.startup.budget import MemoryBudget
-from jaxllm.engine.startup.kv_requirements import KVRequirements
-from jaxllm.engine.startup.limits import may_shorten
-from jaxllm.engine.startup.pool_size import (
+from jaxllm.engine.startup.kv_requirements import (
+    KVRequirements,
     fitting_length,
     pool_pages,
     size_flag,
     smallest_pool,
 )
+from jaxllm.engine.startup.limits import may_shorten
 from jaxllm.units import GIB, amount
 
 # The budget of a device with steps of at most so many tokens, and so many requests at once
@@ -201,7 +201,10 @@ def _more_devices(config: EngineConfig, budget: MemoryBudget, need: KVRequiremen
     """The least tensor parallelism that helps. Devices that share their memory do not help."""
     for times in () if budget.shared else need.splits:
         split = replace(budget, weights=-(-budget.weights // times))
-        share = replace(need, page_bytes=tuple(-(-size // times) for size in need.page_bytes))
+        share = replace(
+            need,
+            page_bytes=tuple(-(-size // times) for size in need.page_bytes),
+        )
         if _holds_one(config, split, share):
             size = times * config.tensor_parallel_size
             return [f"--tensor-parallel-size {size}, over {times} times the devices"]

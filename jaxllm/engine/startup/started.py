@@ -148,7 +148,8 @@ def read_tokenizer(wishes: Wishes) -> tuple[Tokenizer | None, Matchers | None]:
     if config.skip_tokenizer_init:
         return None, None
     tokenizer = Tokenizer.load(config.tokenizer or str(wishes.directory))
-    matchers = Matchers(tokenizer.backend, wishes.spec.vocab_size, wishes.eos_ids)
+    spec = wishes.spec
+    matchers = Matchers(tokenizer.backend, spec.vocab_size, spec.eos_token_ids)
     if config.max_stall_ms is not None:
         matchers.start_vocabulary()
     return tokenizer, matchers

@@ -148,6 +148,11 @@ def _memory_rows(memory: MemoryPlan, resolved: Resolved, largest_step: int | Non
     ]
 
 
+def _layers_with(window: int | None) -> str:
+    """What a further cache group is for."""
+    return "layers with other heads" if window is None else f"layers with a window of {window}"
+
+
 def _format_rows(model: ModelPlan) -> Rows:
     """What weights are held in, and what that saves."""
     spec = model.spec
@@ -220,18 +225,13 @@ def _scales_rows(model: ModelPlan) -> Rows:
     return rows
 
 
-def _layers_with(window: int | None) -> str:
-    """What a further cache group is for."""
-    return "layers with other heads" if window is None else f"layers with a window of {window}"
-
-
 def _window_row(model: ModelPlan, memory: MemoryPlan) -> str:
     """Windows, and what becomes of pages behind them."""
     windows = {window for window in model.spec.windows if window is not None}
     if not windows:
         return "none"
     tokens = " and ".join(str(window) for window in sorted(windows))
-    if memory.windows == (None,):
+    if memory.need.windows == (None,):
         why = "pages may go to host memory" if model.host.pages else "no sequence is longer"
         return f"{tokens} tokens; pages behind it are kept, since {why}"
     pages = " and ".join(map(str, memory.need.group_pages_per_request))

@@ -46,8 +46,8 @@ class Compiler:
     """A process that compiles step programs and reports on each."""
 
     def __init__(self, card: str = "h200", module: str = __name__) -> None:
-        """A process compiles for one kind of GPU, named as in `cards.CARDS`: LLVM keeps the first
-        architecture that it is given. It runs the `main` of a module."""
+        """A process compiles for one kind of GPU, named as in `cards.CARDS` and `MEMORIES`: LLVM
+        keeps the first architecture that it is given. It runs the `main` of a module."""
         repo = str(Path(__file__).parents[3])
         environment = {
             name: value
@@ -130,9 +130,9 @@ def described(devices: int, card: str = "h200") -> Any:
     """Described GPUs of one host."""
     from jax.experimental import topologies
 
-    from tests.engine.runtime.cards import CARDS
+    from tests.engine.runtime.cards import CARDS, MEMORIES
 
-    shape = {"target_config": CARDS[card].target, "topology": f"1x1x{devices}"}
+    shape = {"target_config": (CARDS | MEMORIES)[card].target, "topology": f"1x1x{devices}"}
     return topologies.get_topology_desc(platform="cuda", **shape).devices
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import sys
+import tempfile
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -28,9 +29,10 @@ from jaxllm.engine.startup.wishes import Wishes
 from jaxllm.mesh import make_mesh
 from jaxllm.models import Wish, read_spec
 from jaxllm.units import GIB
-from tests.engine.runtime.cards import CARDS
+from tests.engine.runtime.cards import CARDS, MEMORIES
 from tests.engine.runtime.h200 import described
 
+ALL = CARDS | MEMORIES
 SHARE = 0.9  # of a card's memory, which the driver leaves and an engine takes by default
 
 
@@ -96,16 +98,12 @@ class CardSteps:
         """As of `Measure`."""
 
 
-def plan_for(card: str, model: str, wishes: dict[str, Any]) -> ModelPlan:
+def plan_for(card: str, config: EngineConfig) -> ModelPlan:
     """What a start decides on a card, of which programs are lowered over a CPU."""
-    device = described(1, card)[0]
-    directory = Path(f"/tmp/jaxllm-card-starts/{model}")
-    directory.mkdir(parents=True, exist_ok=True)
-    (directory / "config.json").write_text(json.dumps(ALWAYS | SHAPES[model]))
-    config = EngineConfig(model=str(directory), load_format="dummy", **wishes)
+    directory = Path(config.model)
     spec = read_spec(directory, Wish.of(config))
-    plan = plan_model(Wishes(config, directory, spec), [make_mesh(1, [device])])
-    return on_a_cpu(plan)
+    meshes = [make_mesh(1, described(1, card))]
+    return on_a_cpu(plan_model(Wishes(config, directory, spec), meshes))
 
 
 def on_a_cpu(plan: ModelPlan) -> ModelPlan:
@@ -115,18 +113,26 @@ def on_a_cpu(plan: ModelPlan) -> ModelPlan:
     return replace(plan, meshes=(mesh,), mesh=mesh, graphdef=graphdef, abstract_weights=abstract)
 
 
-def started(card: str, model: str, **wishes: Any) -> dict[str, Any]:
-    """What a start on this card decides, or the error that it ends with."""
+def started(card: str, model: str, layers: int | None = None, **wishes: Any) -> dict[str, Any]:
+    """What a start of a benchmark's shape decides on this card, or the error that it ends with. The
+    model has as many `layers` as it has, or these."""
+
+    def with_steps(plan: ModelPlan, tokens: int, seqs: int) -> ModelPlan:
+        smaller = replace(plan.config, max_num_batched_tokens=tokens, max_num_seqs=seqs)
+        return plan_for(card, smaller)
+
     ForCard.card = described(1, card)[0]
-    usable = int(CARDS[card].memory * SHARE * GIB)
-    with pytest.MonkeyPatch.context() as patch:
+    usable = int(ALL[card].memory * SHARE * GIB)
+    shape = ALWAYS | SHAPES[model] | ({"num_hidden_layers": layers} if layers else {})
+    with pytest.MonkeyPatch.context() as patch, tempfile.TemporaryDirectory() as directory:
+        Path(directory, "config.json").write_text(json.dumps(shape))
         patch.setattr(lattice, "Executables", ForCard)
         patch.setattr(measure, "Executables", ForCard)
         patch.setattr(budget, "usable_bytes", lambda *_: usable)
         patch.setattr(ModelPlan, "with_steps", with_steps)
-        patch.setattr(model_plan, "target_of", lambda _: CARDS[card].offer)
+        patch.setattr(model_plan, "target_of", lambda _: ALL[card].offer)
         try:
-            plan = plan_for(card, model, wishes)
+            plan = plan_for(card, EngineConfig(model=directory, load_format="dummy", **wishes))
             steps = CardSteps(plan)
             memory = fit(plan, steps)
         except ConfigError as error:
@@ -141,12 +147,6 @@ def started(card: str, model: str, **wishes: Any) -> dict[str, Any]:
         "length": memory.max_model_len,
         "pages_per_request": memory.need.pages_per_request,
     }
-
-
-def with_steps(plan: ModelPlan, tokens: int, seqs: int) -> ModelPlan:
-    """As of `ModelPlan`, on the card again."""
-    wishes = {"max_num_batched_tokens": tokens, "max_num_seqs": seqs}
-    return plan_for(sys.argv[1], Path(plan.config.model).name, wishes)
 
 
 def main() -> None:

@@ -14,6 +14,8 @@ from typing import Any
 import jax
 import pytest
 
+from jaxllm.cache.arrays import page_counts
+from jaxllm.cache.backends import Backend
 from jaxllm.config import EngineConfig
 from jaxllm.engine.engine import Engine
 from jaxllm.engine.runtime import lattice as module
@@ -21,6 +23,7 @@ from jaxllm.engine.runtime.lattice import Key, Programs
 from jaxllm.engine.scheduling.buckets import Buckets
 from jaxllm.engine.startup import measure
 from jaxllm.engine.startup.compile_workers import CompileWorkers
+from jaxllm.engine.startup.kv_requirements import PAGE_ROUND
 from jaxllm.engine.startup.lattice import Lattice, make_programs, plan_lattice
 from jaxllm.engine.startup.measure import (
     CompiledSteps,
@@ -35,6 +38,7 @@ from jaxllm.engine.startup.together import Together
 from jaxllm.sampling.options import SamplingParams
 from tests.engine.conftest import TINY, run
 from tests.engine.startup.decisions import decide
+from tests.targets import H200
 
 pytestmark = pytest.mark.usefixtures("cache")
 
@@ -103,7 +107,7 @@ def test_few_layers_tell_the_need_of_all_where_attention_has_its_own_kernels(
     programs = make_programs(plan_lattice(model, memory))
     whole = measured_need(model, memory, programs)
     assert programs.largest in programs._compiled
-    monkeypatch.setattr(measure, "HOMES", {model.backend.name: "a CPU"})
+    monkeypatch.setattr(Backend, "is_kernel", True)
     programs = make_programs(plan_lattice(model, memory))
     assert measured_need(model, memory, programs) == pytest.approx(whole, rel=0.02)
     assert programs.largest not in programs._compiled
@@ -148,10 +152,8 @@ def test_the_forward_that_is_measured_has_layers_of_every_kind(
     assert sizing_depths(model) == depths
     memory = first_plan(model)
     few = make_few(model, memory, depths[0]).shapes
-    lattice = plan_lattice(model, memory)
-    groups = {place.group for place in few.model.places}
-    assert groups == set(range(len(lattice.groups))) and len(few.kv) == len(lattice.groups)
-    assert tuple(arrays.num_pages for arrays in few.kv) == memory.group_pages
+    assert all(arrays.layers > 0 for arrays in few.kv)
+    assert page_counts(few.kv) == memory.group_pages
     assert few.vocab_size == model.spec.vocab_size
 
 
@@ -188,7 +190,7 @@ def test_a_program_that_finds_no_memory_while_the_need_is_measured_is_compiled_o
         return SimpleNamespace(memory_analysis=lambda: None)
 
     monkeypatch.setattr(Programs, "_compile", compiling)
-    monkeypatch.setattr(measure, "HOMES", {model.backend.name: "a CPU"})
+    monkeypatch.setattr(Backend, "is_kernel", True)
     measured_need(model, memory, programs)
     assert sorted(failed) == sorted(2 * programs.largest_others) != []
 
@@ -241,9 +243,12 @@ def test_another_model_length_is_another_set_of_programs(tiny_dir: str) -> None:
     assert folders[0].folder == folders[2].folder != folders[1].folder  # type: ignore[union-attr]
 
 
-def test_a_length_that_memory_shortens_is_of_the_same_set(tiny_dir: str) -> None:
-    model = on_a_card(tiny_dir, max_model_len="auto")
-    small = replace(model, budget=replace(model.budget, usable=model.budget.usable // 3))
+def test_a_length_that_memory_shortens_is_of_the_same_set(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(TINY | {"max_position_embeddings": 4096}))
+    model = on_a_card(tmp_path, load_format="dummy", max_model_len="auto")
+    rest = model.budget.usable - replace(model.budget, workspace=0).for_pages
+    usable = rest + PAGE_ROUND * model.need.group_bytes
+    small = replace(model, budget=replace(model.budget, usable=usable))
     lattices = [lattice_of(model), lattice_of(small)]
     assert lattices[0].resolved.max_model_len > lattices[1].resolved.max_model_len
     folders = [lattice.exports() for lattice in lattices]
@@ -279,6 +284,6 @@ def test_the_draw_kernel_is_left_out_where_it_does_not_take_the_vocabulary(
     tiny_dir: str, vocab_size: int, backend: str, samplers: int
 ) -> None:
     programs = make_programs(lattice_of(on_a_card(tiny_dir)))
-    model = replace(programs.shapes.model, backend="mosaic_gpu")
+    model = replace(programs.shapes.model, target=H200)
     other = replace(programs.shapes, model=model, vocab_size=vocab_size)
     assert (other.draw_backend, len(other.samplers)) == (backend, samplers)

@@ -18,9 +18,8 @@ from jaxllm.engine.engine import Engine
 from jaxllm.engine.runtime.program import Key
 from jaxllm.engine.scheduling.buckets import Buckets
 from jaxllm.engine.startup.budget import SPARE, MemoryBudget, resident_bytes
-from jaxllm.engine.startup.kv_requirements import KVRequirements
+from jaxllm.engine.startup.kv_requirements import PAGE_ROUND, KVRequirements, fitting_length
 from jaxllm.engine.startup.memory_plan import plan_memory
-from jaxllm.engine.startup.pool_size import PAGE_ROUND, fitting_length
 from jaxllm.sampling.process import logits_params_bytes
 from jaxllm.units import GIB
 from tests.engine.conftest import TINY
