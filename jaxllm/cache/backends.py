@@ -7,7 +7,7 @@ own, see `pallas_kernels.backends`.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -140,6 +140,24 @@ def choose_backend(
         if not ALL.runs_anywhere(name):
             refusals.append(refused)
     raise ConfigError(f"no attention back end runs this model on {target.title}")
+
+
+def choose_backends(
+    target: Target,
+    shapes: Sequence[Shapes | SegmentShapes],
+    asked: str | None = None,
+    device: str = "",
+) -> list[Backend]:
+    """The back end of each of a model's attentions, which all have the same one. Raises ConfigError
+    as `choose_backend`."""
+    chosen = {call: choose_backend(target, call, asked, device) for call in dict.fromkeys(shapes)}
+    names = {backend.name for backend in chosen.values()}
+    if len(names) > 1:  # the first that takes all of them
+        suited = (name for name in ALL.suited(target) if name in names)
+        name = next(n for n in suited if all(refusal(n, call) is None for call in chosen))
+        reason = next(backend.reason for backend in chosen.values() if backend.name == name)
+        chosen = {call: _stored(name, reason, call) for call in chosen}
+    return [chosen[call] for call in shapes]
 
 
 def own_backend(target: Target) -> str:

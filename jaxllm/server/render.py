@@ -37,9 +37,9 @@ class Render(Generate):
         return {
             "request_id": self.reply.prefix + one.id,
             "token_ids": one.prompt_token_ids,
-            "model": request.model,
+            "model": request.generation.model,
             "sampling_params": changed,
-            "stream": request.stream,
+            "stream": request.generation.streaming.enabled,
             "cache_salt": one.cache_salt,
         }
 

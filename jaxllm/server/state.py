@@ -39,9 +39,9 @@ from jaxllm.server.rendering.renders import Renders
 from jaxllm.server.requests.bodies import Bodies
 from jaxllm.server.requests.body_fields import BodyFields
 from jaxllm.server.requests.conversation import Conversation
-from jaxllm.server.requests.fields import Structure
 from jaxllm.server.requests.infill import find_infill
 from jaxllm.server.requests.limits import Rules
+from jaxllm.server.requests.structure import Structure
 from jaxllm.tokenizer import Tokenizer
 
 MAX_UNKNOWN_NAMES = 256

@@ -80,9 +80,8 @@ def _parsed(
     except ApiError as error:
         error.message = in_our_words(error.message)
         raise
-    if request.structure is None:
-        return request
-    return replace(request, structure=replace(request.structure, field="output_config.format"))
+    generation = request.generation.with_structure_of("output_config.format")
+    return replace(request, generation=generation)
 
 
 def in_our_words(message: str) -> str:

@@ -22,7 +22,7 @@ CHAT_BODY = BodyFields(
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ChatRequest(Generation):
+class ChatRequest:
     """POST /v1/chat/completions, and what other endpoints of chats make of their bodies.
 
     Attributes:
@@ -30,6 +30,7 @@ class ChatRequest(Generation):
         include_reasoning: whether the reply has the reasoning.
     """
 
+    generation: Generation
     conversation: Conversation
     thinking_budget: int | None = None
     include_reasoning: bool = True
@@ -44,7 +45,7 @@ def parse_chat(body: dict[str, Any], rules: Rules) -> ChatRequest:
     """The typed request. Raises ApiError that names the field at fault."""
     limit = "max_tokens" if body.get("max_completion_tokens") is None else "max_completion_tokens"
     read_field(body, "max_tokens", int, 0)  # checked even where it is unused
-    shared = read_generation(
+    generation = read_generation(
         body,
         rules,
         CHAT_NEUTRAL,
@@ -53,7 +54,7 @@ def parse_chat(body: dict[str, Any], rules: Rules) -> ChatRequest:
     )
     refuse_unsupported(body, COMPLETION_ONLY, "/v1/completions")
     return ChatRequest(
-        **shared,
+        generation=generation,
         conversation=read_conversation(body, rules),
         thinking_budget=read_budget(body),
         include_reasoning=read_field(body, "include_reasoning", bool, True),

@@ -2,19 +2,13 @@
 
 from __future__ import annotations
 
-import dataclasses
 from dataclasses import dataclass
 from typing import Any
 
 from jaxllm.sampling.options import MAX_ALLOWED, SamplingParams
 from jaxllm.server.errors import bad_request, describe
 from jaxllm.server.requests.body_fields import BodyFields
-from jaxllm.server.requests.fields import (
-    is_one_of,
-    read_field,
-    read_optional,
-    refuse_unsupported,
-)
+from jaxllm.server.requests.fields import is_one_of, read_field, read_optional, refuse_unsupported
 from jaxllm.server.requests.generation import Generation, read_generation
 from jaxllm.server.requests.known_fields import CHAT_ONLY, COMPLETION_FIELDS, COMPLETION_NEUTRAL
 from jaxllm.server.requests.limits import (
@@ -37,7 +31,7 @@ type Prompt = str | list[int]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CompletionRequest(Generation):
+class CompletionRequest:
     """POST /v1/completions.
 
     Attributes:
@@ -45,6 +39,7 @@ class CompletionRequest(Generation):
         suffix: the text that follows the completion.
     """
 
+    generation: Generation
     prompts: list[Prompt]
     add_special_tokens: bool
     generates: bool
@@ -55,30 +50,24 @@ def parse_completion(body: dict[str, Any], rules: Rules) -> CompletionRequest:
     """The typed request. Raises ApiError that names the field at fault."""
     scoring = body.get("echo") is True and is_one_of(body.get("max_tokens"), (0,))
     forced = {"max_tokens": 1} if scoring else {}
-    shared = read_generation(body, rules, COMPLETION_NEUTRAL, {}, forced)
+    generation = read_generation(body, rules, COMPLETION_NEUTRAL, {}, forced)
     refuse_unsupported(body, CHAT_ONLY, "/v1/chat/completions")
-    params: SamplingParams = shared["params"]
-    if shared["echo"] and params.logprobs is not None:
-        if params.use_beam_search:
-            raise bad_request(
-                "echo with logprobs cannot be combined with use_beam_search; leave one of them out",
-                "echo",
-            )
-        top = max(params.logprobs, params.prompt_logprobs or 0)
-        shared["params"] = params = dataclasses.replace(params, prompt_logprobs=top)
+    params = generation.params
+    if generation.echo and params.logprobs is not None and params.use_beam_search:
+        raise bad_request(
+            "echo with logprobs cannot be combined with use_beam_search; leave one of them out",
+            "echo",
+        )
     suffix = read_optional(body, "suffix", str) or None
     if suffix is not None and body.get("prompt") == "":
         prompts: list[Prompt] = [""]
     else:
         prompts = read_prompts(body.get("prompt"), rules, params)
     if suffix is not None:
-        ends = check_suffix(suffix, prompts, params, shared["echo"], rules)
-        shared["params"] = params = dataclasses.replace(
-            params, stop_token_ids=sorted({*(params.stop_token_ids or ()), *ends})
-        )
+        check_suffix(suffix, prompts, params, generation.echo, rules)
     check_choices(prompts, params)
     return CompletionRequest(
-        **shared,
+        generation=generation,
         prompts=prompts,
         add_special_tokens=read_field(body, "add_special_tokens", bool, True),
         generates=not scoring,

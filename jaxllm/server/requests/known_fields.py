@@ -5,7 +5,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from jaxllm.server.requests.fields import IGNORED, NEUTRAL, STRUCTURE_FIELDS, WIRE_OPTIONS
+from jaxllm.server.requests.fields import IGNORED, NEUTRAL, WIRE_OPTIONS
+from jaxllm.server.requests.structure import STRUCTURE_FIELDS
 
 # Chat fields of features that are not supported yet, with the values that request nothing.
 CHAT_NEUTRAL: dict[str, tuple[Any, ...]] = {

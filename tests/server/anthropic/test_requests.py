@@ -127,10 +127,10 @@ def test_options_reach_the_engine() -> None:
     request = parsed(
         temperature=0.5, top_p=0.9, top_k=7, stop_sequences=["a", "b"], max_tokens=9, stream=True
     )
-    params = request.params
+    params = request.generation.params
     assert (params.temperature, params.top_p, params.top_k, params.max_tokens) == (0.5, 0.9, 7, 9)
     assert list(params.stop_strings) == ["a", "b"]
-    assert request.stream
+    assert request.generation.streaming.enabled
 
 
 @pytest.mark.parametrize(
@@ -183,10 +183,11 @@ def test_output_config_sets_effort_and_schema() -> None:
     form = {"type": "json_schema", "schema": schema}
     request = parsed(output_config={"effort": "low", "format": form})
     assert request.conversation.template_kwargs["reasoning_effort"] == "low"
-    assert request.structure is not None and request.structure.params.json == schema
-    assert request.structure.field == "output_config.format"
+    structure = request.generation.structure
+    assert structure is not None and structure.params.json == schema
+    assert structure.field == "output_config.format"
     older = parsed(output_format=form)
-    assert older.structure == request.structure
+    assert older.generation.structure == structure
 
 
 def test_fields_that_change_nothing_are_accepted() -> None:

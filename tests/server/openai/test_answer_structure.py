@@ -251,7 +251,7 @@ def test_structured_text_may_be_thought_about_or_replaced_by_calls(
 
 def test_structured_text_alone_is_the_structure_as_it_was_sent() -> None:
     answer = Answer("hermes", "qwen3", "<think>\n\n</think>\n\n", tools=None, response_format=SUM)
-    assert answer.structure is answer.request.structure
+    assert answer.structure is answer.request.generation.structure
 
 
 @pytest.mark.parametrize(
