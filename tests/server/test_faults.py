@@ -105,7 +105,7 @@ def test_logits_that_are_no_numbers_end_their_stream_and_no_other(
     canary, engine = text_of(real, HEALTHY), real.engine
 
     def poison() -> None:
-        (page,) = (one.pages[0] for one in engine.scheduler._running if one.prompt == VICTIM)
+        (page,) = (one.pages[0] for one in engine.scheduler._running if one.prompt.tokens == VICTIM)
         kv = engine.runner.kv
         engine.runner.kv = replace(kv, k=(kv.k[0].at[page].set(jnp.nan), *kv.k[1:]))
 
