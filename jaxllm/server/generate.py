@@ -153,11 +153,12 @@ class Generate(Endpoint):
         return reply
 
     def prompt_end(self, request: Any, prompts: list[list[int]]) -> str:
-        """What tells whether the answer begins within a thought; "" where none may."""
+        """The end of the prompt, which shows whether the answer begins within a thought; "" where
+        the answer has no thoughts."""
         return ""
 
     def structure(self, request: Any, prompt_end: str) -> Structure | None:
-        """What the output must be. Raises ApiError."""
+        """The constraint on the output; None leaves it free. Raises ApiError."""
         generation: Generation = request.generation
         return generation.structure
 
@@ -266,7 +267,7 @@ class Chat(Generate):
         return Additions(shows_special_tokens=bool(markers))
 
     def prompt_end(self, request: ChatRequest, prompts: list[list[int]]) -> str:
-        """Of the one prompt; of a continued message, its last marker of reasoning."""
+        """The end of the one prompt; for a continued message, its last marker of reasoning."""
         found = continued_marker(request.conversation, self._state.formats)
         return found or self._state.decode_prompt(prompts[0][-PROMPT_END:])
 

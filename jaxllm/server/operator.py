@@ -130,9 +130,8 @@ class OperatorRoutes:
         return Response()
 
     def _query(self, request: Request, *known: str) -> QueryParams:
-        """The query. Raises ApiError for a name that is not `known`, which would be a command that
-        was not meant, for one that is there twice, but `tags`, of which a sleeper may have several,
-        and for a `model` that is not served."""
+        """The query. Raises ApiError for an unknown name, a name given twice (except `tags`), or a
+        `model` that is not served."""
         query = request.query_params
         check_asked(query, self._state.settings.served)
         check_known(query, known)

@@ -132,7 +132,7 @@ def test_stages_keep_their_weights_and_pages_on_devices_of_their_own(
     for stage in (*engine.runner.before.stages, engine.runner):
         arrays = jax.tree.leaves((stage.weights, stage.kv))
         found.append({device.id for array in arrays for device in array.devices()})
-        assert stage.kv.k[0].shape[0] == engine.resolved.num_pages, "one layer's pages"
+        assert stage.kv[0].planes[0].shape[0] == engine.resolved.num_pages, "one layer's pages"
     assert found == [{0, 1}, {2, 3}]
     names = [
         {key.program for key in stage.programs.lattice}

@@ -175,6 +175,12 @@ def validate_search(
     width = params.samples
     if not params.use_beam_search:
         return
+    if resolved.prefix_refusal is not None:
+        raise RequestError(
+            f"this model runs no beam search: {resolved.prefix_refusal}, and beams continue from "
+            "each other's; sample with a temperature, or leave use_beam_search out",
+            "use_beam_search",
+        )
     num_stops = len(params.stops(resolved.eos_ids))
     name = "n" if params.best_of is None else "best_of"
     if width > resolved.step_seqs:

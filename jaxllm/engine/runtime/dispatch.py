@@ -10,7 +10,7 @@ import jax
 import numpy as np
 from jax import Array
 
-from jaxllm.cache.kv import KVCache, zeros_of
+from jaxllm.cache.arrays import KVCache, zeros_of
 from jaxllm.cache.peers import Inboxes
 from jaxllm.commands import Sleep, WakeUp
 from jaxllm.engine.runtime.lattice import Programs

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 from jax import Array
 
-from jaxllm.cache.kv import KVCache
+from jaxllm.cache.arrays import KVCache
 from jaxllm.engine.runtime.dispatch import RECORDING_RUNS, Dispatcher
 from jaxllm.engine.runtime.lattice import Programs
 from jaxllm.engine.runtime.launch import Launch, read

@@ -11,7 +11,7 @@ import jax
 import numpy as np
 from jax import Array
 
-from jaxllm.cache.kv import DROP_PAGE, KVCache
+from jaxllm.cache.arrays import DROP_PAGE, KVCache
 from jaxllm.cache.transfer import Page
 from jaxllm.engine.constraints.token_masks import HostProcessorError, run_host_processors
 from jaxllm.engine.runtime.dispatch import RECORDING_RUNS, Dispatcher, StagesBefore

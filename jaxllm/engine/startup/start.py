@@ -16,7 +16,7 @@ import jax
 from jax.sharding import Mesh
 
 from jaxllm import weights
-from jaxllm.cache.kv import zeros_of
+from jaxllm.cache.arrays import zeros_of
 from jaxllm.config import ConfigError, EngineConfig, Resolved
 from jaxllm.engine.constraints.grammars import Grammars
 from jaxllm.engine.runtime.compilation.exports import is_private

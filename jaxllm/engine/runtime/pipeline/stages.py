@@ -25,7 +25,7 @@ import numpy as np
 from jax import Array
 from jax.typing import ArrayLike
 
-from jaxllm.cache.kv import KVCache
+from jaxllm.cache.arrays import KVCache
 from jaxllm.engine.runtime.dispatch import RECORDING_RUNS, Call, Dispatcher
 from jaxllm.engine.runtime.lattice import Programs
 from jaxllm.engine.runtime.launch import begin_read, read

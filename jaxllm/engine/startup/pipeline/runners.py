@@ -8,7 +8,7 @@ from typing import NamedTuple
 import jax
 from jax.sharding import Mesh
 
-from jaxllm.cache.kv import KVCache
+from jaxllm.cache.arrays import KVCache
 from jaxllm.engine.runtime.lattice import Programs
 from jaxllm.engine.runtime.pipeline.follower import StageFollower
 from jaxllm.engine.runtime.pipeline.handover import Handover
