@@ -22,9 +22,13 @@ from jax import Array
 
 from benchmarks.shapes import PREFIX, engine_options
 from jaxllm import models, weights
-from jaxllm.cache.backends import own_backend
-from jaxllm.cache.kv import DROP_PAGE, KVCache, PagedContext, PagedInputs, zeros_of
+from jaxllm.cache.arrays import DROP_PAGE, KVCache, PagedArrays, zeros_of
+from jaxllm.cache.backends import Target, own_backend
+from jaxllm.cache.groups import Place
+from jaxllm.cache.kv import PagedContext
+from jaxllm.cache.step import PagedInputs
 from jaxllm.mesh import make_mesh
+from pallas_kernels.target import PORTABLE
 
 type Row = dict[str, Any]
 
@@ -64,7 +68,7 @@ def model(name: str, backend: str | None = None) -> Iterator[Row]:
         raise ValueError(f"teacher forcing needs {PREFIX}NAME, got {name}")
     directory, mesh = engine_options(name)["model"], make_mesh(1)
     spec = models.read_spec(directory)
-    own = Variant(backend or own_backend(mesh.devices.flat[0])[0], jnp.bfloat16)
+    own = Variant(backend or own_backend(Target.of(mesh.devices.flat[0])), jnp.bfloat16)
     variants = [own, Variant("reference", jnp.bfloat16), Variant("reference", jnp.float32)]
     state = weights.load(directory, spec, mesh, jnp.bfloat16, "dummy")[1]
     forced = TeacherForced(spec, mesh)
@@ -100,7 +104,7 @@ def narrow_pages(name: str, backend: str | None = None) -> Iterator[Row]:
     """
     directory, mesh = engine_options(name)["model"], make_mesh(1)
     spec = models.read_spec(directory)
-    own = backend or own_backend(mesh.devices.flat[0])[0]
+    own = backend or own_backend(Target.of(mesh.devices.flat[0]))
     state = weights.load(directory, spec, mesh, jnp.bfloat16, "dummy")[1]
     forced = TeacherForced(spec, mesh)
     exact, full = Variant("reference", jnp.float32), Variant(own, jnp.bfloat16)
@@ -150,7 +154,6 @@ class TeacherForced:
 
     def __init__(self, spec: models.ModelSpec, mesh: jax.sharding.Mesh):
         self.spec, self.mesh = spec, mesh
-        self.heads = spec.heads(1)
         self.abstract = functools.cache(lambda dtype: weights.abstract(spec, mesh, dtype))
         self.width = -(-(max(max(prompts) for prompts in BATCHES) + STEPS) // PAGE)
 
@@ -203,15 +206,9 @@ class TeacherForced:
         return out
 
     def _pool(self, rows: int, dtype: Any) -> KVCache:
-        return KVCache.abstract(
-            len(self.spec.layers),
-            rows * self.width,
-            self.heads.kv_stored,
-            PAGE,
-            self.heads.dim,
-            dtype,
-            self.mesh,
-        )
+        layers = self.spec.layers
+        pages = rows * self.width
+        return (PagedArrays.abstract(layers[0], len(layers), pages, PAGE, dtype, self.mesh),)
 
     def _lower(self, variant: Variant, rows: int, chunk: int) -> Any:
         graphdef, state = self.abstract(variant.dtype)
@@ -256,6 +253,9 @@ def forward(
         write_page_T=page,
         write_offset_T=given.position_T % PAGE,
     )
-    context = PagedContext(pool, [inputs], backend)
+    places = [Place(0, layer) for layer in range(pool[0].layers)]
+    own = Target.of(jax.devices()[0])
+    target = own if backend == own_backend(own) else PORTABLE
+    context = PagedContext(pool, places, [inputs], backend, target=target)
     hidden_TD = module(given.token_T, given.position_T, context)
     return module.logits(hidden_TD, context), context.kv

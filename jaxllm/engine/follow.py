@@ -13,7 +13,9 @@ from jaxllm.engine.runtime.launch import Launch
 from jaxllm.engine.runtime.replay import replay
 from jaxllm.engine.scheduling.plan import Moves
 from jaxllm.engine.startup.report import Report
-from jaxllm.engine.startup.start import Running, WeightSource, start
+from jaxllm.engine.startup.runners import Running
+from jaxllm.engine.startup.started import start
+from jaxllm.engine.startup.weight_source import WeightSource
 from jaxllm.hosts.follower import Follower
 
 # Devices that wait for those of another host may notice its end before its connection tells
@@ -63,23 +65,23 @@ class Devices:
         """As of `Dispatcher`."""
         self._runner.reset()
 
-    def sleep(self, keep_weights: bool) -> None:
-        """As of `Sleep`."""
-        self._runner.sleep(keep_weights)
+    def sleep(self, level: int) -> None:
+        """As of `Sleeper`."""
+        self._runner.sleep(level)
         self._asleep = True
         gc.collect()  # arrays in cycles hold memory too
         self._give_back()
 
-    def wake(self) -> None:
+    def wake_up(self) -> None:
         """As of `Dispatcher`."""
-        self._runner.wake()
+        self._runner.wake_up()
         self._asleep = False
 
-    def reload(self, directory: str | None) -> None:
+    def update_weights(self, directory: str | None) -> None:
         """Have the weights in a directory, or the engine's own, read again; awake in place of those
         of now."""
         keep = not self._source.rounds
         before = () if self._asleep else self._runner.release(keep_pages=keep)
         path = None if directory is None else Path(directory)
-        self._runner.wake(self._source.read(path, before=before))
+        self._runner.wake_up(self._source.read(path, before=before))
         self._asleep = False

@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from jaxllm.cache.pool import CacheGroup
+from jaxllm.cache.pool import Lifetime
 from jaxllm.engine.output.beam_search import BeamSearch, Finished, Rules
 from jaxllm.engine.scheduling.plan import Plan, pages_of_decode
 from jaxllm.engine.scheduling.request import Request
@@ -39,7 +39,7 @@ def draw(digest: int, seed: int) -> int:
 
 def ends(request: Request, tokens: list[int]) -> bool:
     """Whether a sequence of the request ends with a token that stops it."""
-    output = len(tokens) - len(request.prompt)
+    output = len(tokens) - len(request.prompt.tokens)
     return tokens[-1] in request.stops and output > request.params.min_tokens
 
 
@@ -85,7 +85,7 @@ class FakeDevice:
     """Runs plans in the order of launch."""
 
     page_size: int
-    kinds: list[CacheGroup]
+    kinds: list[Lifetime]
     drafts: int = 0  # of a decode at most
     kv: list[dict[tuple[int, int], int]] = field(init=False)  # of each kind of layers
     slots: dict[int, Slot] = field(default_factory=dict)

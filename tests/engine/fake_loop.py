@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from jaxllm.cache.host import HostTier
-from jaxllm.cache.pool import CacheGroup, PagePool
+from jaxllm.cache.pool import Lifetime, PagePool
 from jaxllm.cache.prefix import PrefixIndex
 from jaxllm.engine.intake.validation import max_pages
 from jaxllm.engine.output.beam_requests import BeamRequests
@@ -21,6 +21,7 @@ from jaxllm.engine.scheduling.plan import Limits, Moves, Plan
 from jaxllm.engine.scheduling.policy import POLICIES
 from jaxllm.engine.scheduling.request import PromptSharing, Request, Status
 from jaxllm.engine.scheduling.scheduler import Scheduler
+from jaxllm.prompt import Prompt
 from jaxllm.sampling.options import SamplingParams
 from tests.engine.fake_device import EOS, FakeDevice, digests, generate, likely
 from tests.engine.fake_loop_checks import LoopChecks
@@ -104,7 +105,8 @@ class Loop(LoopChecks):
         self._handed_out: set[tuple[int, int]] = set()
         for kind, pool in enumerate(self.pools):
             pool.on_evict = pool.on_evict or functools.partial(self._note, kind)
-        self.device = FakeDevice(setup.page_size, [pool.group for pool in self.pools], setup.drafts)
+        lifetimes = [pool.lifetime for pool in self.pools]
+        self.device = FakeDevice(setup.page_size, lifetimes, setup.drafts)
         self.requests: list[Request] = []  # in order of arrival
         self._numbers = itertools.count()
         # Whose pages were arriving when prefixes were forgotten, so that newer ones may be ahead
@@ -137,7 +139,7 @@ class Loop(LoopChecks):
     def _pool(self, window: int | None) -> PagePool:
         setup = self.setup
         index = PrefixIndex(setup.page_size, b"test") if setup.caching or setup.host_pages else None
-        kind = CacheGroup(
+        lifetime = Lifetime(
             window,
             min(setup.max_num_batched_tokens, self.buckets.max_tokens),
             1 if window is None else setup.tile,
@@ -145,7 +147,7 @@ class Loop(LoopChecks):
         )
         fewer = window is not None and setup.window_pages is not None
         return PagePool(
-            setup.window_pages if fewer else setup.num_pages, setup.page_size, index, kind
+            setup.window_pages if fewer else setup.num_pages, setup.page_size, index, lifetime
         )  # type: ignore[arg-type]
 
     def add(
@@ -176,7 +178,7 @@ class Loop(LoopChecks):
             request = Request(
                 id=str(number),
                 index=0,
-                prompt=prompt,
+                prompt=Prompt(prompt),
                 params=params,
                 seed=seed,
                 arrival=float(number),
@@ -205,7 +207,7 @@ class Loop(LoopChecks):
             self.unsaved.pop(place, None)
             self.device.host.pages.pop(place, None)
             end = (request.hashes.index(key) + 1) * size
-            self.coming.append((key, place, [*digests(request.prompt[:end])[-size:]]))
+            self.coming.append((key, place, [*digests(request.prompt.tokens[:end])[-size:]]))
 
     def arrive(self, number: int) -> None:
         """A page comes that was promised."""
@@ -328,7 +330,9 @@ class Loop(LoopChecks):
             else 0
         )
         known, said = (
-            generate(request.prompt, request.max_tokens, self.stop_at[request], request.seed),
+            generate(
+                request.prompt.tokens, request.max_tokens, self.stop_at[request], request.seed
+            ),
             len(request.output),
         )
         forced = known[said : said + room]
@@ -367,7 +371,7 @@ class Loop(LoopChecks):
         schedule needs."""
         while self.coming:
             self.arrive(0)
-        work = sum(len(r.prompt) + r.max_tokens for r in self.requests)
+        work = sum(len(r.prompt.tokens) + r.max_tokens for r in self.requests)
         limit = self.steps + 50 + 10 * work
         while self.scheduler.has_work or self.in_flight:
             self.step()
@@ -411,9 +415,9 @@ class Loop(LoopChecks):
         """The most likely tokens of a beam; forks begin where their parents are."""
         beams = self.searches[request.id]
         if beams.add_top_tokens(
-            request, likely(request.prompt + request.output, beams.search.needed)
+            request, likely(request.prompt.tokens + request.output, beams.search.needed)
         ):
-            self.found[request.id] = (self.searches.pop(request.id), request.prompt)
+            self.found[request.id] = (self.searches.pop(request.id), request.prompt.tokens)
         for member in beams.members:
             if member not in self.requests:
                 self.requests.append(member)

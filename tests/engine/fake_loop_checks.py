@@ -74,7 +74,7 @@ class LoopChecks:
         for decode in plan.decodes:
             request = decode.request
             self._progress(request, decode.first, 1)
-            assert decode.first == len(request.prompt) + request.num_scheduled_outputs - 2
+            assert decode.first == len(request.prompt.tokens) + request.num_scheduled_outputs - 2
             assert 1 <= decode.count <= 1 + setup.drafts
         for chunk in plan.chunks:
             self._check_chunk(chunk)
@@ -89,7 +89,7 @@ class LoopChecks:
                 )
                 # Where a beam may wait for its turn
                 turns = setup.batch_invariant or setup.groups > 1
-                whole = pool.group.window is None and not turns
+                whole = pool.lifetime.window is None and not turns
                 held = needed if whole else request.computed
                 assert len(table.pages) * setup.page_size >= min(held, request.kv_end)
                 assert len(table.resident) <= pool.max_resident(needed + drafts), (
@@ -187,7 +187,9 @@ class LoopChecks:
             del self.stop_at[request]
 
     def _check_output(self, request: Request) -> None:
-        expected = generate(request.prompt, request.max_tokens, self.stop_at[request], request.seed)
+        expected = generate(
+            request.prompt.tokens, request.max_tokens, self.stop_at[request], request.seed
+        )
         if request in self.aborted:
             expected = expected[: len(request.output)]
         assert request.output == expected, request.id

@@ -22,7 +22,7 @@ from jaxllm.engine.scheduling.plan import Plan, Traffic
 from jaxllm.engine.scheduling.request import Request, Status
 from jaxllm.logprobs import StepLogprobs
 from jaxllm.sampling.bits import everything
-from tests.engine.fake_device import EOS, VOCAB, FakeDevice
+from tests.engine.fake_device import VOCAB, FakeDevice
 
 TOP = 3  # most likely tokens of a row of log-probabilities
 
@@ -48,7 +48,6 @@ class FakeRunner(Runner):
     def __init__(self, device: FakeDevice, buckets: Buckets, inputs: int, depth: int):
         self.device = device
         self.shapes: Any = _Shapes(buckets)
-        self.eos_ids = [EOS]
         self.depth = depth
         self.seconds = {}
         self.swapper = None

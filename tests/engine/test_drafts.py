@@ -17,7 +17,7 @@ from tokenizers.decoders import ByteLevel as ByteLevelDecoder
 from tokenizers.models import BPE
 from tokenizers.pre_tokenizers import ByteLevel
 
-from jaxllm.cache.pool import CacheGroup, PagePool
+from jaxllm.cache.pool import Lifetime, PagePool
 from jaxllm.cache.prefix import PrefixIndex
 from jaxllm.engine.constraints.grammars import Grammars
 from jaxllm.engine.engine import Engine
@@ -28,6 +28,7 @@ from jaxllm.engine.scheduling.scheduler import Scheduler
 from jaxllm.engine.startup.start import Started
 from jaxllm.grammar.matcher import GrammarError, Matcher, Matchers, vocabulary
 from jaxllm.messages import GenerateRequest, TextDelta
+from jaxllm.prompt import Prompt
 from jaxllm.sampling.options import SamplingParams
 from tests.engine.fake_device import EOS, VOCAB, FakeDevice, digests, draw
 from tests.engine.fake_host import Optimist
@@ -123,7 +124,7 @@ def engine_of(setup: Setup, grammars: dict[str, str]) -> Engine:
 
     def choose(request: Request, tokens: list[int]) -> int:
         digest = digests(tokens)[-1]
-        output = tuple(tokens[len(request.prompt) :])
+        output = tuple(tokens[len(request.prompt.tokens) :])
         token = draw(digest, 0 if request.params.temperature == 0 else request.seed)
         if request.id in grammars:
             choices = allowed(grammars[request.id], output)
@@ -134,7 +135,7 @@ def engine_of(setup: Setup, grammars: dict[str, str]) -> Engine:
 
     buckets = Buckets.build(4, 24, "cpu")
     groups = [
-        CacheGroup(window, 24, decoded=setup.inputs * (1 + setup.depth)) for window in setup.windows
+        Lifetime(window, 24, decoded=setup.inputs * (1 + setup.depth)) for window in setup.windows
     ]
     pools = [PagePool(setup.pages, PAGE, PrefixIndex(PAGE, b"test"), group) for group in groups]
     limits = Limits(max_num_seqs=4, max_num_batched_tokens=24, max_model_len=MAX_LEN)
@@ -153,6 +154,7 @@ def engine_of(setup: Setup, grammars: dict[str, str]) -> Engine:
         num_pages=setup.pages,
         page_size=PAGE,
         max_logprobs=3,
+        eos_ids=(EOS,),
     )
     source: Any = None  # no weights are read
     front: Any = SimpleNamespace(backend=tokenizer())
@@ -185,7 +187,7 @@ def run(setup: Setup, jobs: list[Job]) -> dict[tuple[str, int], Said]:
         engine.add(
             GenerateRequest(
                 id=str(number),
-                prompt_token_ids=job.prompt,
+                prompt=Prompt(job.prompt),
                 params=job.params,
                 grammar=job.grammar,
             )
@@ -264,7 +266,7 @@ def test_drafts_save_steps_and_a_step_says_several_tokens() -> None:
     said: list[list[int]] = []
     for inputs in (1, 3):
         engine = engine_of(Setup(inputs, 40, (None,), 1, True), {})
-        engine.add(GenerateRequest(id="r", prompt_token_ids=BASE[:5], params=params))
+        engine.add(GenerateRequest(id="r", prompt=Prompt(BASE[:5]), params=params))
         deltas = []
         while engine.has_work:
             deltas += engine.step()

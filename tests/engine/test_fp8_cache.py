@@ -13,6 +13,7 @@ import pytest
 from jaxllm.config import ConfigError, EngineConfig
 from jaxllm.engine.engine import Engine
 from jaxllm.messages import GenerateRequest
+from jaxllm.prompt import Prompt
 from jaxllm.sampling.options import SamplingParams
 from tests.by_layer import by_layer
 from tests.engine.conftest import Outcome, collect, outcomes, tokens_of
@@ -90,8 +91,8 @@ def test_choices_that_share_a_prompts_pages_get_what_each_gets_alone(
     sharing: Engine, quiet: Engine
 ) -> None:
     params = SamplingParams(temperature=1.0, seed=3, max_tokens=12, ignore_eos=True, n=3)
-    shared = collect(sharing, [GenerateRequest(id="a", prompt_token_ids=PROMPTS[3], params=params)])
-    alone = collect(quiet, [GenerateRequest(id="a", prompt_token_ids=PROMPTS[3], params=params)])
+    shared = collect(sharing, [GenerateRequest(id="a", prompt=Prompt(PROMPTS[3]), params=params)])
+    alone = collect(quiet, [GenerateRequest(id="a", prompt=Prompt(PROMPTS[3]), params=params)])
     assert [tokens_of(shared, "a", i) for i in range(3)] == [
         tokens_of(alone, "a", i) for i in range(3)
     ]
@@ -118,7 +119,7 @@ def test_the_pool_is_made_of_what_was_asked_for(
 ) -> None:
     engine = make_engine(kv_cache_dtype=name)
     kv = engine.runner.kv
-    assert {x.dtype for x in (*kv.k, *kv.v)} == {jnp.dtype(dtype)}
+    assert {x.dtype for x in kv[0].planes} == {jnp.dtype(dtype)}
     assert [s.shape for s in by_layer(kv)[2:]] == [(2, 96, 2, 2, 8)]
     assert engine.resolved.kv_dtype == dtype
 

@@ -13,6 +13,7 @@ import jax
 import pytest
 
 from jaxllm.cache.pool import PagePool
+from jaxllm.commands import Sleep, UpdateWeights, WakeUp
 from jaxllm.config import ConfigError, EngineConfig
 from jaxllm.engine.constraints.grammars import Grammars
 from jaxllm.engine.engine import Engine
@@ -23,10 +24,7 @@ from jaxllm.engine.runtime.launch import Launch
 from jaxllm.engine.runtime.pipeline.follower import StageFollower
 from jaxllm.engine.runtime.pipeline.stages import EarlierStages
 from jaxllm.engine.runtime.replay import (
-    Asleep,
-    Awake,
     Command,
-    Reload,
     Reset,
     encode,
     replay,
@@ -35,11 +33,12 @@ from jaxllm.engine.runtime.runner import Collected, Forwarded, Runner, StepResul
 from jaxllm.engine.scheduling.buckets import Buckets
 from jaxllm.engine.scheduling.plan import Limits, Moves, Plan
 from jaxllm.engine.scheduling.scheduler import Scheduler
-from jaxllm.engine.startup.check import check_fit
-from jaxllm.engine.startup.pipeline.divide import divide
-from jaxllm.engine.startup.start import Started, WeightSource
+from jaxllm.engine.startup.limits import divide
+from jaxllm.engine.startup.started import Started, check_fit
+from jaxllm.engine.startup.weight_source import WeightSource
 from jaxllm.messages import GenerateRequest
 from jaxllm.models import make_spec
+from jaxllm.prompt import Prompt
 from jaxllm.sampling.options import SamplingParams
 from tests.engine.conftest import TINY, collect, outcomes, run, tokens_of
 from tests.engine.fake_host import Optimist
@@ -133,7 +132,7 @@ def test_stages_keep_their_weights_and_pages_on_devices_of_their_own(
     for stage in (*engine.runner.before.stages, engine.runner):
         arrays = jax.tree.leaves((stage.weights, stage.kv))
         found.append({device.id for array in arrays for device in array.devices()})
-        assert stage.kv.k[0].shape[0] == engine.resolved.num_pages, "one layer's pages"
+        assert stage.kv[0].planes[0].shape[0] == engine.resolved.num_pages, "one layer's pages"
     assert found == [{0, 1}, {2, 3}]
     names = [
         {key.program for key in stage.programs.lattice}
@@ -183,7 +182,7 @@ def test_beams_of_a_search_run_in_one_group(make_engine: MakeEngine) -> None:
         deltas = collect(
             engine,
             [
-                GenerateRequest(id=str(i), prompt_token_ids=prompt, params=params)
+                GenerateRequest(id=str(i), prompt=Prompt(prompt), params=params)
                 for i, prompt in enumerate(PROMPTS[1:4])
             ],
         )
@@ -229,12 +228,10 @@ def apart(engine: Engine, told: Callable[[Command], None]) -> None:
     assert isinstance(runner.before, EarlierStages)
     follower = Devices(
         StageFollower(runner.before.stages, None, wire),  # type: ignore[arg-type]
-        WeightSource(engine.sleeper._source._setups[:1], engine.sleeper._source._config),
+        WeightSource(engine.sleeper._source.models[:1]),
     )
     runner.before = EarlierStages((), wire)  # type: ignore[arg-type]
-    engine.sleeper._source = WeightSource(
-        engine.sleeper._source._setups[1:], engine.sleeper._source._config
-    )
+    engine.sleeper._source = WeightSource(engine.sleeper._source.models[1:])
 
     def tell(command: Command) -> None:
         told(command)
@@ -260,7 +257,7 @@ def test_a_stage_that_follows_gives_the_tokens_of_one_device(make_engine: MakeEn
         assert run(two, PROMPTS, LONG) == wanted
     two.scheduler.check()
     assert two.stats().pages_loaded > 0
-    assert kinds == {Launch, Moves, Asleep, Awake, Reload}
+    assert kinds == {Launch, Moves, Sleep, WakeUp, UpdateWeights}
 
 
 def test_a_step_of_stages_on_two_hosts_waits_for_its_own_group_alone(
@@ -346,7 +343,7 @@ class TimedStages(Runner):
         self.shapes: Any = SimpleNamespace(
             buckets=Buckets.build(4, 64, "cpu"), model=SimpleNamespace(processors=())
         )
-        self.eos_ids, self.depth, self.seconds, self.swapper = [], 1, {}, None
+        self.depth, self.seconds, self.swapper = 1, {}, None
         self.compiles = CompileCounter()
         self.before = NoStages()
         self.steps = 0
@@ -380,7 +377,7 @@ def tokens_a_second(overlaps: bool) -> float:
     params = SamplingParams(temperature=0, max_tokens=tokens, ignore_eos=True)
     deltas = collect(
         Engine(parts, scheduler, seed=0),
-        [GenerateRequest(id=str(i), prompt_token_ids=[i], params=params) for i in range(4)],
+        [GenerateRequest(id=str(i), prompt=Prompt([i]), params=params) for i in range(4)],
     )
     assert all(len(tokens_of(deltas, str(i))) == tokens for i in range(4))
     return 4 * tokens / runner.clock

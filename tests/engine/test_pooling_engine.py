@@ -23,8 +23,9 @@ from jaxllm.engine.pooling_engine import PoolingEngine
 from jaxllm.mesh import make_mesh
 from jaxllm.messages import GenerateRequest, PoolingRequest, RequestError
 from jaxllm.pooled import PoolingParams, check_params, normalised
+from jaxllm.prompt import Prompt
 from jaxllm.sampling.options import SamplingParams
-from pallas_kernels import backends
+from pallas_kernels.segment_attention import reference as segment_attention
 from tests.engine.pooled_goldens import (
     GOLDENS,
     RAW,
@@ -64,7 +65,7 @@ def test_vectors_are_those_of_the_reference_together_and_alone(case: str) -> Non
 def test_an_encoder_with_wider_heads_gives_the_same_vectors(
     case: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(backends.HEAD_DIMS, "reference", (12,))
+    monkeypatch.setattr(segment_attention, "head_dims", lambda pages: (12,), raising=False)
     engine, (prompts, vectors) = make(case), golden(case)
     assert "heads of 8 are stored as 12, with zeros" in engine.resolved.attention_reason
     assert_close(pool(engine, prompts, params_of(case), second_texts(case)), vectors)
@@ -154,20 +155,20 @@ def test_bad_requests_are_refused_and_disturb_nothing(embedder: PoolingEngine) -
         ([96], "token id 96"),
     ):
         with pytest.raises(RequestError, match=message):
-            embedder.add(PoolingRequest(id="bad", prompt_token_ids=prompt))
+            embedder.add(PoolingRequest(id="bad", prompt=Prompt(prompt)))
     with pytest.raises(RequestError, match="generates nothing"):
-        embedder.add(GenerateRequest(id="x", prompt_token_ids=[5], params=SamplingParams()))
+        embedder.add(GenerateRequest(id="x", prompt=Prompt([5]), params=SamplingParams()))
     assert len(pool(embedder, [[5] * 160])[0]) == 32  # as long as may be
     assert_close(pool(embedder, prompts), vectors)
 
 
 def test_a_generating_engine_refuses_to_pool(make_engine: Callable[..., Any]) -> None:
     with pytest.raises(RequestError, match="pools nothing"):
-        make_engine().add(PoolingRequest(id="x", prompt_token_ids=[5]))
+        make_engine().add(PoolingRequest(id="x", prompt=Prompt([5])))
 
 
 def test_an_aborted_request_gives_its_pages_back(embedder: PoolingEngine) -> None:
-    embedder.add(PoolingRequest(id="x", prompt_token_ids=[5] * 100))
+    embedder.add(PoolingRequest(id="x", prompt=Prompt([5] * 100)))
     embedder.abort("x")
     (delta,) = embedder.step()
     assert (delta.finish_reason, delta.pooled) == ("abort", None)
@@ -231,7 +232,7 @@ def test_tokens_of_a_reranker_are_named_by_their_texts(tmp_path: Path) -> None:
 def test_an_encoder_caches_nothing_and_runs_whole_prompts() -> None:
     prompts, vectors = golden("bert-mean")
     engine = make("bert-mean", max_num_batched_tokens=160, max_num_seqs=3)
-    assert all(array.size == 0 for array in engine.runner.kv.k)
+    assert all(array.size == 0 for arrays in engine.runner.kv for array in arrays.planes)
     assert_close(pool(engine, prompts * 3, None, second_texts("bert-mean") * 3), vectors * 3)
     assert engine.stats().prefix_hits == 0
 

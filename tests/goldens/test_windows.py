@@ -8,6 +8,7 @@ import pytest
 
 from jaxllm.engine.engine import Engine
 from jaxllm.messages import GenerateRequest
+from jaxllm.prompt import Prompt
 from jaxllm.sampling.options import SamplingParams
 from tests.engine.conftest import Outcome, collect
 from tests.engine.fake_host import Optimist
@@ -32,7 +33,7 @@ NAMES = ("mistral-window", *(pytest.param(name, marks=pytest.mark.slow) for name
 def check(core: Engine, continuations: list[Continuation]) -> None:
     """Run the prompts at once: tokens of transformers, and their log-probabilities."""
     requests = [
-        GenerateRequest(id=str(i), prompt_token_ids=one.prompt, params=PARAMS)
+        GenerateRequest(id=str(i), prompt=Prompt(one.prompt), params=PARAMS)
         for i, one in enumerate(continuations)
     ]
     deltas = collect(core, requests)
@@ -82,7 +83,7 @@ def too_many(core: Engine, one: Continuation) -> list[Continuation]:
     pool = core.scheduler.pools[-1]
     grown = min(
         pool.pages_for(len(one.prompt) + NEW_TOKENS - 1),
-        pool.group.decode_bound(pool.page_size) or pool.num_pages,
+        pool.lifetime.decode_bound(pool.page_size) or pool.num_pages,
     )
     count = pool.num_pages // grown + 1
     assert (

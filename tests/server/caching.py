@@ -35,7 +35,7 @@ class CachingEngine(FakeEngine):
     ):
         super().__init__(config, control, tokenizer)
         self.resolved = replace(
-            self.resolved, max_num_queued_reqs=1000, max_model_len=4096, num_pages=1024
+            self.resolved, max_num_queued_reqs=1000, max_model_len=4096, group_pages=(1024,)
         )
         self.index = PrefixIndex(self.resolved.page_size, b"fake")
         self.hash_start = self.index.start
@@ -51,7 +51,7 @@ class CachingEngine(FakeEngine):
     def add(self, request: GenerateRequest) -> None:
         super().add(request)
         self.requests.append(request.id)
-        tokens, size = request.prompt_token_ids, self.index.page_size
+        tokens, size = request.prompt.tokens, self.index.page_size
         keys: list[bytes] = []
         self.index.extend(keys, tokens, self.index.root(request.cache_salt, None))
         hits = len(self.index.match(keys, (len(tokens) - 1) // size))

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from jaxllm.server.openai.chat import MAX_ARGUMENT_PARTS
+from jaxllm.server.requests.messages import MAX_ARGUMENT_PARTS
 from tests.server.harness import Running
 
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
@@ -247,4 +247,4 @@ def test_control_tokens_typed_by_a_user_stay_text(server: Running, path: str) ->
     assert tokens.count(258) == 1
     if path == "/v1/chat/completions":
         server.post(path, {"model": "fake", "messages": messages})
-        assert server.control.added[-1].prompt_token_ids == tokens
+        assert server.control.added[-1].prompt.tokens == tokens

@@ -165,6 +165,7 @@ class Grammars:
         while accepting:
             self._accept_each([(state, row[place]) for state, row in accepting])
             place += 1
+            accepting = [(state, row) for state, row in accepting if len(row) > place]
             for state, row in accepting:
                 if state.over:
                     del row[place:]
@@ -191,7 +192,7 @@ class Grammars:
                 state.error = _failure(state.matcher, f"token {token} does not follow the grammar")
             state.count_token()
 
-    def start_masks(self, requests: Iterable[Request]) -> None:
+    def start_masks(self, requests: Sequence[Request]) -> None:
         """Start to compute the next masks of these choices, in a thread, until `wait_masks`.
         Meanwhile matchers may be used through this object only."""
         if not self.states:

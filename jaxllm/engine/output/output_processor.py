@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from jaxllm.config import Resolved
 from jaxllm.engine.constraints.grammars import Grammars
 from jaxllm.engine.constraints.token_masks import HELD_BACK, NONE_ALLOWED, accept_token
 from jaxllm.engine.output.counters import Counters
@@ -44,25 +45,20 @@ class OutputProcessor:
         scheduler: Scheduler,
         grammars: Grammars,
         counters: Counters,
-        eos_ids: frozenset[int],
+        resolved: Resolved,
     ):
         self._states = states
         self._scheduler = scheduler
         self._grammars = grammars
         self._counters = counters
-        self._eos_ids = eos_ids
+        self._resolved = resolved
 
     def append_tokens(
         self, request: Request, tokens: list[int], now: float, logprobs: bytes | None
     ) -> TextDelta:
-        """Append tokens to a choice, up to the first that ends it. Returns their delta, the last
-        one where they end it. If the choice has a grammar, that has followed them all.
-
-        Args:
-            tokens: at least one.
-            now: Unix time in seconds.
-            logprobs: packed log-probabilities, a row for each token.
-        """
+        """Append tokens, at least one, to a choice, up to the first that ends it. Returns their
+        delta, the last one where they end it. If the choice has a grammar, that has followed all of
+        them. `now` is Unix time in seconds; `logprobs` has a packed row for each token."""
         params = request.params
         state = self._states[request.id]
         detokenizer = state.detokenizers[request.index]
@@ -78,7 +74,7 @@ class OutputProcessor:
                     break
             stopped = token in request.stops and count > params.min_tokens
             if detokenizer is not None:
-                hidden = stopped or (complete and token in self._eos_ids)
+                hidden = stopped or (complete and token in self._resolved.eos_ids)
                 shown = not hidden or params.include_stop_str_in_output
                 step = detokenizer.feed([token] if shown else [])
                 text += step.text
@@ -86,7 +82,7 @@ class OutputProcessor:
                     end = Ending("stop", step.stop)
                     break
             if stopped or complete:
-                named = stopped and (params.ignore_eos or token not in self._eos_ids)
+                named = stopped and (params.ignore_eos or token not in self._resolved.eos_ids)
                 end = Ending("stop", token if named else None)
                 break
             if count >= request.max_tokens:

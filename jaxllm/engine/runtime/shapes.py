@@ -14,9 +14,14 @@ from jax import Array
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jax.typing import DTypeLike
 
+from jaxllm.cache.arrays import KVCache, page_counts
+from jaxllm.cache.backends import Target
 from jaxllm.cache.collective import Collective, group_of, over
-from jaxllm.cache.kv import KVCache, PagedContext, PagedInputs
+from jaxllm.cache.groups import Place
+from jaxllm.cache.kv import PagedContext
 from jaxllm.cache.peers import Layout, inbox_shapes
+from jaxllm.cache.states import StateInputs
+from jaxllm.cache.step import PagedInputs
 from jaxllm.engine.runtime.packing import ChunkLayout
 from jaxllm.engine.runtime.state import ForwardOutput, SlotState
 from jaxllm.engine.scheduling.buckets import Buckets, ExtendShape
@@ -26,7 +31,7 @@ from jaxllm.mesh import LAYER, PINNED, WHOLE, Stage, layer_devices, per_device
 from jaxllm.pooling import Pooling
 from jaxllm.sampling.process import LogitsParams
 from jaxllm.sampling.processor_arguments import Processor
-from jaxllm.sampling.sample import DrawRows, Sampler, backend_for, sample
+from jaxllm.sampling.sample import DrawRows, Sampler, choose_draw, is_draw_kernel, sample
 from jaxllm.sampling.split_vocabulary import SplitVocabulary
 
 type Draw = Callable[[Array, DrawRows, Sampler, str], Array]
@@ -39,10 +44,11 @@ class Model:
     Attributes:
         graphdef, treedef: how to rebuild the module from its weight leaves inside a trace.
         backend: of the attention kernels.
+        target: for which other kernels are chosen.
         page_size: tokens of a KV page.
+        places: where the cache of each layer lies.
         processors: research code that `process_logits` runs.
         batch_invariant: attention splits no row, so a row's result does not depend on the others.
-        device_processors: of each device; 0: not known.
         peers: of the inboxes by which devices add up; None where XLA does.
         inboxes: a device's part of `Inboxes.arrays` inside a trace.
     """
@@ -51,10 +57,11 @@ class Model:
     treedef: jax.tree_util.PyTreeDef
     mesh: Mesh
     backend: str
+    target: Target
     page_size: int
+    places: tuple[Place, ...]
     processors: tuple[Processor, ...] = ()
     batch_invariant: bool = False
-    device_processors: int = 0
     peers: Layout | None = None
     inboxes: tuple[Array, ...] = ()
 
@@ -68,11 +75,22 @@ class Model:
         return replace(self, inboxes=inboxes)
 
     def context(
-        self, kv: KVCache, inputs: Sequence[PagedInputs], prompt_length_T: Array
+        self,
+        kv: KVCache,
+        inputs: Sequence[PagedInputs | StateInputs],
+        prompt_length_T: Array,
     ) -> PagedContext:
         """What a step attends with, inside a trace; `inputs` are those of each cache group."""
-        kernels = self.backend, self.collective, prompt_length_T, self.batch_invariant
-        return PagedContext(kv, inputs, *kernels, self.device_processors)
+        return PagedContext(
+            kv,
+            self.places,
+            inputs,
+            self.backend,
+            self.collective,
+            prompt_length_T,
+            self.batch_invariant,
+            self.target,
+        )
 
     def rebuild(self, weights: tuple[Array, ...]) -> nnx.Module:
         """The nnx module around these leaves, whole ones or one device's."""
@@ -143,8 +161,8 @@ class StepShapes:
 
     @property
     def num_groups(self) -> int:
-        """Cache groups; each has a page pool of its own."""
-        return len(self.kv.k)
+        """Cache groups with pages; each has a page pool of its own."""
+        return len(page_counts(self.kv))
 
     @property
     def row_writes(self) -> int:
@@ -175,16 +193,15 @@ class StepShapes:
     @functools.cached_property
     def draw_backend(self) -> str:
         """Which of `pallas_kernels.draw` samples."""
-        wanted = "mosaic_gpu" if self.model.backend == "mosaic_gpu" else "reference"
-        return backend_for(wanted, self.logits(self.buckets.logits[-1]))
+        return choose_draw(self.model.target, self.logits(self.buckets.logits[-1]))
 
     @functools.cached_property
     def samplers(self) -> tuple[Sampler, ...]:
         """The compiled samplers, cheapest first. The kernel filters as fast as it draws, so with it
         one program serves both."""
-        return tuple(
-            s for s in Sampler if s is not Sampler.RANDOM or self.draw_backend == "reference"
-        )
+        if is_draw_kernel(self.draw_backend):
+            return tuple(sampler for sampler in Sampler if sampler is not Sampler.RANDOM)
+        return tuple(Sampler)
 
     @functools.cached_property
     def state(self) -> SlotState:

@@ -109,7 +109,7 @@ class AdmissionEstimator:
         pages: AdmissionPages,
     ) -> Iterator[PageDemand]:
         """What the running requests and this one do to the pool of a cache group."""
-        size, limit = pool.page_size, pool.group.decode_bound(pool.page_size)
+        size, limit = pool.page_size, pool.lifetime.decode_bound(pool.page_size)
         for r in running:
             table = r.tables[group]
             own = len(table.pages) - max(table.found, table.out_of_window)
@@ -191,7 +191,7 @@ def fits_fully(
                 if r is request
                 else len(r.tables[group].pages)
             )
-            total = pool.pages_for(len(r.prompt) + r.max_tokens) + (r.sharing is not None)
+            total = pool.pages_for(len(r.prompt.tokens) + r.max_tokens) + (r.sharing is not None)
             left -= max(0, total - owned)
         if left < 0:
             return False

@@ -17,7 +17,7 @@ class PrefixEvents:
     in host memory. Nothing is collected before somebody listens."""
 
     def __init__(self, pools: Sequence[PagePool]):
-        windows = [pool.group.window for pool in pools]
+        windows = [pool.lifetime.window for pool in pools]
         self._index = pools[windows.index(None) if None in windows else 0].index
         self._host: HostTier | None = None
         self._events: KVEvents | None = None

@@ -187,7 +187,7 @@ class KVCacheManager:
         request still holds them. All of these are before `verified`, and the host knows them. Tells
         listeners. Raises ValueError for a page that holds another prefix."""
         if not self.index_outputs:
-            end = min(end, len(request.prompt))
+            end = min(end, len(request.prompt.tokens))
         first, last = start // self.page_size, end // self.page_size
         if first >= last or not self.prefixes.indexes:
             return

@@ -66,7 +66,7 @@ class Scheduler:
         # Running requests take a page every page_size steps: without a few free ones a new prompt
         # would be preempted at once
         self._watermarks = [max(1, pool.num_pages // 100) for pool in pools]
-        self._windowed = [pool for pool in pools if pool.group.window is not None]
+        self._windowed = [pool for pool in pools if pool.lifetime.window is not None]
 
     def attach_offload(
         self, offload: OffloadManager, swap_preempted: bool, share_prefixes: bool
@@ -77,7 +77,7 @@ class Scheduler:
         `share_prefixes`, a request finds only its own pages. Host memory knows prefixes from their
         first page on: raises ValueError when pages are released behind a window.
         """
-        if len(self.pools) > 1 or self.pools[0].group.window is not None:
+        if len(self.pools) > 1 or self.pools[0].lifetime.window is not None:
             raise ValueError("host memory takes pages of one pool, whose layers have no window")
         self._swaps = swap_preempted
         self.kv_manager.offload = offload
@@ -85,11 +85,21 @@ class Scheduler:
         self.kv_manager.prefixes.shared = share_prefixes
         self.pools[0].on_evict = offload.save_evicted
 
+    def set_apart(self) -> None:
+        """Have every request compute all its tokens itself, for layers that must see each of them.
+        The pools must have no prefix index."""
+        if self.kv_manager.prefixes.indexes:
+            raise ValueError("requests that compute all their tokens find no prefixes")
+        self.kv_manager.prefixes.lends = False
+
     def attach_drafts(self, wanted: Callable[[Request], int]) -> None:
         """Let decodes have drafts: as many as `wanted` says of a request, or as fit. Raises
-        ValueError for a batch-invariant engine, whose decodes compute one token."""
+        ValueError for a batch-invariant engine, whose decodes compute one token, and for layers
+        that must see each token once: those that are rejected would have been seen."""
         if self._batch_invariant:
             raise ValueError("a batch-invariant engine computes one token of a request at a time")
+        if not self.kv_manager.prefixes.lends:
+            raise ValueError("layers that see each token once cannot forget rejected drafts")
         self._drafts = DraftPlanner(self.kv_manager, wanted)
 
     def set_batch_invariant(self) -> None:
@@ -142,7 +152,7 @@ class Scheduler:
     def add(self, request: Request) -> None:
         """Queue a new request. Raises ValueError for one that can never run, which the engine
         should have refused."""
-        own, new = len(request.prompt), request.max_tokens
+        own, new = len(request.prompt.tokens), request.max_tokens
         if not own or new < 1 or not self.fits(own + new - 1):
             raise ValueError(f"request {request.id} can never run: {own} prompt tokens, {new} new")
         if request.status is not Status.WAITING or request in self._waiting:
@@ -245,7 +255,7 @@ class Scheduler:
         The newest token is left out: its KV is written by the step that takes it as input, if the
         request lives so long.
         """
-        written = len(request.prompt) + len(request.output) - 1
+        written = len(request.prompt.tokens) + len(request.output) - 1
         verified = request.computed - request.drafts  # without a call: a step has hundreds of rows
         if written > verified:
             written = verified  # tokens that were not drawn are written later, as a chunk

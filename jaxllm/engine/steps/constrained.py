@@ -75,7 +75,8 @@ class ConstrainedDraws:
         try:
             collected = collect()
             ended = {request for step in collected for request in dead_ends(step.unused)}
-            self._grammars.start_masks(r for r in plan.processed_requests if r not in ended)
+            going_on = [request for request in plan.processed_requests if request not in ended]
+            self._grammars.start_masks(going_on)
         finally:
             wait([launching])
         return launching.result(), collected

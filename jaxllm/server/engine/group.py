@@ -112,11 +112,11 @@ class EngineGroup:
         no engine runs."""
         alive = self.check_capacity(
             sum(request.params.samples for request in requests),
-            sum(len(request.prompt_token_ids) for request in requests),
+            sum(len(request.prompt.tokens) for request in requests),
         )
         stream = Stream(self._abort)
         for number, request in enumerate(requests):
-            engine_for(request, alive).take(self._seeded(request), stream, number)
+            engine_for(request, alive).take(request, stream, number)
         for client in self.clients:
             client.send_waiting()
         return stream
@@ -141,6 +141,10 @@ class EngineGroup:
                 "queue_full",
             )
         return alive
+
+    def draw_seed(self) -> int | None:
+        """A seed for a prompt whose request has none; None where the one engine draws its own."""
+        return None if len(self.clients) == 1 else self._seeds.getrandbits(63)
 
     def fail_all(self, make: Callable[[], ApiError]) -> None:
         """End every request with an error of its own."""
@@ -176,14 +180,6 @@ class EngineGroup:
         for client in self.clients:
             client.abort(stream)
 
-    def _seeded(
-        self, request: GenerateRequest | PoolingRequest
-    ) -> GenerateRequest | PoolingRequest:
-        if len(self.clients) == 1 or request.params.seed is not None:
-            return request
-        params = dataclasses.replace(request.params, seed=self._seeds.getrandbits(63))
-        return dataclasses.replace(request, params=params)
-
 
 def engine_for(
     request: GenerateRequest | PoolingRequest, engines: Sequence[EngineClient]
@@ -197,7 +193,7 @@ def engine_for(
     if start is not None:
         hasher = PageHasher(first.resolved.page_size, start)
         found = cached_tokens(request, hasher, [each.cached for each in engines])
-    size = len(request.prompt_token_ids)
+    size = len(request.prompt.tokens)
     candidates = [
         Candidate(tokens, each.load, each.has_room(size), len(each.cached))
         for tokens, each in zip(found, engines, strict=True)

@@ -13,15 +13,16 @@ from pathlib import Path
 from typing import Any
 
 from jaxllm.chat_template import template_variables
+from jaxllm.commands import Sleep
 from jaxllm.config import ConfigError
 from jaxllm.messages import EngineStats
 from jaxllm.sampling.defaults import generation_config, sampling_defaults
+from jaxllm.server.app import BODY_FIELDS
 from jaxllm.server.command_line.options import Options
 from jaxllm.server.engine.client import EngineClient
 from jaxllm.server.engine.connection import EngineDied
 from jaxllm.server.engine.group import EngineGroup
 from jaxllm.server.engine.supervisor import EngineSupervisor
-from jaxllm.server.engine.wire import Sleep
 from jaxllm.server.errors import ApiError, overloaded
 from jaxllm.server.lifecycle.launches import engine_launches
 from jaxllm.server.lifecycle.signals import Signals
@@ -98,7 +99,12 @@ class ServedModel:
                 tokenizer, renders = loading.result()
                 self.client.check_alike()
                 self.state = ServerState(
-                    self._options.settings, self.client, tokenizer, self._defaults, renders
+                    self._options.settings,
+                    self.client,
+                    tokenizer,
+                    self._defaults,
+                    BODY_FIELDS,
+                    renders,
                 )
                 await self._sleep_if_asked()
                 return

@@ -13,10 +13,11 @@ import orjson
 
 from jaxllm.messages import PoolingRequest
 from jaxllm.pooled import result
+from jaxllm.prompt import Prompt
 from jaxllm.server.endpoint import Endpoint, Reply
 from jaxllm.server.errors import ApiError, ContextOverflow, bad_request
-from jaxllm.server.openai.bodies import unless_gone
 from jaxllm.server.pooling.requests import Options
+from jaxllm.server.transport.gone import unless_gone
 from jaxllm.tokenizer import Pair, Tokenizer
 
 LARGE = 1 << 16  # numbers of a reply that is written in a thread
@@ -83,7 +84,7 @@ class PoolingEndpoint(Endpoint):
         requests = [
             PoolingRequest(
                 id=f"{id}-{number}",
-                prompt_token_ids=prompt.ids,
+                prompt=Prompt(prompt.ids),
                 params=options.engine,
                 cache_salt=options.cache_salt,
                 second_text=prompt.second,

@@ -15,8 +15,9 @@ from jaxllm.engine.runtime.programs.update_slots import SlotUpdate, buffer_size,
 from jaxllm.engine.runtime.runner import token_rows
 from jaxllm.engine.runtime.state import SLOT_PARAMS, host_columns
 from jaxllm.engine.scheduling.buckets import Buckets, ExtendShape
-from jaxllm.engine.scheduling.plan import Chunk, Decode, Plan, TableWrite
+from jaxllm.engine.scheduling.plan import Chunk, Decode, Plan, TableWrite, pages_of_decode
 from jaxllm.engine.scheduling.request import PageTable, Request
+from jaxllm.prompt import Prompt
 from jaxllm.sampling.options import SamplingParams
 
 KINDS = (np.int32, np.uint32, np.float32)
@@ -57,7 +58,13 @@ def test_each_table_write_of_a_plan_is_an_entry_and_unused_entries_are_dropped(
     slots, width, decodes = 8, 3, []
     for row in range(count):
         request = Request(
-            id="r", index=0, prompt=[1], params=SamplingParams(), seed=0, arrival=0.0, max_tokens=9
+            id="r",
+            index=0,
+            prompt=Prompt([1]),
+            params=SamplingParams(),
+            seed=0,
+            arrival=0.0,
+            max_tokens=9,
         )
         request.slot = 7 - row
         decodes.append(Decode(request, 0, 1))
@@ -69,8 +76,8 @@ def test_each_table_write_of_a_plan_is_an_entry_and_unused_entries_are_dropped(
     shapes: Any = SimpleNamespace(slots=slots, num_groups=2, row_writes=2, table_width=2 * width)
     update = SlotUpdate(shapes, None)
     full = tuple(TableWrite(slot, 2, 9, group) for slot in range(slots) for group in range(2))
-    update.pack(Plan(tuple(decodes), (), table_writes=full), ())
-    arrays = head_layout(slots, 2).views(update.pack(plan, ()))
+    update.pack(Plan(tuple(decodes), (), table_writes=full))
+    arrays = head_layout(slots, 2).views(update.pack(plan))
     assert arrays["rows"].tolist() == [7 - row for row in range(count)] + [slots] * (slots - count)
     entries = [
         tuple(int(arrays[name][at]) for name in ("slot", "index", "page"))
@@ -79,6 +86,22 @@ def test_each_table_write_of_a_plan_is_an_entry_and_unused_entries_are_dropped(
     assert entries == [
         (slot, column + group * width, page) for slot, column, page, group in writes
     ] + [(slots + 1, 0, 0)] * (2 * slots - len(writes))
+
+
+def test_a_row_with_drafts_has_entries_for_all_pages_that_it_gets() -> None:
+    most = 2 * pages_of_decode(5, page_size=4)
+    shapes: Any = SimpleNamespace(slots=2, num_groups=2, row_writes=most, table_width=16)
+    writes = tuple(
+        TableWrite(slot, column, 10 * slot + column, group)
+        for slot in range(2)
+        for group in range(2)
+        for column in range(3)
+    )
+    assert len(writes) == 2 * most
+    buffer = SlotUpdate(shapes, None).pack(Plan((), (), table_writes=writes))
+    arrays = head_layout(2, most).views(buffer)
+    assert arrays["slot"].tolist() == [0] * 6 + [1] * 6
+    assert arrays["index"].tolist() == [0, 1, 2, 8, 9, 10] * 2
 
 
 def test_rows_of_a_result_hold_their_tokens_and_none_behind_them() -> None:
@@ -117,19 +140,20 @@ def test_a_buffer_that_is_packed_again_is_as_a_new_one() -> None:
             request = Request(
                 id="r",
                 index=0,
-                prompt=[7 + slot] * length,
-                params=SamplingParams(temperature=0.5, stop_token_ids=[3, 4], min_tokens=2),
+                prompt=Prompt([7 + slot] * length),
+                params=SamplingParams(temperature=0.5, min_tokens=2),
                 seed=2**64 - 2 - slot,
                 arrival=0.0,
                 max_tokens=9,
+                stops=frozenset({4, 3}),
             )
             request.slot, request.tables = slot, (PageTable([slot, 5]),)
             chunks.append(Chunk(request, 0, length, True))
         return Plan((), tuple(chunks))
 
-    used.pack(plan(9, 9, 9, 5), (1, 2))
-    again = used.pack(plan(12), ())
-    np.testing.assert_array_equal(again, SlotUpdate(shapes, layout).pack(plan(12), ()))
+    used.pack(plan(9, 9, 9, 5))
+    again = used.pack(plan(12))
+    np.testing.assert_array_equal(again, SlotUpdate(shapes, layout).pack(plan(12)))
     arrays = layout.arrays.views(again[head_layout(8, 1).size :])
     assert arrays["token"].tolist() == [7] * 12 + [0] * 20
     assert arrays["position"].tolist() == [*range(12)] + [0] * 20

@@ -103,7 +103,7 @@ def test_pages_of_accepted_drafts_can_be_found_once_their_tokens_are_committed()
         loop.drain()
         assert loop.prefix is not None
         found.append(set(loop.prefix.pages.values()))
-        again = added(loop, request.prompt + request.output, 1)
+        again = added(loop, request.prompt.tokens + request.output, 1)
         loop.drain()
         assert again.num_cached_tokens == 44, "all pages but that of the last token"
     assert found[0] == found[1] and len(found[0]) == 11

@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from jaxllm.commands import Profile, ResetPrefixCache
 from jaxllm.config import EngineConfig
 from jaxllm.messages import (
     EngineStats,
@@ -18,6 +19,7 @@ from jaxllm.messages import (
     StepTotals,
     TextDelta,
 )
+from jaxllm.prompt import Prompt
 from jaxllm.sampling.options import SamplingParams
 from jaxllm.server.engine.wire import (
     Abort,
@@ -29,10 +31,8 @@ from jaxllm.server.engine.wire import (
     Inspected,
     Outputs,
     Phase,
-    Profile,
     Ready,
     Rejected,
-    ResetPrefixes,
     Start,
     StepFailed,
     Stop,
@@ -79,14 +79,14 @@ VIEW = EngineView(
         (
             Add(
                 GenerateRequest(
-                    id="x", prompt_token_ids=[1, 2**31 - 1], params=PARAMS, cache_salt="s"
+                    id="x", prompt=Prompt([1, 2**31 - 1]), params=PARAMS, cache_salt="s"
                 )
             ),
             ToEngine,
         ),
         (Abort("x"), ToEngine),
         (Profile(True), ToEngine),
-        (ResetPrefixes(True), ToEngine),
+        (ResetPrefixCache(True), ToEngine),
         (Inspect(), ToEngine),
         (Stop(), ToEngine),
         (Phase("Compiling", 1.5), ToServer),

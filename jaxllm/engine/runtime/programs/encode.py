@@ -33,7 +33,9 @@ def encoded_prompts(
     batch = layout.unpack(buffer)
     start, end = batch["start"], batch["start"] + batch["length"]
     first_T, end_T = (jnp.pad(x, (0, 1))[batch["row"]] for x in (start, end))
-    context = SegmentContext(Segments(first_T, end_T, longest), model.backend, model.collective)
+    context = SegmentContext(
+        Segments(first_T, end_T, longest), model.backend, model.collective, model.target
+    )
     return model.rebuild(weights).encode(
         batch["token"], batch["position"], batch["second"], batch["start"], batch["length"], context
     )
@@ -57,7 +59,7 @@ def pack_prompts(chunks: Sequence[Chunk], tokens: int, prompts: int) -> np.ndarr
     starts, total = np.cumsum(lengths) - lengths, int(lengths.sum())
     row = np.repeat(np.arange(used, dtype=np.int32), lengths)
     place = np.arange(total, dtype=np.int32) - starts[row]
-    ids = itertools.chain.from_iterable(chunk.request.prompt for chunk in chunks)
+    ids = itertools.chain.from_iterable(chunk.request.prompt.tokens for chunk in chunks)
     second = np.array([chunk.request.second_text or chunk.length for chunk in chunks], np.int32)
     arrays["token"][:total] = np.fromiter(ids, np.int32, total)
     arrays["position"][:total], arrays["row"][:total] = place, row
