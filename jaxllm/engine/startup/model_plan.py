@@ -127,9 +127,9 @@ class ModelPlan:
         """What would be decided of an engine with steps of at most `tokens` tokens, and with `seqs`
         requests at once. Raises ConfigError as `plan_model`."""
         config = replace(self.config, max_num_batched_tokens=tokens, max_num_seqs=seqs)
-        other = plan_model(replace(self.wishes, config=config), self.meshes)
+        trial = plan_model(replace(self.wishes, config=config), self.meshes)
         # Weights may be on the devices by now
-        return replace(other, budget=replace(other.budget, usable=self.budget.usable))
+        return replace(trial, budget=replace(trial.budget, usable=self.budget.usable))
 
 
 class _Model(NamedTuple):
@@ -243,7 +243,9 @@ def target_of(mesh: Mesh) -> Target:
 
 def _kv_dtype(config: EngineConfig, spec: ModelSpec, dtype: jnp.dtype) -> jnp.dtype:
     """The pages' dtype: 8 bits as the user or the checkpoint wishes, else the model's `dtype`."""
-    wish = spec.kv_cache_dtype if config.kv_cache_dtype == "auto" else config.kv_cache_dtype
+    wish = config.kv_cache_dtype
+    if wish == "auto":
+        wish = spec.kv_cache_dtype
     pages = jnp.dtype(KV_CACHE_DTYPES[wish] or dtype)
     if pages != dtype and pages.itemsize > 1:
         raise ConfigError(
