@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from jaxllm.cache.groups import CacheGroup, cache_groups, effective_window, merged
 from jaxllm.cache.layer import AttentionCache, PagedKV, RecurrentState
 from jaxllm.cache.pool import Lifetime
-from jaxllm.config import EngineConfig
+from jaxllm.config import ConfigError, EngineConfig
 from jaxllm.engine.startup.budget import MemoryBudget
 from jaxllm.models import ModelSpec
 from jaxllm.units import GIB
@@ -134,6 +134,22 @@ def page_sizes(
         for group, count in zip(groups, most, strict=True)
         if not isinstance(group.spec, RecurrentState)
     )
+
+
+def splits(spec: ModelSpec, shards: int) -> tuple[int, ...]:
+    """Over how many times the devices weights and pages divide evenly, without a KV head that is
+    kept twice."""
+
+    def even(times: int) -> bool:
+        try:
+            return all(
+                spec.heads(times * shards, layer).kv_stored == spec.heads(shards, layer).kv_stored
+                for layer in spec.attention_layers
+            )
+        except ConfigError:
+            return False
+
+    return tuple(filter(even, (2, 4, 8)))
 
 
 def pool_pages(config: EngineConfig, budget: MemoryBudget, need: KVRequirements) -> int:

@@ -35,7 +35,12 @@ from jaxllm.engine.startup.budget import (
 )
 from jaxllm.engine.startup.device_client import own_processors
 from jaxllm.engine.startup.host_memory import HostPlan, HostRoom, plan_host
-from jaxllm.engine.startup.kv_requirements import KVRequirements, model_groups, page_sizes
+from jaxllm.engine.startup.kv_requirements import (
+    KVRequirements,
+    model_groups,
+    page_sizes,
+    splits,
+)
 from jaxllm.engine.startup.limits import divide, shares_prefixes, step_buckets, step_limits
 from jaxllm.engine.startup.wishes import Wishes
 from jaxllm.mesh import Stage, layer_devices, over_experts, own_devices, own_meshes, stages
@@ -349,19 +354,3 @@ def _requirements(
         tile=tile_tokens(model.backend.name),
         splits=splits(spec, model.shards),
     )
-
-
-def splits(spec: ModelSpec, shards: int) -> tuple[int, ...]:
-    """Over how many times the devices weights and pages divide evenly, without a KV head that is
-    kept twice."""
-
-    def even(times: int) -> bool:
-        try:
-            return all(
-                spec.heads(times * shards, layer).kv_stored == spec.heads(shards, layer).kv_stored
-                for layer in spec.attention_layers
-            )
-        except ConfigError:
-            return False
-
-    return tuple(filter(even, (2, 4, 8)))
