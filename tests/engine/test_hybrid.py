@@ -37,6 +37,11 @@ MODELS = {
 }
 
 
+def slow(value: Any) -> Any:
+    """A case that the quick tests leave out."""
+    return pytest.param(value, marks=pytest.mark.slow)
+
+
 @pytest.fixture(autouse=True)
 def family() -> Iterator[None]:
     with hybrid.registered():
@@ -77,7 +82,7 @@ def likeliest(engine: Engine, sequences: list[list[int]]) -> list[np.ndarray]:
     return [np.asarray(forward(engine.runner.weights, tokens)) for tokens in padded]
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", ["all", *(slow(name) for name in MODELS if name != "all")])
 def test_chunks_and_decodes_are_a_whole_forward(name: str, tmp_path: Path) -> None:
     engine = make(tmp_path, MODELS[name])
     found = run(engine, PROMPTS, GREEDY)
@@ -87,12 +92,14 @@ def test_chunks_and_decodes_are_a_whole_forward(name: str, tmp_path: Path) -> No
     engine.self_check()
 
 
-@pytest.mark.parametrize("name", ["states", "all"])
+@pytest.mark.parametrize("name", ["all", slow("states")])
 def test_preempted_requests_start_anew(name: str, tmp_path: Path) -> None:
-    wanted = run(make(tmp_path, MODELS[name]), PROMPTS, GREEDY)
+    prompts = [prompt[:20] for prompt in PROMPTS]
+    long = SamplingParams(temperature=0, max_tokens=60, ignore_eos=True)
+    wanted = run(make(tmp_path, MODELS[name]), prompts, long)
     small = make(tmp_path, MODELS[name], num_gpu_blocks_override=16)
     small.scheduler.estimator = Optimist()
-    assert run(small, PROMPTS, GREEDY) == wanted
+    assert run(small, prompts, long) == wanted
     assert small.stats().preemptions > 0
 
 
@@ -144,7 +151,7 @@ def test_keys_are_shared_within_a_stage(tmp_path: Path) -> None:
     assert run(make(tmp_path, layers, pipeline_parallel_size=2), PROMPTS, GREEDY) == wanted
 
 
-@pytest.mark.parametrize("shards", [2, 4])
+@pytest.mark.parametrize("shards", [2, slow(4)])
 def test_states_are_divided_over_devices(shards: int, tmp_path: Path) -> None:
     one = run(make(tmp_path, MODELS["states"]), PROMPTS[:3], GREEDY)
     several = make(tmp_path, MODELS["states"], tensor_parallel_size=shards)
