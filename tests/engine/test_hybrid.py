@@ -18,6 +18,7 @@ from jaxllm.engine.engine import Engine
 from jaxllm.engine.load import load_engine
 from jaxllm.messages import GenerateRequest, RequestError
 from jaxllm.nn.contexts.dense import DenseContext
+from jaxllm.prompt import Prompt
 from jaxllm.sampling.options import SamplingParams
 from tests import hybrid
 from tests.engine.conftest import run
@@ -112,7 +113,7 @@ def test_nothing_is_found_or_shared_before_a_state(tmp_path: Path) -> None:
     assert not engine.resolved.enable_prefix_caching
     search = SamplingParams(temperature=0, n=2, use_beam_search=True, max_tokens=4)
     with pytest.raises(RequestError, match="no beam search: layers with a recurrent state must"):
-        engine.add(GenerateRequest(id="search", prompt_token_ids=PROMPTS[0], params=search))
+        engine.add(GenerateRequest(id="search", prompt=Prompt(PROMPTS[0]), params=search))
 
 
 @pytest.mark.parametrize(

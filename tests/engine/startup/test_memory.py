@@ -17,9 +17,9 @@ from jaxllm.config import ConfigError, EngineConfig
 from jaxllm.engine.engine import Engine
 from jaxllm.engine.runtime.program import Key
 from jaxllm.engine.scheduling.buckets import Buckets
-from jaxllm.engine.startup.kv_requirements import KVRequirements
-from jaxllm.engine.startup.memory import SPARE, MemoryBudget, resident_bytes
-from jaxllm.engine.startup.plan_memory import PAGE_ROUND, fitting_length, plan_memory
+from jaxllm.engine.startup.budget import SPARE, MemoryBudget, resident_bytes
+from jaxllm.engine.startup.kv_requirements import PAGE_ROUND, KVRequirements, fitting_length
+from jaxllm.engine.startup.memory_plan import plan_memory
 from jaxllm.sampling.process import logits_params_bytes
 from jaxllm.units import GIB
 from tests.engine.conftest import TINY
