@@ -32,6 +32,7 @@ PROMPTS = [[(7 * i + 3 * j) % 96 for j in range(n)] for i, n in enumerate((40, 3
 MODELS = {
     "states": (STATE, FULL, STATE, SLIDING),
     "states alone in front": (STATE, STATE, FULL),
+    "states alone": (STATE, STATE),
     "shared": (FULL, SLIDING, SHARED, SHARED),
     "wide": (SLIDING, WIDE, FULL, WIDE),
     "all": (STATE, WIDE, SLIDING, SHARED, STATE, FULL, SHARED),
@@ -128,6 +129,14 @@ def test_states_stay_on_the_device(wish: dict[str, Any], words: str, tmp_path: P
         make(tmp_path, MODELS["states"], **wish)
     with pytest.raises(ConfigError, match="heads are unlike stay on the device"):
         make(tmp_path, MODELS["wide"], **wish)
+
+
+def test_a_model_of_states_alone_has_pages_for_all_its_requests(tmp_path: Path) -> None:
+    engine = make(tmp_path, MODELS["states alone"], num_gpu_blocks_override=None)
+    assert engine.resolved.group_pages == (4 * 128 // 8,)
+    pages, states = engine.runner.kv
+    assert all(plane.size == 0 for plane in pages.planes)
+    assert states.layers == 2
 
 
 def test_groups_have_arrays_of_their_own_shapes(tmp_path: Path) -> None:
