@@ -159,6 +159,8 @@ def pool_pages(config: EngineConfig, budget: MemoryBudget, need: KVRequirements)
         return max(0, config.num_gpu_blocks_override)
     if config.kv_cache_memory_bytes is not None:
         return need.pages_in(max(0, config.kv_cache_memory_bytes))
+    if not need.group_bytes:  # pages count tokens alone: no layer keeps anything in them
+        return need.max_num_seqs * need.pages_per_request
     fitting = need.pages_in(max(0, budget.for_pages))
     if not budget.shared:
         return fitting // PAGE_ROUND * PAGE_ROUND

@@ -233,7 +233,7 @@ def _model(wishes: Wishes, mesh: Mesh) -> _Model:
     target = target_of(mesh)
     device_kind = mesh.devices.flat[0].device_kind
     backends = choose_backends(target, shapes, config.attention_backend, device_kind)
-    widths = dict(zip(spec.attention_layers, backends, strict=True))
+    widths = dict(zip(spec.attention_layers, backends, strict=False))
     spec = spec.with_widths(
         widths[layer].head_dim if layer in widths else None for layer in range(len(spec.layers))
     )
