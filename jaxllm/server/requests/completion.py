@@ -105,10 +105,10 @@ def read_prompts(
 
 
 def _read_prompt(
-    prompt: Any, kind: type[Any], rules: Rules, params: SamplingParams, field: str
+    prompt: Any, first: type[Any], rules: Rules, params: SamplingParams, field: str
 ) -> Prompt:
-    """One prompt, which must be of the same kind as the first."""
-    if type(prompt) is not kind:
+    """One prompt, which must be of the same type as the `first`."""
+    if type(prompt) is not first:
         raise bad_request(f"{field} must not mix texts and token ids", field)
     if not prompt:
         raise bad_request(f"{field} must not be empty", field)

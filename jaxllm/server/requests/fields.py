@@ -88,21 +88,23 @@ def check_json(name: str, value: Any, max_chars: int) -> None:
         raise bad_request(str(error), name) from None
 
 
-def read_field[T](body: dict[str, Any], name: str, kind: type[T], default: T) -> T:
-    """`body[name]`, which must be of type `kind`; absent and null give the default."""
+def read_field[T](body: dict[str, Any], name: str, expected: type[T], default: T) -> T:
+    """`body[name]`, which must be of type `expected`; absent and null give the default."""
     value = body.get(name)
     if value is None:
         return default
-    if kind is int:
+    if expected is int:
         value = whole(value)
-    if type(value) is not kind:
-        raise bad_request(f"{name} must be {_KINDS[kind]}, got {describe(value)}", name)
+    if type(value) is not expected:
+        raise bad_request(f"{name} must be {_KINDS[expected]}, got {describe(value)}", name)
     return value
 
 
-def read_optional[T](body: dict[str, Any], name: str, kind: type[T]) -> T | None:
+def read_optional[T](body: dict[str, Any], name: str, expected: type[T]) -> T | None:
     """Like `read_field`, with None for absent."""
-    return None if body.get(name) is None else read_field(body, name, kind, kind())
+    if body.get(name) is None:
+        return None
+    return read_field(body, name, expected, expected())
 
 
 def refuse_unsupported(
@@ -113,11 +115,9 @@ def refuse_unsupported(
     for name, neutral in table.items():
         value = body.get(name)
         if value is not None and not is_one_of(value, neutral):
-            remedy = (
-                "yet; leave it out"
-                if elsewhere is None
-                else f"here, but in {elsewhere}; leave it out"
-            )
+            remedy = "yet; leave it out"
+            if elsewhere is not None:
+                remedy = f"here, but in {elsewhere}; leave it out"
             if name in OTHER_NAMES:
                 remedy = f"here; send {OTHER_NAMES[name]}"
             raise bad_request(f"{name} is not supported {remedy}", name, "unsupported_parameter")
@@ -147,9 +147,10 @@ def read_sampling(
     `names` has the fields of options that the endpoint calls otherwise. Raises ApiError(400) that
     names the field.
     """
+    values: dict[str, Any] = {}
     # A search draws nothing, so options that shape draws are left out
-    searches = body.get("use_beam_search") is True
-    values = {} if searches else dict(defaults)
+    if body.get("use_beam_search") is not True:
+        values |= defaults
     values |= {name: body[name] for name in WIRE_OPTIONS if body.get(name) is not None}
     values |= forced
     values |= {name: whole(values[name]) for name in INTEGERS & values.keys()}

@@ -158,7 +158,9 @@ def read_transfer(body: dict[str, Any], streams: bool) -> PageTransfer:
         raise bad_request(f"{name} asks for do_remote_decode or do_remote_prefill, not both", name)
     if shares and streams:
         raise bad_request(f"{name}.do_remote_decode is for answers that are not streamed", name)
-    return PageTransfer(shares=shares, offer=params if fetches else None)
+    if not fetches:
+        return PageTransfer(shares=shares)
+    return PageTransfer(offer=params)
 
 
 def read_salt(body: dict[str, Any]) -> str | None:
