@@ -13,8 +13,8 @@ from traceback import clear_frames
 import jax
 from jax import Array
 
+from jaxllm.commands import UpdateWeights
 from jaxllm.engine.runtime.pipeline.follower import StageFollower
-from jaxllm.engine.runtime.replay import Reload
 from jaxllm.engine.startup.start import Started
 from jaxllm.mesh import lacks_memory
 from jaxllm.messages import RequestError
@@ -24,7 +24,7 @@ LEVELS = (1, 2)
 REMEDY = "POST /wake_up, or call LLM.wake_up()"
 
 
-class Sleep:
+class Sleeper:
     """Whether an engine sleeps, and how it goes to sleep and wakes.
 
     `forget` drops all prefixes; `busy` says whether requests run; `shares_pages`, whether with
@@ -68,7 +68,7 @@ class Sleep:
             return
         if self.level == 0:
             self._forget()
-        self._runner.sleep(keep_weights=level == 1)
+        self._runner.sleep(level)
         self.level = level
         gc.collect()  # arrays in cycles hold memory too
         self._give_back()
@@ -80,7 +80,7 @@ class Sleep:
             if self.level == 2:
                 self._read()
             else:
-                self._runner.wake()
+                self._runner.wake_up()
             self.level = 0
 
     def update_weights(self, given: Path | GivenArrays) -> None:
@@ -127,8 +127,8 @@ class Sleep:
         self, given: Path | GivenArrays | None = None, before: tuple[Array, ...] = ()
     ) -> None:
         if not isinstance(given, GivenArrays):
-            self._runner.tell(Reload(None if given is None else str(given)))
-        self._runner.wake(self._source.read(given, before=before))
+            self._runner.tell(UpdateWeights(None if given is None else str(given)))
+        self._runner.wake_up(self._source.read(given, before=before))
 
     def _refuse_now(self) -> None:
         if self._busy():

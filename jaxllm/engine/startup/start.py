@@ -16,7 +16,7 @@ import jax
 from jax.sharding import Mesh
 
 from jaxllm import weights
-from jaxllm.cache.kv import zeros_of
+from jaxllm.cache.arrays import zeros_of
 from jaxllm.config import ConfigError, EngineConfig, Resolved
 from jaxllm.engine.constraints.grammars import Grammars
 from jaxllm.engine.runtime.compilation.exports import is_private
@@ -25,7 +25,6 @@ from jaxllm.engine.runtime.pipeline.follower import StageFollower
 from jaxllm.engine.runtime.pooling_runner import PoolingRunner
 from jaxllm.engine.runtime.replay import encode
 from jaxllm.engine.runtime.runner import Runner
-from jaxllm.engine.runtime.state import MAX_STOP_IDS
 from jaxllm.engine.startup.compile_workers import CompileWorkers, WorkerSpec, early_count
 from jaxllm.engine.startup.device_client import (
     give_back,
@@ -53,7 +52,6 @@ from jaxllm.hosts.group import ALONE, Hosts
 from jaxllm.locate import locate
 from jaxllm.mesh import make_stage_meshes, own_devices, own_meshes, stages
 from jaxllm.models import ModelSpec, Wish, read_spec
-from jaxllm.sampling.options import MAX_STOP_TOKEN_IDS
 from jaxllm.sampling.processor_arguments import Function, Processor
 from jaxllm.sampling.processors import read_processors
 from jaxllm.tokenizer import Tokenizer
@@ -146,11 +144,10 @@ def start(
     config, model_dir, spec = read_model(config)
     use_compilation_cache(config.compilation_cache_dir)
     reserve_as(config)
-    eos_ids = end_ids(spec)
     with CompileWorkers(_early_workers(config)) as workers:
         # JAX takes seconds to find GPUs, mostly without Python's lock, and XLA compiles without it
         pool = ThreadPoolExecutor(1, thread_name_prefix="tokenizer")
-        reading = pool.submit(read_tokenizer, config, model_dir, spec.vocab_size, eos_ids)
+        reading = pool.submit(read_tokenizer, config, model_dir, spec)
         pool.shutdown(wait=False)
         meshes = make_stage_meshes(config.tensor_parallel_size, config.pipeline_parallel_size)
         setup = resolve(config, model_dir, meshes, spec, hosts)
@@ -168,7 +165,7 @@ def start(
             )
     setup = loaded[-1].setup
     tokenizer, matchers = reading.result()
-    grammars = Grammars(matchers, setup.resolved.vocab_size, eos_ids)
+    grammars = Grammars(matchers, setup.resolved.vocab_size, setup.resolved.eos_ids)
     check_same(hosts, setup.resolved)
     runner = _make_runner(loaded, meshes, report)
     _warm_up(runner, config, report, hosts)
@@ -227,7 +224,7 @@ def drop_empty(folder: Path) -> None:
 
 
 def read_tokenizer(
-    config: EngineConfig, model_dir: Path, width: int, eos_ids: list[int]
+    config: EngineConfig, model_dir: Path, spec: ModelSpec
 ) -> tuple[Tokenizer | None, Matchers | None]:
     """The tokenizer and the grammar matchers of its vocabulary. Raises ConfigError.
 
@@ -237,22 +234,10 @@ def read_tokenizer(
     if config.skip_tokenizer_init:
         return None, None
     tokenizer = Tokenizer.load(config.tokenizer or str(model_dir))
-    matchers = Matchers(tokenizer.backend, width, eos_ids)
+    matchers = Matchers(tokenizer.backend, spec.vocab_size, spec.eos_token_ids)
     if config.max_stall_ms is not None:
         matchers.start_vocabulary()
     return tokenizer, matchers
-
-
-def end_ids(spec: ModelSpec) -> list[int]:
-    """The model's end-of-sequence ids. Raises ConfigError when a slot cannot hold them beside a
-    request's own stop ids."""
-    limit = MAX_STOP_IDS - MAX_STOP_TOKEN_IDS
-    if len(spec.eos_token_ids) > limit:
-        raise ConfigError(
-            f"config.json and generation_config.json name {len(spec.eos_token_ids)} "
-            f"end-of-sequence ids; at most {limit} are supported"
-        )
-    return list(spec.eos_token_ids)
 
 
 def _load_and_compile(
@@ -341,10 +326,9 @@ def _make_runner(loaded: Sequence[Loaded], meshes: Sequence[Mesh], report: Repor
     setup, programs, leaves = loaded[-1]
     if setup.spec.pooling is not None:
         return PoolingRunner(programs, leaves, pages[-1])
-    eos_ids = end_ids(setup.spec)
     if setup.stage.count > 1:
-        return make_pipeline_runner(loaded, pages, meshes, eos_ids)
-    return Runner(programs, leaves, pages[-1], eos_ids)
+        return make_pipeline_runner(loaded, pages, meshes)
+    return Runner(programs, leaves, pages[-1])
 
 
 def _warm_up(runner: Running, config: EngineConfig, report: Report, hosts: Hosts) -> None:
