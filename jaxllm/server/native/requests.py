@@ -12,17 +12,12 @@ from jaxllm.sampling.options import OPTIONS
 from jaxllm.server.errors import bad_request, describe
 from jaxllm.server.requests.body_fields import BodyFields
 from jaxllm.server.requests.completion import CompletionRequest, parse_completion, read_prompts
-from jaxllm.server.requests.fields import IGNORED as NO_EFFECT
-from jaxllm.server.requests.fields import (
-    NOT_ON_THE_WIRE,
-    WIRE_OPTIONS,
-    read_field,
-    refuse_unsupported,
-    whole,
-)
+from jaxllm.server.requests.fields import read_field, whole
 from jaxllm.server.requests.generation import read_generation
-from jaxllm.server.requests.known_fields import COMPLETION_FIELDS
+from jaxllm.server.requests.known_fields import COMPLETION_FIELDS, refuse_unsupported
+from jaxllm.server.requests.known_fields import IGNORED as NO_EFFECT
 from jaxllm.server.requests.limits import Rules, check_choices
+from jaxllm.server.requests.sampling import NOT_ON_THE_WIRE, WIRE_OPTIONS
 from jaxllm.server.requests.structure import STRUCTURE_FIELDS
 
 # SGLang's names of sampling options

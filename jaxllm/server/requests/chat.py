@@ -8,9 +8,14 @@ from typing import Any
 from jaxllm.server.errors import bad_request
 from jaxllm.server.requests.body_fields import BodyFields
 from jaxllm.server.requests.conversation import Conversation, read_conversation
-from jaxllm.server.requests.fields import read_field, read_optional, refuse_unsupported
+from jaxllm.server.requests.fields import read_field, read_optional
 from jaxllm.server.requests.generation import Generation, read_generation
-from jaxllm.server.requests.known_fields import CHAT_FIELDS, CHAT_NEUTRAL, COMPLETION_ONLY
+from jaxllm.server.requests.known_fields import (
+    CHAT_FIELDS,
+    CHAT_NEUTRAL,
+    COMPLETION_ONLY,
+    refuse_unsupported,
+)
 from jaxllm.server.requests.limits import Rules
 from jaxllm.server.requests.tools import ToolUse
 

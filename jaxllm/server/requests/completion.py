@@ -8,9 +8,14 @@ from typing import Any
 from jaxllm.sampling.options import MAX_ALLOWED, SamplingParams
 from jaxllm.server.errors import bad_request, describe
 from jaxllm.server.requests.body_fields import BodyFields
-from jaxllm.server.requests.fields import is_one_of, read_field, read_optional, refuse_unsupported
+from jaxllm.server.requests.fields import is_one_of, read_field, read_optional
 from jaxllm.server.requests.generation import Generation, read_generation
-from jaxllm.server.requests.known_fields import CHAT_ONLY, COMPLETION_FIELDS, COMPLETION_NEUTRAL
+from jaxllm.server.requests.known_fields import (
+    CHAT_ONLY,
+    COMPLETION_FIELDS,
+    COMPLETION_NEUTRAL,
+    refuse_unsupported,
+)
 from jaxllm.server.requests.limits import (
     MAX_PROMPTS,
     Rules,

@@ -9,16 +9,11 @@ from jaxllm.messages import RequestError, check_salt
 from jaxllm.prepared import count_logprobs
 from jaxllm.sampling.options import SamplingParams
 from jaxllm.server.errors import bad_request, describe
-from jaxllm.server.requests.fields import (
-    NEUTRAL,
-    check_json,
-    read_field,
-    read_optional,
-    read_sampling,
-    refuse_unsupported,
-)
+from jaxllm.server.requests.fields import check_json, read_field, read_optional
+from jaxllm.server.requests.known_fields import NEUTRAL, refuse_unsupported
 from jaxllm.server.requests.limits import Rules, check_logprobs, check_sampling
 from jaxllm.server.requests.model_name import read_model
+from jaxllm.server.requests.sampling import read_sampling
 from jaxllm.server.requests.structure import Structure, read_structure
 
 MAX_TRANSFER = 4096  # characters of kv_transfer_params

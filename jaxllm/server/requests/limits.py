@@ -130,7 +130,7 @@ def check_prompt_scoring(lengths: list[int], params: SamplingParams) -> None:
 
 def check_logprobs(params: SamplingParams, resolved: Resolved, names: dict[str, str]) -> None:
     """Refuse more log-probabilities than the server or a reply has; `names` as for
-    `fields.read_sampling`."""
+    `sampling.read_sampling`."""
     try:
         top = count_logprobs(params, "logprobs", resolved) or 0
         count_logprobs(params, "prompt_logprobs", resolved)
