@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from jaxllm import models
 from jaxllm.cache.states import StateArrays
 from jaxllm.config import ConfigError, EngineConfig
 from jaxllm.engine.engine import Engine
@@ -137,6 +138,12 @@ def test_a_model_of_states_alone_has_pages_for_all_its_requests(tmp_path: Path) 
     pages, states = engine.runner.kv
     assert all(plane.size == 0 for plane in pages.planes)
     assert states.layers == 2
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_a_spec_of_unlike_layers_comes_back_from_json(name: str) -> None:
+    spec = models.make_spec(hybrid.config(*MODELS[name])).with_heads_of(32)
+    assert models.make_spec(**json.loads(json.dumps(spec.to_dict()))) == spec
 
 
 def test_groups_have_arrays_of_their_own_shapes(tmp_path: Path) -> None:
