@@ -21,7 +21,7 @@ from jaxllm.engine.runtime.runner import Runner
 from jaxllm.engine.scheduling.request import Status
 from jaxllm.engine.scheduling.scheduler import Scheduler
 from jaxllm.engine.sleep import Sleeper
-from jaxllm.engine.startup.start import Started
+from jaxllm.engine.startup.started import Started
 from jaxllm.engine.steps.commit import Commit
 from jaxllm.engine.steps.constrained import ConstrainedDraws
 from jaxllm.engine.steps.generating import GeneratingSteps

@@ -14,7 +14,7 @@ from jaxllm.engine.scheduling.plan import Traffic
 from jaxllm.engine.scheduling.request import Request
 from jaxllm.engine.scheduling.scheduler import Scheduler
 from jaxllm.engine.sleep import Sleeper
-from jaxllm.engine.startup.start import Started
+from jaxllm.engine.startup.started import Started
 from jaxllm.engine.steps.loop import StepLoop
 from jaxllm.engine.steps.pooling import PooledRequests, PoolingSteps
 from jaxllm.messages import EngineStats, GenerateRequest, PoolingRequest, TextDelta

@@ -22,7 +22,7 @@ from jax.typing import DTypeLike
 from jaxllm.engine.runtime.compilation.executables import Executables, Recipe
 from jaxllm.engine.runtime.compilation.xla_options import XlaOptions
 from jaxllm.engine.scheduling.buckets import Buckets
-from jaxllm.engine.startup import sizing
+from jaxllm.engine.startup import lattice
 from jaxllm.mesh import WHOLE, Stage
 from jaxllm.models import ModelSpec
 from jaxllm.weights import dummy
@@ -48,10 +48,10 @@ def shared() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(load, "_outline", _outline)
         patch.setattr(dummy, "_compile", lambda layout, key: _draw(layout))
-        patch.setattr(sizing, "Executables", Shared)
-        patch.setattr(sizing, "Exports", Facts)
+        patch.setattr(lattice, "Executables", Shared)
+        patch.setattr(lattice, "Exports", Facts)
         patch.setattr(
-            sizing,
+            lattice,
             "fingerprint",
             lambda facts: json.dumps(facts, sort_keys=True, default=str),
         )

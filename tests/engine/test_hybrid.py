@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -25,15 +26,22 @@ from tests.engine.fake_host import Optimist
 from tests.engine.few_shapes import few_shapes
 from tests.hybrid import FULL, SHARED, SLIDING, STATE, WIDE
 
+LENGTH = 128
 GREEDY = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
 PROMPTS = [[(7 * i + 3 * j) % 96 for j in range(n)] for i, n in enumerate((40, 3, 90, 17, 25, 61))]
 MODELS = {
     "states": (STATE, FULL, STATE, SLIDING),
     "states alone in front": (STATE, STATE, FULL),
+    "states alone": (STATE, STATE),
     "shared": (FULL, SLIDING, SHARED, SHARED),
     "wide": (SLIDING, WIDE, FULL, WIDE),
     "all": (STATE, WIDE, SLIDING, SHARED, STATE, FULL, SHARED),
 }
+
+
+def slow(value: Any) -> Any:
+    """A case that the quick tests leave out."""
+    return pytest.param(value, marks=pytest.mark.slow)
 
 
 @pytest.fixture(autouse=True)
@@ -49,7 +57,7 @@ def make(path: Path, layers: tuple[str, ...], **overrides: Any) -> Engine:
         "load_format": "dummy",
         "skip_tokenizer_init": True,
         "dtype": "float32",
-        "max_model_len": 128,
+        "max_model_len": LENGTH,
         "max_num_seqs": 4,
         "max_num_batched_tokens": 32,
         "block_size": 8,
@@ -60,33 +68,40 @@ def make(path: Path, layers: tuple[str, ...], **overrides: Any) -> Engine:
         return load_engine(EngineConfig(**(wishes | overrides)))
 
 
-def dense(engine: Engine, prompt: list[int], count: int) -> list[int]:
-    """The same tokens by whole forwards."""
-    module = engine.runner.shapes.model.rebuild(engine.runner.weights)
-    tokens = list(prompt)
-    for _ in range(count):
-        token_T = jnp.array(tokens)
+def likeliest(engine: Engine, sequences: list[list[int]]) -> list[np.ndarray]:
+    """The likeliest token after each one of each sequence, by one forward of the whole."""
+    model = engine.runner.shapes.model
+
+    @jax.jit
+    def forward(weights: Any, token_T: jax.Array) -> jax.Array:
+        module = model.rebuild(weights)
         context = DenseContext()
-        hidden_TD = module(token_T, jnp.arange(len(tokens)), context)
-        tokens.append(int(np.argmax(module.logits(hidden_TD[-1:], context)[0])))
-    return tokens[len(prompt) :]
+        hidden_TD = module(token_T, jnp.arange(LENGTH), context)
+        return jnp.argmax(module.logits(hidden_TD, context), axis=-1)
+
+    # No token sees the padding behind it
+    padded = [np.pad(tokens, (0, LENGTH - len(tokens))) for tokens in sequences]
+    return [np.asarray(forward(engine.runner.weights, tokens)) for tokens in padded]
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", ["all", *(slow(name) for name in MODELS if name != "all")])
 def test_chunks_and_decodes_are_a_whole_forward(name: str, tmp_path: Path) -> None:
     engine = make(tmp_path, MODELS[name])
     found = run(engine, PROMPTS, GREEDY)
-    for prompt, tokens in zip(PROMPTS[:4], found, strict=False):
-        assert tokens == dense(engine, prompt, 12)
+    sequences = [prompt + tokens for prompt, tokens in zip(PROMPTS, found, strict=True)]
+    for prompt, tokens, wanted in zip(PROMPTS, found, likeliest(engine, sequences), strict=True):
+        assert tokens == wanted[len(prompt) - 1 :][: len(tokens)].tolist()
     engine.self_check()
 
 
-@pytest.mark.parametrize("name", ["states", "all"])
+@pytest.mark.parametrize("name", ["all", slow("states")])
 def test_preempted_requests_start_anew(name: str, tmp_path: Path) -> None:
-    wanted = run(make(tmp_path, MODELS[name]), PROMPTS, GREEDY)
+    prompts = [prompt[:20] for prompt in PROMPTS]
+    long = SamplingParams(temperature=0, max_tokens=60, ignore_eos=True)
+    wanted = run(make(tmp_path, MODELS[name]), prompts, long)
     small = make(tmp_path, MODELS[name], num_gpu_blocks_override=16)
     small.scheduler.estimator = Optimist()
-    assert run(small, PROMPTS, GREEDY) == wanted
+    assert run(small, prompts, long) == wanted
     assert small.stats().preemptions > 0
 
 
@@ -116,6 +131,14 @@ def test_states_stay_on_the_device(wish: dict[str, Any], words: str, tmp_path: P
         make(tmp_path, MODELS["wide"], **wish)
 
 
+def test_a_model_of_states_alone_has_pages_for_all_its_requests(tmp_path: Path) -> None:
+    engine = make(tmp_path, MODELS["states alone"], num_gpu_blocks_override=None)
+    assert engine.resolved.group_pages == (4 * 128 // 8,)
+    pages, states = engine.runner.kv
+    assert all(plane.size == 0 for plane in pages.planes)
+    assert states.layers == 2
+
+
 def test_groups_have_arrays_of_their_own_shapes(tmp_path: Path) -> None:
     engine = make(tmp_path, MODELS["all"])
     *paged, states = engine.runner.kv
@@ -130,7 +153,15 @@ def test_groups_have_arrays_of_their_own_shapes(tmp_path: Path) -> None:
     assert engine.resolved.windows == (None, None, 12)
 
 
-@pytest.mark.parametrize("shards", [2, 4])
+def test_keys_are_shared_within_a_stage(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="layer 2 would be in another stage than layer 1"):
+        make(tmp_path, MODELS["shared"], pipeline_parallel_size=2)
+    layers = (FULL, SHARED, STATE, FULL)
+    wanted = run(make(tmp_path, layers), PROMPTS, GREEDY)
+    assert run(make(tmp_path, layers, pipeline_parallel_size=2), PROMPTS, GREEDY) == wanted
+
+
+@pytest.mark.parametrize("shards", [2, slow(4)])
 def test_states_are_divided_over_devices(shards: int, tmp_path: Path) -> None:
     one = run(make(tmp_path, MODELS["states"]), PROMPTS[:3], GREEDY)
     several = make(tmp_path, MODELS["states"], tensor_parallel_size=shards)

@@ -33,9 +33,9 @@ from jaxllm.engine.runtime.runner import Collected, Forwarded, Runner, StepResul
 from jaxllm.engine.scheduling.buckets import Buckets
 from jaxllm.engine.scheduling.plan import Limits, Moves, Plan
 from jaxllm.engine.scheduling.scheduler import Scheduler
-from jaxllm.engine.startup.check import check_fit
-from jaxllm.engine.startup.pipeline.divide import divide
-from jaxllm.engine.startup.start import Started, WeightSource
+from jaxllm.engine.startup.limits import divide
+from jaxllm.engine.startup.started import Started, check_fit
+from jaxllm.engine.startup.weight_source import WeightSource
 from jaxllm.messages import GenerateRequest
 from jaxllm.models import make_spec
 from jaxllm.prompt import Prompt
@@ -228,12 +228,10 @@ def apart(engine: Engine, told: Callable[[Command], None]) -> None:
     assert isinstance(runner.before, EarlierStages)
     follower = Devices(
         StageFollower(runner.before.stages, None, wire),  # type: ignore[arg-type]
-        WeightSource(engine.sleeper._source._setups[:1], engine.sleeper._source._config),
+        WeightSource(engine.sleeper._source.models[:1]),
     )
     runner.before = EarlierStages((), wire)  # type: ignore[arg-type]
-    engine.sleeper._source = WeightSource(
-        engine.sleeper._source._setups[1:], engine.sleeper._source._config
-    )
+    engine.sleeper._source = WeightSource(engine.sleeper._source.models[1:])
 
     def tell(command: Command) -> None:
         told(command)

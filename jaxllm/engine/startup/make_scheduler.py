@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import hashlib
 import importlib
-import json
 
 from jaxllm.cache.backends import tile_tokens
 from jaxllm.cache.host import HostTier
@@ -19,7 +17,7 @@ from jaxllm.engine.scheduling.plan import Limits
 from jaxllm.engine.scheduling.policy import POLICIES
 from jaxllm.engine.scheduling.scheduler import Scheduler
 from jaxllm.engine.startup.host_memory import PLAN_LOADS
-from jaxllm.engine.startup.model_digest import model_digest
+from jaxllm.engine.startup.model_digest import prefix_root
 from jaxllm.kv_transfer.settings import KVTransferSettings
 
 # Tokens of a step whose pages are sent: larger steps take as long for each token, and smaller ones
@@ -37,21 +35,21 @@ def scheduler_class(name: str | None) -> type[Scheduler]:
         return Scheduler
     module, _, attribute = name.rpartition(":" if ":" in name else ".")
     try:
-        found = getattr(importlib.import_module(module), attribute)
+        chosen = getattr(importlib.import_module(module), attribute)
     except (ImportError, AttributeError, ValueError) as error:
         raise ConfigError(
             f"--scheduler-cls {name:.80} cannot be loaded: {error}; name it as module:Class"
         ) from None
-    if not (isinstance(found, type) and issubclass(found, Scheduler)):
+    if not (isinstance(chosen, type) and issubclass(chosen, Scheduler)):
         raise ConfigError(
             f"--scheduler-cls {name:.80} must be a subclass of "
             "jaxllm.engine.scheduling.scheduler.Scheduler"
         )
-    return found
+    return chosen
 
 
 def make_scheduler(
-    kind: type[Scheduler],
+    scheduler_type: type[Scheduler],
     config: EngineConfig,
     resolved: Resolved,
     runner: Runner | PoolingRunner,
@@ -69,7 +67,9 @@ def make_scheduler(
         max_model_len=resolved.max_model_len,
         groups=resolved.pipeline_parallel_size,
     )
-    scheduler = kind(limits, pools, runner.shapes.buckets, POLICIES[resolved.scheduling_policy])
+    scheduler = scheduler_type(
+        limits, pools, runner.shapes.buckets, POLICIES[resolved.scheduling_policy]
+    )
     transfer = KVTransferSettings.read(config.kv_transfer_config)
     if prefix is not None and resolved.host_pages:
         offload = OffloadManager(
@@ -113,16 +113,3 @@ def make_pool(config: EngineConfig, resolved: Resolved, window: int | None, page
         window, resolved.max_num_batched_tokens, tile_tokens(resolved.attention_backend)
     )
     return PagePool(pages, resolved.page_size, index, lifetime)
-
-
-def prefix_root(config: EngineConfig, resolved: Resolved) -> bytes:
-    """Digest of what two engines must share for their pages to be interchangeable. Where they
-    exchange them, the model is what its files hold, wherever they lie."""
-    transfers = config.kv_transfer_config is not None
-    identity = {
-        "model": model_digest(config, resolved) if transfers else resolved.model_dir,
-        "dtype": resolved.dtype,
-        "kv_dtype": resolved.kv_dtype,
-        "page_size": resolved.page_size,
-    }
-    return hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).digest()
