@@ -29,14 +29,22 @@ class PageExporter:
     host memory.
 
     `early`: a request that asks for nothing else is answered when its prompt begins to be computed,
-    so that its pages travel meanwhile.
+    so that its pages travel meanwhile. Sequences have at most `max_model_len` tokens.
     """
 
-    def __init__(self, runner: Runner, shelf: Shelf, prefixes: PrefixLookup, early: bool):
+    def __init__(
+        self,
+        runner: Runner,
+        shelf: Shelf,
+        prefixes: PrefixLookup,
+        early: bool,
+        max_model_len: int,
+    ):
         self._runner = runner
         self._shelf = shelf
         self._prefixes = prefixes
         self._early = early
+        self._max_model_len = max_model_len
         self._announced: dict[Request, list[bytes]] = {}
         # Ids of requests that get their answer in this step, and of those that had it before
         self._begun: set[str] = set()
@@ -57,7 +65,11 @@ class PageExporter:
         if not self._early:
             return []
         done = self._begun | self._answered
-        found = [c.request for c in chunks if c.request.id not in done and wants_pages(c.request)]
+        found = [
+            chunk.request
+            for chunk in chunks
+            if chunk.request.id not in done and wants_pages(chunk.request, self._max_model_len)
+        ]
         self._begun.update(request.id for request in found)
         return found
 
@@ -149,13 +161,15 @@ class PageExporter:
         self._shelf.put(key, [view(array) for array in page])
 
 
-def wants_pages(request: Request) -> bool:
+def wants_pages(request: Request, max_model_len: int) -> bool:
     """Whether a request is the first leg of one that another engine continues, which computes the
-    only token once more."""
+    only token once more. Where the context has no place for a second token, the wish may have been
+    for all that it holds."""
     first = request.params
     return (
         request.shares_pages
         and first.max_tokens == 1
+        and len(request.prompt.tokens) + 1 < max_model_len
         and first.samples == 1
         and first.logprobs is None
         and first.prompt_logprobs is None
