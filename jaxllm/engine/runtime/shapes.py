@@ -156,7 +156,7 @@ class StepShapes:
             self.model.mesh, PartitionSpec(None, LAYER) if split else PartitionSpec()
         )
 
-    @property
+    @functools.cached_property
     def num_groups(self) -> int:
         """Cache groups with pages; each has a page pool of its own."""
         return len(page_counts(self.kv))

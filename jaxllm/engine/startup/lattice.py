@@ -277,8 +277,8 @@ def check_same(hosts: Hosts, resolved: Resolved) -> None:
     ours, *others = hosts.agree(
         {name: json.dumps(value, default=repr) for name, value in decisions.items()}
     )
-    for rank, other in enumerate(others, 1):
-        problem = difference(ours, other)
+    for rank, theirs in enumerate(others, 1):
+        problem = difference(ours, theirs)
         if problem is not None:
             raise ConfigError(
                 f"host {rank} decided otherwise: {problem.replace(' here ', ' there ')}; "

@@ -35,7 +35,12 @@ from jaxllm.engine.startup.budget import (
 )
 from jaxllm.engine.startup.device_client import own_processors
 from jaxllm.engine.startup.host_memory import HostPlan, HostRoom, plan_host
-from jaxllm.engine.startup.kv_requirements import KVRequirements, model_groups, page_sizes
+from jaxllm.engine.startup.kv_requirements import (
+    KVRequirements,
+    model_groups,
+    page_sizes,
+    splits,
+)
 from jaxllm.engine.startup.limits import divide, shares_prefixes, step_buckets, step_limits
 from jaxllm.engine.startup.wishes import Wishes
 from jaxllm.mesh import Stage, layer_devices, over_experts, own_devices, own_meshes, stages
@@ -127,9 +132,9 @@ class ModelPlan:
         """What would be decided of an engine with steps of at most `tokens` tokens, and with `seqs`
         requests at once. Raises ConfigError as `plan_model`."""
         config = replace(self.config, max_num_batched_tokens=tokens, max_num_seqs=seqs)
-        other = plan_model(replace(self.wishes, config=config), self.meshes)
+        trial = plan_model(replace(self.wishes, config=config), self.meshes)
         # Weights may be on the devices by now
-        return replace(other, budget=replace(other.budget, usable=self.budget.usable))
+        return replace(trial, budget=replace(trial.budget, usable=self.budget.usable))
 
 
 class _Model(NamedTuple):
@@ -228,7 +233,7 @@ def _model(wishes: Wishes, mesh: Mesh) -> _Model:
     target = target_of(mesh)
     device_kind = mesh.devices.flat[0].device_kind
     backends = choose_backends(target, shapes, config.attention_backend, device_kind)
-    widths = dict(zip(spec.attention_layers, backends, strict=True))
+    widths = dict(zip(spec.attention_layers, backends, strict=False))
     spec = spec.with_widths(
         widths[layer].head_dim if layer in widths else None for layer in range(len(spec.layers))
     )
@@ -243,7 +248,9 @@ def target_of(mesh: Mesh) -> Target:
 
 def _kv_dtype(config: EngineConfig, spec: ModelSpec, dtype: jnp.dtype) -> jnp.dtype:
     """The pages' dtype: 8 bits as the user or the checkpoint wishes, else the model's `dtype`."""
-    wish = spec.kv_cache_dtype if config.kv_cache_dtype == "auto" else config.kv_cache_dtype
+    wish = config.kv_cache_dtype
+    if wish == "auto":
+        wish = spec.kv_cache_dtype
     pages = jnp.dtype(KV_CACHE_DTYPES[wish] or dtype)
     if pages != dtype and pages.itemsize > 1:
         raise ConfigError(
@@ -347,19 +354,3 @@ def _requirements(
         tile=tile_tokens(model.backend.name),
         splits=splits(spec, model.shards),
     )
-
-
-def splits(spec: ModelSpec, shards: int) -> tuple[int, ...]:
-    """Over how many times the devices weights and pages divide evenly, without a KV head that is
-    kept twice."""
-
-    def even(times: int) -> bool:
-        try:
-            return all(
-                spec.heads(times * shards, layer).kv_stored == spec.heads(shards, layer).kv_stored
-                for layer in spec.attention_layers
-            )
-        except ConfigError:
-            return False
-
-    return tuple(filter(even, (2, 4, 8)))

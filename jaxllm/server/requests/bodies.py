@@ -54,7 +54,10 @@ class Bodies:
         try:
             await self._receive(scope, receive, chunks)
             body = b"".join(chunks)
-            fields = read_small(body) if len(body) <= TURN else await self._large.read(body)
+            if len(body) <= TURN:
+                fields = read_small(body)
+            else:
+                fields = await self._large.read(body)
         finally:
             self._bytes_read -= sum(map(len, chunks))
         check_type(scope["headers"])
