@@ -66,7 +66,7 @@ def model(name: str, backend: str | None = None) -> Iterator[Row]:
     spec = models.read_spec(directory)
     own = Variant(backend or own_backend(mesh.devices.flat[0])[0], jnp.bfloat16)
     variants = [own, Variant("reference", jnp.bfloat16), Variant("reference", jnp.float32)]
-    state = weights.load(directory, spec, mesh, jnp.bfloat16, "dummy")[1]
+    state = weights.load(directory, weights.outline(spec, mesh, jnp.bfloat16), "dummy")[1]
     forced = TeacherForced(spec, mesh)
     programs = forced.compile_all(variants)
     logits: dict[tuple[Variant, tuple[int, ...]], list[Array]] = {}
@@ -101,7 +101,7 @@ def narrow_pages(name: str, backend: str | None = None) -> Iterator[Row]:
     directory, mesh = engine_options(name)["model"], make_mesh(1)
     spec = models.read_spec(directory)
     own = backend or own_backend(mesh.devices.flat[0])[0]
-    state = weights.load(directory, spec, mesh, jnp.bfloat16, "dummy")[1]
+    state = weights.load(directory, weights.outline(spec, mesh, jnp.bfloat16), "dummy")[1]
     forced = TeacherForced(spec, mesh)
     exact, full = Variant("reference", jnp.float32), Variant(own, jnp.bfloat16)
     pairs = {
@@ -151,7 +151,7 @@ class TeacherForced:
     def __init__(self, spec: models.ModelSpec, mesh: jax.sharding.Mesh):
         self.spec, self.mesh = spec, mesh
         self.heads = spec.heads(1)
-        self.abstract = functools.cache(lambda dtype: weights.abstract(spec, mesh, dtype))
+        self.outline = functools.cache(lambda dtype: weights.outline(spec, mesh, dtype))
         self.width = -(-(max(max(prompts) for prompts in BATCHES) + STEPS) // PAGE)
 
     def compile_all(self, variants: list[Variant]) -> dict[tuple[Variant, int, int], Any]:
@@ -214,14 +214,14 @@ class TeacherForced:
         )
 
     def _lower(self, variant: Variant, rows: int, chunk: int) -> Any:
-        graphdef, state = self.abstract(variant.dtype)
+        outline = self.outline(variant.dtype)
         ints = functools.partial(jax.ShapeDtypeStruct, dtype=jnp.int32)
         given: Any = Tokens(
             ints((rows * chunk,)), ints((rows * chunk,)), ints((rows,)), ints((rows, self.width))
         )
-        step = functools.partial(forward, graphdef, variant.backend, chunk)
+        step = functools.partial(forward, outline.graphdef, variant.backend, chunk)
         return jax.jit(step, donate_argnums=1).lower(
-            state, self._pool(rows, variant.kv_dtype or variant.dtype), given
+            outline.state, self._pool(rows, variant.kv_dtype or variant.dtype), given
         )
 
 

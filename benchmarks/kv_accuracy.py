@@ -73,7 +73,9 @@ class Reader:
         spec = models.read_spec(self.directory)
         formats = weights.weight_formats(self.directory, spec, quantization)
         spec = replace(spec, formats=formats)
-        self.graphdef, self.state = weights.load(self.directory, spec, self.mesh, jnp.dtype(dtype))
+        self.graphdef, self.state = weights.load(
+            self.directory, weights.outline(spec, self.mesh, jnp.dtype(dtype))
+        )
         heads, layers = spec.heads(1), len(spec.layers)
         page_dtype = PAGE_DTYPES[kind] or dtype
         self.pool = KVCache.abstract(

@@ -76,11 +76,13 @@ def prepared(model: str, options: dict[str, Any]) -> tuple[Setup, tuple[jax.Arra
     config = EngineConfig(**(engine_options(model) | options))
     reserve_memory(config.gpu_memory_utilization)
     setup = resolve(
-        config, locate(config.model, None, None), [make_mesh(config.tensor_parallel_size)]
+        config, weights.ModelFiles(locate(config.model)), [make_mesh(config.tensor_parallel_size)]
     )
     leaves, _ = weight_leaves(
         weights.load(
-            setup.resolved.model_dir, setup.spec, setup.mesh, setup.dtype, config.load_format
+            setup.resolved.model_dir,
+            weights.outline(setup.spec, setup.mesh, setup.dtype),
+            config.load_format,
         )[1]
     )
     return setup, leaves, zeros_of(abstract_pages(setup))

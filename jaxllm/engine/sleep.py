@@ -18,7 +18,7 @@ from jaxllm.engine.runtime.replay import Reload
 from jaxllm.engine.startup.start import Started
 from jaxllm.mesh import lacks_memory
 from jaxllm.messages import RequestError
-from jaxllm.weights import GivenArrays
+from jaxllm.weights import GivenArrays, ModelFiles
 
 LEVELS = (1, 2)
 REMEDY = "POST /wake_up, or call LLM.wake_up()"
@@ -98,15 +98,16 @@ class Sleep:
             )
         if isinstance(given, GivenArrays) and jax.process_count() > 1:
             raise ValueError("arrays reach this host alone; give a path that every host can read")
-        self._source.check(given)
-        if self.level == 0:
-            self._overwrite(given)
-        else:
-            self.sleep(2)
-            self._read(given)
+        with ModelFiles(given) as files:
+            self._source.check(files)
+            if self.level == 0:
+                self._overwrite(files)
+            else:
+                self.sleep(2)
+                self._read(files)
         self.level = 0
 
-    def _overwrite(self, given: Path | GivenArrays) -> None:
+    def _overwrite(self, files: ModelFiles) -> None:
         """Read weights into those of now. Beside weights that are rounded there nothing stays on
         the devices, which have no room for a plain one; the memory of a step is enough for others.
         To take a pool's memory away and give it back takes as long as half of the weights. A pool
@@ -114,21 +115,22 @@ class Sleep:
         self._forget()
         keep = not self._source.rounds
         try:
-            self._read(given, self._runner.release(keep_pages=keep))
+            self._read(files, self._runner.release(keep_pages=keep))
             return
         except BaseException as error:
             clear_frames(error.__traceback__)  # they hold what was read
             self.sleep(2)
             if not (keep and lacks_memory(error)):
                 raise
-        self._read(given)
+        self._read(files)
 
-    def _read(
-        self, given: Path | GivenArrays | None = None, before: tuple[Array, ...] = ()
-    ) -> None:
-        if not isinstance(given, GivenArrays):
-            self._runner.tell(Reload(None if given is None else str(given)))
-        self._runner.wake(self._source.read(given, before=before))
+    def _read(self, files: ModelFiles | None = None, before: tuple[Array, ...] = ()) -> None:
+        """Take the weights of open files, by default the engine's own."""
+        if files is None:
+            self._runner.tell(Reload(None))
+        elif files.directory is not None:
+            self._runner.tell(Reload(str(files.directory)))
+        self._runner.wake(self._source.read(files, before=before))
 
     def _refuse_now(self) -> None:
         if self._busy():

@@ -15,11 +15,12 @@ from jaxllm.mesh import make_stage_meshes
 def check_fit(config: EngineConfig) -> Rows:
     """The decisions of a start, by an estimate of the largest step where a start would measure it.
     Raises ConfigError when it cannot work."""
-    config, model_dir, spec = read_model(config)
-    reserve_as(config)
-    meshes = make_stage_meshes(config.tensor_parallel_size, config.pipeline_parallel_size)
-    setup = resolve(config, model_dir, meshes, spec)
-    weights.check(model_dir, *setup.weights_for, config.load_format)
+    config, files, spec = read_model(config)
+    with files:
+        reserve_as(config)
+        meshes = make_stage_meshes(config.tensor_parallel_size, config.pipeline_parallel_size)
+        setup = resolve(config, files, meshes, spec)
+        weights.check(files, setup.outline, config.load_format)
     if not setup.memory.budget.shared:  # where steps are compiled, an estimate refuses nothing
         setup = with_workspace(setup, config, setup.memory.budget.workspace)
     return decided_rows(setup, None)

@@ -227,7 +227,7 @@ def rebuild(task: dict[str, Any]) -> Programs:
     resolved = Resolved(**task["resolved"] | {"pooling": spec.pooling})
     mesh, dtype = make_mesh(resolved.tensor_parallel_size), jnp.dtype(resolved.dtype)
     mesh, stage = over_experts(mesh, resolved.expert_parallel_size), Stage(**task["stage"])
-    graphdef, abstract = weights.abstract(spec, mesh, dtype, stage)
+    outline = weights.outline(spec, mesh, dtype, stage)
     memory = MemoryPlan(MemoryBudget(**task["memory"].pop("budget")), **task["memory"])
     setup = Setup(
         resolved,
@@ -237,8 +237,7 @@ def rebuild(task: dict[str, Any]) -> Programs:
         KVRequirements(**task["need"]),
         memory,
         Buckets.from_dict(task["buckets"]),
-        graphdef,
-        abstract,
+        outline,
         stage=stage,
     )
     folder = Path(task["folder"])

@@ -261,11 +261,11 @@ def _format_rows(setup: Setup) -> Rows:
         return []
     counts = Counter(spec.formats.values())
     held = "; ".join(f"{count} matrices in {kind.title}" for kind, count in counts.items())
-    _, plain = weights.abstract(replace(spec, formats={}), mesh, setup.dtype)
-    saved = shard_bytes(jax.tree.leaves(plain)) - setup.memory.budget.weights
-    paths = jax.tree_util.tree_leaves_with_path(setup.abstract_weights)
+    plain = weights.outline(replace(spec, formats={}), mesh, setup.dtype)
+    saved = shard_bytes(jax.tree.leaves(plain.state)) - setup.memory.budget.weights
+    paths = jax.tree_util.tree_leaves_with_path(setup.outline.state)
     others = shard_bytes(leaf for path, leaf in paths if _is_plain(path))
-    model = nnx.merge(setup.graphdef, setup.abstract_weights)
+    model = nnx.merge(setup.outline.graphdef, setup.outline.state)
     experts = [part.each for _, part in nnx.iter_graph(model) if isinstance(part, HeldExperts)]
     on_hopper = setup.resolved.attention_backend == "mosaic_gpu"
     by_tile = any(not (on_hopper and each.takes_all()) for each in experts)

@@ -68,8 +68,7 @@ class Setup:
         need: what the pools must serve, for the longest sequence that was asked for.
         memory: the pool and where its size comes from.
         buckets: shapes to compile.
-        graphdef: the model's modules, see `flax.nnx.split`.
-        abstract_weights: shapes with shardings of its weights.
+        outline: the model without its weights.
         hosts: that decide together.
         stage: which layers these devices have. All stages decide the same.
     """
@@ -81,15 +80,9 @@ class Setup:
     need: KVRequirements
     memory: MemoryPlan
     buckets: Buckets
-    graphdef: Any
-    abstract_weights: Any
+    outline: weights.Outline
     hosts: Hosts = ALONE
     stage: Stage = WHOLE
-
-    @property
-    def weights_for(self) -> tuple[ModelSpec, Mesh, jax.typing.DTypeLike]:
-        """The model, devices and type that weights are made for."""
-        return self.spec, self.mesh, self.dtype
 
     @property
     def heads(self) -> Heads:
@@ -143,23 +136,23 @@ type Found = ModelSpec | None  # the model's, where it has been read already
 
 def resolve(
     config: EngineConfig,
-    model_dir: Path,
+    files: weights.ModelFiles,
     meshes: Sequence[Mesh],
     spec: Found = None,
     hosts: Hosts = ALONE,
 ) -> Setup:
-    """Decide everything, for the last stage of this process; `meshes` are those of all stages.
-    Raises ConfigError when it cannot work."""
-    spec = spec or read_spec(model_dir, Wish.of(config))
+    """Decide everything, for the last stage of this process; `files` are the model's, `meshes`
+    those of all stages. Raises ConfigError when it cannot work."""
+    spec = spec or read_spec(files.path, Wish.of(config))
     limits = _limits(config, spec, meshes[-1].devices.flat[0].platform)
     pipeline = divide(config, spec, limits.max_num_seqs)
     last = max(own_meshes(meshes))
-    model = _model(config, model_dir, spec, meshes[last])
+    model = _model(config, files, spec, meshes[last])
     spec, mesh, dtype = model.spec, model.mesh, model.dtype
     buckets = _buckets(config, spec, limits, model.platform)
     need, host = _cache(config, model, limits)
-    abstracts = [weights.abstract(spec, mesh, dtype, stage) for stage in pipeline]
-    leaves = max((jax.tree.leaves(state) for _, state in abstracts), key=shard_bytes)
+    outlines = [weights.outline(spec, mesh, dtype, stage) for stage in pipeline]
+    leaves = max((jax.tree.leaves(each.state) for each in outlines), key=shard_bytes)
     rows = buckets.max_rows
     sums, staged = _sums(config, model, rows), host.staged * need.group_bytes
     budget = measure_budget(config, spec, meshes, leaves, buckets, rows, dtype.itemsize, staged)
@@ -167,7 +160,7 @@ def resolve(
     budget = replace(budget, usable=min(hosts.agree(budget.usable)), resident=resident)
     memory = first_plan(config, budget, need, _expected_workspace(model, rows, buckets.score))
     resolved = _resolved(config, model, limits, host, memory, sums)
-    decided = resolved, spec, mesh, dtype, need, memory, buckets, *abstracts[last]
+    decided = resolved, spec, mesh, dtype, need, memory, buckets, outlines[last]
     return with_plan(Setup(*decided, hosts, pipeline[last]), config, memory)
 
 
@@ -220,8 +213,8 @@ def with_plan(setup: Setup, config: EngineConfig, memory: MemoryPlan) -> Setup:
     length = memory.max_model_len
     spec = setup.spec.serving(length)
     if spec.ropes != setup.spec.ropes:
-        graphdef, abstract = weights.abstract(spec, setup.mesh, setup.dtype, setup.stage)
-        setup = replace(setup, graphdef=graphdef, abstract_weights=abstract)
+        outline = weights.outline(spec, setup.mesh, setup.dtype, setup.stage)
+        setup = replace(setup, outline=outline)
     resolved = replace(
         setup.resolved,
         max_model_len=length,
@@ -233,22 +226,22 @@ def with_plan(setup: Setup, config: EngineConfig, memory: MemoryPlan) -> Setup:
     return replace(setup, spec=spec, resolved=resolved, memory=memory)
 
 
-def _model(config: EngineConfig, directory: Path, spec: ModelSpec, mesh: Mesh) -> _Model:
+def _model(config: EngineConfig, files: weights.ModelFiles, spec: ModelSpec, mesh: Mesh) -> _Model:
     """The spec with the formats of its weights, heads as the attention back end wants them, and the
     checkpoint's own scales where pages are of 8 bits. Raises ConfigError."""
     platform, shards = mesh.devices.flat[0].platform, layer_devices(mesh)
     dtype = weights.resolve_dtype(config.dtype, spec.stored_dtype, platform)
-    formats = weights.weight_formats(directory, spec, config.quantization, config.load_format)
+    formats = weights.weight_formats(files, spec, config.quantization, config.load_format)
     spec = replace(spec, formats=formats)
     kv_dtype = _kv_dtype(config, spec, dtype)
     if kv_dtype != dtype:
-        spec = spec.with_scales(weights.kv_scales(directory, spec, config.load_format))
+        spec = spec.with_scales(weights.kv_scales(files, spec, config.load_format))
     mesh = over_experts(mesh, expert_groups(config, spec))
     page_size = config.block_size or (16 if platform == "cpu" else 64)
     shapes = _shapes(spec, spec.heads(shards), dtype, page_size, kv_dtype)
     backend = choose_backend(mesh.devices.flat[0], shapes, config.attention_backend)
     spec = spec.with_heads_of(backend.head_dim)
-    return _Model(directory, spec, mesh, dtype, kv_dtype, page_size, backend)
+    return _Model(files.path, spec, mesh, dtype, kv_dtype, page_size, backend)
 
 
 def _sums(config: EngineConfig, model: _Model, rows: int) -> Sums:

@@ -51,9 +51,9 @@ def make_programs(
 ) -> Programs:
     """The programs of a setup, uncompiled. By default they use what earlier starts have kept."""
     resolved, device = setup.resolved, setup.mesh.devices.flat[0]
-    leaves, treedef = weight_leaves(setup.abstract_weights)
+    leaves, treedef = weight_leaves(setup.outline.state)
     model = Model(
-        setup.graphdef,
+        setup.outline.graphdef,
         treedef,
         setup.mesh,
         resolved.attention_backend,
@@ -232,8 +232,8 @@ def shallow(setup: Setup, layers: int = SIZING_LAYERS) -> Setup:
     """The same model cut off after a few layers, in one stage, with the pools of their cache
     groups."""
     spec = setup.spec.first_layers(layers)
-    graphdef, abstract = weights.abstract(spec, setup.mesh, setup.dtype)
-    few = replace(setup, spec=spec, graphdef=graphdef, abstract_weights=abstract, stage=WHOLE)
+    outline = weights.outline(spec, setup.mesh, setup.dtype)
+    few = replace(setup, spec=spec, outline=outline, stage=WHOLE)
     groups = sorted(set(few.layer_groups))
     pages = setup.resolved.num_pages, *setup.resolved.more_pages
     first, *more = (pages[group] for group in groups)

@@ -7,7 +7,7 @@ import atexit
 import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -50,8 +50,8 @@ from jaxllm.engine.startup.sizing import (
 from jaxllm.grammar.matcher import Matchers
 from jaxllm.hosts.controller import Controller
 from jaxllm.hosts.group import ALONE, Hosts
-from jaxllm.locate import locate
-from jaxllm.mesh import make_stage_meshes, own_devices, own_meshes, stages
+from jaxllm.locate import find
+from jaxllm.mesh import make_stage_meshes, own_devices, own_meshes
 from jaxllm.models import ModelSpec, Wish, read_spec
 from jaxllm.sampling.options import MAX_STOP_TOKEN_IDS
 from jaxllm.sampling.processor_arguments import Function, Processor
@@ -83,24 +83,39 @@ class Started:
 
 
 class WeightSource:
-    """Where the weights of these stages come from, at an engine's start and later."""
+    """Where the weights of these stages come from, at an engine's start and later.
 
-    def __init__(self, setups: Sequence[Setup], config: EngineConfig):
+    Args:
+        setups: of the stages.
+        config: of the engine.
+        loader: serves all loads; by default one of its own.
+        files: the model's own, while they are open for the start; None: later loads open them.
+    """
+
+    def __init__(
+        self,
+        setups: Sequence[Setup],
+        config: EngineConfig,
+        loader: weights.Loader | None = None,
+        files: weights.ModelFiles | None = None,
+    ):
         self._setups, self._config = tuple(setups), config
+        self._loader = loader or weights.Loader()
+        self._files = files
 
     @property
     def rounds(self) -> bool:
         """Whether devices hold weights as plain numbers before they hold them in few bits."""
         return any(setup.spec.formats for setup in self._setups)
 
-    def check(self, given: Path | weights.GivenArrays) -> None:
+    def check(self, given: weights.ModelFiles) -> None:
         """Raise ConfigError unless these weights fit the engine: from a checkpoint's headers and
         scales, or from the arrays' names, types and shapes."""
-        weights.check(given, *self._setups[-1].weights_for, "auto")
+        weights.check(given, self._setups[-1].outline, "auto")
 
     def read(
         self,
-        given: Path | weights.GivenArrays | None = None,
+        given: weights.Model | None = None,
         progress: Progress | None = None,
         before: Sequence[jax.Array] = (),
     ) -> tuple[jax.Array, ...]:
@@ -110,14 +125,14 @@ class WeightSource:
         found: list[jax.Array] = []
         for setup in self._setups:
             _, state = weights.load(
-                given or setup.resolved.model_dir,
-                *setup.weights_for,
+                given or self._files or setup.resolved.model_dir,
+                setup.outline,
                 "auto" if given else self._config.load_format,
                 seed=self._config.seed,
                 progress=progress,
                 cache=weight_cache(self._config),
-                stage=setup.stage,
                 before=before[len(found) :],
+                loader=self._loader,
             )
             leaves, _ = weight_leaves(state)
             found += leaves
@@ -143,19 +158,19 @@ def start(
     Args:
         leave_late: on CPUs, leave for `make_late` what an engine can be ready without.
     """
-    config, model_dir, spec = read_model(config)
+    config, files, spec = read_model(config)
     use_compilation_cache(config.compilation_cache_dir)
     reserve_as(config)
     eos_ids = end_ids(spec)
-    with CompileWorkers(_early_workers(config)) as workers:
+    loader = weights.Loader()
+    with files, CompileWorkers(_early_workers(config)) as workers:
         # JAX takes seconds to find GPUs, mostly without Python's lock, and XLA compiles without it
         pool = ThreadPoolExecutor(1, thread_name_prefix="tokenizer")
-        reading = pool.submit(read_tokenizer, config, model_dir, spec.vocab_size, eos_ids)
+        reading = pool.submit(read_tokenizer, config, files.path, spec.vocab_size, eos_ids)
         pool.shutdown(wait=False)
         meshes = make_stage_meshes(config.tensor_parallel_size, config.pipeline_parallel_size)
-        setup = resolve(config, model_dir, meshes, spec, hosts)
-        given = config.load_format, weight_cache(config), stages(setup.stage.count)
-        weights.check(model_dir, *setup.weights_for, *given)
+        setup = resolve(config, files, meshes, spec, hosts)
+        weights.check(files, setup.outline, config.load_format, weight_cache(config))
         if logits_processors and setup.spec.pooling is not None:
             raise ConfigError("logits_processors are for models that generate; leave them out")
         processors = read_processors(logits_processors, setup.resolved.vocab_size)
@@ -163,8 +178,9 @@ def start(
         devices = own_devices(meshes)
         with pinning(setup, devices, report) as pinned:
             leave_late = leave_late and _may_leave_late(setup, config)
+            read = partial(_load, config, report, loader, files)
             loaded = _load_and_compile(
-                workers, setup, meshes, config, report, processors, leave_late, reading
+                workers, setup, meshes, config, report, processors, leave_late, reading, read
             )
     setup = loaded[-1].setup
     tokenizer, matchers = reading.result()
@@ -176,19 +192,24 @@ def start(
     link = [] if isinstance(runner, StageFollower) else link_rows(setup, runner)
     report.show_table("jaxllm", rows + pinned.rows + link)
     returning = partial(give_back, devices if config.enable_sleep_mode else ())
-    source = WeightSource([stage.setup for stage in loaded], config)
+    source = WeightSource([stage.setup for stage in loaded], config, loader)
     return Started(setup.resolved, runner, tokenizer, grammars, source, returning)
 
 
-def read_model(config: EngineConfig) -> tuple[EngineConfig, Path, ModelSpec]:
-    """The model's directory and spec, and the configuration for a model of its kind. Raises
-    ConfigError when the files are not those of such a model."""
-    model_dir = locate(config.model, config.revision, config.download_dir)
-    spec = read_spec(model_dir, Wish.of(config))
-    if spec.pooling is not None and spec.pooling.bidirectional:
-        config = replace(config, num_gpu_blocks_override=ENCODER_PAGES, kv_cache_memory_bytes=None)
-    weights.check_shapes(model_dir, spec, config.load_format)
-    return config, model_dir, spec
+def read_model(config: EngineConfig) -> tuple[EngineConfig, weights.ModelFiles, ModelSpec]:
+    """The model's open files, for the caller to close, its spec, and the configuration for a model
+    of its kind. Raises ConfigError when the files are not those of such a model."""
+    located = find(config.model, config.revision, config.download_dir)
+    with ExitStack() as stack:
+        files = stack.enter_context(weights.ModelFiles(*located))
+        spec = read_spec(located.directory, Wish.of(config))
+        if spec.pooling is not None and spec.pooling.bidirectional:
+            config = replace(
+                config, num_gpu_blocks_override=ENCODER_PAGES, kv_cache_memory_bytes=None
+            )
+        weights.check_shapes(files, spec, config.load_format)
+        stack.pop_all()
+    return config, files, spec
 
 
 def use_compilation_cache(directory: str | None) -> None:
@@ -264,13 +285,14 @@ def _load_and_compile(
     processors: tuple[Processor, ...],
     leave_late: bool,
     reading: Future[tuple[Tokenizer | None, Matchers | None]],
+    load: Callable[[Together, Sequence[Setup]], list[tuple[jax.Array, ...]]],
 ) -> list[Loaded]:
     """All stages of this process, the last one at the end: mostly that one alone, which `setup` is
     of.
 
-    Weights load in threads while programs are compiled from abstract shapes. A compiled step of the
-    last stage gives the pool's size. From then on the stages before it compile beside it. If
-    `reading` the tokenizer fails, all that ends.
+    `load` gives the weights of each, in threads, while programs are compiled from abstract shapes.
+    A compiled step of the last stage gives the pool's size. From then on the stages before it
+    compile beside it. If `reading` the tokenizer fails, all that ends.
     """
     programs = make_programs(setup, processors=processors)
     # A known need fits the pool before anything is compiled
@@ -286,7 +308,7 @@ def _load_and_compile(
     own = [*before.setups(setup), setup]
     with Together(2 * len(own) + 1) as together:
         together.begin(reading.result)
-        loading = together.begin(partial(_load, together, own, config, report))
+        loading = together.begin(partial(load, together, own))
         if config.enforce_eager:
             stages = [(stage, before.programs(stage)) for stage in own[:-1]]
         else:
@@ -321,13 +343,18 @@ def _may_leave_late(setup: Setup, config: EngineConfig) -> bool:
 
 
 def _load(
-    together: Together, stages: Sequence[Setup], config: EngineConfig, report: Report
+    config: EngineConfig,
+    report: Report,
+    loader: weights.Loader,
+    files: weights.ModelFiles,
+    together: Together,
+    stages: Sequence[Setup],
 ) -> list[tuple[jax.Array, ...]]:
     """The weights of each stage, all at once."""
     with report.phase("Loading weights") as progress:
         told = map(together.watched, shares(progress, len(stages)))
         reading = [
-            together.begin(partial(WeightSource([stage], config).read, progress=own))
+            together.begin(partial(WeightSource([stage], config, loader, files).read, progress=own))
             for stage, own in zip(stages, told, strict=True)
         ]
         return [each.result() for each in reading]

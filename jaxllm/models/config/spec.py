@@ -48,7 +48,8 @@ class Mixture:
 
 @dataclass(frozen=True)
 class ModelSpec:
-    """A model before anything of it is built, whatever the number of devices.
+    """A model before anything of it is built, whatever the number of devices. Specs made twice of
+    the same configuration and wishes are equal, and hash alike.
 
     Attributes:
         model_type: the family, a file of `jaxllm/models`.
@@ -98,11 +99,11 @@ class ModelSpec:
     carry_width: int
     served_length: int
     head_order: tuple[int, ...]
-    config: Mapping[str, Any] = field(repr=False)
+    config: Mapping[str, Any] = field(repr=False, hash=False)
     pooling: Pooling | None = None
     head_width: int | None = None
     scheme: Scheme | None = None
-    formats: Mapping[str, WeightFormat] = field(default_factory=dict)
+    formats: Mapping[str, WeightFormat] = field(default_factory=dict, hash=False)
     mixture: Mixture | None = None
     expert_groups: int = 1
 

@@ -46,8 +46,8 @@ def lattice(
     spec = spec.with_heads_of(stored_dim(backend, spec.heads(1).dim, kv_dtype))
     heads = spec.heads(layer_devices(mesh))
     stage = more.get("stage", WHOLE)
-    graphdef, state = weights.abstract(spec, mesh, jnp.bfloat16, stage)
-    leaves, treedef = weight_leaves(state)
+    outline = weights.outline(spec, mesh, jnp.bfloat16, stage)
+    leaves, treedef = weight_leaves(outline.state)
     layers = len(stage.layers(len(spec.layers)))
     shape = layers, pages, heads.kv_stored, page_size, heads.stored_dim
     pool = KVCache.abstract(*shape, jnp.dtype(kv_dtype), mesh, spec.pools)
@@ -56,7 +56,7 @@ def lattice(
     return Programs(
         StepShapes(
             model=Model(
-                graphdef,
+                outline.graphdef,
                 treedef,
                 mesh,
                 backend,

@@ -80,10 +80,10 @@ def test_a_step_with_a_checkpoints_scales_lowers(shards: int) -> None:
     given = programs_of(mesh, "mosaic_gpu", 64, "float8_e4m3fn")
     tensors = [("k_scale", ()), ("v_scale", ())]
     spec = models.make_spec(REAL_HEADS, scales=[tensors] * 2)
-    graphdef, state = weights.abstract(spec, mesh, jnp.bfloat16)
-    leaves, treedef = weight_leaves(state)
+    outline = weights.outline(spec, mesh, jnp.bfloat16)
+    leaves, treedef = weight_leaves(outline.state)
     assert len(leaves) == len(given.shapes.weights) + 2
-    model = replace(given.shapes.model, graphdef=graphdef, treedef=treedef)
+    model = replace(given.shapes.model, graphdef=outline.graphdef, treedef=treedef)
     shapes = replace(given.shapes, model=model, weights=leaves)
     text = traced(Programs(shapes), "decode")
     calls = re.findall(r"custom_call @(\w+)\(", text.lower(lowering_platforms=("cuda",)).as_text())
@@ -98,7 +98,7 @@ def test_a_step_over_two_kinds_of_layers_lowers(platform: str, backend: str, kin
         REAL_HEADS | {"use_sliding_window": True, "sliding_window": 32, "max_window_layers": 1}
     )
     pools = [KVCache.abstract(1, pages, 8, PAGE, 128, jnp.bfloat16, mesh) for pages in (PAGES, 512)]
-    model = replace(given.shapes.model, graphdef=weights.abstract(spec, mesh, jnp.bfloat16)[0])
+    model = replace(given.shapes.model, graphdef=weights.outline(spec, mesh, jnp.bfloat16).graphdef)
     kv = KVCache.join(pools, (0, 1))
     programs = Programs(replace(given.shapes, model=model, kv=kv, table_width=2 * 16))
     assert CALLS[platform] in traced(programs, kind).lower(lowering_platforms=(platform,)).as_text()

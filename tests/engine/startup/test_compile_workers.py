@@ -15,6 +15,7 @@ from typing import Any, cast
 import jax
 import pytest
 
+from jaxllm import weights
 from jaxllm.config import EngineConfig
 from jaxllm.engine.runtime.compilation.exports import export
 from jaxllm.engine.runtime.compilation.xla_options import Entry, XlaOptions
@@ -43,7 +44,7 @@ def compile_with(workers: int, tiny_dir: str, devices: int = 1) -> Programs:
         max_num_batched_tokens=16,
         num_gpu_blocks_override=8,
     )
-    setup = resolve(config, Path(tiny_dir), [make_mesh(devices)])
+    setup = resolve(config, weights.ModelFiles(tiny_dir), [make_mesh(devices)])
     programs = make_programs(setup)
     with CompileWorkers() as running:
         running.configure(WorkerSpec(workers))
@@ -92,7 +93,9 @@ def test_workers_make_what_needs_no_pages_first_and_then_the_rest_for_the_pool_t
     }
     estimated, found = (
         resolve(
-            EngineConfig(**options, num_gpu_blocks_override=pages), Path(tiny_dir), [make_mesh(1)]
+            EngineConfig(**options, num_gpu_blocks_override=pages),
+            weights.ModelFiles(tiny_dir),
+            [make_mesh(1)],
         )  # type: ignore[arg-type]
         for pages in (8, 12)
     )
@@ -139,7 +142,7 @@ def stages_of(tiny_dir: str, stages: int, tensor: int = 1, **wishes: int) -> lis
         pipeline_parallel_size=stages,
         **(usual | wishes),
     )
-    last = resolve(config, Path(tiny_dir), meshes)
+    last = resolve(config, weights.ModelFiles(tiny_dir), meshes)
     return [*(at_stage(last, mesh, at) for at, mesh in enumerate(meshes[:-1])), last]
 
 
@@ -239,7 +242,9 @@ def test_what_is_no_longer_wanted_is_left_and_nobody_waits_for_it(
     }
     likely, found = (
         resolve(
-            EngineConfig(**options, num_gpu_blocks_override=pages), Path(tiny_dir), [make_mesh(1)]
+            EngineConfig(**options, num_gpu_blocks_override=pages),
+            weights.ModelFiles(tiny_dir),
+            [make_mesh(1)],
         )  # type: ignore[arg-type]
         for pages in (8, 12)
     )
@@ -317,7 +322,7 @@ def test_the_engine_begins_with_what_xla_tunes(tiny_dir: str) -> None:
         max_num_batched_tokens=16,
         num_gpu_blocks_override=8,
     )
-    programs = make_programs(resolve(config, Path(tiny_dir), [make_mesh(1)]))
+    programs = make_programs(resolve(config, weights.ModelFiles(tiny_dir), [make_mesh(1)]))
     programs.executables.platform = "gpu"
     programs.executables._options = XlaOptions(
         (Entry("extend", 1, 9999, {"xla_gpu_autotune_level": 0}),)
@@ -331,18 +336,18 @@ def test_the_engine_begins_with_what_xla_tunes(tiny_dir: str) -> None:
 
 FIRST_START = """
 import sys
-from pathlib import Path
 from jaxllm.config import EngineConfig
 from jaxllm.engine.startup.resolve import resolve
 from jaxllm.engine.startup.sizing import make_programs
 from jaxllm.engine.startup.start import use_compilation_cache
 from jaxllm.engine.startup.compile_workers import CompileWorkers, WorkerSpec
 from jaxllm.mesh import make_mesh
+from jaxllm.weights import ModelFiles
 
 use_compilation_cache(sys.argv[2])
 limits = {"max_model_len": 32, "max_num_seqs": 1, "max_num_batched_tokens": 16}
 config = EngineConfig(model=sys.argv[1], num_gpu_blocks_override=8, **limits)
-setup = resolve(config, Path(sys.argv[1]), [make_mesh(1)])
+setup = resolve(config, ModelFiles(sys.argv[1]), [make_mesh(1)])
 programs = make_programs(setup)
 counter = programs.executables.compiles
 with CompileWorkers(1) as running:

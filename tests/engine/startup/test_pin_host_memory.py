@@ -17,6 +17,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from jaxllm import weights
 from jaxllm.config import ConfigError, EngineConfig
 from jaxllm.engine.engine import Engine
 from jaxllm.engine.runtime.page_swapper import GIVE_MEMORY
@@ -235,7 +236,7 @@ def wanted_of(tiny_dir: str, **wishes: Any) -> tuple[Setup, Wanted]:
     }
     setup = resolve(
         EngineConfig(model=tiny_dir, **(usual | wishes)),
-        Path(tiny_dir),
+        weights.ModelFiles(tiny_dir),
         make_stage_meshes(
             wishes.get("tensor_parallel_size", 1), wishes.get("pipeline_parallel_size", 1)
         ),

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from jaxllm import weights
 from jaxllm.config import ConfigError, EngineConfig
 from jaxllm.engine.startup import memory
 from jaxllm.engine.startup import resolve as module
@@ -118,7 +119,7 @@ def test_on_hopper_the_pool_that_is_likely_is_the_one_that_a_step_of_that_need_l
         "block_size": 8,
     }
     config = EngineConfig(model=str(tmp_path), **(usual | wishes))
-    setup = resolve(config, tmp_path, [make_mesh(1)])
+    setup = resolve(config, weights.ModelFiles(tmp_path), [make_mesh(1)])
     budget = setup.memory.budget
     assert (setup.resolved.max_model_len, budget.expected) == (length, likely)
     if likely:
@@ -142,13 +143,15 @@ def test_packed_weights_count_as_they_are_unpacked(
     config = EngineConfig(dtype="bfloat16", max_num_seqs=4, max_num_batched_tokens=64)
     # This format is held as it is and takes less; it stands for those that are not
     monkeypatch.setattr("jaxllm.weights.weight_formats", lambda *given: {})
-    found, expected = (resolve(config, path, meshes).memory.budget for path in (packed, plain))
+    found, expected = (
+        resolve(config, weights.ModelFiles(path), meshes).memory.budget for path in (packed, plain)
+    )
     assert found.weights == expected.weights == 2 * sum(x.size for x in made.plain.values())
     (packed / "model.safetensors").unlink()  # nothing is read before memory is refused
     monkeypatch.setattr(memory, "usable_bytes", lambda *given: found.weights - 1)
     message = r"is lacking for the rest .* weights unpacked from gptq: 8 bits .*helps"
     with pytest.raises(ConfigError, match=message):
-        resolve(config, packed, meshes)
+        resolve(config, weights.ModelFiles(packed), meshes)
 
 
 @pytest.mark.parametrize(

@@ -15,6 +15,7 @@ from typing import Any
 import jax
 import pytest
 
+from jaxllm import weights
 from jaxllm.config import ConfigError, EngineConfig
 from jaxllm.engine.engine import Engine
 from jaxllm.engine.runtime import lattice as module
@@ -46,7 +47,7 @@ def decide(tiny_dir: str, **wishes: object) -> tuple[Setup, EngineConfig]:
     config = EngineConfig(
         model=tiny_dir, max_model_len=64, max_num_seqs=2, max_num_batched_tokens=16, **wishes
     )  # type: ignore[arg-type]
-    setup = resolve(config, Path(tiny_dir), [make_mesh(1)])
+    setup = resolve(config, weights.ModelFiles(tiny_dir), [make_mesh(1)])
     budget = replace(setup.memory.budget, usable=2**26, shared=False)
     buckets = replace(
         setup.buckets,
@@ -274,7 +275,7 @@ def test_a_model_of_fewer_layers_keeps_their_kinds(tiny_dir: str) -> None:
     few = shallow(setup, 1)
     assert few.spec.layers == setup.spec.layers[:1] and len(setup.spec.layers) == 2
     assert len(abstract_pages(few).groups) == 1
-    assert len(jax.tree.leaves(few.abstract_weights)) < len(jax.tree.leaves(setup.abstract_weights))
+    assert len(jax.tree.leaves(few.outline.state)) < len(jax.tree.leaves(setup.outline.state))
     assert few.spec.vocab_size == setup.spec.vocab_size
 
 
@@ -312,7 +313,7 @@ def test_another_model_length_is_another_set_of_programs(tiny_dir: str) -> None:
     config = EngineConfig(
         model=tiny_dir, max_model_len=32, max_num_seqs=2, max_num_batched_tokens=16
     )
-    other = resolve(config, Path(tiny_dir), [make_mesh(1)])
+    other = resolve(config, weights.ModelFiles(tiny_dir), [make_mesh(1)])
     folders = [make_programs(setup).executables.exports for setup in (before, other, before)]
     assert folders[0] is not None
     assert folders[0].folder == folders[2].folder != folders[1].folder  # type: ignore[union-attr]

@@ -7,7 +7,6 @@ import math
 import re
 from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -16,6 +15,7 @@ import pytest
 from flax import nnx
 
 from benchmarks.modes import change, costs
+from jaxllm import weights
 from jaxllm.config import EngineConfig
 from jaxllm.engine.engine import Engine
 from jaxllm.engine.scheduling.chunk_planner import seconds_per_token
@@ -56,7 +56,9 @@ def decided(model_dir: str, **wishes: Any) -> Setup:
     }
     usual["num_gpu_blocks_override"] = 96
     setup = resolve(
-        EngineConfig(model=model_dir, **(usual | wishes)), Path(model_dir), [make_mesh(1)]
+        EngineConfig(model=model_dir, **(usual | wishes)),
+        weights.ModelFiles(model_dir),
+        [make_mesh(1)],
     )
     return replace(
         setup,
@@ -115,9 +117,9 @@ def test_weights_in_few_bits_are_named_with_what_they_save(tiny_dir: str) -> Non
         r"\d+ matrices in fp8 with scales of rows, inputs as they are", rows["quantised weights"]
     )
     assert re.fullmatch(r".* per device, -?\d+ tokens of KV", rows["quantisation saves"])
-    body = nnx.merge(plain.graphdef, plain.abstract_weights)
+    body = nnx.merge(plain.outline.graphdef, plain.outline.state)
     maps = (m.weight.get_value() for _, m in nnx.iter_modules(body.layers) if isinstance(m, Linear))
-    every = sum(leaf.size for leaf in jax.tree.leaves(plain.abstract_weights))
+    every = sum(leaf.size for leaf in jax.tree.leaves(plain.outline.state))
     others = 4 * (every - sum(weight.size for weight in maps))
     assert rows["other weights"] == f"{amount(others)} per device as plain numbers"
     assert rows["products of these"] == "reference (plain JAX: may be slower than 16 bits)"

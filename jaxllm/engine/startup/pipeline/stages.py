@@ -60,5 +60,5 @@ class StagesBefore:
 def at_stage(setup: Setup, mesh: Mesh, index: int) -> Setup:
     """The same decisions for another stage."""
     stage, mesh = stages(setup.stage.count)[index], over_experts(mesh, setup.mesh.shape["expert"])
-    graphdef, abstract = weights.abstract(setup.spec, mesh, setup.dtype, stage)
-    return replace(setup, mesh=mesh, stage=stage, graphdef=graphdef, abstract_weights=abstract)
+    outline = weights.outline(setup.spec, mesh, setup.dtype, stage)
+    return replace(setup, mesh=mesh, stage=stage, outline=outline)
