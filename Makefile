@@ -47,10 +47,11 @@ test-all: test-setup ## run every test that this machine can run
 test-gpu: test-setup ## run the tests that need an NVIDIA GPU; write benchmarks/results/gpu-tests-*.json
 	@XLA_PYTHON_CLIENT_PREALLOCATE=false JAX_PLATFORMS=cuda $(PY) -m pytest -m gpu -n auto --maxprocesses 14 --dist loadgroup -p tests.gpu_report --gpu-report $(REPORT) $(TESTS)
 
-check: test-setup ## ruff, formatting, types, import contracts
+check: test-setup ## ruff, formatting, types, laws of style, import contracts
 	@$(PY) -m ruff check .
 	@$(PY) -m ruff format --check .
 	@$(PY) -m mypy
+	@$(PY) -m tools.laws --check
 	@$(PY) -c "from importlinter.cli import lint_imports_command as main; main()" --no-logo
 
 format: test-setup ## put the sources into their standard form

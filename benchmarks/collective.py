@@ -33,10 +33,11 @@ from benchmarks.record import finish, parser
 from pallas_kernels import add_norm as alone
 from pallas_kernels.all_reduce import Group, add_norm
 from pallas_kernels.all_reduce.cases import Case, expected, inputs
-from pallas_kernels.all_reduce.choose import are_right, refusal
 from pallas_kernels.all_reduce.group import Layout
 from pallas_kernels.all_reduce.inboxes import Inboxes, PeerTimeout, group_of
 from pallas_kernels.all_reduce.plan import is_one_shot, layout_for
+from pallas_kernels.all_reduce.trial import are_right, refusal
+from pallas_kernels.target import Target
 
 AXIS = "tensor"
 GRAPHS = "xla_gpu_enable_command_buffer"
@@ -102,10 +103,9 @@ class Bench:
 
     def _sum(self, way: Way, arrays: Any) -> Sum:
         if way.backend is None:
-            on_gpu = self.mesh.devices.flat[0].platform == "gpu"
-            wanted = "mosaic_gpu" if on_gpu else "reference"
+            target = Target.of(self.mesh.devices.flat[0])
             return lambda x, part, weight, eps: alone.add_norm(
-                x, part, weight, eps, backend=alone.backend_for(wanted, x, weight)
+                x, part, weight, eps, backend=alone.choose(target, x, weight)
             )
         group = group_of(AXIS, self.inboxes.layout, *arrays)
         if way.backend == "reference":

@@ -9,7 +9,7 @@ engine on one kind of machine. Newer rows replace older ones of the same figure.
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterable, Iterator
+from collections.abc import Container, Iterable, Iterator
 from typing import Any, NamedTuple
 
 type Row = dict[str, Any]
@@ -111,9 +111,9 @@ SUMMARY: dict[str, dict[str, Any]] = {
 }
 
 
-def summary(records: list[dict[str, Any]]) -> str:
-    """One row per shape that we have figures of, `ours / theirs` in each cell; empty without our
-    figures."""
+def summary(records: list[dict[str, Any]], shapes: Container[str] | None = None) -> str:
+    """One row per shape that we have figures of, or of those in `shapes`, with `ours / theirs` in
+    each cell; empty without our figures."""
     ours, others = split(records)
     if not ours:
         return ""
@@ -125,6 +125,8 @@ def summary(records: list[dict[str, Any]]) -> str:
         "|" + "---|" * (len(SUMMARY) + 1),
     ]
     for shape in sorted({row["shape"] for row in ours["rows"]}):
+        if shapes is not None and shape not in shapes:
+            continue
         cells = [_cell(shape, column, engines) for column in SUMMARY.values()]
         lines.append(f"| {shape} | " + " | ".join(cells) + " |")
     return "\n".join(lines)

@@ -16,7 +16,7 @@ import numpy as np
 
 from benchmarks import kernel_cases
 from benchmarks.kernels import guarded
-from jaxllm.cache.backends import own_backend
+from jaxllm.cache.backends import HOPPER, Target, own_backend, reason
 from pallas_kernels import add_norm as norms
 from pallas_kernels import draw as draws
 from pallas_kernels import gated_matmul as products
@@ -49,9 +49,10 @@ WORKERS = 4  # kernels compile for a second or more each
 def kernels() -> Iterator[Row]:
     """The Mosaic GPU kernels on Hopper; on other devices one row that says why nothing was
     checked."""
-    backend, reason = own_backend(jax.devices()[0])
-    if backend != "mosaic_gpu":
-        yield {"check": "kernels", "skipped": f"no Mosaic GPU kernels here ({reason})"}
+    target = Target.of(jax.devices()[0])
+    backend = own_backend(target)
+    if not HOPPER.met_by(target):
+        yield {"check": "kernels", "skipped": f"no Mosaic GPU kernels here ({reason(target)})"}
         return
     checks: list[tuple[str, Callable[[], Row]]] = []
     for i in DECODE:

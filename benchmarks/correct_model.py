@@ -22,9 +22,10 @@ from jax import Array
 
 from benchmarks.shapes import PREFIX, engine_options
 from jaxllm import models, weights
-from jaxllm.cache.backends import own_backend
+from jaxllm.cache.backends import Target, own_backend
 from jaxllm.cache.kv import DROP_PAGE, KVCache, PagedContext, PagedInputs, zeros_of
 from jaxllm.mesh import make_mesh
+from pallas_kernels.target import PORTABLE
 
 type Row = dict[str, Any]
 
@@ -64,7 +65,7 @@ def model(name: str, backend: str | None = None) -> Iterator[Row]:
         raise ValueError(f"teacher forcing needs {PREFIX}NAME, got {name}")
     directory, mesh = engine_options(name)["model"], make_mesh(1)
     spec = models.read_spec(directory)
-    own = Variant(backend or own_backend(mesh.devices.flat[0])[0], jnp.bfloat16)
+    own = Variant(backend or own_backend(Target.of(mesh.devices.flat[0])), jnp.bfloat16)
     variants = [own, Variant("reference", jnp.bfloat16), Variant("reference", jnp.float32)]
     state = weights.load(directory, weights.outline(spec, mesh, jnp.bfloat16), "dummy")[1]
     forced = TeacherForced(spec, mesh)
@@ -100,7 +101,7 @@ def narrow_pages(name: str, backend: str | None = None) -> Iterator[Row]:
     """
     directory, mesh = engine_options(name)["model"], make_mesh(1)
     spec = models.read_spec(directory)
-    own = backend or own_backend(mesh.devices.flat[0])[0]
+    own = backend or own_backend(Target.of(mesh.devices.flat[0]))
     state = weights.load(directory, weights.outline(spec, mesh, jnp.bfloat16), "dummy")[1]
     forced = TeacherForced(spec, mesh)
     exact, full = Variant("reference", jnp.float32), Variant(own, jnp.bfloat16)
@@ -256,6 +257,8 @@ def forward(
         write_page_T=page,
         write_offset_T=given.position_T % PAGE,
     )
-    context = PagedContext(pool, [inputs], backend)
+    own = Target.of(jax.devices()[0])
+    target = own if backend == own_backend(own) else PORTABLE
+    context = PagedContext(pool, [inputs], backend, target=target)
     hidden_TD = module(given.token_T, given.position_T, context)
     return module.logits(hidden_TD, context), context.kv

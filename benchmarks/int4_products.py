@@ -20,7 +20,7 @@ import jax
 import jax.numpy as jnp
 
 from pallas_kernels.gated_matmul import SILU, gated_matmul
-from pallas_kernels.gated_matmul import backend_for as gated_backend
+from pallas_kernels.gated_matmul import find as find_gated
 from pallas_kernels.int4_matmul import Int4
 from pallas_kernels.int4_matmul.mosaic_dense import dense
 from pallas_kernels.int4_matmul.mosaic_gpu import int4_matmul
@@ -33,6 +33,7 @@ from pallas_kernels.int4_matmul.plan import (
     with_columns,
 )
 from pallas_kernels.model_shapes import LAYER_SHAPES
+from pallas_kernels.target import Target
 
 GROUP = 128
 COLD_BYTES = 150 << 20  # of weights that are used before one is used again
@@ -103,7 +104,7 @@ def activation(y: Any) -> Any:
 
 def gated(x: Any, w: Any) -> Any:
     """As the engine computes gate and up."""
-    backend = gated_backend("mosaic_gpu", x, w, SILU)
+    backend = find_gated(Target.of(jax.devices()[0]), x, w, SILU)
     if backend is None:
         return activation(product(x, w))
     return gated_matmul(x, w, gating=SILU, backend=backend)

@@ -21,7 +21,7 @@ from benchmarks.correct_engine import GOLDENS, ask, shared
 from benchmarks.correct_model import PAGE, Tokens, forward
 from benchmarks.record import finish, parser
 from jaxllm import LLM, SamplingParams, models, weights
-from jaxllm.cache.backends import own_backend
+from jaxllm.cache.backends import Target, own_backend
 from jaxllm.cache.kv import KVCache, zeros_of
 from jaxllm.locate import locate
 from jaxllm.mesh import make_mesh
@@ -81,7 +81,7 @@ class Reader:
         self.pool = KVCache.abstract(
             layers, LENGTH // PAGE, heads.kv_stored, PAGE, heads.dim, page_dtype, self.mesh
         )
-        self.backend = own_backend(jax.devices()[0])[0]
+        self.backend = own_backend(Target.of(jax.devices()[0]))
 
     @functools.cache  # noqa: B019 - one reader reads many texts
     def program(self, chunk: int) -> Any:

@@ -43,10 +43,10 @@ from pallas_kernels.gated_matmul import SILU
 from pallas_kernels.grouped_matmul import (
     Experts,
     Groups,
+    find_one_launch,
     mosaic_fused,
     mosaic_gpu,
     rows_for,
-    takes_one_launch,
 )
 from pallas_kernels.grouped_matmul.cases import MODEL_SHAPES, ModelShape
 from pallas_kernels.grouped_matmul.plan import PROCESSORS, K, tuning_of
@@ -54,6 +54,7 @@ from pallas_kernels.parts import WeightedRows, whole
 from pallas_kernels.route import Rule
 from pallas_kernels.route import mosaic_gpu as routes
 from pallas_kernels.scaled_matmul import ScaledExperts, mosaic_grouped
+from pallas_kernels.target import Target
 
 LAYERS = 6  # of which every third has the same weights, larger than the L2 cache
 EPS = 1e-6
@@ -145,7 +146,7 @@ def experts(x_TD: Array, layer: Layer, groups: Groups, variant: Variant) -> Arra
         return product(product(x_TD, gate_up, gating=SILU), down)
     tuning = tuning_of(groups.tile, variant.columns, variant.warpgroups)
     given = x_TD, Experts(gate_up, down), groups, SILU
-    chosen = 1 if takes_one_launch("mosaic_gpu", PROCESSORS, *given) else 2
+    chosen = 2 if find_one_launch(Target.gpu("9.0", PROCESSORS), *given) is None else 1
     if (variant.launches or chosen) == 1:
         return mosaic_fused.feed_forward(*given, tuning=tuning)
     multiply = functools.partial(

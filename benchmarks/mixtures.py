@@ -78,7 +78,7 @@ def _product(x: Array, w: Maps, groups: Groups, gating: Gating | None, own: str)
     if not isinstance(w, ScaledExperts):
         return grouped_matmul(x, w, groups, gating=gating, backend=own)
     if own == "mosaic_gpu":
-        return grouped_scaled_matmul(x, w, groups, gating=gating)
+        return grouped_scaled_matmul(x, w, groups, gating=gating, backend="mosaic_grouped")
 
     def one(x: Array, e: Array) -> Array:
         form = {"group": w.group, "inputs": w.inputs}

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from collections.abc import Container
 from pathlib import Path
 from typing import Any
 
@@ -96,9 +97,9 @@ def headline(results: Path = RESULTS) -> str:
     return compare.headline(engines(records(results)))
 
 
-def summary(results: Path = RESULTS) -> str:
-    """The main figures of each shape, engines beside each other."""
-    return compare.summary(engines(records(results)))
+def summary(results: Path = RESULTS, shapes: Container[str] | None = None) -> str:
+    """The main figures of each shape, or of those in `shapes`, engines beside each other."""
+    return compare.summary(engines(records(results)), shapes)
 
 
 def engines(found: list[dict[str, Any]]) -> list[dict[str, Any]]:

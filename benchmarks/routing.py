@@ -23,9 +23,10 @@ from jax import Array, lax
 
 from benchmarks.record import finish, parser
 from benchmarks.steps import TURNS, timed
+from pallas_kernels import route as routes
 from pallas_kernels.grouped_matmul import Groups, combine
 from pallas_kernels.grouped_matmul.cases import MODEL_SHAPES, ModelShape
-from pallas_kernels.route import BACKENDS, Rule, backend_for, route
+from pallas_kernels.route import BACKENDS, Rule, route
 
 LAYERS = 8  # one after the other
 NO_LAUNCH = {"parameter", "get-tuple-element", "tuple", "bitcast", "constant"}
@@ -74,7 +75,7 @@ def rows_of(
         y = jnp.ones((16 * min(shape.experts, T * shape.choices), shape.width), x.dtype)
         logits = jax.ShapeDtypeStruct((T, shape.experts), jnp.float32)
         for backend in BACKENDS:
-            if backend_for(backend, logits, rule) != backend:
+            if not routes.BACKENDS.supports(backend, logits, rule):
                 continue
 
             def chained(x: Array, weights: list[Array], y: Array, backend: str = backend) -> Array:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from jaxllm.pooling import CONVERTS, RUNNERS, Pooling
+from pallas_kernels.target import PORTABLE, Target
 
 DTYPES = ("auto", "float16", "half", "bfloat16", "float32", "float")
 PAGE_SIZES = (8, 16, 32, 64, 128)  # tokens
@@ -351,7 +352,7 @@ class Resolved:
         page_offer: what clients carry to engines that continue prompts from here (kv_transfer).
         expert_parallel_size: groups of devices that have experts of their own.
         all_reduce: how devices add up their parts of a layer, and `all_reduce_reason` why so.
-        device_processors: of each device, that kernels have to themselves; 0: not known.
+        target: for which kernels are chosen, with the processors that they have to themselves.
     """
 
     model_dir: str
@@ -387,7 +388,7 @@ class Resolved:
     all_reduce_reason: str = "one device"
     expert_parallel_size: int = 1
     pipeline_parallel_size: int = 1
-    device_processors: int = 0
+    target: Target = PORTABLE
 
     @property
     def step_seqs(self) -> int:

@@ -1,4 +1,5 @@
-"""Back ends of an op by name, imported on first use, and the options that attention ops share."""
+"""Back ends of an op by name: which serves a target, and what it supports. They are imported on
+first use. Also the options that attention ops share."""
 
 from __future__ import annotations
 
@@ -9,20 +10,8 @@ from typing import Any, Required, TypedDict
 
 import jax
 from jax import Array
-from jax.typing import DTypeLike
 
-from pallas_kernels.quantised import is_quantised
-
-# Widths of heads that a back end takes, in ascending order; a back end that is not here takes all
-HEAD_DIMS: Mapping[str, tuple[int, ...]] = {"mosaic_gpu": (64, 96, 128, 256)}
-# The same over pages of 8 bits, where they differ
-HEAD_DIMS_8_BITS: Mapping[str, tuple[int, ...]] = {"mosaic_gpu": (64, 128, 256)}
-
-
-def head_dims(backend: str, pages: DTypeLike) -> tuple[int, ...]:
-    """Widths of heads that a back end takes over pages of this type, ascending; () = all."""
-    wide = HEAD_DIMS.get(backend, ())
-    return HEAD_DIMS_8_BITS.get(backend, wide) if is_quantised(pages) else wide
+from pallas_kernels.target import ANYWHERE, Needs, Target
 
 
 def named(widths: tuple[int, ...]) -> str:
@@ -101,22 +90,54 @@ class UnknownBackend(KeyError):
 class Backends(Mapping[str, Callable[..., Any]]):
     """The back ends of one op: name → callable.
 
-    Back end `name` is the module `package.name`, which defines `function`. A back end that supports
-    only some shapes or types also defines `check(...)`, which raises ValueError for the others.
+    Back end `name` is the module `package.name`, which defines `function`. The op's table says what
+    each needs of a target, so that nothing is imported that cannot run. It begins with what runs
+    everywhere; of several that serve, the last is chosen. A module may also define:
+
+    - `check(*shapes)`, which raises ValueError for shapes and types that it does not support;
+    - `prefers(target, *shapes)`: whether it is worth choosing for shapes that it supports;
+    - `plan(...)`: see `planner`; and facts of its op, see `fact`.
+
+    Attributes:
+        needs: What each back end needs of a target.
     """
 
-    def __init__(self, package: str, function: str, names: tuple[str, ...]):
-        self._package, self._function, self._names = package, function, names
+    def __init__(self, package: str, function: str, needs: Mapping[str, Needs]):
+        self.needs = dict(needs)
+        self._package = package
+        self._function = function
 
     def __getitem__(self, name: str) -> Callable[..., Any]:
         return getattr(self._module(name), self._function)
 
+    def suited(self, target: Target) -> list[str]:
+        """The back ends that run on a target, the first choice first."""
+        return [name for name in reversed(self.needs) if self.needs[name].met_by(target)]
+
+    def find(self, target: Target, *shapes: Any) -> str | None:
+        """The back end for arrays of these shapes and types on a target; None where none of those
+        that support them is worth it, and the caller does it in its own way."""
+        for name in self.suited(target):
+            if self.prefers(name, target, *shapes) and self.supports(name, *shapes):
+                return name
+        return None
+
+    def choose(self, target: Target, *shapes: Any) -> str:
+        """`find` for an op whose reference takes everything. Raises ValueError where none
+        serves."""
+        name = self.find(target, *shapes)
+        if name is None:
+            raise ValueError(f"{self._op} has no back end for these arrays on {target.title}")
+        return name
+
+    def prefers(self, name: str, target: Target, *shapes: Any) -> bool:
+        """Whether a back end that supports these shapes is worth choosing for them on a target."""
+        return self.fact(name, "prefers", _always)(target, *shapes)
+
     def check(self, name: str, *shapes: Any) -> None:
         """Raise ValueError, with the reason, if a back end does not support arrays of these shapes
         and types."""
-        check = getattr(self._module(name), "check", None)
-        if check is not None:
-            check(*shapes)
+        self.fact(name, "check", _always)(*shapes)
 
     def supports(self, name: str, *shapes: Any) -> bool:
         """Whether a back end of that name exists and supports arrays of these shapes and types."""
@@ -128,24 +149,39 @@ class Backends(Mapping[str, Callable[..., Any]]):
             return False
         return True
 
+    def runs_anywhere(self, name: str) -> bool:
+        """Whether a back end needs nothing of a target: it is plain JAX."""
+        return self.needs[name] == ANYWHERE
+
     def planner(self, name: str) -> Callable[..., Any] | None:
         """The back end's `plan(...)`, or None if it has none. One plan serves as `plan=` of every
         call over the same rows."""
-        return getattr(self._module(name), "plan", None)
+        return self.fact(name, "plan", None)
+
+    def fact(self, name: str, attribute: str, default: Any) -> Any:
+        """What a back end's module says of itself, or the default where it is silent."""
+        return getattr(self._module(name), attribute, default)
+
+    @property
+    def _op(self) -> str:
+        return self._package.rsplit(".", 1)[-1]
 
     def _module(self, name: str) -> ModuleType:
-        if name not in self._names:
-            op = self._package.rsplit(".", 1)[-1]
+        if name not in self.needs:
             raise UnknownBackend(
-                f"{op} has no back end {name!r}; choose one of: {', '.join(self._names)}"
+                f"{self._op} has no back end {name!r}; choose one of: {', '.join(self.needs)}"
             )
         return importlib.import_module(f"{self._package}.{name}")
 
     def __contains__(self, name: object) -> bool:
-        return name in self._names
+        return name in self.needs
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._names)
+        return iter(self.needs)
 
     def __len__(self) -> int:
-        return len(self._names)
+        return len(self.needs)
+
+
+def _always(*shapes: Any) -> bool:
+    return True

@@ -15,11 +15,15 @@ from jax import Array, lax
 from jax.experimental import pallas as pl
 from jax.experimental.mosaic import gpu as mgpu
 from jax.experimental.pallas import mosaic_gpu as plgpu
+from jax.typing import DTypeLike
 
-from pallas_kernels.backends import head_dims, named
+from pallas_kernels.backends import named
 from pallas_kernels.quantised import is_quantised
 
 THREADS = 128  # of a warpgroup
+# Widths of heads that attention takes over pages of 16 bits and of 8, ascending
+HEAD_DIMS = (64, 96, 128, 256)
+HEAD_DIMS_8_BITS = (64, 128, 256)
 PRODUCER_REGISTERS = 40  # of a thread of a warpgroup that only copies
 PROXY_FENCE = "fence.proxy.async;"  # orders plain accesses against those of the copy engine
 
@@ -171,6 +175,11 @@ def banded(index: Array, places: int, bands: int, most: int) -> tuple[Array, Arr
     return lax.div(rest, here), group * together + lax.rem(rest, here)
 
 
+def head_dims(pages: DTypeLike) -> tuple[int, ...]:
+    """Widths of heads that attention takes over pages of this type, ascending."""
+    return HEAD_DIMS_8_BITS if is_quantised(pages) else HEAD_DIMS
+
+
 def check_pages(
     op: str, q: Array, k_pages: Array, v_pages: Array, unequal: tuple[tuple[int, int], ...] = ()
 ) -> None:
@@ -191,7 +200,7 @@ def check_pages(
         )
     if eight and C not in (64, 128):
         raise ValueError(f"mosaic_gpu {op} takes 8-bit pages of 64 or 128 tokens, got {C}")
-    widths = head_dims("mosaic_gpu", k_pages.dtype)
+    widths = head_dims(k_pages.dtype)
     equal = H in widths and v_pages.shape == k_pages.shape
     other = (HK, v_pages.shape[3]) in unequal and v_pages.shape[:3] == k_pages.shape[:3]
     if HK != H or not (equal or (other and not eight)):

@@ -14,6 +14,7 @@ import jax.numpy as jnp
 from jax import Array, lax
 
 from pallas_kernels.norm import rms_norm
+from pallas_kernels.target import HOPPER, Target
 
 
 @jax.tree_util.register_dataclass
@@ -61,6 +62,7 @@ class Parts:
 
 # Products of few rows with long columns are made in shares: XLA would make some of its own, and add
 # them up in one more launch. Measured: benchmarks/LOG.md
+MEASURED_ON = HOPPER
 SHARES = 4
 MOST_ROWS = 1
 FEWEST_COLUMNS = 8192
@@ -77,11 +79,11 @@ def in_shares(x_TI: Array, w_OI: Array) -> Parts:
     return Parts(sums, (), (T, O), x_TI.dtype)
 
 
-def takes_shares(backend: str, x_TI: Array, outputs: int) -> bool:
-    """Whether a product of these rows is faster in shares, on a device with this back end."""
+def takes_shares(target: Target, x_TI: Array, outputs: int) -> bool:
+    """Whether a product of these rows is faster in shares on a target."""
     rows, columns = x_TI.shape
     return (
-        backend == "mosaic_gpu"
+        MEASURED_ON.met_by(target)
         and x_TI.dtype in (jnp.bfloat16, jnp.float16)
         and rows <= MOST_ROWS
         and columns >= FEWEST_COLUMNS

@@ -8,6 +8,7 @@ in float32. The longest item decides the number of tiles.
 from __future__ import annotations
 
 import functools
+from typing import Any
 
 import jax.numpy as jnp
 from jax import Array, lax
@@ -15,6 +16,7 @@ from jax.typing import DTypeLike
 
 from pallas_kernels.items import Items, Spec, sinks_of_places
 from pallas_kernels.ordering import zeros_after
+from pallas_kernels.target import PORTABLE, Target
 
 TILE_BYTES = 128 << 20  # gathered keys and values of a tile, with their scores and weights
 MIN_TILE_TOKENS, MAX_TILE_TOKENS = 128, 1024
@@ -31,6 +33,11 @@ def check(q: Array, k_pages: Array, v_pages: Array) -> None:
             "xla takes K and V pools of equal pages whose heads divide the query heads, "
             f"got q {q.shape}, k {k_pages.shape}"
         )
+
+
+def prefers(target: Target, *shapes: Any) -> bool:
+    """On accelerators: on a CPU the reference is as fast."""
+    return target.platform != PORTABLE.platform
 
 
 def pages_per_tile(q_WKRH: Array, k_pages: Array) -> int:

@@ -68,7 +68,7 @@ JAX_FREE = (
     "jaxllm.engine.scheduling.scheduler",
     "jaxllm.server.__main__",
     "jaxllm.server.app",
-    "jaxllm.server.openai.requests",
+    "jaxllm.server.requests.bodies",
     "jaxllm.server.parsing.pipeline",
 )
 

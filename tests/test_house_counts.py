@@ -74,7 +74,7 @@ def test_imports_name_modules_of_the_packages_alone() -> None:
         ("jaxllm.cache.pool", "jaxllm.cache"),
         ("jaxllm.engine.engine", "jaxllm.engine.engine"),
         ("jaxllm.engine.runtime.step", "jaxllm.engine.runtime"),
-        ("jaxllm.server.openai.chat", "jaxllm.server"),
+        ("jaxllm.server.openai.replies", "jaxllm.server"),
         ("pallas_kernels.draw.bits", "pallas_kernels"),
     ],
 )

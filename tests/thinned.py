@@ -179,7 +179,7 @@ ONE_IN: Mapping[str, int] = {
     "sampling/test_sample.py::"
     "test_temperature_zero_takes_the_most_likely_token_whatever_the_filters": 2,
     "sampling/test_split_vocabulary.py::test_tokens_are_those_of_one_device": 6,
-    "server/openai/test_choices.py::"
+    "server/requests/test_choices.py::"
     "test_a_beam_search_reaches_the_engine_without_the_models_defaults_for_draws": 3,
     "server/openai/test_streams.py::test_no_character_of_a_text_ends_a_line_of_a_stream": 3,
     "server/page/test_accessibility.py::test_names_contrast_sizes_and_width": 4,

@@ -1,5 +1,5 @@
 """What a chat's answer may be, for every format of tool calls and every way to ask: the promises
-that docs/server.md makes, as values. The tests of tests/server/answers hold the server to them, and
+that docs/api.md makes, as values. The tests of tests/server/answers hold the server to them, and
 docs/answers.md shows them.
 """
 
@@ -92,7 +92,7 @@ class Promise(NamedTuple):
 
 
 def promise(name: str, request: Request) -> Promise:
-    """What docs/server.md promises of a request to a model of the format `name`."""
+    """What docs/api.md promises of a request to a model of the format `name`."""
     marker = name not in WITHOUT_MARKER
     if request.choice == "none":
         return Promise(most_calls=0, text="structure" if request.structure else "anything")

@@ -19,7 +19,12 @@ from tools import answer_tables
 
 REPO = Path(__file__).parents[1]
 DOCS = REPO / "docs"
-PAGES = (REPO / "README.md", DOCS / "answers.md", DOCS / "figures.md", DOCS / "modes.md")
+PAGES = (
+    REPO / "README.md",
+    *(DOCS / f"{name}.md" for name in ("answers", "families", "figures", "modes", "sampling")),
+)
+# The shapes whose figures README.md shows: a small model, a common one, in 8 bits, a mixture
+MAIN_SHAPES = ("qwen3-0.6b", "qwen2.5-7b", "qwen2.5-7b in fp8", "qwen3-30b-a3b")
 RESULTS = REPO / "benchmarks" / "results"
 PART = re.compile(r"(<!-- generated: (?P<name>[\w-]+) -->\n).*?(<!-- end generated -->)", re.DOTALL)
 
@@ -60,6 +65,13 @@ def numbers() -> str:
     return summary(RESULTS) or "None recorded yet."
 
 
+def main_numbers() -> str:
+    """The same of a few shapes."""
+    from benchmarks.report import summary
+
+    return summary(RESULTS, MAIN_SHAPES) or "None recorded yet."
+
+
 def headline() -> str:
     """How jaxllm compares with other engines, as benchmarks/report.py sums it up."""
     from benchmarks.report import headline as text
@@ -89,6 +101,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "families": families,
     "headline": headline,
     "numbers": numbers,
+    "main-numbers": main_numbers,
     "benchmarks": benchmarks,
     "modes": modes,
     "accuracy": accuracy,

@@ -22,7 +22,8 @@ class DaemonThreads:
     """
 
     def __init__(self, count: int, name: str):
-        self._count, self._name = count, name
+        self._count = count
+        self._name = name
         self._lock = threading.Lock()
         self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
         self._threads: list[threading.Thread] = []
@@ -76,7 +77,8 @@ class DaemonThreads:
         if (job := self._jobs.get()) is None:
             return False
         future, work = job
-        result, error = None, None
+        result = None
+        error = None
         if future.set_running_or_notify_cancel():
             try:
                 result = work()

@@ -129,7 +129,8 @@ class JobProcess:
         return read_line(process, time.monotonic() + self.wall_seconds, self.max_reply)
 
     def _end(self) -> None:
-        process, self._process = self._process, None
+        process = self._process
+        self._process = None
         if process is None:
             return
         kill(process)
@@ -152,7 +153,8 @@ def read_line(process: subprocess.Popen[bytes], deadline: float, limit: int) -> 
     the line is longer than `limit`."""
     assert process.stdout is not None
     # `select.select` takes no file descriptor above 1023, which servers have
-    found, poll = bytearray(), select.poll()
+    found = bytearray()
+    poll = select.poll()
     poll.register(process.stdout, select.POLLIN)
     while not found.endswith(b"\n"):
         ready = poll.poll(max(0.0, deadline - time.monotonic()) * 1e3)

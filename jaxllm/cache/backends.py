@@ -1,9 +1,15 @@
-"""Chooses the attention back end, once at start, from the device and the shapes of one call."""
+"""Chooses the back end of attention, once at start, for a target and the shapes of one call.
+
+The ops of attention are chosen together, since they share the width of heads, the layout of pages
+and the tile: a back end of a model is one name in the tables of all its ops. Other ops choose their
+own, see `pallas_kernels.backends`.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import jax
 from jax.typing import DTypeLike
@@ -16,15 +22,17 @@ from pallas_kernels import (
     paged_extend,
     segment_attention,
 )
-from pallas_kernels.backends import UnknownBackend, head_dims
+from pallas_kernels.backends import Backends, UnknownBackend
+from pallas_kernels.target import HOPPER as HOPPER
+from pallas_kernels.target import PORTABLE
+from pallas_kernels.target import Target as Target
 
-FALLBACK = "xla"
-HOPPER = "9.0"
-HOPPER_TILE = 128  # keys at most, of paged decode and extend
-HOMES = {
-    "mosaic_gpu": f"an NVIDIA GPU of compute capability {HOPPER} (Hopper)",
-    "mosaic_tpu": "a TPU",
-}
+type Call = tuple[Backends, tuple[Any, ...]]  # an op, and the arrays of one call as shapes
+
+PAGED = (paged_decode.BACKENDS, paged_extend.BACKENDS)
+LATENT = (latent_decode.BACKENDS, latent_extend.BACKENDS)
+SEGMENTS = (segment_attention.BACKENDS,)
+ALL = paged_decode.BACKENDS  # has every back end of attention; other ops lack some
 
 
 @dataclass(frozen=True)
@@ -40,6 +48,11 @@ class Backend:
     reason: str
     head_dim: int
 
+    @property
+    def is_kernel(self) -> bool:
+        """Whether it is more than plain JAX."""
+        return not ALL.runs_anywhere(self.name)
+
 
 @dataclass(frozen=True)
 class Shapes:
@@ -50,7 +63,6 @@ class Shapes:
         kv_dtype: The pages' type; None = `dtype`.
     """
 
-    fallback: ClassVar[str] = FALLBACK
     dtype: DTypeLike
     head_dim: int
     page_size: int
@@ -62,12 +74,16 @@ class Shapes:
         """The type of stored keys and values."""
         return self.kv_dtype or self.dtype
 
-    def check(self, name: str, width: int) -> None:
-        """Raise ValueError if a back end does not take these shapes with heads of `width`."""
+    def width(self, name: str) -> int:
+        """The width at which a back end wants these heads stored."""
+        return stored_dim(name, self.head_dim, self.stored_dtype)
+
+    def calls(self, width: int) -> Iterator[Call]:
+        """One call of each op, with heads of `width`."""
         q = jax.ShapeDtypeStruct((1, self.group, width), self.dtype)
         pages = jax.ShapeDtypeStruct((1, 1, self.page_size, width), self.stored_dtype)
-        for op in (paged_decode, paged_extend):
-            op.BACKENDS.check(name, q, pages, pages)
+        for op in PAGED:
+            yield op, (q, pages, pages)
 
 
 @dataclass(frozen=True)
@@ -77,101 +93,129 @@ class LatentShapes(Shapes):
 
     rank: int = 0
 
-    def check(self, name: str, width: int) -> None:
-        """As of `Shapes`; entries are never stored wider."""
-        if width != self.head_dim:
-            raise ValueError(f"{name} takes no latent entries of {self.head_dim} numbers")
+    def width(self, name: str) -> int:
+        """Their own: entries are never stored wider."""
+        return self.head_dim
+
+    def calls(self, width: int) -> Iterator[Call]:
+        """As of `Shapes`."""
         q = jax.ShapeDtypeStruct((1, self.group, width), self.dtype)
         pages = jax.ShapeDtypeStruct((1, self.page_size, width), self.stored_dtype)
-        for op in (latent_decode, latent_extend):
-            op.BACKENDS.check(name, q, pages, self.rank)
+        for op in LATENT:
+            yield op, (q, pages, self.rank)
 
 
 @dataclass(frozen=True)
 class SegmentShapes:
     """Shapes of an encoder, which has no pages."""
 
-    fallback: ClassVar[str] = "reference"
     dtype: DTypeLike
     head_dim: int
 
-    @property
-    def stored_dtype(self) -> DTypeLike:
+    def width(self, name: str) -> int:
         """As of `Shapes`."""
-        return self.dtype
+        return stored_dim(name, self.head_dim, self.dtype, SEGMENTS)
 
-    def check(self, name: str, width: int) -> None:
-        """As of `Shapes`. Raises UnknownBackend for a back end that this op does not have."""
+    def calls(self, width: int) -> Iterator[Call]:
+        """As of `Shapes`."""
         heads = jax.ShapeDtypeStruct((1, 1, width), self.dtype)
-        segment_attention.BACKENDS.check(name, heads, heads, heads)
+        for op in SEGMENTS:
+            yield op, (heads, heads, heads)
 
 
 def choose_backend(
-    device: Any, shapes: Shapes | SegmentShapes, asked: str | None = None
+    target: Target, shapes: Shapes | SegmentShapes, asked: str | None = None, device: str = ""
 ) -> Backend:
-    """The back end that was asked for; else the device's own; else, where that does not take these
-    shapes, the fallback. Raises ConfigError when the one asked for cannot run here."""
-    own, reason = own_backend(device)
+    """The back end that was asked for; else the first of the target's that takes these shapes.
+    `device` is what the target is called. Raises ConfigError when the one asked for cannot run
+    here."""
     if asked is not None:
-        _check_asked(device, shapes, asked, own)
+        _check_asked(target, shapes, asked, device)
         return _stored(asked, "as asked", shapes)
-    refused = reason if own == FALLBACK else refusal(own, shapes)
-    if refused is None:
-        return _stored(own, reason, shapes)
-    return Backend(shapes.fallback, refused, shapes.head_dim)
+    refusals: list[str] = []
+    for name in _preferred(target, shapes):
+        refused = refusal(name, shapes)
+        if refused is None:
+            return _stored(name, refusals[0] if refusals else reason(target), shapes)
+        if not ALL.runs_anywhere(name):
+            refusals.append(refused)
+    raise ConfigError(f"no attention back end runs this model on {target.title}")
 
 
-def stored_dim(name: str, head_dim: int, pages: DTypeLike) -> int:
-    """The width at which a back end wants heads stored in pages of this type: the next that it
-    takes, or their own."""
-    return next((width for width in head_dims(name, pages) if width >= head_dim), head_dim)
+def own_backend(target: Target) -> str:
+    """The back end of a target's own, whatever the shapes."""
+    return next(_preferred(target))
+
+
+def _preferred(target: Target, shapes: Shapes | SegmentShapes | None = None) -> Iterator[str]:
+    """The back ends that a target should use for these shapes or any, the first choice first. Where
+    an op lacks one, the other ops' preferences count."""
+    calls: list[Call] = [(op, ()) for op in PAGED]
+    if shapes is not None:
+        calls = [*shapes.calls(shapes.head_dim)]
+    for name in ALL.suited(target):
+        if all(op.prefers(name, target, *arrays) for op, arrays in calls if name in op):
+            yield name
+
+
+def stored_dim(
+    name: str, head_dim: int, pages: DTypeLike, ops: tuple[Backends, ...] = PAGED
+) -> int:
+    """The width at which a back end wants heads stored in pages of this type: the next that its ops
+    take, or their own."""
+    widths = [head_dim]
+    for op in ops:
+        if name in op:
+            taken = op.fact(name, "head_dims", _all_widths)(pages)
+            widths.append(next((width for width in taken if width >= head_dim), head_dim))
+    return max(widths)
+
+
+def _all_widths(pages: DTypeLike) -> tuple[int, ...]:
+    return ()
 
 
 def _stored(name: str, reason: str, shapes: Shapes | SegmentShapes) -> Backend:
-    width = stored_dim(name, shapes.head_dim, shapes.stored_dtype)
+    width = shapes.width(name)
     if width != shapes.head_dim:
         reason = f"{reason}; heads of {shapes.head_dim} are stored as {width}, with zeros"
     return Backend(name, reason, width)
 
 
-def own_backend(device: Any) -> tuple[str, str]:
-    """The fastest back end of a device, and the reason."""
-    capability = getattr(device, "compute_capability", None)
-    if device.platform == "cpu":
-        return "reference", "CPU"
-    if device.platform == "tpu":
-        return "mosaic_tpu", "TPU"
-    if capability == HOPPER:
-        return "mosaic_gpu", f"compute capability {capability}"
-    name = f"compute capability {capability}" if capability else device.platform
-    return FALLBACK, f"{name} has no kernel of its own"
+def reason(target: Target) -> str:
+    """Why a target's own back end is what it is."""
+    own = own_backend(target)
+    is_portable = ALL.runs_anywhere(own) and target.platform != PORTABLE.platform
+    return f"{target.title} has no kernel of its own" if is_portable else target.title
 
 
 def tile_tokens(name: str) -> int:
     """Keys that a back end reads at once, seen or not; 1 where it skips pages before a window, or
     reads them as zeros."""
-    return HOPPER_TILE if name == "mosaic_gpu" else 1
+    return max([op.fact(name, "TILE_TOKENS", 1) for op in PAGED if name in op], default=1)
 
 
 def refusal(name: str, shapes: Shapes | SegmentShapes) -> str | None:
     """The reason why a back end does not take these shapes, with heads as it wants them; None when
     all ops do."""
     try:
-        shapes.check(name, stored_dim(name, shapes.head_dim, shapes.stored_dtype))
+        for op, arrays in shapes.calls(shapes.width(name)):
+            op.check(name, *arrays)
     except (ValueError, UnknownBackend) as error:
         return str(error)
     return None
 
 
-def _check_asked(device: Any, shapes: Shapes | SegmentShapes, asked: str, own: str) -> None:
+def _check_asked(target: Target, shapes: Shapes | SegmentShapes, asked: str, device: str) -> None:
     if asked not in ATTENTION_BACKENDS:
         raise ConfigError(
             f"--attention-backend must be one of {', '.join(ATTENTION_BACKENDS)}, got {asked!r:.80}"
         )
-    if asked in HOMES and asked != own:
+    needs = ALL.needs[asked]
+    if not needs.met_by(target):
         raise ConfigError(
-            f"--attention-backend {asked} needs {HOMES[asked]}, and this device is"
-            f" {device.device_kind}; leave it out"
+            f"--attention-backend {asked} needs {needs.title}, and this device is {device}; leave"
+            " it out"
         )
     if refused := refusal(asked, shapes):
         raise ConfigError(

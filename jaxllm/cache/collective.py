@@ -15,13 +15,13 @@ import jax.numpy as jnp
 from jax import Array, lax
 from jax.sharding import Mesh
 
-from jaxllm.cache.peers import BACKEND
 from jaxllm.mesh import LAYER, layer_devices
 from pallas_kernels import add_norm, all_reduce
 from pallas_kernels.all_reduce import Axes, Group, Inbox, Layout
 from pallas_kernels.grouped_matmul import Groups, own_groups
 from pallas_kernels.parts import Product, whole
 from pallas_kernels.scaled_matmul import Inputs, Rounding
+from pallas_kernels.target import Target
 
 WIDTH, EXPERT = LAYER
 
@@ -38,11 +38,11 @@ class Collective(Protocol):
         part_TD: Product,
         weight_D: Array,
         eps: float,
-        wanted: str,
+        target: Target,
         rounding: Rounding | None = None,
     ) -> tuple[Array, Inputs]:
-        """`x` plus the sum of all parts, and its norm, rounded if that is asked for. `wanted` is a
-        back end of `pallas_kernels`."""
+        """`x` plus the sum of all parts, and its norm, rounded if that is asked for; the
+        kernel is chosen for `target`."""
 
     def sum(self, part: Product) -> Array:
         """The sum of all parts."""
@@ -77,12 +77,13 @@ class Alone:
         part_TD: Product,
         weight_D: Array,
         eps: float,
-        wanted: str,
+        target: Target,
         rounding: Rounding | None = None,
     ) -> tuple[Array, Inputs]:
-        if add_norm.backend_for(wanted, x_TD, weight_D, part_TD, rounding) == "reference":
+        backend = add_norm.find(target, x_TD, weight_D, part_TD, rounding)
+        if backend is None:
             part_TD = whole(part_TD)
-        backend = add_norm.backend_for(wanted, x_TD, weight_D, part_TD, rounding)
+            backend = add_norm.choose(target, x_TD, weight_D, rounding=rounding)
         return _add_norm(x_TD, part_TD, weight_D, eps, rounding=rounding, backend=backend)
 
     def sum(self, part: Product) -> Array:
@@ -126,23 +127,22 @@ class AllReduce:
         part_TD: Product,
         weight_D: Array,
         eps: float,
-        wanted: str,
+        target: Target,
         rounding: Rounding | None = None,
     ) -> tuple[Array, Inputs]:
         part_TD = whole(part_TD)
-        if part_TD.dtype == x_TD.dtype and self._is_taken(part_TD):
+        summing = self._backend(part_TD)
+        if part_TD.dtype == x_TD.dtype and all_reduce.by_inboxes(summing):
             return _peers_add_norm(
-                x_TD, part_TD, weight_D, eps, rounding=rounding, group=self.group, backend=BACKEND
+                x_TD, part_TD, weight_D, eps, rounding=rounding, group=self.group, backend=summing
             )
-        backend = add_norm.backend_for(wanted, x_TD, weight_D, rounding=rounding)
+        backend = add_norm.choose(target, x_TD, weight_D, rounding=rounding)
         how = {"rounding": rounding, "axis": self.group.axis, "backend": backend}
         return _sum_add_norm(x_TD, part_TD, weight_D, eps, **how)
 
     def sum(self, part: Product) -> Array:
         part = whole(part)
-        return _sum(
-            part, group=self.group, backend=BACKEND if self._is_taken(part) else "reference"
-        )
+        return _sum(part, group=self.group, backend=self._backend(part))
 
     def once(self, x: Array) -> Array:
         return jnp.where(lax.axis_index(self.group.axis) == 0, x, jnp.zeros_like(x))
@@ -175,9 +175,11 @@ class AllReduce:
         devices = self.group.devices // self.expert_groups
         return ALONE if devices == 1 else AllReduce(Group(WIDTH, devices))
 
-    def _is_taken(self, part: Array) -> bool:
-        """Whether the kernel of inboxes takes this part."""
-        return part.ndim == 2 and all_reduce.backend_for(BACKEND, self.group, part) == BACKEND
+    def _backend(self, part: Array) -> str:
+        """What adds up parts like this one."""
+        if part.ndim != 2:
+            return all_reduce.portable_backend()
+        return all_reduce.choose(self.group, part)
 
 
 ALONE = Alone()

@@ -25,6 +25,7 @@ from pallas_kernels.backends import close_plan, open_plan
 from pallas_kernels.latent_decode import LatentRows
 from pallas_kernels.quantised import SCALE_DTYPE, is_quantised
 from pallas_kernels.rope_write import HeadRows
+from pallas_kernels.target import PORTABLE, Target
 
 # [L·P, K, C, H]: every device holds all pages of its own heads
 PAGES = PartitionSpec(None, LAYER, None, None)
@@ -169,7 +170,8 @@ class PagedContext(RowKernels):
         prompt_length_T: int32, prompt length of each token's request, for RoPE scalings that depend
             on it.
         no_split: No row is split between thread blocks, so a row does not depend on others.
-        processors: Of a device; 0: not known.
+        backend: Of attention.
+        target: For which the other kernels are chosen.
     """
 
     def __init__(
@@ -180,10 +182,11 @@ class PagedContext(RowKernels):
         collective: Collective = ALONE,
         prompt_length_T: Array | None = None,
         no_split: bool = False,
-        processors: int = 0,
+        target: Target = PORTABLE,
     ):
-        super().__init__(backend, collective, processors)
+        super().__init__(target, collective)
         self.prompt_length_T = prompt_length_T
+        self._backend = backend
         self._given, self._inputs = kv, inputs
         self._pools = [kv.group_arrays(group) for group in range(len(kv.k))]
         self._no_split = no_split
@@ -206,7 +209,7 @@ class PagedContext(RowKernels):
         sinks: Array | None = None,
     ) -> Array:
         """Write the step's keys and values into the layer's pages, then attend; returns `o_TNH`."""
-        static = StaticOptions(self.row_backend, scale, self._no_split, window, softcap)
+        static = StaticOptions(self._backend, scale, self._no_split, window, softcap)
         inputs, pages = self._of(layer)
         if window not in self._plans:
             self._plans[window] = _plan(static, inputs, pages[0], rows)
@@ -215,7 +218,7 @@ class PagedContext(RowKernels):
 
     def attend_latent(self, layer: int, rows: LatentRows, *, scale: float) -> Array:
         """Write the step's entries into the layer's pages, then attend; returns `o_TNF`."""
-        static = StaticOptions(self.row_backend, scale, self._no_split)
+        static = StaticOptions(self._backend, scale, self._no_split)
         inputs, pages = self._of(layer)
         if None not in self._plans:
             self._plans[None] = latent.plan(static, inputs, pages[0], rows)
@@ -285,8 +288,7 @@ def _write_and_attend(
         inputs.write_offset_T,
         first_page,
         scales=scales[0] if scales else None,
-        # Back ends without a kernel for the write use the reference: XLA's scatter is in place too
-        backend=static.backend if static.backend in rope_write.BACKENDS else "reference",
+        backend=rope_write.beside(static.backend),
     )
     k_pages, v_pages, *scales = written
     options: dict[str, Any] = {

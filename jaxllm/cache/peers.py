@@ -11,14 +11,15 @@ from jaxllm.mesh import LAYER, layer_devices
 from pallas_kernels import all_reduce
 from pallas_kernels.all_reduce import Group, Inbox
 from pallas_kernels.all_reduce import Layout as Layout
-from pallas_kernels.all_reduce.choose import refusal
+from pallas_kernels.all_reduce import by_inboxes as by_inboxes
 from pallas_kernels.all_reduce.inboxes import Inboxes as Inboxes
 from pallas_kernels.all_reduce.inboxes import PeerTimeout as PeerTimeout
 from pallas_kernels.all_reduce.inboxes import shapes
 from pallas_kernels.all_reduce.plan import layout_for
+from pallas_kernels.all_reduce.trial import refusal
 
-BACKEND = "mosaic_gpu_peers"
-XLA = "reference"
+BACKEND = all_reduce.inbox_backend()
+XLA = all_reduce.portable_backend()
 PAIR = 8  # bytes of a row's best logit and its token
 
 
@@ -32,6 +33,11 @@ class Sums(NamedTuple):
 
     all_reduce: str
     all_reduce_reason: str
+
+    @property
+    def by_inboxes(self) -> bool:
+        """Whether devices have inboxes."""
+        return by_inboxes(self.all_reduce)
 
 
 def choose_sums(mesh: Mesh, rows: int, width: int, dtype: Any) -> Sums:

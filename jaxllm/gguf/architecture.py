@@ -23,7 +23,8 @@ from jaxllm.gguf.model import Model
 from jaxllm.tensors import Deferred
 
 LAYER = re.compile(r"blk\.(\d{1,4})\.(.+)")
-_IN, _OUT = "blk.{}", "model.layers.{}"
+_IN = "blk.{}"
+_OUT = "model.layers.{}"
 # From names in the file to those of checkpoints, without ".weight" and ".bias"; {} is a layer
 LLAMA_NAMES: Mapping[str, str | None] = {
     "token_embd": "model.embed_tokens",

@@ -32,7 +32,8 @@ def base_config(model: Model, model_type: str, **others: Any) -> dict[str, Any]:
     _check_needed(own)
     dim, key, value = (own.count(f"attention.{each}_length") for each in ("head", "key", "value"))
     embedding = model.tensors.get("token_embd.weight")
-    heads, base = own.count("attention.head_count"), own.number("rope.freq_base")
+    heads = own.count("attention.head_count")
+    base = own.number("rope.freq_base")
     found: dict[str, Any] = {
         "model_type": model_type,
         "architectures": [],
@@ -66,7 +67,8 @@ def _check_needed(own: Metadata) -> None:
 def scaling(own: Metadata) -> dict[str, Any] | None:
     """The `rope_scaling` that the keys say, None for none. Files from before there were kinds have
     a factor alone, which is linear."""
-    kind, factor = own.text("rope.scaling.type") or "linear", own.number("rope.scaling.factor")
+    kind = own.text("rope.scaling.type") or "linear"
+    factor = own.number("rope.scaling.factor")
     if kind not in KINDS:
         raise ConfigError(
             f"{own.architecture}.rope.scaling.type is {kind!r:.40}; {', '.join(KINDS)} are read: "
@@ -112,8 +114,10 @@ def stretched(model: Model) -> dict[str, Any]:
 
 def turning_share(own: Metadata) -> float | None:
     """The part of a head's dimensions that turn, None where the file does not say."""
-    turning, dim = own.count("rope.dimension_count"), own.count("attention.key_length")
-    width, heads = own.count("embedding_length"), own.count("attention.head_count")
+    turning = own.count("rope.dimension_count")
+    dim = own.count("attention.key_length")
+    width = own.count("embedding_length")
+    heads = own.count("attention.head_count")
     dim = dim or (width // heads if width and heads else None)
     return turning / dim if turning and dim else None
 

@@ -71,8 +71,10 @@ def _key(paths: tuple[Path, ...]) -> str:
 
 
 def _contents(model: Model) -> dict[str, Any]:
-    own, kind = model.metadata, architecture(model.metadata)
-    config, added = kind.config(model), kind.added(own)
+    own = model.metadata
+    kind = architecture(model.metadata)
+    config = kind.config(model)
+    added = kind.added(own)
     if any(not tensor.type.plain for tensor in model.tensors.values()):
         config["quantization_config"] = {"quant_method": "gguf", "types": model.types()}
     tokenizer = {

@@ -26,7 +26,8 @@ VERSIONS = (2, 3)
 MAX_HEADER_BYTES = 2**28
 MAX_AXES = 4
 MAX_NAMED_FAULTS = 20
-STRING, ARRAY = 8, 9
+STRING = 8
+ARRAY = 9
 BOOL = np.dtype("?")
 NUMBERS: Mapping[int, np.dtype] = {
     0: np.dtype("u1"),
@@ -76,7 +77,8 @@ class StoredTensor:
         kind = self.type.integers
         if kind is None:
             return ()
-        size, group = self.type.size, self.type.group
+        size = self.type.size
+        group = self.type.group
         grouped = (*self.shape[:-1], self.shape[-1] // group)
 
         def part(which: int, shape: tuple[int, ...], entries: int) -> Deferred:
@@ -94,7 +96,8 @@ class StoredTensor:
         blocks = np.frombuffer(self.data, self.type.layout)
         rows = blocks.reshape(*self.shape[:-1], self.shape[-1] // self.type.size)
         first, last = bounds[-1]
-        begin, end = first // size, -(-last // size)
+        begin = first // size
+        end = -(-last // size)
         own = rows[(*(slice(*each) for each in bounds[:-1]), slice(begin, end))]
         found = part(own).reshape(*own.shape[:-1], own.shape[-1] * size)
         return found[..., first - begin * size : last - begin * size]
@@ -180,7 +183,8 @@ class _Header:
     """Reads a header from its beginning to its end. Raises _Fault."""
 
     def __init__(self, data: memoryview):
-        self._data, self._at = data, 0
+        self._data = data
+        self._at = 0
         if bytes(data[:4]) != MAGIC:
             raise _Fault(f"it does not begin with GGUF; {REMEDY}")
         self._take(4)
@@ -206,9 +210,11 @@ class _Header:
         """All tensors, which lie in the file without overlaps."""
         infos = [self._tensor_info() for _ in range(self._tensors)]
         start = -(-self._at // alignment) * alignment
-        data, faults = self._data[start:], []
+        data = self._data[start:]
+        faults = []
         found: dict[str, StoredTensor] = {}
-        end, before = 0, ""
+        end = 0
+        before = ""
         for name, number, shape, offset in sorted(infos, key=lambda info: info[3]):
             if name in found:
                 raise _Fault(f"the tensor {name!r:.100} is there twice; {REMEDY}")
@@ -228,13 +234,15 @@ class _Header:
                     f"of which there are {len(data)}"
                 )
             found[name] = StoredTensor(name, kind, shape, data[offset : offset + size])
-            end, before = offset + size, name
+            end = offset + size
+            before = name
         _refuse(faults)
         return found
 
     def _tensor_info(self) -> tuple[str, int, tuple[int, ...], int]:
         """Name, number of the type, shape and offset."""
-        name, axes = self._string(), int(self._number(NUMBERS[4]))
+        name = self._string()
+        axes = int(self._number(NUMBERS[4]))
         if not name.isprintable() or not name:
             raise _Fault(f"a tensor has the name {name!r:.100}; {REMEDY}")
         if not 1 <= axes <= MAX_AXES:
@@ -278,7 +286,9 @@ class _Header:
 
     def _strings(self, count: int) -> list[str]:
         """So many texts, in a loop of its own: vocabularies have hundreds of thousands."""
-        data, at, found = self._data, self._at, []
+        data = self._data
+        at = self._at
+        found = []
         limit = min(len(data), MAX_HEADER_BYTES)
         for _ in range(count):
             begin = at + 8
@@ -301,7 +311,8 @@ class _Header:
             raise _Fault(f"its header is cut off at byte {len(self._data)}; {REMEDY}")
         if end > MAX_HEADER_BYTES:
             raise _Fault(f"its header has more than {MAX_HEADER_BYTES} bytes; {REMEDY}")
-        taken, self._at = self._data[self._at : end], end
+        taken = self._data[self._at : end]
+        self._at = end
         return taken
 
 

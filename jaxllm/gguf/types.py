@@ -14,8 +14,14 @@ from typing import NamedTuple
 import ml_dtypes
 import numpy as np
 
-F16, U8 = "<f2", "u1"
-I8, I4, U4, U5, F4, N4 = "I8", "I4", "U4", "U5", "F4", "N4"
+F16 = "<f2"
+U8 = "u1"
+I8 = "I8"
+I4 = "I4"
+U4 = "U4"
+U5 = "U5"
+F4 = "F4"
+N4 = "N4"
 NIBBLES = np.array(  # of IQ4
     (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113), np.int8
 )
@@ -141,7 +147,8 @@ def _mxfp4(blocks: np.ndarray) -> Groups:
 
 
 def _q2_k(blocks: np.ndarray) -> Groups:
-    scales, offsets = blocks["scales"] & np.uint8(15), blocks["scales"] >> np.uint8(4)
+    scales = blocks["scales"] & np.uint8(15)
+    offsets = blocks["scales"] >> np.uint8(4)
     numbers = _joined(fields(blocks["q"], 32, 2), 16)
     scale = _float(blocks, "d") * scales.astype(np.float32)
     return Groups(numbers, scale, -(_float(blocks, "m") * offsets.astype(np.float32)))
@@ -159,7 +166,9 @@ def _q3_k(blocks: np.ndarray) -> Groups:
 def _k(blocks: np.ndarray, numbers: np.ndarray) -> Groups:
     """Scales and offsets of the eight groups of a block, 6 bits each in 12 bytes."""
     one, two, three = (blocks["scales"][..., at : at + 4] for at in (0, 4, 8))
-    four, six, top = np.uint8(4), np.uint8(63), np.uint8(0x30)
+    four = np.uint8(4)
+    six = np.uint8(63)
+    top = np.uint8(0x30)
     scales = [one & six, (three & np.uint8(15)) | ((one >> np.uint8(2)) & top)]
     offsets = [two & six, (three >> four) | ((two >> np.uint8(2)) & top)]
     scale, offset = (np.concatenate(each, axis=-1).astype(np.float32) for each in (scales, offsets))
@@ -194,8 +203,12 @@ def _blocks(*parts: tuple[str, str] | tuple[str, str, int]) -> np.dtype:
     return np.dtype([*parts])
 
 
-_D, _M, _Q, _Q_K = ("d", F16), ("m", F16), ("q", U8, 16), ("q", U8, 128)
-_SCALES_K, _SCALES_6 = ("scales", U8, 12), ("scales", "i1", 16)
+_D = ("d", F16)
+_M = ("m", F16)
+_Q = ("q", U8, 16)
+_Q_K = ("q", U8, 128)
+_SCALES_K = ("scales", U8, 12)
+_SCALES_6 = ("scales", "i1", 16)
 # By the number in the file
 TYPES: dict[int, BlockType] = {
     0: BlockType("F32", 1, 1, np.dtype("<f4")),

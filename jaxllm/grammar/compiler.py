@@ -133,7 +133,8 @@ def answer(line: str, specials: dict[str, int], tokenizer: LLTokenizer) -> dict[
 def serve(lines: TextIO, out: TextIO) -> None:
     """Answer jobs until the end of `lines`."""
     hello = json.loads(next(lines))
-    specials, seconds = hello["specials"], hello["seconds"]
+    specials = hello["specials"]
+    seconds = hello["seconds"]
     tokenizer = LLTokenizer(TokenizerWrapper(ByteTokens(specials)))
     _say({}, out)
     for line in lines:
@@ -170,7 +171,8 @@ def convert(
     """
     if regexes is None:
         regexes = Regexes(LLTokenizer(TokenizerWrapper(ByteTokens({}))))
-    kind, value = job["kind"], job["value"]
+    kind = job["kind"]
+    value = job["value"]
     if kind == "regex":
         if (len(value) - len(value.rstrip("\\"))) % 2:
             # regex_to_lark would drop it
@@ -196,7 +198,8 @@ def _lark(text: str, regexes: Regexes) -> str:
         text = any_to_lark(text)
     except Exception as error:
         raise ValueError(f"not a GBNF grammar: {error}") from None
-    parts, done = [], 0
+    parts = []
+    done = 0
     while (token := LARK_TOKEN.search(text, done)) is not None:
         parts.append(text[done : token.end()])
         done = token.end()
@@ -238,14 +241,16 @@ def _tagged(
         "FREE: /(.|\\n)*/",
     ]
     for n, tag in enumerate(tags):
-        trigger, rest = tag["trigger"], tag["begin"][len(tag["trigger"]) :]
+        trigger = tag["trigger"]
+        rest = tag["begin"][len(tag["trigger"]) :]
         if trigger in specials:  # ends the free text, which has no special tokens
             head = f"FREE {special(specials[trigger])}"
         else:
             lines.append(f"head_{n}[lazy]: FREE {quoted(trigger)}")
             head = f"head_{n}"
         schema = json.dumps(schema_options(tag["schema"], whitespace, regexes))
-        begin, end = literal(rest, specials), literal(tag["end"], specials)
+        begin = literal(rest, specials)
+        end = literal(tag["end"], specials)
         lines.append(f"tag_{n}: {head} {begin} %json {schema} {end}")
     return LLMatcher.grammar_from_lark("\n".join(lines))
 

@@ -127,7 +127,9 @@ class Matchers:
         self._idle: deque[Matcher] = deque(maxlen=MAX_IDLE)  # a new one replaces the oldest
         self._lock = threading.Lock()
         self._pool = ThreadPoolExecutor(WORKERS, thread_name_prefix="grammar")
-        self._tokenizer, self._width, self._eos = tokenizer, width, sorted(eos)
+        self._tokenizer = tokenizer
+        self._width = width
+        self._eos = sorted(eos)
         self._vocabulary: Future[LLTokenizer] | None = None
 
     def start_matcher(self, grammar: str) -> Future[Matcher]:
@@ -230,7 +232,8 @@ class ParallelMatchers:
 
         A matcher that failed holds its error and has any mask. Raises whatever native code raises.
         """
-        job, self._job = self._job, None
+        job = self._job
+        self._job = None
         if job is not None:
             job.result()
         elif self._matchers:
@@ -258,7 +261,8 @@ class ParallelMatchers:
 
     def _compute(self) -> None:
         rows = [(matcher.state, row) for row, matcher in enumerate(self._matchers)]
-        bits_RW, start = self._bits_RW, time.perf_counter()
+        bits_RW = self._bits_RW
+        start = time.perf_counter()
         self._executor.unsafe_compute_mask_ptr(
             rows, bits_RW.ctypes.data, bits_RW.shape[1] * 4, len(bits_RW)
         )

@@ -225,7 +225,8 @@ def _tags(name: str, value: Any) -> dict[str, Any]:
             f'{name} must be {{"type": "structural_tag", '
             '"structures": [{begin, schema, end}], "triggers": [text]}'
         )
-    structures, triggers = found["structures"], found.get("triggers")
+    structures = found["structures"]
+    triggers = found.get("triggers")
     if found.get("type", "structural_tag") != "structural_tag":
         raise StructureError(
             f"{name} has the type {found['type']!r:.80}; it must be structural_tag"
@@ -268,7 +269,9 @@ def _tag(name: str, item: Any, triggers: list[str]) -> dict[str, Any]:
 def check_size(name: str, value: Any, limit: int = MAX_CHARS) -> None:
     """Raises StructureError on JSON that is too deep or has more than `limit` characters, before
     recursive or slow work on it."""
-    level, deep, size = [value], 0, 0
+    level = [value]
+    deep = 0
+    size = 0
     while level:
         size += sum(len(item) if isinstance(item, str) else 1 for item in level)
         named = [item for item in level if isinstance(item, dict)]

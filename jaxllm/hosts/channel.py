@@ -20,7 +20,8 @@ MEET_SECONDS = 5.0  # for a peer to show that it has the key
 SILENT_SECONDS = 10
 SEND_SECONDS = 60.0  # for a peer to take a frame
 _MAGIC = b"jaxllm-hosts-1\0\0"
-_NONCE, _CODE = 32, 16
+_NONCE = 32
+_CODE = 16
 
 
 class ChannelError(Exception):
@@ -39,7 +40,8 @@ class Channel:
     """
 
     def __init__(self, sock: socket.socket, key: bytes, leads: bool):
-        self._sock, self._sending = sock, threading.Lock()
+        self._sock = sock
+        self._sending = threading.Lock()
         self._session = b""
         self._own, self._other = (b"leads", b"follows") if leads else (b"follows", b"leads")
         self._sent = self._received = 0
@@ -69,7 +71,8 @@ class Channel:
     def receive(self) -> bytes:
         """The next frame. Raises ChannelError when there is none, or it is not the peer's."""
         size = read_length(self._read, MAX_FRAME, ChannelError)
-        code, data = exactly(_CODE, self._read), exactly(size, self._read)
+        code = exactly(_CODE, self._read)
+        data = exactly(size, self._read)
         if not hmac.compare_digest(code, self._code(self._other, self._received, data)):
             raise ChannelError("a frame was changed on its way")
         self._received += 1

@@ -92,12 +92,16 @@ class Controller:
     """
 
     def __init__(self, place: Place, facts: dict[str, str], lost: Lost):
-        self.count, self._place, self._facts, self._lost = place.count, place, facts, lost
+        self.count = place.count
+        self._place = place
+        self._facts = facts
+        self._lost = lost
         self._channels: dict[int, Channel] = {}
         self._opinions: dict[int, queue.Queue[bytes | None]] = {
             rank: queue.Queue() for rank in range(1, place.count)
         }
-        self._arrived, self._closed = threading.Condition(), False
+        self._arrived = threading.Condition()
+        self._closed = False
         with listen(place.host, place.port) as sock:
             threading.Thread(target=self._accept, args=(sock,), daemon=True).start()
             try:

@@ -51,7 +51,10 @@ class Follower:
     """
 
     def __init__(self, place: Place, facts: dict[str, str], lost: Lost):
-        self.count, self._place, self._lost, self._closed = place.count, place, lost, False
+        self.count = place.count
+        self._place = place
+        self._lost = lost
+        self._closed = False
         self._inbox: queue.Queue[Message | None] = queue.Queue(AHEAD)
         self._channel = self._meet()
         try:
@@ -107,7 +110,8 @@ class Follower:
     def _meet(self) -> Channel:
         """The way to the controller: it may not have started yet, its name may not be known yet,
         and strangers who say nothing may keep it from answering."""
-        start, where = time.monotonic(), self._place.where
+        start = time.monotonic()
+        where = self._place.where
         told = start
         while True:
             try:

@@ -83,7 +83,8 @@ def unpack(values: list[bytes]) -> list[Any]:
 def difference(ours: dict[str, str], theirs: dict[str, str]) -> str | None:
     """In what another host differs from the controller, or None."""
     for name in sorted(ours.keys() | theirs.keys()):
-        own, other = ours.get(name, "nothing"), theirs.get(name, "nothing")
+        own = ours.get(name, "nothing")
+        other = theirs.get(name, "nothing")
         if own != other:
             return f"{name} is {other:.80} here and {own:.80} on the controller"
     return None

@@ -52,7 +52,8 @@ class Peers:
     """
 
     def __init__(self, zmq: Any, monitors: Sequence[Any]):
-        self._zmq, self._monitors = zmq, monitors
+        self._zmq = zmq
+        self._monitors = monitors
         self._open: dict[int, Peer] = {}  # by ZeroMQ's descriptors; these are our own
         self._told = False
         threading.Thread(target=self._watch, name="kv-event-peers", daemon=True).start()

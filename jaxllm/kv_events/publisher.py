@@ -37,7 +37,8 @@ class Publisher:
 
     def __init__(self, settings: KVEventSettings):
         self._zmq: Any = import_zmq()
-        self._topic, self._map = settings.topic.encode(), settings.format == "map"
+        self._topic = settings.topic.encode()
+        self._map = settings.format == "map"
         self._rank = settings.data_parallel_rank
         self._encoder = msgspec.msgpack.Encoder()
         self._next = 0
@@ -73,7 +74,8 @@ class Publisher:
         """Send a batch under the next number."""
         batch = msgspec.structs.replace(batch, data_parallel_rank=self._rank)
         payload = self._encoder.encode(batch if self._map else as_array(batch))
-        number, self._next = self._next, self._next + 1
+        number = self._next
+        self._next = self._next + 1
         self._buffer.append(number, payload)
         self._pub.send_multipart((self._topic, number.to_bytes(8), payload))
 
@@ -124,7 +126,8 @@ class ReplayBuffer:
     another reads."""
 
     def __init__(self, steps: int):
-        self._steps, self._bytes = steps, 0
+        self._steps = steps
+        self._bytes = 0
         self._messages: deque[tuple[int, bytes]] = deque()
         self._lock = threading.Lock()
 

@@ -48,7 +48,8 @@ class Fp4Matrix(PackedTensor):
 
     def scales(self, arrays: Sequence[np.ndarray], rows: slice) -> np.ndarray:
         """`[rows, G]`, float32. Raises ConfigError."""
-        own, stored = self.parts[1], arrays[1][rows]
+        own = self.parts[1]
+        stored = arrays[1][rows]
         if stored.dtype in (np.uint8, ml_dtypes.float8_e8m0fnu):
             return powers(own, np.ascontiguousarray(stored).view(np.uint8))
         scales = stored.astype(np.float32)
@@ -70,7 +71,8 @@ class Fp4Matrix(PackedTensor):
         self.scales(arrays, slice(0, self.shape[0]))
 
     def unpack(self, arrays: Sequence[np.ndarray], bounds: Bounds) -> np.ndarray:
-        rows, (left, right) = slice(*bounds[0]), bounds[1]
+        rows = slice(*bounds[0])
+        left, right = bounds[1]
         scales = self.scales(arrays, rows)[:, np.arange(left, right) // self.group]
         stored = np.ascontiguousarray(arrays[0][rows, left // 2 : -(-right // 2)]).view(np.uint8)
         first = left % 2

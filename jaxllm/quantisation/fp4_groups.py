@@ -18,13 +18,13 @@ from jaxllm.quantisation.fp4 import U8, Fp4Matrix
 from jaxllm.quantisation.scheme import Header, PackedPart
 from jaxllm.quantisation.weight_format import FP4, WeightFormat
 
-PACKED, SCALE, WHOLE, INPUTS = (
-    "weight_packed",
-    "weight_scale",
-    "weight_global_scale",
-    "input_global_scale",
-)
-NVFP4, MXFP4 = 16, 32  # columns that share a scale
+PACKED = "weight_packed"
+SCALE = "weight_scale"
+WHOLE = "weight_global_scale"
+INPUTS = "input_global_scale"
+# columns that share a scale
+NVFP4 = 16
+MXFP4 = 32
 SCALES = {NVFP4: ("F8_E4M3",), MXFP4: (U8, "F8_E8M0")}
 ONE = ((1,), ())  # shapes of one number
 
@@ -58,7 +58,8 @@ def fp4_matrix(
     """The matrix of the tensors `parts`: numbers, scales and, for NVFP4, the number of the whole
     matrix and of its inputs, which may be missing."""
     packed, scales, *numbers = parts
-    (rows, half), columns = stored[packed].shape, 2 * stored[packed].shape[1]
+    rows, half = stored[packed].shape
+    columns = 2 * stored[packed].shape[1]
     found = [
         PackedPart(packed, (rows, half), (U8,)),
         PackedPart(scales, (rows, -(-columns // group)), SCALES[group]),

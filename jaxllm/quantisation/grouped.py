@@ -15,7 +15,8 @@ from jaxllm.quantisation.int4_rows import row_bytes, rows_of
 from jaxllm.quantisation.scheme import Bounds, Header, PackedPart, PackedTensor
 from jaxllm.quantisation.weight_format import INT4, INT8, OFFSETS, SYMMETRIC, ZEROS, WeightFormat
 
-I32, FLOATS = ("I32",), ("F16", "BF16", "F32")
+I32 = ("I32",)
+FLOATS = ("F16", "BF16", "F32")
 WORD = 32  # bits
 MIDDLE = 128  # the zero point of symmetric numbers of 8 bits
 
@@ -102,7 +103,8 @@ class GroupedMatrix(PackedTensor):
         """The columns by their groups. Raises ConfigError where groups have other columns than the
         settings say."""
         columns = self.shape[1]
-        groups, wanted = self.groups(arrays, slice(0, columns)), np.arange(columns) // self.group
+        groups = self.groups(arrays, slice(0, columns))
+        wanted = np.arange(columns) // self.group
         found = np.arange(columns) if self.ordered else np.argsort(groups, kind="stable")
         if np.array_equal(groups[found], wanted):
             return found
@@ -143,7 +145,8 @@ class Int4Rows(PackedTensor):
         self.matrix.order(arrays)
 
     def unpack(self, arrays: Arrays, bounds: Bounds) -> np.ndarray:
-        own, rows = self.matrix, slice(*bounds[0])
+        own = self.matrix
+        rows = slice(*bounds[0])
         zeros = None if own.symmetric else own.zeros(arrays, rows)
         return rows_of(own.by_group(arrays, bounds[0]), own.checked_scales(arrays, rows), zeros)[
             :, slice(*bounds[1])
@@ -201,7 +204,8 @@ class Int8Offsets(PackedTensor):
 
     def unpack(self, arrays: Arrays, bounds: Bounds) -> np.ndarray:
         rows, columns = (slice(*each) for each in bounds)
-        scales, zeros = self.matrix.checked_scales(arrays, rows), self.matrix.zeros(arrays, rows)
+        scales = self.matrix.checked_scales(arrays, rows)
+        zeros = self.matrix.zeros(arrays, rows)
         return ((MIDDLE - zeros).astype(np.float32) * scales)[:, columns]
 
 
@@ -282,7 +286,8 @@ def fields(words: np.ndarray, bits: int, bound: tuple[int, int]) -> np.ndarray:
     Numbers whose bits do not divide a word's go on in the next."""
     if WORD % bits:
         return _crossing(words, bits, bound)
-    each, (low, high) = WORD // bits, bound
+    each = WORD // bits
+    low, high = bound
     first = low // each
     own = np.ascontiguousarray(words[..., first : -(-high // each)]).view(np.uint32)
     shifts = np.arange(0, WORD, bits, dtype=np.uint32)
@@ -292,7 +297,8 @@ def fields(words: np.ndarray, bits: int, bound: tuple[int, int]) -> np.ndarray:
 
 def _crossing(words: np.ndarray, bits: int, bound: tuple[int, int]) -> np.ndarray:
     bit = np.arange(*bound) * bits
-    word, shift = bit // WORD, (bit % WORD).astype(np.uint64)
+    word = bit // WORD
+    shift = (bit % WORD).astype(np.uint64)
     low, high = (
         words[..., np.minimum(place, words.shape[-1] - 1)].view(np.uint32).astype(np.uint64)
         for place in (word, word + 1)

@@ -84,7 +84,8 @@ class ScaledMatrix(PackedTensor):
         check_scales(self.parts[1], _floats(arrays[1]))
 
     def unpack(self, arrays: Sequence[np.ndarray], bounds: Bounds) -> np.ndarray:
-        (matrix, scales, *others), ((top, bottom), (left, right)) = arrays, bounds
+        matrix, scales, *others = arrays
+        (top, bottom), (left, right) = bounds
         scales = _blocks(scales, self.shape, self.grid)
         zeros = _blocks(others[-1], self.shape, self.grid) if self.shifted else None
         values = VALUES[self.parts[0].dtypes[0]][matrix[top:bottom, left:right].view(np.uint8)]
@@ -118,7 +119,8 @@ class RowScales(PackedTensor):
         check_scales(self.parts[0], _floats(arrays[0]))
 
     def unpack(self, arrays: Sequence[np.ndarray], bounds: Bounds) -> np.ndarray:
-        (top, bottom), columns = bounds[0], slice(*bounds[1])
+        top, bottom = bounds[0]
+        columns = slice(*bounds[1])
         scales = _blocks(arrays[0], self.shape, self.grid)
         found = _floats(scales[np.arange(top, bottom) // self.grid.rows, columns])
         check_scales(self.parts[0], found)
@@ -133,7 +135,8 @@ class RowOffsets(PackedTensor):
     grid: Grid
 
     def unpack(self, arrays: Sequence[np.ndarray], bounds: Bounds) -> np.ndarray:
-        rows, columns = np.arange(*bounds[0]) // self.grid.rows, slice(*bounds[1])
+        rows = np.arange(*bounds[0]) // self.grid.rows
+        columns = slice(*bounds[1])
         scales, zeros = (
             _blocks(each, self.shape, self.grid)[rows, columns].astype(np.float32)
             for each in arrays

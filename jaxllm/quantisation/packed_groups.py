@@ -32,7 +32,9 @@ from jaxllm.quantisation.scheme import Bounds, Header, PackedPart, Stored
 from jaxllm.quantisation.weight_format import FP8, INT8, WeightFormat
 
 BITS = (4, 8)
-PACKED, SCALE, SHAPE = "weight_packed", "weight_scale", "weight_shape"
+PACKED = "weight_packed"
+SCALE = "weight_scale"
+SHAPE = "weight_shape"
 OPTIONAL = ("weight_zero_point", "weight_g_idx")
 TYPES = {"int": INT8, "float": FP8}  # of rounded inputs
 STRATEGIES = ("tensor", "token")  # of scales found at run time, which are those of tokens
@@ -139,7 +141,8 @@ class PackQuantized:
         for name, found in stored.items():
             if not name.endswith(f".{PACKED}") or len(found.shape) != 2 or found.dtype == "U8":
                 continue  # 4-bit floats are bytes
-            module, (rows, words) = name.removesuffix(f".{PACKED}"), found.shape
+            module = name.removesuffix(f".{PACKED}")
+            rows, words = found.shape
             groups = size(stored, f"{module}.{SCALE}", 1)
             known = _columns(f"{module}.{SHAPE}", stored)
             fitting = self._fitting(words, groups, known)
@@ -202,7 +205,8 @@ def read_inputs(where: str, given: Mapping[str, Any]) -> str | None:
     if not inputs:
         return None
     asked = inputs if isinstance(inputs, dict) else {}
-    kind, strategy = asked.get("type", "int"), asked.get("strategy", "token")
+    kind = asked.get("type", "int")
+    strategy = asked.get("strategy", "token")
     told = asked.get("num_bits"), asked.get("dynamic"), asked.get("symmetric", True)
     four = given["weights"].get("num_bits") == 4
     legal = told == (8, True, True) and strategy in STRATEGIES and four

@@ -138,8 +138,10 @@ def read_exponents(groups: Mapping[str, Mapping[str, Any]]) -> ScaledGroups:
 
 def _group(where: str, given: Mapping[str, Any]) -> Group:
     """One of `config_groups`. Raises ConfigError."""
-    weights, targets = given["weights"], tuple(given["targets"])
-    kind, block = weights.get("type", "int"), _block(where, weights)
+    weights = given["weights"]
+    targets = tuple(given["targets"])
+    kind = weights.get("type", "int")
+    block = _block(where, weights)
     if is_shuffled(weights):
         raise ConfigError(
             f"actorder of {where} is {weights.get('actorder')!r:.20}; weights in bytes are read "
@@ -172,7 +174,8 @@ def check_targets(where: str, targets: Any) -> None:
 
 def _block(where: str, weights: Mapping[str, Any]) -> tuple[int, int]:
     """Rows and columns that share a scale, 0 for all of them."""
-    strategy, size = weights.get("strategy"), weights.get("group_size")
+    strategy = weights.get("strategy")
+    size = weights.get("group_size")
     sizes = {
         "tensor": (0, 0),
         "channel": (1, 0),
@@ -199,7 +202,8 @@ def _inputs(where: str, inputs: Any, kind: str) -> str:
     if inputs is None:
         return "plain"
     asked = inputs if isinstance(inputs, dict) else {}
-    strategy, same = asked.get("strategy", "tensor"), asked.get("type", "int") == kind
+    strategy = asked.get("strategy", "tensor")
+    same = asked.get("type", "int") == kind
     found = _roundings(asked, kind).get(strategy if isinstance(strategy, str) else "")
     if asked.get("num_bits") != 8 or not same or found is None:
         raise ConfigError(
@@ -212,7 +216,8 @@ def _inputs(where: str, inputs: Any, kind: str) -> str:
 
 def _roundings(asked: Mapping[str, Any], kind: str) -> Mapping[str, str]:
     """How inputs with these settings are rounded, by their strategy."""
-    dynamic, symmetric = asked.get("dynamic", False), asked.get("symmetric", True)
+    dynamic = asked.get("dynamic", False)
+    symmetric = asked.get("symmetric", True)
     if symmetric is True:
         return INPUTS if dynamic is True else {"tensor": "given"} if dynamic is False else {}
     return SHIFTED if dynamic is True and symmetric is False and kind == "int" else {}

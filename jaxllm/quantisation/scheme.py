@@ -45,7 +45,8 @@ class Stored(dict[str, Header]):
         spellings: Callable[[str], tuple[str, ...]] = same,
     ):
         super().__init__(headers)
-        self.read, self.spellings = read, spellings
+        self.read = read
+        self.spellings = spellings
 
 
 def modules(stored: Mapping[str, Header], name: str) -> tuple[str, ...]:

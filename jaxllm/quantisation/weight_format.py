@@ -6,9 +6,17 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
-FP8, INT8, INT4, FP4, NF4, IQ4 = "fp8", "int8", "int4", "fp4", "nf4", "iq4"
-SYMMETRIC, ZEROS, OFFSETS = "symmetric", "zeros", "offsets"
-FLOAT32, FLOAT16 = "float32", "float16"
+FP8 = "fp8"
+INT8 = "int8"
+INT4 = "int4"
+FP4 = "fp4"
+NF4 = "nf4"
+IQ4 = "iq4"
+SYMMETRIC = "symmetric"
+ZEROS = "zeros"
+OFFSETS = "offsets"
+FLOAT32 = "float32"
+FLOAT16 = "float16"
 
 
 @dataclass(frozen=True)

@@ -11,10 +11,19 @@ from jax import Array
 from jaxllm.sampling.choose import Sampler
 from jaxllm.sampling.options import DRAW_COLUMNS
 from pallas_kernels.draw import BROKEN, DrawRows, draw
-from pallas_kernels.draw import backend_for as backend_for
+from pallas_kernels.draw import choose as choose_draw
+from pallas_kernels.draw import is_kernel as is_draw_kernel
 from pallas_kernels.draw.reference import has_finite_maximum
 
-__all__ = ["BROKEN", "DrawRows", "Sampler", "draw_rows", "sample"]
+__all__ = [
+    "BROKEN",
+    "DrawRows",
+    "Sampler",
+    "choose_draw",
+    "draw_rows",
+    "is_draw_kernel",
+    "sample",
+]
 
 
 def draw_rows(columns: Mapping[str, Array], position_B: Array, banned_B: Array) -> DrawRows:
@@ -37,11 +46,10 @@ def sample(logits_BV: Array, rows: DrawRows, sampler: Sampler, backend: str = "r
     """int32 `token_B`, `BROKEN` where the logits have no finite maximum.
 
     A draw depends on the row's logits, options, seed and position, not on other rows. `backend` is
-    one of `pallas_kernels.draw`; logits that it does not take are drawn by the reference.
+    one of `pallas_kernels.draw`, which takes these logits in float32.
     """
     logits_BV = logits_BV.astype(jnp.float32)
     if sampler >= Sampler.RANDOM:
-        backend = backend_for(backend, logits_BV)
         return draw(logits_BV, rows, backend=backend, filters=sampler >= Sampler.FILTERED)
     return jnp.where(
         has_finite_maximum(logits_BV), jnp.argmax(logits_BV, axis=-1).astype(jnp.int32), BROKEN

@@ -10,7 +10,7 @@ from jax import Array, lax
 
 from jaxllm.sampling import sample as whole
 from jaxllm.sampling.sample import BROKEN, DrawRows, Sampler
-from pallas_kernels.all_reduce import Group, largest
+from pallas_kernels.all_reduce import Group, gather_backend, largest
 
 
 @dataclass(frozen=True)
@@ -49,6 +49,6 @@ class SplitVocabulary:
         # XLA's maximum on the CPU loses NaN in long rows
         broken_B = jnp.isnan(logits_BW).any(axis=-1)
         value_B = jnp.where(broken_B, jnp.nan, logits_BW.max(axis=-1))
-        backend = "reference" if self.group.inbox is None else "mosaic_gpu_peers"
+        backend = gather_backend(self.group)
         value_B, place_B = largest(value_B, place_B, group=self.group, backend=backend)
         return jnp.where(jnp.isfinite(value_B), place_B, BROKEN)

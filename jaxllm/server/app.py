@@ -17,31 +17,54 @@ import jaxllm
 from jaxllm.server.anthropic.endpoint import CountTokens, Messages
 from jaxllm.server.anthropic.errors import envelope as anthropic_envelope
 from jaxllm.server.anthropic.errors import is_messages_path
+from jaxllm.server.anthropic.requests import MESSAGES_BODY
 from jaxllm.server.by_model import ByModel
 from jaxllm.server.endpoint import Json
 from jaxllm.server.errors import ApiError, bad_request, sanitize, server_error
 from jaxllm.server.generate import Chat, Completions
 from jaxllm.server.metrics import exposition, load_metrics
 from jaxllm.server.native.endpoint import Native
-from jaxllm.server.openai.chat import CHAT_NEUTRAL, TOOL_FIELDS
-from jaxllm.server.openai.fields import read_field, refuse_unsupported
-from jaxllm.server.openai.generation import read_model
-from jaxllm.server.openai.limits import check_chars, check_ids
-from jaxllm.server.openai.requests import TOKENIZE_FIELDS, read_conversation
+from jaxllm.server.native.requests import NATIVE_BODY
 from jaxllm.server.openapi.endpoint import OpenApi
 from jaxllm.server.operator import OperatorRoutes
 from jaxllm.server.page.files import PageFiles
 from jaxllm.server.page.live import LiveStats
-from jaxllm.server.pooling.cohere import Embed
-from jaxllm.server.pooling.scoring import Rerank, Score
+from jaxllm.server.pooling.cohere import COHERE_BODY, Embed
+from jaxllm.server.pooling.requests import INPUT_BODY
+from jaxllm.server.pooling.scoring import PAIR_BODY, Rerank, Score
 from jaxllm.server.pooling.vectors import Classify, Embeddings, Pooling
 from jaxllm.server.render import RenderChat, RenderCompletions
 from jaxllm.server.replica import ReplicaRoutes, health, readiness
+from jaxllm.server.requests.body_fields import BodyFields, joined
+from jaxllm.server.requests.chat import CHAT_BODY
+from jaxllm.server.requests.completion import COMPLETION_BODY
+from jaxllm.server.requests.conversation import read_conversation
+from jaxllm.server.requests.fields import read_field, refuse_unsupported
+from jaxllm.server.requests.known_fields import CHAT_NEUTRAL, TOKENIZE_FIELDS, TOOL_FIELDS
+from jaxllm.server.requests.limits import check_chars, check_ids
+from jaxllm.server.requests.model_name import read_model
+from jaxllm.server.responses.requests import RESPONSES_BODY
 from jaxllm.server.responses.routes import ResponseRoutes
 from jaxllm.server.responses.store import ResponseStore
 from jaxllm.server.state import ServerState, Settings, page_of_cards
 from jaxllm.server.transport.auth import AuthMiddleware, route_path
 from jaxllm.server.transport.load_header import LoadHeader
+
+TOKENIZE_BODY = BodyFields(
+    names=TOKENIZE_FIELDS, sizes={"tokens": None}, token_ids=frozenset({"tokens"})
+)
+# Of all routes: a body is read before its route looks at it
+BODY_FIELDS = joined(
+    COMPLETION_BODY,
+    CHAT_BODY,
+    TOKENIZE_BODY,
+    NATIVE_BODY,
+    MESSAGES_BODY,
+    RESPONSES_BODY,
+    INPUT_BODY,
+    COHERE_BODY,
+    PAIR_BODY,
+)
 
 
 class Routes:

@@ -12,8 +12,8 @@ from starlette.responses import Response
 from jaxllm.messages import GenerateRequest, PoolingRequest
 from jaxllm.server.engine.streams import Stream
 from jaxllm.server.errors import ApiError
-from jaxllm.server.openai.bodies import ClientGone, until_gone
 from jaxllm.server.state import ServerState
+from jaxllm.server.transport.gone import ClientGone, until_gone
 
 MANY_IDS = 1 << 16  # token ids of a request that are parsed in a thread
 

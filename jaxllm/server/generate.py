@@ -19,22 +19,17 @@ from jaxllm.server.engine.streams import Stream
 from jaxllm.server.errors import ApiError, bad_request, server_error
 from jaxllm.server.openai.answer_parts import continued_marker, new_pipeline
 from jaxllm.server.openai.answer_structure import answer_structure, thinking_budget
-from jaxllm.server.openai.bodies import ClientGone, unless_gone
 from jaxllm.server.openai.chat_reply import ChatReply
 from jaxllm.server.openai.completion_reply import CompletionReply
-from jaxllm.server.openai.fields import Structure
-from jaxllm.server.openai.generation import Generation
-from jaxllm.server.openai.limits import check_length, check_prompt_scoring, clamp
 from jaxllm.server.openai.replies import NamelessTokens, Reply, ReplySpec, large
-from jaxllm.server.openai.requests import (
-    CHAT_FIELDS,
-    COMPLETION_FIELDS,
-    ChatRequest,
-    CompletionRequest,
-    parse_chat,
-    parse_completion,
-)
+from jaxllm.server.requests.chat import ChatRequest, parse_chat
+from jaxllm.server.requests.completion import CompletionRequest, parse_completion
+from jaxllm.server.requests.generation import Generation
+from jaxllm.server.requests.known_fields import CHAT_FIELDS, COMPLETION_FIELDS
+from jaxllm.server.requests.limits import check_length, check_prompt_scoring, clamp
+from jaxllm.server.requests.structure import Structure
 from jaxllm.server.transport.connection import CHUNKS, Chunks
+from jaxllm.server.transport.gone import ClientGone, unless_gone
 
 # Characters beyond ASCII that end lines for some, as JSON may have them
 LINE_ENDS = [(text.encode(), f"\\u{ord(text):04x}".encode()) for text in "\x85\u2028\u2029"]
@@ -72,13 +67,13 @@ class Generate(Endpoint):
                 reply.id,
                 len(requests),
                 lengths,
-                changed_options(request),
+                changed_options(request.generation),
             )
         stream = self._submit(requests, gone)
         if structure is not None:
             stream.field_names["structured_outputs"] = structure.field
         try:
-            if request.stream:
+            if request.generation.streaming.enabled:
                 await send_stream(stream, reply, send)
             else:
                 await send_whole(stream, reply, send)
@@ -92,15 +87,15 @@ class Generate(Endpoint):
     ) -> tuple[list[GenerateRequest], ReplySpec, Structure | None]:
         """The engine's requests, what the reply takes of this one, and the structure of the
         output. Raises ApiError."""
+        generation = request.generation
         prompts = self.token_id_prompts(request)
         if prompts is None:
             prompts = await self.tokenise(request)
-            prompts = [
-                request.params.truncated(ids, self._state.resolved.max_model_len) for ids in prompts
-            ]
+            limit = self._state.resolved.max_model_len
+            prompts = [generation.params.truncated(ids, limit) for ids in prompts]
         for ids in prompts:
             check_length(len(ids), self._state.resolved, self.param)
-        check_prompt_scoring([len(ids) for ids in prompts], request.params)
+        check_prompt_scoring([len(ids) for ids in prompts], generation.params)
         end = self.prompt_end(request, prompts)
         structure = self.structure(request, end)
         grammar = None if structure is None else await self._state.grammar(structure)
@@ -110,30 +105,31 @@ class Generate(Endpoint):
                 id=f"{id}-{number}",
                 prompt_token_ids=ids,
                 params=clamp(params, len(ids), self._state.resolved),
-                cache_salt=request.cache_salt,
+                cache_salt=generation.cache_salt,
                 grammar=grammar,
                 thinking=thinking,
-                shares_pages=request.shares_pages,
-                page_offer=request.page_offer,
+                shares_pages=generation.transfer.shares,
+                page_offer=generation.transfer.offer,
             )
             for number, ids in enumerate(prompts)
         ]
         spec = (
             await self._state.in_thread(self.reply_spec, request, prompts, end)
-            if request.echo
+            if generation.echo
             else self.reply_spec(request, prompts, end)
         )
-        if request.shares_pages:
+        if generation.transfer.shares:
             spec = replace(spec, page_offer=self._state.resolved.page_offer)
         return requests, spec, structure
 
     def new_reply(self, id: str, request: Any, spec: ReplySpec) -> Reply:
         """The reply, before the first token."""
-        names = NamelessTokens() if request.tokens_as_ids else self._state.names
+        generation: Generation = request.generation
+        names = NamelessTokens() if generation.tokens_as_ids else self._state.names
         reply = self.reply(
-            id, request.model, self._state.fingerprint, spec, request.params.n, names
+            id, generation.model, self._state.fingerprint, spec, generation.params.n, names
         )
-        reply.with_usage(request.usage_at_end, request.usage_always)
+        reply.with_usage(generation.streaming.usage_at_end, generation.streaming.usage_always)
         return reply
 
     def prompt_end(self, request: Any, prompts: list[list[int]]) -> str:
@@ -142,8 +138,8 @@ class Generate(Endpoint):
 
     def structure(self, request: Any, prompt_end: str) -> Structure | None:
         """What the output must be. Raises ApiError."""
-        found: Structure | None = request.structure
-        return found
+        generation: Generation = request.generation
+        return generation.structure
 
     def thinking_budget(self, request: Any, prompt_end: str) -> ThinkingBudget | None:
         """The limit of reasoning in the output."""
@@ -151,12 +147,13 @@ class Generate(Endpoint):
 
     def sampling_params(self, request: Any) -> SamplingParams:
         """The options for the engine, not yet clamped to the context."""
-        params: SamplingParams = request.params
-        return params
+        generation: Generation = request.generation
+        return generation.params
 
     def count_choices(self, request: Any) -> int:
         """Choices that the engine generates for it."""
-        return request.params.samples
+        generation: Generation = request.generation
+        return generation.params.samples
 
     def token_id_prompts(self, request: Any) -> list[list[int]] | None:
         """The prompts when they came as token ids, else None."""
@@ -168,10 +165,11 @@ class Generate(Endpoint):
 
     def reply_spec(self, request: Any, prompts: list[list[int]], prompt_end: str) -> ReplySpec:
         """The part of the prompts in the reply; with echo this runs in a thread."""
+        generation: Generation = request.generation
         return ReplySpec(
             prompts=prompts,
-            prompt_logprobs=request.prompt_logprobs,
-            token_ids=request.returns_token_ids,
+            prompt_logprobs=generation.prompt_logprobs,
+            token_ids=generation.returns_token_ids,
         )
 
 
@@ -181,12 +179,12 @@ class Completions(Generate):
     param, fields, reply = "prompt", COMPLETION_FIELDS, CompletionReply
 
     def parse(self, body: dict[str, Any]) -> CompletionRequest:
-        """See `requests.parse_completion`."""
+        """See `completion.parse_completion`."""
         return parse_completion(body, self._state.rules)
 
     def count_choices(self, request: CompletionRequest) -> int:
         """The choices of all prompts."""
-        return len(request.prompts) * request.params.samples
+        return len(request.prompts) * request.generation.params.samples
 
     def token_id_prompts(self, request: CompletionRequest) -> list[list[int]] | None:
         """The prompts, if all came as token ids."""
@@ -211,17 +209,16 @@ class Completions(Generate):
     ) -> ReplySpec:
         """With echo, the prompts' texts as given; token ids and truncated prompts are decoded."""
         spec = super().reply_spec(request, prompts, prompt_end)
-        if not request.echo:
+        if not request.generation.echo:
             return spec
-        whole = request.params.truncate_prompt_tokens is None
+        params = request.generation.params
+        whole = params.truncate_prompt_tokens is None
         given = zip(request.prompts, prompts, strict=True)
         texts = [
             prompt if whole and isinstance(prompt, str) else self._state.decode_prompt(ids)
             for prompt, ids in given
         ]
-        return replace(
-            spec, texts=texts, logprobs=request.params.logprobs, generates=request.generates
-        )
+        return replace(spec, texts=texts, logprobs=params.logprobs, generates=request.generates)
 
 
 class Chat(Generate):
@@ -231,12 +228,12 @@ class Chat(Generate):
     reply: type[Reply] = ChatReply
 
     def parse(self, body: dict[str, Any]) -> ChatRequest:
-        """See `requests.parse_chat`."""
+        """See `chat.parse_chat`."""
         return parse_chat(body, self._state.rules)
 
     def sampling_params(self, request: ChatRequest) -> SamplingParams:
         """Parsers see special tokens that are markers."""
-        params = request.params
+        params = request.generation.params
         if params.skip_special_tokens and self._state.formats.special(bool(request.tools.callable)):
             params = copy.copy(params)
             params.skip_special_tokens = False
@@ -268,7 +265,7 @@ class Chat(Generate):
                 "tools",
                 "unsupported_parameter",
             )
-        truncated = request.params.truncate_prompt_tokens is not None
+        truncated = request.generation.params.truncate_prompt_tokens is not None
         return [await self._state.render(request.conversation, truncated)]
 
     def reply_spec(
@@ -286,7 +283,7 @@ class Chat(Generate):
         )
         return (
             replace(spec, texts=[last["content"]])
-            if request.echo and last["role"] == role
+            if request.generation.echo and last["role"] == role
             else spec
         )
 
@@ -300,7 +297,7 @@ def log_cached(reply: Reply) -> None:
     logger.info("%s: %s", reply.id, "; ".join(texts), extra={"fields": fields})
 
 
-def changed_options(request: Generation) -> str:
+def changed_options(generation: Generation) -> str:
     """Names of options that differ from their defaults, with the lengths of lists.
 
     Values are left out: they may be a client's text.
@@ -308,9 +305,9 @@ def changed_options(request: Generation) -> str:
     changed = {
         name: value
         for name in OPTIONS
-        if (value := getattr(request.params, name)) != default_of(name)
+        if (value := getattr(generation.params, name)) != default_of(name)
     }
-    names = [] if request.structure is None else [request.structure.field]
+    names = [] if generation.structure is None else [generation.structure.field]
     names += [
         f"{name}[{len(value)}]" if isinstance(value, list) else name
         for name, value in changed.items()

@@ -14,10 +14,10 @@ from jaxllm.config import ConfigError
 from jaxllm.locate import locate
 from jaxllm.server.engine.wire import Profile, ResetPrefixes, Sleep, UpdateWeights, WakeUp
 from jaxllm.server.errors import bad_request, describe, overloaded
-from jaxllm.server.openai.bodies import unless_gone, until_gone
-from jaxllm.server.openai.fields import read_field
-from jaxllm.server.openai.generation import check_asked, read_model
+from jaxllm.server.requests.fields import read_field
+from jaxllm.server.requests.model_name import check_asked, read_model
 from jaxllm.server.state import ServerState
+from jaxllm.server.transport.gone import unless_gone, until_gone
 
 MODES = ("abort", "wait")
 LEVELS = ("1", "2")

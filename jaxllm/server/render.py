@@ -12,8 +12,8 @@ from jaxllm.messages import GenerateRequest
 from jaxllm.sampling.options import default_of
 from jaxllm.server.endpoint import send_json
 from jaxllm.server.generate import Chat, Completions, Generate
-from jaxllm.server.openai.bodies import unless_gone
-from jaxllm.server.openai.fields import WIRE_OPTIONS
+from jaxllm.server.requests.fields import WIRE_OPTIONS
+from jaxllm.server.transport.gone import unless_gone
 
 
 class Render(Generate):
@@ -37,9 +37,9 @@ class Render(Generate):
         return {
             "request_id": self.reply.prefix + one.id,
             "token_ids": one.prompt_token_ids,
-            "model": request.model,
+            "model": request.generation.model,
             "sampling_params": changed,
-            "stream": request.stream,
+            "stream": request.generation.streaming.enabled,
             "cache_salt": one.cache_salt,
         }
 

@@ -14,7 +14,7 @@ from jaxllm.kv_events.settings import EVERYWHERE, KVEventSettings
 from jaxllm.server.endpoint import Json
 from jaxllm.server.engine.client import EngineClient
 from jaxllm.server.engine.group import EngineGroup
-from jaxllm.server.openai.generation import check_asked
+from jaxllm.server.requests.model_name import check_asked
 from jaxllm.server.state import ServerState
 
 

@@ -32,15 +32,16 @@ from jaxllm.server.errors import bad_request, overloaded, sanitize
 from jaxllm.server.grammar_queue import GrammarQueue
 from jaxllm.server.metrics import Metrics
 from jaxllm.server.model_notes import read_notes
-from jaxllm.server.openai.bodies import Bodies
-from jaxllm.server.openai.fields import Structure
-from jaxllm.server.openai.infill import find_infill
-from jaxllm.server.openai.limits import Rules
 from jaxllm.server.openai.replies import NamelessTokens, TokenNames
-from jaxllm.server.openai.requests import Conversation
 from jaxllm.server.parsing.formats import find_formats
 from jaxllm.server.recorder import Recorder
 from jaxllm.server.rendering.renders import Renders
+from jaxllm.server.requests.bodies import Bodies
+from jaxllm.server.requests.body_fields import BodyFields
+from jaxllm.server.requests.conversation import Conversation
+from jaxllm.server.requests.infill import find_infill
+from jaxllm.server.requests.limits import Rules
+from jaxllm.server.requests.structure import Structure
 from jaxllm.tokenizer import Tokenizer
 
 MAX_UNKNOWN_NAMES = 256
@@ -111,9 +112,14 @@ class ServerState:
         client: EngineGroup,
         tokenizer: Tokenizer | None,
         defaults: dict[str, Any],
+        fields: BodyFields,
         renders: Renders | None = None,
     ):
-        """`renders`: of the tokenizer's chat templates, if they have been started already."""
+        """
+        Args:
+            fields: those of the bodies of all routes.
+            renders: of the tokenizer's chat templates, if they have been started already.
+        """
         self.settings, self.client, self.tokenizer = settings, client, tokenizer
         self.resolved: Resolved = client.resolved
         self.rules = Rules(
@@ -147,7 +153,7 @@ class ServerState:
         self.fingerprint = fingerprint(self.resolved)
         self.created = int(time.time())
         self.draining = False
-        self.bodies = Bodies(settings.max_body_size, self.rules)
+        self.bodies = Bodies(settings.max_body_size, fields, self.rules)
         self.active = 0  # HTTP requests that generate
         self.resting = 0  # operators who wait to put the model to sleep
         self.idle = asyncio.Event()
@@ -249,7 +255,7 @@ class ServerState:
 
     def infill(self, prefix: str, suffix: str) -> list[int]:
         """Token ids of a prompt that asks for the text between two others."""
-        assert self.rules.infill is not None  # as `requests.check_suffix` found
+        assert self.rules.infill is not None  # as `limits.check_suffix` found
         return self.rules.infill.prompt(self._need_tokenizer("suffix"), prefix, suffix)
 
     def decode_prompt(self, prompt: list[int]) -> str:

@@ -81,7 +81,8 @@ class Deferred:
                     entries, seen, inside = _split(shape[after], bounds[after])
                     taken.append(entries)
                 else:
-                    seen, inside = shape[after], [slice(*own) for own in bounds[after]]
+                    seen = shape[after]
+                    inside = [slice(*own) for own in bounds[after]]
                     taken += [(0, size) for size in self.shape[before]]
                 sizes += seen
                 index += inside
@@ -94,14 +95,19 @@ def _runs(old: tuple[int, ...], new: tuple[int, ...]) -> Iterator[tuple[slice, s
     """Axes of two shapes that hold the same entries, as few at a time as possible."""
     at = to = 0
     while at < len(old) or to < len(new):
-        first, second = at, to
-        left, right = math.prod(old[at : at + 1]), math.prod(new[to : to + 1])
-        at, to = min(at + 1, len(old)), min(to + 1, len(new))
+        first = at
+        second = to
+        left = math.prod(old[at : at + 1])
+        right = math.prod(new[to : to + 1])
+        at = min(at + 1, len(old))
+        to = min(to + 1, len(new))
         while left != right:
             if left < right:
-                left, at = left * old[at], at + 1
+                left = left * old[at]
+                at = at + 1
             else:
-                right, to = right * new[to], to + 1
+                right = right * new[to]
+                to = to + 1
         yield slice(first, at), slice(second, to)
 
 

@@ -13,7 +13,9 @@ from typing import Any, NamedTuple
 from jaxllm.tokenizer_files.byte_pairs import MAX_TOKEN_BYTES
 from jaxllm.tokenizer_files.protobuf import fields
 
-UNIGRAM, BPE = 1, 2  # algorithms, the field model_type
+# algorithms, the field model_type
+UNIGRAM = 1
+BPE = 2
 
 
 class Kind(IntEnum):

@@ -7,7 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-VARINT, FIXED64, BYTES, FIXED32 = 0, 1, 2, 5
+VARINT = 0
+FIXED64 = 1
+BYTES = 2
+FIXED32 = 5
 SIZES = {FIXED64: 8, FIXED32: 4}
 
 

@@ -78,7 +78,8 @@ class SentencePiece:
 
 def check(model: Model) -> None:
     """Raises ValueError for a model that cannot be run."""
-    training, preparation = model.training, model.preparation
+    training = model.training
+    preparation = model.preparation
     if training.algorithm not in (UNIGRAM, BPE):
         raise ValueError(f"its algorithm is {training.algorithm}; only unigram (1) and BPE (2) run")
     if training.treat_whitespace_as_suffix or not preparation.escape_whitespaces:

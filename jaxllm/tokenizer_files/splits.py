@@ -13,7 +13,8 @@ from jaxllm.tokenizer_files.formats import kimi
 from jaxllm.tokenizer_files.tiktoken import PATTERN, PATTERN_OF_DIGITS
 
 _GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
-_UPPER, _LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
+_UPPER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]"
+_LOWER = r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
 _CASES = (
     r"[^\r\n\p{L}\p{N}]?" + _UPPER + "*" + _LOWER + "+ENDING"
     r"|[^\r\n\p{L}\p{N}]?" + _UPPER + "+" + _LOWER + "*ENDING"

@@ -9,8 +9,9 @@ from pallas_kernels.backends import Backends
 from pallas_kernels.norm import rms_norm as rms_norm
 from pallas_kernels.parts import Product
 from pallas_kernels.scaled_matmul import Inputs, Rounding
+from pallas_kernels.target import ANYWHERE, HOPPER, Target
 
-BACKENDS = Backends(__name__, "add_norm", ("reference", "mosaic_gpu"))
+BACKENDS = Backends(__name__, "add_norm", {"reference": ANYWHERE, "mosaic_gpu": HOPPER})
 
 
 def add_norm(
@@ -32,12 +33,19 @@ def add_norm(
     return BACKENDS[backend](x_TD, delta_TD, weight_D, eps, rounding)
 
 
-def backend_for(
-    wanted: str,
+def find(
+    target: Target,
     x_TD: Array,
     weight_D: Array,
     delta_TD: Product | None = None,
     rounding: Rounding | None = None,
+) -> str | None:
+    """The back end for these arrays on a target; None: `delta` is to be added up before."""
+    return BACKENDS.find(target, x_TD, weight_D, delta_TD, rounding)
+
+
+def choose(
+    target: Target, x_TD: Array, weight_D: Array, *, rounding: Rounding | None = None
 ) -> str:
-    """`wanted` if the op has that back end and it supports these arrays, else "reference"."""
-    return wanted if BACKENDS.supports(wanted, x_TD, weight_D, delta_TD, rounding) else "reference"
+    """The back end for a plain `delta` on a target."""
+    return BACKENDS.choose(target, x_TD, weight_D, None, rounding)

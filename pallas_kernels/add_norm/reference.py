@@ -6,8 +6,20 @@ import jax.numpy as jnp
 from jax import Array
 
 from pallas_kernels.norm import rms_norm
-from pallas_kernels.parts import Product, WeightedRows, whole
+from pallas_kernels.parts import NormedRows, Parts, Product, WeightedRows, whole
 from pallas_kernels.scaled_matmul import Inputs, Rounding
+from pallas_kernels.target import Target
+
+
+def prefers(
+    target: Target,
+    x_TD: Array,
+    weight_D: Array,
+    delta_TD: Product | None = None,
+    rounding: Rounding | None = None,
+) -> bool:
+    """For a plain `delta`: what adds up parts in plain JAX is better joined with what made them."""
+    return not isinstance(delta_TD, Parts | WeightedRows | NormedRows)
 
 
 def add_norm(

@@ -12,11 +12,15 @@ from pallas_kernels.all_reduce.group import Inbox as Inbox
 from pallas_kernels.all_reduce.group import Layout as Layout
 from pallas_kernels.backends import Backends
 from pallas_kernels.scaled_matmul import Inputs, Rounding
+from pallas_kernels.target import ANYWHERE, PORTABLE, Needs
 
-NAMES = ("reference", "mosaic_gpu_peers")
-ADD_NORM = Backends(__name__, "add_norm", NAMES)
-ALL_REDUCE = Backends(__name__, "all_reduce", NAMES)
-GATHER = Backends(__name__, "gather", NAMES)
+# The inboxes' back end serves groups that have inboxes. Only devices have some on which its kernels
+# run and a trial went well, see `trial.refusal`
+TRIED = Needs("GPUs that store into each other's memory")
+NEEDS = {"reference": ANYWHERE, "mosaic_gpu_peers": TRIED}
+ADD_NORM = Backends(__name__, "add_norm", NEEDS)
+ALL_REDUCE = Backends(__name__, "all_reduce", NEEDS)
+GATHER = Backends(__name__, "gather", NEEDS)
 
 
 def add_norm(
@@ -64,6 +68,26 @@ def largest(value_B: Array, index_B: Array, *, group: Group, backend: str) -> tu
     return top_B, index_B
 
 
-def backend_for(wanted: str, group: Group, part_TD: Array) -> str:
-    """`wanted` if the room has that back end and it takes this group and part, else "reference"."""
-    return wanted if ALL_REDUCE.supports(wanted, group, part_TD) else "reference"
+def choose(group: Group, part_TD: Array) -> str:
+    """The back end of sums of such parts over a group."""
+    return ALL_REDUCE.choose(PORTABLE, group, part_TD)
+
+
+def by_inboxes(backend: str) -> bool:
+    """Whether a back end sums through inboxes, which the group then has."""
+    return not ALL_REDUCE.runs_anywhere(backend)
+
+
+def inbox_backend() -> str:
+    """The back end that sums through inboxes."""
+    return next(name for name in ALL_REDUCE if not ALL_REDUCE.runs_anywhere(name))
+
+
+def portable_backend() -> str:
+    """The back end that sums by XLA's collectives."""
+    return next(name for name in ALL_REDUCE if ALL_REDUCE.runs_anywhere(name))
+
+
+def gather_backend(group: Group) -> str:
+    """The back end of `gather` and `largest` over a group."""
+    return portable_backend() if group.inbox is None else inbox_backend()

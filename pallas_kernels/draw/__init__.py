@@ -8,8 +8,9 @@ import jax
 from jax import Array
 
 from pallas_kernels.backends import Backends
+from pallas_kernels.target import ANYWHERE, HOPPER, Target
 
-BACKENDS = Backends(__name__, "draw", ("reference", "mosaic_gpu"))
+BACKENDS = Backends(__name__, "draw", {"reference": ANYWHERE, "mosaic_gpu": HOPPER})
 BROKEN = -2  # the token of a row whose logits have no finite maximum
 MIN_TEMPERATURE = 1e-5  # below it, the draw is the most likely token
 
@@ -49,6 +50,11 @@ def draw(logits_BV: Array, rows: DrawRows, *, backend: str, filters: bool = True
     return BACKENDS[backend](logits_BV, rows, filters=filters)
 
 
-def backend_for(wanted: str, logits_BV: Array) -> str:
-    """`wanted` if the op has that back end and it supports these logits, else "reference"."""
-    return wanted if BACKENDS.supports(wanted, logits_BV) else "reference"
+def choose(target: Target, logits_BV: Array) -> str:
+    """The back end for these logits on a target."""
+    return BACKENDS.choose(target, logits_BV)
+
+
+def is_kernel(backend: str) -> bool:
+    """Whether a draw is one kernel: it filters as fast as it draws and needs no memory."""
+    return not BACKENDS.runs_anywhere(backend)

@@ -19,7 +19,15 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from pallas_kernels.gated_matmul.gating import Gating, computes, in_kernels
-from pallas_kernels.gated_matmul.plan import PROCESSORS, K, Tuning, bands, chunk_of, tuning_of
+from pallas_kernels.gated_matmul.plan import (
+    PROCESSORS,
+    K,
+    Tuning,
+    bands,
+    chunk_of,
+    is_faster,
+    tuning_of,
+)
 from pallas_kernels.mosaic_gpu import (
     PRODUCER_REGISTERS,
     TILED,
@@ -30,6 +38,7 @@ from pallas_kernels.mosaic_gpu import (
     registers_of,
     take,
 )
+from pallas_kernels.target import Target
 
 BAND_GROUP = 8  # bands of x that pass over the weight side by side
 
@@ -79,6 +88,11 @@ class _Tile(NamedTuple):
 
     row: Array
     column: Array
+
+
+def prefers(target: Target, x: Any, w: Any, gating: Gating) -> bool:
+    """Where the kernel was measured to be faster than XLA's product and activation."""
+    return is_faster(x.shape[0], w.size * w.dtype.itemsize)
 
 
 def check(x: Any, w: Any, gating: Gating) -> None:

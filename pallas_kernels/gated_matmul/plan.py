@@ -17,11 +17,25 @@ K = 64  # columns of one slot of the ring: a row of the 128-byte swizzle
 # Rows of x in a block → most weight rows that its warpgroups' registers allow
 MAX_N = {64: 256, 128: 256, 192: 192, 256: 160}
 
+# Rows below 1,024 for which the kernel is faster with a large weight
+FASTER = range(64, 257), range(353, 385), range(449, 513), range(545, 577), range(705, 769)
+
 # The model of an H200
 MEMORY_RATE = 4.3e12  # bytes a second
 L2_RATE = 57e9  # bytes a second from the L2 cache, of one streaming multiprocessor
 FLOP_RATE = 5.6e12  # operations a second, of one streaming multiprocessor
 UNIT_SECONDS = 2e-6  # activation and writing of a tile, which nothing overlaps
+
+
+def is_faster(rows: int, weight_bytes: int) -> bool:
+    """Whether the kernel is faster than XLA's product and activation, as measured on an H200.
+
+    With fewer rows XLA streams the weight as fast, and small products launch sooner. In between the
+    tiles of `matmul` fill the card better, or XLA's.
+    """
+    if rows >= 1024:
+        return weight_bytes >= 8 << 20
+    return weight_bytes >= 64 << 20 and any(rows in measured for measured in FASTER)
 
 
 class Tuning(NamedTuple):

@@ -3,7 +3,6 @@ weight of its own expert alone."""
 
 from __future__ import annotations
 
-import jax
 from jax import Array
 
 from pallas_kernels.backends import Backends
@@ -18,28 +17,29 @@ from pallas_kernels.grouped_matmul.groups import (
     rows_for,
     tile_for,
 )
-from pallas_kernels.grouped_matmul.plan import is_one_launch
 from pallas_kernels.grouped_matmul.reference import by_tile
+from pallas_kernels.target import ANYWHERE, HOPPER, Target
 
 __all__ = [
     "BACKENDS",
     "Experts",
     "Gating",
     "Groups",
-    "backend_for",
     "by_tile",
+    "choose",
     "combine",
     "feed_forward",
+    "find_one_launch",
     "group",
     "group_tokens",
     "grouped_matmul",
     "own_groups",
     "rows_for",
-    "takes_one_launch",
     "tile_for",
 ]
 
-BACKENDS = Backends(__name__, "grouped_matmul", ("reference", "mosaic_gpu"))
+BACKENDS = Backends(__name__, "grouped_matmul", {"reference": ANYWHERE, "mosaic_gpu": HOPPER})
+ONE_LAUNCH = Backends(__name__, "feed_forward", {"mosaic_fused": HOPPER})
 
 
 def grouped_matmul(
@@ -61,30 +61,21 @@ def grouped_matmul(
     return BACKENDS[backend](x_PI, w_EOI, groups, bias_EO, gating)
 
 
-def backend_for(
-    wanted: str, x_PI: Array, w_EOI: Array, groups: Groups, gating: Gating | None
-) -> str:
-    """`wanted` if that back end supports these arrays, else the reference."""
-    return wanted if BACKENDS.supports(wanted, x_PI, w_EOI, groups, gating) else "reference"
+def choose(target: Target, x_PI: Array, w_EOI: Array, groups: Groups, gating: Gating | None) -> str:
+    """The back end for these arrays on a target."""
+    return BACKENDS.choose(target, x_PI, w_EOI, groups, gating)
 
 
-def takes_one_launch(
-    wanted: str, processors: int, x_PI: Array, experts: Experts, groups: Groups, gating: Gating
-) -> bool:
-    """Whether `feed_forward` takes these, and is expected to be faster than two products, on a card
-    with so many processors; 0: not known."""
-    tokens, down = groups.place_TK.shape[0], experts.down_EDF
-    if wanted != "mosaic_gpu" or not is_one_launch(tokens, processors):
-        return False
-    hidden = jax.ShapeDtypeStruct((groups.rows, down.shape[2]), x_PI.dtype)
-    return BACKENDS.supports(wanted, x_PI, experts.gate_up_EOI, groups, gating) and (
-        BACKENDS.supports(wanted, hidden, down, groups, None)
-    )
+def find_one_launch(
+    target: Target, x_PI: Array, experts: Experts, groups: Groups, gating: Gating
+) -> str | None:
+    """The back end of `feed_forward` for these; None where two products are as fast."""
+    return ONE_LAUNCH.find(target, x_PI, experts, groups, gating)
 
 
-def feed_forward(x_PI: Array, experts: Experts, groups: Groups, gating: Gating) -> Array:
-    """down(gating(gate(x), up(x))) of each row's expert on NVIDIA Hopper: two products of
-    `grouped_matmul` in one launch. Raises ValueError for what `takes_one_launch` does not."""
-    from pallas_kernels.grouped_matmul import mosaic_fused
-
-    return mosaic_fused.feed_forward(x_PI, experts, groups, gating)
+def feed_forward(
+    x_PI: Array, experts: Experts, groups: Groups, gating: Gating, *, backend: str
+) -> Array:
+    """down(gating(gate(x), up(x))) of each row's expert: two products of `grouped_matmul` in one
+    launch. Raises ValueError for what the back end does not take."""
+    return ONE_LAUNCH[backend](x_PI, experts, groups, gating)

@@ -19,12 +19,12 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from pallas_kernels.gated_matmul.gating import Gating
+from pallas_kernels.grouped_matmul import mosaic_gpu
 from pallas_kernels.grouped_matmul.experts import Experts
 from pallas_kernels.grouped_matmul.groups import Groups
 from pallas_kernels.grouped_matmul.mosaic_gpu import (
     Spec,
     Unit,
-    check,
     consume,
     copy_tokens,
     copy_weight,
@@ -32,7 +32,7 @@ from pallas_kernels.grouped_matmul.mosaic_gpu import (
     tile_rows,
     unit_at,
 )
-from pallas_kernels.grouped_matmul.plan import PROCESSORS, Tuning, tuning_of
+from pallas_kernels.grouped_matmul.plan import ONE_LAUNCH, PROCESSORS, Tuning, tuning_of
 from pallas_kernels.mosaic_gpu import (
     PRODUCER_REGISTERS,
     await_flag,
@@ -43,8 +43,24 @@ from pallas_kernels.mosaic_gpu import (
     registers_of,
     take,
 )
+from pallas_kernels.target import Target
 
 type Places = tuple[Array, Callable[[Array], Array]]  # own units: how many, and the number of each
+
+
+def prefers(target: Target, x_PI: Array, experts: Experts, groups: Groups, gating: Gating) -> bool:
+    """For as many tokens as two products were measured to be slower, on a card where all blocks run
+    at once: with fewer processors some would wait for others that never start."""
+    tokens = groups.place_TK.shape[0]
+    return tokens in ONE_LAUNCH and target.processors >= PROCESSORS
+
+
+def check(x_PI: Array, experts: Experts, groups: Groups, gating: Gating) -> None:
+    """Raise ValueError unless `mosaic_gpu` takes both products."""
+    down = experts.down_EDF
+    hidden = jax.ShapeDtypeStruct((groups.rows, down.shape[2]), x_PI.dtype)
+    mosaic_gpu.check(x_PI, experts.gate_up_EOI, groups, gating)
+    mosaic_gpu.check(hidden, down, groups, None)
 
 
 def feed_forward(
@@ -68,7 +84,7 @@ def feed_forward(
     hidden_PF = jax.ShapeDtypeStruct((tiles * tile, weights.down_EDF.shape[2]), x_PI.dtype)
 
     def spec(x: Any, w: Any, gating: Gating | None) -> Spec:
-        check(x, w, groups, gating)
+        mosaic_gpu.check(x, w, groups, gating)
         shared, (_, O, I) = x.shape[0] < tiles * tile, w.shape  # noqa: E741
         plan = tiles, tile, groups.shared, shared
         return Spec(*plan, O, I, gating, x.dtype, sizes, interpret)

@@ -42,12 +42,6 @@ def tuning_of(tile: int, columns: int = K, warpgroups: int | None = None) -> Tun
     return Tuning(groups, min(most, (SHARED_BYTES - staged) // slot), columns)
 
 
-def is_one_launch(tokens: int, processors: int) -> bool:
-    """Whether both products of so many tokens are faster in one launch, on a card with so many
-    processors. With fewer than `PROCESSORS` its blocks would wait for some that never start."""
-    return tokens in ONE_LAUNCH and processors >= PROCESSORS
-
-
 def widths_of(tile: int) -> tuple[int, ...]:
     """Widths of products that a tile's rows may take, ascending: a tile with few rows does not
     compute the others."""

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-import jax
 from jax import Array
 
 from pallas_kernels.backends import Backends
 from pallas_kernels.grouped_matmul import Gating, Groups
-from pallas_kernels.int4_matmul import plan
 from pallas_kernels.int4_matmul.packed import Int4
 from pallas_kernels.parts import Product
+from pallas_kernels.target import ANYWHERE, HOPPER, Target
 
-NAMES = ("reference", "mosaic_gpu")
-BACKENDS = Backends(__name__, "int4_matmul", NAMES)
-PARTS = Backends(__name__, "int4_parts", NAMES)
+NEEDS = {"reference": ANYWHERE, "mosaic_gpu": HOPPER}
+BACKENDS = Backends(__name__, "int4_matmul", NEEDS)
+PARTS = Backends(__name__, "int4_parts", NEEDS)
+DENSE = Backends(__name__, "dense", {"mosaic_dense": HOPPER})
+GROUPED = Backends(__name__, "grouped_int4_matmul", {"mosaic_grouped": HOPPER})
 
 
 def int4_matmul(x_TI: Array, w: Int4, *, backend: str) -> Array:
@@ -31,26 +32,26 @@ def int4_parts(x_TI: Array, w: Int4, *, backend: str) -> Product:
     return PARTS[backend](x_TI, w)
 
 
-def is_dense(backend: str, x_TI: Array, w: Int4) -> bool:
-    """Whether the back end multiplies with the whole weight in x's type, which `dense` makes."""
-    return (
-        backend == "mosaic_gpu"
-        and plan.is_dense(x_TI.shape[0])
-        and BACKENDS.supports(backend, x_TI, w)
-    )
+def choose(target: Target, x_TI: Array, w: Int4) -> str:
+    """The back end of products of these on a target."""
+    return BACKENDS.choose(target, x_TI, w)
 
 
-def dense(x_TI: Array, w: Int4) -> Array:
-    """The weight `[O, I]` in x's type for products with x on NVIDIA Hopper."""
-    from pallas_kernels.int4_matmul import mosaic_dense
+def find_dense(target: Target, x_TI: Array, w: Int4) -> str | None:
+    """The back end of `dense` where products with x are made with the whole weight in x's type;
+    None where they are not."""
+    return DENSE.find(target, x_TI, w)
 
-    return mosaic_dense.dense(w, x_TI)
+
+def dense(x_TI: Array, w: Int4, *, backend: str) -> Array:
+    """The weight `[O, I]` in x's type for products with x."""
+    return DENSE[backend](w, x_TI)
 
 
-def takes_experts(x_PI: Array, w: Int4) -> bool:
-    """Whether `grouped_int4_matmul` takes these, of which w has an axis of experts first."""
-    one = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype), w)
-    return BACKENDS.supports("mosaic_gpu", x_PI, one)
+def find_grouped(target: Target, x_PI: Array, w: Int4) -> str | None:
+    """The back end of `grouped_int4_matmul` for these, of which w has an axis of experts first;
+    None where none takes them."""
+    return GROUPED.find(target, x_PI, w)
 
 
 def grouped_int4_matmul(
@@ -59,8 +60,8 @@ def grouped_int4_matmul(
     groups: Groups,
     bias_EO: Array | None = None,
     gating: Gating | None = None,
+    *,
+    backend: str,
 ) -> Array:
-    """Each row times the weight of its expert on NVIDIA Hopper, see `grouped_matmul`."""
-    from pallas_kernels.int4_matmul import mosaic_grouped
-
-    return mosaic_grouped.grouped_int4_matmul(x_PI, w, groups, bias_EO, gating)
+    """Each row times the weight of its expert, see `grouped_matmul`."""
+    return GROUPED[backend](x_PI, w, groups, bias_EO, gating)

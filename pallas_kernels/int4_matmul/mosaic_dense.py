@@ -16,14 +16,21 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from pallas_kernels.int4_matmul.mosaic_operand import Place, Spec, Words, operand
+from pallas_kernels.int4_matmul.mosaic_operand import check as check
 from pallas_kernels.int4_matmul.packed import CHUNK, ROWS, SLOT, Int4
-from pallas_kernels.int4_matmul.plan import Tuning
+from pallas_kernels.int4_matmul.plan import Tuning, is_dense
 from pallas_kernels.mosaic_gpu import TILED, launch
 from pallas_kernels.mosaic_units import PROCESSORS
+from pallas_kernels.target import Target
 
 WARPGROUPS = 4
 SLOTS = 4  # of a warpgroup's ring
 BUFFERS = 2  # tiles that are written
+
+
+def prefers(target: Target, x_TI: Array, w: Int4) -> bool:
+    """For very many rows, see `is_dense`."""
+    return is_dense(x_TI.shape[0])
 
 
 def dense(w: Int4, x_TI: Array, *, most: int = PROCESSORS, interpret: Any = None) -> Array:

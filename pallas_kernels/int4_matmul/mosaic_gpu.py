@@ -22,7 +22,6 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from pallas_kernels.int4_matmul.mosaic_dense import dense
 from pallas_kernels.int4_matmul.mosaic_operand import (
-    OPERAND,
     Blocks,
     Place,
     Rows,
@@ -30,6 +29,7 @@ from pallas_kernels.int4_matmul.mosaic_operand import (
     Weight,
     Words,
 )
+from pallas_kernels.int4_matmul.mosaic_operand import check as check
 from pallas_kernels.int4_matmul.packed import CHUNK, ROWS, Int4
 from pallas_kernels.int4_matmul.plan import Tuning, is_dense, tuning_of
 from pallas_kernels.mosaic_gpu import (
@@ -57,26 +57,6 @@ class Source(NamedTuple):
     firsts: tuple[Array, ...]
     row: Array
     at_width: Callable[[Callable[[int], None]], None]
-
-
-def check(x: Any, w: Int4) -> None:
-    """Raise ValueError unless x and scales are of one 16-bit type, the words cover I, and the group
-    is 16, 32, 64 or a multiple of 128."""
-    if x.ndim != 2 or not x.shape[0] or -(-x.shape[1] // CHUNK) > w.words.shape[1]:
-        raise ValueError(
-            f"mosaic_gpu int4_matmul takes x [T, I] and words of I columns, got {x.shape} and "
-            f"{w.words.shape}"
-        )
-    if x.dtype not in (jnp.bfloat16, jnp.float16) or w.scales.dtype != x.dtype:
-        raise ValueError(
-            "mosaic_gpu int4_matmul takes x and scales of one type, bfloat16 or float16, "
-            f"got x {x.dtype}, scales {w.scales.dtype}"
-        )
-    if w.group not in (16, 32, 64) and w.group % OPERAND:
-        raise ValueError(
-            f"mosaic_gpu int4_matmul takes groups of 16, 32, 64 or a multiple of {OPERAND}, "
-            f"got {w.group}"
-        )
 
 
 def int4_matmul(

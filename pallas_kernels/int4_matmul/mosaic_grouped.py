@@ -64,6 +64,12 @@ class _Spec(NamedTuple):
         return self.one.tuning.warpgroups // self.one.parts
 
 
+def check(x_PI: Array, w: Int4) -> None:
+    """Raise ValueError for experts, with an axis of their own first, of which `mosaic_gpu` takes
+    none by itself."""
+    one.check(x_PI, jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype), w))
+
+
 def grouped_int4_matmul(
     x_PI: Array,
     w: Int4,
@@ -75,11 +81,11 @@ def grouped_int4_matmul(
 ) -> Array:
     """Each row of `groups`' tiles times the weight of its expert, see
     `pallas_kernels.grouped_matmul`. All arrays of w have an axis of experts first. Raises what
-    `mosaic_gpu.check` raises of one expert's weight.
+    `check` raises.
 
     `interpret` is a `plgpu.InterpretGPUParams` for machines without a GPU.
     """
-    one.check(x_PI, jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype), w))
+    check(x_PI, w)
     return grouped_products(x_PI, one.held(w), groups, bias_EO, gating, interpret)
 
 

@@ -28,6 +28,26 @@ from pallas_kernels.mosaic_units.split import Split
 OPERAND = 128  # columns that are converted at once
 
 
+def check(x: Any, w: Int4) -> None:
+    """Raise ValueError unless x and scales are of one 16-bit type, the words cover I, and the group
+    is 16, 32, 64 or a multiple of 128."""
+    if x.ndim != 2 or not x.shape[0] or -(-x.shape[1] // CHUNK) > w.words.shape[1]:
+        raise ValueError(
+            f"mosaic_gpu int4_matmul takes x [T, I] and words of I columns, got {x.shape} and "
+            f"{w.words.shape}"
+        )
+    if x.dtype not in (jnp.bfloat16, jnp.float16) or w.scales.dtype != x.dtype:
+        raise ValueError(
+            "mosaic_gpu int4_matmul takes x and scales of one type, bfloat16 or float16, "
+            f"got x {x.dtype}, scales {w.scales.dtype}"
+        )
+    if w.group not in (16, 32, 64) and w.group % OPERAND:
+        raise ValueError(
+            f"mosaic_gpu int4_matmul takes groups of 16, 32, 64 or a multiple of {OPERAND}, "
+            f"got {w.group}"
+        )
+
+
 class Rows(NamedTuple):
     """A warpgroup's rows of the weight: its arrays in global memory, and the first row."""
 

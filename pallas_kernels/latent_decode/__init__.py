@@ -12,8 +12,11 @@ from pallas_kernels.latent_decode.rows import LatentRows as LatentRows
 from pallas_kernels.latent_decode.rows import UpProjections as UpProjections
 from pallas_kernels.latent_decode.rows import absorbed as absorbed
 from pallas_kernels.latent_decode.rows import projected as projected
+from pallas_kernels.target import ANYWHERE, HOPPER
 
-BACKENDS = Backends(__name__, "latent_decode", ("reference", "xla", "mosaic_gpu"))
+BACKENDS = Backends(
+    __name__, "latent_decode", {"reference": ANYWHERE, "xla": ANYWHERE, "mosaic_gpu": HOPPER}
+)
 
 
 def latent_decode(

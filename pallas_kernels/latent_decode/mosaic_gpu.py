@@ -42,7 +42,11 @@ def check(q: Array, pages: Array, value_dim: int) -> None:
             f"mosaic_gpu latent_decode takes bfloat16 or float16 throughout, got q {q.dtype}, "
             f"pages {pages.dtype}"
         )
-    if W != width or W % 64 or W > MOST_WIDTH or value_dim % 128 or value_dim > min(W, MOST_VALUE):
+    if W % 64:
+        raise ValueError(
+            f"mosaic_gpu takes no latent entries of {W} numbers: it takes multiples of 64"
+        )
+    if W != width or W > MOST_WIDTH or value_dim % 128 or value_dim > min(W, MOST_VALUE):
         raise ValueError(
             f"mosaic_gpu latent_decode takes up to {MOST_WIDTH} numbers of a key, a multiple of "
             f"64, and {MOST_VALUE} of a value, a multiple of 128, got q {q.shape}, "

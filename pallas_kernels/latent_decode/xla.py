@@ -2,3 +2,4 @@
 compiles for every device."""
 
 from pallas_kernels.latent_decode.reference import latent_decode as latent_decode
+from pallas_kernels.xla import prefers as prefers

@@ -9,8 +9,11 @@ from jax import Array
 
 from pallas_kernels.backends import AttentionOptions, Backends
 from pallas_kernels.latent_decode.rows import UpProjections
+from pallas_kernels.target import ANYWHERE, HOPPER
 
-BACKENDS = Backends(__name__, "latent_extend", ("reference", "xla", "mosaic_gpu"))
+BACKENDS = Backends(
+    __name__, "latent_extend", {"reference": ANYWHERE, "xla": ANYWHERE, "mosaic_gpu": HOPPER}
+)
 
 
 def latent_extend(

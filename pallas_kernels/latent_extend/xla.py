@@ -2,3 +2,4 @@
 compiles for every device."""
 
 from pallas_kernels.latent_extend.reference import latent_extend as latent_extend
+from pallas_kernels.xla import prefers as prefers

@@ -5,12 +5,12 @@ from __future__ import annotations
 from jax import Array
 
 from pallas_kernels.backends import Backends
-from pallas_kernels.matmul.plan import is_faster
 from pallas_kernels.parts import Product
+from pallas_kernels.target import ANYWHERE, HOPPER, Target
 
-NAMES = ("reference", "mosaic_gpu")
-BACKENDS = Backends(__name__, "matmul", NAMES)
-PARTS = Backends(__name__, "matmul_parts", NAMES)
+NEEDS = {"reference": ANYWHERE, "mosaic_gpu": HOPPER}
+BACKENDS = Backends(__name__, "matmul", NEEDS)
+PARTS = Backends(__name__, "matmul_parts", NEEDS)
 
 
 def matmul(x_TI: Array, w_OI: Array, *, backend: str) -> Array:
@@ -27,7 +27,6 @@ def matmul_parts(x_TI: Array, w_OI: Array, *, backend: str) -> Product:
     return PARTS[backend](x_TI, w_OI)
 
 
-def backend_for(wanted: str, x_TI: Array, w_OI: Array) -> str | None:
-    """`wanted` if that back end supports these and is faster than XLA's product, else None."""
-    faster = wanted != "reference" and is_faster(x_TI.shape[0], w_OI.size * w_OI.dtype.itemsize)
-    return wanted if faster and BACKENDS.supports(wanted, x_TI, w_OI) else None
+def find(target: Target, x_TI: Array, w_OI: Array) -> str | None:
+    """The back end for these arrays on a target; None where none is faster than XLA's product."""
+    return BACKENDS.find(target, x_TI, w_OI)

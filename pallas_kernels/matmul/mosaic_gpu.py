@@ -13,10 +13,11 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 from pallas_kernels.int4_matmul.mosaic_gpu import parts_of
 from pallas_kernels.int4_matmul.mosaic_operand import Blocks, Place, Rows, Spec, Weight
 from pallas_kernels.int4_matmul.plan import Tuning
-from pallas_kernels.matmul.plan import K, tuning_of, tuning_with
+from pallas_kernels.matmul.plan import K, is_faster, tuning_of, tuning_with
 from pallas_kernels.mosaic_gpu import TILED
 from pallas_kernels.mosaic_units import ROWS
 from pallas_kernels.parts import Product, whole
+from pallas_kernels.target import Target
 
 
 class Plain(NamedTuple):
@@ -57,6 +58,11 @@ class Plain(NamedTuple):
 
     def finished(self, spec: Spec, rows: Rows, y: Array) -> Array:
         return y
+
+
+def prefers(target: Target, x: Any, w: Any) -> bool:
+    """Where the kernel was measured to be faster than XLA's product."""
+    return is_faster(x.shape[0], w.size * w.dtype.itemsize)
 
 
 def check(x: Any, w: Any) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from jax import Array, lax
 
 from pallas_kernels.parts import Product
+from pallas_kernels.target import Target
 
 
 def matmul(x_TI: Array, w_OI: Array) -> Array:
@@ -15,3 +16,8 @@ def matmul(x_TI: Array, w_OI: Array) -> Array:
 def matmul_parts(x_TI: Array, w_OI: Array) -> Product:
     """See `pallas_kernels.matmul`: the whole product."""
     return matmul(x_TI, w_OI)
+
+
+def prefers(target: Target, x_TI: Array, w_OI: Array) -> bool:
+    """Never: callers have products of their own, of any axes."""
+    return False

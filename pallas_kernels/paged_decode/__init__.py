@@ -6,9 +6,14 @@ from typing import Unpack
 
 from jax import Array
 
-from pallas_kernels.backends import AttentionOptions, Backends, shifted
+from pallas_kernels.backends import AttentionOptions, Backends
+from pallas_kernels.target import ANYWHERE, HOPPER, TPU
 
-BACKENDS = Backends(__name__, "decode_attention", ("reference", "xla", "mosaic_gpu", "mosaic_tpu"))
+BACKENDS = Backends(
+    __name__,
+    "decode_attention",
+    {"reference": ANYWHERE, "xla": ANYWHERE, "mosaic_gpu": HOPPER, "mosaic_tpu": TPU},
+)
 
 
 def decode_attention(
@@ -35,10 +40,8 @@ def decode_attention(
     come with `scales` `[P, K, 2, C]`: the factors of each token's key (0) and value (1).
 
     Places beyond a row's length may hold anything, NaN included, and so may places before its
-    window. One exception: `mosaic_gpu` reads full tiles, so what shares a tile with a visible token
-    must be finite. Raises `UnknownBackend` for a name not in `BACKENDS`.
+    window. One exception: back ends with `TILE_TOKENS` read full tiles, so what shares a tile of so
+    many tokens with a visible token must be finite. Raises `UnknownBackend` for a name not in
+    `BACKENDS`.
     """
-    run = BACKENDS[backend]
-    if backend != "mosaic_gpu":
-        page_table_BM = shifted(page_table_BM, options)
-    return run(q_BNH, k_pages, v_pages, page_table_BM, lengths_B, **options)
+    return BACKENDS[backend](q_BNH, k_pages, v_pages, page_table_BM, lengths_B, **options)

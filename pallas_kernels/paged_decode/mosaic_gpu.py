@@ -24,6 +24,7 @@ from jax import Array
 from pallas_kernels.backends import AttentionOptions, pools_of
 from pallas_kernels.mosaic_flash import ROWS
 from pallas_kernels.mosaic_gpu import check_pages, first_page_of
+from pallas_kernels.mosaic_gpu import head_dims as head_dims
 from pallas_kernels.paged_decode.mosaic_cluster import attend_clusters
 from pallas_kernels.paged_decode.mosaic_flash import TILE, Spec, Tuning
 from pallas_kernels.paged_decode.mosaic_kernel import attend
@@ -32,6 +33,7 @@ from pallas_kernels.paged_decode.plan import DecodePlan, make_plan
 
 # Number of rows whose sizes serve `no_split`: however few rows there are, no two blocks share one
 MANY = 10**5
+TILE_TOKENS = TILE  # keys that are read at once, seen or not
 MOST_CLUSTERED = 16  # query heads of a block in a cluster
 NARROW_HEADS = 16  # query heads of a block over 8-bit pages
 SHARED_BYTES = 224 << 10  # of a block, without barriers and small buffers

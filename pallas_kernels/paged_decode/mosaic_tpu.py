@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from jax import Array
 
 from pallas_kernels import items, mosaic_tpu
-from pallas_kernels.backends import AttentionOptions
+from pallas_kernels.backends import AttentionOptions, shifted
 from pallas_kernels.mosaic_tpu import check as check
 
 MOST_TOKENS = 512  # of a tile
@@ -32,6 +32,7 @@ def decode_attention(
     float32). Raises ValueError otherwise.
     """
     check(q_BNH, k_pages, v_pages)
+    page_table_BM = shifted(page_table_BM, options)
     N, K = q_BNH.shape[1], k_pages.shape[1]
     pages = mosaic_tpu.pages_per_tile(k_pages, K, MOST_TOKENS)
     spec = mosaic_tpu.Spec.of(1, options, heads=K, pages=pages, interpret=interpret)

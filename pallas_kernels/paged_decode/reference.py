@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from jax import Array, lax
 
 from pallas_kernels import tiles
-from pallas_kernels.backends import AttentionOptions
+from pallas_kernels.backends import AttentionOptions, shifted
 
 
 def decode_attention(
@@ -21,6 +21,7 @@ def decode_attention(
 ) -> Array:
     """See `pallas_kernels.paged_decode`. All rows walk their tiles together, from the first that
     any row sees to the longest row's last."""
+    page_table_BM = shifted(page_table_BM, options)
     window, sinks = options.get("window"), options.get("sinks")
     B, N, H = q_BNH.shape
     _, K, C, _ = k_pages.shape

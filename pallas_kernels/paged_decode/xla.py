@@ -8,8 +8,9 @@ from typing import Unpack
 from jax import Array
 
 from pallas_kernels import items, xla
-from pallas_kernels.backends import AttentionOptions, pools_of
+from pallas_kernels.backends import AttentionOptions, pools_of, shifted
 from pallas_kernels.xla import check as check
+from pallas_kernels.xla import prefers as prefers
 
 
 def decode_attention(
@@ -22,6 +23,7 @@ def decode_attention(
 ) -> Array:
     """See `pallas_kernels.paged_decode`. Takes what the reference takes."""
     check(q_BNH, k_pages, v_pages)
+    page_table_BM = shifted(page_table_BM, options)
     N, K = q_BNH.shape[1], k_pages.shape[1]
     q_BKRH = items.pack_decode(q_BNH, K, 1)
     pools, rows = pools_of(k_pages, v_pages, options), items.decode_items(lengths_B)

@@ -7,9 +7,14 @@ from typing import Unpack
 
 from jax import Array
 
-from pallas_kernels.backends import AttentionOptions, Backends, shifted
+from pallas_kernels.backends import AttentionOptions, Backends
+from pallas_kernels.target import ANYWHERE, HOPPER, TPU
 
-BACKENDS = Backends(__name__, "extend_attention", ("reference", "xla", "mosaic_gpu", "mosaic_tpu"))
+BACKENDS = Backends(
+    __name__,
+    "extend_attention",
+    {"reference": ANYWHERE, "xla": ANYWHERE, "mosaic_gpu": HOPPER, "mosaic_tpu": TPU},
+)
 
 
 def extend_attention(
@@ -36,8 +41,5 @@ def extend_attention(
     Pages, `first_page`, `scales`, heads, `window`, `softcap`, `sinks`, unused places and errors as
     in `paged_decode.decode_attention`.
     """
-    run = BACKENDS[backend]
-    if backend != "mosaic_gpu":
-        page_table_RM = shifted(page_table_RM, options)
     rows = (page_table_RM, starts_R, lengths_R, kv_lengths_R)
-    return run(q_TNH, k_pages, v_pages, *rows, **options)
+    return BACKENDS[backend](q_TNH, k_pages, v_pages, *rows, **options)

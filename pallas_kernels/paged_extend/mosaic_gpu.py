@@ -22,13 +22,15 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from pallas_kernels.backends import HEAD_DIMS, AttentionOptions, pools_of
+from pallas_kernels.backends import AttentionOptions, pools_of
 from pallas_kernels.mosaic_flash import ROWS
-from pallas_kernels.mosaic_gpu import check_pages, first_page_of
+from pallas_kernels.mosaic_gpu import HEAD_DIMS, check_pages, first_page_of
+from pallas_kernels.mosaic_gpu import head_dims as head_dims
 from pallas_kernels.paged_extend.mosaic_flash import Spec, Tuning
 from pallas_kernels.paged_extend.mosaic_kernel import attend
 from pallas_kernels.paged_extend.plan import Cut, ExtendPlan, make_plan
 
+TILE_TOKENS = 128  # keys at most that are read at once, seen or not
 MOST_SHARED = 32  # query heads that share one tile
 UNEQUAL = ((192, 128),)  # widths of keys and of values that differ
 
@@ -89,7 +91,7 @@ def plan(
 def stored(key: int, value: int) -> tuple[int, int]:
     """The narrowest keys and values that the kernel takes and these fit into, with zeros behind
     them. Raises ValueError where there are none."""
-    pairs = sorted({*UNEQUAL, *((width, width) for width in HEAD_DIMS["mosaic_gpu"])})
+    pairs = sorted({*UNEQUAL, *((width, width) for width in HEAD_DIMS)})
     for pair in pairs:
         if key <= pair[0] and value <= pair[1]:
             return pair

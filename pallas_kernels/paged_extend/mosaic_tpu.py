@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from jax import Array
 
 from pallas_kernels import items, mosaic_tpu
-from pallas_kernels.backends import AttentionOptions
+from pallas_kernels.backends import AttentionOptions, shifted
 from pallas_kernels.mosaic_tpu import check as check
 
 MOST_QUERIES = 256  # of a tile; with their heads at most about PLACES
@@ -36,6 +36,7 @@ def extend_attention(
     float32). Raises ValueError otherwise.
     """
     check(q_TNH, k_pages, v_pages)
+    page_table_RM = shifted(page_table_RM, options)
     (T, N, _), K = q_TNH.shape, k_pages.shape[1]
     queries = queries_per_tile(T, N // K)
     pages = mosaic_tpu.pages_per_tile(k_pages, 1, SCORES * K // (queries * N))

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from jax import Array, lax
 
 from pallas_kernels import tiles
-from pallas_kernels.backends import AttentionOptions
+from pallas_kernels.backends import AttentionOptions, shifted
 
 QUERY_TILE = 32
 
@@ -36,6 +36,7 @@ def extend_attention(
     sequence, so a token always sits at the same place of the same tile. T tokens in R rows make at
     most T / QUERY_TILE + 2R tiles, and only those in use run.
     """
+    page_table_RM = shifted(page_table_RM, options)
     window, sinks = options.get("window"), options.get("sinks")
     scale, softcap = options["scale"], options.get("softcap")
     T, N, H = q_TNH.shape

@@ -8,8 +8,9 @@ from typing import Unpack
 from jax import Array
 
 from pallas_kernels import items, xla
-from pallas_kernels.backends import AttentionOptions, pools_of
+from pallas_kernels.backends import AttentionOptions, pools_of, shifted
 from pallas_kernels.xla import check as check
+from pallas_kernels.xla import prefers as prefers
 
 QUERIES = 128  # of an item
 
@@ -26,6 +27,7 @@ def extend_attention(
 ) -> Array:
     """See `pallas_kernels.paged_extend`. Takes what the reference takes."""
     check(q_TNH, k_pages, v_pages)
+    page_table_RM = shifted(page_table_RM, options)
     T, K = q_TNH.shape[0], k_pages.shape[1]
     queries = min(QUERIES, T)
     chunks = items.chunk_items(starts_R, lengths_R, kv_lengths_R, T, queries)

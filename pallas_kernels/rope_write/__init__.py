@@ -9,8 +9,9 @@ from pallas_kernels.backends import Backends
 from pallas_kernels.rope_write.rows import HeadRows as HeadRows
 from pallas_kernels.rope_write.rows import rotated as rotated
 from pallas_kernels.rope_write.rows import turned as turned
+from pallas_kernels.target import ANYWHERE, HOPPER
 
-BACKENDS = Backends(__name__, "rope_write", ("reference", "mosaic_gpu"))
+BACKENDS = Backends(__name__, "rope_write", {"reference": ANYWHERE, "mosaic_gpu": HOPPER})
 
 
 def rope_write(
@@ -39,3 +40,9 @@ def rope_write(
     """
     places = (page_T, offset_T, first_page)
     return BACKENDS[backend](rows, k_pages, v_pages, *places, scales=scales)
+
+
+def beside(attention: str) -> str:
+    """The back end of the write beside one of attention: its own, or the reference where it has
+    none, since XLA's scatter is in place, too."""
+    return attention if attention in BACKENDS else next(iter(BACKENDS))

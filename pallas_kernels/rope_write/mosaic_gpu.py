@@ -20,8 +20,8 @@ from jax import Array, lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
-from pallas_kernels.backends import head_dims, named
-from pallas_kernels.mosaic_gpu import first_page_of, launch, store
+from pallas_kernels.backends import named
+from pallas_kernels.mosaic_gpu import first_page_of, head_dims, launch, store
 from pallas_kernels.parts import Parts, Product, added, whole
 from pallas_kernels.quantised import clipped, inverse_of, is_quantised, scale_of
 from pallas_kernels.rope_write.rows import HeadRows
@@ -46,7 +46,7 @@ def check(rows: HeadRows, k_pages: Array, v_pages: Array) -> None:
             "mosaic_gpu rope_write takes bfloat16 or float16 throughout, or pages of 8-bit floats, "
             f"{types}"
         )
-    widths = head_dims("mosaic_gpu", pool)
+    widths = head_dims(pool)
     if rows.qkv.shape[-1] not in widths or k_pages.shape[3] != rows.qkv.shape[-1]:
         raise ValueError(f"mosaic_gpu rope_write takes head_dim {named(widths)}, got {given}")
     if v_pages.shape != k_pages.shape or k_pages.shape[1] != rows.keys:

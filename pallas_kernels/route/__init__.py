@@ -8,19 +8,20 @@ from jax import Array
 from pallas_kernels.backends import Backends
 from pallas_kernels.grouped_matmul.groups import Groups
 from pallas_kernels.route.rules import GroupLimit, Rule, normalised, softmax, unchanged
+from pallas_kernels.target import ANYWHERE, HOPPER, Target
 
 __all__ = [
     "BACKENDS",
     "GroupLimit",
     "Rule",
-    "backend_for",
+    "choose",
     "normalised",
     "route",
     "softmax",
     "unchanged",
 ]
 
-BACKENDS = Backends(__name__, "route", ("reference", "mosaic_gpu"))
+BACKENDS = Backends(__name__, "route", {"reference": ANYWHERE, "mosaic_gpu": HOPPER})
 
 
 def route(
@@ -36,6 +37,6 @@ def route(
     return BACKENDS[backend](logit_TE, correction_E, rule)
 
 
-def backend_for(wanted: str, logit_TE: Array, rule: Rule) -> str:
-    """`wanted` if that back end supports this call, else the reference."""
-    return wanted if BACKENDS.supports(wanted, logit_TE, rule) else "reference"
+def choose(target: Target, logit_TE: Array, rule: Rule) -> str:
+    """The back end for these logits and this rule on a target."""
+    return BACKENDS.choose(target, logit_TE, rule)

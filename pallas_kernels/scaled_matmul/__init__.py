@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from jax import Array
 from jax.typing import DTypeLike
 
 from pallas_kernels.backends import Backends
-from pallas_kernels.gated_matmul.gating import Gating, computes
+from pallas_kernels.gated_matmul.gating import Gating
 from pallas_kernels.grouped_matmul import Groups
-from pallas_kernels.parts import Parts, Product
+from pallas_kernels.parts import Product
 from pallas_kernels.scaled_matmul.experts import ScaledExperts
-from pallas_kernels.scaled_matmul.plan import K, is_faster, room_of
+from pallas_kernels.scaled_matmul.plan import K, takes_group
 from pallas_kernels.scaled_matmul.rounding import (
-    IN_16_BITS,
     INPUTS,
     Inputs,
     RoundedRows,
@@ -22,6 +23,7 @@ from pallas_kernels.scaled_matmul.rounding import (
     rounded,
     spread,
 )
+from pallas_kernels.target import ANYWHERE, HOPPER, Target
 
 __all__ = [
     "BACKENDS",
@@ -31,8 +33,10 @@ __all__ = [
     "RoundedRows",
     "Rounding",
     "ScaledExperts",
-    "backend_for",
+    "choose",
+    "choose_gated_rows",
     "experts_fit",
+    "find_grouped",
     "gated_rows",
     "gates",
     "in_steps",
@@ -43,15 +47,25 @@ __all__ = [
     "scaled_parts",
     "scaled_sums",
     "spread",
-    "takes_group",
     "takes_plain",
 ]
 
 GROUP = K  # columns that share a scale, where not all of a row do: what kernels take
-NAMES = ("reference", "mosaic_gpu")
-BACKENDS = Backends(__name__, "scaled_matmul", NAMES)
-PARTS = Backends(__name__, "scaled_parts", NAMES)
-SUMS = Backends(__name__, "scaled_sums", NAMES)
+NEEDS = {"reference": ANYWHERE, "mosaic_gpu": HOPPER}
+BACKENDS = Backends(__name__, "scaled_matmul", NEEDS)
+PARTS = Backends(__name__, "scaled_parts", NEEDS)
+SUMS = Backends(__name__, "scaled_sums", NEEDS)
+GATED_ROWS = Backends(
+    __name__,
+    "gated_rows",
+    {
+        "reference": ANYWHERE,
+        "deferred": HOPPER,
+        "mosaic_gating": HOPPER,
+        "mosaic_gating_few": HOPPER,
+    },
+)
+GROUPED = Backends(__name__, "grouped_scaled_matmul", {"mosaic_grouped": HOPPER})
 
 
 def scaled_matmul(
@@ -101,79 +115,56 @@ def scaled_sums(
 
 def gated_rows(product: Product, rounding: Rounding, *, gating: Gating, backend: str) -> Inputs:
     """gating(gate, up) of a product `[T, 2F]` whose first F columns are the gate's, rounded for the
-    product that reads it. The reference serves where the back end does not take these; what it
-    makes of few tokens stays plain where a kernel will round it."""
-    from pallas_kernels.scaled_matmul import reference
-
-    if backend != "mosaic_gpu" or not computes(gating):
-        return reference.gated_rows(product, rounding, gating)
-    from pallas_kernels.scaled_matmul import mosaic_gating, mosaic_gating_few
-
-    if mosaic_gating_few.supports(product, rounding):
-        return mosaic_gating_few.gated_rows(product, rounding, gating)
-    if mosaic_gating.supports(product, rounding):
-        assert isinstance(product, Parts)
-        return mosaic_gating.gated_rows(product, rounding, gating)
-    if is_faster(product.shape[0], grouped=False):
-        return reference.gated(product, gating)
-    return reference.gated_rows(product, rounding, gating)
+    product that reads it; plain where the back end leaves the rounding to that."""
+    return GATED_ROWS[backend](product, rounding, gating)
 
 
-def gates(wanted: str, gating: Gating) -> bool:
-    """Whether `gated_rows` is faster than the activation and the rounding by themselves."""
-    return wanted == "mosaic_gpu" and computes(gating)
+def choose_gated_rows(target: Target, product: Product, rounding: Rounding, gating: Gating) -> str:
+    """The back end of `gated_rows` for these on a target."""
+    return GATED_ROWS.choose(target, product, rounding, gating)
 
 
-def backend_for(
-    wanted: str, x_TI: Inputs, w_OI: Array, scale_OG: Array, group: int, inputs: str
+def gates(target: Target, gating: Gating) -> bool:
+    """Whether a target has kernels of `gated_rows` with this gating, which are faster than the
+    activation and the rounding by themselves."""
+    kernels = (name for name in GATED_ROWS.suited(target) if not GATED_ROWS.runs_anywhere(name))
+    return any(GATED_ROWS.fact(name, "gates", _never)(gating) for name in kernels)
+
+
+def choose(
+    target: Target, x_TI: Inputs, w_OI: Array, scale_OG: Array, group: int, inputs: str
 ) -> str:
-    """`wanted` if that back end supports these arrays, else the reference."""
-    supported = BACKENDS.supports(wanted, x_TI, w_OI, scale_OG, group, inputs)
-    return wanted if supported else "reference"
+    """The back end of products of these on a target."""
+    return BACKENDS.choose(target, x_TI, w_OI, scale_OG, group, inputs)
 
 
-def rounding_for(wanted: str, tokens: int, dtype: DTypeLike) -> Rounding:
+def rounding_for(target: Target, tokens: int, dtype: DTypeLike) -> Rounding:
     """What `scaled_matmul` takes in place of so many tokens, with a weight of this type and one
     scale a row, where `inputs` is "token"."""
-    return Rounding(dtype, room_of(tokens) if wanted == "mosaic_gpu" else tokens)
-
-
-def takes_group(group: int | None, inputs: str) -> bool:
-    """Whether kernels take scales of so many columns, None of all; of inputs rounded this way."""
-    from pallas_kernels.scaled_matmul import mosaic_converted
-
-    wide = inputs in IN_16_BITS
-    return mosaic_converted.takes_group(group) if wide else group in (None, GROUP)
+    room_of = BACKENDS.fact(BACKENDS.suited(target)[0], "room_of", _as_many)
+    return Rounding(dtype, room_of(tokens))
 
 
 def takes_plain(columns: int, group: int | None) -> bool:
     """Whether kernels take weights of so many columns, `group` of which share a scale, with inputs
     that are "plain"."""
-    return columns % K == 0 and takes_group(group, "plain")
+    return columns % K == 0 and takes_group(group)
 
 
-def experts_fit(rows: int, columns: int, gated: bool, inputs: str) -> bool:
-    """Whether `grouped_scaled_matmul` takes experts of so many rows, gate's and up's where `gated`,
-    and columns, with inputs rounded this way."""
-    from pallas_kernels.grouped_matmul.mosaic_gpu import fits_units
-    from pallas_kernels.scaled_matmul import mosaic_converted
-
-    if inputs == "shifted":
-        return False
-    if inputs == "plain":
-        return mosaic_converted.fits(rows, columns)
-    return fits_units(rows, columns, gated, K)
+def find_grouped(
+    target: Target, x_PI: Array, w: ScaledExperts, groups: Groups, gating: Gating | None
+) -> str | None:
+    """The back end of `grouped_scaled_matmul` for these; None where none takes them."""
+    return GROUPED.find(target, x_PI, w, groups, gating)
 
 
-def takes_experts(x_PI: Array, w: ScaledExperts, groups: Groups, gating: Gating | None) -> bool:
-    """Whether `grouped_scaled_matmul` takes these."""
-    from pallas_kernels.scaled_matmul import mosaic_grouped
-
-    try:
-        mosaic_grouped.check(x_PI, w, groups, gating)
-    except ValueError:
-        return False
-    return True
+def experts_fit(
+    target: Target, sizes: tuple[int, int], gated: bool, group: int | None, inputs: str
+) -> bool:
+    """Whether `grouped_scaled_matmul` on a target takes experts of so many rows, gate's and up's
+    where `gated`, and columns, `group` of which share a scale, with inputs rounded this way."""
+    checks = [GROUPED.fact(name, "fits", _never) for name in GROUPED.suited(target)]
+    return any(fits(*sizes, gated, group, inputs) for fits in checks)
 
 
 def grouped_scaled_matmul(
@@ -182,9 +173,17 @@ def grouped_scaled_matmul(
     groups: Groups,
     bias_EO: Array | None = None,
     gating: Gating | None = None,
+    *,
+    backend: str,
 ) -> Array:
-    """Each row times the weight of its expert on NVIDIA Hopper, see `grouped_matmul`. Raises
-    ValueError for what `takes_experts` does not."""
-    from pallas_kernels.scaled_matmul import mosaic_grouped
+    """Each row times the weight of its expert, see `grouped_matmul`. Raises ValueError for what the
+    back end does not take."""
+    return GROUPED[backend](x_PI, w, groups, bias_EO, gating)
 
-    return mosaic_grouped.grouped_scaled_matmul(x_PI, w, groups, bias_EO, gating)
+
+def _as_many(tokens: int) -> int:
+    return tokens
+
+
+def _never(*shapes: Any) -> bool:
+    return False

@@ -26,10 +26,16 @@ from pallas_kernels.parts import Product, whole
 from pallas_kernels.scaled_matmul import reference
 from pallas_kernels.scaled_matmul.conversion import conversion
 from pallas_kernels.scaled_matmul.experts import ScaledExperts
-from pallas_kernels.scaled_matmul.plan import DENSE_ROWS, K, converted_tuning, converted_with
+from pallas_kernels.scaled_matmul.plan import (
+    DENSE_ROWS,
+    GROUPS,
+    K,
+    converted_tuning,
+    converted_with,
+    takes_group,
+)
 
 NUMBERS = {jnp.dtype(jnp.float8_e4m3fn): "fp8", jnp.dtype(jnp.int8): "int8"}
-GROUPS = (16, 32, 64)  # and multiples of 128
 
 
 class Bytes(NamedTuple):
@@ -131,11 +137,6 @@ def check(x: Any, w: Any, scale: Any, group: int) -> None:
             f"mosaic_gpu scaled_matmul takes plain inputs with groups of {GROUPS} columns or a "
             f"multiple of {K}, got {group}"
         )
-
-
-def takes_group(group: int | None) -> bool:
-    """Whether kernels take scales of so many columns."""
-    return group is None or group in GROUPS or group % K == 0
 
 
 def fits(rows: int, columns: int) -> bool:

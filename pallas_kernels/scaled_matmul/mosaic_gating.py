@@ -15,7 +15,7 @@ from jax import Array, lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
-from pallas_kernels.gated_matmul.gating import Gating, in_kernels
+from pallas_kernels.gated_matmul.gating import Gating, computes, in_kernels
 from pallas_kernels.mosaic_gpu import THREADS, launch, narrowed, row_layout, store
 from pallas_kernels.parts import Parts, Product
 from pallas_kernels.scaled_matmul import mosaic_gating_ring
@@ -44,6 +44,18 @@ def supports(product: Product, rounding: Rounding) -> bool:
 def rows_of(tokens: int) -> int:
     """Rows of a warpgroup. Of more than two a processor has too few warpgroups at once."""
     return 2 if tokens >= SHARING else 1
+
+
+def gates(gating: Gating) -> bool:
+    """Whether the kernel has the gating's functions."""
+    return computes(gating)
+
+
+def check(product: Product, rounding: Rounding, gating: Gating) -> None:
+    """Raise ValueError for what `supports` does not allow, and for a gating that kernels have
+    not."""
+    if not supports(product, rounding) or not gates(gating):
+        raise ValueError("mosaic_gating takes one product in 16 bits with scales, and no erf")
 
 
 def gated_rows(

@@ -16,7 +16,7 @@ from jax import Array, lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
-from pallas_kernels.gated_matmul.gating import Gating, in_kernels
+from pallas_kernels.gated_matmul.gating import Gating, computes, in_kernels
 from pallas_kernels.mosaic_gpu import narrowed, store
 from pallas_kernels.mosaic_team import LOADED, TEAM, Team, blocks_of
 from pallas_kernels.parts import Parts, Product
@@ -78,6 +78,18 @@ def supports(product: Product, rounding: Rounding) -> bool:
         and given.width % TILE == given.cut % TILE == 0
         and (given.cut == 0 or given.cut >= given.width)
     )
+
+
+def gates(gating: Gating) -> bool:
+    """Whether the kernel has the gating's functions."""
+    return computes(gating)
+
+
+def check(product: Product, rounding: Rounding, gating: Gating) -> None:
+    """Raise ValueError for what `supports` does not allow, and for a gating that kernels have
+    not."""
+    if not supports(product, rounding) or not gates(gating):
+        raise ValueError("mosaic_gating_few takes few rows in 16 bits without scales, and no erf")
 
 
 def gated_rows(

@@ -23,6 +23,7 @@ from pallas_kernels.mosaic_units.split import Split, Unit
 from pallas_kernels.parts import Parts, Product, whole
 from pallas_kernels.scaled_matmul import mosaic_converted, mosaic_rounding
 from pallas_kernels.scaled_matmul.plan import PROMOTED, SCALES, K, Tuning, is_faster, tuning_of
+from pallas_kernels.scaled_matmul.plan import room_of as room_of
 from pallas_kernels.scaled_matmul.reference import product_of
 from pallas_kernels.scaled_matmul.rounding import IN_16_BITS, Inputs, RoundedRows, rounded_inputs
 

@@ -27,6 +27,7 @@ from pallas_kernels.grouped_matmul.mosaic_gpu import (
     copy_weight,
     each_unit,
     finish,
+    fits_units,
     row_of_x,
 )
 from pallas_kernels.grouped_matmul.plan import PROCESSORS, widths_of
@@ -37,7 +38,7 @@ from pallas_kernels.scaled_matmul import mosaic_converted
 from pallas_kernels.scaled_matmul import mosaic_gpu as one
 from pallas_kernels.scaled_matmul.expert_rows import Rows, expert_rows
 from pallas_kernels.scaled_matmul.experts import ScaledExperts
-from pallas_kernels.scaled_matmul.plan import SCALES, K, expert_tile, expert_tuning
+from pallas_kernels.scaled_matmul.plan import SCALES, K, expert_tile, expert_tuning, takes_group
 
 
 class _Spec(NamedTuple):
@@ -57,6 +58,16 @@ class _Spec(NamedTuple):
         """Whether sums of a slot's columns are added up in float32."""
         small = self.units.tile <= expert_tile(self.units.tile, True)
         return self.grouped or (small and self.numbers != jnp.int8)
+
+
+def fits(rows: int, columns: int, gated: bool, group: int | None, inputs: str) -> bool:
+    """Whether experts of so many rows, gate's and up's where `gated`, and columns are taken, with
+    inputs rounded this way and `group` columns that share a scale, None: all."""
+    if inputs == "shifted":
+        return False
+    if inputs == "plain":
+        return takes_group(group) and mosaic_converted.fits(rows, columns)
+    return group in (None, K) and fits_units(rows, columns, gated, K)
 
 
 def check(x: Any, w: ScaledExperts, groups: Groups, gating: Any) -> None:

@@ -14,6 +14,7 @@ SHARED_BYTES = 220 * 1024
 K = 128  # columns of a slot of the ring: a row of the 128-byte swizzle
 TOKENS = (8, 16, 32, 64, 128, 256)  # widths of a product
 MOST_STAGES = 8
+GROUPS = (16, 32, 64)  # columns that share a scale, with plain inputs; and multiples of 128
 SCALES = 32  # of tokens in a slot, at least: copies begin at multiples of 128 bytes
 PROMOTED = 128  # tokens up to which registers hold two sums
 MOST_EXPERT_TOKENS = 64
@@ -30,6 +31,11 @@ def is_faster(rows: int, grouped: bool) -> bool:
     many rows. With groups of columns XLA multiplies in 16 bits.
     """
     return grouped or rows <= FEW_ROWS
+
+
+def takes_group(group: int | None) -> bool:
+    """Whether kernels take scales of so many columns, None of all, with plain inputs."""
+    return group is None or group in GROUPS or group % K == 0
 
 
 def room_of(tokens: int) -> int:

@@ -9,8 +9,9 @@ from jax import Array
 
 from pallas_kernels.backends import Backends
 from pallas_kernels.segment_attention.segments import Segments as Segments
+from pallas_kernels.target import ANYWHERE, HOPPER
 
-BACKENDS = Backends(__name__, "segment_attention", ("reference", "mosaic_gpu"))
+BACKENDS = Backends(__name__, "segment_attention", {"reference": ANYWHERE, "mosaic_gpu": HOPPER})
 
 
 def segment_attention(

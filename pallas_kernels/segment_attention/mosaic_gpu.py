@@ -18,6 +18,7 @@ import jax.numpy as jnp
 from jax import Array, lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
+from jax.typing import DTypeLike
 
 from pallas_kernels.mosaic_flash import ROWS, AttentionSpec, finish, fold, product, start
 from pallas_kernels.mosaic_gpu import (
@@ -94,6 +95,11 @@ class Unit(NamedTuple):
         before = self.low + j - self.full
         around = jnp.where(before < self.full_low, before, self.low + j)
         return jnp.where(j < self.full, self.full_low + j, around)
+
+
+def head_dims(stored: DTypeLike) -> tuple[int, ...]:
+    """Widths of heads that the kernel takes, ascending."""
+    return tuple(STAGES)
 
 
 def check(q_TNH: Any, k_TKH: Any, v_TKH: Any) -> None:

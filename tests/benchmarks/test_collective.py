@@ -13,8 +13,8 @@ from jax.sharding import PartitionSpec as P
 
 from benchmarks import collective, report
 from pallas_kernels.all_reduce.cases import Case, expected, inputs
-from pallas_kernels.all_reduce.choose import are_right
 from pallas_kernels.all_reduce.plan import layout_for
+from pallas_kernels.all_reduce.trial import are_right
 
 
 def test_the_program_is_a_sum_of_all_devices_unless_it_is_told_to_leave_one_out():

@@ -1,4 +1,4 @@
-"""docs/benchmarks.md and `python -m benchmarks` name benchmarks and options that exist."""
+"""The pages on benchmarks and modes, and `python -m benchmarks`, name what exists."""
 
 from __future__ import annotations
 
@@ -13,10 +13,11 @@ import pytest
 import benchmarks.__main__ as listing
 
 REPO = pathlib.Path(__file__).parents[2]
-PAGE = (REPO / "docs" / "benchmarks.md").read_text()
+PAGES = [(REPO / "docs" / name).read_text() for name in ("benchmarks.md", "modes.md")]
 LINES = [
     line
-    for block in re.findall(r"^```sh\n(.*?)^```$", PAGE, re.DOTALL | re.MULTILINE)
+    for page in PAGES
+    for block in re.findall(r"^```sh\n(.*?)^```$", page, re.DOTALL | re.MULTILINE)
     for line in block.splitlines()
 ]
 COMMANDS = [

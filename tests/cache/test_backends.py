@@ -2,7 +2,6 @@
 another is told."""
 
 from dataclasses import replace
-from types import SimpleNamespace
 
 import jax.numpy as jnp
 import pytest
@@ -10,37 +9,37 @@ import pytest
 from jaxllm.cache.backends import LatentShapes, SegmentShapes, Shapes, choose_backend
 from jaxllm.config import ATTENTION_BACKENDS, ConfigError
 from pallas_kernels import paged_decode, paged_extend
+from pallas_kernels.target import PORTABLE, Target
+from tests.targets import A100, H200, TPU
 
 QWEN = Shapes(jnp.bfloat16, 128, 64, 7)
 
 
-def gpu(capability, kind="a GPU"):
-    return SimpleNamespace(platform="gpu", compute_capability=capability, device_kind=kind)
-
-
-HOPPER, AMPERE = gpu("9.0", "NVIDIA H200"), gpu("8.0", "NVIDIA A100")
-TPU, CPU = (SimpleNamespace(platform=name, device_kind=name.upper()) for name in ("tpu", "cpu"))
+HOPPER = H200
+AMPERE = A100
+CPU = PORTABLE
+KINDS = {HOPPER: "NVIDIA H200", AMPERE: "NVIDIA A100"}
 
 
 @pytest.mark.parametrize(
-    ("device", "name", "reason"),
+    ("target", "name", "reason"),
     [
         (HOPPER, "mosaic_gpu", "compute capability 9.0"),
         (TPU, "mosaic_tpu", "TPU"),
         (CPU, "reference", "CPU"),
         *(
-            (gpu(c), "xla", f"compute capability {c} has no kernel of its own")
+            (Target.gpu(c), "xla", f"compute capability {c} has no kernel of its own")
             for c in ("8.0", "8.6", "8.9", "10.0", "12.0")
         ),
         (
-            SimpleNamespace(platform="rocm", device_kind="MI300"),
+            Target("rocm"),
             "xla",
             "rocm has no kernel of its own",
         ),
     ],
 )
-def test_every_device_gets_its_fastest_back_end_and_says_why(device, name, reason):
-    backend = choose_backend(device, QWEN)
+def test_every_device_gets_its_fastest_back_end_and_says_why(target, name, reason):
+    backend = choose_backend(target, QWEN)
     assert (backend.name, backend.reason) == (name, reason)
 
 
@@ -67,7 +66,7 @@ def test_pages_of_8_bits_store_heads_of_96_wider(head_dim):
 
 
 @pytest.mark.parametrize(
-    ("device", "shapes", "said"),
+    ("target", "shapes", "said"),
     [
         (HOPPER, Shapes(jnp.bfloat16, 512, 64, 1), "head_dim 64, 96, 128 or 256"),
         (HOPPER, Shapes(jnp.float32, 80, 64, 1), "bfloat16 or float16"),
@@ -89,9 +88,9 @@ def test_pages_of_8_bits_store_heads_of_96_wider(head_dim):
     ],
 )
 def test_what_the_devices_own_kernels_do_not_take_falls_back_with_the_kernels_reason(
-    device, shapes, said
+    target, shapes, said
 ):
-    backend = choose_backend(device, shapes)
+    backend = choose_backend(target, shapes)
     assert backend.name == "xla"
     assert said in backend.reason
 
@@ -103,14 +102,14 @@ def test_hoppers_own_kernels_take_8_bit_pages():
     )
 
 
-@pytest.mark.parametrize("device", [HOPPER, AMPERE, TPU, CPU])
+@pytest.mark.parametrize("target", [HOPPER, AMPERE, TPU, CPU])
 @pytest.mark.parametrize("asked", ["xla", "reference"])
-def test_the_plain_back_ends_can_be_asked_for_everywhere(device, asked):
-    assert choose_backend(device, Shapes(jnp.float32, 80, 8, 3), asked).name == asked
+def test_the_plain_back_ends_can_be_asked_for_everywhere(target, asked):
+    assert choose_backend(target, Shapes(jnp.float32, 80, 8, 3), asked).name == asked
 
 
 @pytest.mark.parametrize(
-    ("device", "shapes", "asked", "message"),
+    ("target", "shapes", "asked", "message"),
     [
         (
             AMPERE,
@@ -135,12 +134,12 @@ def test_the_plain_back_ends_can_be_asked_for_everywhere(device, asked):
     ],
 )
 def test_a_back_end_that_cannot_run_here_is_an_error_with_the_remedy(
-    device, shapes, asked, message
+    target, shapes, asked, message
 ):
     with pytest.raises(
         ConfigError, match=f"--attention-backend {message}" if asked != "FLASH_ATTN" else message
     ):
-        choose_backend(device, shapes, asked)
+        choose_backend(target, shapes, asked, KINDS[target])
 
 
 def test_both_ops_have_every_back_end_that_can_be_asked_for():
@@ -148,7 +147,7 @@ def test_both_ops_have_every_back_end_that_can_be_asked_for():
 
 
 @pytest.mark.parametrize(
-    ("device", "dtype", "head_dim", "name", "said"),
+    ("target", "dtype", "head_dim", "name", "said"),
     [
         (HOPPER, jnp.bfloat16, 64, "mosaic_gpu", "compute capability 9.0"),
         (HOPPER, jnp.bfloat16, 32, "mosaic_gpu", "heads of 32 are stored as 64, with zeros"),
@@ -161,9 +160,9 @@ def test_both_ops_have_every_back_end_that_can_be_asked_for():
     ],
 )
 def test_an_encoder_gets_the_kernel_of_hopper_or_the_reference_and_says_why(
-    device, dtype, head_dim, name, said
+    target, dtype, head_dim, name, said
 ):
-    backend = choose_backend(device, SegmentShapes(dtype, head_dim))
+    backend = choose_backend(target, SegmentShapes(dtype, head_dim))
     assert backend.name == name
     assert said in backend.reason
 
@@ -177,7 +176,7 @@ LATENT = LatentShapes(jnp.bfloat16, 576, 64, 16, rank=512)
 
 
 @pytest.mark.parametrize(
-    ("device", "changes", "name", "reason"),
+    ("target", "changes", "name", "reason"),
     [
         (HOPPER, {}, "mosaic_gpu", "compute capability 9.0"),
         (HOPPER, {"group": 128}, "mosaic_gpu", "compute capability 9.0"),
@@ -189,7 +188,7 @@ LATENT = LatentShapes(jnp.bfloat16, 576, 64, 16, rank=512)
         (CPU, {}, "reference", "CPU"),
     ],
 )
-def test_latents_get_their_kernel_or_the_fallback_with_a_reason(device, changes, name, reason):
-    backend = choose_backend(device, replace(LATENT, **changes))
+def test_latents_get_their_kernel_or_the_fallback_with_a_reason(target, changes, name, reason):
+    backend = choose_backend(target, replace(LATENT, **changes))
     assert backend.name == name and reason in backend.reason
     assert backend.head_dim == changes.get("head_dim", 576)

@@ -22,13 +22,14 @@ from pallas_kernels.all_reduce import Group
 from pallas_kernels.gated_matmul import GELU, SILU, Gated
 from pallas_kernels.parts import Parts, whole
 from tests.cache.test_kv import TABLE, batch, tokens
+from tests.targets import H200, TARGETS
 
 
 def sums_lowered_for_cuda(backend, rows):
     """Two sums and norms, one after the other, of a step."""
 
     def run(inputs, x, weight):
-        context = PagedContext(KVCache((), ()), [inputs], backend)
+        context = PagedContext(KVCache((), ()), [inputs], backend, target=TARGETS[backend])
         return context.add_norm(*context.add_norm(x, x, weight, 1e-6), weight, 1e-6)
 
     x = jax.ShapeDtypeStruct((rows, 256), jnp.bfloat16)
@@ -53,7 +54,7 @@ def products_lowered_for_cuda(backend, rows, product):
     """The products of two layers of a step, each `product(context, x, weight)`."""
 
     def run(inputs, x, weights):
-        context = PagedContext(KVCache((), ()), [inputs], backend)
+        context = PagedContext(KVCache((), ()), [inputs], backend, target=TARGETS[backend])
         return [product(context, x, weight) for weight in weights]
 
     x, weight = (
@@ -95,7 +96,7 @@ def test_the_gated_product_is_what_the_mlp_computes_without_it(activation, monke
         PagedContext(KVCache((), ()), [], "reference"),
     )
     wanted = mlp(x, context)
-    monkeypatch.setattr(row_kernels.gated_matmul, "backend_for", lambda *given: "reference")
+    monkeypatch.setattr(row_kernels.gated_matmul, "find", lambda *given: "reference")
     assert context.gated_product(x, mlp.gate_up.weight[...], mlp.gating).shape == (5, 12)
     np.testing.assert_allclose(mlp(x, context), wanted, rtol=1e-5, atol=1e-6)
 
@@ -116,8 +117,8 @@ def test_the_kernel_for_products_is_lowered_once_for_all_layers_where_it_is_fast
 
 def test_products_that_several_devices_add_up_are_xlas():
     x, weight = (jax.ShapeDtypeStruct((rows, 4096), jnp.bfloat16) for rows in (256, 4096))
-    assert row_kernels.matmul.backend_for("mosaic_gpu", x, weight) == "mosaic_gpu"
-    two = row_kernels.RowKernels("mosaic_gpu", AllReduce(Group("width", 2)))
+    assert row_kernels.matmul.find(H200, x, weight) == "mosaic_gpu"
+    two = row_kernels.RowKernels(H200, AllReduce(Group("width", 2)))
     assert two.product(x, weight, 1) is None
 
 
@@ -132,7 +133,7 @@ def test_a_product_has_the_axes_of_its_weight_whole_or_in_parts(shares, monkeypa
         sums = jnp.stack([a @ b.T for a, b in zip(*halves, strict=True)])
         return sums[0] if shares == 1 else Parts(sums, (), (5, 18), jnp.float32)
 
-    monkeypatch.setattr(row_kernels.matmul, "backend_for", lambda *given: "reference")
+    monkeypatch.setattr(row_kernels.matmul, "find", lambda *given: "reference")
     monkeypatch.setattr(row_kernels, "_matmul", product)
     context = PagedContext(KVCache((), ()), [], "reference")
     for dense in (contract(x, weight, 2), whole(context.product(x, weight, 2))):

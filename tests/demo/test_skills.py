@@ -20,11 +20,11 @@ from examples.demo_model.skills.jobs import draw_required
 from examples.demo_model.skills.tools import KINDS
 from examples.demo_model.tokenizer import render, renderer
 from jaxllm.chat_template import TemplateInput
-from jaxllm.server.openai.chat import read_messages
-from jaxllm.server.openai.limits import Rules
-from jaxllm.server.openai.tools import read_tool_use
 from jaxllm.server.parsing.registry import find_reasoning, find_tools
 from jaxllm.server.rendering.worker import Renderer
+from jaxllm.server.requests.limits import Rules
+from jaxllm.server.requests.messages import read_messages
+from jaxllm.server.requests.tools import read_tool_use
 from jaxllm.templates.traits import AS_GIVEN
 from jaxllm.tokenizer import Tokenizer
 from tests.server.fake import RESOLVED

@@ -24,7 +24,7 @@ from jaxllm.mesh import make_mesh
 from jaxllm.messages import GenerateRequest, PoolingRequest, RequestError
 from jaxllm.pooled import PoolingParams, check_params, normalised
 from jaxllm.sampling.options import SamplingParams
-from pallas_kernels import backends
+from pallas_kernels.segment_attention import reference as segment_attention
 from tests.engine.pooled_goldens import (
     GOLDENS,
     RAW,
@@ -64,7 +64,7 @@ def test_vectors_are_those_of_the_reference_together_and_alone(case: str) -> Non
 def test_an_encoder_with_wider_heads_gives_the_same_vectors(
     case: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(backends.HEAD_DIMS, "reference", (12,))
+    monkeypatch.setattr(segment_attention, "head_dims", lambda pages: (12,), raising=False)
     engine, (prompts, vectors) = make(case), golden(case)
     assert "heads of 8 are stored as 12, with zeros" in engine.resolved.attention_reason
     assert_close(pool(engine, prompts, params_of(case), second_texts(case)), vectors)

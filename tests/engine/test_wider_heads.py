@@ -9,7 +9,8 @@ import pytest
 
 from jaxllm.engine.engine import Engine
 from jaxllm.sampling.options import SamplingParams
-from pallas_kernels import backends
+from pallas_kernels.paged_decode import reference as paged_decode
+from pallas_kernels.paged_extend import reference as paged_extend
 from tests.engine.conftest import LOGPROB_BOUND, TINY, outcomes
 
 PROMPTS = [[5, 17, 3, 80, 41], [9] * 11, list(range(40))]
@@ -23,7 +24,8 @@ def test_an_engine_with_wider_heads_gives_the_same_tokens_and_log_probabilities(
 ) -> None:
     params = [SamplingParams(temperature=0, max_tokens=12, ignore_eos=True, logprobs=1)] * 3
     wanted = outcomes(make_engine(), PROMPTS, params)
-    monkeypatch.setitem(backends.HEAD_DIMS, "reference", (12, 20))
+    for op in (paged_decode, paged_extend):
+        monkeypatch.setattr(op, "head_dims", lambda pages: (12, 20), raising=False)
     engine = make_engine(tensor_parallel_size=shards)
     found = outcomes(engine, PROMPTS, params)
     assert TINY["head_dim"] == 8

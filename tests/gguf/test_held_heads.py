@@ -23,13 +23,14 @@ from jaxllm.nn.weight.scaled import Scaled
 from jaxllm.pooled import PoolingParams
 from jaxllm.quantisation import WeightFormat
 from jaxllm.sampling.options import SamplingParams
-from pallas_kernels.scaled_matmul import backend_for
+from pallas_kernels.scaled_matmul import choose
 from tests.engine.conftest import Outcome, collect
 from tests.engine.pooled_goldens import make, pool
 from tests.gguf.test_held import HEAD, HELD, TABLE, TIED, check, file
 from tests.gguf.writer import Q4_K, Q5_0, Q5_K, Q6_K, Q8_0
 from tests.goldens.pooled_cases import CASES as SCORED
 from tests.goldens.test_served import engine
+from tests.targets import H200
 
 ENDS = {TABLE: Q6_K, HEAD: Q6_K}
 PROMPTS = [[3, 5, 7, 9, 11], [1, 2, 3], [40, 2, 40, 2, 8, 6, 4]]
@@ -95,7 +96,7 @@ def test_shares_that_no_kernel_takes_are_filled_up(
     x = jnp.zeros((1, columns), jnp.bfloat16)
     share = jax.ShapeDtypeStruct((rows // shards, columns), jnp.int8)
     scale = jax.ShapeDtypeStruct((rows // shards, columns // 16), jnp.float16)
-    assert backend_for("mosaic_gpu", x, share, scale, 16, "plain") == "mosaic_gpu"
+    assert choose(H200, x, share, scale, 16, "plain") == "mosaic_gpu"
     check(directory, spec, wanted, shards)
 
 

@@ -142,8 +142,8 @@ def test_the_whole_weight_of_gate_and_up_gives_what_its_groups_do(
         asked.append(weight.shape)
         return gated_matmul(x, weight.reshape(-1, WIDTH), gating=gating, backend="reference")
 
-    monkeypatch.setattr(int4.op, "is_dense", lambda *given: True)
-    monkeypatch.setattr(int4, "_dense", lambda x, w: dequantised(w, WIDTH, x.dtype))
+    monkeypatch.setattr(int4.op, "find_dense", lambda *given: "reference")
+    monkeypatch.setattr(int4, "_dense", lambda x, w, backend: dequantised(w, WIDTH, x.dtype))
     monkeypatch.setattr(DenseContext, "gated_product", gated)
     np.testing.assert_allclose(whole(mlp(x_TD, DenseContext())), wanted, rtol=1e-5, atol=1e-7)
     assert asked == [(1, 2, 48, WIDTH)]
@@ -160,7 +160,7 @@ def test_an_activation_is_rounded_for_the_map_that_reads_it(
     x_TD = jax.random.normal(jax.random.key(0), (TOKENS, WIDTH))
     wanted = whole(mlp(x_TD, context))
     assert mlp.gate_up.gated(x_TD, mlp.gating, context, mlp.down) is None
-    monkeypatch.setattr(scaled.op, "gates", lambda wanted, gating: True)
+    monkeypatch.setattr(scaled.op, "gates", lambda target, gating: True)
     found = mlp.gate_up.gated(x_TD, mlp.gating, context, mlp.down)
     assert isinstance(found, RoundedRows) and found.shape == (TOKENS, 48)
     np.testing.assert_allclose(whole(mlp(x_TD, context)), wanted, rtol=1e-5, atol=1e-6)

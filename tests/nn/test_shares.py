@@ -18,6 +18,8 @@ from pallas_kernels.parts import (
     Parts,
     takes_shares,
 )
+from pallas_kernels.target import PORTABLE, Target
+from tests.targets import H200
 
 WIDTH = 24
 
@@ -33,7 +35,7 @@ def rows_of(rows: int, columns: int) -> jax.Array:
 
 def test_a_long_product_of_one_row_is_in_shares_that_add_up_to_it() -> None:
     linear, x = map_of(FEWEST_COLUMNS), rows_of(1, FEWEST_COLUMNS)
-    part = linear.part(x, RowKernels("mosaic_gpu"))
+    part = linear.part(x, RowKernels(H200))
     assert isinstance(part, Parts)
     assert part.sums.shape == (SHARES, 1, WIDTH) and part.sums.dtype == jnp.float32
     wanted = np.asarray(x, np.float64) @ np.asarray(linear.weight[...], np.float64).T
@@ -43,17 +45,17 @@ def test_a_long_product_of_one_row_is_in_shares_that_add_up_to_it() -> None:
 
 
 @pytest.mark.parametrize(
-    ("backend", "rows", "columns", "bias"),
+    ("target", "rows", "columns", "bias"),
     [
-        ("reference", 1, FEWEST_COLUMNS, False),
-        ("mosaic_gpu", MOST_ROWS + 1, FEWEST_COLUMNS, False),
-        ("mosaic_gpu", 1, FEWEST_COLUMNS // 2, False),
-        ("mosaic_gpu", 1, FEWEST_COLUMNS + 2, False),
-        ("mosaic_gpu", 1, FEWEST_COLUMNS, True),
+        (PORTABLE, 1, FEWEST_COLUMNS, False),
+        (H200, MOST_ROWS + 1, FEWEST_COLUMNS, False),
+        (H200, 1, FEWEST_COLUMNS // 2, False),
+        (H200, 1, FEWEST_COLUMNS + 2, False),
+        (H200, 1, FEWEST_COLUMNS, True),
     ],
 )
-def test_other_products_are_whole(backend: str, rows: int, columns: int, bias: bool) -> None:
-    found = map_of(columns, bias=bias).part(rows_of(rows, columns), RowKernels(backend))
+def test_other_products_are_whole(target: Target, rows: int, columns: int, bias: bool) -> None:
+    found = map_of(columns, bias=bias).part(rows_of(rows, columns), RowKernels(target))
     assert isinstance(found, jax.Array) and found.dtype == jnp.bfloat16
 
 
@@ -65,4 +67,4 @@ def test_float32_and_large_weights_are_computed_as_they_were() -> None:
         ("float32", WIDTH, False),
     ):
         x = jax.ShapeDtypeStruct((1, FEWEST_COLUMNS), dtype)
-        assert takes_shares("mosaic_gpu", x, outputs) == taken
+        assert takes_shares(H200, x, outputs) == taken

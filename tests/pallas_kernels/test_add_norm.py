@@ -12,11 +12,13 @@ import pytest
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from jaxllm.cache.collective import ALONE
-from pallas_kernels.add_norm import add_norm, backend_for, mosaic_gpu
+from pallas_kernels.add_norm import add_norm, choose, find, mosaic_gpu
 from pallas_kernels.add_norm.cases import CASES, Case, expected, inputs
 from pallas_kernels.backends import UnknownBackend
 from pallas_kernels.parts import WeightedRows
+from pallas_kernels.target import PORTABLE
 from tests.pallas_kernels.places import jitted
+from tests.targets import A100, H200
 
 ULP = {"float32": 2**-22, "bfloat16": 2**-8, "float16": 2**-10}
 
@@ -98,7 +100,7 @@ def test_what_the_kernel_does_not_take_is_refused_and_left_to_the_reference(
     x, weight = jnp.ones((rows, width), dtype), jnp.ones(width, dtype)
     with pytest.raises(ValueError, match=message):
         add_norm(x, x, weight, 1e-6, backend="mosaic_gpu")
-    assert backend_for("mosaic_gpu", x, weight) == "reference"
+    assert choose(H200, x, weight) == "reference"
 
 
 @pytest.mark.parametrize(("width", "choices", "some"), [(8192, 5, False), (128, 2, True)])
@@ -112,23 +114,23 @@ def test_rows_that_the_kernel_does_not_add_up_are_left_to_the_reference(
     rows = WeightedRows(y, place_TK, jnp.ones((1, choices)), own_TK)
     with pytest.raises(ValueError, match="add them up before"):
         add_norm(x, rows, weight, 1e-6, backend="mosaic_gpu")
-    assert backend_for("mosaic_gpu", x, weight, rows) == "reference"
-    total, _ = ALONE.add_norm(x, rows, weight, 1e-6, "reference")
+    assert find(H200, x, weight, rows) is None
+    total, _ = ALONE.add_norm(x, rows, weight, 1e-6, PORTABLE)
     if not some:
         np.testing.assert_array_equal(
             total, add_norm(x, rows, weight, 1e-6, backend="reference")[0]
         )
     np.testing.assert_array_equal(np.float32(total), 1 if some else 1 + choices)
     # The kernel of the norm is still taken where rows are added up before it
-    run = lambda x, weight: ALONE.add_norm(x, rows, weight, 1e-6, "mosaic_gpu")
+    run = lambda x, weight: ALONE.add_norm(x, rows, weight, 1e-6, H200)
     text = jax.jit(run).trace(x, weight).lower(lowering_platforms=("cuda",)).as_text()
     assert text.count("mosaic_gpu_v2") == 1
 
 
 def test_the_kernel_is_chosen_where_it_is_wanted_and_takes_the_arrays() -> None:
     x, weight = jnp.ones((1, 128), jnp.bfloat16), jnp.ones(128, jnp.bfloat16)
-    assert backend_for("mosaic_gpu", x, weight) == "mosaic_gpu"
-    assert backend_for("xla", x, weight) == "reference"
+    assert choose(H200, x, weight) == "mosaic_gpu"
+    assert choose(A100, x, weight) == "reference"
 
 
 @pytest.mark.parametrize(("delta", "weight"), [((2, 128), 128), ((1, 128), 256)])

@@ -13,7 +13,7 @@ import pytest
 from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
-from pallas_kernels.all_reduce import Group, add_norm, all_reduce, backend_for, largest
+from pallas_kernels.all_reduce import Group, add_norm, all_reduce, choose, largest
 from pallas_kernels.all_reduce.cases import CASES, Case, expected, inputs
 from pallas_kernels.backends import UnknownBackend
 from pallas_kernels.scaled_matmul import Rounding
@@ -99,7 +99,7 @@ def test_the_largest_over_devices_is_the_argmax_of_all(devices: int) -> None:
 
 def test_other_back_ends_are_named_or_left_for_the_reference() -> None:
     group, part = Group("tensor", 2), jnp.ones((1, 256), jnp.bfloat16)
-    assert backend_for("nccl", group, part) == "reference"
+    assert choose(group, part) == "reference"
     with pytest.raises(UnknownBackend, match="all_reduce has no back end 'nccl'"):
         all_reduce(part, group=group, backend="nccl")
 

@@ -22,6 +22,7 @@ from pallas_kernels.parts import whole
 from pallas_kernels.scaled_matmul import (
     BACKENDS,
     ScaledExperts,
+    find_grouped,
     grouped_scaled_matmul,
     mosaic_converted,
     mosaic_gpu,
@@ -29,7 +30,6 @@ from pallas_kernels.scaled_matmul import (
     scaled_matmul,
     scaled_parts,
     scaled_sums,
-    takes_experts,
 )
 from pallas_kernels.scaled_matmul.cases import Case, expected, inputs
 from pallas_kernels.scaled_matmul.conversion import conversion
@@ -42,6 +42,7 @@ from tests.pallas_kernels.places import (
     poison_outputs,
     relative_error,
 )
+from tests.targets import H200
 
 plain = functools.partial(Case, inputs="plain")
 CASES = (
@@ -271,7 +272,7 @@ def test_experts_whose_rows_fill_no_blocks_go_tile_by_tile() -> None:
     x = jax.ShapeDtypeStruct((3, 128), jnp.bfloat16)
     for outputs, taken in ((128, True), (64, True), (96, False)):
         w = experts(plain(name="", tokens=3, outputs=outputs, columns=128))
-        assert takes_experts(x, w, groups, None) == taken
+        assert (find_grouped(H200, x, w, groups, None) is not None) == taken
     with pytest.raises(ValueError, match=r"O a multiple of 64, got \(96, 128\)"):
         grouped_scaled_matmul(jnp.zeros(x.shape, x.dtype), w, groups)
 

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from pallas_kernels.backends import UnknownBackend
-from pallas_kernels.draw import BROKEN, DrawRows, backend_for, draw, mosaic_gpu
+from pallas_kernels.draw import BROKEN, DrawRows, choose, draw, mosaic_gpu
 from pallas_kernels.draw.bits import exponential, float_of, ordered, search, threefry, uniform
 from pallas_kernels.draw.cases import (
     LOGITS,
@@ -27,8 +27,10 @@ from pallas_kernels.draw.cases import (
     probabilities,
     rows_of,
 )
+from pallas_kernels.target import PORTABLE
 from tests.chi_square import chi_square, limit, pooled
 from tests.pallas_kernels.places import jitted
+from tests.targets import H200
 
 # With the small tuning: slots of 256, five chunks a warpgroup, the last partly beyond the row
 V = 1152
@@ -270,12 +272,12 @@ def test_what_the_kernel_does_not_take_is_refused_and_left_to_the_reference(
     rows = jax.tree.map(jnp.asarray, rows_of([Options()], np.zeros((1, vocabulary), np.float32)))
     with pytest.raises(ValueError, match=message):
         draw(given, rows, backend="mosaic_gpu")
-    assert backend_for("mosaic_gpu", given) == "reference"
+    assert choose(H200, given) == "reference"
 
 
 def test_the_kernel_is_chosen_where_it_is_wanted_and_takes_the_logits() -> None:
-    assert backend_for("mosaic_gpu", jnp.zeros((1, 1024))) == "mosaic_gpu"
-    assert backend_for("reference", jnp.zeros((1, 1024))) == "reference"
+    assert choose(H200, jnp.zeros((1, 1024))) == "mosaic_gpu"
+    assert choose(PORTABLE, jnp.zeros((1, 1024))) == "reference"
 
 
 def test_an_unknown_back_end_is_named_with_those_that_exist() -> None:

@@ -19,9 +19,8 @@ from pallas_kernels.gated_matmul import (
     GELU,
     SILU,
     Gated,
-    backend_for,
+    find,
     gated_matmul,
-    is_faster,
     mosaic_gpu,
     plan,
 )
@@ -36,6 +35,7 @@ from tests.pallas_kernels.places import (
     poison_outputs,
     relative_error,
 )
+from tests.targets import H200
 
 reference = jax.jit(functools.partial(gated_matmul, backend="reference"), static_argnames="gating")
 gatings = pytest.mark.parametrize("gating", [SILU, GELU], ids=["silu", "gelu"])
@@ -182,24 +182,24 @@ def test_every_measured_size_is_one_that_the_kernel_takes(repo: pathlib.Path) ->
 def test_the_kernel_is_chosen_only_where_a_weight_is_large_or_rows_are_many(
     rows: int, weight: int
 ) -> None:
-    if is_faster(rows, weight):
+    if plan.is_faster(rows, weight):
         assert rows >= 64 and weight >= 8 << 20
         assert rows >= 1024 or weight >= 64 << 20
         assert not (257 <= rows <= 320 or 513 <= rows <= 544), "whose tiles would be half empty"
-        assert is_faster(rows, 2 * weight), "a larger weight gains more"
+        assert plan.is_faster(rows, 2 * weight), "a larger weight gains more"
 
 
 def test_the_choice_asks_the_kernel_whether_it_supports_the_arrays() -> None:
     shape = jax.ShapeDtypeStruct
     x, odd = shape((64, 3600), jnp.bfloat16), shape((37888, 3600), jnp.bfloat16)
-    assert is_faster(64, odd.size * 2)
-    assert backend_for("mosaic_gpu", x, odd, SILU) is None  # type: ignore[arg-type]
+    assert plan.is_faster(64, odd.size * 2)
+    assert find(H200, x, odd, SILU) is None  # type: ignore[arg-type]
     fit = shape((37888, 3584), jnp.bfloat16)
     x = shape((64, 3584), jnp.bfloat16)
-    assert backend_for("mosaic_gpu", x, fit, SILU) == "mosaic_gpu"  # type: ignore[arg-type]
-    assert backend_for("mosaic_gpu", x, fit, GELU) == "mosaic_gpu"  # type: ignore[arg-type]
+    assert find(H200, x, fit, SILU) == "mosaic_gpu"  # type: ignore[arg-type]
+    assert find(H200, x, fit, GELU) == "mosaic_gpu"  # type: ignore[arg-type]
     exact = Gated(functools.partial(jax.nn.gelu, approximate=False))
-    assert backend_for("mosaic_gpu", x, fit, exact) is None  # type: ignore[arg-type]
+    assert find(H200, x, fit, exact) is None  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pallas_kernels.gated_matmul import BACKENDS, SILU, backend_for, is_faster, plan
+from pallas_kernels.gated_matmul import BACKENDS, SILU, find, plan
 from pallas_kernels.gated_matmul.cases import CASES, MODEL_SHAPES, expected, inputs
 from pallas_kernels.gated_matmul.plan import (
     MAX_N,
@@ -24,6 +24,8 @@ from pallas_kernels.gated_matmul.plan import (
     stages_of,
     tuning_of,
 )
+from pallas_kernels.target import PORTABLE
+from tests.targets import A100, H200
 
 shapes = {
     "M": st.one_of(st.integers(1, 300), st.integers(1, 9000)),
@@ -111,7 +113,7 @@ def test_a_model_of_more_work_takes_no_less_time() -> None:
     ],
 )
 def test_the_kernel_is_taken_within_its_measured_bounds(rows: int, mib: int, faster: bool) -> None:
-    assert is_faster(rows, mib << 20) == faster
+    assert plan.is_faster(rows, mib << 20) == faster
 
 
 def test_a_back_end_is_none_where_it_is_slower_refuses_or_is_the_reference() -> None:
@@ -120,12 +122,12 @@ def test_a_back_end_is_none_where_it_is_slower_refuses_or_is_the_reference() -> 
         return jax.ShapeDtypeStruct((M, 4096), types), jax.ShapeDtypeStruct((O, 4096), types)
 
     fast = shape(256, 28672)
-    assert backend_for("mosaic_gpu", *fast, SILU) == "mosaic_gpu"
-    assert backend_for("reference", *fast, SILU) is None
-    assert backend_for("xla", *fast, SILU) is None, "a name that this op does not have"
-    assert backend_for("mosaic_gpu", *shape(16, 28672), SILU) is None
-    assert backend_for("mosaic_gpu", *shape(256, 28672, "float32"), SILU) is None
-    assert backend_for("mosaic_gpu", *shape(256, 28680), SILU) is None
+    assert find(H200, *fast, SILU) == "mosaic_gpu"
+    assert find(PORTABLE, *fast, SILU) is None
+    assert find(A100, *fast, SILU) is None, "a card that this op has no kernel for"
+    assert find(H200, *shape(16, 28672), SILU) is None
+    assert find(H200, *shape(256, 28672, "float32"), SILU) is None
+    assert find(H200, *shape(256, 28680), SILU) is None
 
 
 @pytest.mark.parametrize(

@@ -13,8 +13,9 @@ import pytest
 from pallas_kernels.gated_matmul import GELU, SILU
 from pallas_kernels.gated_matmul.cases import ACTIVATIONS
 from pallas_kernels.parts import Parts, Product, whole
-from pallas_kernels.scaled_matmul import Rounding, gated_rows, mosaic_gating_few
+from pallas_kernels.scaled_matmul import Rounding, choose_gated_rows, gated_rows, mosaic_gating_few
 from tests.pallas_kernels.places import launch_options, pick, places
+from tests.targets import H200
 
 FP8 = jnp.float8_e4m3fn
 BF16 = jnp.dtype(jnp.bfloat16)
@@ -109,6 +110,8 @@ def test_products_of_few_tokens_that_the_kernel_takes() -> None:
 
 def test_few_rows_that_the_kernel_does_not_take_stay_plain() -> None:
     product = jnp.ones((2, 200), jnp.bfloat16)
-    found = gated_rows(product, Rounding(FP8, 8), gating=SILU, backend="mosaic_gpu")
+    rounding = Rounding(FP8, 8)
+    backend = choose_gated_rows(H200, product, rounding, SILU)
+    found = gated_rows(product, rounding, gating=SILU, backend=backend)
     assert isinstance(found, jax.Array) and found.dtype == BF16
     np.testing.assert_allclose(np.asarray(found, np.float32), 0.7310586, rtol=2**-7)

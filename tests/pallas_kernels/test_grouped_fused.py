@@ -16,11 +16,11 @@ from pallas_kernels.gated_matmul import SILU
 from pallas_kernels.grouped_matmul import (
     Experts,
     combine,
+    find_one_launch,
     group,
     group_tokens,
     grouped_matmul,
     mosaic_gpu,
-    takes_one_launch,
 )
 from pallas_kernels.grouped_matmul.cases import (
     CASES,
@@ -34,6 +34,7 @@ from pallas_kernels.grouped_matmul.groups import Groups, share_tokens
 from pallas_kernels.grouped_matmul.mosaic_fused import feed_forward, places_of
 from pallas_kernels.grouped_matmul.mosaic_gpu import Spec
 from pallas_kernels.grouped_matmul.plan import ONE_LAUNCH, PROCESSORS, K, Tuning, tuning_of
+from pallas_kernels.target import Target
 from tests.pallas_kernels.places import card, launch_options, relative_error
 
 FEW = Case(name="few tokens", tokens=3, experts=6, choices=2, width=64)
@@ -192,27 +193,28 @@ def test_a_models_layer_lowers_for_cuda_in_one_launch(tokens: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("tokens", "processors", "backend", "taken"),
+    ("tokens", "processors", "capability", "taken"),
     [
-        (64, PROCESSORS, "mosaic_gpu", True),
-        (64, PROCESSORS + 16, "mosaic_gpu", True),
-        (64, PROCESSORS - 1, "mosaic_gpu", False),  # some blocks would never start
-        (64, 0, "mosaic_gpu", False),
-        (64, PROCESSORS, "reference", False),
-        (ONE_LAUNCH.stop, PROCESSORS, "mosaic_gpu", False),
+        (64, PROCESSORS, "9.0", True),
+        (64, PROCESSORS + 16, "9.0", True),
+        (64, PROCESSORS - 1, "9.0", False),  # some blocks would never start
+        (64, 0, "9.0", False),
+        (64, PROCESSORS, "10.0", False),
+        (ONE_LAUNCH.stop, PROCESSORS, "9.0", False),
     ],
 )
 def test_one_launch_is_for_tokens_and_cards_that_gain(
-    tokens: int, processors: int, backend: str, taken: bool
+    tokens: int, processors: int, capability: str, taken: bool
 ) -> None:
     low = functools.partial(jax.ShapeDtypeStruct, dtype=jnp.bfloat16)
     experts = Experts(low((4, 256, 64)), low((4, 64, 128)))
     choice = jax.ShapeDtypeStruct((tokens, 2), jnp.int32)
     groups = jax.eval_shape(functools.partial(group, experts=4), choice)
     given = low((tokens, 64)), experts, groups, SILU
-    assert takes_one_launch(backend, processors, *given) is taken
+    target = Target.gpu(capability, processors)
+    assert (find_one_launch(target, *given) is not None) == taken
     wrong = experts._replace(down_EDF=low((4, 64, 96)))
-    assert not takes_one_launch(backend, processors, given[0], wrong, *given[2:])
+    assert find_one_launch(target, given[0], wrong, *given[2:]) is None
 
 
 def test_weights_that_do_not_fit_are_refused() -> None:

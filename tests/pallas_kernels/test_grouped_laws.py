@@ -16,7 +16,7 @@ from pallas_kernels.backends import UnknownBackend
 from pallas_kernels.grouped_matmul import (
     BACKENDS,
     Groups,
-    backend_for,
+    choose,
     combine,
     group_tokens,
     grouped_matmul,
@@ -33,6 +33,7 @@ from pallas_kernels.grouped_matmul.plan import (
     tuning_of,
     widths_of,
 )
+from tests.targets import H200
 
 TILES = (8, 16, 32, 64, 128)
 EXPERTS, TILE, INPUTS, OUTPUTS = 4, 8, 6, 10
@@ -219,10 +220,10 @@ def test_units_of_a_tile_cover_all_columns(outputs: int, tile: int) -> None:
 def test_the_kernel_is_chosen_for_what_it_takes_and_nothing_else() -> None:
     groups = group(EXPERT, EXPERTS, TILE)
     x, w = jnp.zeros((len(groups.token_P), 64), jnp.bfloat16), jnp.zeros((4, 128, 64), jnp.bfloat16)
-    assert backend_for("mosaic_gpu", x, w, groups, gate_alone) == "mosaic_gpu"
-    assert backend_for("mosaic_gpu", x, w[:, :64], groups, gate_alone) == "reference"
-    assert backend_for("mosaic_gpu", x, w[:, :64], groups, None) == "mosaic_gpu"
-    assert backend_for("mosaic_gpu", x.astype("float32"), w, groups, None) == "reference"
+    assert choose(H200, x, w, groups, gate_alone) == "mosaic_gpu"
+    assert choose(H200, x, w[:, :64], groups, gate_alone) == "reference"
+    assert choose(H200, x, w[:, :64], groups, None) == "mosaic_gpu"
+    assert choose(H200, x.astype("float32"), w, groups, None) == "reference"
     exact = functools.partial(jax.nn.gelu, approximate=False)
     assert not BACKENDS.supports("mosaic_gpu", x, w, groups, lambda g, u: exact(g) * u)
     assert BACKENDS.supports("mosaic_gpu", x, w, groups, lambda g, u: jax.nn.gelu(g) * u)

@@ -12,7 +12,8 @@ import numpy as np
 import pytest
 from jax.sharding import Mesh
 
-from pallas_kernels.all_reduce import Group, Inbox, Layout, backend_for, choose, gather, reference
+from pallas_kernels import all_reduce
+from pallas_kernels.all_reduce import Group, Inbox, Layout, gather, reference, trial
 from pallas_kernels.all_reduce.inboxes import PATIENCE, Inboxes, PeerTimeout
 from pallas_kernels.all_reduce.plan import is_one_shot, layout_for
 from pallas_kernels.all_reduce.protocol import ERROR, INBOXES, NEVER, POLLS, RANK, TABLE
@@ -97,9 +98,9 @@ def test_what_the_kernel_does_not_take_is_refused_and_left_to_the_reference(
     )
     with pytest.raises(ValueError, match=message):
         mosaic_gpu_peers.check(group, part)
-    assert backend_for("mosaic_gpu_peers", group, part) == "reference"
+    assert all_reduce.choose(group, part) == "reference"
     fits = jnp.ones((4, 256), jnp.bfloat16)
-    assert backend_for("mosaic_gpu_peers", group, fits) == "mosaic_gpu_peers"
+    assert all_reduce.choose(group, fits) == "mosaic_gpu_peers"
     with pytest.raises(ValueError, match="group with inboxes"):
         gather(words, group=Group("tensor", 2), backend="mosaic_gpu_peers")
 
@@ -127,23 +128,23 @@ def test_devices_that_do_not_suit_are_refused_with_the_reason() -> None:
             for i in range(count)
         ]
 
-    assert choose.unsuited(gpus(2)) is None
-    assert "no kernel" in str(choose.unsuited(gpus(2, "8.0")))
-    assert "several processes" in str(choose.unsuited(gpus(4, processes=2)))
-    assert "2 to 8 devices" in str(choose.unsuited(gpus(16)))
-    assert choose.no_access(gpus(4), Driver()) is None
-    found = choose.no_access(gpus(4), Driver((2, 1)))
+    assert trial.unsuited(gpus(2)) is None
+    assert "no kernel" in str(trial.unsuited(gpus(2, "8.0")))
+    assert "several processes" in str(trial.unsuited(gpus(4, processes=2)))
+    assert "2 to 8 devices" in str(trial.unsuited(gpus(16)))
+    assert trial.no_access(gpus(4), Driver()) is None
+    found = trial.no_access(gpus(4), Driver((2, 1)))
     assert found == "GPU 2 has no access to the memory of GPU 1"
-    assert "no kernel" in str(choose.refusal(mesh(2), "tensor"))
-    assert "other axes" in str(choose.refusal(mesh(2), "data"))
+    assert "no kernel" in str(trial.refusal(mesh(2), "tensor"))
+    assert "other axes" in str(trial.refusal(mesh(2), "data"))
 
 
 def test_a_trial_adds_up_in_both_ways_that_so_many_devices_have() -> None:
-    row = 2 * choose.WIDTH
-    assert choose.trial_rows(2) == 256  # two devices have one
-    for devices in range(3, choose.MOST_DEVICES + 1):
-        assert choose.is_one_shot(devices, 3 * row)
-        assert not choose.is_one_shot(devices, choose.trial_rows(devices) * row)
+    row = 2 * trial.WIDTH
+    assert trial.trial_rows(2) == 256  # two devices have one
+    for devices in range(3, trial.MOST_DEVICES + 1):
+        assert trial.is_one_shot(devices, 3 * row)
+        assert not trial.is_one_shot(devices, trial.trial_rows(devices) * row)
 
 
 @pytest.mark.gpu
@@ -152,7 +153,7 @@ def test_a_trial_on_cards_is_right(devices: int) -> None:
     if len(jax.devices()) < devices:
         pytest.skip(f"needs {devices} GPUs")
     for _ in range(3):
-        assert choose.refusal(mesh(devices), "tensor") is None
+        assert trial.refusal(mesh(devices), "tensor") is None
 
 
 def test_a_trial_finds_a_wrong_sum_and_a_device_that_gave_up(
@@ -165,10 +166,10 @@ def test_a_trial_finds_a_wrong_sum_and_a_device_that_gave_up(
 
         return add_norm
 
-    monkeypatch.setattr(choose, "add_norm", stand_in(1.0))
-    assert choose.failed_trial(mesh(2), "tensor") is None
+    monkeypatch.setattr(trial, "add_norm", stand_in(1.0))
+    assert trial.failed_trial(mesh(2), "tensor") is None
     monkeypatch.setattr(Inboxes, "check", lambda self: (_ for _ in ()).throw(PeerTimeout("late")))
-    assert choose.failed_trial(mesh(2), "tensor") == "a trial failed: late"
+    assert trial.failed_trial(mesh(2), "tensor") == "a trial failed: late"
     monkeypatch.undo()
-    monkeypatch.setattr(choose, "add_norm", stand_in(1.25))
-    assert choose.failed_trial(mesh(2), "tensor") == "a trial gave a wrong sum of 3 rows"
+    monkeypatch.setattr(trial, "add_norm", stand_in(1.25))
+    assert trial.failed_trial(mesh(2), "tensor") == "a trial gave a wrong sum of 3 rows"

@@ -14,10 +14,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pallas_kernels.int4_matmul.plan import Tuning
-from pallas_kernels.matmul import backend_for, is_faster, matmul, matmul_parts, mosaic_gpu, plan
+from pallas_kernels.matmul import find, matmul, matmul_parts, mosaic_gpu, plan
 from pallas_kernels.model_shapes import LAYER_SHAPES
 from pallas_kernels.mosaic_units import PROCESSORS, ROWS, STAGED
 from pallas_kernels.parts import Parts, whole
+from pallas_kernels.target import PORTABLE
 from tests.pallas_kernels.places import (
     CARD,
     jitted,
@@ -27,6 +28,7 @@ from tests.pallas_kernels.places import (
     poison_outputs,
     relative_error,
 )
+from tests.targets import H200, TPU
 
 ERROR = {"bfloat16": 5e-3, "float16": 1e-3}
 reference = functools.partial(matmul, backend="reference")
@@ -158,7 +160,7 @@ def test_four_tiles_are_taken_where_three_leave_a_quarter_of_the_card_idle() -> 
     ],
 )
 def test_the_kernel_is_taken_within_its_measured_bounds(rows: int, mib: int, faster: bool) -> None:
-    assert is_faster(rows, mib << 20) == faster
+    assert plan.is_faster(rows, mib << 20) == faster
 
 
 def test_few_rows_have_as_many_shares_as_the_card_has_processors_for() -> None:
@@ -171,14 +173,14 @@ def test_a_back_end_is_none_where_it_is_slower_refuses_or_is_the_reference() -> 
         return jax.ShapeDtypeStruct((rows, columns), jnp.dtype(dtype))
 
     w = shape(4096, 4096)
-    assert backend_for("mosaic_gpu", shape(256, 4096), w) == "mosaic_gpu"
-    assert backend_for("mosaic_gpu", shape(64, 4096), w) is None
-    assert backend_for("reference", shape(256, 4096), w) is None
-    assert backend_for("mosaic_gpu", shape(256, 4096, "float32"), w) is None
-    assert backend_for("mosaic_gpu", shape(256, 4100), shape(4096, 4100)) is None
-    assert backend_for("mosaic_tpu", shape(256, 4096), w) is None
+    assert find(H200, shape(256, 4096), w) == "mosaic_gpu"
+    assert find(H200, shape(64, 4096), w) is None
+    assert find(PORTABLE, shape(256, 4096), w) is None
+    assert find(H200, shape(256, 4096, "float32"), w) is None
+    assert find(H200, shape(256, 4100), shape(4096, 4100)) is None
+    assert find(TPU, shape(256, 4096), w) is None
     long = shape(4096, 14336)
-    assert backend_for("mosaic_gpu", shape(1, 14336), long) == "mosaic_gpu"
+    assert find(H200, shape(1, 14336), long) == "mosaic_gpu"
 
 
 @pytest.mark.parametrize(

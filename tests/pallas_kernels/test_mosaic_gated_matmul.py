@@ -14,16 +14,17 @@ from pallas_kernels.gated_matmul import (
     GELU,
     SILU,
     Gated,
-    backend_for,
+    find,
     gated_matmul,
-    is_faster,
     mosaic_gpu,
     plan,
 )
 from pallas_kernels.gated_matmul.cases import CASES, MODEL_SHAPES, Case, expected, inputs
 from pallas_kernels.gated_matmul.plan import Tuning
 from pallas_kernels.mosaic_gpu import PRODUCER_REGISTERS, registers_of
+from pallas_kernels.target import PORTABLE
 from tests.pallas_kernels.places import jitted
+from tests.targets import H200, TPU
 
 # Sizes under which the small cases have several tiles, bands, turns of the ring and units of a
 # block.
@@ -173,18 +174,22 @@ def test_measured_sizes_come_first(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_the_kernel_is_used_where_it_pays() -> None:
     x, w = jnp.zeros((64, 3584), jnp.bfloat16), jax.ShapeDtypeStruct((37888, 3584), jnp.bfloat16)
-    assert backend_for("mosaic_gpu", x, w, SILU) == "mosaic_gpu"  # type: ignore[arg-type]
-    assert backend_for("mosaic_gpu", x[:32], w, SILU) is None  # type: ignore[arg-type]
-    assert backend_for("mosaic_tpu", x, w, SILU) is None  # type: ignore[arg-type]
-    assert backend_for("reference", x, w, SILU) is None  # type: ignore[arg-type]
-    assert backend_for("mosaic_gpu", x.astype(jnp.float32), w, SILU) is None  # type: ignore[arg-type]
+    assert find(H200, x, w, SILU) == "mosaic_gpu"  # type: ignore[arg-type]
+    assert find(H200, x[:32], w, SILU) is None  # type: ignore[arg-type]
+    assert find(TPU, x, w, SILU) is None  # type: ignore[arg-type]
+    assert find(PORTABLE, x, w, SILU) is None  # type: ignore[arg-type]
+    assert find(H200, x.astype(jnp.float32), w, SILU) is None  # type: ignore[arg-type]
     small = 6144 * 1024 * 2
-    assert (is_faster(256, small), is_faster(2048, small), is_faster(2048, 1 << 20)) == (
+    assert (
+        plan.is_faster(256, small),
+        plan.is_faster(2048, small),
+        plan.is_faster(2048, 1 << 20),
+    ) == (
         False,
         True,
         False,
     )
-    assert [is_faster(rows, 1 << 30) for rows in (63, 64, 256, 257, 1023, 1024)] == [
+    assert [plan.is_faster(rows, 1 << 30) for rows in (63, 64, 256, 257, 1023, 1024)] == [
         False,
         True,
         True,

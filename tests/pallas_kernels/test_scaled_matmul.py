@@ -12,9 +12,10 @@ import numpy as np
 import pytest
 
 from pallas_kernels.backends import UnknownBackend
-from pallas_kernels.scaled_matmul import INPUTS, backend_for, rounded, scaled_matmul
+from pallas_kernels.scaled_matmul import INPUTS, choose, rounded, scaled_matmul
 from pallas_kernels.scaled_matmul.cases import CASES, Case, expected, inputs
 from pallas_kernels.scaled_matmul.rounding import rounded_inputs
+from tests.targets import TPU
 
 GOLDEN = np.load(Path(__file__).parents[1] / "goldens/rounded.npz")
 GROUP, GIVEN = 128, 0.02  # of the golden
@@ -81,7 +82,7 @@ def test_a_given_scale_that_is_too_small_gives_the_largest_numbers() -> None:
 
 def test_back_ends_that_it_lacks_are_the_reference() -> None:
     arrays = (jnp.ones((1, 2)), jnp.ones((3, 2), jnp.int8), jnp.ones((3, 1)))
-    assert backend_for("mosaic_tpu", *arrays, 2, "token") == "reference"
+    assert choose(TPU, *arrays, 2, "token") == "reference"
     with pytest.raises(UnknownBackend, match="scaled_matmul has no back end 'none'"):
         scaled_matmul(*arrays, group=2, inputs="token", backend="none")
 

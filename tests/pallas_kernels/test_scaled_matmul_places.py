@@ -17,7 +17,7 @@ from pallas_kernels.model_shapes import LAYER_SHAPES
 from pallas_kernels.mosaic_units import PROCESSORS, ROWS, STAGED
 from pallas_kernels.scaled_matmul import (
     BACKENDS,
-    backend_for,
+    choose,
     mosaic_gpu,
     mosaic_rounding,
     plan,
@@ -32,6 +32,7 @@ from pallas_kernels.scaled_matmul.cases import (
     inputs,
 )
 from pallas_kernels.scaled_matmul.plan import Tuning
+from pallas_kernels.target import PORTABLE, Target
 from tests.pallas_kernels.places import (
     CARD,
     launch_options,
@@ -40,6 +41,7 @@ from tests.pallas_kernels.places import (
     poison_outputs,
     relative_error,
 )
+from tests.targets import H200, TPU
 
 ERROR = 2.5e-3  # one rounding to bfloat16
 SMALL = {
@@ -272,13 +274,13 @@ def test_the_kernel_multiplies_few_rows_and_groups() -> None:
 
 
 def test_what_the_kernel_does_not_take_goes_to_the_reference() -> None:
-    def chosen(groups: int, wanted: str = "mosaic_gpu") -> str:
+    def chosen(groups: int, target: Target = H200) -> str:
         x, scale = jnp.zeros((2, 256), jnp.bfloat16), jnp.ones((128, groups))
-        return backend_for(wanted, x, W8, scale, 256 // groups, "token")
+        return choose(target, x, W8, scale, 256 // groups, "token")
 
     assert chosen(1) == chosen(2) == "mosaic_gpu"
     assert chosen(4) == "reference"  # groups of 64
-    assert chosen(1, "mosaic_tpu") == chosen(1, "reference") == "reference"
+    assert chosen(1, TPU) == chosen(1, PORTABLE) == "reference"
 
 
 @places

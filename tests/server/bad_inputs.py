@@ -348,7 +348,7 @@ ELSEWHERE: dict[int, tuple[str, str]] = {
     25: ("server/test_bad_chats.py", "test_an_error_of_the_template_is_the_clients_to_read"),
     26: ("server/rendering/test_renders.py", "test_two_chats_that_hang_hold_up_nobody"),
     58: (
-        "server/openai/test_structure.py",
+        "server/requests/test_structure.py",
         "test_a_grammar_that_leaves_no_token_is_the_fault_of_the_field_that_was_sent",
     ),
     63: ("server/parsing/test_laws.py", ""),

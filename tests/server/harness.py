@@ -13,7 +13,7 @@ from dataclasses import replace
 from typing import Any, Self
 
 from jaxllm.config import EngineConfig
-from jaxllm.server.app import build
+from jaxllm.server.app import BODY_FIELDS, build
 from jaxllm.server.engine.client import EngineClient
 from jaxllm.server.engine.group import EngineGroup
 from jaxllm.server.engine.loading import Factory
@@ -95,7 +95,9 @@ class Running:
         for client, ours in zip(clients, sockets, strict=True):
             await client.connect(ours)
         group = EngineGroup(clients)
-        self.server_state = ServerState(self._settings, group, self._tokenizer, self._defaults)
+        self.server_state = ServerState(
+            self._settings, group, self._tokenizer, self._defaults, BODY_FIELDS
+        )
         self._server = http_server(build(self.server_state), self._root_path, self._tls)
         serving = asyncio.create_task(self._server.serve(sockets=[self._socket]))
         while not (self._server.started or serving.done()):

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from jaxllm.server.openai.chat import MAX_ARGUMENT_PARTS
+from jaxllm.server.requests.messages import MAX_ARGUMENT_PARTS
 from tests.server.harness import Running
 
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"

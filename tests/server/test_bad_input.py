@@ -280,7 +280,7 @@ def test_harmless_and_neutral_values_are_accepted(
 
 
 def test_null_is_accepted_for_every_optional_field(server: Running) -> None:
-    from jaxllm.server.openai.requests import CHAT_FIELDS, COMPLETION_FIELDS
+    from jaxllm.server.requests.known_fields import CHAT_FIELDS, COMPLETION_FIELDS
 
     body: dict[str, Any] = dict.fromkeys(COMPLETION_FIELDS) | {"model": "fake", "prompt": "a"}
     assert server.post(COMPLETIONS, body).status == 200

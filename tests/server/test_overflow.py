@@ -17,7 +17,7 @@ from jaxllm.messages import GenerateRequest, RequestError
 from jaxllm.sampling.options import SamplingParams
 from jaxllm.server.anthropic.errors import envelope
 from jaxllm.server.errors import ApiError
-from jaxllm.server.openai import bodies, limits
+from jaxllm.server.requests import large_bodies, limits
 from jaxllm.tokenizer import Tokenizer
 from tests.server.fake import RESOLVED
 from tests.server.harness import Answer, Running
@@ -159,7 +159,7 @@ def test_so_is_a_prompt_that_is_too_long_to_be_truncated(
     server: Running, monkeypatch: pytest.MonkeyPatch, as_ids: bool
 ) -> None:
     monkeypatch.setattr(limits, "TRUNCATED_CHARS", 20_000)
-    monkeypatch.setattr(bodies, "MAX_TRUNCATED_IDS", 400_000)
+    monkeypatch.setattr(large_bodies, "MAX_TRUNCATED_IDS", 400_000)
     prompt: Any = [97] * 400_001 if as_ids else "a" * 30_000
     body = {"model": "fake", "prompt": prompt} | TRUNCATED
     answer = server.post("/v1/completions", body)

@@ -30,6 +30,7 @@ from pallas_kernels.grouped_matmul import Groups, by_tile, group
 from pallas_kernels.int4_matmul import Int4, int4_matmul
 from pallas_kernels.scaled_matmul import ScaledExperts, scaled_matmul
 from tests.goldens.golden import load_golden
+from tests.targets import H200
 from tests.weights.packed import (
     FP8,
     MXFP4,
@@ -65,7 +66,7 @@ def test_a_kernel_takes_all_experts_at_once_by_the_sizes_on_a_device(
     down = ExpertMaps(init, (1, 256, inner), DOWN, split=split)
     for maps in (up, down):
         maps.hold(ONLINE[numbers])
-    assert all(maps.weight.each.takes_all() for maps in (up, down)) == takes
+    assert all(maps.weight.each.takes_all(H200) for maps in (up, down)) == takes
 
 
 def check(tmp_path: Path, made: Pair, settings: dict, expected: WeightFormat) -> None:
@@ -228,7 +229,7 @@ def test_the_kernel_of_all_experts_gives_what_tiles_one_by_one_do(
 
     calls = Mock(side_effect=kernel)
     monkeypatch.setattr(scheme, "_grouped", calls)
-    monkeypatch.setattr(DenseContext, "row_backend", "mosaic_gpu", raising=False)
+    monkeypatch.setattr(DenseContext, "target", H200)
     found = held.grouped(x, groups, DenseContext(), bias, gating)
     calls.assert_called_once()
     rows = np.asarray(groups.place_TK).reshape(-1)

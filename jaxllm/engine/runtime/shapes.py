@@ -14,6 +14,7 @@ from jax import Array
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jax.typing import DTypeLike
 
+from jaxllm.cache.backends import Target
 from jaxllm.cache.collective import Collective, group_of, over
 from jaxllm.cache.kv import KVCache, PagedContext, PagedInputs
 from jaxllm.cache.peers import Layout, inbox_shapes
@@ -25,7 +26,7 @@ from jaxllm.mesh import LAYER, PINNED, WHOLE, Stage, layer_devices, per_device
 from jaxllm.pooling import Pooling
 from jaxllm.sampling.process import LogitsParams
 from jaxllm.sampling.processor_arguments import Processor
-from jaxllm.sampling.sample import DrawRows, Sampler, backend_for, sample
+from jaxllm.sampling.sample import DrawRows, Sampler, choose_draw, is_draw_kernel, sample
 from jaxllm.sampling.split_vocabulary import SplitVocabulary
 
 type Draw = Callable[[Array, DrawRows, Sampler, str], Array]
@@ -38,10 +39,10 @@ class Model:
     Attributes:
         graphdef, treedef: how to rebuild the module from its weight leaves inside a trace.
         backend: of the attention kernels.
+        target: for which other kernels are chosen.
         page_size: tokens of a KV page.
         processors: research code that `process_logits` runs.
         batch_invariant: attention splits no row, so a row's result does not depend on the others.
-        device_processors: of each device; 0: not known.
         peers: of the inboxes by which devices add up; None where XLA does.
         inboxes: a device's part of `Inboxes.arrays` inside a trace.
     """
@@ -50,10 +51,10 @@ class Model:
     treedef: jax.tree_util.PyTreeDef
     mesh: Mesh
     backend: str
+    target: Target
     page_size: int
     processors: tuple[Processor, ...] = ()
     batch_invariant: bool = False
-    device_processors: int = 0
     peers: Layout | None = None
     inboxes: tuple[Array, ...] = ()
 
@@ -71,7 +72,7 @@ class Model:
     ) -> PagedContext:
         """What a step attends with, inside a trace; `inputs` are those of each cache group."""
         kernels = self.backend, self.collective, prompt_length_T, self.batch_invariant
-        return PagedContext(kv, inputs, *kernels, self.device_processors)
+        return PagedContext(kv, inputs, *kernels, self.target)
 
     def rebuild(self, weights: tuple[Array, ...]) -> nnx.Module:
         """The nnx module around these leaves, whole ones or one device's."""
@@ -167,16 +168,15 @@ class StepShapes:
     @functools.cached_property
     def draw_backend(self) -> str:
         """Which of `pallas_kernels.draw` samples."""
-        wanted = "mosaic_gpu" if self.model.backend == "mosaic_gpu" else "reference"
-        return backend_for(wanted, self.logits(self.buckets.logits[-1]))
+        return choose_draw(self.model.target, self.logits(self.buckets.logits[-1]))
 
     @functools.cached_property
     def samplers(self) -> tuple[Sampler, ...]:
         """The compiled samplers, cheapest first. The kernel filters as fast as it draws, so with it
         one program serves both."""
-        return tuple(
-            s for s in Sampler if s is not Sampler.RANDOM or self.draw_backend == "reference"
-        )
+        if is_draw_kernel(self.draw_backend):
+            return tuple(sampler for sampler in Sampler if sampler is not Sampler.RANDOM)
+        return tuple(Sampler)
 
     @functools.cached_property
     def state(self) -> SlotState:

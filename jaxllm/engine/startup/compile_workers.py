@@ -35,6 +35,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxllm import weights
+from jaxllm.cache.backends import Target
 from jaxllm.config import Resolved
 from jaxllm.engine.runtime.compilation.executables import Executables
 from jaxllm.engine.runtime.compilation.exports import Exports, settings
@@ -224,7 +225,8 @@ def main() -> None:
 def rebuild(task: dict[str, Any]) -> Programs:
     """The programs that `_task` describes, over devices of this process."""
     spec = make_spec(**task["model"])
-    resolved = Resolved(**task["resolved"] | {"pooling": spec.pooling})
+    target = Target.of_dict(task["resolved"]["target"])
+    resolved = Resolved(**task["resolved"] | {"pooling": spec.pooling, "target": target})
     mesh, dtype = make_mesh(resolved.tensor_parallel_size), jnp.dtype(resolved.dtype)
     mesh, stage = over_experts(mesh, resolved.expert_parallel_size), Stage(**task["stage"])
     outline = weights.outline(spec, mesh, dtype, stage)

@@ -19,6 +19,7 @@ from rich.console import Console
 from rich.table import Table
 
 from jaxllm import weights
+from jaxllm.cache.backends import Target
 from jaxllm.config import Resolved
 from jaxllm.engine.runtime.compilation.compile_counter import CompileCounter
 from jaxllm.engine.runtime.lattice import Programs, Progress
@@ -31,7 +32,7 @@ from jaxllm.mesh import stages
 from jaxllm.models.config.build import head_name, table_name
 from jaxllm.nn.weight.experts import HeldExperts
 from jaxllm.nn.weight.int4 import Int4
-from jaxllm.nn.weight.schemes import SCHEMES, backend
+from jaxllm.nn.weight.schemes import SCHEMES, backend, has_kernel
 from jaxllm.quantisation import WeightFormat
 from jaxllm.units import GIB, amount
 
@@ -267,11 +268,12 @@ def _format_rows(setup: Setup) -> Rows:
     others = shard_bytes(leaf for path, leaf in paths if _is_plain(path))
     model = nnx.merge(setup.outline.graphdef, setup.outline.state)
     experts = [part.each for _, part in nnx.iter_graph(model) if isinstance(part, HeldExperts)]
-    on_hopper = setup.resolved.attention_backend == "mosaic_gpu"
-    by_tile = any(not (on_hopper and each.takes_all()) for each in experts)
+    target = setup.resolved.target
+    by_tile = any(not each.takes_all(target) for each in experts)
     token = setup.need.group_bytes / setup.need.page_size
-    products = {backend(kind, setup.resolved.attention_backend) for kind in counts}
-    slow = " (plain JAX: may be slower than 16 bits)" if "reference" in products else ""
+    products = {backend(kind, target) for kind in counts}
+    has_kernels = all(has_kernel(kind, target) for kind in counts)
+    slow = "" if has_kernels else " (plain JAX: may be slower than 16 bits)"
     return [
         *([] if spec.scheme is None else [("checkpoint", spec.scheme.title)]),
         ("quantised weights", held),
@@ -283,7 +285,7 @@ def _format_rows(setup: Setup) -> Rows:
         *([("output head", _head_row(setup))] if spec.has_head else []),
         ("products of these", f"{', '.join(sorted(products))}{slow}"),
         *([("products of experts", EXPERTS)] if by_tile else []),
-        *([("prompts", PROMPTS)] if _has_kernels_of_4_bits(products, counts) else []),
+        *([("prompts", PROMPTS)] if _has_kernels_of_4_bits(counts, target) else []),
     ]
 
 
@@ -295,9 +297,9 @@ def _head_row(setup: Setup) -> str:
     return f"{held}, also the table of tokens" if setup.spec.tied else held
 
 
-def _has_kernels_of_4_bits(products: set[str], kinds: Iterable[WeightFormat]) -> bool:
-    """Whether Hopper's kernels multiply with weights of 4 bits."""
-    return "mosaic_gpu" in products and any(SCHEMES[kind.numbers] is Int4 for kind in kinds)
+def _has_kernels_of_4_bits(kinds: Iterable[WeightFormat], target: Target) -> bool:
+    """Whether kernels multiply with weights of 4 bits."""
+    return any(SCHEMES[kind.numbers] is Int4 and has_kernel(kind, target) for kind in kinds)
 
 
 def _is_plain(path: tuple[Any, ...]) -> bool:

@@ -15,16 +15,18 @@ from jax.sharding import Mesh
 
 from jaxllm import weights
 from jaxllm.cache.backends import (
+    HOPPER,
     Backend,
     LatentShapes,
     SegmentShapes,
     Shapes,
+    Target,
     choose_backend,
     tile_tokens,
 )
 from jaxllm.cache.kv import page_bytes
 from jaxllm.cache.layer import LatentKV
-from jaxllm.cache.peers import XLA, Layout, Sums, choose_sums, inbox_layout
+from jaxllm.cache.peers import XLA, Layout, Sums, by_inboxes, choose_sums, inbox_layout
 from jaxllm.config import KV_CACHE_DTYPES, ConfigError, EngineConfig, Resolved, step_seqs
 from jaxllm.engine.scheduling.buckets import Buckets
 from jaxllm.engine.scheduling.plan import Limits
@@ -48,7 +50,7 @@ from jaxllm.models import ModelSpec, Wish, read_spec
 from jaxllm.models.config.expert_groups import expert_groups
 from jaxllm.nn.heads import Heads
 from jaxllm.nn.rope import Alibi
-from jaxllm.nn.weight.schemes import backend
+from jaxllm.nn.weight.schemes import has_kernel
 
 # Of every prompt step where one shape serves all: short prompts are padded to it, long ones lose
 # little by it
@@ -97,7 +99,7 @@ class Setup:
     @property
     def peers(self) -> Layout | None:
         """Of the inboxes by which devices add up; None where XLA does."""
-        if self.resolved.all_reduce == XLA:
+        if not by_inboxes(self.resolved.all_reduce):
             return None
         return largest_inboxes(self.mesh, self.spec, self.buckets)
 
@@ -118,6 +120,7 @@ class _Model(NamedTuple):
     dtype: jnp.dtype
     kv_dtype: jnp.dtype
     page_size: int
+    target: Target
     backend: Backend
 
     @property
@@ -203,7 +206,7 @@ def _resolved(
         batch_invariant=config.batch_invariant,
         pooling=spec.pooling,
         pipeline_parallel_size=config.pipeline_parallel_size,
-        device_processors=own_processors(model.mesh.devices.flat),
+        target=model.target,
         **sums._asdict(),
     )
 
@@ -239,9 +242,17 @@ def _model(config: EngineConfig, files: weights.ModelFiles, spec: ModelSpec, mes
     mesh = over_experts(mesh, expert_groups(config, spec))
     page_size = config.block_size or (16 if platform == "cpu" else 64)
     shapes = _shapes(spec, spec.heads(shards), dtype, page_size, kv_dtype)
-    backend = choose_backend(mesh.devices.flat[0], shapes, config.attention_backend)
+    target = target_of(mesh)
+    device_kind = mesh.devices.flat[0].device_kind
+    backend = choose_backend(target, shapes, config.attention_backend, device_kind)
     spec = spec.with_heads_of(backend.head_dim)
-    return _Model(files.path, spec, mesh, dtype, kv_dtype, page_size, backend)
+    return _Model(files.path, spec, mesh, dtype, kv_dtype, page_size, target, backend)
+
+
+def target_of(mesh: Mesh) -> Target:
+    """What kernels are chosen for: one of the devices, with the processors that each has."""
+    processors = own_processors(mesh.devices.flat)
+    return replace(Target.of(mesh.devices.flat[0]), processors=processors)
 
 
 def _sums(config: EngineConfig, model: _Model, rows: int) -> Sums:
@@ -260,7 +271,7 @@ def _sums(config: EngineConfig, model: _Model, rows: int) -> Sums:
 
 def _inbox_bytes(sums: Sums, mesh: Mesh, spec: ModelSpec, buckets: Buckets) -> int:
     """Bytes of a device's inbox; 0 where XLA adds up."""
-    return 0 if sums.all_reduce == XLA else largest_inboxes(mesh, spec, buckets).size
+    return largest_inboxes(mesh, spec, buckets).size if sums.by_inboxes else 0
 
 
 def largest_inboxes(mesh: Mesh, spec: ModelSpec, buckets: Buckets) -> Layout:
@@ -289,8 +300,9 @@ def _buckets(config: EngineConfig, spec: ModelSpec, limits: Limits, platform: st
 
 def _expected_workspace(model: _Model, rows: int, scored: int) -> int | None:
     """What a step of so many rows should need where Hopper's kernels run; None elsewhere."""
-    spec, itemsize, own = model.spec, model.dtype.itemsize, model.backend.name
-    if own != "mosaic_gpu" or any(backend(kind, own) != own for kind in spec.formats.values()):
+    spec, itemsize = model.spec, model.dtype.itemsize
+    is_expected = model.backend.is_kernel and HOPPER.met_by(model.target)
+    if not is_expected or not all(has_kernel(kind, model.target) for kind in spec.formats.values()):
         return None  # weights in few bits without a kernel are unpacked
     return expected_workspace_bytes(spec, rows, scored, itemsize, layer_devices(model.mesh))
 

@@ -57,10 +57,10 @@ def make_programs(
         treedef,
         setup.mesh,
         resolved.attention_backend,
+        resolved.target,
         resolved.page_size,
         processors,
         resolved.batch_invariant,
-        resolved.device_processors,
         setup.peers,
     )
     if executables is None:

@@ -29,7 +29,8 @@ THETA = 10000  # of which the base of its angles is a multiple
 def config(model: Model) -> dict[str, Any]:
     """The configuration."""
     own = model.metadata
-    width, heads = own.count("embedding_length"), own.count("attention.head_count")
+    width = own.count("embedding_length")
+    heads = own.count("attention.head_count")
     biases = ("blk.0.attn_qkv.bias", "blk.0.attn_q.bias")
     found = base_config(
         model,

@@ -31,10 +31,12 @@ NAMES = {
 def config(model: Model) -> dict[str, Any]:
     """The configuration of the second version, or of the third where sigmoids choose experts."""
     own = model.metadata
-    rope, key = own.count("rope.dimension_count"), own.count("attention.key_length_mla")
+    rope = own.count("rope.dimension_count")
+    key = own.count("attention.key_length_mla")
     key = key or own.count("attention.key_length")
     value = own.count("attention.value_length_mla") or own.count("attention.value_length")
-    heads, layers = own.count("attention.head_count"), own.count("block_count")
+    heads = own.count("attention.head_count")
+    layers = own.count("block_count")
     predicting = own.count("nextn_predict_layers") or 0
     found = base_config(
         model,
@@ -55,7 +57,8 @@ def config(model: Model) -> dict[str, Any]:
 
 def _groups(own: Metadata) -> dict[str, Any]:
     """Groups of experts, which older files do not state: then those of the model of this size."""
-    groups, kept = own.count("expert_group_count"), own.count("expert_group_used_count")
+    groups = own.count("expert_group_count")
+    kept = own.count("expert_group_used_count")
     if groups is None or kept is None:
         groups, kept = {256: (8, 4), 160: (8, 3)}.get(own.count("expert_count") or 0, (1, 1))
     sigmoid = own.count("expert_gating_func") == SIGMOID
@@ -64,7 +67,8 @@ def _groups(own: Metadata) -> dict[str, Any]:
 
 
 def _scaling(own: Metadata) -> dict[str, Any] | None:
-    found, growth = scaling(own), own.number("rope.scaling.yarn_log_multiplier")
+    found = scaling(own)
+    growth = own.number("rope.scaling.yarn_log_multiplier")
     if found is None or not growth:
         return found
     weight = round(10 * growth, 6)  # converters write a tenth

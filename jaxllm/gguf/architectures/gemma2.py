@@ -37,7 +37,8 @@ def config(model: Model) -> dict[str, Any]:
 def score_width(own: Metadata, largest: int) -> int:
     """What scores are divided by the root of: the width of a head, in the largest model the
     model's width by its heads."""
-    heads, width = own.count("attention.head_count"), own.count("embedding_length")
+    heads = own.count("attention.head_count")
+    width = own.count("embedding_length")
     if own.count("block_count") == largest and heads and width:
         return width // heads
     return own.count("attention.key_length") or 256

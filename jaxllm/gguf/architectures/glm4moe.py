@@ -20,7 +20,8 @@ NAMES = {
 def config(model: Model) -> dict[str, Any]:
     """The configuration."""
     own = model.metadata
-    layers, predicting = own.count("block_count"), own.count("nextn_predict_layers") or 0
+    layers = own.count("block_count")
+    predicting = own.count("nextn_predict_layers") or 0
     return base_config(
         model,
         "glm4_moe",

@@ -23,7 +23,8 @@ NAMES = {
 def config(model: Model) -> dict[str, Any]:
     """The configuration. As in the published one, the edges of YaRN's ramp are not rounded. A file
     without scaling has none, where a config.json would have the published one."""
-    own, stretched = model.metadata, scaling(model.metadata)
+    own = model.metadata
+    stretched = scaling(model.metadata)
     return base_config(
         model,
         "gpt_oss",

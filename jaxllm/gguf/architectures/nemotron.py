@@ -27,7 +27,8 @@ def config(model: Model) -> dict[str, Any]:
 def _turning(own: Metadata) -> float | None:
     """The part of a head that turns; None for the usual half, where converters count dimensions of
     heads of another width than these have."""
-    width, heads = own.count("embedding_length"), own.count("attention.head_count")
+    width = own.count("embedding_length")
+    heads = own.count("attention.head_count")
     dim = own.count("attention.key_length")
     other = dim is not None and width and heads and dim != width // heads
     return None if other else turning_share(own)

@@ -17,7 +17,8 @@ NAMES = {
 
 def config(model: Model) -> dict[str, Any]:
     """The configuration."""
-    biased, own = "blk.0.attn_q.bias" in model.tensors, model.metadata
+    biased = "blk.0.attn_q.bias" in model.tensors
+    own = model.metadata
     window = own.count("attention.sliding_window")
     if not window:
         return base_config(model, "olmo2", attention_bias=biased)

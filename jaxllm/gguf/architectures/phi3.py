@@ -16,17 +16,23 @@ NAMES = {
     "blk.{}.attn_qkv": "model.layers.{}.self_attn.qkv_proj",
     "blk.{}.ffn_up": "model.layers.{}.mlp.gate_up_proj",
 }
-CONTROL, USER_DEFINED = 3, 4  # of tokenizer.ggml.token_type
-END, KEEP_SPACES = "</s>", ("<s>", "<|endoftext|>")
+# of tokenizer.ggml.token_type
+CONTROL = 3
+USER_DEFINED = 4
+END = "</s>"
+KEEP_SPACES = ("<s>", "<|endoftext|>")
 
 
 def config(model: Model) -> dict[str, Any]:
     """The configuration."""
     own = model.metadata
-    width, heads = own.count("embedding_length"), own.count("attention.head_count")
-    turning, dim = own.count("rope.dimension_count"), width // heads if width and heads else None
+    width = own.count("embedding_length")
+    heads = own.count("attention.head_count")
+    turning = own.count("rope.dimension_count")
+    dim = width // heads if width and heads else None
     scale = own.number("rope.scaling.attn_factor")
-    short, long = "rope_factors_short.weight", "rope_factors_long.weight"
+    short = "rope_factors_short.weight"
+    long = "rope_factors_long.weight"
     scaled = {} if scale is None else {"attention_factor": scale}
     return base_config(
         model,

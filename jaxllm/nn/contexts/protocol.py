@@ -13,18 +13,19 @@ from pallas_kernels.parts import Product
 from pallas_kernels.rope_write import HeadRows
 from pallas_kernels.route import Rule
 from pallas_kernels.scaled_matmul import Inputs, Rounding
+from pallas_kernels.target import Target
 
 
 class RowContext(Protocol):
     """Computes what lies between the linear maps of a block, for each token by itself.
 
     Attributes:
-        row_backend: the back end of `pallas_kernels` for such work, where an op has it.
+        target: for which kernels of such work are chosen.
         collective: the devices that share the block.
     """
 
     @property
-    def row_backend(self) -> str: ...
+    def target(self) -> Target: ...
 
     @property
     def collective(self) -> Collective: ...

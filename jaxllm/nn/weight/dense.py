@@ -41,7 +41,7 @@ class Dense(nnx.Param):
         found = context.product(x, weight, dims)
         if found is not None:
             return found
-        if weight.ndim == 2 and takes_shares(context.row_backend, x, weight.shape[0]):
+        if weight.ndim == 2 and takes_shares(context.target, x, weight.shape[0]):
             return in_shares(x, weight)
         return contract(x, weight, dims)
 

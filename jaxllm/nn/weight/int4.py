@@ -23,6 +23,7 @@ from pallas_kernels.int4_matmul.packed import CHUNK, ROWS, SLOT, WORDS, values_o
 from pallas_kernels.int4_matmul.rounding import nearest, rounded
 from pallas_kernels.parts import Product, whole
 from pallas_kernels.scaled_matmul import Inputs, Rounding, in_steps
+from pallas_kernels.target import Target
 
 
 class Int4(nnx.Module):
@@ -66,8 +67,7 @@ class Int4(nnx.Module):
     def _product(self, x: Inputs, context: RowContext) -> Product:
         assert isinstance(x, Array)  # no rounding is asked for
         x_TI, weight = self._factors(x, context)
-        wanted = context.row_backend
-        backend = wanted if op.BACKENDS.supports(wanted, x_TI, weight) else "reference"
+        backend = op.choose(context.target, x_TI, weight)
         if self.kind.inputs == "plain":
             return _int4_parts(x_TI, weight, backend=backend)
         assert self.kind.inputs == "token" and self.kind.input_numbers is not None
@@ -83,9 +83,10 @@ class Int4(nnx.Module):
         assert isinstance(x_TD, Array)
         x_TI, weight = self._factors(x_TD, context)
         one_shard = weight.rows * self.shape.shards == math.prod(self.shape.out)
-        if not one_shard or not op.is_dense(context.row_backend, x_TI, weight):
+        backend = op.find_dense(context.target, x_TI, weight)
+        if not one_shard or backend is None:
             return None
-        plain = _dense(x_TI, weight)
+        plain = _dense(x_TI, weight, backend=backend)
         return context.gated_product(x_TI, plain.reshape(1, 2, -1, plain.shape[1]), gating)
 
     def _factors(self, x: Array, context: RowContext) -> tuple[Array, op.Int4]:
@@ -104,18 +105,18 @@ class Int4(nnx.Module):
         gating: Gating | None,
     ) -> Array | None:
         own, parts = self.shape, self.values[...].shape[1:3]
-        if context.row_backend != "mosaic_gpu" or parts != self._parts:  # or rows are shared out
-            return None
-        if self.kind.inputs != "plain":
+        if parts != self._parts or self.kind.inputs != "plain":  # or rows are shared out
             return None
         weight = self._weight(math.prod(own.out), own.columns)
-        if not op.takes_experts(x_PI, weight):
+        backend = op.find_grouped(context.target, x_PI, weight)
+        if backend is None:
             return None
-        return _grouped(x_PI, weight, groups, bias_EO, gating=gating)
+        return _grouped(x_PI, weight, groups, bias_EO, gating=gating, backend=backend)
 
-    def takes_all(self) -> bool:
+    def takes_all(self, target: Target) -> bool:
         own = math.prod(self.shape.out), self.shape.columns
-        return self.kind.inputs == "plain" and self.shape.of_device == own
+        fits = self.kind.inputs == "plain" and self.shape.of_device == own
+        return fits and bool(op.GROUPED.suited(target))
 
     def _weight(self, rows: int, columns: int) -> op.Int4:
         others, offsets = self.others, self.kind.form == OFFSETS
@@ -137,8 +138,12 @@ class Int4(nnx.Module):
         yield Rule(path, fill(leaf, size), rounded=Rounded(kind, (*self.shape.out, size)))
 
     @staticmethod
-    def backend(kind: WeightFormat, wanted: str) -> str:
-        return wanted if wanted in op.BACKENDS else "reference"
+    def backend(kind: WeightFormat, target: Target) -> str:
+        return op.BACKENDS.suited(target)[0]
+
+    @staticmethod
+    def is_kernel(backend: str) -> bool:
+        return not op.BACKENDS.runs_anywhere(backend)
 
     @staticmethod
     def rounded(kind: WeightFormat, plain: Array) -> dict[str, Array]:
@@ -185,6 +190,6 @@ def row_parts(kind: WeightFormat, rows: Array, columns: int) -> tuple[Array, Arr
 
 
 # Jitted, so that a kernel is lowered once, not for every layer
-_grouped = jax.jit(op.grouped_int4_matmul, static_argnames="gating")
-_dense = jax.jit(op.dense)
+_grouped = jax.jit(op.grouped_int4_matmul, static_argnames=("gating", "backend"))
+_dense = jax.jit(op.dense, static_argnames="backend")
 _int4_parts = jax.jit(op.int4_parts, static_argnames=("backend",))

@@ -21,6 +21,7 @@ from jaxllm.quantisation import WeightFormat
 from pallas_kernels.grouped_matmul import Gating, Groups
 from pallas_kernels.parts import Parts, Product, whole
 from pallas_kernels.scaled_matmul import Inputs, Rounding
+from pallas_kernels.target import Target
 
 
 class Fill(Protocol):
@@ -184,13 +185,17 @@ class Held(Weight, Protocol):
         """`ExpertWeight.grouped`, where an axis of experts comes before the others of all
         parameters; None where no kernel computes that."""
 
-    def takes_all(self) -> bool:
-        """Whether a kernel of Hopper's computes this map of all experts at once, in the sizes that
-        a device has."""
+    def takes_all(self, target: Target) -> bool:
+        """Whether a kernel of the target computes this map of all experts at once, in the sizes
+        that a device has."""
 
     @staticmethod
-    def backend(kind: WeightFormat, wanted: str) -> str:
-        """The back end of products where `RowContext.row_backend` is the `wanted` one."""
+    def backend(kind: WeightFormat, target: Target) -> str:
+        """The back end of products with such weights of usual sizes on a target."""
+
+    @staticmethod
+    def is_kernel(backend: str) -> bool:
+        """Whether a back end of these products is more than plain JAX."""
 
     @staticmethod
     def rounded(kind: WeightFormat, plain: Array) -> dict[str, Array]:

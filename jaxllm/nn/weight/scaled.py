@@ -20,13 +20,10 @@ from jaxllm.quantisation.weight_format import OFFSETS
 from pallas_kernels import scaled_matmul as op
 from pallas_kernels.grouped_matmul import Gating, Groups
 from pallas_kernels.parts import Product, whole
+from pallas_kernels.target import Target
 
 LARGEST_INPUT = 16.0
 DTYPES = {"fp8": jnp.float8_e4m3fn, "int8": jnp.int8}
-
-
-def _kernels_take(kind: WeightFormat) -> bool:
-    return op.takes_group(kind.group, kind.inputs)
 
 
 class Scaled(nnx.Module):
@@ -65,7 +62,7 @@ class Scaled(nnx.Module):
             return None
         if kind.bound is not None:  # kernels that round in passing know none
             return None
-        return op.rounding_for(context.row_backend, tokens, DTYPES[kind.numbers])
+        return op.rounding_for(context.target, tokens, DTYPES[kind.numbers])
 
     def product(self, x: op.Inputs, dims: int, context: RowContext) -> Array:
         return self.shape.shaped(whole(self._parts(x, context)), context.collective)
@@ -75,7 +72,7 @@ class Scaled(nnx.Module):
 
     def sums(self, x_TD: Array, context: RowContext) -> Array:
         values, scale, inputs = self.values[...], self.scale[...], self.kind.inputs
-        backend = op.backend_for(context.row_backend, x_TD, values, scale, self.group, inputs)
+        backend = op.choose(context.target, x_TD, values, scale, self.group, inputs)
         how = {"group": self.group, "inputs": inputs, "backend": backend}
         return self.shape.shaped(_scaled_sums(x_TD, values, scale, **how), context.collective)
 
@@ -98,7 +95,7 @@ class Scaled(nnx.Module):
         if isinstance(x, Array):
             x_TI = self._bounded(self.shape.flat(x, w_OI.shape[1], context.collective))
         group = self.group if scale_OG.shape[1] > 1 else min(self.group, w_OI.shape[1])
-        backend = op.backend_for(context.row_backend, x_TI, w_OI, scale_OG, group, inputs)
+        backend = op.choose(context.target, x_TI, w_OI, scale_OG, group, inputs)
         given = self._scales(backend)
         how = {"group": group, "inputs": inputs, "backend": backend}
         each = [
@@ -120,7 +117,7 @@ class Scaled(nnx.Module):
         if self.input_scale is None:
             return [None]
         scales, is_expert = self.input_scale[...].reshape(-1), len(self.shape.out) == 1
-        return [*scales] if is_expert and backend == "reference" else [jnp.max(scales)]
+        return [jnp.max(scales)] if self.is_kernel(backend) or not is_expert else [*scales]
 
     def grouped(
         self,
@@ -130,33 +127,35 @@ class Scaled(nnx.Module):
         bias_EO: Array | None,
         gating: Gating | None,
     ) -> Array | None:
-        if context.row_backend != "mosaic_gpu" or self.offset is not None:
+        if self.offset is not None:
             return None
         given = None if self.input_scale is None else jnp.max(self.input_scale[...], axis=(1, 2))
         weight = op.ScaledExperts(
             self.values[...], self.scale[...], self.group, self.kind.inputs, given
         )
-        if not op.takes_experts(x_PI, weight, groups, gating):
+        backend = op.find_grouped(context.target, x_PI, weight, groups, gating)
+        if backend is None:
             return None
-        return _grouped(self._bounded(x_PI), weight, groups, bias_EO, gating=gating)
+        x_PI = self._bounded(x_PI)
+        return _grouped(x_PI, weight, groups, bias_EO, gating=gating, backend=backend)
 
     def _bounded(self, x: Array) -> Array:
         bound = self.kind.bound
         return x if bound is None else jnp.clip(x, -bound, bound)
 
-    def takes_all(self) -> bool:
-        gated, kind = self.shape.tensors > 1, self.kind
+    def takes_all(self, target: Target) -> bool:
         if self.offset is not None:
             return False
-        return _kernels_take(kind) and op.experts_fit(*self.shape.of_device, gated, kind.inputs)
+        sizes, gated = self.shape.of_device, self.shape.tensors > 1
+        return op.experts_fit(target, sizes, gated, self.kind.group, self.kind.inputs)
 
     def gated(
         self, x_TD: op.Inputs, gating: Gating, context: RowContext, rounding: op.Rounding | None
     ) -> op.Inputs | None:
-        backend = context.row_backend
-        if rounding is None or len(self.values) > 1 or not op.gates(backend, gating):
+        if rounding is None or len(self.values) > 1 or not op.gates(context.target, gating):
             return None
         product = self._parts(x_TD, context)
+        backend = op.choose_gated_rows(context.target, product, rounding, gating)
         return _gated_rows(product, rounding=rounding, gating=gating, backend=backend)
 
     def rules(self, path: str, fill: Fill) -> Iterator[Rule]:
@@ -185,8 +184,17 @@ class Scaled(nnx.Module):
         return own and op.takes_plain(columns, kind.group)
 
     @staticmethod
-    def backend(kind: WeightFormat, wanted: str) -> str:
-        return wanted if _kernels_take(kind) and wanted in op.BACKENDS else "reference"
+    def backend(kind: WeightFormat, target: Target) -> str:
+        columns = (kind.group or 1) * op.GROUP
+        x_TI = jax.ShapeDtypeStruct((1, columns), jnp.bfloat16)
+        w_OI = jax.ShapeDtypeStruct((op.GROUP, columns), DTYPES[kind.numbers])
+        groups = columns // (kind.group or columns)
+        scale_OG = jax.ShapeDtypeStruct((op.GROUP, groups), jnp.float32)
+        return op.choose(target, x_TI, w_OI, scale_OG, kind.group or columns, kind.inputs)
+
+    @staticmethod
+    def is_kernel(backend: str) -> bool:
+        return not op.BACKENDS.runs_anywhere(backend)
 
     @staticmethod
     def rounded(kind: WeightFormat, plain: Array) -> dict[str, Array]:
@@ -219,6 +227,6 @@ def _with_offsets(y_TO: Array, x_TI: Array, offset_OG: Array, group: int) -> Arr
 
 # Jitted, so that a kernel is lowered once, not for every layer
 _gated_rows = jax.jit(op.gated_rows, static_argnames=("rounding", "gating", "backend"))
-_grouped = jax.jit(op.grouped_scaled_matmul, static_argnames="gating")
+_grouped = jax.jit(op.grouped_scaled_matmul, static_argnames=("gating", "backend"))
 _scaled_parts = jax.jit(op.scaled_parts, static_argnames=("group", "inputs", "backend"))
 _scaled_sums = jax.jit(op.scaled_sums, static_argnames=("group", "inputs", "backend"))

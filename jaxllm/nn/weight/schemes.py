@@ -13,6 +13,7 @@ from jaxllm.nn.weight.protocol import Held, Shape
 from jaxllm.nn.weight.reordered import Reordered
 from jaxllm.nn.weight.scaled import Scaled
 from jaxllm.quantisation import WeightFormat
+from pallas_kernels.target import Target
 
 SCHEMES: Mapping[str, type[Held]] = MappingProxyType(
     {"fp8": Scaled, "int8": Scaled, "int4": Int4, "fp4": Int4, "nf4": Int4, "iq4": Int4}
@@ -28,9 +29,15 @@ def held(kind: WeightFormat, shape: Shape) -> Held | Reordered:
     return Reordered(SCHEMES[kind.numbers](replace(kind, ordered=True), inner), shape)
 
 
-def backend(kind: WeightFormat, wanted: str) -> str:
-    """The back end of products where the context's is the `wanted` one."""
-    return SCHEMES[kind.numbers].backend(kind, wanted)
+def backend(kind: WeightFormat, target: Target) -> str:
+    """The back end of products with such weights on a target."""
+    return SCHEMES[kind.numbers].backend(kind, target)
+
+
+def has_kernel(kind: WeightFormat, target: Target) -> bool:
+    """Whether a target has a kernel of products with such weights; else plain JAX unpacks them."""
+    scheme = SCHEMES[kind.numbers]
+    return scheme.is_kernel(scheme.backend(kind, target))
 
 
 def rounded(kind: WeightFormat, plain: Array) -> dict[str, Array]:

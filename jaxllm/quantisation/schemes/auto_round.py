@@ -46,7 +46,8 @@ def read(settings: Mapping[str, Any]) -> AutoRoundAwq | AutoRoundGptq:
     if packing == AWQ:
         return AutoRoundAwq(read_grouping(settings, (4,)), GEMM)
     if packing not in GPTQ:
-        known, packing = ", ".join((AWQ, *GPTQ)), given
+        known = ", ".join((AWQ, *GPTQ))
+        packing = given
         raise ConfigError(f"packing_format is {packing!r:.60}; {known} are read")
     grouping = read_grouping(settings, BITS, mixed="extra_config")
     return AutoRoundGptq(grouping, GPTQ[packing], False, is_centred(settings, "extra_config"))

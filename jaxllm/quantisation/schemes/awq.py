@@ -80,7 +80,8 @@ class Gemm(Version):
         return scales[:, rows].T
 
     def unpacked(self, words: np.ndarray, rows: slice, columns: slice) -> np.ndarray:
-        first, last = rows.start // 8, -(-rows.stop // 8)
+        first = rows.start // 8
+        last = -(-rows.stop // 8)
         found = fields(words[columns], 4, (8 * first, 8 * last))
         ordered = found.reshape(len(found), -1, 8)[..., PLACE].reshape(len(found), -1)
         return ordered[:, rows.start - 8 * first : rows.stop - 8 * first].T
@@ -96,7 +97,8 @@ class Gemv(Version):
         return shape[0], 8 * self.zeros(shape, group)[1]
 
     def zeros(self, shape: tuple[int, int], group: int) -> tuple[int, int]:
-        words, alike = -(-shape[1] // (8 * group)), WORDS_ALIKE.get(group, 1)
+        words = -(-shape[1] // (8 * group))
+        alike = WORDS_ALIKE.get(group, 1)
         return shape[0], -(-words // alike) * alike
 
     def rows(self, scales: np.ndarray, rows: slice) -> np.ndarray:
@@ -173,7 +175,8 @@ class Awq:
         for name, found in stored.items():
             if not name.endswith(".qweight") or len(found.shape) != 2:
                 continue
-            module, shape = name.removesuffix(".qweight"), self.version.shape(found.shape)
+            module = name.removesuffix(".qweight")
+            shape = self.version.shape(found.shape)
             group = self.grouping.group or shape[1]
             parts = [
                 PackedPart(name, found.shape, I32),

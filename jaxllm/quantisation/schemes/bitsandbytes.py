@@ -68,7 +68,8 @@ class BlockMatrix(PackedTensor):
 
     @property
     def format(self) -> WeightFormat | None:
-        block, columns = self.state.block, self.shape[1]
+        block = self.state.block
+        columns = self.shape[1]
         if self.kind != NF4 or columns % block:
             return None
         return WeightFormat(NF4, block)
@@ -81,7 +82,8 @@ class BlockMatrix(PackedTensor):
     def numbers(self, arrays: Sequence[np.ndarray], rows: slice) -> np.ndarray:
         """`[rows, K]`."""
         columns = self.shape[1]
-        first, last = rows.start * columns, rows.stop * columns
+        first = rows.start * columns
+        last = rows.stop * columns
         stored = np.ascontiguousarray(arrays[0]).view(np.uint8).reshape(-1)
         own = stored[first // 2 : -(-last // 2)]
         pairs = np.stack([own >> 4, own & 15], axis=-1).reshape(-1)
@@ -101,7 +103,8 @@ class BlockMatrix(PackedTensor):
         self.maxima(arrays, 0, -(-math.prod(self.shape) // self.state.block))
 
     def unpack(self, arrays: Sequence[np.ndarray], bounds: Bounds) -> np.ndarray:
-        (top, bottom), columns = bounds[0], slice(*bounds[1])
+        top, bottom = bounds[0]
+        columns = slice(*bounds[1])
         place = np.arange(top * self.shape[1], bottom * self.shape[1]) // self.state.block
         if not place.size:
             return np.zeros((0, columns.stop - columns.start), np.float32)
@@ -135,7 +138,8 @@ class BlockRows(PackedTensor):
 
     def unpack(self, arrays: Sequence[np.ndarray], bounds: Bounds) -> np.ndarray:
         self._check_map(arrays)
-        own, (top, bottom) = self.matrix, bounds[0]
+        own = self.matrix
+        top, bottom = bounds[0]
         each = own.shape[1] // own.state.block
         maxima = own.maxima(arrays, top * each, bottom * each).reshape(-1, each)
         numbers = own.numbers(arrays, slice(top, bottom))
@@ -225,7 +229,8 @@ def _block_matrix(state_name: str, stored: Stored) -> BlockMatrix:
         raise ConfigError(f"{state_name:.160} has the type {kind!r:.20}; {TYPES} are read")
     state = _state(state_name, stored.read(state_name))
     count = state.shape[0] * state.shape[1]
-    blocks, dtype = -(-count // state.block), stored[name].dtype if name in stored else "U8"
+    blocks = -(-count // state.block)
+    dtype = stored[name].dtype if name in stored else "U8"
     words = -(-count // 2) // STORAGE.get(dtype, 1)
     maxima = ("U8",) if state.nested else ("F32",)
     parts = [
@@ -244,7 +249,8 @@ def _state(name: str, stored: np.ndarray) -> State:
     """Raises ConfigError for what is no such JSON."""
     try:
         given = json.loads(stored.tobytes())
-        (rows, columns), nested = given["shape"], given.get("nested_blocksize", 0)
+        rows, columns = given["shape"]
+        nested = given.get("nested_blocksize", 0)
         sizes = (rows, columns, given["blocksize"])
         offset = float(given.get("nested_offset", 0))
         legal = all(type(size) is int and size > 0 for size in sizes) and np.isfinite(offset)

@@ -86,7 +86,8 @@ def _completed(given: Any) -> Any:
         return given
     words = {key: given[key] for key in ("type", "strategy") if isinstance(given.get(key), str)}
     found = given | {key: word.lower() for key, word in words.items()}
-    size, block = found.get("group_size"), found.get("block_structure")
+    size = found.get("group_size")
+    block = found.get("block_structure")
     if found.get("strategy") is None and (size is None or type(size) is int):
         found["strategy"] = "tensor" if size is None else "channel" if size == -1 else "group"
     if isinstance(block, str) and re.fullmatch(r"\d{1,9}x\d{1,9}", block):

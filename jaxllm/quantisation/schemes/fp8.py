@@ -67,7 +67,8 @@ def read(settings: Mapping[str, Any]) -> Fp8:
         raise ConfigError(
             f"activation_scheme is {activations!r:.80}; it must be one of {', '.join(ACTIVATIONS)}"
         )
-    static, size = activations == "static", settings.get("weight_block_size")
+    static = activations == "static"
+    size = settings.get("weight_block_size")
     if size is None:
         return Fp8(None, static)
     if (

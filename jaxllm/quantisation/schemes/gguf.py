@@ -32,7 +32,8 @@ from jaxllm.quantisation.weight_format import (
 PARTS = INTEGERS, SCALES, ADDED = ".integers", ".scales", ".offsets"
 NUMBERS = {I8: INT8, U5: INT8, I4: INT4, U4: INT4, F4: FP4, N4: IQ4}  # that hold them
 # What the numbers that hold them have more, and how many times their scales
-MORE, TIMES = {I4: 8, U5: -16}, {F4: 2}
+MORE = {I4: 8, U5: -16}
+TIMES = {F4: 2}
 
 
 @dataclass(frozen=True)
@@ -57,7 +58,8 @@ class GroupedNumbers(PackedTensor):
     def format(self) -> WeightFormat:
         group = self.columns // self.parts[1].shape[-1]
         form = weight_format.OFFSETS if self.kind in OFFSETS else SYMMETRIC
-        numbers, own = NUMBERS[self.kind], group if group < self.columns else None
+        numbers = NUMBERS[self.kind]
+        own = group if group < self.columns else None
         scales = FLOAT16 if numbers == INT8 else FLOAT32
         return WeightFormat(numbers, own, form=form, scales=scales)
 
@@ -78,7 +80,8 @@ class GroupedNumbers(PackedTensor):
         *rows, (left, right) = bounds
         if self.turned:
             rows[1], (left, right) = (left, right), rows[1]
-        own, group = tuple(slice(*each) for each in rows), self.columns // self.parts[1].shape[-1]
+        own = tuple(slice(*each) for each in rows)
+        group = self.columns // self.parts[1].shape[-1]
         first = left // group
         columns = np.arange(left, right) // group - first
         numbers = np.asarray(arrays[0][(*own, slice(left, right))])
@@ -124,7 +127,8 @@ class Rows(PackedTensor):
     """Numbers of 4 bits as the bytes of their rows, see `int4_rows`."""
 
     def unpack(self, arrays: Sequence[np.ndarray], bounds: Bounds) -> np.ndarray:
-        index, kind = tuple(slice(*each) for each in bounds[:-1]), self.parts[0].dtypes[0]
+        index = tuple(slice(*each) for each in bounds[:-1])
+        kind = self.parts[0].dtypes[0]
         numbers, scales, *offsets = (np.asarray(part[index]) for part in arrays)
         flat = [each.reshape(-1, each.shape[-1]) for each in (numbers, scales, *offsets)]
         flat[0] = flat[0].astype(np.int8) + np.int8(MORE.get(kind, 0))
@@ -151,7 +155,8 @@ class Gguf:
         for name, found in stored.items():
             if not name.endswith(INTEGERS) or found.dtype not in NUMBERS:
                 continue
-            own, shape = name.removesuffix(INTEGERS), found.shape
+            own = name.removesuffix(INTEGERS)
+            shape = found.shape
             others = PARTS[1:] if found.dtype in OFFSETS else (SCALES,)
             parts = [PackedPart(own + each, stored[own + each].shape, ("F32",)) for each in others]
             integers = PackedPart(name, shape, (found.dtype,))

@@ -103,7 +103,8 @@ class Gptq:
         for name, found in stored.items():
             if not name.endswith(".qweight") or len(found.shape) != 2:
                 continue
-            module, (words, rows) = name.removesuffix(".qweight"), found.shape
+            module = name.removesuffix(".qweight")
+            words, rows = found.shape
             scales, zeros, index = (f"{module}.{leaf}" for leaf in ("scales", "qzeros", "g_idx"))
             bits = self.grouping.bits_of(rows, size(stored, zeros, 1))
             if bits not in BITS:

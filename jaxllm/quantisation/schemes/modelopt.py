@@ -28,7 +28,8 @@ from jaxllm.quantisation.matrix import E4M3, Grid, ScaledMatrix, scaled_matrix
 from jaxllm.quantisation.scheme import Header, PackedTensor, Stored, modules
 from jaxllm.quantisation.weight_format import FP4, WeightFormat
 
-BLOCK, MX_GROUP = 128, 32
+BLOCK = 128
+MX_GROUP = 32
 # Rows and columns that share a scale, 0 for all of them; and how inputs are rounded
 ALGORITHMS = {
     "FP8": ((0, 0), "given"),
@@ -96,7 +97,8 @@ class ModelOpt:
 
 def _floats_of_8_bits(name: str, algorithm: str, stored: Mapping[str, Header]) -> ScaledMatrix:
     block, inputs = ALGORITHMS[algorithm]
-    owner, shape = name.removesuffix("weight"), stored[name].shape
+    owner = name.removesuffix("weight")
+    shape = stored[name].shape
     rows, columns = (size or whole for size, whole in zip(block, shape, strict=True))
     given = f"{owner}input_scale" if inputs == "given" else None
     return scaled_matrix(name, stored, f"{owner}weight_scale", Grid(rows, columns, inputs), given)

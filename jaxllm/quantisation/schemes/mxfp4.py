@@ -39,8 +39,10 @@ class Mxfp4Experts(PackedTensor):
         check_exponents(self.parts[1], arrays[1])
 
     def unpack(self, arrays: Sequence[np.ndarray], bounds: Bounds) -> np.ndarray:
-        (blocks, exponents), (expert, (first, last), out) = arrays, bounds
-        begin, end = first // BLOCK, -(-last // BLOCK)
+        blocks, exponents = arrays
+        expert, (first, last), out = bounds
+        begin = first // BLOCK
+        end = -(-last // BLOCK)
         index = (slice(*expert), slice(*out), slice(begin, end))
         scales = powers(self.parts[1], exponents[index])
         scaled = VALUES[blocks[index]].view(np.float32) * scales[..., None]
@@ -56,8 +58,10 @@ class Mxfp4Rows(PackedTensor):
         check_exponents(self.parts[1], arrays[1])
 
     def unpack(self, arrays: Sequence[np.ndarray], bounds: Bounds) -> np.ndarray:
-        (blocks, exponents), index = arrays, tuple(slice(*each) for each in bounds[:2])
-        stored, scales = blocks[index], powers(self.parts[1], exponents[index])
+        blocks, exponents = arrays
+        index = tuple(slice(*each) for each in bounds[:2])
+        stored = blocks[index]
+        scales = powers(self.parts[1], exponents[index])
         experts, out = stored.shape[:2]
         rows = with_scales(stored.reshape(experts * out, -1), scales.reshape(experts * out, -1))
         return rows.reshape(experts, out, -1)[..., slice(*bounds[2])]
@@ -76,7 +80,8 @@ class Mxfp4:
         for name, found in stored.items():
             if not name.endswith("_blocks") or len(found.shape) != 4:
                 continue
-            plain, (experts, out, blocks, _) = name.removesuffix("_blocks"), found.shape
+            plain = name.removesuffix("_blocks")
+            experts, out, blocks, _ = found.shape
             parts = (
                 PackedPart(name, (experts, out, blocks, BLOCK // 2), (U8,)),
                 PackedPart(f"{plain}_scales", (experts, out, blocks), (U8,)),

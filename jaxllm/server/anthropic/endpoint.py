@@ -11,8 +11,8 @@ from jaxllm.server.anthropic.replies import MessagesReply
 from jaxllm.server.anthropic.requests import MESSAGES_FIELDS, parse_count, parse_messages
 from jaxllm.server.endpoint import send_json
 from jaxllm.server.generate import Chat
-from jaxllm.server.openai.bodies import unless_gone
-from jaxllm.server.openai.requests import ChatRequest
+from jaxllm.server.requests.chat import ChatRequest
+from jaxllm.server.transport.gone import unless_gone
 
 
 class Messages(Chat):

@@ -7,7 +7,7 @@ from itertools import groupby
 from typing import Any
 
 from jaxllm.server.errors import bad_request, describe
-from jaxllm.server.openai.fields import read_field
+from jaxllm.server.requests.fields import read_field
 
 # A client's line of accounting that differs in every request: it would keep prefixes from matching
 BILLING = "x-anthropic-billing-header"

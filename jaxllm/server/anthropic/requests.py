@@ -9,9 +9,10 @@ from typing import Any
 
 from jaxllm.server.anthropic.messages import read_conversation
 from jaxllm.server.errors import ApiError, bad_request, describe
-from jaxllm.server.openai.fields import read_field, read_optional, refuse_unsupported
-from jaxllm.server.openai.limits import Rules
-from jaxllm.server.openai.requests import ChatRequest, parse_chat
+from jaxllm.server.requests.body_fields import BodyFields
+from jaxllm.server.requests.chat import ChatRequest, parse_chat
+from jaxllm.server.requests.fields import read_field, read_optional, refuse_unsupported
+from jaxllm.server.requests.limits import Rules
 
 # Known fields that change nothing here, whatever they hold
 IGNORED = frozenset(
@@ -26,6 +27,9 @@ MESSAGES_FIELDS = frozenset(
     {*IGNORED, *NEUTRAL, *SAME}
     | {"max_tokens", "messages", "system", "stop_sequences", "thinking"}
     | {"tools", "tool_choice", "output_config", "output_format"}
+)
+MESSAGES_BODY = BodyFields(
+    sizes={"messages": None, "system": None}, messages=frozenset({"messages"})
 )
 CHOICES = {"auto": "auto", "any": "required", "none": "none"}
 THINKING = {"enabled": True, "disabled": False, "adaptive": None, "between_tools": True}
@@ -76,9 +80,8 @@ def _parsed(
     except ApiError as error:
         error.message = in_our_words(error.message)
         raise
-    if request.structure is None:
-        return request
-    return replace(request, structure=replace(request.structure, field="output_config.format"))
+    generation = request.generation.with_structure_of("output_config.format")
+    return replace(request, generation=generation)
 
 
 def in_our_words(message: str) -> str:

@@ -194,8 +194,8 @@ ACCEPTED: dict[str, Accepted] = {
     "api-server-count": value("one process speaks HTTP", "1", aliases=("-asc",)),
     "headless": refused_switch("one process speaks HTTP, and starts the engines"),
     "disable-frontend-multiprocessing": switch("the engine has a process of its own"),
-    "h11-max-incomplete-event-size": refused("heads have a fixed limit, see docs/server.md"),
-    "h11-max-header-count": refused("heads have a fixed limit, see docs/server.md"),
+    "h11-max-incomplete-event-size": refused("heads have a fixed limit, see docs/api.md"),
+    "h11-max-header-count": refused("heads have a fixed limit, see docs/api.md"),
     # Logging
     "disable-log-requests": switch("it is the default; see --enable-log-requests"),
     "max-log-len": Accepted(ANY, "texts of requests are never logged"),

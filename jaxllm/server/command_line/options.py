@@ -22,8 +22,8 @@ from jaxllm.server.command_line.help import help_text
 from jaxllm.server.command_line.layers import Given, read_options
 from jaxllm.server.command_line.secret_files import read_keys
 from jaxllm.server.errors import ApiError
-from jaxllm.server.openai.chat import check_template_kwargs
 from jaxllm.server.parsing.formats import find_formats
+from jaxllm.server.requests.conversation import check_template_kwargs
 from jaxllm.server.state import Cors, Settings
 from jaxllm.server.tracing import Tracing
 from jaxllm.server.transport.tls import Certificates, TlsFiles

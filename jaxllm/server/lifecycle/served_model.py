@@ -16,6 +16,7 @@ from jaxllm.chat_template import template_variables
 from jaxllm.config import ConfigError
 from jaxllm.messages import EngineStats
 from jaxllm.sampling.defaults import generation_config, sampling_defaults
+from jaxllm.server.app import BODY_FIELDS
 from jaxllm.server.command_line.options import Options
 from jaxllm.server.engine.client import EngineClient
 from jaxllm.server.engine.connection import EngineDied
@@ -98,7 +99,12 @@ class ServedModel:
                 tokenizer, renders = loading.result()
                 self.client.check_alike()
                 self.state = ServerState(
-                    self._options.settings, self.client, tokenizer, self._defaults, renders
+                    self._options.settings,
+                    self.client,
+                    tokenizer,
+                    self._defaults,
+                    BODY_FIELDS,
+                    renders,
                 )
                 await self._sleep_if_asked()
                 return

@@ -23,7 +23,12 @@ class Native(Completions):
         """The reply in the form of the request."""
         form = SglangReply if request.sglang else VllmReply
         reply = form(
-            id, request.model, self._state.fingerprint, spec, request.params.n, self._state.names
+            id,
+            request.generation.model,
+            self._state.fingerprint,
+            spec,
+            request.generation.params.n,
+            self._state.names,
         )
         if isinstance(reply, SglangReply):
             reply.batch = request.batch

@@ -3,30 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, replace
 from typing import Any
 
 import orjson
 
 from jaxllm.sampling.options import OPTIONS
 from jaxllm.server.errors import bad_request, describe
-from jaxllm.server.openai.fields import IGNORED as NO_EFFECT
-from jaxllm.server.openai.fields import (
+from jaxllm.server.requests.body_fields import BodyFields
+from jaxllm.server.requests.completion import CompletionRequest, parse_completion, read_prompts
+from jaxllm.server.requests.fields import IGNORED as NO_EFFECT
+from jaxllm.server.requests.fields import (
     NOT_ON_THE_WIRE,
-    STRUCTURE_FIELDS,
     WIRE_OPTIONS,
     read_field,
     refuse_unsupported,
     whole,
 )
-from jaxllm.server.openai.limits import Rules, check_choices
-from jaxllm.server.openai.requests import (
-    COMPLETION_FIELDS,
-    CompletionRequest,
-    parse_completion,
-    read_generation,
-    read_prompts,
-)
+from jaxllm.server.requests.generation import read_generation
+from jaxllm.server.requests.known_fields import COMPLETION_FIELDS
+from jaxllm.server.requests.limits import Rules, check_choices
+from jaxllm.server.requests.structure import STRUCTURE_FIELDS
 
 # SGLang's names of sampling options
 NAMES = {
@@ -68,6 +65,9 @@ COMPLETIONS_ALONE = sorted(
     COMPLETION_FIELDS - SGLANG_FIELDS - NO_EFFECT - {"prompt", *BESIDE_PROMPT}
 )
 NATIVE_FIELDS = COMPLETION_FIELDS | SGLANG_FIELDS
+NATIVE_BODY = BodyFields(
+    sizes={"text": None, "input_ids": None}, prompts=frozenset({"text", "input_ids"})
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,11 +103,19 @@ def _parse_vllm(body: dict[str, Any], rules: Rules) -> NativeRequest:
     _refuse(body, TEXT_ALONE, "the reply is text alone; send the request to /v1/completions")
     refuse_unsupported(body, SGLANG_ALONE)
     own = {"model": body.get("model") or rules.served[0]}
-    found = parse_completion(body | own, rules)
-    if len(found.prompts) != 1:
-        raise bad_request(f"prompt must be one prompt here, got {len(found.prompts)}", "prompt")
-    members = {field.name: getattr(found, field.name) for field in fields(CompletionRequest)}
-    return NativeRequest(**members | {"echo": True}, sglang=False, batch=False)
+    completion = parse_completion(body | own, rules)
+    prompts = completion.prompts
+    if len(prompts) != 1:
+        raise bad_request(f"prompt must be one prompt here, got {len(prompts)}", "prompt")
+    return NativeRequest(
+        generation=replace(completion.generation, echo=True),
+        prompts=prompts,
+        add_special_tokens=completion.add_special_tokens,
+        generates=completion.generates,
+        suffix=completion.suffix,
+        sglang=False,
+        batch=False,
+    )
 
 
 def _parse_sglang(body: dict[str, Any], field: str, rules: Rules) -> NativeRequest:
@@ -117,7 +125,7 @@ def _parse_sglang(body: dict[str, Any], field: str, rules: Rules) -> NativeReque
     _refuse(body, COMPLETIONS_ALONE, "send the request to /v1/completions")
     options = _options(read_field(body, "sampling_params", dict, {}))
     names = {name: name for name in OPTIONS} | {own: name for name, own in NAMES.items()}
-    shared = read_generation(
+    generation = read_generation(
         options
         | {
             "model": body.get("model") or rules.served[0],
@@ -128,12 +136,12 @@ def _parse_sglang(body: dict[str, Any], field: str, rules: Rules) -> NativeReque
         names={own: f"sampling_params.{name}" for own, name in names.items()},
         forced={"max_tokens": options.get("max_tokens", MAX_NEW_TOKENS), "logprobs": None},
     )
-    prompts = read_prompts(body[field], rules, shared["params"], field)
+    prompts = read_prompts(body[field], rules, generation.params, field)
     if isinstance(prompts[0], str) != (field == "text"):
         raise bad_request("text takes texts, input_ids takes token ids", field)
-    check_choices(prompts, shared["params"])
+    check_choices(prompts, generation.params)
     return NativeRequest(
-        **shared | {"returns_token_ids": True},
+        generation=replace(generation, returns_token_ids=True),
         prompts=prompts,
         add_special_tokens=True,
         generates=True,

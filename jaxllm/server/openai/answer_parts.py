@@ -5,10 +5,11 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable
 
-from jaxllm.server.openai.requests import ChatRequest, Conversation
 from jaxllm.server.parsing.formats import Formats
 from jaxllm.server.parsing.parts import Part, Reasoning, Text
 from jaxllm.server.parsing.pipeline import Pipeline, pipeline
+from jaxllm.server.requests.chat import ChatRequest
+from jaxllm.server.requests.conversation import Conversation
 
 
 def new_pipeline(

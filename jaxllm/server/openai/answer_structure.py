@@ -17,11 +17,11 @@ from jaxllm.grammar.pieces import (
 from jaxllm.grammar.structure import StructureError
 from jaxllm.messages import ThinkingBudget
 from jaxllm.server.errors import bad_request, sanitize
-from jaxllm.server.openai.fields import Structure
-from jaxllm.server.openai.requests import ChatRequest
 from jaxllm.server.parsing.calls import ToolParser
 from jaxllm.server.parsing.formats import Formats
 from jaxllm.server.parsing.thinking import ReasoningParser
+from jaxllm.server.requests.chat import ChatRequest
+from jaxllm.server.requests.structure import Structure
 
 OF_OBJECTS = {"type": "object"}  # a schema without a type takes texts and numbers, too
 NEWLINES = OneOf(("\n\n", "\n", ""))  # behind a thought
@@ -35,7 +35,7 @@ def answer_structure(request: ChatRequest, formats: Formats, prompt: str) -> Str
     """
     tools = request.tools
     parser = formats.tools if tools.callable else None
-    found = request.structure
+    found = request.generation.structure
     thought = () if formats.reasoning is None else thought_pieces(formats.reasoning, prompt)
     if parser is not None and tools.mode == "required":
         marker, behind = call_pieces(request, parser)
@@ -47,7 +47,7 @@ def answer_structure(request: ChatRequest, formats: Formats, prompt: str) -> Str
         if marker:  # else nothing tells where calls begin
             body = parser.free_pieces((Literal(marker), *behind))
             found = Structure("tools", Composition("calls", (*thought, *body)))
-    if found is not None and request.params.use_beam_search:
+    if found is not None and request.generation.params.use_beam_search:
         raise bad_request(f"{found.field} cannot constrain a beam search", found.field)
     return found
 

@@ -10,18 +10,6 @@ from jaxllm.messages import MAX_SALT
 from jaxllm.pooling import TASKS
 from jaxllm.server.anthropic import requests as anthropic
 from jaxllm.server.native import requests as native
-from jaxllm.server.openai.chat import (
-    CHAT_NEUTRAL,
-    CHAT_ONLY,
-    EFFORTS,
-    MAX_DOCUMENTS,
-    MAX_KWARGS,
-    MAX_MESSAGES,
-    ROLES,
-)
-from jaxllm.server.openai.fields import GUIDED, IGNORED, NEUTRAL, WIRE_OPTIONS
-from jaxllm.server.openai.requests import COMPLETION_NEUTRAL, COMPLETION_ONLY, MAX_PROMPTS
-from jaxllm.server.openai.tools import ALLOWED, MAX_TOOLS, MODES
 from jaxllm.server.openapi.schema import (
     ANY,
     BOOL,
@@ -42,6 +30,18 @@ from jaxllm.server.openapi.schema import (
 from jaxllm.server.pooling import cohere
 from jaxllm.server.pooling import requests as pooling
 from jaxllm.server.pooling.scoring import SIDES
+from jaxllm.server.requests.conversation import EFFORTS, MAX_DOCUMENTS, MAX_KWARGS
+from jaxllm.server.requests.fields import IGNORED, NEUTRAL, WIRE_OPTIONS
+from jaxllm.server.requests.known_fields import (
+    CHAT_NEUTRAL,
+    CHAT_ONLY,
+    COMPLETION_NEUTRAL,
+    COMPLETION_ONLY,
+)
+from jaxllm.server.requests.limits import MAX_MESSAGES, MAX_PROMPTS
+from jaxllm.server.requests.messages import ROLES
+from jaxllm.server.requests.structure import GUIDED
+from jaxllm.server.requests.tools import ALLOWED, MAX_TOOLS, MODES
 
 TEXT: Schema = {"type": "string", "minLength": 1}
 SCHEMA_OF_JSON: Schema = {"type": ["object", "boolean", "string"]}

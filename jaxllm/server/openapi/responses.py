@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from jaxllm.server.openai.chat import EFFORTS
-from jaxllm.server.openai.fields import IGNORED
-from jaxllm.server.openai.tools import MODES
 from jaxllm.server.openapi.bodies import (
     CHAT_MEMBERS,
     IGNORED_FIELD,
@@ -30,6 +27,9 @@ from jaxllm.server.openapi.schema import (
     ref,
     unsupported,
 )
+from jaxllm.server.requests.conversation import EFFORTS
+from jaxllm.server.requests.fields import IGNORED
+from jaxllm.server.requests.tools import MODES
 from jaxllm.server.responses import requests
 from jaxllm.server.responses.compact import NOT_HERE
 from jaxllm.server.responses.items import MAX_ITEMS

@@ -20,9 +20,9 @@ import jaxllm
 from jaxllm.messages import EngineView
 from jaxllm.server.errors import ApiError, overloaded
 from jaxllm.server.generate import stream_headers
-from jaxllm.server.openai.bodies import until_gone
-from jaxllm.server.openai.generation import check_asked
+from jaxllm.server.requests.model_name import check_asked
 from jaxllm.server.state import ServerState
+from jaxllm.server.transport.gone import until_gone
 
 PERIOD = 1.0  # seconds between frames
 MAX_LISTENERS = 16
@@ -108,7 +108,8 @@ class LiveStats:
 
     def _publish(self, data: bytes) -> None:
         assert self._next is not None
-        frame, self._next = self._next, asyncio.get_running_loop().create_future()
+        frame = self._next
+        self._next = asyncio.get_running_loop().create_future()
         frame.set_result(data)
 
 
@@ -154,7 +155,8 @@ class Frames:
             await asyncio.wait((self._inspection,), timeout=PERIOD)
             if not self._inspection.done():
                 return None
-            inspection, self._inspection = self._inspection, None
+            inspection = self._inspection
+            self._inspection = None
             return inspection.result()
         except ApiError:
             self._inspection = None

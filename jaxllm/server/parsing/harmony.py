@@ -13,7 +13,9 @@ from jaxllm.server.parsing.machine import Clear, Machine, Malformed, Reading
 from jaxllm.server.parsing.markers import Markers
 from jaxllm.server.parsing.parts import Text
 
-CHANNEL, MESSAGE, START = "<|channel|>", "<|message|>", "<|start|>"
+CHANNEL = "<|channel|>"
+MESSAGE = "<|message|>"
+START = "<|start|>"
 ENDS = ("<|end|>", "<|call|>", "<|return|>")
 
 _BEGIN = Markers((CHANNEL, START, *ENDS))

@@ -139,7 +139,8 @@ class Machine:
         self._index += 1
         number = self._index
         while self.new_id is not None and (id is None or id in self._ids):
-            id, number = self.new_id(name, number), number + 1
+            id = self.new_id(name, number)
+            number = number + 1
         self._ids.add(id)
         self.emit(ToolStart(self._index, name, id))
 

@@ -218,7 +218,8 @@ class Value:
 
     def _open_string(self, quote: str, at: int, out: list[str]) -> int:
         out.append('"')
-        self._quote, self._plain = quote, _PLAIN[quote]
+        self._quote = quote
+        self._plain = _PLAIN[quote]
         self._step = self._string
         return at + 1
 
@@ -232,7 +233,8 @@ class Value:
         if char == self._quote:
             out.append('"')
             if self._is_key:
-                self._is_key, self._step = False, self._colon
+                self._is_key = False
+                self._step = self._colon
             else:
                 self._end_value()
         elif char == "\\":

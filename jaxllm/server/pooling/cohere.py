@@ -14,13 +14,14 @@ import numpy as np
 from jaxllm.pooling import Pooling
 from jaxllm.server.endpoint import Reply
 from jaxllm.server.errors import ApiError, bad_request, describe
-from jaxllm.server.openai.chat import read_messages
-from jaxllm.server.openai.fields import read_optional
-from jaxllm.server.openai.limits import Rules
-from jaxllm.server.openai.requests import MAX_PROMPTS, Conversation
 from jaxllm.server.pooling.endpoint import Pooled, PoolingEndpoint, in_json
 from jaxllm.server.pooling.requests import Form, Options, one_of, read_options, read_texts
 from jaxllm.server.pooling.vectors import encode
+from jaxllm.server.requests.body_fields import BodyFields
+from jaxllm.server.requests.conversation import Conversation
+from jaxllm.server.requests.fields import read_optional
+from jaxllm.server.requests.limits import MAX_PROMPTS, Rules
+from jaxllm.server.requests.messages import read_messages
 from jaxllm.tokenizer import Pair, Tokenizer
 
 TRUNCATE = ("END", "START", "NONE")
@@ -32,6 +33,7 @@ COHERE_FIELDS = frozenset(
     "model input_type texts inputs images output_dimension embedding_types truncate max_tokens "
     "priority".split()
 )
+COHERE_BODY = BodyFields(sizes={"texts": None, "inputs": None})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -15,8 +15,8 @@ from jaxllm.messages import PoolingRequest
 from jaxllm.pooled import result
 from jaxllm.server.endpoint import Endpoint, Reply
 from jaxllm.server.errors import ApiError, ContextOverflow, bad_request
-from jaxllm.server.openai.bodies import unless_gone
 from jaxllm.server.pooling.requests import Options
+from jaxllm.server.transport.gone import unless_gone
 from jaxllm.tokenizer import Pair, Tokenizer
 
 LARGE = 1 << 16  # numbers of a reply that is written in a thread

@@ -17,20 +17,13 @@ from jaxllm.pooling import Pooling
 from jaxllm.sampling.options import SamplingParams
 from jaxllm.sampling.values import OptionError
 from jaxllm.server.errors import bad_request, describe
-from jaxllm.server.openai.fields import (
-    read_field,
-    read_optional,
-    read_salt,
-    refuse_unsupported,
-)
-from jaxllm.server.openai.generation import read_model
-from jaxllm.server.openai.limits import Rules, check_chars, check_vocabulary
-from jaxllm.server.openai.requests import (
-    MAX_PROMPTS,
-    TOKENIZE_FIELDS,
-    Conversation,
-    read_conversation,
-)
+from jaxllm.server.requests.body_fields import BodyFields
+from jaxllm.server.requests.conversation import Conversation, read_conversation
+from jaxllm.server.requests.fields import read_field, read_optional, refuse_unsupported
+from jaxllm.server.requests.generation import read_salt
+from jaxllm.server.requests.known_fields import TOKENIZE_FIELDS
+from jaxllm.server.requests.limits import MAX_PROMPTS, Rules, check_chars, check_vocabulary
+from jaxllm.server.requests.model_name import read_model
 
 # Fields that are not supported, with the values that request nothing
 OF_INPUTS: dict[str, tuple[Any, ...]] = {"mm_processor_kwargs": ({},), "data": ()}
@@ -64,6 +57,7 @@ SHARED_FIELDS = OPTIONS | IGNORED | NEUTRAL.keys()
 # Bodies with inputs or a conversation
 CONVERSATION_FIELDS = TOKENIZE_FIELDS - {"prompt", "return_token_strs"}
 INPUT_FIELDS = SHARED_FIELDS | CONVERSATION_FIELDS | {"input", "encoding_format", "task"}
+INPUT_BODY = BodyFields(sizes={"input": None, "messages": None, "documents": None})
 MAX_DESCRIBED = 400  # inputs: clients take headers of 64 KiB
 INPUT_FORMS = "a text, a list of texts, token ids, or a list of token id lists"
 

@@ -11,11 +11,11 @@ import numpy as np
 from jaxllm.messages import RequestError
 from jaxllm.pooled import check_labels, cosine, pair_count
 from jaxllm.server.errors import bad_request, describe
-from jaxllm.server.openai.fields import read_field, read_optional
-from jaxllm.server.openai.limits import Rules
-from jaxllm.server.openai.requests import MAX_PROMPTS
 from jaxllm.server.pooling.endpoint import PoolingEndpoint, listing
 from jaxllm.server.pooling.requests import SHARED_FIELDS, Options, read_options, read_texts
+from jaxllm.server.requests.body_fields import BodyFields
+from jaxllm.server.requests.fields import read_field, read_optional
+from jaxllm.server.requests.limits import MAX_PROMPTS, Rules
 from jaxllm.tokenizer import Pair, Tokenizer
 
 # Names of the two sides of a score
@@ -29,6 +29,7 @@ SCORE_FIELDS = SHARED_FIELDS | {name for pair in SIDES for name in pair}
 RERANK_FIELDS = SHARED_FIELDS | {
     *("query", "documents", "top_n", "max_tokens_per_doc", "return_documents")
 }
+PAIR_BODY = BodyFields(sizes=dict.fromkeys(("query", *(name for pair in SIDES for name in pair))))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -15,7 +15,6 @@ import numpy as np
 from jaxllm.pooling import TASKS
 from jaxllm.server.endpoint import Reply
 from jaxllm.server.errors import bad_request, describe
-from jaxllm.server.openai.fields import refuse_unsupported
 from jaxllm.server.pooling.endpoint import Pooled, PoolingEndpoint, listing
 from jaxllm.server.pooling.requests import (
     EMBED_DTYPES,
@@ -27,6 +26,7 @@ from jaxllm.server.pooling.requests import (
     one_of,
     read_inputs,
 )
+from jaxllm.server.requests.fields import refuse_unsupported
 from jaxllm.tokenizer import Pair, Tokenizer
 
 BYTES = "application/octet-stream"

@@ -30,7 +30,7 @@ class Background(Stored):
     def __init__(self, answer: Answer, owner: Owner, turn: Turn, store: ResponseStore):
         super().__init__(answer.id, owner, turn, len(turn.items), b"")
         self.answer: Answer | None = answer
-        self.streamed = answer.request.stream
+        self.streamed = answer.request.generation.streaming.enabled
         self._store = store
         self.events: list[bytes] = []
         self.cancelled: asyncio.Future[None] = asyncio.get_running_loop().create_future()

@@ -8,10 +8,10 @@ from typing import Any
 import orjson
 
 from jaxllm.server.endpoint import send_json
-from jaxllm.server.openai.bodies import unless_gone
 from jaxllm.server.responses.compact import NOT_HERE
 from jaxllm.server.responses.create import Create
 from jaxllm.server.responses.requests import ResponsesRequest
+from jaxllm.server.transport.gone import unless_gone
 
 
 class InputTokens(Create):

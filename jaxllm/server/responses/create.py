@@ -12,9 +12,8 @@ import orjson
 
 from jaxllm.server.errors import ApiError, bad_request, describe, server_error, too_many
 from jaxllm.server.generate import Chat, of_whole_lines, send_json
-from jaxllm.server.openai.bodies import ClientGone, unless_gone
-from jaxllm.server.openai.fields import read_optional
 from jaxllm.server.openai.replies import NamelessTokens, ReplySpec
+from jaxllm.server.requests.fields import read_optional
 from jaxllm.server.responses.background import Background
 from jaxllm.server.responses.history import (
     Shortened,
@@ -35,6 +34,7 @@ from jaxllm.server.responses.requests import (
 )
 from jaxllm.server.responses.store import Owner, ResponseStore, Stored, Turn
 from jaxllm.server.state import ServerState
+from jaxllm.server.transport.gone import ClientGone, unless_gone
 
 NOTHING = Context(None, [])
 MAX_HISTORY = 16 << 20  # bytes of stored items that a request may continue: < 0.1 s of reading
@@ -75,14 +75,15 @@ class Create(Chat):
         not fit."""
         if not request.truncates:
             return [await self._rendered(request, request.conversation.messages)]
-        room = room_for_prompt(self._state.resolved.max_model_len, request.params.max_tokens)
+        answer = request.generation.params.max_tokens
+        room = room_for_prompt(self._state.resolved.max_model_len, answer)
         render = functools.partial(self._rendered, request)
         shorter = Shortened(request.conversation.messages, after=int(request.compacts))
         return [await fitting(shorter, room, render)]
 
     def new_reply(self, id: str, request: Any, spec: ReplySpec) -> ResponsesReply:
         """The reply, which fills the answer."""
-        names = NamelessTokens() if request.tokens_as_ids else self._state.names
+        names = NamelessTokens() if request.generation.tokens_as_ids else self._state.names
         return self.shape(self._answer, self._state.fingerprint, spec, names)
 
     async def _run(self, request: Any, gone: asyncio.Future[None], send: Any) -> None:
@@ -103,11 +104,11 @@ class Create(Chat):
         turn = Turn(request.before, [encode(item) for item in request.items])
         response = Background(self._answer, self._owner, turn, store)
         store.keep(response)
-        if request.stream:
+        if request.generation.streaming.enabled:
             opening = self._answer.encoded(self._answer.opening())
             response.add([of_whole_lines(event) for event in opening])
         response.task = asyncio.create_task(self._make(request, response))
-        if request.stream:
+        if request.generation.streaming.enabled:
             await response.follow(-1, send)
         else:
             await send_json(response.json(), send)
@@ -126,7 +127,7 @@ class Create(Chat):
                 error = server_error()
             events = [*answer.fail(error, None), answer.told("failed")]
         finally:
-            if request.stream:
+            if request.generation.streaming.enabled:
                 response.add([of_whole_lines(event) for event in answer.encoded(events)])
             response.end(answer)
 

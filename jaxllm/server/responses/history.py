@@ -9,7 +9,8 @@ from typing import Any
 import orjson
 
 from jaxllm.server.errors import OVERFLOW, ApiError
-from jaxllm.server.openai.chat import MAX_MESSAGES, count_chars
+from jaxllm.server.requests.limits import MAX_MESSAGES
+from jaxllm.server.requests.messages import count_chars
 from jaxllm.server.responses.items import Item
 from jaxllm.server.responses.output_items import new_id
 from jaxllm.server.responses.store import Encoded

@@ -104,7 +104,7 @@ class ResponsesReply(PartsReply):
     """/v1/responses; `answer` is what it fills."""
 
     def __init__(self, answer: Answer, fingerprint: str, spec: ReplySpec, names: TokenNames):
-        super().__init__(answer.id, answer.request.model, fingerprint, spec, 1, names)
+        super().__init__(answer.id, answer.request.generation.model, fingerprint, spec, 1, names)
         self.answer = answer
         self._started = False
 

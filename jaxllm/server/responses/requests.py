@@ -2,23 +2,23 @@
 
 from __future__ import annotations
 
-import dataclasses
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
 from jaxllm.server.errors import ApiError, bad_request, describe
-from jaxllm.server.openai.fields import (
+from jaxllm.server.requests.body_fields import BodyFields
+from jaxllm.server.requests.chat import ChatRequest, parse_chat
+from jaxllm.server.requests.fields import (
     IGNORED,
-    STRUCTURE_FIELDS,
     WIRE_OPTIONS,
     read_field,
     read_optional,
     refuse_unsupported,
 )
-from jaxllm.server.openai.limits import Rules
-from jaxllm.server.openai.requests import ChatRequest, parse_chat
+from jaxllm.server.requests.limits import Rules
+from jaxllm.server.requests.structure import STRUCTURE_FIELDS
 from jaxllm.server.responses.history import clipped
 from jaxllm.server.responses.items import Chat, Item
 from jaxllm.server.responses.store import Turn
@@ -65,6 +65,9 @@ FIELDS = frozenset(
         "parallel_tool_calls reasoning text include truncation max_output_tokens max_tool_calls "
         "top_logprobs client_metadata prompt_cache_options".split()
     )
+)
+RESPONSES_BODY = BodyFields(
+    sizes={"input": None, "instructions": None}, messages=frozenset({"input"})
 )
 # Members of a response that repeat the request, unless it says nothing
 REPEATED = (
@@ -150,16 +153,20 @@ def parse_response(
         after = int(context.compacts)
         made["messages"] = clipped(made["messages"], rules.char_limit(False), after)
     request = as_chat(made, tools, rules)
-    structure = request.structure
+    generation = request.generation
+    structure = generation.structure
     if structure is not None and structure.field in RENAMED:
-        structure = dataclasses.replace(structure, field=RENAMED[structure.field])
-    given = {field.name: getattr(request, field.name) for field in dataclasses.fields(ChatRequest)}
-    shown |= {"temperature": request.params.temperature, "top_p": request.params.top_p}
+        generation = generation.with_structure_of(RENAMED[structure.field])
+    params = generation.params
+    shown |= {"temperature": params.temperature, "top_p": params.top_p}
     return ResponsesRequest(
-        **(given | {"structure": structure}),
+        generation=generation,
+        conversation=request.conversation,
+        thinking_budget=request.thinking_budget,
+        include_reasoning=request.include_reasoning,
         items=items,
         before=context.before,
-        shown=shown | {"model": request.model},
+        shown=shown | {"model": generation.model},
         origins=tools.origins,
         store=read_field(body, "store", bool, True),
         background=read_field(body, "background", bool, False),

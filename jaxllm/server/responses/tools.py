@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any, TypeGuard
 
 from jaxllm.server.errors import ApiError, bad_request, describe
-from jaxllm.server.openai.tools import MODES
+from jaxllm.server.requests.tools import MODES
 
 INPUT = "input"  # the argument that carries a custom tool's text
 HOSTED = frozenset(

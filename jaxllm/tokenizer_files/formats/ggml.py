@@ -28,7 +28,8 @@ class Ggml:
     def build(self, data: bytes, settings: Settings) -> Built:
         """The tokenizer of a file. Raises ValueError for one that is not of the format."""
         keys = json.loads(data)
-        tokens, kinds = _items(keys, "tokens", str), _items(keys, "token_type", int)
+        tokens = _items(keys, "tokens", str)
+        kinds = _items(keys, "token_type", int)
         if not 0 < len(tokens) < MAX_ID or len(kinds) not in (0, len(tokens)):
             raise ValueError(f"it has {len(tokens)} tokens and {len(kinds)} types of tokens")
         named = [Kind(kind) for kind in kinds] or [Kind.NORMAL] * len(tokens)

@@ -33,9 +33,11 @@ class Tekken:
         except RecursionError:
             raise ValueError("its JSON is nested too deeply") from None
         try:
-            config, entries = content["config"], content["vocab"]
+            config = content["config"]
+            entries = content["vocab"]
             count = config["default_num_special_tokens"]
-            pattern, size = config["pattern"], config["default_vocab_size"]
+            pattern = config["pattern"]
+            size = config["default_vocab_size"]
             names = _names(content.get("special_tokens"))
             ranks = _ranks(entries[: size - count])
         except (KeyError, TypeError, AttributeError) as error:

@@ -13,7 +13,8 @@ from jaxllm.tokenizer_files.pieces import Kind, Model, Piece, read_model
 from jaxllm.tokenizer_files.sentencepiece import SentencePiece
 from jaxllm.tokenizer_files.settings import Settings
 
-BEGIN, END = "<s>", "</s>"
+BEGIN = "<s>"
+END = "</s>"
 FIRST = tuple(Piece(text, kind=Kind.CONTROL) for text in (BEGIN, "<pad>", END))
 OWN = ("<unk>", BEGIN, END)  # the first pieces of a model that fairseq reads
 
@@ -40,7 +41,8 @@ def _renumbered(model: Model) -> Model:
     found = tuple(piece.text for piece in model.pieces[: len(OWN)])
     if found != OWN:
         raise ValueError(f"its first pieces are {found}; {OWN} are expected")
-    unknown, rest = Piece("<unk>", kind=Kind.UNKNOWN), model.pieces[len(OWN) :]
+    unknown = Piece("<unk>", kind=Kind.UNKNOWN)
+    rest = model.pieces[len(OWN) :]
     return replace(model, pieces=[*FIRST, unknown, *rest, Piece("<mask>", kind=Kind.CONTROL)])
 
 

@@ -10,6 +10,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
+from pallas_kernels.target import Target
+
 GIB = 2**30
 
 
@@ -44,6 +46,12 @@ class Card:
     clock: float
     floats: int = 128
     links: int = 0
+
+    @property
+    def offer(self) -> Target:
+        """What it offers to kernels."""
+        major, minor = self.capability
+        return Target.gpu(f"{major}.{minor}", self.processors, self.block << 10)
 
     @property
     def target(self) -> str:

@@ -18,7 +18,7 @@ from jaxllm.engine.startup.resolve import largest_inboxes
 from jaxllm.mesh import WHOLE, layer_devices
 from jaxllm.models.config.build import head_name, table_name
 from jaxllm.quantisation import WeightFormat
-from pallas_kernels.grouped_matmul.plan import PROCESSORS
+from tests.targets import TARGETS
 
 
 def lattice(
@@ -60,8 +60,8 @@ def lattice(
                 treedef,
                 mesh,
                 backend,
+                TARGETS[backend],
                 page_size,
-                device_processors=PROCESSORS if backend == "mosaic_gpu" else 0,
                 peers=inboxes,
             ),
             weights=leaves,

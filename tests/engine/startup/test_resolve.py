@@ -22,6 +22,7 @@ from jaxllm.models import make_spec
 from jaxllm.quantisation import ONLINE
 from jaxllm.units import GIB
 from tests.engine.conftest import TINY
+from tests.targets import H200
 from tests.weights.packed import write
 from tests.weights.test_grouped import pair
 
@@ -107,6 +108,7 @@ def test_on_hopper_the_pool_that_is_likely_is_the_one_that_a_step_of_that_need_l
     monkeypatch.setattr(
         module, "choose_backend", lambda *given: replace(choose(*given), name="mosaic_gpu")
     )
+    monkeypatch.setattr(module, "target_of", lambda mesh: H200)
     monkeypatch.setattr(
         memory,
         "MemoryBudget",

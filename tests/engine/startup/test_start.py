@@ -14,6 +14,7 @@ import jax.numpy as jnp
 import pytest
 from jax.experimental.compilation_cache import compilation_cache
 
+from jaxllm import weights
 from jaxllm.config import ConfigError, EngineConfig
 from jaxllm.engine.runtime.compilation.executables import Executables
 from jaxllm.engine.startup import device_client, start
@@ -157,7 +158,7 @@ def test_workers_are_for_a_start_that_has_many_programs_to_make(tiny_dir: str, c
         max_num_batched_tokens=16,
         num_gpu_blocks_override=8,
     )
-    programs = make_programs(resolve(config, Path(tiny_dir), [make_mesh(1)]))
+    programs = make_programs(resolve(config, weights.ModelFiles(tiny_dir), [make_mesh(1)]))
     exports = programs.executables.exports
     assert exports is not None
     kept = [
@@ -173,11 +174,11 @@ def test_workers_are_for_a_start_that_has_many_programs_to_make(tiny_dir: str, c
     assert not start.much_is_missing(programs)
     exports.keep_figures({"workspace": 1})
     other = replace(config, num_gpu_blocks_override=9)
-    assert start.much_is_missing(make_programs(resolve(other, Path(tiny_dir), [make_mesh(1)]))), (
-        "another pool"
-    )
+    assert start.much_is_missing(
+        make_programs(resolve(other, weights.ModelFiles(tiny_dir), [make_mesh(1)]))
+    ), "another pool"
     assert not start.much_is_missing(
-        make_programs(resolve(config, Path(tiny_dir), [make_mesh(1)]), Executables())
+        make_programs(resolve(config, weights.ModelFiles(tiny_dir), [make_mesh(1)]), Executables())
     ), "nothing is ever kept"
 
 

@@ -27,6 +27,7 @@ from jaxllm.mesh import Stage, make_mesh
 from jaxllm.nn.linear import Linear
 from jaxllm.quantisation import WeightFormat
 from jaxllm.units import GIB, amount
+from tests.targets import TARGETS
 
 
 class Kept(Report):
@@ -140,7 +141,7 @@ def test_a_start_says_where_weights_in_few_bits_are_slower(
     tiny_dir: str, wish: str, on: str, slower: bool
 ) -> None:
     setup = decided(tiny_dir, quantization=wish)
-    setup = replace(setup, resolved=replace(setup.resolved, attention_backend=on))
+    setup = replace(setup, resolved=replace(setup.resolved, target=TARGETS[on]))
     assert (rows_of(setup).get("prompts") == PROMPTS) == slower
 
 

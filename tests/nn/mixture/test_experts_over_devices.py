@@ -56,7 +56,7 @@ def test_parts_of_devices_add_up_to_the_mixture(groups: int, shards: int) -> Non
     collective = over(mesh)
 
     def one(state: nnx.State, x: jax.Array) -> jax.Array:
-        context = RowKernels("reference", collective)
+        context = RowKernels(collective=collective)
         return collective.sum(nnx.merge(graphdef, state)(x, context))
 
     whole = NamedSharding(mesh, PartitionSpec())

@@ -1,5 +1,5 @@
 """Every way to ask for tools, thought and structure, in every format: an answer is what
-docs/server.md promises, whatever the model would rather say, or the request is a 400 at once."""
+docs/api.md promises, whatever the model would rather say, or the request is a 400 at once."""
 
 from __future__ import annotations
 

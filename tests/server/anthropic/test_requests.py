@@ -12,8 +12,8 @@ from jaxllm.server.anthropic.messages import read_conversation
 from jaxllm.server.anthropic.requests import MESSAGES_FIELDS, parse_messages
 from jaxllm.server.anthropic.salvage import read_arguments
 from jaxllm.server.errors import ApiError
-from jaxllm.server.openai.limits import Rules
-from jaxllm.server.openai.requests import ChatRequest
+from jaxllm.server.requests.chat import ChatRequest
+from jaxllm.server.requests.limits import Rules
 from jaxllm.templates.arguments import MAX_DEPTH
 from tests.server.anthropic.events import CUSTOM, USER
 from tests.server.fake import RESOLVED
@@ -127,10 +127,10 @@ def test_options_reach_the_engine() -> None:
     request = parsed(
         temperature=0.5, top_p=0.9, top_k=7, stop_sequences=["a", "b"], max_tokens=9, stream=True
     )
-    params = request.params
+    params = request.generation.params
     assert (params.temperature, params.top_p, params.top_k, params.max_tokens) == (0.5, 0.9, 7, 9)
     assert list(params.stop_strings) == ["a", "b"]
-    assert request.stream
+    assert request.generation.streaming.enabled
 
 
 @pytest.mark.parametrize(
@@ -183,10 +183,11 @@ def test_output_config_sets_effort_and_schema() -> None:
     form = {"type": "json_schema", "schema": schema}
     request = parsed(output_config={"effort": "low", "format": form})
     assert request.conversation.template_kwargs["reasoning_effort"] == "low"
-    assert request.structure is not None and request.structure.params.json == schema
-    assert request.structure.field == "output_config.format"
+    structure = request.generation.structure
+    assert structure is not None and structure.params.json == schema
+    assert structure.field == "output_config.format"
     older = parsed(output_format=form)
-    assert older.structure == request.structure
+    assert older.generation.structure == structure
 
 
 def test_fields_that_change_nothing_are_accepted() -> None:

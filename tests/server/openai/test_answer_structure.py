@@ -12,11 +12,11 @@ from llguidance import LLMatcher, LLTokenizer, TokenizerWrapper
 from jaxllm.grammar.compiler import ByteTokens, convert
 from jaxllm.server.errors import ApiError
 from jaxllm.server.openai.answer_structure import answer_structure
-from jaxllm.server.openai.limits import Rules
-from jaxllm.server.openai.requests import parse_chat
 from jaxllm.server.parsing.formats import find_formats
 from jaxllm.server.parsing.pipeline import pipeline
 from jaxllm.server.parsing.registry import tool_formats
+from jaxllm.server.requests.chat import parse_chat
+from jaxllm.server.requests.limits import Rules
 from tests.server.fake import RESOLVED
 from tests.server.parsing.feeding import fed, meant
 from tests.server.parsing.samples import ARGUMENTS, WEATHER, produced
@@ -251,7 +251,7 @@ def test_structured_text_may_be_thought_about_or_replaced_by_calls(
 
 def test_structured_text_alone_is_the_structure_as_it_was_sent() -> None:
     answer = Answer("hermes", "qwen3", "<think>\n\n</think>\n\n", tools=None, response_format=SUM)
-    assert answer.structure is answer.request.structure
+    assert answer.structure is answer.request.generation.structure
 
 
 @pytest.mark.parametrize(

@@ -16,20 +16,16 @@ from jaxllm.server.anthropic.requests import MESSAGES_FIELDS, parse_messages
 from jaxllm.server.app import routes
 from jaxllm.server.errors import ApiError, bad_request
 from jaxllm.server.native.requests import SGLANG_FIELDS, parse_native
-from jaxllm.server.openai.limits import Rules
-from jaxllm.server.openai.requests import (
-    CHAT_FIELDS,
-    COMPLETION_FIELDS,
-    TOKENIZE_FIELDS,
-    parse_chat,
-    parse_completion,
-)
 from jaxllm.server.openapi.bodies import BODIES
 from jaxllm.server.openapi.document import OPERATIONS, SCHEMAS
 from jaxllm.server.parsing.parts import Part, Reasoning, Text, ToolArguments, ToolEnd, ToolStart
 from jaxllm.server.pooling.cohere import COHERE_FIELDS
 from jaxllm.server.pooling.requests import INPUT_FIELDS
 from jaxllm.server.pooling.scoring import RERANK_FIELDS, SCORE_FIELDS
+from jaxllm.server.requests.chat import parse_chat
+from jaxllm.server.requests.completion import parse_completion
+from jaxllm.server.requests.known_fields import CHAT_FIELDS, COMPLETION_FIELDS, TOKENIZE_FIELDS
+from jaxllm.server.requests.limits import Rules
 from jaxllm.server.responses.create import NOTHING
 from jaxllm.server.responses.items import read_input
 from jaxllm.server.responses.output import Output, SummaryOutput

@@ -12,8 +12,8 @@ import jsonschema
 import numpy as np
 import pytest
 
-from jaxllm.server.openai.bodies import MAX_REST
 from jaxllm.server.pooling.cohere import RENDERED
+from jaxllm.server.requests.large_bodies import MAX_REST
 from jaxllm.tokenizer import Tokenizer
 from tests.server.conftest import write_tokenizer
 from tests.server.pooling.conftest import EMBEDS, MORE, PoolingServer

@@ -16,8 +16,8 @@ import pytest
 from jaxllm.config import EngineConfig
 from jaxllm.server.engine.client import EngineClient
 from jaxllm.server.errors import ApiError
-from jaxllm.server.openai.bodies import ClientGone, unless_gone
 from jaxllm.server.transport.event_loop import SOCKETS, FewAtATime
+from jaxllm.server.transport.gone import ClientGone, unless_gone
 from jaxllm.server.transport.http import HttpProtocol
 from jaxllm.tokenizer import Tokenizer
 from tests.server.harness import Running

@@ -17,7 +17,7 @@ def test_slow_heads_and_slow_bodies_are_cut_off(
                 assert sock.closed()
         with fresh.begin_raw(b"GET /health HTTP/1.1\r\nx: ") as sock:
             assert sock.cut_off(), "bytes that go on arriving do not put the end off"
-    monkeypatch.setattr("jaxllm.server.openai.bodies.BODY_DEADLINE", 0.05)
+    monkeypatch.setattr("jaxllm.server.requests.bodies.BODY_DEADLINE", 0.05)
     with fresh.begin_raw(
         b"POST /tokenize HTTP/1.1\r\nhost: a\r\ncontent-length: 100\r\n\r\n{"
     ) as sock:

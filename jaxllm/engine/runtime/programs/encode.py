@@ -33,7 +33,9 @@ def encoded_prompts(
     batch = layout.unpack(buffer)
     start, end = batch["start"], batch["start"] + batch["length"]
     first_T, end_T = (jnp.pad(x, (0, 1))[batch["row"]] for x in (start, end))
-    context = SegmentContext(Segments(first_T, end_T, longest), model.backend, model.collective)
+    context = SegmentContext(
+        Segments(first_T, end_T, longest), model.backend, model.collective, model.target
+    )
     return model.rebuild(weights).encode(
         batch["token"], batch["position"], batch["second"], batch["start"], batch["length"], context
     )

@@ -52,7 +52,7 @@ def prompt_logits(
     model: Model, weights: tuple[Array, ...], hidden_states: Array, row: Array
 ) -> Array:
     """The logits behind some rows of the `hidden_states` that `extend` left."""
-    module, kernels = model.rebuild(weights), RowKernels(model.backend, model.collective)
+    module, kernels = model.rebuild(weights), RowKernels(model.target, model.collective)
     carry = module.unpacked(model.collective.sum(hidden_states[row]))
     return module.logits(module.after_attention(carry, kernels), kernels)
 

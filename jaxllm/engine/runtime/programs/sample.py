@@ -31,7 +31,7 @@ from jaxllm.engine.runtime.state import (
     pack_progress,
 )
 from jaxllm.sampling.logprobs import packed_logprobs, processed
-from jaxllm.sampling.sample import Sampler, draw_rows
+from jaxllm.sampling.sample import Sampler, draw_rows, is_draw_kernel
 
 
 def sample(
@@ -167,7 +167,7 @@ SAMPLE = Program(
     rank=1,
     is_kept=always,
     # A draw kernel needs no memory, and lowers for seconds
-    may_need_most=lambda shapes: shapes.draw_backend == "reference",
+    may_need_most=lambda shapes: not is_draw_kernel(shapes.draw_backend),
     is_first=_is_first_sample,
 )
 ADVANCE = Program(

@@ -8,8 +8,10 @@ from jaxllm.server.parsing.machine import Reading
 from jaxllm.server.parsing.pieces import Section
 from jaxllm.server.parsing.schema import Schema
 
-CALLS, CALLS_END = "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"
-CALL, CALL_END = "<｜tool▁call▁begin｜>", "<｜tool▁call▁end｜>"
+CALLS = "<｜tool▁calls▁begin｜>"
+CALLS_END = "<｜tool▁calls▁end｜>"
+CALL = "<｜tool▁call▁begin｜>"
+CALL_END = "<｜tool▁call▁end｜>"
 NAME = "<｜tool▁sep｜>"
 
 

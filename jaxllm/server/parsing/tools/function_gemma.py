@@ -14,7 +14,9 @@ from jaxllm.server.parsing.pieces import NEW_KEY
 from jaxllm.server.parsing.schema import Schema, is_string, items_of, property_of, typed
 from jaxllm.server.parsing.values import as_json, encode_string
 
-START, END, ESCAPE = "<start_function_call>", "<end_function_call>", "<escape>"
+START = "<start_function_call>"
+END = "<end_function_call>"
+ESCAPE = "<escape>"
 MAX_DEPTH = 32
 MAX_KEY = 1024  # characters of a key that is written as JSON
 

@@ -11,7 +11,8 @@ from jaxllm.server.parsing.pieces import Section
 from jaxllm.server.parsing.schema import Schema
 
 TAG = "<|python_tag|>"
-START, END = "<|python_start|>", "<|python_end|>"
+START = "<|python_start|>"
+END = "<|python_end|>"
 
 
 class Parser(ToolParser):

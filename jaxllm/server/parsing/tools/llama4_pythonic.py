@@ -5,7 +5,8 @@ from __future__ import annotations
 from jaxllm.server.parsing.machine import Reading
 from jaxllm.server.parsing.tools.pythonic import Parser as Pythonic
 
-START, END = "<|python_start|>", "<|python_end|>"
+START = "<|python_start|>"
+END = "<|python_end|>"
 
 
 class Parser(Pythonic):

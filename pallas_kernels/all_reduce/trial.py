@@ -13,13 +13,13 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from pallas_kernels.all_reduce import add_norm
+from pallas_kernels.all_reduce import add_norm, inbox_backend
 from pallas_kernels.all_reduce.cases import Case, expected, inputs
 from pallas_kernels.all_reduce.group import Axes, size_of
 from pallas_kernels.all_reduce.inboxes import Inboxes, PeerTimeout, group_of
 from pallas_kernels.all_reduce.plan import MOST_DEVICES, is_one_shot, layout_for
+from pallas_kernels.target import HOPPER, Target
 
-HOPPER = "9.0"
 LOADING_RUNS, RUNS = 3, 6  # XLA runs, then records, then replays a program
 TOLERANCE = 0.04  # of a sum of bfloat16 near one
 WIDTH = 1024
@@ -35,8 +35,7 @@ def refusal(mesh: Mesh, axis: Axes) -> str | None:
 
 def unsuited(devices: Sequence[Any]) -> str | None:
     """A reason that the devices' kind or number gives."""
-    capability = getattr(devices[0], "compute_capability", None)
-    if capability != HOPPER:
+    if not HOPPER.met_by(Target.of(devices[0])):
         return f"{devices[0].device_kind} has no kernel that stores into its peers"
     if len({device.process_index for device in devices}) > 1:
         return "the devices belong to several processes"
@@ -109,7 +108,7 @@ def are_right(got: Any, wanted: Sequence[np.ndarray]) -> bool:
 def _sums(mesh: Mesh, axis: Axes, inboxes: Inboxes, eps: float) -> Any:
     def run(x: Any, part: Any, weight: Any, *arrays: Any) -> Any:
         group = group_of(axis, inboxes.layout, *arrays)
-        return add_norm(x, part[0], weight, eps, group=group, backend="mosaic_gpu_peers")
+        return add_norm(x, part[0], weight, eps, group=group, backend=inbox_backend())
 
     specs = (P(), P(axis), P(), P(axis), P(axis))
     mapped = functools.partial(jax.shard_map, mesh=mesh, in_specs=specs, check_vma=False)

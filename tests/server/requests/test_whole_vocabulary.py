@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from jaxllm.config import EngineConfig
-from jaxllm.server.openai.limits import MAX_LOGPROBS
+from jaxllm.server.requests.limits import MAX_LOGPROBS
 from jaxllm.tokenizer import Tokenizer
 from tests.server.fake import RESOLVED
 from tests.server.harness import Running

@@ -7,7 +7,7 @@ from typing import Any
 import openai
 import pytest
 
-from jaxllm.server.openai.limits import TRUNCATED_CHARS
+from jaxllm.server.requests.limits import TRUNCATED_CHARS
 from tests.server.harness import Running
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 from typing import Any
 
@@ -11,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jaxllm.server.openai.bodies import read_large, read_small
-from jaxllm.server.openai.digits import may_hold_long
-from tests.server.openai.test_large_bodies import RULES
+from jaxllm.server.requests.bodies import read_small
+from jaxllm.server.requests.digits import may_hold_long
+from tests.server.requests.test_large_bodies import read_large
 
 BIG = 123456789012345678901234567890
 numbers = st.integers(-(10**30), 10**30)
@@ -44,7 +43,7 @@ def test_arguments_of_both_protocols_have_all_their_digits(
 def test_large_bodies_keep_digits_too() -> None:
     block = {"type": "tool_use", "id": "a", "input": {"n": BIG}}
     messages = [{"role": "user", "content": "x" * 400_000}, {"role": "user", "content": [block]}]
-    found = asyncio.run(read_large(written({"messages": messages}), RULES))
+    found = read_large(written({"messages": messages}))
     assert found["messages"] == messages
 
 

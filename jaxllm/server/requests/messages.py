@@ -1,20 +1,14 @@
-"""The parts of a request body that only chats have: messages, tools, template arguments."""
+"""The messages of a conversation, which come with known roles and text as content."""
 
 from __future__ import annotations
 
 from itertools import chain
 from typing import Any
 
-from jaxllm.chat_template import RESERVED_TEMPLATE_NAMES
 from jaxllm.server.errors import bad_request, describe, too_many
-from jaxllm.server.openai.fields import check_json, read_field, read_optional
-from jaxllm.server.openai.limits import Rules, check_chars
+from jaxllm.server.requests.limits import MAX_MESSAGES, Rules, check_chars
 from jaxllm.templates.arguments import check_depth, text_of
 
-MAX_MESSAGES = 4096
-MAX_KWARGS = 64
-MAX_KWARG_CHARS = 64 << 10  # of all together
-MAX_DOCUMENTS = 1024
 MAX_TOOL_CALLS = 128
 MAX_ARGUMENT_PARTS = 1 << 18  # commas and brackets of all calls' arguments: < 0.1 s of parsing
 ROLES = {
@@ -23,37 +17,6 @@ ROLES = {
     "user": "user",
     "assistant": "assistant",
     "tool": "tool",
-}
-EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
-
-# Chat fields of features that are not supported yet, with the values that request nothing.
-CHAT_NEUTRAL: dict[str, tuple[Any, ...]] = {
-    "audio": (),
-    "prediction": (),
-    "web_search_options": (),
-    "modalities": (["text"],),
-    "mm_processor_kwargs": ({},),
-    "add_special_tokens": (False,),
-}
-
-# Fields of tools, with the values that request nothing.
-TOOL_FIELDS: dict[str, tuple[Any, ...]] = {
-    **dict.fromkeys(("tools", "functions"), ([],)),
-    **dict.fromkeys(("tool_choice", "function_call"), ("none", "auto")),
-    "parallel_tool_calls": (True, False),
-}
-
-# Fields of chats alone, with the values that request nothing.
-CHAT_ONLY: dict[str, tuple[Any, ...]] = {
-    "messages": ([],),
-    **{name: neutral for name, neutral in CHAT_NEUTRAL.items() if name != "add_special_tokens"},
-    **TOOL_FIELDS,
-    **dict.fromkeys(("chat_template", "reasoning_effort", "thinking_token_budget"), ()),
-    "include_reasoning": (True, False),
-    "documents": ([],),
-    "chat_template_kwargs": ({},),
-    "continue_final_message": (False,),
-    "add_generation_prompt": (True, False),
 }
 
 
@@ -228,71 +191,3 @@ def _check_arguments(functions: list[dict[str, Any]]) -> None:
             "send fewer or shorter calls",
             "messages",
         )
-
-
-def read_template_kwargs(body: dict[str, Any]) -> dict[str, Any]:
-    """`chat_template_kwargs`, which win over those of `read_effort`: values under names that are
-    not the renderer's own. Raises ApiError(400)."""
-    kwargs = read_field(body, "chat_template_kwargs", dict, {})
-    return read_effort(body) | check_template_kwargs(kwargs)
-
-
-def read_effort(body: dict[str, Any]) -> dict[str, Any]:
-    """The template arguments that `reasoning_effort` and `thinking_token_budget` stand for, by the
-    names of several models; a template reads its own. Raises ApiError(400)."""
-    effort = read_optional(body, "reasoning_effort", str)
-    budget = read_optional(body, "thinking_token_budget", int)
-    kwargs: dict[str, Any] = {} if budget is None else {"thinking_budget": budget}
-    if effort is None:
-        return kwargs
-    if effort not in EFFORTS:
-        raise bad_request(
-            f"reasoning_effort must be one of {', '.join(EFFORTS)}, got {describe(effort)}",
-            "reasoning_effort",
-        )
-    thinks = effort != "none"
-    return kwargs | {"reasoning_effort": effort, "enable_thinking": thinks, "thinking": thinks}
-
-
-def check_template_kwargs(kwargs: dict[str, Any]) -> dict[str, Any]:
-    """A copy of harmless template arguments. Raises ApiError(400) on a reserved name and on values
-    that are too large together."""
-    if len(kwargs) > MAX_KWARGS:
-        raise bad_request(
-            f"chat_template_kwargs takes at most {MAX_KWARGS} names, got {len(kwargs)}",
-            "chat_template_kwargs",
-        )
-    for name in kwargs:
-        if name in RESERVED_TEMPLATE_NAMES or name.endswith(("_token", "_tokens")):
-            raise bad_request(
-                f"chat_template_kwargs must not set {describe(name)}", "chat_template_kwargs"
-            )
-    check_json("chat_template_kwargs", kwargs, MAX_KWARG_CHARS)
-    return dict(kwargs)
-
-
-def read_documents(
-    body: dict[str, Any], rules: Rules, truncated: bool
-) -> list[dict[str, Any]] | None:
-    """`documents`: objects that the template reads; None without any. Raises ApiError(400)."""
-    documents = read_field(body, "documents", list, [])
-    if len(documents) > MAX_DOCUMENTS:
-        raise bad_request(
-            f"at most {MAX_DOCUMENTS} documents per request, got {len(documents)}", "documents"
-        )
-    for at, document in enumerate(documents):
-        if not isinstance(document, dict):
-            raise bad_request(
-                f"documents[{at}] must be an object, such as one with title and text, "
-                f"got {describe(document)}",
-                f"documents[{at}]",
-            )
-    chars = sum(
-        len(text.strip())
-        for document in documents
-        for text in document.values()
-        if isinstance(text, str)
-    )
-    check_chars(chars, rules, "documents", truncated)
-    check_json("documents", documents, 2 * rules.char_limit(truncated))
-    return documents or None

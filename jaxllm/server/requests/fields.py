@@ -5,19 +5,15 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass
 from typing import Any
 
 import orjson
 
-from jaxllm.grammar.pieces import Structured
-from jaxllm.grammar.structure import StructureError, check_size, structure
-from jaxllm.messages import RequestError, check_salt
+from jaxllm.grammar.structure import StructureError, check_size
 from jaxllm.sampling.options import OPTIONS, SamplingParams
 from jaxllm.sampling.values import EXACT_FLOAT, OptionError
 from jaxllm.server.errors import bad_request, describe, sanitize
 
-MAX_TRANSFER = 4096  # characters of kv_transfer_params
 # Options of the library that no client may set.
 NOT_ON_THE_WIRE = frozenset(
     {"guided_decoding", "structured_outputs", "logits_processors", "extra_args"}
@@ -55,18 +51,6 @@ OTHER_NAMES = {
     "max_completion_tokens": "max_tokens",
 }
 
-# Older names of the members of `structured_outputs`.
-GUIDED = {
-    "guided_json": "json",
-    "guided_json_object": "json_object",
-    "guided_regex": "regex",
-    "guided_choice": "choice",
-    "guided_grammar": "grammar",
-    "structural_tag": "structural_tag",
-}
-STRUCTURE_OBJECTS = ("structured_outputs", "guided_decoding")  # names of one field
-STRUCTURE_FIELDS = (*GUIDED, *STRUCTURE_OBJECTS, "guided_whitespace_pattern", "response_format")
-
 _KINDS = {
     bool: "true or false",
     int: "an integer",
@@ -74,18 +58,6 @@ _KINDS = {
     dict: "an object",
     list: "a list",
 }
-
-
-def read_salt(body: dict[str, Any]) -> str | None:
-    """`cache_salt`. Raises ApiError(400)."""
-    salt = body.get("cache_salt")
-    if salt is None:
-        return None
-    try:
-        check_salt(salt)
-    except RequestError as error:
-        raise bad_request(str(error), error.param) from None
-    return str(salt)
 
 
 def read_json(text: bytes) -> Any:
@@ -167,79 +139,6 @@ def whole(value: Any) -> Any:
     return value
 
 
-@dataclass(frozen=True, slots=True)
-class Structure:
-    """The constraint on a request's output, and the field that holds it."""
-
-    field: str
-    params: Structured
-
-
-def read_structure(body: dict[str, Any]) -> Structure | None:
-    """The constraint in `structured_outputs`, `response_format` or an older name; at most one of
-    them may be sent. Raises ApiError(400)."""
-    given_fields: dict[str, Any] = {
-        name: {kind: body[name]} for name, kind in GUIDED.items() if body.get(name) is not None
-    }
-    if body.get("guided_json_object") is False:
-        del given_fields["guided_json_object"]
-    if (form := _response_format(body)) is not None:
-        given_fields["response_format"] = form
-    given_fields |= {name: body[name] for name in STRUCTURE_OBJECTS if body.get(name) is not None}
-    if len(given_fields) > 1:
-        first, second, *_ = given_fields
-        raise bad_request(
-            f"{first} and {second} both constrain the output; send one of them", second
-        )
-    spacing = body.get("guided_whitespace_pattern")
-    if given_fields and body.get("use_beam_search") is True:
-        raise bad_request(
-            f"{next(iter(given_fields))} cannot be used in a beam search", next(iter(given_fields))
-        )
-    for name, given in given_fields.items():
-        if spacing is not None and isinstance(given, dict):
-            given = {"whitespace_pattern": spacing} | given
-        try:
-            return Structure(name, structure(given))
-        except StructureError as error:
-            raise bad_request(f"{name}: {sanitize(str(error))}", name) from None
-    if spacing is not None:
-        raise bad_request(
-            "guided_whitespace_pattern has no effect without guided_json; leave it out",
-            "guided_whitespace_pattern",
-        )
-    return None
-
-
-def _response_format(body: dict[str, Any]) -> dict[str, Any] | None:
-    """`response_format` as a structure; None for text."""
-    form = read_optional(body, "response_format", dict)
-    kind = None if form is None else form.get("type")
-    if form is None or kind == "text":
-        return None
-    if kind == "json_object":
-        return {"json_object": True}
-    if kind == "structural_tag":
-        return {"structural_tag": form}
-    if kind != "json_schema":
-        raise bad_request(
-            "response_format.type must be text, json_object, json_schema or structural_tag, "
-            f"got {describe(kind)}",
-            "response_format",
-        )
-    wrapped = form.get("json_schema")
-    if (
-        not isinstance(wrapped, dict)
-        or not isinstance(wrapped.get("name"), str)
-        or wrapped.get("schema") is None
-    ):
-        raise bad_request(
-            'response_format.json_schema must be {"name": text, "schema": object}',
-            "response_format",
-        )
-    return {"json": wrapped["schema"]}
-
-
 def read_sampling(
     body: dict[str, Any], defaults: dict[str, Any], names: dict[str, str], forced: dict[str, Any]
 ) -> SamplingParams:
@@ -260,39 +159,3 @@ def read_sampling(
         field = names.get(error.param, error.param)
         text = re.sub(rf"\b{error.param}\b", field, str(error))
         raise bad_request(text, field) from None
-
-
-def read_transfer(body: dict[str, Any], stream: bool) -> tuple[bool, dict[str, Any] | None]:
-    """Of `kv_transfer_params`: whether other engines may fetch the prompt's pages, and the object
-    when it says where they are. Raises ApiError(400)."""
-    name = "kv_transfer_params"
-    given = read_optional(body, name, dict)
-    if given is None:
-        return False, None
-    check_json(name, given, MAX_TRANSFER)
-    shares, fetches = (
-        read_field({f"{name}.{flag}": given.get(flag)}, f"{name}.{flag}", bool, False)
-        for flag in ("do_remote_decode", "do_remote_prefill")
-    )
-    if shares and fetches:
-        raise bad_request(f"{name} asks for do_remote_decode or do_remote_prefill, not both", name)
-    if shares and stream:
-        raise bad_request(f"{name}.do_remote_decode is for answers that are not streamed", name)
-    return shares, given if fetches else None
-
-
-def read_stream(body: dict[str, Any]) -> tuple[bool, bool, bool]:
-    """(stream, usage at the end, usage on every chunk)."""
-    stream = read_field(body, "stream", bool, False)
-    options = read_optional(body, "stream_options", dict)
-    if options is None:
-        return stream, False, False
-    if not stream:
-        raise bad_request(
-            "stream_options is only allowed together with stream: true", "stream_options"
-        )
-    for name in options:
-        if name not in ("include_usage", "continuous_usage_stats", "include_obfuscation"):
-            raise bad_request(f"stream_options has no option {describe(name)}", "stream_options")
-        read_field({f"stream_options.{name}": options[name]}, f"stream_options.{name}", bool, False)
-    return stream, bool(options.get("include_usage")), bool(options.get("continuous_usage_stats"))

@@ -12,11 +12,13 @@ from jaxllm.messages import RequestError, check_prompt_logprobs, count_logprobs
 from jaxllm.sampling.options import SamplingParams
 from jaxllm.sampling.values import OptionError
 from jaxllm.server.errors import ContextOverflow, bad_request, describe
-from jaxllm.server.openai.fields import whole
-from jaxllm.server.openai.infill import Infill
+from jaxllm.server.requests.fields import whole
+from jaxllm.server.requests.infill import Infill
 
 # Characters of a text that may be longer than the context: a second or two of a tokenizer's time
 TRUNCATED_CHARS = 1 << 22
+MAX_MESSAGES = 4096  # of a conversation
+MAX_PROMPTS = 1024  # texts or lists of token ids of one HTTP request
 MAX_CHOICES = 1024  # prompts × n of one HTTP request
 FEW_LOGPROBS = 20  # of a token; replies with as many are no longer than others can be
 MAX_LOGPROBS = 1 << 22  # of the tokens that a request generates: some 300 MB of JSON

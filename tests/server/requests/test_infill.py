@@ -11,7 +11,7 @@ from tokenizers import Tokenizer as Backend
 from tokenizers import decoders, models, normalizers, processors
 from transformers import PreTrainedTokenizerFast
 
-from jaxllm.server.openai.infill import FORMATS, find_infill
+from jaxllm.server.requests.infill import FORMATS, find_infill
 from jaxllm.tokenizer import Tokenizer
 from tests.server.conftest import write_tokenizer
 from tests.server.harness import Running

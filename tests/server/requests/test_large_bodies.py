@@ -14,21 +14,22 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from jaxllm.sampling.options import MAX_ALLOWED
+from jaxllm.server.app import BODY_FIELDS
 from jaxllm.server.errors import ApiError
-from jaxllm.server.openai import bodies as module
-from jaxllm.server.openai.bodies import (
+from jaxllm.server.requests import large_bodies as module
+from jaxllm.server.requests.body_fields import BodyFields, joined
+from jaxllm.server.requests.large_bodies import (
     LARGE,
     MAX_CONTAINERS,
     MAX_ITEMS,
     MAX_MEMBERS,
     MAX_TRUNCATED_IDS,
-    SIZE_LIMITS,
+    LargeBodies,
     Shape,
     least_chars,
-    read_large,
     shape_of,
 )
-from jaxllm.server.openai.limits import Rules
+from jaxllm.server.requests.limits import Rules
 from tests.server import fake
 from tests.server.harness import Running, post_head
 
@@ -43,6 +44,11 @@ values = st.recursive(
     lambda inner: st.lists(inner, max_size=4) | st.dictionaries(texts, inner, max_size=4),
     max_leaves=20,
 )
+
+
+def read_large(body: bytes, fields: BodyFields = BODY_FIELDS) -> dict[str, Any]:
+    """The object of a body, read as large ones are."""
+    return asyncio.run(LargeBodies(fields, RULES).read(body))
 
 
 def counted(value: Any) -> Shape:
@@ -92,7 +98,7 @@ def test_no_text_has_fewer_characters_than_are_counted_wherever_it_is_cut(
     st.sampled_from([None, 2]),
 )
 def test_a_large_body_is_read_as_a_small_one(value: dict[str, Any], indent: int | None) -> None:
-    assert asyncio.run(read_large(json.dumps(value, indent=indent).encode(), RULES)) == value
+    assert read_large(json.dumps(value, indent=indent).encode()) == value
 
 
 @given(
@@ -105,8 +111,8 @@ def test_lists_of_ids_are_read_one_after_the_other(
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(module, "LARGE", 1)
         patch.setattr(module, "TURN", 4)
-        patch.setitem(module.SIZE_LIMITS, "n", None)
-        assert asyncio.run(read_large(body, RULES)) == {"prompt": ids, "n": 1}
+        fields = joined(BODY_FIELDS, BodyFields(sizes={"n": None}))
+        assert read_large(body, fields) == {"prompt": ids, "n": 1}
 
 
 @given(
@@ -119,17 +125,16 @@ def test_lists_of_plain_values_are_read_piece_by_piece(
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(module, "LARGE", 1)
         patch.setattr(module, "TURN", 4)
-        patch.setitem(module.SIZE_LIMITS, "stop", None)
-        assert asyncio.run(
-            read_large(json.dumps({"stop": items}, indent=indent).encode(), RULES)
-        ) == {"stop": items}
+        fields = joined(BODY_FIELDS, BodyFields(sizes={"stop": None}))
+        body = json.dumps({"stop": items}, indent=indent).encode()
+        assert read_large(body, fields) == {"stop": items}
 
 
 def test_each_of_many_prompts_may_be_as_long_as_the_context_allows() -> None:
     ids = [[100_000] * (RULES.resolved.max_model_len - 1)] * 40
     body = json.dumps({"prompt": ids}).encode()
     assert len(body) > LARGE
-    assert asyncio.run(read_large(body, RULES)) == {"prompt": ids}
+    assert read_large(body) == {"prompt": ids}
 
 
 @pytest.mark.parametrize(
@@ -141,12 +146,8 @@ def test_a_long_list_of_ids_is_read_in_many_turns(
     ids: list[list[int]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     reads = watched(monkeypatch)
-    assert (
-        asyncio.run(
-            read_large(json.dumps({"prompt": ids, "truncate_prompt_tokens": 2}).encode(), RULES)
-        )["prompt"]
-        == ids
-    )
+    body = json.dumps({"prompt": ids, "truncate_prompt_tokens": 2}).encode()
+    assert read_large(body)["prompt"] == ids
     assert max(reads) < 1.1 * module.TURN
 
 
@@ -169,7 +170,7 @@ def test_lists_of_anything_else_are_not(
     monkeypatch.setattr(module, "LARGE", 1)
     monkeypatch.setattr(module, "TURN", turn)
     with pytest.raises(ApiError, match="must not mix") as error:
-        asyncio.run(read_large(b'{"prompt":%b}' % prompt.encode(), RULES))
+        read_large(b'{"prompt":%b}' % prompt.encode())
     assert (error.value.status, error.value.param) == (400, "prompt")
 
 
@@ -189,7 +190,7 @@ def refused(body: bytes, monkeypatch: pytest.MonkeyPatch) -> tuple[str, str | No
     """Why a body is refused, of which no more than a turn's worth was read."""
     reads = watched(monkeypatch)
     with pytest.raises(ApiError) as error:
-        asyncio.run(read_large(body, RULES))
+        read_large(body)
     assert error.value.status == 400 and max(reads, default=0) <= module.TURN
     return error.value.message, error.value.param
 
@@ -269,13 +270,9 @@ def test_blanks_do_not_count() -> None:
     }
     ids = json.dumps(body["allowed_token_ids"]).replace(" ", "\n" + " " * 16)
     biases = json.dumps(body["logit_bias"]).replace(" ", " " * 600)
-    assert len(ids) > SIZE_LIMITS["allowed_token_ids"] and len(biases) > LARGE
-    assert (
-        asyncio.run(
-            read_large(f'{{"allowed_token_ids":{ids},"logit_bias":{biases}}}'.encode(), RULES)
-        )
-        == body
-    )
+    assert len(ids) > 12 * MAX_ALLOWED and len(biases) > LARGE
+    written = f'{{"allowed_token_ids":{ids},"logit_bias":{biases}}}'.encode()
+    assert read_large(written) == body
 
 
 def test_bodies_of_all_connections_hold_so_much_at_a_time(
@@ -307,3 +304,15 @@ def test_bodies_of_all_connections_hold_so_much_at_a_time(
             assert fresh.get("/version").status == 200
     while fresh.server_state.bodies._bytes_read:  # who goes takes what was held along
         assert fresh.get("/version").status == 200
+
+
+def test_dialects_agree_about_the_fields_that_they_share() -> None:
+    both = joined(
+        BodyFields(names=frozenset({"n"}), sizes={"prompt": None}, prompts=frozenset({"prompt"})),
+        BodyFields(sizes={"prompt": None, "tokens": 9}, token_ids=frozenset({"tokens"})),
+    )
+    assert both.known == {"n", "prompt", "tokens"}
+    assert dict(both.sizes) == {"prompt": None, "tokens": 9}
+    assert (both.prompts, both.token_ids, both.messages) == ({"prompt"}, {"tokens"}, set())
+    with pytest.raises(ValueError, match="tokens has two sizes: 9 and None"):
+        joined(both, BodyFields(sizes={"tokens": None}))

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from jaxllm.server.errors import bad_request, describe
-from jaxllm.server.openai.fields import check_json, is_one_of, read_field
+from jaxllm.server.requests.fields import check_json, is_one_of, read_field
 
 MAX_TOOLS = 256
 MAX_CHARS = 512 << 10  # of all tools of a request

@@ -1,0 +1,96 @@
+"""The constraint on what a request generates, in any of the fields that may hold it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from jaxllm.grammar.pieces import Structured
+from jaxllm.grammar.structure import StructureError, structure
+from jaxllm.server.errors import bad_request, describe, sanitize
+from jaxllm.server.requests.fields import read_optional
+
+# Older names of the members of `structured_outputs`.
+GUIDED = {
+    "guided_json": "json",
+    "guided_json_object": "json_object",
+    "guided_regex": "regex",
+    "guided_choice": "choice",
+    "guided_grammar": "grammar",
+    "structural_tag": "structural_tag",
+}
+STRUCTURE_OBJECTS = ("structured_outputs", "guided_decoding")  # names of one field
+STRUCTURE_FIELDS = (*GUIDED, *STRUCTURE_OBJECTS, "guided_whitespace_pattern", "response_format")
+
+
+@dataclass(frozen=True, slots=True)
+class Structure:
+    """The constraint on a request's output, and the field that holds it."""
+
+    field: str
+    params: Structured
+
+
+def read_structure(body: dict[str, Any]) -> Structure | None:
+    """The constraint in `structured_outputs`, `response_format` or an older name; at most one of
+    them may be sent. Raises ApiError(400)."""
+    given_fields: dict[str, Any] = {
+        name: {kind: body[name]} for name, kind in GUIDED.items() if body.get(name) is not None
+    }
+    if body.get("guided_json_object") is False:
+        del given_fields["guided_json_object"]
+    if (form := _response_format(body)) is not None:
+        given_fields["response_format"] = form
+    given_fields |= {name: body[name] for name in STRUCTURE_OBJECTS if body.get(name) is not None}
+    if len(given_fields) > 1:
+        first, second, *_ = given_fields
+        raise bad_request(
+            f"{first} and {second} both constrain the output; send one of them", second
+        )
+    spacing = body.get("guided_whitespace_pattern")
+    if given_fields and body.get("use_beam_search") is True:
+        raise bad_request(
+            f"{next(iter(given_fields))} cannot be used in a beam search", next(iter(given_fields))
+        )
+    for name, given in given_fields.items():
+        if spacing is not None and isinstance(given, dict):
+            given = {"whitespace_pattern": spacing} | given
+        try:
+            return Structure(name, structure(given))
+        except StructureError as error:
+            raise bad_request(f"{name}: {sanitize(str(error))}", name) from None
+    if spacing is not None:
+        raise bad_request(
+            "guided_whitespace_pattern has no effect without guided_json; leave it out",
+            "guided_whitespace_pattern",
+        )
+    return None
+
+
+def _response_format(body: dict[str, Any]) -> dict[str, Any] | None:
+    """`response_format` as a structure; None for text."""
+    form = read_optional(body, "response_format", dict)
+    kind = None if form is None else form.get("type")
+    if form is None or kind == "text":
+        return None
+    if kind == "json_object":
+        return {"json_object": True}
+    if kind == "structural_tag":
+        return {"structural_tag": form}
+    if kind != "json_schema":
+        raise bad_request(
+            "response_format.type must be text, json_object, json_schema or structural_tag, "
+            f"got {describe(kind)}",
+            "response_format",
+        )
+    wrapped = form.get("json_schema")
+    if (
+        not isinstance(wrapped, dict)
+        or not isinstance(wrapped.get("name"), str)
+        or wrapped.get("schema") is None
+    ):
+        raise bad_request(
+            'response_format.json_schema must be {"name": text, "schema": object}',
+            "response_format",
+        )
+    return {"json": wrapped["schema"]}
