@@ -42,14 +42,15 @@ def compile_rounding(
 
     def program(plain: jax.Array, room: dict[str, jax.Array]) -> dict[str, jax.Array]:
         made = jax.lax.map(one, plain) if given.experts else one(plain)
-        return {
-            name: jnp.broadcast_to(made[name].astype(like.dtype), like.shape)
-            for name, like in likes
-        }
+        written = {}
+        for name, like in likes:
+            whole = jnp.broadcast_to(made[name].astype(like.dtype), like.shape)
+            # A use of the array, without which the program would not take it, nor write into it
+            written[name] = jax.lax.dynamic_update_slice(room[name], whole, (0,) * whole.ndim)
+        return written
 
     return jax.jit(
         program,
         out_shardings={name: like.sharding for name, like in likes},
         donate_argnames="room",
-        keep_unused=True,
     )

@@ -249,6 +249,13 @@ def test_a_model_is_outlined_once_for_random_weights_and_those_that_follow(
 
 
 @pytest.mark.parametrize("name", golden_names())
+def test_specs_made_twice_are_one_key(name: str) -> None:
+    first, second = (models.read_spec(load_golden(name).directory) for _ in range(2))
+    assert {first: name}[second] == name
+    assert first.serving(7) != second, "another served length is another spec"
+
+
+@pytest.mark.parametrize("name", golden_names())
 def test_every_checkpoint_has_fitting_sizes(name: str) -> None:
     directory = load_golden(name).directory
     weights.check_shapes(directory, models.read_spec(directory))

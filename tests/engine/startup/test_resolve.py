@@ -31,7 +31,7 @@ def test_a_smaller_step_leaves_a_larger_pool_and_changes_nothing_else(tiny_dir: 
     config = EngineConfig(
         model=tiny_dir, max_model_len="auto", max_num_seqs=4, max_num_batched_tokens=64
     )
-    before = resolve(config, Path(tiny_dir), [make_mesh(1)])
+    before = resolve(config, weights.ModelFiles(tiny_dir), [make_mesh(1)])
     budget = before.memory.budget
     tight = with_workspace(
         before, config, budget.workspace + budget.for_pages - 20 * before.need.page_bytes
@@ -50,7 +50,7 @@ def test_a_pool_that_was_asked_for_keeps_its_size(tiny_dir: str) -> None:
     config = EngineConfig(
         model=tiny_dir, num_gpu_blocks_override=50, max_num_seqs=4, max_num_batched_tokens=64
     )
-    before = resolve(config, Path(tiny_dir), [make_mesh(1)])
+    before = resolve(config, weights.ModelFiles(tiny_dir), [make_mesh(1)])
     assert (
         with_workspace(before, config, before.memory.budget.workspace // 2).resolved
         == before.resolved
