@@ -31,6 +31,8 @@ class Sleep:
     other engines, which would not hear of other weights.
 
     Attributes:
+        runner: whose memory is given away.
+        source: of the weights.
         level: 0 while awake; 1: the weights lie in host memory; 2: they are dropped.
     """
 
@@ -43,7 +45,7 @@ class Sleep:
         shares_pages: bool = False,
     ):
         assert not isinstance(parts.runner, StageFollower), "a host that follows is told to sleep"
-        self._runner, self._source, self._give_back = parts.runner, parts.weights, parts.give_back
+        self.runner, self.source, self._give_back = parts.runner, parts.weights, parts.give_back
         self._forget, self._busy = forget, busy
         self.level = 0
         self._shares_pages = shares_pages
@@ -68,7 +70,7 @@ class Sleep:
             return
         if self.level == 0:
             self._forget()
-        self._runner.sleep(keep_weights=level == 1)
+        self.runner.sleep(keep_weights=level == 1)
         self.level = level
         gc.collect()  # arrays in cycles hold memory too
         self._give_back()
@@ -80,7 +82,7 @@ class Sleep:
             if self.level == 2:
                 self._read()
             else:
-                self._runner.wake()
+                self.runner.wake()
             self.level = 0
 
     def update_weights(self, given: Path | GivenArrays) -> None:
@@ -99,7 +101,7 @@ class Sleep:
         if isinstance(given, GivenArrays) and jax.process_count() > 1:
             raise ValueError("arrays reach this host alone; give a path that every host can read")
         with ModelFiles(given) as files:
-            self._source.check(files)
+            self.source.check(files)
             if self.level == 0:
                 self._overwrite(files)
             else:
@@ -113,9 +115,9 @@ class Sleep:
         To take a pool's memory away and give it back takes as long as half of the weights. A pool
         whose size the user has set may leave less: then nothing stays after all."""
         self._forget()
-        keep = not self._source.rounds
+        keep = not self.source.rounds
         try:
-            self._read(files, self._runner.release(keep_pages=keep))
+            self._read(files, self.runner.release(keep_pages=keep))
             return
         except BaseException as error:
             clear_frames(error.__traceback__)  # they hold what was read
@@ -127,10 +129,10 @@ class Sleep:
     def _read(self, files: ModelFiles | None = None, before: tuple[Array, ...] = ()) -> None:
         """Take the weights of open files, by default the engine's own."""
         if files is None:
-            self._runner.tell(Reload(None))
+            self.runner.tell(Reload(None))
         elif files.directory is not None:
-            self._runner.tell(Reload(str(files.directory)))
-        self._runner.wake(self._source.read(files, before=before))
+            self.runner.tell(Reload(str(files.directory)))
+        self.runner.wake(self.source.read(files, before=before))
 
     def _refuse_now(self) -> None:
         if self._busy():

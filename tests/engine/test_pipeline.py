@@ -229,11 +229,11 @@ def apart(engine: Engine, told: Callable[[Command], None]) -> None:
     assert isinstance(runner.before, EarlierStages)
     follower = Devices(
         StageFollower(runner.before.stages, None, wire),  # type: ignore[arg-type]
-        WeightSource(engine.sleeper._source._setups[:1], engine.sleeper._source._config),
+        WeightSource(engine.sleeper.source._setups[:1], engine.sleeper.source._config),
     )
     runner.before = EarlierStages((), wire)  # type: ignore[arg-type]
-    engine.sleeper._source = WeightSource(
-        engine.sleeper._source._setups[1:], engine.sleeper._source._config
+    engine.sleeper.source = WeightSource(
+        engine.sleeper.source._setups[1:], engine.sleeper.source._config
     )
 
     def tell(command: Command) -> None:
