@@ -16,7 +16,7 @@ import numpy as np
 
 from benchmarks import kernel_cases
 from benchmarks.kernels import guarded
-from jaxllm.cache.backends import HOPPER, Target, own_backend, reason
+from jaxllm.cache.backends import HOPPER, Target, own_backend, reason_of
 from pallas_kernels import add_norm as norms
 from pallas_kernels import draw as draws
 from pallas_kernels import gated_matmul as products
@@ -52,7 +52,7 @@ def kernels() -> Iterator[Row]:
     target = Target.of(jax.devices()[0])
     backend = own_backend(target)
     if not HOPPER.met_by(target):
-        yield {"check": "kernels", "skipped": f"no Mosaic GPU kernels here ({reason(target)})"}
+        yield {"check": "kernels", "skipped": f"no Mosaic GPU kernels here ({reason_of(target)})"}
         return
     checks: list[tuple[str, Callable[[], Row]]] = []
     for i in DECODE:

@@ -22,8 +22,11 @@ from jax import Array
 
 from benchmarks.shapes import PREFIX, engine_options
 from jaxllm import models, weights
+from jaxllm.cache.arrays import DROP_PAGE, KVCache, PagedArrays, zeros_of
 from jaxllm.cache.backends import Target, own_backend
-from jaxllm.cache.kv import DROP_PAGE, KVCache, PagedContext, PagedInputs, zeros_of
+from jaxllm.cache.groups import Place
+from jaxllm.cache.kv import PagedContext
+from jaxllm.cache.step import PagedInputs
 from jaxllm.mesh import make_mesh
 from pallas_kernels.target import PORTABLE
 
@@ -151,7 +154,6 @@ class TeacherForced:
 
     def __init__(self, spec: models.ModelSpec, mesh: jax.sharding.Mesh):
         self.spec, self.mesh = spec, mesh
-        self.heads = spec.heads(1)
         self.outline = functools.cache(lambda dtype: weights.outline(spec, mesh, dtype))
         self.width = -(-(max(max(prompts) for prompts in BATCHES) + STEPS) // PAGE)
 
@@ -204,15 +206,9 @@ class TeacherForced:
         return out
 
     def _pool(self, rows: int, dtype: Any) -> KVCache:
-        return KVCache.abstract(
-            len(self.spec.layers),
-            rows * self.width,
-            self.heads.kv_stored,
-            PAGE,
-            self.heads.dim,
-            dtype,
-            self.mesh,
-        )
+        layers = self.spec.layers
+        pages = rows * self.width
+        return (PagedArrays.abstract(layers[0], len(layers), pages, PAGE, dtype, self.mesh),)
 
     def _lower(self, variant: Variant, rows: int, chunk: int) -> Any:
         outline = self.outline(variant.dtype)
@@ -257,8 +253,9 @@ def forward(
         write_page_T=page,
         write_offset_T=given.position_T % PAGE,
     )
+    places = [Place(0, layer) for layer in range(pool[0].layers)]
     own = Target.of(jax.devices()[0])
     target = own if backend == own_backend(own) else PORTABLE
-    context = PagedContext(pool, [inputs], backend, target=target)
+    context = PagedContext(pool, places, [inputs], backend, target=target)
     hidden_TD = module(given.token_T, given.position_T, context)
     return module.logits(hidden_TD, context), context.kv

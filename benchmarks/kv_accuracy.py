@@ -21,8 +21,8 @@ from benchmarks.correct_engine import GOLDENS, ask, shared
 from benchmarks.correct_model import PAGE, Tokens, forward
 from benchmarks.record import finish, parser
 from jaxllm import LLM, SamplingParams, models, weights
+from jaxllm.cache.arrays import PagedArrays, zeros_of
 from jaxllm.cache.backends import Target, own_backend
-from jaxllm.cache.kv import KVCache, zeros_of
 from jaxllm.locate import locate
 from jaxllm.mesh import make_mesh
 
@@ -76,10 +76,10 @@ class Reader:
         self.graphdef, self.state = weights.load(
             self.directory, weights.outline(spec, self.mesh, jnp.dtype(dtype))
         )
-        heads, layers = spec.heads(1), len(spec.layers)
-        page_dtype = PAGE_DTYPES[kind] or dtype
-        self.pool = KVCache.abstract(
-            layers, LENGTH // PAGE, heads.kv_stored, PAGE, heads.dim, page_dtype, self.mesh
+        layers, page_dtype = spec.layers, PAGE_DTYPES[kind] or dtype
+        pages = LENGTH // PAGE
+        self.pool = (
+            PagedArrays.abstract(layers[0], len(layers), pages, PAGE, page_dtype, self.mesh),
         )
         self.backend = own_backend(Target.of(jax.devices()[0]))
 

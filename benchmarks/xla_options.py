@@ -21,7 +21,7 @@ from benchmarks.shapes import engine_options
 if TYPE_CHECKING:
     import jax
 
-    from jaxllm.cache.kv import KVCache
+    from jaxllm.cache.arrays import KVCache
     from jaxllm.engine.startup.resolve import Setup
 
 CANDIDATES: tuple[dict[str, Any], ...] = (
@@ -64,7 +64,7 @@ def choose(models: Sequence[Times], candidates: Sequence[dict[str, Any]]) -> lis
 def prepared(model: str, options: dict[str, Any]) -> tuple[Setup, tuple[jax.Array, ...], KVCache]:
     """What programs of a model run on: the decisions of a start, weights and pages."""
     from jaxllm import weights
-    from jaxllm.cache.kv import zeros_of
+    from jaxllm.cache.arrays import zeros_of
     from jaxllm.config import EngineConfig
     from jaxllm.engine.runtime.lattice import weight_leaves
     from jaxllm.engine.startup.device_client import reserve_memory

@@ -341,13 +341,17 @@ class Resolved:
 
     Attributes (those whose names do not say it):
         vocab_size: width of the logits; token ids are validated against it.
+        eos_ids: the model's tokens that end a sequence, unless a request ignores them.
         host_pages: pages of host memory for preempted requests and cached prefixes.
         host_cached_pages: those of them for cached prefixes.
         moved_pages: pages that one program moves to host memory or back; 0: none ever move.
         staged_pages: the most pages on the device at once that are on their way out or in.
-        windows: tokens of the window of each cache group, which gives back pages behind it; None
-            keeps all pages.
-        more_pages: pages of each cache group after the first, which has `num_pages`.
+        windows: tokens of the window of each of these groups, which gives back pages behind it;
+            None keeps all pages.
+        group_pages: pages of each cache group that has pages; those that keep all pages stand
+            first.
+        prefix_refusal: why no request may start from what another one has computed; None where it
+            may.
         pooling: what is made of a prompt; None when the model generates.
         page_offer: what clients carry to engines that continue prompts from here (kv_transfer).
         expert_parallel_size: groups of devices that have experts of their own.
@@ -361,7 +365,7 @@ class Resolved:
     kv_dtype: str
     max_model_len: int
     page_size: int
-    num_pages: int
+    group_pages: tuple[int, ...]
     max_num_seqs: int
     max_num_batched_tokens: int
     max_num_queued_reqs: int
@@ -381,7 +385,8 @@ class Resolved:
     attention_reason: str
     windows: tuple[int | None, ...] = (None,)
     batch_invariant: bool = False
-    more_pages: tuple[int, ...] = ()
+    prefix_refusal: str | None = None
+    eos_ids: tuple[int, ...] = ()
     pooling: Pooling | None = None
     page_offer: dict[str, Any] | None = None
     all_reduce: str = "reference"
@@ -389,6 +394,11 @@ class Resolved:
     expert_parallel_size: int = 1
     pipeline_parallel_size: int = 1
     target: Target = PORTABLE
+
+    @property
+    def num_pages(self) -> int:
+        """Pages of the first cache group."""
+        return self.group_pages[0]
 
     @property
     def step_seqs(self) -> int:

@@ -7,7 +7,6 @@ import functools
 import itertools
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 from jaxllm.cache.events import KVEventBatch
@@ -328,7 +327,7 @@ class LLM(PoolingCalls):
             GenerateRequest(
                 id=f"offline-{next(self._ids)}",
                 prompt_token_ids=p.truncated(ids, limit),
-                params=p if grammar is None else replace(p, structured_outputs=None),
+                params=p,
                 cache_salt=salt,
                 grammar=grammar,
             )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -49,22 +48,6 @@ def check_salt(salt: object) -> None:
         )
 
 
-def count_logprobs(params: SamplingParams, most: int, vocab_size: int) -> SamplingParams:
-    """`params` with the vocabulary's size in place of each -1, which requests all of it. Raises
-    RequestError above `most`, which is --max-logprobs."""
-    for name in ("logprobs", "prompt_logprobs"):
-        value = getattr(params, name)
-        if value is None:
-            continue
-        if (vocab_size if value < 0 else value) > most:
-            given = f"-1, the whole vocabulary of {vocab_size} tokens" if value < 0 else value
-            raise RequestError(f"{name} must be at most {most} (--max-logprobs), got {given}", name)
-        if value < 0:
-            params = copy.copy(params)
-            setattr(params, name, vocab_size)
-    return params
-
-
 def check_prompt_logprobs(prompts: Sequence[int], top: int, choices: int) -> None:
     """Raises RequestError when the prompts of a request, of these lengths, have more than
     MAX_SCORES log-probabilities over all choices."""
@@ -101,8 +84,9 @@ class GenerateRequest:
 
     Attributes:
         id: made by the server or library, never by a client.
+        params: the sampling that runs once the engine has validated it (`prepared.prepared`).
         arrival: seconds since the epoch.
-        grammar: the compiled `params.structured_outputs` (grammar.checker), which is then None.
+        grammar: the compiled `params.structured_outputs` (grammar.checker).
         cache_salt: only requests with an equal one share cached prefixes.
         shares_pages: whether other engines may fetch the pages of the prompt.
         page_offer: where such pages are, as the engine that has them signed it (kv_transfer.offer).

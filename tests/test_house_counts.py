@@ -17,10 +17,12 @@ from tools.house_counts import (
     merged,
     mermaid,
     node_of,
+    private_uses,
     reachable,
     render,
     repeated_names,
     statements,
+    syntax_nodes,
 )
 
 FIVE_CLASSES = "\n".join(
@@ -46,6 +48,26 @@ def trees(**texts: str) -> dict[str, ast.Module]:
 )
 def test_statements_are_counted_without_docstrings(text: str, count: int) -> None:
     assert statements(ast.parse(text)) == count
+
+
+def test_nodes_of_syntax_leave_out_docstrings_alone() -> None:
+    assert syntax_nodes(ast.parse('"""Doc."""\n')) == 1
+    plain = syntax_nodes(ast.parse("def f():\n    return 1\n"))
+    assert syntax_nodes(ast.parse("def f():\n    '''Doc.'''\n    return 1\n")) == plain
+
+
+@pytest.mark.parametrize(
+    ("text", "count"),
+    [
+        ("x._name", 1),
+        ("x._name = x._other()", 2),
+        ("self._name, cls._name", 0),
+        ("self.x._name", 1),
+        ("x.__name__, x.name", 0),
+    ],
+)
+def test_private_names_of_others_are_counted(text: str, count: int) -> None:
+    assert private_uses(ast.parse(text)) == count
 
 
 def test_a_name_counts_once_a_class_and_protocols_of_python_do_not() -> None:
@@ -114,7 +136,7 @@ def test_this_checkout_is_counted_and_every_part_of_the_page_is_written(
     assert now["rooms"]["pallas_kernels/draw"]["files"] >= 5
     before = json.loads(house_counts.BEFORE.read_text())
     page = render(house_counts.PAGE.read_text(), before, now)
-    assert page.count("<!-- end generated -->") == 3
+    assert page.count("<!-- end generated -->") == 4
     total = sum(room["statements"] for room in now["rooms"].values())
     assert f" {total} |" in page and "flowchart TD" in page
     assert render(page, before, now) == page

@@ -175,6 +175,16 @@ def test_the_server_knows_the_options(line, monkeypatch):
     assert (seen[0].config.model, seen[0].port) == ("/path/to/model", 8000)
 
 
+def test_every_verb_and_target_in_a_sentence_exists():
+    from jaxllm.cli import VERBS
+
+    text = PAGES["README.md"]
+    verbs = re.search(r"the other verbs: ([^.]*)\.", text)[1]
+    assert set(re.findall(r"`(\w+)`", verbs)) | {"serve", "check"} <= set(VERBS)
+    targets = set(re.findall(r"`make ([a-z-]+)", text))
+    assert targets <= set(re.findall(r"^([a-z-]+):", (REPO / "Makefile").read_text(), re.MULTILINE))
+
+
 def test_the_generated_tables_are_up_to_date():
     texts = [page.read_text() for page in GENERATED]
     assert [render(text) for text in texts] == texts, "run `make readme`"

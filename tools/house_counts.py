@@ -2,7 +2,7 @@
 
 `--write` puts them, beside those of docs/house_before.json, into the generated parts of
 docs/house.md. `--json ROOT` prints the counts of another checkout, as docs/house_before.json holds
-them.
+them. Files on a path are counted by `python -m tools.walks`, which runs the engine.
 
 A room is a folder of jaxllm/ or pallas_kernels/. In the picture of imports, a module beside the
 rooms of its folder, such as jaxllm/llm.py, is a node of its own.
@@ -17,14 +17,19 @@ from collections import Counter, defaultdict
 from pathlib import Path
 from typing import Any
 
+from tools import laws
 from tools.readme_tables import PART
+from tools.walks import tables
 
 REPO = Path(__file__).parents[1]
 PACKAGES = ("jaxllm", "pallas_kernels")
 PAGE, BEFORE = REPO / "docs" / "house.md", REPO / "docs" / "house_before.json"
 MAX_CLASSES = 4
+ALL = "all"
+COLUMNS = ("files", "statements", "packed", "conditionals")
 type Graph = dict[str, set[str]]
 Function = (ast.FunctionDef, ast.AsyncFunctionDef)
+Documented = (ast.Module, ast.ClassDef, *Function)
 
 
 def sources(root: Path) -> dict[str, ast.Module]:
@@ -45,6 +50,36 @@ def statements(tree: ast.Module) -> int:
     )
 
 
+def syntax_nodes(tree: ast.Module) -> int:
+    """Nodes of a module's syntax tree without docstrings, each of which is two nodes: the measure
+    that neither the length of lines nor the packing of statements changes."""
+    nodes = list(ast.walk(tree))
+    documented = [node for node in nodes if isinstance(node, Documented)]
+    docstrings = [node for node in documented if ast.get_docstring(node, clean=False) is not None]
+    return len(nodes) - 2 * len(docstrings)
+
+
+def private_uses(tree: ast.Module) -> int:
+    """Uses of a private name (`x._name`) of anything but `self` or `cls`."""
+    private = [
+        node
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Attribute)
+        and node.attr.startswith("_")
+        and not node.attr.startswith("__")
+    ]
+    return sum(
+        not (isinstance(node.value, ast.Name) and node.value.id in ("self", "cls"))
+        for node in private
+    )
+
+
+def private_uses_by_tests(root: Path) -> int:
+    """Uses of private names of others in the tests of a checkout."""
+    tests = sorted((root / "tests").rglob("*.py"))
+    return sum(private_uses(ast.parse(path.read_text())) for path in tests)
+
+
 def counts(root: Path) -> dict[str, Any]:
     """All counts of a checkout, as JSON."""
     trees = sources(root)
@@ -53,11 +88,18 @@ def counts(root: Path) -> dict[str, Any]:
         room = by_room[path.rpartition("/")[0]]
         room[0] += 1
         room[1] += statements(tree)
+    style = styles(root)
     modules = imports(trees)
     rooms = merged(modules)
     engine = {name: others for name, others in rooms.items() if name.startswith("jaxllm.engine.")}
     return {
-        "rooms": {room: {"files": n[0], "statements": n[1]} for room, n in sorted(by_room.items())},
+        "rooms": {
+            room: {"files": n[0], "statements": n[1], **style[room]}
+            for room, n in sorted(by_room.items())
+        },
+        **style[ALL],
+        "nodes of syntax": sum(map(syntax_nodes, trees.values())),
+        "private names in tests": private_uses_by_tests(root),
         "longest files": longest(
             {path: (root / path).read_text().count("\n") for path in trees}, 5
         ),
@@ -70,6 +112,23 @@ def counts(root: Path) -> dict[str, Any]:
         "nodes of the engine": len(engine),
         "arrows of the engine": arrows(engine),
         "graph": {name: sorted(others) for name, others in sorted(rooms.items())},
+    }
+
+
+def styles(root: Path) -> dict[str, dict[str, float]]:
+    """Packed assignments and conditional expressions in 1,000 lines (`tools.laws`), of each room
+    and of all."""
+    files = {path: laws.count(text) for path, text in laws.sources(root)}
+    rooms = laws.by_room(files)
+    rooms[ALL] = laws.Counts()
+    for counts in files.values():
+        rooms[ALL].add(counts)
+    return {
+        room: {
+            "packed": round(counts.per_thousand(counts.packed), 1),
+            "conditionals": round(counts.per_thousand(counts.conditionals), 1),
+        }
+        for room, counts in rooms.items()
     }
 
 
@@ -177,21 +236,22 @@ def mermaid(graph: dict[str, list[str]]) -> str:
 
 
 def rooms_table(before: dict[str, Any], now: dict[str, Any]) -> str:
-    """Files and statements of each room, before and now."""
-    lines = [
-        "| room | files before | files | statements before | statements |",
-        "|---|---|---|---|---|",
-    ]
+    """Counts of each room, before and now."""
+    heads = [f"{column}{when}" for column in COLUMNS for when in (" before", "")]
+    lines = [f"| room | {' | '.join(heads)} |", "|---" * (1 + len(heads)) + "|"]
     for room in sorted(before["rooms"].keys() | now["rooms"].keys()):
-        old, new = (which["rooms"].get(room, {}) for which in (before, now))
-        cells = [which.get(key, "–") for key in ("files", "statements") for which in (old, new)]
+        both = [counted["rooms"].get(room, {}) for counted in (before, now)]
+        cells = [counts.get(column, "–") for column in COLUMNS for counts in both]
         lines.append(f"| `{room}/` | " + " | ".join(map(str, cells)) + " |")
-    totals = [
-        sum(room[key] for room in which["rooms"].values())
-        for key in ("files", "statements")
-        for which in (before, now)
-    ]
+    totals = [total(counted, column) for column in COLUMNS for counted in (before, now)]
     return "\n".join([*lines, "| **all** | " + " | ".join(map(str, totals)) + " |"])
+
+
+def total(counted: dict[str, Any], column: str) -> float:
+    """The count of all rooms: of files and statements the sum, else what all lines have."""
+    if column in counted:
+        return float(counted[column])
+    return sum(room[column] for room in counted["rooms"].values())
 
 
 def measures_table(before: dict[str, Any], now: dict[str, Any]) -> str:
@@ -204,6 +264,8 @@ def measures_table(before: dict[str, Any], now: dict[str, Any]) -> str:
         return "; ".join(" ↔ ".join(f"`{name}`" for name in circle) for circle in found) or "none"
 
     rows = [
+        ("nodes of the syntax tree without docstrings", lambda w: w["nodes of syntax"]),
+        ("private names of others that tests use", lambda w: w["private names in tests"]),
         ("longest files, lines", lambda w: listed(w["longest files"])),
         ("longest functions outside kernels, lines", lambda w: listed(w["longest functions"])),
         (
@@ -227,6 +289,7 @@ def render(text: str, before: dict[str, Any], now: dict[str, Any]) -> str:
     parts = {
         "rooms": rooms_table(before, now),
         "measures": measures_table(before, now),
+        "paths": tables.table(**tables.stored()),
         "picture": mermaid(now["graph"]),
     }
     return PART.sub(lambda part: f"{part[1]}{parts[part['name']]}\n{part[3]}", text)

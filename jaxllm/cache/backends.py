@@ -7,7 +7,7 @@ own, see `pallas_kernels.backends`.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -136,10 +136,28 @@ def choose_backend(
     for name in _preferred(target, shapes):
         refused = refusal(name, shapes)
         if refused is None:
-            return _stored(name, refusals[0] if refusals else reason(target), shapes)
+            return _stored(name, refusals[0] if refusals else reason_of(target), shapes)
         if not ALL.runs_anywhere(name):
             refusals.append(refused)
     raise ConfigError(f"no attention back end runs this model on {target.title}")
+
+
+def choose_backends(
+    target: Target,
+    shapes: Sequence[Shapes | SegmentShapes],
+    asked: str | None = None,
+    device: str = "",
+) -> list[Backend]:
+    """The back end of each of a model's attentions, which all have the same one. Raises ConfigError
+    as `choose_backend`."""
+    chosen = {call: choose_backend(target, call, asked, device) for call in dict.fromkeys(shapes)}
+    names = {backend.name for backend in chosen.values()}
+    if len(names) > 1:  # the first that takes all of them
+        suited = (name for name in ALL.suited(target) if name in names)
+        name = next(n for n in suited if all(refusal(n, call) is None for call in chosen))
+        reason = next(backend.reason for backend in chosen.values() if backend.name == name)
+        chosen = {call: _stored(name, reason, call) for call in chosen}
+    return [chosen[call] for call in shapes]
 
 
 def own_backend(target: Target) -> str:
@@ -182,7 +200,7 @@ def _stored(name: str, reason: str, shapes: Shapes | SegmentShapes) -> Backend:
     return Backend(name, reason, width)
 
 
-def reason(target: Target) -> str:
+def reason_of(target: Target) -> str:
     """Why a target's own back end is what it is."""
     own = own_backend(target)
     is_portable = ALL.runs_anywhere(own) and target.platform != PORTABLE.platform

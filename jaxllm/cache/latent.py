@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import functools
+from dataclasses import replace
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax import Array
 
+from jaxllm.cache.arrays import PagedArrays
 from jaxllm.cache.step import PagedInputs, Plans, StaticOptions
 from pallas_kernels import latent_decode, latent_extend
 from pallas_kernels.backends import close_plan, open_plan
@@ -42,13 +44,14 @@ def plan(static: StaticOptions, inputs: PagedInputs, pages: Array, rows: LatentR
 def write_and_attend(
     static: StaticOptions,
     rows: LatentRows,
-    pages: tuple[Array, ...],
+    arrays: PagedArrays,
     inputs: PagedInputs,
     plans: Plans,
     first_page: Array,
-) -> tuple[Array, tuple[Array, ...], Plans]:
+) -> tuple[Array, PagedArrays, Plans]:
     """Outputs `o_TNF`, the pages with the entries, and the plans as the kernels leave them."""
-    plans, (entries,) = Plans(*map(open_plan, plans)), pages
+    plans = Plans(*map(open_plan, plans))
+    (entries,) = arrays.planes
     entries = _write(entries, rows.entry_TW, inputs, first_page)
     pages_PCW, up = entries.reshape(-1, *entries.shape[2:]), rows.up
     options: dict[str, Any] = {
@@ -77,7 +80,7 @@ def write_and_attend(
             )
         )
     o_TNF = parts[0] if len(parts) == 1 else jnp.concatenate(parts)
-    return o_TNF, (entries,), Plans(*map(close_plan, plans))
+    return o_TNF, replace(arrays, planes=(entries,)), Plans(*map(close_plan, plans))
 
 
 def _write(pages: Array, entry_TW: Array, inputs: PagedInputs, first_page: Array) -> Array:

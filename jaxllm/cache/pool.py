@@ -27,8 +27,9 @@ class OutOfPages(RuntimeError):
 
 
 @dataclass(frozen=True, slots=True)
-class CacheGroup:
-    """Layers whose attention sees equally far back: their pages are held and released together.
+class Lifetime:
+    """How long pages live: the layers of a cache group see equally far back, so their pages are
+    held and released together.
 
     Attributes:
         window: Tokens that a token sees, itself included; None: all before it.
@@ -78,7 +79,7 @@ class PagePool:
         num_pages: int,
         page_size: int,
         index: PrefixIndex | None = None,
-        group: CacheGroup | None = None,
+        lifetime: Lifetime | None = None,
     ):
         if num_pages < 1 or page_size < 1:
             raise ValueError(
@@ -90,7 +91,7 @@ class PagePool:
                 f"the prefix index has pages of {index.page_size} tokens, the pool of {page_size}"
             )
         self.page_size = page_size
-        self.group = group or CacheGroup()
+        self.lifetime = lifetime or Lifetime()
         self.index = index  # decides which released pages stay findable
         # Called with the hash and the number of a findable page that is handed out
         self.on_evict: Callable[[bytes, int], None] | None = None
@@ -123,11 +124,11 @@ class PagePool:
 
     def max_resident(self, num_tokens: int) -> int:
         """Pages that a request of `num_tokens` tokens holds at once, at most."""
-        return self.group.max_resident(num_tokens, self.page_size)
+        return self.lifetime.max_resident(num_tokens, self.page_size)
 
     def out_of_window(self, position: int) -> int:
         """Pages at the start of a sequence that no token from `position` on reads."""
-        return self.group.out_of_window(position, self.page_size)
+        return self.lifetime.out_of_window(position, self.page_size)
 
     def references(self, page: int) -> int:
         """Number of page tables that hold `page`; 0 when it is free."""

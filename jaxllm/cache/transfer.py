@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from jax import Array
 from jax.sharding import NamedSharding, PartitionSpec
 
-from jaxllm.cache.kv import KVCache
+from jaxllm.cache.arrays import KVCache, PagedArrays
 
 # One page of every layer: an array [arrays of one shape, *that shape] for each shape in the pool
 type Page = tuple[Array, ...]
@@ -18,7 +18,9 @@ type Page = tuple[Array, ...]
 def take(pool: KVCache, page_N: Array) -> tuple[KVCache, tuple[Page, ...]]:
     """The unchanged pool, which must be donated, and N pages of it. Numbers beyond the pool give
     any page."""
-    leaves, rows_LN = jax.tree.leaves(pool), pool.page_rows(0, page_N)
+    arrays = _only_group(pool)
+    leaves = jax.tree.leaves(arrays)
+    rows_LN = arrays.page_rows(page_N)
     stacks = [
         jnp.concatenate([leaves[i].at[rows_LN].get(mode="clip") for i in group])
         for group in _groups(pool)
@@ -29,8 +31,9 @@ def take(pool: KVCache, page_N: Array) -> tuple[KVCache, tuple[Page, ...]]:
 def put(pool: KVCache, page_N: Array, pages: tuple[Page, ...]) -> tuple[KVCache, Array]:
     """The pool, which must be donated, with N pages written, and a value that is ready when they
     are. Numbers must differ; those beyond the pool are dropped."""
+    arrays = _only_group(pool)
     leaves, treedef = jax.tree.flatten(pool)
-    rows_LN = pool.page_rows(0, page_N)
+    rows_LN = arrays.page_rows(page_N)
     for at, group in enumerate(_groups(pool)):
         parts = jnp.split(jnp.stack([page[at] for page in pages], axis=1), len(group))
         for i, part in zip(group, parts, strict=True):
@@ -40,7 +43,8 @@ def put(pool: KVCache, page_N: Array, pages: tuple[Page, ...]) -> tuple[KVCache,
 
 def page_shapes(pool: KVCache, memory_kind: str | None = None) -> tuple[jax.ShapeDtypeStruct, ...]:
     """Shapes and shardings of one page of an abstract pool, in memory of that kind."""
-    leaves, layers = jax.tree.leaves(pool), len(pool.groups)
+    arrays = _only_group(pool)
+    leaves = jax.tree.leaves(arrays)
     found = []
     for group in _groups(pool):
         leaf = leaves[group[0]]
@@ -48,10 +52,17 @@ def page_shapes(pool: KVCache, memory_kind: str | None = None) -> tuple[jax.Shap
         sharding = NamedSharding(leaf.sharding.mesh, spec, memory_kind=memory_kind)
         found.append(
             jax.ShapeDtypeStruct(
-                (len(group) * layers, *leaf.shape[1:]), leaf.dtype, sharding=sharding
+                (len(group) * arrays.layers, *leaf.shape[1:]), leaf.dtype, sharding=sharding
             )
         )
     return tuple(found)
+
+
+def _only_group(pool: KVCache) -> PagedArrays:
+    """The pages of a cache that can leave the device: of one group."""
+    (arrays,) = pool
+    assert isinstance(arrays, PagedArrays), "states have no pages"
+    return arrays
 
 
 def _groups(pool: KVCache) -> list[list[int]]:

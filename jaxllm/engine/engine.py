@@ -20,7 +20,7 @@ from jaxllm.engine.runtime.late_programs import make_late
 from jaxllm.engine.runtime.runner import Runner
 from jaxllm.engine.scheduling.request import Status
 from jaxllm.engine.scheduling.scheduler import Scheduler
-from jaxllm.engine.sleep import Sleep
+from jaxllm.engine.sleep import Sleeper
 from jaxllm.engine.startup.start import Started
 from jaxllm.engine.steps.commit import Commit
 from jaxllm.engine.steps.constrained import ConstrainedDraws
@@ -57,25 +57,22 @@ class Engine:
         self.tokenizer = parts.tokenizer
         self.runner = runner
         self.scheduler = scheduler
-        self.eos_ids = frozenset(runner.eos_ids)
         self.grammars = parts.grammars
         self._counters = Counters()
         self.watch = EngineWatch(scheduler)
         self._options = LogitsOptionsReader(
-            self.resolved.vocab_size, self.tokenizer, runner.shapes.model.processors, self.eos_ids
+            self.resolved, self.tokenizer, runner.shapes.model.processors
         )
         self._validator = RequestValidator(self.resolved, self.tokenizer, scheduler.fits)
         self._queue = QueueLimit(self.resolved)
-        self._factory = RequestFactory(
-            self.resolved, self.tokenizer, self._options, self.eos_ids, seed
-        )
+        self._factory = RequestFactory(self.resolved, self.tokenizer, self._options, seed)
         states: dict[str, RequestState] = {}
         self._output = OutputProcessor(
-            states, scheduler, parts.grammars, self._counters, self.eos_ids
+            states, scheduler, parts.grammars, self._counters, self.resolved
         )
         self.pending = Pending(scheduler, parts.grammars, self.transfer, self._output.fail_choice)
         beams = BeamSearchManager(
-            scheduler, self._factory.make_detokenizer, self.eos_ids, self._counters
+            scheduler, self._factory.make_detokenizer, self.resolved, self._counters
         )
         self.requests = RunningRequests(beams, states)
         commit = Commit(self.requests, scheduler, self._output, self.transfer.exports)
@@ -99,7 +96,7 @@ class Engine:
             self._counters,
             overlaps=self.resolved.async_scheduling,
         )
-        self.sleeper = Sleep(
+        self.sleeper = Sleeper(
             parts,
             self.pending.forget_all,
             lambda: self.has_work,
@@ -138,7 +135,7 @@ class Engine:
         self._options.validate_options(request.params, request.thinking)
         self.grammars.validate_grammar(request)
         self.pending.validate(request)
-        validate_search(request, self.resolved, self.scheduler.pools, self.eos_ids)
+        validate_search(request, self.resolved, self.scheduler.pools)
         return request
 
     def queue_has_space(self, request: GenerateRequest) -> bool:

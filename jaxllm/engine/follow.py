@@ -63,23 +63,23 @@ class Devices:
         """As of `Dispatcher`."""
         self._runner.reset()
 
-    def sleep(self, keep_weights: bool) -> None:
-        """As of `Sleep`."""
-        self._runner.sleep(keep_weights)
+    def sleep(self, level: int) -> None:
+        """As of `Sleeper`."""
+        self._runner.sleep(level)
         self._asleep = True
         gc.collect()  # arrays in cycles hold memory too
         self._give_back()
 
-    def wake(self) -> None:
+    def wake_up(self) -> None:
         """As of `Dispatcher`."""
-        self._runner.wake()
+        self._runner.wake_up()
         self._asleep = False
 
-    def reload(self, directory: str | None) -> None:
+    def update_weights(self, directory: str | None) -> None:
         """Have the weights in a directory, or the engine's own, read again; awake in place of those
         of now."""
         keep = not self._source.rounds
         before = () if self._asleep else self._runner.release(keep_pages=keep)
         path = None if directory is None else Path(directory)
-        self._runner.wake(self._source.read(path, before=before))
+        self._runner.wake_up(self._source.read(path, before=before))
         self._asleep = False

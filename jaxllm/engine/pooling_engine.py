@@ -13,7 +13,7 @@ from jaxllm.engine.runtime.pooling_runner import PoolingRunner
 from jaxllm.engine.scheduling.plan import Traffic
 from jaxllm.engine.scheduling.request import Request
 from jaxllm.engine.scheduling.scheduler import Scheduler
-from jaxllm.engine.sleep import Sleep
+from jaxllm.engine.sleep import Sleeper
 from jaxllm.engine.startup.start import Started
 from jaxllm.engine.steps.loop import StepLoop
 from jaxllm.engine.steps.pooling import PooledRequests, PoolingSteps
@@ -52,7 +52,7 @@ class PoolingEngine:
             self._counters,
             overlaps=self.resolved.async_scheduling,
         )
-        self.sleeper = Sleep(parts, scheduler.reset, lambda: self.has_work)
+        self.sleeper = Sleeper(parts, scheduler.reset, lambda: self.has_work)
 
     @property
     def has_work(self) -> bool:

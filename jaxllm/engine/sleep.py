@@ -13,8 +13,8 @@ from traceback import clear_frames
 import jax
 from jax import Array
 
+from jaxllm.commands import UpdateWeights
 from jaxllm.engine.runtime.pipeline.follower import StageFollower
-from jaxllm.engine.runtime.replay import Reload
 from jaxllm.engine.startup.start import Started
 from jaxllm.mesh import lacks_memory
 from jaxllm.messages import RequestError
@@ -24,7 +24,7 @@ LEVELS = (1, 2)
 REMEDY = "POST /wake_up, or call LLM.wake_up()"
 
 
-class Sleep:
+class Sleeper:
     """Whether an engine sleeps, and how it goes to sleep and wakes.
 
     `forget` drops all prefixes; `busy` says whether requests run; `shares_pages`, whether with
@@ -70,7 +70,7 @@ class Sleep:
             return
         if self.level == 0:
             self._forget()
-        self.runner.sleep(keep_weights=level == 1)
+        self.runner.sleep(level)
         self.level = level
         gc.collect()  # arrays in cycles hold memory too
         self._give_back()
@@ -82,7 +82,7 @@ class Sleep:
             if self.level == 2:
                 self._read()
             else:
-                self.runner.wake()
+                self.runner.wake_up()
             self.level = 0
 
     def update_weights(self, given: Path | GivenArrays) -> None:
@@ -129,10 +129,10 @@ class Sleep:
     def _read(self, files: ModelFiles | None = None, before: tuple[Array, ...] = ()) -> None:
         """Take the weights of open files, by default the engine's own."""
         if files is None:
-            self.runner.tell(Reload(None))
+            self.runner.tell(UpdateWeights(None))
         elif files.directory is not None:
-            self.runner.tell(Reload(str(files.directory)))
-        self.runner.wake(self.source.read(files, before=before))
+            self.runner.tell(UpdateWeights(str(files.directory)))
+        self.runner.wake_up(self.source.read(files, before=before))
 
     def _refuse_now(self) -> None:
         if self._busy():

@@ -113,7 +113,6 @@ def params_of(given: SamplingParams | Sequence[SamplingParams], count: int) -> l
                 f"sampling_params must be SamplingParams, got {type(one).__name__}",
                 "sampling_params",
             )
-        one.__post_init__()  # its fields may have been set since
     return params
 
 

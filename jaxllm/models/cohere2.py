@@ -20,7 +20,7 @@ def spec(hf: Config) -> ModelSpec:
     every = positive({"sliding_window_pattern": 4, **hf}, "sliding_window_pattern")
     hf = typed(hf, lambda layer: SLIDING if (layer + 1) % every else FULL)
     plain = transformer_spec(hf, type_window(hf), paired=True)
-    still = NoRope(plain.layers[0].key_dim // 2)
+    still = NoRope(plain.heads(1).dim // 2)
     ropes = (
         still if window is None else rope
         for rope, window in zip(plain.ropes, plain.windows, strict=True)

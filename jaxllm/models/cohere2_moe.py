@@ -75,7 +75,7 @@ def spec(hf: Config) -> ModelSpec:
     eps = hf["layer_norm_eps" if hf.get("rms_norm_eps") is None else "rms_norm_eps"]
     plain = transformer_spec({**hf, "rms_norm_eps": eps}, type_window(hf), paired=True)
     mixed, dense = mixture_spec(plain, mixture(hf, *SIZES)), dense_layers(hf)
-    still = NoRope(plain.layers[0].key_dim // 2)
+    still = NoRope(plain.heads(1).dim // 2)
     ropes = (
         rope if window is not None or (prefix == 1 and layer in dense) else still
         for layer, (rope, window) in enumerate(zip(plain.ropes, plain.windows, strict=True))

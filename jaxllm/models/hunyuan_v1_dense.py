@@ -29,7 +29,7 @@ def spec(hf: Config) -> ModelSpec:
     settings = rope_parameters(hf)
     if settings["rope_type"] == "dynamic" and settings.get("alpha"):
         plain = transformer_spec({**hf, "rope_scaling": None, "rope_parameters": {}})
-        dim, theta = plain.layers[0].key_dim, number(settings, "rope_theta")
+        dim, theta = plain.heads(1).dim, number(settings, "rope_theta")
         base = theta * number(settings, "alpha") ** (dim / (dim - 2))
         own = {"rope_type": "default", "rope_theta": base}
         hf = {**hf, "rope_scaling": None, "rope_parameters": own}

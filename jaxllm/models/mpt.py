@@ -93,7 +93,7 @@ def spec(hf: Config) -> ModelSpec:
 
 def _scale(spec: ModelSpec) -> float:
     """That scores are multiplied by."""
-    return number(spec.config, "softmax_scale", spec.layers[0].key_dim ** -0.5)
+    return number(spec.config, "softmax_scale", spec.heads(1).dim ** -0.5)
 
 
 def build(spec: ModelSpec, shards: int, init: Init) -> Decoder:

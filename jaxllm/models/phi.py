@@ -65,7 +65,7 @@ class SharedLayerNorm(HeadLayerNorm):
 def spec(hf: Config) -> ModelSpec:
     """The spec of a complete configuration. Raises ConfigError."""
     plain = transformer_spec(hf, partial=True)
-    check_even(hf, plain.layers[0].key_dim)
+    check_even(hf, plain.heads(1).dim)
     return replace(plain, carry_width=2 * plain.width)
 
 

@@ -28,7 +28,7 @@ def spec(hf: Config) -> ModelSpec:
     windows = flag(hf, "use_sliding_window") and hf.get("sliding_window") is not None
     hf = typed(hf, lambda layer: SLIDING if windows and not turns[layer] else FULL)
     plain = transformer_spec(hf, layer_window(hf))
-    still = NoRope(plain.layers[0].key_dim // 2)
+    still = NoRope(plain.heads(1).dim // 2)
     ropes = (rope if turn else still for rope, turn in zip(plain.ropes, turns, strict=True))
     return replace(plain, ropes=tuple(ropes))
 

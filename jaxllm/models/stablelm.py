@@ -60,7 +60,7 @@ class OwnLayerNorm(HeadLayerNorm):
 def spec(hf: Config) -> ModelSpec:
     """The spec of a complete configuration. Raises ConfigError."""
     plain = transformer_spec(hf, partial=True)
-    check_even(hf, plain.layers[0].key_dim)
+    check_even(hf, plain.heads(1).dim)
     parallel = flag(hf, "use_parallel_residual")
     return replace(plain, carry_width=(2 if parallel else 1) * plain.width)
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 import jax.numpy as jnp
 from flax import nnx
+from jax import Array
 
 from jaxllm.nn.contexts.protocol import AttentionContext, RowContext
 from jaxllm.nn.head_maps import HeadMap
@@ -141,10 +142,21 @@ class Attention(nnx.Module):
         if self.q_norm is not None and self.k_norm is not None:
             norms, eps = (self.q_norm.weight[...], self.k_norm.weight[...]), self.q_norm.eps
         scales = None if self.kv_scales is None else self.kv_scales[...]
-        heads, dim = self.heads, None
-        cos, sin = rotation.cos_TF, rotation.sin_TF
-        if heads.stored_dim != heads.dim:  # the other numbers do not turn
-            wider = ((0, 0), (0, (heads.stored_dim - heads.dim) // 2))
-            cos, sin = jnp.pad(cos, wider, constant_values=1.0), jnp.pad(sin, wider)
-            dim = heads.dim
-        return HeadRows(product, cos, sin, bias, norms, eps, heads.query_per_shard, scales, dim=dim)
+        cos, sin = stored_angles(rotation, self.heads)
+        queries, dim = self.heads.query_per_shard, narrow_dim(self.heads)
+        return HeadRows(product, cos, sin, bias, norms, eps, queries, scales, dim=dim)
+
+
+def stored_angles(rotation: Rotation, heads: Heads) -> tuple[Array, Array]:
+    """Cosines and sines `[T, stored_dim/2]` for heads as they are stored: numbers beyond a head's
+    own are not rotated."""
+    cos, sin = rotation.cos_TF, rotation.sin_TF
+    if heads.stored_dim == heads.dim:
+        return cos, sin
+    wider = ((0, 0), (0, (heads.stored_dim - heads.dim) // 2))
+    return jnp.pad(cos, wider, constant_values=1.0), jnp.pad(sin, wider)
+
+
+def narrow_dim(heads: Heads) -> int | None:
+    """Numbers of a head that are its own, where it is stored wider; None: all."""
+    return None if heads.stored_dim == heads.dim else heads.dim

@@ -9,6 +9,7 @@ program read it from `OPTIONS`. docs/sampling.md lists the files of a new option
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -46,10 +47,13 @@ def option(kind: str, default: Any, doc: str, **row: Any) -> Any:
     )
 
 
-@dataclass(kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class SamplingParams:
     """How to sample one request; names and defaults are vLLM's. Raises `OptionError` on an illegal
-    or unsupported value."""
+    or unsupported value.
+
+    It never changes: requests share it, and `dataclasses.replace` makes one that differs.
+    """
 
     n: int = option("int", 1, "How many choices to generate from the prompt.", low=1, high=MAX_N)
     best_of: int | None = option(
@@ -249,21 +253,23 @@ class SamplingParams:
     )
 
     def __post_init__(self) -> None:
+        values = vars(self)  # until it is made it may change
         for name, row, default in _DEFAULTS:
-            value = getattr(self, name)
+            value = values[name]
             if value is default:  # most are, and defaults are legal
                 continue
             if value is not None:
-                setattr(self, name, checked(name, row, value))
+                values[name] = checked(name, row, value)
             elif not row.nullable:
-                setattr(self, name, default)
+                values[name] = default
         if self.guided_decoding is not None:
             if self.structured_outputs is not None:
                 raise OptionError(
                     "guided_decoding",
                     "structured_outputs and guided_decoding are the same option; give one",
                 )
-            self.structured_outputs, self.guided_decoding = self.guided_decoding, None
+            values["structured_outputs"] = self.guided_decoding
+            values["guided_decoding"] = None
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
             raise OptionError(
                 "min_tokens",
@@ -305,6 +311,12 @@ class SamplingParams:
         return self.best_of or self.n
 
     @property
+    def output_limit(self) -> int:
+        """Most tokens of an output, once the value is prepared for a prompt."""
+        assert self.max_tokens is not None, "prepared for no prompt"
+        return self.max_tokens
+
+    @property
     def ranked(self) -> bool:
         """Whether choices are ranked by their log-probabilities."""
         return self.samples > self.n or self.use_beam_search
@@ -318,6 +330,11 @@ class SamplingParams:
     def stop_strings(self) -> list[str]:
         """`stop` as a list."""
         return [self.stop] if isinstance(self.stop, str) else list(self.stop or [])
+
+    def stops(self, eos_ids: Iterable[int]) -> set[int]:
+        """Token ids that end an output of a model with these end-of-sequence ids."""
+        ends = set(self.stop_token_ids or ())
+        return ends if self.ignore_eos else ends.union(eos_ids)
 
     def truncated(self, prompt: list[int], max_model_len: int) -> list[int]:
         """A prompt after `truncate_prompt_tokens`. Raises `OptionError` when that exceeds the

@@ -12,6 +12,7 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
+from starlette.types import Receive, Scope, Send
 
 import jaxllm
 from jaxllm.server.anthropic.endpoint import CountTokens, Messages
@@ -23,6 +24,12 @@ from jaxllm.server.endpoint import Json
 from jaxllm.server.errors import ApiError, bad_request, sanitize, server_error
 from jaxllm.server.generate import Chat, Completions
 from jaxllm.server.metrics import exposition, load_metrics
+from jaxllm.server.middleware.access_log import AccessLog
+from jaxllm.server.middleware.auth import Auth
+from jaxllm.server.middleware.drain import Drain
+from jaxllm.server.middleware.load_header import LoadHeader
+from jaxllm.server.middleware.request_id import RequestId
+from jaxllm.server.middleware.response_start import ResponseStart
 from jaxllm.server.native.endpoint import Native
 from jaxllm.server.native.requests import NATIVE_BODY
 from jaxllm.server.openapi.endpoint import OpenApi
@@ -47,8 +54,7 @@ from jaxllm.server.responses.requests import RESPONSES_BODY
 from jaxllm.server.responses.routes import ResponseRoutes
 from jaxllm.server.responses.store import ResponseStore
 from jaxllm.server.state import ServerState, Settings, page_of_cards
-from jaxllm.server.transport.auth import AuthMiddleware, route_path
-from jaxllm.server.transport.load_header import LoadHeader
+from jaxllm.server.transport.scope import route_path
 
 TOKENIZE_BODY = BodyFields(
     names=TOKENIZE_FIELDS, sizes={"tokens": None}, token_ids=frozenset({"tokens"})
@@ -171,8 +177,13 @@ def build(*states: ServerState, missing: Sequence[Sequence[str]] = ()) -> Any:
 
 
 def guarded(app: Any, settings: Settings, draining: Callable[[], bool]) -> Any:
-    """An application behind the operator's keys and, if configured, CORS."""
-    app = AuthMiddleware(app, settings.api_keys, settings.admin_keys, draining, refuse)
+    """An application behind what every request passes: it gets an id, is logged, must have a key,
+    and is refused while the server stops. Pages of other origins are let in if configured."""
+    app = Drain(app, draining, refuse)
+    app = Auth(app, settings.api_keys, settings.admin_keys, refuse)
+    app = AccessLog(app)
+    app = RequestId(app)
+    app = ResponseStart(app)
     cors = settings.cors
     if cors.origins:
         app = CORSMiddleware(
@@ -231,14 +242,14 @@ def routes(server_state: ServerState, store: ResponseStore | None = None) -> Sta
     return app
 
 
-async def refuse(error: ApiError, scope: dict[str, Any], receive: Any, send: Any) -> None:
+async def refuse(error: ApiError, scope: Scope, receive: Receive, send: Send) -> None:
     """An error as a whole HTTP reply, in the envelope of its route."""
     await (await _api_error(Request(scope), error))(scope, receive, send)
 
 
 async def _api_error(request: Request, error: ApiError) -> Response:
     body: dict[str, Any] = error.envelope()
-    if is_messages_path(route_path(dict(request.scope))):
+    if is_messages_path(route_path(request.scope)):
         body = anthropic_envelope(error, request.state.request_id)
     return Json(body, error.status, headers=error.headers)
 

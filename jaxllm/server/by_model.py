@@ -18,12 +18,13 @@ from starlette.routing import Route
 from jaxllm.server.endpoint import Json
 from jaxllm.server.errors import ApiError, describe
 from jaxllm.server.metrics import exposition
+from jaxllm.server.middleware.auth import ADMIN_PATHS
 from jaxllm.server.replica import health, readiness
 from jaxllm.server.requests.bodies import PARSED
 from jaxllm.server.requests.model_name import read_model
 from jaxllm.server.state import ServerState, page_of_cards
-from jaxllm.server.transport.auth import ADMIN_PATHS, route_path
 from jaxllm.server.transport.gone import ClientGone
+from jaxllm.server.transport.scope import route_path
 
 # About one model, without a body: ?model= names it
 ASKED = ADMIN_PATHS | {

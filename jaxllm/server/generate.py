@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import copy
 import logging
 import secrets
 from collections.abc import Callable
@@ -12,7 +11,8 @@ from typing import Any
 
 import orjson
 
-from jaxllm.messages import GenerateRequest, TextDelta, ThinkingBudget
+from jaxllm.messages import GenerateRequest, RequestError, TextDelta, ThinkingBudget
+from jaxllm.prepared import NO_ADDITIONS, Additions, count_logprobs, prepared
 from jaxllm.sampling.options import OPTIONS, SamplingParams, default_of
 from jaxllm.server.endpoint import Endpoint, send_json
 from jaxllm.server.engine.streams import Stream
@@ -26,7 +26,7 @@ from jaxllm.server.requests.chat import ChatRequest, parse_chat
 from jaxllm.server.requests.completion import CompletionRequest, parse_completion
 from jaxllm.server.requests.generation import Generation
 from jaxllm.server.requests.known_fields import CHAT_FIELDS, COMPLETION_FIELDS
-from jaxllm.server.requests.limits import check_length, check_prompt_scoring, clamp
+from jaxllm.server.requests.limits import check_length, check_min_tokens, check_prompt_scoring
 from jaxllm.server.requests.structure import Structure
 from jaxllm.server.transport.connection import CHUNKS, Chunks
 from jaxllm.server.transport.gone import ClientGone, unless_gone
@@ -95,16 +95,18 @@ class Generate(Endpoint):
             prompts = [generation.params.truncated(ids, limit) for ids in prompts]
         for ids in prompts:
             check_length(len(ids), self._state.resolved, self.param)
-        check_prompt_scoring([len(ids) for ids in prompts], generation.params)
+            check_min_tokens(generation.params, len(ids), self._state.resolved)
+        params = self._prepared(request, prompts)
+        check_prompt_scoring([len(ids) for ids in prompts], params[0])
         end = self.prompt_end(request, prompts)
         structure = self.structure(request, end)
         grammar = None if structure is None else await self._state.grammar(structure)
-        params, thinking = self.sampling_params(request), self.thinking_budget(request, end)
+        thinking = self.thinking_budget(request, end)
         requests = [
             GenerateRequest(
                 id=f"{id}-{number}",
                 prompt_token_ids=ids,
-                params=clamp(params, len(ids), self._state.resolved),
+                params=params[number],
                 cache_salt=generation.cache_salt,
                 grammar=grammar,
                 thinking=thinking,
@@ -122,6 +124,23 @@ class Generate(Endpoint):
             spec = replace(spec, page_offer=self._state.resolved.page_offer)
         return requests, spec, structure
 
+    def _prepared(self, request: Any, prompts: list[list[int]]) -> list[SamplingParams]:
+        """The sampling of each prompt. Raises ApiError."""
+        additions = self.additions(request)
+        client = self._state.client
+        try:
+            return [
+                prepared(
+                    request.generation.params,
+                    self._state.resolved,
+                    len(ids),
+                    replace(additions, seed=client.draw_seed()),
+                )
+                for ids in prompts
+            ]
+        except RequestError as error:
+            raise bad_request(str(error), error.param) from None
+
     def new_reply(self, id: str, request: Any, spec: ReplySpec) -> Reply:
         """The reply, before the first token."""
         generation: Generation = request.generation
@@ -133,11 +152,12 @@ class Generate(Endpoint):
         return reply
 
     def prompt_end(self, request: Any, prompts: list[list[int]]) -> str:
-        """What tells whether the answer begins within a thought; "" where none may."""
+        """The end of the prompt, which shows whether the answer begins within a thought; "" where
+        the answer has no thoughts."""
         return ""
 
     def structure(self, request: Any, prompt_end: str) -> Structure | None:
-        """What the output must be. Raises ApiError."""
+        """The constraint on the output; None leaves it free. Raises ApiError."""
         generation: Generation = request.generation
         return generation.structure
 
@@ -145,10 +165,9 @@ class Generate(Endpoint):
         """The limit of reasoning in the output."""
         return None
 
-    def sampling_params(self, request: Any) -> SamplingParams:
-        """The options for the engine, not yet clamped to the context."""
-        generation: Generation = request.generation
-        return generation.params
+    def additions(self, request: Any) -> Additions:
+        """What the endpoint adds to the sampling that is wished."""
+        return NO_ADDITIONS
 
     def count_choices(self, request: Any) -> int:
         """Choices that the engine generates for it."""
@@ -186,6 +205,15 @@ class Completions(Generate):
         """The choices of all prompts."""
         return len(request.prompts) * request.generation.params.samples
 
+    def additions(self, request: CompletionRequest) -> Additions:
+        """An echo with log-probabilities has the prompt's, and tokens of a suffix's format end the
+        text before it."""
+        infill = self._state.rules.infill
+        ends = () if request.suffix is None or infill is None else infill.ends
+        generation = request.generation
+        scores_prompt = generation.echo and generation.params.logprobs is not None
+        return Additions(scores_prompt=scores_prompt, stop_token_ids=ends)
+
     def token_id_prompts(self, request: CompletionRequest) -> list[list[int]] | None:
         """The prompts, if all came as token ids."""
         ids = [prompt for prompt in request.prompts if isinstance(prompt, list)]
@@ -218,7 +246,8 @@ class Completions(Generate):
             prompt if whole and isinstance(prompt, str) else self._state.decode_prompt(ids)
             for prompt, ids in given
         ]
-        return replace(spec, texts=texts, logprobs=params.logprobs, generates=request.generates)
+        top = count_logprobs(params, "logprobs", self._state.resolved)
+        return replace(spec, texts=texts, logprobs=top, generates=request.generates)
 
 
 class Chat(Generate):
@@ -231,16 +260,13 @@ class Chat(Generate):
         """See `chat.parse_chat`."""
         return parse_chat(body, self._state.rules)
 
-    def sampling_params(self, request: ChatRequest) -> SamplingParams:
+    def additions(self, request: ChatRequest) -> Additions:
         """Parsers see special tokens that are markers."""
-        params = request.generation.params
-        if params.skip_special_tokens and self._state.formats.special(bool(request.tools.callable)):
-            params = copy.copy(params)
-            params.skip_special_tokens = False
-        return params
+        markers = self._state.formats.special(bool(request.tools.callable))
+        return Additions(shows_special_tokens=bool(markers))
 
     def prompt_end(self, request: ChatRequest, prompts: list[list[int]]) -> str:
-        """Of the one prompt; of a continued message, its last marker of reasoning."""
+        """The end of the one prompt; for a continued message, its last marker of reasoning."""
         found = continued_marker(request.conversation, self._state.formats)
         return found or self._state.decode_prompt(prompts[0][-PROMPT_END:])
 

@@ -10,9 +10,9 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
+from jaxllm.commands import Profile, ResetPrefixCache, Sleep, UpdateWeights, WakeUp
 from jaxllm.config import ConfigError
 from jaxllm.locate import locate
-from jaxllm.server.engine.wire import Profile, ResetPrefixes, Sleep, UpdateWeights, WakeUp
 from jaxllm.server.errors import bad_request, describe, overloaded
 from jaxllm.server.requests.fields import read_field
 from jaxllm.server.requests.model_name import check_asked, read_model
@@ -64,7 +64,7 @@ class OperatorRoutes:
             raise bad_request(
                 "reset_running_requests must be true or false", "reset_running_requests"
             )
-        await self._state.client.run_command(ResetPrefixes(running in ("true", "1")))
+        await self._state.client.run_command(ResetPrefixCache(running in ("true", "1")))
         return Response()
 
     async def sleep(self, request: Request) -> Response:
@@ -130,9 +130,8 @@ class OperatorRoutes:
         return Response()
 
     def _query(self, request: Request, *known: str) -> QueryParams:
-        """The query. Raises ApiError for a name that is not `known`, which would be a command that
-        was not meant, for one that is there twice, but `tags`, of which a sleeper may have several,
-        and for a `model` that is not served."""
+        """The query. Raises ApiError for an unknown name, a name given twice (except `tags`), or a
+        `model` that is not served."""
         query = request.query_params
         check_asked(query, self._state.settings.served)
         check_known(query, known)

@@ -48,7 +48,6 @@ class ReplicaRoutes:
         it is secret."""
         self._check_model(request)
         resolved, settings = self._state.resolved, self._state.settings
-        pages = (resolved.num_pages, *resolved.more_pages)
         return Json(
             {
                 "version": jaxllm.__version__,
@@ -62,9 +61,9 @@ class ReplicaRoutes:
                 "max_num_seqs": resolved.max_num_seqs,
                 "block_size": resolved.page_size,
                 "num_gpu_blocks": resolved.num_pages,
-                "max_total_num_tokens": min(pages) * resolved.page_size,
+                "max_total_num_tokens": min(resolved.group_pages) * resolved.page_size,
                 "created": self._state.created,
-                "resolved": dataclasses.asdict(resolved),
+                "resolved": dataclasses.asdict(resolved) | {"num_pages": resolved.num_pages},
             }
         )
 

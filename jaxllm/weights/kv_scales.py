@@ -42,7 +42,9 @@ def kv_scales(
 def _layer_scales(
     checkpoint: Checkpoint, entries: Mapping[str, Entry], spec: ModelSpec, layer: int
 ) -> ScaleTensors | None:
-    heads = spec.heads(1).kv
+    if layer not in spec.attention_layers:
+        return None
+    heads = spec.heads(1, layer).kv
     for pair in kv_scale_names(spec, layer):
         there = [name for name in pair if name in entries]
         if len(there) == 1:

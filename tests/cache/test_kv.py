@@ -12,21 +12,16 @@ import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 
 from jaxllm.cache import kv as kv_module
+from jaxllm.cache.arrays import DROP_PAGE, PAGES, page_bytes, zeros_of
 from jaxllm.cache.collective import over
-from jaxllm.cache.kv import (
-    DROP_PAGE,
-    PAGES,
-    KVCache,
-    PagedContext,
-    PagedInputs,
-    page_bytes,
-    zeros_of,
-)
+from jaxllm.cache.kv import PagedContext
+from jaxllm.cache.layer import PagedKV
+from jaxllm.cache.step import PagedInputs
 from jaxllm.mesh import LAYER, make_mesh, per_device
 from pallas_kernels import paged_decode, paged_extend
 from pallas_kernels.layout import dense_attention
 from pallas_kernels.rope_write import HeadRows
-from tests.by_layer import by_layer
+from tests.by_layer import abstract_kv, by_layer, places
 
 LAYERS, P, K, N, C, H = 2, 24, 8, 16, 16, 32
 HEADS = PartitionSpec(None, LAYER, None)  # [T, heads, H]
@@ -89,12 +84,12 @@ def step(mesh, kv, inputs, q, k, v):
     """Two layers; the second one's queries come from the first."""
 
     def own(kv, inputs, q, k, v):
-        context = PagedContext(kv, [inputs], "reference", over(mesh))
+        context = PagedContext(kv, places(LAYERS), [inputs], "reference", over(mesh))
         first = context.attend(0, rows_of(q, k, v), **OPTIONS)
         second = context.attend(1, rows_of(first, k * 2, v * 2), **OPTIONS)
         return second, context.kv
 
-    like = KVCache.abstract(LAYERS, P, K, C, H, jnp.float32, mesh)
+    like = abstract_kv(LAYERS, P, K, C, H, jnp.float32, mesh)
     return sharded(mesh, like, own)(kv, inputs, q, k, v)
 
 
@@ -107,7 +102,7 @@ def compiled_step(mesh, kv, inputs, arrays):
 
 
 def empty(mesh):
-    return zeros_of(KVCache.abstract(LAYERS, P, K, C, H, jnp.float32, mesh))
+    return zeros_of(abstract_kv(LAYERS, P, K, C, H, jnp.float32, mesh))
 
 
 def sequence_through_steps(mesh):
@@ -145,8 +140,8 @@ def sequence_through_steps(mesh):
 
 def test_a_page_counts_keys_and_values_of_every_layer():
     mesh = make_mesh(1)
-    made = zeros_of(KVCache.abstract(3, 5, 4, 16, 32, jnp.bfloat16, mesh))
-    assert page_bytes(3, 4, 16, 32, jnp.bfloat16) * 5 == sum(
+    made = zeros_of(abstract_kv(3, 5, 4, 16, 32, jnp.bfloat16, mesh))
+    assert 3 * page_bytes(PagedKV(4, 32, 32), 1, 16, jnp.bfloat16) * 5 == sum(
         x.nbytes for x in jax.tree.leaves(made)
     )
 
@@ -154,7 +149,7 @@ def test_a_page_counts_keys_and_values_of_every_layer():
 @pytest.mark.parametrize("shards", [1, 4, 8])
 def test_every_device_holds_all_pages_of_its_own_heads(shards):
     mesh = make_mesh(shards)
-    kv, like = empty(mesh), KVCache.abstract(LAYERS, P, K, C, H, jnp.float32, mesh)
+    kv, like = empty(mesh), abstract_kv(LAYERS, P, K, C, H, jnp.float32, mesh)
     for made, wanted in zip(jax.tree.leaves(kv), jax.tree.leaves(like), strict=True):
         assert (made.shape, made.dtype, made.sharding) == (
             wanted.shape,
@@ -168,9 +163,9 @@ def test_every_device_holds_all_pages_of_its_own_heads(shards):
 def test_heads_that_do_not_divide_are_refused_with_the_remedy():
     with pytest.raises(
         ValueError,
-        match=r"2 KV heads cannot be split over 4 devices; repeat them to a multiple of 4",
+        match=r"6 KV heads cannot be split over 4 devices; repeat them to a multiple of 4",
     ):
-        KVCache.abstract(LAYERS, P, 2, C, H, jnp.float32, make_mesh(4))
+        abstract_kv(LAYERS, P, 6, C, H, jnp.float32, make_mesh(4))
 
 
 def test_prefill_in_chunks_then_decode_equals_dense_attention():
@@ -223,7 +218,7 @@ def test_sinks_follow_their_heads_to_decode_rows_and_chunks(shards):
     how = {**OPTIONS, "window": 12}
 
     def own(kv, inputs, q, k, v, sinks):
-        context = PagedContext(kv, [inputs], "reference", over(mesh))
+        context = PagedContext(kv, places(LAYERS), [inputs], "reference", over(mesh))
         return context.attend(0, rows_of(q, k, v), **how, sinks=sinks), context.kv
 
     arrays, run = tokens(31), jax.jit(sharded(mesh, empty(mesh), own))
@@ -247,7 +242,7 @@ def test_sharding_over_heads_changes_no_bit():
 @pytest.mark.parametrize("shards", [1, 2])
 def test_a_donated_pool_is_updated_in_place_and_never_copied(shards):
     mesh, pages = make_mesh(shards), 4096
-    kv = KVCache.abstract(LAYERS, pages, K, C, H, jnp.float32, mesh)
+    kv = abstract_kv(LAYERS, pages, K, C, H, jnp.float32, mesh)
     pool = pages * K * C * H * 4 // shards
     compiled = compiled_step(
         mesh, kv, batch(((0, 34), (1, 8)), ((2, 0, 21, 0),), TABLE), tokens(23)
@@ -301,7 +296,7 @@ def test_a_step_plans_once_for_all_layers_of_a_window(monkeypatch):
     monkeypatch.setattr(paged_extend, "extend_attention", attention)
 
     def run(kv, inputs, rows):
-        context = PagedContext(kv, [inputs], "reference")
+        context = PagedContext(kv, places(LAYERS), [inputs], "reference")
         for layer in (0, 1, 0, 1):
             context.attend(layer, rows, scale=0.3, window=None if layer else 8)
         return context.kv
@@ -320,14 +315,14 @@ def test_a_step_plans_once_for_all_layers_of_a_window(monkeypatch):
 def test_layers_pass_on_the_buffers_of_their_plans_flags():
     """A kernel writes the flags of its plan: each layer gets what the layer before it left, so that
     nothing is copied between them."""
-    kv = KVCache.abstract(3, P, 2, 64, 64, jnp.bfloat16, make_mesh(1))
+    kv = abstract_kv(3, P, 2, 64, 64, jnp.bfloat16, make_mesh(1))
     inputs = batch(((0, 34), (1, 8)), ((2, 0, 21, 0),), TABLE)
     shape = functools.partial(jax.ShapeDtypeStruct, dtype=jnp.float32)
     qkv = jax.ShapeDtypeStruct((23, 1, 8, 64), jnp.bfloat16)
     rows = HeadRows(qkv, shape((23, 32)), shape((23, 32)), None, None, eps=0.0, queries=4)
 
     def run(kv, rows):
-        context = PagedContext(kv, [inputs], "mosaic_gpu")
+        context = PagedContext(kv, places(3), [inputs], "mosaic_gpu")
         return [context.attend(layer, rows, **OPTIONS) for layer in range(3)], context.kv
 
     text = jax.jit(run).trace(kv, rows).lower(lowering_platforms=("cuda",)).as_text()
@@ -360,7 +355,9 @@ def test_layers_pass_on_the_buffers_of_their_plans_flags():
 
 
 def test_an_unknown_back_end_is_refused():
-    context = PagedContext(empty(make_mesh(1)), [batch(((0, 5),), (), TABLE)], "cuda")
+    context = PagedContext(
+        empty(make_mesh(1)), places(LAYERS), [batch(((0, 5),), (), TABLE)], "cuda"
+    )
     with pytest.raises(KeyError, match="no back end 'cuda'"):
         context.attend(0, rows_of(*tokens(1)), **OPTIONS)
 
@@ -368,14 +365,15 @@ def test_an_unknown_back_end_is_refused():
 def test_the_cache_is_a_pytree_of_two_arrays_for_all_layers():
     kv = empty(make_mesh(1))
     assert len(jax.tree.leaves(kv)) == 2
-    assert [x.sharding.spec for x in (*kv.k, *kv.v)] == [PAGES] * 2
-    assert [kv.first_page(layer) for layer in range(LAYERS)] == [
+    (arrays,) = kv
+    assert [x.sharding.spec for x in arrays.planes] == [PAGES] * 2
+    assert [arrays.first_page(index) for index in range(LAYERS)] == [
         layer * P for layer in range(LAYERS)
     ]
-    assert kv.page_rows(0, jnp.array([3, P, P + 1])).tolist() == [
+    assert arrays.page_rows(jnp.array([3, P, P + 1])).tolist() == [
         [3, 2 * P, 2 * P + 1],
         [P + 3, 3 * P, 3 * P + 1],
     ]
-    assert dataclasses.is_dataclass(kv)
+    assert dataclasses.is_dataclass(arrays)
     with pytest.raises(dataclasses.FrozenInstanceError):
-        kv.k = ()
+        arrays.planes = ()

@@ -10,10 +10,7 @@ from flax import nnx
 
 from jaxllm.cache import row_kernels
 from jaxllm.cache.collective import AllReduce
-from jaxllm.cache.kv import (
-    KVCache,
-    PagedContext,
-)
+from jaxllm.cache.kv import PagedContext
 from jaxllm.nn.linear import Init, Linear
 from jaxllm.nn.mlp import GatedMLP
 from jaxllm.nn.weight.dense import Dense
@@ -29,7 +26,7 @@ def sums_lowered_for_cuda(backend, rows):
     """Two sums and norms, one after the other, of a step."""
 
     def run(inputs, x, weight):
-        context = PagedContext(KVCache((), ()), [inputs], backend, target=TARGETS[backend])
+        context = PagedContext((), (), [inputs], backend, target=TARGETS[backend])
         return context.add_norm(*context.add_norm(x, x, weight, 1e-6), weight, 1e-6)
 
     x = jax.ShapeDtypeStruct((rows, 256), jnp.bfloat16)
@@ -54,7 +51,7 @@ def products_lowered_for_cuda(backend, rows, product):
     """The products of two layers of a step, each `product(context, x, weight)`."""
 
     def run(inputs, x, weights):
-        context = PagedContext(KVCache((), ()), [inputs], backend, target=TARGETS[backend])
+        context = PagedContext((), (), [inputs], backend, target=TARGETS[backend])
         return [product(context, x, weight) for weight in weights]
 
     x, weight = (
@@ -93,7 +90,7 @@ def test_the_gated_product_is_what_the_mlp_computes_without_it(activation, monke
     mlp.gate_up.weight[...] *= 50  # so that activations are far from linear
     x, context = (
         jnp.asarray(tokens(5)[0][:, 0, :8]),
-        PagedContext(KVCache((), ()), [], "reference"),
+        PagedContext((), (), [], "reference"),
     )
     wanted = mlp(x, context)
     monkeypatch.setattr(row_kernels.gated_matmul, "find", lambda *given: "reference")
@@ -135,7 +132,7 @@ def test_a_product_has_the_axes_of_its_weight_whole_or_in_parts(shares, monkeypa
 
     monkeypatch.setattr(row_kernels.matmul, "find", lambda *given: "reference")
     monkeypatch.setattr(row_kernels, "_matmul", product)
-    context = PagedContext(KVCache((), ()), [], "reference")
+    context = PagedContext((), (), [], "reference")
     for dense in (contract(x, weight, 2), whole(context.product(x, weight, 2))):
         np.testing.assert_allclose(dense, jnp.einsum("tij,abij->tab", x, weight), rtol=1e-5)
     map = Linear(Init(nnx.Rngs(0), jnp.float32), (3, 6), (2, 4), (None,) * 4)

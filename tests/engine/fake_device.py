@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from jaxllm.cache.pool import CacheGroup
+from jaxllm.cache.pool import Lifetime
 from jaxllm.engine.output.beam_search import BeamSearch, Finished, Rules
 from jaxllm.engine.scheduling.plan import Plan
 from jaxllm.engine.scheduling.request import Request
@@ -77,7 +77,7 @@ class FakeDevice:
     """Runs plans in the order of launch."""
 
     page_size: int
-    kinds: list[CacheGroup]
+    kinds: list[Lifetime]
     kv: list[dict[tuple[int, int], int]] = field(init=False)  # of each kind of layers
     slots: dict[int, Slot] = field(default_factory=dict)
     host: FakeHost = field(default_factory=FakeHost)

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from jaxllm.cache.host import HostTier
-from jaxllm.cache.pool import CacheGroup, PagePool
+from jaxllm.cache.pool import Lifetime, PagePool
 from jaxllm.cache.prefix import PrefixIndex
 from jaxllm.engine.intake.validation import max_pages
 from jaxllm.engine.output.beam_requests import BeamRequests
@@ -96,7 +96,7 @@ class Loop(LoopChecks):
         self._handed_out: set[tuple[int, int]] = set()
         for kind, pool in enumerate(self.pools):
             pool.on_evict = pool.on_evict or functools.partial(self._note, kind)
-        self.device = FakeDevice(setup.page_size, [pool.group for pool in self.pools])
+        self.device = FakeDevice(setup.page_size, [pool.lifetime for pool in self.pools])
         self.requests: list[Request] = []  # in order of arrival
         self._numbers = itertools.count()
         # Whose pages were arriving when prefixes were forgotten, so that newer ones may be ahead
@@ -125,14 +125,14 @@ class Loop(LoopChecks):
     def _pool(self, window: int | None) -> PagePool:
         setup = self.setup
         index = PrefixIndex(setup.page_size, b"test") if setup.caching or setup.host_pages else None
-        kind = CacheGroup(
+        lifetime = Lifetime(
             window,
             min(setup.max_num_batched_tokens, self.buckets.max_tokens),
             1 if window is None else setup.tile,
         )
         fewer = window is not None and setup.window_pages is not None
         return PagePool(
-            setup.window_pages if fewer else setup.num_pages, setup.page_size, index, kind
+            setup.window_pages if fewer else setup.num_pages, setup.page_size, index, lifetime
         )  # type: ignore[arg-type]
 
     def add(

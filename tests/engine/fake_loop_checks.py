@@ -86,7 +86,7 @@ class LoopChecks:
                 )
                 # Where a beam may wait for its turn
                 turns = setup.batch_invariant or setup.groups > 1
-                whole = pool.group.window is None and not turns
+                whole = pool.lifetime.window is None and not turns
                 assert len(table.pages) * setup.page_size >= (needed if whole else request.computed)
                 assert len(table.resident) <= pool.max_resident(needed), (
                     "pages are held that nobody sees"

@@ -66,9 +66,7 @@ def test_end_of_sequence_ends_the_request_unless_ignored(
     engine: Engine, free_run: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     eos = free_run[3]
-    monkeypatch.setattr(engine._factory, "_eos_ids", frozenset([eos]))
-    monkeypatch.setattr(engine._output, "_eos_ids", frozenset([eos]))
-    monkeypatch.setattr(engine.runner, "eos_ids", [eos])
+    monkeypatch.setitem(vars(engine.resolved), "eos_ids", (eos,))
     deltas = collect(engine, [request(SamplingParams(temperature=0, max_tokens=16))])
     assert tokens_of(deltas, "r") == free_run[: free_run.index(eos) + 1]
     assert (deltas[-1].finish_reason, deltas[-1].stop_reason) == ("stop", None)

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
-import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from jaxllm.engine.engine import Engine
 from jaxllm.messages import GenerateRequest, RequestError
 from jaxllm.sampling.options import SamplingParams
-from tests.by_layer import by_layer
+from tests.by_layer import by_layer, spoiled
 from tests.engine.conftest import collect, run, tokens_of
 from tests.engine.test_engine import PROMPT, MakeEngine, request
 
@@ -78,8 +75,7 @@ def test_logits_that_are_not_finite_end_only_their_request(make_engine: MakeEngi
     engine.add(request(params, "healthy"))
     deltas = engine.step() + engine.step() + engine.step()
     (victim,) = (r for r in engine.scheduler._running if r.id == "poisoned")
-    kv = engine.runner.kv
-    engine.runner.kv = replace(kv, k=(kv.k[0].at[victim.pages[0]].set(jnp.nan), *kv.k[1:]))
+    engine.runner.kv = spoiled(engine.runner.kv, 0, victim.pages[0])
     deltas += collect(engine, [])
     ends = {d.id: d for d in deltas if d.finish_reason}
     assert ends["poisoned"].finish_reason == "error"
@@ -135,8 +131,7 @@ def test_the_pages_of_a_request_without_finite_logits_are_not_found_again(
     engine.add(request(params, "poisoned", prompt))
     _ = engine.step() + engine.step() + engine.step()
     (victim,) = engine.scheduler._running
-    kv = engine.runner.kv
-    engine.runner.kv = replace(kv, v=(kv.v[0].at[victim.pages[1]].set(jnp.nan), *kv.v[1:]))
+    engine.runner.kv = spoiled(engine.runner.kv, 1, victim.pages[1])
     assert collect(engine, [])[-1].finish_reason == "error"
     assert run(engine, [prompt], params) == alone
     assert engine.stats().prefix_hits == 0

@@ -8,15 +8,13 @@ import jax
 import numpy as np
 import pytest
 
+from jaxllm.commands import Sleep, UpdateWeights, WakeUp
 from jaxllm.engine.engine import Engine
 from jaxllm.engine.follow import Devices
 from jaxllm.engine.runtime.launch import Launch
 from jaxllm.engine.runtime.program import Key
 from jaxllm.engine.runtime.replay import (
-    Asleep,
-    Awake,
     Command,
-    Reload,
     Reset,
     encode,
     replay,
@@ -63,7 +61,7 @@ def test_devices_that_follow_hold_what_the_controllers_hold(
     for level in (1, 2):
         first.sleeper.sleep(level)
         first.sleeper.wake_up()
-    assert kinds == {Launch, Moves, Reset, Asleep, Awake, Reload}
+    assert kinds == {Launch, Moves, Reset, Sleep, WakeUp, UpdateWeights}
     assert run(first, PROMPTS, greedy) == before
     for mine, theirs in zip(resident(second), resident(first), strict=True):
         np.testing.assert_array_equal(mine, theirs)

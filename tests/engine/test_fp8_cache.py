@@ -118,7 +118,7 @@ def test_the_pool_is_made_of_what_was_asked_for(
 ) -> None:
     engine = make_engine(kv_cache_dtype=name)
     kv = engine.runner.kv
-    assert {x.dtype for x in (*kv.k, *kv.v)} == {jnp.dtype(dtype)}
+    assert {x.dtype for x in kv[0].planes} == {jnp.dtype(dtype)}
     assert [s.shape for s in by_layer(kv)[2:]] == [(2, 96, 2, 2, 8)]
     assert engine.resolved.kv_dtype == dtype
 

@@ -13,6 +13,7 @@ import jax
 import pytest
 
 from jaxllm.cache.pool import PagePool
+from jaxllm.commands import Sleep, UpdateWeights, WakeUp
 from jaxllm.config import ConfigError, EngineConfig
 from jaxllm.engine.constraints.grammars import Grammars
 from jaxllm.engine.engine import Engine
@@ -23,10 +24,7 @@ from jaxllm.engine.runtime.launch import Launch
 from jaxllm.engine.runtime.pipeline.follower import StageFollower
 from jaxllm.engine.runtime.pipeline.stages import EarlierStages
 from jaxllm.engine.runtime.replay import (
-    Asleep,
-    Awake,
     Command,
-    Reload,
     Reset,
     encode,
     replay,
@@ -133,7 +131,7 @@ def test_stages_keep_their_weights_and_pages_on_devices_of_their_own(
     for stage in (*engine.runner.before.stages, engine.runner):
         arrays = jax.tree.leaves((stage.weights, stage.kv))
         found.append({device.id for array in arrays for device in array.devices()})
-        assert stage.kv.k[0].shape[0] == engine.resolved.num_pages, "one layer's pages"
+        assert stage.kv[0].planes[0].shape[0] == engine.resolved.num_pages, "one layer's pages"
     assert found == [{0, 1}, {2, 3}]
     names = [
         {key.program for key in stage.programs.lattice}
@@ -260,7 +258,7 @@ def test_a_stage_that_follows_gives_the_tokens_of_one_device(make_engine: MakeEn
         assert run(two, PROMPTS, LONG) == wanted
     two.scheduler.check()
     assert two.stats().pages_loaded > 0
-    assert kinds == {Launch, Moves, Asleep, Awake, Reload}
+    assert kinds == {Launch, Moves, Sleep, WakeUp, UpdateWeights}
 
 
 def test_a_step_of_stages_on_two_hosts_waits_for_its_own_group_alone(
@@ -346,7 +344,7 @@ class TimedStages(Runner):
         self.shapes: Any = SimpleNamespace(
             buckets=Buckets.build(4, 64, "cpu"), model=SimpleNamespace(processors=())
         )
-        self.eos_ids, self.depth, self.seconds, self.swapper = [], 1, {}, None
+        self.depth, self.seconds, self.swapper = 1, {}, None
         self.compiles = CompileCounter()
         self.before = NoStages()
         self.steps = 0

@@ -231,7 +231,7 @@ def test_tokens_of_a_reranker_are_named_by_their_texts(tmp_path: Path) -> None:
 def test_an_encoder_caches_nothing_and_runs_whole_prompts() -> None:
     prompts, vectors = golden("bert-mean")
     engine = make("bert-mean", max_num_batched_tokens=160, max_num_seqs=3)
-    assert all(array.size == 0 for array in engine.runner.kv.k)
+    assert all(array.size == 0 for arrays in engine.runner.kv for array in arrays.planes)
     assert_close(pool(engine, prompts * 3, None, second_texts("bert-mean") * 3), vectors * 3)
     assert engine.stats().prefix_hits == 0
 

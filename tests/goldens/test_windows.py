@@ -82,7 +82,7 @@ def too_many(core: Engine, one: Continuation) -> list[Continuation]:
     pool = core.scheduler.pools[-1]
     grown = min(
         pool.pages_for(len(one.prompt) + NEW_TOKENS - 1),
-        pool.group.decode_bound(pool.page_size) or pool.num_pages,
+        pool.lifetime.decode_bound(pool.page_size) or pool.num_pages,
     )
     count = pool.num_pages // grown + 1
     assert (

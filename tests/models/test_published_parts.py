@@ -87,7 +87,8 @@ def test_a_layer_remembers_what_the_models_sizes_say(
 ) -> None:
     spec = spec_of(name)
     assert (len(spec.layers), spec.query_heads) == (layers, query)
-    assert spec.layers[0] == cache
+    layer = spec.layers[0]
+    assert layer.living(layer.window).stored_at(None).unrounded(None) == cache
 
 
 @pytest.mark.parametrize(

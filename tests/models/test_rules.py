@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 from typing import Any
 
 import jax.numpy as jnp
@@ -20,7 +19,7 @@ from tests.goldens.golden import load_golden
 
 def spec_of(hf: dict[str, Any]) -> models.ModelSpec:
     """The spec, with heads of their own width: parameters hold what is stored, and nothing else."""
-    return replace(models.make_spec(hf), head_width=None)
+    return models.make_spec(hf).with_heads_of(None)
 
 
 def parameters(hf: dict[str, Any], shards: int) -> dict[str, tuple[int, ...]]:

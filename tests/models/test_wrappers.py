@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import pytest
 
 from jaxllm import models
-from jaxllm.cache.kv import page_bytes
+from jaxllm.cache.arrays import page_bytes
 from jaxllm.config import ConfigError
 from jaxllm.models.config.build import outline, read_name
 from jaxllm.models.config.spec import ModelSpec
@@ -31,8 +31,7 @@ def written(path: Path, name: str, generation: object = None, **others: Any) -> 
 
 def token_bytes(spec: ModelSpec, dtype: str = "bfloat16") -> int:
     """Bytes that one token takes in the pages of all layers."""
-    layer = spec.layers[0]
-    return page_bytes(len(spec.layers), layer.heads, 1, layer.key_dim, jnp.dtype(dtype), spec.pools)
+    return sum(page_bytes(layer, 1, 1, jnp.dtype(dtype)) for layer in spec.layers)
 
 
 @pytest.mark.parametrize("name", WRAPPERS)

@@ -14,7 +14,7 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 from jax.experimental.pallas import tpu as pltpu
 
 from jaxllm.cache.backends import tile_tokens
-from jaxllm.cache.pool import CacheGroup
+from jaxllm.cache.pool import Lifetime
 from pallas_kernels import paged_decode, paged_extend
 from pallas_kernels.paged_decode import cases as decode_cases
 from pallas_kernels.paged_extend import cases as extend_cases
@@ -38,7 +38,7 @@ def invalidated(pages: Any, positions: list[int], tile: int) -> np.ndarray:
     table = pages.table.copy()
     foreign = next(page for page in range(len(pages.k)) if np.isnan(pages.k[page]).all())
     for row, position in enumerate(positions):
-        table[row, : CacheGroup(WINDOW, 1, tile).out_of_window(position, PAGE)] = foreign
+        table[row, : Lifetime(WINDOW, 1, tile).out_of_window(position, PAGE)] = foreign
     assert (table == foreign).sum() > 5
     return table
 

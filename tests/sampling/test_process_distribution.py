@@ -4,6 +4,7 @@ chi-square over 100,000 draws each."""
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,7 @@ from tests.engine.conftest import Numbers
 from tests.sampling import oracle
 from tests.sampling.process_oracle import counts_of, expected, rows_of, run, terms_of
 from tests.sampling.test_distribution import LOGITS, chi_square, limit
+from tests.server.fake import RESOLVED
 
 DRAWS = 100_000
 V = len(LOGITS)
@@ -49,7 +51,8 @@ CASES = [
 def draws(params: SamplingParams, seed: int) -> np.ndarray:
     """What the device draws, at so many positions."""
     terms, counts = terms_of([(params, PROMPT)], V), counts_of([OUTPUT], V)
-    asked = LogitsOptionsReader(V, Numbers()).read_options(params)  # type: ignore[arg-type]
+    reader = LogitsOptionsReader(replace(RESOLVED, vocab_size=V), Numbers())  # type: ignore[arg-type]
+    asked = reader.read_options(params)
     if asked is not None:
         np.asarray(terms.allowed)[0] = asked.allowed_W
         for constraint in asked.constraints:

@@ -35,7 +35,7 @@ class CachingEngine(FakeEngine):
     ):
         super().__init__(config, control, tokenizer)
         self.resolved = replace(
-            self.resolved, max_num_queued_reqs=1000, max_model_len=4096, num_pages=1024
+            self.resolved, max_num_queued_reqs=1000, max_model_len=4096, group_pages=(1024,)
         )
         self.index = PrefixIndex(self.resolved.page_size, b"fake")
         self.hash_start = self.index.start

@@ -13,7 +13,7 @@ from jaxllm.server.app import routes
 from jaxllm.server.command_line.flags import parser
 from jaxllm.server.command_line.options import parse, parse_models
 from jaxllm.server.errors import ContextOverflow
-from jaxllm.server.transport.auth import is_open
+from jaxllm.server.middleware.auth import is_open
 from tests.server.harness import Running
 
 

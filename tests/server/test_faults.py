@@ -12,14 +12,13 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import jax.numpy as jnp
 import pytest
 
 from jaxllm.messages import TextDelta
+from tests.by_layer import spoiled
 from tests.server.harness import Open, Running
 from tests.server.memory import resident
 from tests.server.real import Real, served
@@ -106,8 +105,7 @@ def test_logits_that_are_no_numbers_end_their_stream_and_no_other(
 
     def poison() -> None:
         (page,) = (one.pages[0] for one in engine.scheduler._running if one.prompt == VICTIM)
-        kv = engine.runner.kv
-        engine.runner.kv = replace(kv, k=(kv.k[0].at[page].set(jnp.nan), *kv.k[1:]))
+        engine.runner.kv = spoiled(engine.runner.kv, 0, page)
 
     victim, healthy = two_streams(real, monkeypatch, poison)
     assert victim[-1]["error"]["type"] == "server_error"

@@ -223,7 +223,9 @@ def test_the_kernel_of_all_experts_gives_what_tiles_one_by_one_do(
     gating = lambda gate, up: jax.nn.silu(gate) * up
     expected = held.grouped(x, groups, DenseContext(), bias, gating)
 
-    def kernel(x_PI: jax.Array, w: Any, own: Groups, bias_EO: jax.Array, gating: Any) -> jax.Array:
+    def kernel(
+        x_PI: jax.Array, w: Any, own: Groups, bias_EO: jax.Array, gating: Any, backend: str
+    ) -> jax.Array:
         each = lambda x_RI, e: one(x_RI, jax.tree.map(lambda a: a[e], w))
         return by_tile(each, x_PI, own, bias_EO, gating)
 

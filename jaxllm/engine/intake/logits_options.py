@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from jaxllm.config import Resolved
 from jaxllm.engine.constraints.thinking_limit import ThinkingLimit
 from jaxllm.engine.intake.validation import check_ids
 from jaxllm.engine.scheduling.request import LogitsOptions
@@ -29,21 +30,19 @@ type _Reading = tuple[np.ndarray, list[tuple[int, ...]]]
 
 
 class LogitsOptionsReader:
-    """Reads options for a model with `vocab_size` logits and end-of-sequence tokens `eos_ids`, in
-    an engine with these processors."""
+    """Reads options for an engine's model, in an engine with these processors."""
 
     def __init__(
         self,
-        vocab_size: int,
+        resolved: Resolved,
         tokenizer: Tokenizer | None,
         processors: Sequence[Processor] = (),
-        eos_ids: frozenset[int] = frozenset(),
     ):
-        self._eos_ids = eos_ids
-        self._vocab_size = vocab_size
+        self._resolved = resolved
+        self._vocab_size = resolved.vocab_size
         self._tokenizer = tokenizer
         self._processors = {processor.name: processor for processor in processors}
-        self._everything = everything(vocab_size)
+        self._everything = everything(resolved.vocab_size)
         self._everything.flags.writeable = False
         # Of the last `validate_options`
         self._last: tuple[SamplingParams, _Reading | None] | None = None
@@ -129,11 +128,7 @@ class LogitsOptionsReader:
                     "bad_words",
                 )
         if params.min_tokens and params.allowed_token_ids is not None:
-            never = {
-                *banned,
-                *(params.stop_token_ids or ()),
-                *(() if params.ignore_eos else self._eos_ids),
-            }
+            never = banned | params.stops(self._resolved.eos_ids)
             if all(id in never for id in params.allowed_token_ids):
                 raise RequestError(
                     "allowed_token_ids leaves only tokens that stop, which may not come before "

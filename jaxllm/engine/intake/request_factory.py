@@ -54,13 +54,11 @@ class RequestFactory:
         resolved: Resolved,
         tokenizer: Tokenizer | None,
         options: LogitsOptionsReader,
-        eos_ids: frozenset[int],
         seed: int,
     ):
-        self._max_model_len = resolved.max_model_len
+        self._resolved = resolved
         self._tokenizer = tokenizer
         self._options = options
-        self._eos_ids = eos_ids
         self._seeds = RandomSeeds(seed)
 
     def make_state(self, request: GenerateRequest) -> RequestState:
@@ -68,8 +66,7 @@ class RequestFactory:
         its beams start from."""
         params = request.params
         prompt = request.prompt_token_ids
-        limit = self._max_model_len - len(prompt)
-        eos_ids = frozenset[int]() if params.ignore_eos else self._eos_ids
+        stops = frozenset(params.stops(self._resolved.eos_ids))
         seed = params.seed
         if seed is None:
             seed = self._seeds.draw()
@@ -84,14 +81,14 @@ class RequestFactory:
                 params=params,
                 seed=choice_seed(seed % 2**64, index),
                 arrival=request.arrival,
-                max_tokens=min(params.max_tokens or limit, limit),
+                max_tokens=params.output_limit,
                 cache_salt=request.cache_salt,
                 shares_pages=request.shares_pages and index == 0,
                 needs=needs(params),
                 top=params.logprobs or 0,
                 logits_options=self._options.read_options(params, request.thinking),
                 score_end=len(prompt) - 1 if scores else 0,
-                stops=frozenset(params.stop_token_ids or ()) | eos_ids,
+                stops=stops,
                 sharing=sharing,
             )
             state.choices.append(choice)

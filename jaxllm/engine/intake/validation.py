@@ -17,8 +17,8 @@ from jaxllm.messages import (
     RequestError,
     check_prompt_logprobs,
     check_salt,
-    count_logprobs,
 )
+from jaxllm.prepared import Additions, prepared
 from jaxllm.sampling.options import SamplingParams
 from jaxllm.tokenizer import Tokenizer
 
@@ -98,25 +98,25 @@ class RequestValidator:
         self.fits = fits
 
     def validate_request(self, request: GenerateRequest) -> GenerateRequest:
-        """The request, with a number of log-probabilities in place of -1. Raises RequestError when
-        it can never run here."""
-        request = _with_counts(request, self._resolved)
+        """The request with the sampling that runs. Raises RequestError when it can never run
+        here."""
         prompt = request.prompt_token_ids
-        limit = self._resolved.max_model_len
-        check_prompt(request, self._resolved, limit - 1)
-        if request.params.stop_token_ids:
-            check_ids("stop_token_ids", request.params.stop_token_ids, self._resolved.vocab_size)
-        if request.params.prompt_logprobs is not None:
-            check_prompt_logprobs(
-                [len(prompt)], request.params.prompt_logprobs, request.params.samples
-            )
-        check_ranking(request.params, self._resolved.logprobs_mode)
-        if request.params.stop_strings and (not self._has_text or not request.params.detokenize):
+        check_prompt(request, self._resolved, self._resolved.max_model_len - 1)
+        additions = Additions(is_compiled=request.grammar is not None)
+        params = prepared(request.params, self._resolved, len(prompt), additions)
+        if params is not request.params:
+            request = replace(request, params=params)
+        if params.stop_token_ids:
+            check_ids("stop_token_ids", params.stop_token_ids, self._resolved.vocab_size)
+        if params.prompt_logprobs is not None:
+            check_prompt_logprobs([len(prompt)], params.prompt_logprobs, params.samples)
+        check_ranking(params, self._resolved.logprobs_mode)
+        if params.stop_strings and (not self._has_text or not params.detokenize):
             raise RequestError(
                 "stop strings need a tokenizer and detokenize; use stop_token_ids", "stop"
             )
         # The last token's KV is never written
-        tokens = min(limit, len(prompt) + (request.params.max_tokens or limit)) - 1
+        tokens = len(prompt) + params.output_limit - 1
         if not self.fits(tokens):
             pool = self._resolved.num_pages * self._resolved.page_size
             raise RequestError(
@@ -126,13 +126,6 @@ class RequestValidator:
                 "kv_pool_too_small",
             )
         return request
-
-
-def _with_counts(request: GenerateRequest, resolved: Resolved) -> GenerateRequest:
-    """The request with a number of log-probabilities in place of -1. Raises RequestError where
-    there are too many."""
-    params = count_logprobs(request.params, resolved.max_logprobs, resolved.vocab_size)
-    return request if params is request.params else replace(request, params=params)
 
 
 def generating(request: GenerateRequest | PoolingRequest) -> GenerateRequest:
@@ -174,7 +167,7 @@ def validate_pooling(
 
 
 def validate_search(
-    request: GenerateRequest, resolved: Resolved, pools: Sequence[PagePool], eos_ids: frozenset[int]
+    request: GenerateRequest, resolved: Resolved, pools: Sequence[PagePool]
 ) -> None:
     """Raises RequestError for a beam search that needs more slots, pages or likely tokens of a step
     than the engine has."""
@@ -182,7 +175,13 @@ def validate_search(
     width = params.samples
     if not params.use_beam_search:
         return
-    num_stops = len({*(params.stop_token_ids or ()), *(() if params.ignore_eos else eos_ids)})
+    if resolved.prefix_refusal is not None:
+        raise RequestError(
+            f"this model runs no beam search: {resolved.prefix_refusal}, and beams continue from "
+            "each other's; sample with a temperature, or leave use_beam_search out",
+            "use_beam_search",
+        )
+    num_stops = len(params.stops(resolved.eos_ids))
     name = "n" if params.best_of is None else "best_of"
     if width > resolved.step_seqs:
         raise RequestError(
@@ -199,7 +198,7 @@ def validate_search(
             name,
         )
     prompt = len(request.prompt_token_ids)
-    tokens = min(resolved.max_model_len, prompt + (params.max_tokens or resolved.max_model_len)) - 1
+    tokens = prompt + params.output_limit - 1
     for pool, pages in zip(pools, max_pages(pools, prompt, tokens, width), strict=True):
         if pages <= pool.num_pages:
             continue

@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 from msgspec.structs import replace
 
+from jaxllm.config import Resolved
 from jaxllm.engine.output.beam_search import BeamSearch, Finished, Rules
 from jaxllm.engine.output.counters import Counters
 from jaxllm.engine.output.detok import Detokenizer
@@ -83,7 +84,8 @@ class BeamSearchManager:
     """All beam searches of an engine.
 
     `make_detokenizer` returns None for requests without text. Sequences that end with one of
-    `eos_ids` have no stop reason. Tokens of returned sequences are counted in `counters`.
+    the model's end-of-sequence tokens have no stop reason. Tokens of returned sequences are counted
+    in `counters`.
 
     Attributes:
         open: The searches that have not ended, by request id.
@@ -93,12 +95,12 @@ class BeamSearchManager:
         self,
         scheduler: Scheduler,
         make_detokenizer: Callable[[Request], Detokenizer | None],
-        eos_ids: frozenset[int],
+        resolved: Resolved,
         counters: Counters,
     ):
         self._scheduler = scheduler
         self._make_detokenizer = make_detokenizer
-        self._eos_ids = eos_ids
+        self._resolved = resolved
         self._counters = counters
         self.open: dict[str, BeamRequests] = {}
 
@@ -160,7 +162,8 @@ class BeamSearchManager:
         if detok is not None:
             hidden = one.stop is not None and not params.include_stop_str_in_output
             text = detok.feed(beam.tokens[:-1] if hidden else beam.tokens).text + detok.finish()
-        named = one.stop is not None and (params.ignore_eos or one.stop not in self._eos_ids)
+        is_eos = one.stop in self._resolved.eos_ids
+        named = one.stop is not None and (params.ignore_eos or not is_eos)
         count = params.logprobs
         return replace(
             _last(root, index, "length" if one.stop is None else "stop"),

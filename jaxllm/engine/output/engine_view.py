@@ -66,7 +66,7 @@ def pool_view(pool: PagePool) -> PoolView:
     return PoolView(
         pages=pool.num_pages,
         page_size=pool.page_size,
-        window=pool.group.window,
+        window=pool.lifetime.window,
         held=int(held.sum()),
         cached=int(cached.sum()),
         per_cell=per_cell,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from jaxllm.config import Resolved
 from jaxllm.engine.constraints.grammars import Grammars
 from jaxllm.engine.constraints.token_masks import HELD_BACK, NONE_ALLOWED, accept_tokens
 from jaxllm.engine.output.counters import Counters
@@ -29,13 +30,13 @@ class OutputProcessor:
         scheduler: Scheduler,
         grammars: Grammars,
         counters: Counters,
-        eos_ids: frozenset[int],
+        resolved: Resolved,
     ):
         self._states = states
         self._scheduler = scheduler
         self._grammars = grammars
         self._counters = counters
-        self._eos_ids = eos_ids
+        self._resolved = resolved
 
     def append_token(
         self, request: Request, token: int, now: float, logprobs: bytes | None
@@ -55,7 +56,7 @@ class OutputProcessor:
         stopped = token in request.stops and count > params.min_tokens
         detokenizer = self._states[request.id].detokenizers[request.index]
         if detokenizer is not None:
-            hidden = stopped or (complete and token in self._eos_ids)
+            hidden = stopped or (complete and token in self._resolved.eos_ids)
             step = detokenizer.feed(
                 [token] if not hidden or params.include_stop_str_in_output else []
             )
@@ -65,7 +66,7 @@ class OutputProcessor:
                     request, [token], text, "stop", step.stop, logprobs=logprobs
                 )
         if stopped or complete:
-            named = stopped and (params.ignore_eos or token not in self._eos_ids)
+            named = stopped and (params.ignore_eos or token not in self._resolved.eos_ids)
             return self.finish_choice(
                 request, [token], text, "stop", token if named else None, logprobs=logprobs
             )

@@ -10,14 +10,15 @@ import jax
 import numpy as np
 from jax import Array
 
-from jaxllm.cache.kv import KVCache, zeros_of
+from jaxllm.cache.arrays import KVCache, zeros_of
 from jaxllm.cache.peers import Inboxes
+from jaxllm.commands import Sleep, WakeUp
 from jaxllm.engine.runtime.lattice import Programs
 from jaxllm.engine.runtime.launch import HostBuffers, Launch, begin_read
 from jaxllm.engine.runtime.page_swapper import PageSwapper
 from jaxllm.engine.runtime.program import KV, PEERS, DeviceArrays, Key, Resident
 from jaxllm.engine.runtime.programs import PROGRAMS
-from jaxllm.engine.runtime.replay import Asleep, Awake, Command, Reset
+from jaxllm.engine.runtime.replay import Command, Reset
 from jaxllm.engine.scheduling.kv_offload import Link
 from jaxllm.engine.scheduling.plan import Moves, Traffic
 from jaxllm.mesh import LAYER, PINNED
@@ -62,13 +63,13 @@ class StagesBefore(Protocol):
         """Run the programs that no step of the last stage runs; returns the links to host memory
         as measured."""
 
-    def sleep(self, keep_weights: bool) -> None:
-        """Free everything on the devices."""
+    def sleep(self, level: int) -> None:
+        """Free everything on the devices; level 1 keeps the weights in host memory."""
 
     def release(self, *, keep_pages: bool) -> tuple[Array, ...]:
         """Free everything but the weights, one stage's after another's."""
 
-    def wake(self, weights: tuple[Array, ...] | None) -> tuple[Array, ...] | None:
+    def wake_up(self, weights: tuple[Array, ...] | None) -> tuple[Array, ...] | None:
         """Be as after the start; returns the weights of the last stage, if any are given."""
 
     def reset(self) -> None:
@@ -109,14 +110,14 @@ class NoStages:
         """No other programs."""
         return []
 
-    def sleep(self, keep_weights: bool) -> None:
+    def sleep(self, level: int) -> None:
         """No other devices."""
 
     def release(self, *, keep_pages: bool) -> tuple[Array, ...]:
         """No other weights."""
         return ()
 
-    def wake(self, weights: tuple[Array, ...] | None) -> tuple[Array, ...] | None:
+    def wake_up(self, weights: tuple[Array, ...] | None) -> tuple[Array, ...] | None:
         """All weights are those of the last stage."""
         return weights
 
@@ -263,15 +264,16 @@ class Dispatcher:
         if self._inboxes is not None:
             self._inboxes.check()
 
-    def sleep(self, keep_weights: bool) -> None:
-        """Free everything on the device. The weights go to host memory, or are dropped. Nothing may
-        be dispatched until `wake`."""
-        self.tell(Asleep(keep_weights))
-        self.before.sleep(keep_weights)
+    def sleep(self, level: int) -> None:
+        """Free everything on the device. The weights go to host memory at level 1, or are dropped.
+        Nothing may be dispatched until `wake_up`."""
+        command = Sleep(level)
+        self.tell(command)
+        self.before.sleep(level)
         self._device.delete()
         kept = []
         for weight, place in zip(self.weights, self._places, strict=True):
-            if keep_weights:  # one at a time: the host may have little room
+            if command.keeps_weights:  # one at a time: the host may have little room
                 kept.append(jax.device_put(weight, place.with_memory_kind(PINNED)))
                 kept[-1].block_until_ready()
             weight.delete()
@@ -280,17 +282,17 @@ class Dispatcher:
     def release(self, *, keep_pages: bool) -> tuple[Array, ...]:
         """Free everything on the device but the weights and, if they are to be kept, the pages;
         give the weights to be overwritten, one stage's after another's. Nothing may be dispatched
-        until `wake`."""
+        until `wake_up`."""
         weights = self.before.release(keep_pages=keep_pages)
         self._device.delete(keep_pages=keep_pages)
         return weights + self.weights
 
-    def wake(self, weights: tuple[Array, ...] | None = None) -> None:
+    def wake_up(self, weights: tuple[Array, ...] | None = None) -> None:
         """Be as after the start, with other `weights`, one stage's after another's, or those that
         were kept."""
         if weights is None:
-            self.tell(Awake())
-        weights = self.before.wake(weights)
+            self.tell(WakeUp())
+        weights = self.before.wake_up(weights)
         if weights is None:
             weights = tuple(map(jax.device_put, self.weights, self._places))
             jax.block_until_ready(weights)

@@ -12,7 +12,7 @@ from typing import Any
 import jax
 from jax import Array
 
-from jaxllm.cache.kv import KVCache, zeros_of
+from jaxllm.cache.arrays import KVCache, page_counts, zeros_of
 from jaxllm.config import ConfigError
 from jaxllm.engine.runtime.compilation.compile_counter import CompileCounter
 from jaxllm.engine.runtime.compilation.executables import Executables, Recipe
@@ -223,7 +223,7 @@ class Programs:
 
     def name(self, key: Key) -> str:
         """The program's name between starts: its sizes, and the sizes of pool and tables."""
-        pages = self.shapes.kv.num_pages if self.variant(key).uses_pages else (0,)
+        pages = page_counts(self.shapes.kv) if self.variant(key).uses_pages else (0,)
         parts = key.program, *key.sizes, "of", self.shapes.table_width, *pages
         return "-".join(map(str, parts))
 

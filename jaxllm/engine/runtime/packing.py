@@ -113,14 +113,12 @@ class ChunkLayout:
         params, table = ((r, width) for width in (width_of(SLOT_PARAMS), self.table_width))
         return Layout(ints | {"params": (params, np.int32), "table": (table, np.int32)})
 
-    def pack_chunks(
-        self, buffer: np.ndarray, chunks: Sequence[Chunk], slots: int, eos_ids: Sequence[int]
-    ) -> None:
+    def pack_chunks(self, buffer: np.ndarray, chunks: Sequence[Chunk], slots: int) -> None:
         """Write these chunks into a zeroed buffer. Padding rows use the trash slot, padding tokens
         row R."""
         views = ChunkViews(self, buffer)
         views.pad(slots)
-        views.write(chunks, eos_ids)
+        views.write(chunks)
 
 
 class ChunkViews:
@@ -143,7 +141,7 @@ class ChunkViews:
         self._arrays["slot"][:] = slots
         host_columns(self._arrays["params"], SLOT_PARAMS)["stop_ids"][:] = -1
 
-    def write(self, chunks: Sequence[Chunk], eos_ids: Sequence[int]) -> None:
+    def write(self, chunks: Sequence[Chunk]) -> None:
         """Write chunks into a buffer without any."""
         arrays, start = self._arrays, 0
         for row, chunk in enumerate(chunks):
@@ -152,7 +150,7 @@ class ChunkViews:
             arrays["position"][start:end] = np.arange(chunk.start, chunk.end)
             arrays["row"][start:end] = row
             self._write_slot(row, start, chunk)
-            _write_params(arrays["params"], row, chunk.request, eos_ids)
+            _write_params(arrays["params"], row, chunk.request)
             start = end
 
     def _write_slot(self, row: int, start: int, chunk: Chunk) -> None:
@@ -181,7 +179,7 @@ def _write_ints(array: np.ndarray, start: int, values: Sequence[int]) -> None:
     struct.pack_into(f"{len(values)}i", array, start * INT32_BYTES, *values)
 
 
-def _write_params(matrix: np.ndarray, row: int, request: Request, eos_ids: Sequence[int]) -> None:
+def _write_params(matrix: np.ndarray, row: int, request: Request) -> None:
     params, start = request.params, row * matrix.shape[1]
     _PARAMS.pack_into(
         matrix,
@@ -192,12 +190,8 @@ def _write_params(matrix: np.ndarray, row: int, request: Request, eos_ids: Seque
         request.seed & 0xFFFFFFFF,
         request.seed >> 32,
     )
-    if stops := stop_ids(params.stop_token_ids, () if params.ignore_eos else eos_ids):
+    if request.stops:
+        stops = sorted(request.stops)
         columns = SLOT_PARAMS["stop_ids"][0]
         assert len(stops) <= columns.stop - columns.start, "stop ids would go into other columns"
         _write_ints(matrix, start + columns.start, stops)
-
-
-def stop_ids(own: Sequence[int] | None, eos_ids: Sequence[int]) -> list[int]:
-    """Every id that ends a request: its own and the model's."""
-    return list(dict.fromkeys([*(own or ()), *eos_ids]))

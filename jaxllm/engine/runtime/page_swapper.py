@@ -14,7 +14,7 @@ import jax
 import numpy as np
 from jax import Array
 
-from jaxllm.cache.kv import KVCache, zeros_of
+from jaxllm.cache.arrays import KVCache, page_counts, zeros_of
 from jaxllm.cache.transfer import Page, page_shapes
 from jaxllm.config import ConfigError
 from jaxllm.engine.runtime.lattice import Programs
@@ -75,7 +75,8 @@ class PageSwapper:
     def __init__(self, programs: Programs, traffic: Traffic):
         self._programs, self._traffic = programs, traffic
         shapes = programs.shapes
-        self._width, self._pages = shapes.moved_pages, shapes.kv.num_pages[0]
+        (self._pages,) = page_counts(shapes.kv)
+        self._width = shapes.moved_pages
         page = page_shapes(shapes.kv)
         self._near = shardings(page)
         self._far = shardings(page_shapes(shapes.kv, far_memory(shapes.platform)))

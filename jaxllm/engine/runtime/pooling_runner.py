@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 from jax import Array
 
-from jaxllm.cache.kv import KVCache
+from jaxllm.cache.arrays import KVCache
 from jaxllm.engine.runtime.dispatch import RECORDING_RUNS, Dispatcher
 from jaxllm.engine.runtime.lattice import Programs
 from jaxllm.engine.runtime.launch import Launch, read
@@ -81,6 +81,6 @@ class PoolingRunner(Dispatcher):
         else:
             key, layout = Key("pool", sizes), self.shapes.chunk_layouts[shape]
             buffer = np.zeros(layout.arrays.size, np.int32)
-            layout.pack_chunks(buffer, plan.chunks, self.shapes.slots, ())
+            layout.pack_chunks(buffer, plan.chunks, self.shapes.slots)
         (vectors,) = self.run(Launch(((key, buffer),)))
         return vectors

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import jax
 from jax import Array
 
-from jaxllm.cache.kv import KVCache, zeros_of
+from jaxllm.cache.arrays import KVCache, zeros_of
 from jaxllm.engine.runtime.compilation.executables import Recipe
 from jaxllm.engine.runtime.shapes import StepShapes
 from jaxllm.engine.runtime.state import SlotState

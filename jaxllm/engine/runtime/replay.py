@@ -10,6 +10,7 @@ from typing import Protocol
 
 import msgspec
 
+from jaxllm.commands import Sleep, UpdateWeights, WakeUp
 from jaxllm.engine.runtime.launch import Launch
 from jaxllm.engine.scheduling.plan import Moves
 
@@ -30,25 +31,8 @@ class Reset(msgspec.Struct, tag=True, frozen=True):
     """Slot state and pages anew."""
 
 
-class Asleep(msgspec.Struct, tag=True, frozen=True):
-    """Free the devices; with `keep_weights` the weights go to host memory."""
-
-    keep_weights: bool
-
-
-class Awake(msgspec.Struct, tag=True, frozen=True):
-    """Take the devices again, with the weights that were kept."""
-
-
-class Reload(msgspec.Struct, tag=True, frozen=True):
-    """Have the weights in a directory, by default the engine's own: in place of those of now, or of
-    none when asleep."""
-
-    directory: str | None
-
-
-type Told = Run | Move | Reset | Asleep | Awake | Reload
-type Command = Launch | Moves | Reset | Asleep | Awake | Reload
+type Told = Run | Move | Reset | Sleep | WakeUp | UpdateWeights
+type Command = Launch | Moves | Reset | Sleep | WakeUp | UpdateWeights
 
 _encoder = msgspec.msgpack.Encoder()
 _decoder: msgspec.msgpack.Decoder[Told] = msgspec.msgpack.Decoder(Told.__value__)
@@ -66,13 +50,13 @@ class Replayer(Protocol):
     def reset(self) -> None:
         """As of `Dispatcher`."""
 
-    def sleep(self, keep_weights: bool) -> None:
+    def sleep(self, level: int) -> None:
         """As of `Dispatcher`."""
 
-    def wake(self) -> None:
+    def wake_up(self) -> None:
         """As of `Dispatcher`."""
 
-    def reload(self, directory: str | None) -> None:
+    def update_weights(self, directory: str | None) -> None:
         """Have weights that are read again, asleep or not."""
 
 
@@ -96,9 +80,9 @@ def replay(command: bytes, on: Replayer) -> None:
             on.move(moves)
         case Reset():
             on.reset()
-        case Asleep(keep_weights):
-            on.sleep(keep_weights)
-        case Awake():
-            on.wake()
-        case Reload(directory):
-            on.reload(directory)
+        case Sleep(level):
+            on.sleep(level)
+        case WakeUp():
+            on.wake_up()
+        case UpdateWeights(directory):
+            on.update_weights(directory)

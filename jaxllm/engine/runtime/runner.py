@@ -11,7 +11,7 @@ import jax
 import numpy as np
 from jax import Array
 
-from jaxllm.cache.kv import DROP_PAGE, KVCache
+from jaxllm.cache.arrays import DROP_PAGE, KVCache
 from jaxllm.cache.transfer import Page
 from jaxllm.engine.constraints.token_masks import HostProcessorError, run_host_processors
 from jaxllm.engine.runtime.dispatch import RECORDING_RUNS, Dispatcher, StagesBefore
@@ -110,11 +110,9 @@ class Runner(Dispatcher):
         programs: Programs,
         weights: tuple[Array, ...],
         kv: KVCache,
-        eos_ids: list[int],
         before: StagesBefore | None = None,
     ):
         super().__init__(programs, weights, kv, before)
-        self.eos_ids = eos_ids
         self._samplers: dict[tuple[int, frozenset[int]], Key]
         self._updates: dict[ExtendShape | None, SlotUpdate] = {}
         self.slots = self.shapes.slots
@@ -339,7 +337,7 @@ class Runner(Dispatcher):
             update = self._updates[shape] = SlotUpdate(self.shapes, layout)
         self._packed_slots = plan.slots
         key = Key("update_slots") if shape is None else forward_key(shape)
-        return key, update.pack(plan, self.eos_ids)
+        return key, update.pack(plan)
 
     def _sample_key(self, rows: int, needs: frozenset[int]) -> Key:
         """The cheapest compiled sampler for requests of these `needs`, of few different sets."""

@@ -14,10 +14,14 @@ from jax import Array
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jax.typing import DTypeLike
 
+from jaxllm.cache.arrays import KVCache, page_counts
 from jaxllm.cache.backends import Target
 from jaxllm.cache.collective import Collective, group_of, over
-from jaxllm.cache.kv import KVCache, PagedContext, PagedInputs
+from jaxllm.cache.groups import Place
+from jaxllm.cache.kv import PagedContext
 from jaxllm.cache.peers import Layout, inbox_shapes
+from jaxllm.cache.states import StateInputs
+from jaxllm.cache.step import PagedInputs
 from jaxllm.engine.runtime.packing import ChunkLayout
 from jaxllm.engine.runtime.state import ForwardOutput, SlotState
 from jaxllm.engine.scheduling.buckets import Buckets, ExtendShape
@@ -41,6 +45,7 @@ class Model:
         backend: of the attention kernels.
         target: for which other kernels are chosen.
         page_size: tokens of a KV page.
+        places: where the cache of each layer lies.
         processors: research code that `process_logits` runs.
         batch_invariant: attention splits no row, so a row's result does not depend on the others.
         peers: of the inboxes by which devices add up; None where XLA does.
@@ -53,6 +58,7 @@ class Model:
     backend: str
     target: Target
     page_size: int
+    places: tuple[Place, ...]
     processors: tuple[Processor, ...] = ()
     batch_invariant: bool = False
     peers: Layout | None = None
@@ -68,11 +74,22 @@ class Model:
         return replace(self, inboxes=inboxes)
 
     def context(
-        self, kv: KVCache, inputs: Sequence[PagedInputs], prompt_length_T: Array
+        self,
+        kv: KVCache,
+        inputs: Sequence[PagedInputs | StateInputs],
+        prompt_length_T: Array,
     ) -> PagedContext:
         """What a step attends with, inside a trace; `inputs` are those of each cache group."""
-        kernels = self.backend, self.collective, prompt_length_T, self.batch_invariant
-        return PagedContext(kv, inputs, *kernels, self.target)
+        return PagedContext(
+            kv,
+            self.places,
+            inputs,
+            self.backend,
+            self.collective,
+            prompt_length_T,
+            self.batch_invariant,
+            self.target,
+        )
 
     def rebuild(self, weights: tuple[Array, ...]) -> nnx.Module:
         """The nnx module around these leaves, whole ones or one device's."""
@@ -141,8 +158,8 @@ class StepShapes:
 
     @property
     def num_groups(self) -> int:
-        """Cache groups; each has a page pool of its own."""
-        return len(self.kv.k)
+        """Cache groups with pages; each has a page pool of its own."""
+        return len(page_counts(self.kv))
 
     @functools.cached_property
     def widths(self) -> tuple[int, ...]:

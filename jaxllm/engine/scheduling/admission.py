@@ -109,7 +109,7 @@ class AdmissionEstimator:
         pages: AdmissionPages,
     ) -> Iterator[PageDemand]:
         """What the running requests and this one do to the pool of a cache group."""
-        size, limit = pool.page_size, pool.group.decode_bound(pool.page_size)
+        size, limit = pool.page_size, pool.lifetime.decode_bound(pool.page_size)
         for r in running:
             table = r.tables[group]
             own = len(table.pages) - max(table.found, table.out_of_window)

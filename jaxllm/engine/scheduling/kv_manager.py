@@ -69,7 +69,7 @@ class KVCacheManager:
         is: pages of the layers that see furthest, and those in host memory. An exception that it
         raises fails the step. Raises ValueError without a prefix index."""
         if self.events is None:
-            windows = [pool.group.window for pool in self.pools]
+            windows = [pool.lifetime.window for pool in self.pools]
             index = self.pools[windows.index(None) if None in windows else 0].index
             if index is None:
                 raise ValueError("nothing can be found without prefix caching; enable it")

@@ -26,7 +26,7 @@ class PrefixLookup:
     """Finds pages in the indexes of a model's pools, one per cache group. Allocates nothing.
 
     Unless `shared`, a request finds in index and host memory only what choices of its own prompt
-    have computed.
+    have computed. Unless `lends`, it starts from nothing that another request has computed.
     """
 
     def __init__(self, pools: Sequence[PagePool]):
@@ -35,6 +35,7 @@ class PrefixLookup:
         if len(self.indexes) not in (0, len(pools)):
             raise ValueError("either every pool of a model has a prefix index or none")
         self.shared = True
+        self.lends = True
 
     def hash_pages(self, request: Request, end: int) -> None:
         """Complete the request's hashes up to token `end`; each page is hashed once in its life."""
@@ -61,7 +62,8 @@ class PrefixLookup:
         tokens = request.num_tokens
         # Tokens to be scored must be computed
         scored = request.scored >= request.score_end
-        shared = self._shared_pages(request, newest) if scored and request.sharing else None
+        lent = self.lends and scored and request.sharing is not None
+        shared = self._shared_pages(request, newest) if lent else None
         if shared is None:
             count, hits = self._indexed_prefix(request, newest)
             return hits, count * self.page_size, None
@@ -135,10 +137,10 @@ class PrefixLookup:
             self.hash_pages(newest.request, newest.end)
         count = (request.num_tokens - 1) // self.page_size
         for group, pool in enumerate(self.pools):
-            if pool.group.window is None:
+            if pool.lifetime.window is None:
                 tables[group].pages = self._longest_prefix(group, request, newest, count)
                 count = len(tables[group].pages)
-        if any(pool.group.window is not None for pool in self.pools):
+        if any(pool.lifetime.window is not None for pool in self.pools):
             count = self._prefix_within_windows(request, newest, count)
             for group, (pool, table) in enumerate(zip(self.pools, tables, strict=True)):
                 start = table.out_of_window = pool.out_of_window(count * self.page_size)
@@ -162,7 +164,9 @@ class PrefixLookup:
     def _prefix_within_windows(self, request: Request, newest: Chunk | None, count: int) -> int:
         """The longest prefix, in pages and at most `count`, after which every group with a window
         has the pages that the next token sees."""
-        windowed = [group for group, pool in enumerate(self.pools) if pool.group.window is not None]
+        windowed = [
+            group for group, pool in enumerate(self.pools) if pool.lifetime.window is not None
+        ]
         turn, settled = 0, 0  # how many groups in a row agree with `count`
         while settled < len(windowed):
             group = windowed[turn]

@@ -62,7 +62,7 @@ class Scheduler:
         # Running requests take a page every page_size steps: without a few free ones a new prompt
         # would be preempted at once
         self._watermarks = [max(1, pool.num_pages // 100) for pool in pools]
-        self._windowed = [pool for pool in pools if pool.group.window is not None]
+        self._windowed = [pool for pool in pools if pool.lifetime.window is not None]
 
     def attach_offload(
         self, offload: OffloadManager, swap_preempted: bool, share_prefixes: bool
@@ -73,12 +73,19 @@ class Scheduler:
         `share_prefixes`, a request finds only its own pages. Host memory knows prefixes from their
         first page on: raises ValueError when pages are released behind a window.
         """
-        if len(self.pools) > 1 or self.pools[0].group.window is not None:
+        if len(self.pools) > 1 or self.pools[0].lifetime.window is not None:
             raise ValueError("host memory takes pages of one pool, whose layers have no window")
         self._swaps = swap_preempted
         self.kv_manager.offload = offload
         self.kv_manager.prefixes.shared = share_prefixes
         self.pools[0].on_evict = offload.save_evicted
+
+    def set_apart(self) -> None:
+        """Have every request compute all its tokens itself, for layers that must see each of them.
+        The pools must have no prefix index."""
+        if self.kv_manager.prefixes.indexes:
+            raise ValueError("requests that compute all their tokens find no prefixes")
+        self.kv_manager.prefixes.lends = False
 
     def set_batch_invariant(self) -> None:
         """Make the programs that compute a request's tokens independent of other requests.

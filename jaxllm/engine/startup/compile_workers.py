@@ -42,7 +42,8 @@ from jaxllm.engine.runtime.compilation.exports import Exports, settings
 from jaxllm.engine.runtime.lattice import Programs
 from jaxllm.engine.runtime.program import Key
 from jaxllm.engine.scheduling.buckets import Buckets
-from jaxllm.engine.startup.memory import KVRequirements, MemoryBudget, MemoryPlan
+from jaxllm.engine.startup.kv_requirements import KVRequirements
+from jaxllm.engine.startup.memory import MemoryBudget, MemoryPlan
 from jaxllm.engine.startup.resolve import Setup
 from jaxllm.engine.startup.sizing import make_programs, options_of
 from jaxllm.mesh import Stage, make_mesh, over_experts
@@ -236,7 +237,7 @@ def rebuild(task: dict[str, Any]) -> Programs:
         spec,
         mesh,
         dtype,
-        KVRequirements(**task["need"]),
+        KVRequirements(**task["need"] | {"groups": ()}),  # programs do not depend on them
         memory,
         Buckets.from_dict(task["buckets"]),
         outline,

@@ -8,7 +8,7 @@ import json
 
 from jaxllm.cache.backends import tile_tokens
 from jaxllm.cache.host import HostTier
-from jaxllm.cache.pool import CacheGroup, PagePool
+from jaxllm.cache.pool import Lifetime, PagePool
 from jaxllm.cache.prefix import PrefixIndex
 from jaxllm.config import ConfigError, EngineConfig, Resolved
 from jaxllm.engine.runtime.pooling_runner import PoolingRunner
@@ -60,9 +60,7 @@ def make_scheduler(
     shares = resolved.enable_prefix_caching
     pools = [
         make_pool(config, resolved, window, pages)
-        for window, pages in zip(
-            resolved.windows, (resolved.num_pages, *resolved.more_pages), strict=True
-        )
+        for window, pages in zip(resolved.windows, resolved.group_pages, strict=True)
     ]
     prefix = pools[0].index
     limits = Limits(
@@ -87,6 +85,8 @@ def make_scheduler(
         )
     if resolved.pooling is not None:
         scheduler.chunk_planner.whole_prompts = not resolved.pooling.takes_chunks
+    if resolved.prefix_refusal is not None:
+        scheduler.set_apart()
     if resolved.batch_invariant:
         scheduler.set_batch_invariant()
     # A batch-invariant engine has one shape for prompts, to which shorter steps would be padded
@@ -109,10 +109,10 @@ def make_pool(config: EngineConfig, resolved: Resolved, window: int | None, page
     """The pages of one cache group. Indexes of all groups have the same hashes."""
     indexed = resolved.enable_prefix_caching or resolved.host_pages > 0
     index = PrefixIndex(resolved.page_size, prefix_root(config, resolved)) if indexed else None
-    group = CacheGroup(
+    lifetime = Lifetime(
         window, resolved.max_num_batched_tokens, tile_tokens(resolved.attention_backend)
     )
-    return PagePool(pages, resolved.page_size, index, group)
+    return PagePool(pages, resolved.page_size, index, lifetime)
 
 
 def prefix_root(config: EngineConfig, resolved: Resolved) -> bytes:

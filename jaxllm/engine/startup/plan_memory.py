@@ -7,7 +7,8 @@ import math
 from dataclasses import replace
 
 from jaxllm.config import ConfigError, EngineConfig
-from jaxllm.engine.startup.memory import KVRequirements, MemoryBudget, MemoryPlan
+from jaxllm.engine.startup.kv_requirements import KVRequirements
+from jaxllm.engine.startup.memory import MemoryBudget, MemoryPlan
 from jaxllm.models import ModelSpec
 from jaxllm.units import GIB, amount
 
@@ -61,7 +62,7 @@ def fitting_length(config: EngineConfig, budget: MemoryBudget, need: KVRequireme
     pages = pool_pages(config, budget, need)
     if pages >= need.pages_per_request:
         return need.max_model_len
-    if not need.more_bytes:
+    if len(need.groups) == 1:
         return min(need.max_model_len, pages * need.page_size)
     # In pages: what other groups hold of a request depends on its length
     low, high = 0, need.pages_per_request
@@ -209,8 +210,7 @@ def _more_devices(config: EngineConfig, budget: MemoryBudget, need: KVRequiremen
         split = replace(budget, weights=-(-budget.weights // times))
         share = replace(
             need,
-            page_bytes=-(-need.page_bytes // times),
-            more_bytes=tuple(-(-size // times) for size in need.more_bytes),
+            page_bytes=tuple(-(-size // times) for size in need.page_bytes),
         )
         pages = pool_pages(config, split, share)
         if share.pages_per_request <= pages and share.bytes_of(pages) <= split.for_pages:
@@ -225,7 +225,10 @@ def splits(spec: ModelSpec, shards: int) -> tuple[int, ...]:
 
     def even(times: int) -> bool:
         try:
-            return spec.heads(times * shards).kv_stored == spec.heads(shards).kv_stored
+            return all(
+                spec.heads(times * shards, layer).kv_stored == spec.heads(shards, layer).kv_stored
+                for layer in spec.attention_layers
+            )
         except ConfigError:
             return False
 

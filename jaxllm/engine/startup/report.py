@@ -232,10 +232,10 @@ def _memory_rows(setup: Setup, largest_step: int | None) -> Rows:
     resolved, memory = setup.resolved, setup.memory
     budget, size = memory.budget, resolved.page_size
     tokens = resolved.num_pages * size
-    more = zip(resolved.windows[1:], resolved.more_pages, strict=True)
+    more = zip(resolved.windows[1:], resolved.group_pages[1:], strict=True)
     pools = [
         f"{resolved.num_pages} pages × {size} = {tokens} tokens",
-        *(f"{pages} pages for layers with a window of {window}" for window, pages in more),
+        *(f"{pages} pages for {_layers_with(window)}" for window, pages in more),
     ]
     needed = "an estimate" if largest_step is None else f"{largest_step / GIB:.2f} GiB needed"
     return [
@@ -253,6 +253,11 @@ def _memory_rows(setup: Setup, largest_step: int | None) -> Rows:
             f"{', '.join(pools)} in {resolved.kv_dtype}, {amount(memory.kv_bytes)} per device",
         ),
     ]
+
+
+def _layers_with(window: int | None) -> str:
+    """What a further cache group is for."""
+    return "layers with other heads" if window is None else f"layers with a window of {window}"
 
 
 def _format_rows(setup: Setup) -> Rows:
@@ -348,7 +353,7 @@ def _host_row(setup: Setup) -> str:
     resolved, devices = setup.resolved, setup.mesh.size * setup.stage.count
     if not resolved.host_pages:
         return "holds no pages"
-    size = amount(resolved.host_pages * setup.need.page_bytes * devices)
+    size = amount(resolved.host_pages * setup.need.group_bytes * devices)
     cached = f", {resolved.host_cached_pages} of them for cached prefixes"
     return (
         f"{resolved.host_pages} pages, {size}"
@@ -362,7 +367,7 @@ def link_rows(setup: Setup, runner: Runner | PoolingRunner) -> Rows:
         return []
     link, compute = runner.link, setup.resolved.page_size * seconds_per_token(runner.seconds)
     load = link.seconds(link.width) / link.width
-    speed, alone = setup.need.page_bytes / load / 1e9, link.seconds(1)
+    speed, alone = setup.need.group_bytes / load / 1e9, link.seconds(1)
     return [
         (
             "link to host memory",

@@ -14,6 +14,7 @@ import jax.numpy as jnp
 from jax.sharding import Mesh
 
 from jaxllm import weights
+from jaxllm.cache.arrays import page_bytes
 from jaxllm.cache.backends import (
     HOPPER,
     Backend,
@@ -21,23 +22,22 @@ from jaxllm.cache.backends import (
     SegmentShapes,
     Shapes,
     Target,
-    choose_backend,
+    choose_backends,
     tile_tokens,
 )
-from jaxllm.cache.kv import page_bytes
-from jaxllm.cache.layer import LatentKV
+from jaxllm.cache.groups import CacheGroup
+from jaxllm.cache.layer import AttentionCache, attention_cache
 from jaxllm.cache.peers import XLA, Layout, Sums, by_inboxes, choose_sums, inbox_layout
 from jaxllm.config import KV_CACHE_DTYPES, ConfigError, EngineConfig, Resolved, step_seqs
+from jaxllm.engine.runtime.state import MAX_STOP_IDS
 from jaxllm.engine.scheduling.buckets import Buckets
 from jaxllm.engine.scheduling.plan import Limits
 from jaxllm.engine.startup.device_client import own_processors
 from jaxllm.engine.startup.host_memory import HostPlan, HostRoom, plan_host
+from jaxllm.engine.startup.kv_requirements import KVRequirements, model_groups, page_sizes
 from jaxllm.engine.startup.memory import (
-    KVRequirements,
     MemoryPlan,
-    effective_window,
     expected_workspace_bytes,
-    group_windows,
     measure_budget,
     shard_bytes,
 )
@@ -49,8 +49,8 @@ from jaxllm.mesh import WHOLE, Stage, layer_devices, over_experts, own_meshes, s
 from jaxllm.models import ModelSpec, Wish, read_spec
 from jaxllm.models.config.expert_groups import expert_groups
 from jaxllm.nn.heads import Heads
-from jaxllm.nn.rope import Alibi
 from jaxllm.nn.weight.schemes import has_kernel
+from jaxllm.sampling.options import MAX_STOP_TOKEN_IDS
 
 # Of every prompt step where one shape serves all: short prompts are padded to it, long ones lose
 # little by it
@@ -87,14 +87,9 @@ class Setup:
     stage: Stage = WHOLE
 
     @property
-    def heads(self) -> Heads:
-        """The attention heads over this mesh."""
-        return self.spec.heads(layer_devices(self.mesh))
-
-    @property
     def longest(self) -> KVRequirements:
         """What the pools must serve, for the longest sequence that was decided."""
-        return replace(self.need, max_model_len=self.resolved.max_model_len)
+        return self.need.at_length(self.resolved.max_model_len)
 
     @property
     def peers(self) -> Layout | None:
@@ -104,11 +99,15 @@ class Setup:
         return largest_inboxes(self.mesh, self.spec, self.buckets)
 
     @property
-    def layer_groups(self) -> tuple[int, ...]:
-        """The cache group of each layer of the stage."""
-        windows, layers = self.resolved.windows, self.stage.layers(len(self.spec.layers))
-        own = (self.spec.windows[layer] for layer in layers)
-        return tuple(windows.index(window) if window in windows else 0 for window in own)
+    def groups(self) -> tuple[CacheGroup, ...]:
+        """The cache groups of the whole model."""
+        resolved = self.resolved
+        return model_groups(self.spec, resolved.max_model_len, resolved.host_pages > 0)
+
+    @property
+    def layers(self) -> range:
+        """The layers of the stage."""
+        return self.stage.layers(len(self.spec.layers))
 
 
 class _Model(NamedTuple):
@@ -184,11 +183,12 @@ def _resolved(
         kv_dtype=model.kv_dtype.name,
         max_model_len=memory.max_model_len,
         page_size=model.page_size,
-        num_pages=memory.num_pages,
+        group_pages=(memory.num_pages,),
         max_num_seqs=slots,
         max_num_batched_tokens=limits.max_num_batched_tokens,
         max_num_queued_reqs=config.max_num_queued_reqs or max(256, 8 * slots),
         vocab_size=spec.vocab_size,
+        eos_ids=_eos_ids(spec),
         tensor_parallel_size=layer_devices(model.mesh),
         expert_parallel_size=model.mesh.shape["expert"],
         max_logprobs=most_logprobs(config.max_logprobs, spec.vocab_size),
@@ -204,11 +204,24 @@ def _resolved(
         attention_backend=model.backend.name,
         attention_reason=model.backend.reason,
         batch_invariant=config.batch_invariant,
+        prefix_refusal=spec.prefix_refusal,
         pooling=spec.pooling,
         pipeline_parallel_size=config.pipeline_parallel_size,
         target=model.target,
         **sums._asdict(),
     )
+
+
+def _eos_ids(spec: ModelSpec) -> tuple[int, ...]:
+    """The model's end-of-sequence ids. Raises ConfigError when a slot cannot hold them beside a
+    request's own stop ids."""
+    limit = MAX_STOP_IDS - MAX_STOP_TOKEN_IDS
+    if len(spec.eos_token_ids) > limit:
+        raise ConfigError(
+            f"config.json and generation_config.json name {len(spec.eos_token_ids)} "
+            f"end-of-sequence ids; at most {limit} are supported"
+        )
+    return spec.eos_token_ids
 
 
 def with_plan(setup: Setup, config: EngineConfig, memory: MemoryPlan) -> Setup:
@@ -218,13 +231,13 @@ def with_plan(setup: Setup, config: EngineConfig, memory: MemoryPlan) -> Setup:
     if spec.ropes != setup.spec.ropes:
         outline = weights.outline(spec, setup.mesh, setup.dtype, setup.stage)
         setup = replace(setup, outline=outline)
+    need = setup.need.at_length(length)
     resolved = replace(
         setup.resolved,
         max_model_len=length,
-        num_pages=memory.num_pages,
+        group_pages=need.group_pages(memory.num_pages),
         enable_prefix_caching=_shares_prefixes(config, setup.spec, length),
-        windows=setup.need.windows_for(length),
-        more_pages=setup.need.more_pages_for(length, memory.num_pages),
+        windows=need.windows,
     )
     return replace(setup, spec=spec, resolved=resolved, memory=memory)
 
@@ -241,12 +254,17 @@ def _model(config: EngineConfig, files: weights.ModelFiles, spec: ModelSpec, mes
         spec = spec.with_scales(weights.kv_scales(files, spec, config.load_format))
     mesh = over_experts(mesh, expert_groups(config, spec))
     page_size = config.block_size or (16 if platform == "cpu" else 64)
-    shapes = _shapes(spec, spec.heads(shards), dtype, page_size, kv_dtype)
+    shapes = [
+        _shapes(spec, layer, shards, dtype, page_size, kv_dtype) for layer in spec.attention_layers
+    ]
     target = target_of(mesh)
     device_kind = mesh.devices.flat[0].device_kind
-    backend = choose_backend(target, shapes, config.attention_backend, device_kind)
-    spec = spec.with_heads_of(backend.head_dim)
-    return _Model(files.path, spec, mesh, dtype, kv_dtype, page_size, target, backend)
+    backends = choose_backends(target, shapes, config.attention_backend, device_kind)
+    widths = dict(zip(spec.attention_layers, backends, strict=True))
+    spec = spec.with_widths(
+        widths[layer].head_dim if layer in widths else None for layer in range(len(spec.layers))
+    )
+    return _Model(files.path, spec, mesh, dtype, kv_dtype, page_size, target, backends[0])
 
 
 def target_of(mesh: Mesh) -> Target:
@@ -280,14 +298,22 @@ def largest_inboxes(mesh: Mesh, spec: ModelSpec, buckets: Buckets) -> Layout:
 
 
 def _shapes(
-    spec: ModelSpec, heads: Heads, dtype: jnp.dtype, page_size: int, kv_dtype: jnp.dtype
+    spec: ModelSpec,
+    layer: int,
+    shards: int,
+    dtype: jnp.dtype,
+    page_size: int,
+    kv_dtype: jnp.dtype,
 ) -> Shapes | SegmentShapes:
-    """What decides the attention back end."""
+    """What a layer has to say about the attention back end."""
+    heads = spec.heads(shards, layer)
     if spec.pooling is not None and spec.pooling.bidirectional:
         return SegmentShapes(dtype, heads.stored_dim)
-    group, layer = max(1, heads.query // heads.kv_stored), spec.layers[0]
-    sizes = (dtype, heads.stored_dim, page_size, group, kv_dtype)
-    return LatentShapes(*sizes, layer.rank) if isinstance(layer, LatentKV) else Shapes(*sizes)
+    group = max(1, heads.query // heads.kv_stored)
+    rank = attention_cache(spec.layers, layer).rank
+    if rank is not None:
+        return LatentShapes(dtype, heads.stored_dim, page_size, group, kv_dtype, rank)
+    return Shapes(dtype, heads.stored_dim, page_size, group, kv_dtype)
 
 
 def _buckets(config: EngineConfig, spec: ModelSpec, limits: Limits, platform: str) -> Buckets:
@@ -311,7 +337,8 @@ def _shares_prefixes(config: EngineConfig, spec: ModelSpec, length: int) -> bool
     """Whether prompts of at most `length` tokens may start from each other's pages. A pool over
     all tokens needs hidden states that no page holds."""
     whole = spec.pooling is not None and not spec.pooling.takes_chunks
-    return config.enable_prefix_caching and not whole and not spec.keys_vary(length)
+    apart = whole or spec.prefix_refusal is not None or spec.keys_vary(length)
+    return config.enable_prefix_caching and not apart
 
 
 def _limits(config: EngineConfig, spec: ModelSpec, platform: str) -> Limits:
@@ -339,36 +366,48 @@ def _limits(config: EngineConfig, spec: ModelSpec, platform: str) -> Limits:
 
 def _cache(config: EngineConfig, model: _Model, limits: Limits) -> tuple[KVRequirements, HostPlan]:
     """What the pools must serve, and pages in host memory. Raises ConfigError."""
-    spec, heads, length = model.spec, model.heads, limits.max_model_len
-    shards, sizes = heads.shards, (heads.kv_stored, model.page_size, heads.stored_dim)
-    page = page_bytes(1, *sizes, model.kv_dtype, spec.pools) // shards  # of a layer
+    spec, length = model.spec, limits.max_model_len
+    shards = layer_devices(model.mesh)
+
+    def layer_bytes(cache: AttentionCache) -> int:
+        return page_bytes(cache, shards, model.page_size, model.kv_dtype) // shards
+
     caching, room = _shares_prefixes(config, spec, length), HostRoom.measure(model.platform)
+    _check_moves(config, spec)
     pipeline = stages(config.pipeline_parallel_size)
-    most = max(len(stage.layers(len(spec.layers))) for stage in pipeline)
-    host = plan_host(config, most * page, shards * len(pipeline), caching, room)
+    divided = [stage.layers(len(spec.layers)) for stage in pipeline]
+    every = model_groups(replace(spec, pooling=None), length, keeps_all=True)
+    whole = page_sizes(every, divided, layer_bytes)
+    host = plan_host(config, sum(whole), shards * len(pipeline), caching, room)
     if spec.pooling is not None and host.pages:
         raise ConfigError(
             "a pooling model moves no pages to host memory; leave out --kv-offloading-size and "
             "--preemption-mode swap"
         )
-    if spec.pooling is not None and spec.pooling.bidirectional:
-        page = 0
-    windows = [None if host.pages else effective_window(window, length) for window in spec.windows]
-    groups = group_windows(windows)
-    own = [[windows[layer] for layer in stage.layers(len(windows))] for stage in pipeline]
-    first, *more = (max(some.count(window) for some in own) * page for window in groups)
+    groups = model_groups(spec, length, keeps_all=host.pages > 0)
     need = KVRequirements(
-        page_bytes=first,
+        page_bytes=page_sizes(groups, divided, layer_bytes),
         page_size=model.page_size,
         max_num_seqs=limits.max_num_seqs,
         max_model_len=length,
         step_tokens=limits.max_num_batched_tokens,
-        windows=groups,
+        groups=tuple(group for group in groups if group.spec.has_pages),
         tile=tile_tokens(model.backend.name),
-        more_bytes=tuple(more),
         splits=splits(spec, shards),
     )
     return need, host
+
+
+def _check_moves(config: EngineConfig, spec: ModelSpec) -> None:
+    """Raise ConfigError where pages are to leave the device of a model that allows it not."""
+    flags = {
+        "--kv-transfer-config": config.kv_transfer_config is not None,
+        "--kv-offloading-size": bool(config.kv_offloading_size),
+        "--preemption-mode swap": config.preemption_mode == "swap",
+    }
+    asked = [flag for flag, given in flags.items() if given]
+    if asked and spec.move_refusal is not None:
+        raise ConfigError(f"{asked[0]}: {spec.move_refusal}; leave it out")
 
 
 def _kv_dtype(config: EngineConfig, spec: ModelSpec, dtype: jnp.dtype) -> jnp.dtype:
@@ -380,16 +419,8 @@ def _kv_dtype(config: EngineConfig, spec: ModelSpec, dtype: jnp.dtype) -> jnp.dt
             f"--kv-cache-dtype {wish} is neither of 8 bits nor what the model computes in; "
             f"give {dtype}, fp8 or auto, or --dtype {wish}"
         )
-    if found != dtype and isinstance(spec.layers[0], LatentKV):
-        raise ConfigError(
-            f"--kv-cache-dtype {wish}: latents are kept in the type that the model computes in; "
-            f"give {dtype}"
-        )
-    if found.itemsize == 1 and any(isinstance(rope, Alibi) for rope in spec.ropes):
-        raise ConfigError(
-            f"--kv-cache-dtype {wish}: keys hold positions (ALiBi), which 8 bits would round; "
-            f"give {dtype}"
-        )
+    if found != dtype and spec.rounding_refusal is not None:
+        raise ConfigError(f"--kv-cache-dtype {wish}: {spec.rounding_refusal}; give {dtype}")
     return found
 
 

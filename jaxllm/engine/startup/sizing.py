@@ -14,7 +14,10 @@ import jax
 import jax.numpy as jnp
 
 from jaxllm import weights
-from jaxllm.cache.kv import KVCache
+from jaxllm.cache.arrays import GroupArrays, KVCache, PagedArrays
+from jaxllm.cache.groups import layer_places
+from jaxllm.cache.layer import RecurrentState
+from jaxllm.cache.states import StateArrays
 from jaxllm.config import ConfigError, EngineConfig
 from jaxllm.engine.runtime.compilation.executables import Executables
 from jaxllm.engine.runtime.compilation.exports import Exports, fingerprint
@@ -33,7 +36,7 @@ FOLDER = "programs"  # in the compilation cache's directory
 _DECIDED_LATER = (
     *("model_dir", "async_scheduling", "enable_prefix_caching"),
     *("scheduling_policy", "max_num_queued_reqs"),
-    *("num_pages", "max_model_len", "windows", "more_pages"),
+    *("group_pages", "max_model_len", "windows"),
     *("preemption_mode", "host_pages", "host_cached_pages", "moved_pages", "staged_pages"),
 )
 UNUSED_SHARE = 100  # one part of it, of what pages may have, may go unused
@@ -53,15 +56,16 @@ def make_programs(
     resolved, device = setup.resolved, setup.mesh.devices.flat[0]
     leaves, treedef = weight_leaves(setup.outline.state)
     model = Model(
-        setup.outline.graphdef,
-        treedef,
-        setup.mesh,
-        resolved.attention_backend,
-        resolved.target,
-        resolved.page_size,
-        processors,
-        resolved.batch_invariant,
-        setup.peers,
+        graphdef=setup.outline.graphdef,
+        treedef=treedef,
+        mesh=setup.mesh,
+        backend=resolved.attention_backend,
+        target=resolved.target,
+        page_size=resolved.page_size,
+        places=layer_places(setup.groups, setup.spec.layers, setup.layers),
+        processors=processors,
+        batch_invariant=resolved.batch_invariant,
+        peers=setup.peers,
     )
     if executables is None:
         executables = Executables(options_of(setup), _exports(setup), device.platform)
@@ -69,7 +73,7 @@ def make_programs(
         model=model,
         weights=leaves,
         kv=abstract_pages(setup),
-        slots=max(resolved.max_num_seqs, setup.buckets.decode[-1]),
+        slots=slots(setup),
         table_width=table_width(setup),
         hidden_states=packed_carries(
             setup.mesh, *states_shape(setup.spec, setup.buckets), setup.dtype
@@ -89,24 +93,23 @@ def make_programs(
 
 def abstract_pages(setup: Setup) -> KVCache:
     """The pools of all cache groups, as shapes with shardings."""
-    heads, resolved, groups = setup.heads, setup.resolved, setup.layer_groups
-    rest = (
-        heads.kv_stored,
-        resolved.page_size,
-        heads.stored_dim,
-        jnp.dtype(resolved.kv_dtype),
-        setup.mesh,
-        setup.spec.pools,
-    )
-    caches = resolved.pooling is None or not resolved.pooling.bidirectional
-    pages = resolved.num_pages, *resolved.more_pages
-    return KVCache.join(
-        [
-            KVCache.abstract(groups.count(group) if caches else 0, count, *rest)
-            for group, count in enumerate(pages)
-        ],
-        groups,
-    )
+    resolved = setup.resolved
+    counts = iter(resolved.group_pages)
+    kv_dtype = jnp.dtype(resolved.kv_dtype)
+    arrays: list[GroupArrays] = []
+    for group in setup.groups:
+        layers = len(group.among(setup.layers))
+        if isinstance(group.spec, RecurrentState):
+            arrays.append(StateArrays.abstract(group.spec, layers, slots(setup), setup.mesh))
+        else:
+            sizes = (next(counts), resolved.page_size)
+            arrays.append(PagedArrays.abstract(group.spec, layers, *sizes, kv_dtype, setup.mesh))
+    return tuple(arrays)
+
+
+def slots(setup: Setup) -> int:
+    """Usable slots: the largest decode step may have more rows than there are requests."""
+    return max(setup.resolved.max_num_seqs, setup.buckets.decode[-1])
 
 
 def table_width(setup: Setup) -> int:
@@ -234,14 +237,17 @@ def shallow(setup: Setup, layers: int = SIZING_LAYERS) -> Setup:
     spec = setup.spec.first_layers(layers)
     outline = weights.outline(spec, setup.mesh, setup.dtype)
     few = replace(setup, spec=spec, outline=outline, stage=WHOLE)
-    groups = sorted(set(few.layer_groups))
-    pages = setup.resolved.num_pages, *setup.resolved.more_pages
-    first, *more = (pages[group] for group in groups)
-    windows = tuple(setup.resolved.windows[group] for group in groups)
-    return replace(
-        few,
-        resolved=replace(setup.resolved, windows=windows, num_pages=first, more_pages=tuple(more)),
+    pages = {
+        group.spec: count
+        for group, count in zip(setup.groups, setup.resolved.group_pages, strict=False)
+    }
+    own = [group for group in few.groups if group.spec.has_pages]
+    resolved = replace(
+        setup.resolved,
+        windows=tuple(group.window for group in own),
+        group_pages=tuple(pages.get(group.spec, setup.resolved.num_pages) for group in own),
     )
+    return replace(few, resolved=resolved)
 
 
 def check_largest_step(setup: Setup, programs: Programs) -> None:

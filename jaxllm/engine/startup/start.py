@@ -11,12 +11,13 @@ from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import jax
 from jax.sharding import Mesh
 
 from jaxllm import weights
-from jaxllm.cache.kv import zeros_of
+from jaxllm.cache.arrays import zeros_of
 from jaxllm.config import ConfigError, EngineConfig, Resolved
 from jaxllm.engine.constraints.grammars import Grammars
 from jaxllm.engine.runtime.compilation.exports import is_private
@@ -25,7 +26,6 @@ from jaxllm.engine.runtime.pipeline.follower import StageFollower
 from jaxllm.engine.runtime.pooling_runner import PoolingRunner
 from jaxllm.engine.runtime.replay import encode
 from jaxllm.engine.runtime.runner import Runner
-from jaxllm.engine.runtime.state import MAX_STOP_IDS
 from jaxllm.engine.startup.compile_workers import CompileWorkers, WorkerSpec, early_count
 from jaxllm.engine.startup.device_client import (
     give_back,
@@ -53,7 +53,6 @@ from jaxllm.hosts.group import ALONE, Hosts
 from jaxllm.locate import find
 from jaxllm.mesh import make_stage_meshes, own_devices, own_meshes
 from jaxllm.models import ModelSpec, Wish, read_spec
-from jaxllm.sampling.options import MAX_STOP_TOKEN_IDS
 from jaxllm.sampling.processor_arguments import Function, Processor
 from jaxllm.sampling.processors import read_processors
 from jaxllm.tokenizer import Tokenizer
@@ -161,12 +160,11 @@ def start(
     config, files, spec = read_model(config)
     use_compilation_cache(config.compilation_cache_dir)
     reserve_as(config)
-    eos_ids = end_ids(spec)
     loader = weights.Loader()
     with files, CompileWorkers(_early_workers(config)) as workers:
         # JAX takes seconds to find GPUs, mostly without Python's lock, and XLA compiles without it
         pool = ThreadPoolExecutor(1, thread_name_prefix="tokenizer")
-        reading = pool.submit(read_tokenizer, config, files.path, spec.vocab_size, eos_ids)
+        reading = pool.submit(read_tokenizer, config, files.path, spec)
         pool.shutdown(wait=False)
         meshes = make_stage_meshes(config.tensor_parallel_size, config.pipeline_parallel_size)
         setup = resolve(config, files, meshes, spec, hosts)
@@ -178,13 +176,13 @@ def start(
         devices = own_devices(meshes)
         with pinning(setup, devices, report) as pinned:
             leave_late = leave_late and _may_leave_late(setup, config)
-            read = partial(_load, config, report, loader, files)
+            load = partial(_load, config, report, loader, files, reading)
             loaded = _load_and_compile(
-                workers, setup, meshes, config, report, processors, leave_late, reading, read
+                workers, setup, meshes, config, report, processors, leave_late, load
             )
     setup = loaded[-1].setup
     tokenizer, matchers = reading.result()
-    grammars = Grammars(matchers, setup.resolved.vocab_size, eos_ids)
+    grammars = Grammars(matchers, setup.resolved.vocab_size, setup.resolved.eos_ids)
     check_same(hosts, setup.resolved)
     runner = _make_runner(loaded, meshes, report)
     _warm_up(runner, config, report, hosts)
@@ -248,7 +246,7 @@ def drop_empty(folder: Path) -> None:
 
 
 def read_tokenizer(
-    config: EngineConfig, model_dir: Path, width: int, eos_ids: list[int]
+    config: EngineConfig, model_dir: Path, spec: ModelSpec
 ) -> tuple[Tokenizer | None, Matchers | None]:
     """The tokenizer and the grammar matchers of its vocabulary. Raises ConfigError.
 
@@ -258,22 +256,10 @@ def read_tokenizer(
     if config.skip_tokenizer_init:
         return None, None
     tokenizer = Tokenizer.load(config.tokenizer or str(model_dir))
-    matchers = Matchers(tokenizer.backend, width, eos_ids)
+    matchers = Matchers(tokenizer.backend, spec.vocab_size, spec.eos_token_ids)
     if config.max_stall_ms is not None:
         matchers.start_vocabulary()
     return tokenizer, matchers
-
-
-def end_ids(spec: ModelSpec) -> list[int]:
-    """The model's end-of-sequence ids. Raises ConfigError when a slot cannot hold them beside a
-    request's own stop ids."""
-    limit = MAX_STOP_IDS - MAX_STOP_TOKEN_IDS
-    if len(spec.eos_token_ids) > limit:
-        raise ConfigError(
-            f"config.json and generation_config.json name {len(spec.eos_token_ids)} "
-            f"end-of-sequence ids; at most {limit} are supported"
-        )
-    return list(spec.eos_token_ids)
 
 
 def _load_and_compile(
@@ -284,7 +270,6 @@ def _load_and_compile(
     report: Report,
     processors: tuple[Processor, ...],
     leave_late: bool,
-    reading: Future[tuple[Tokenizer | None, Matchers | None]],
     load: Callable[[Together, Sequence[Setup]], list[tuple[jax.Array, ...]]],
 ) -> list[Loaded]:
     """All stages of this process, the last one at the end: mostly that one alone, which `setup` is
@@ -292,7 +277,7 @@ def _load_and_compile(
 
     `load` gives the weights of each, in threads, while programs are compiled from abstract shapes.
     A compiled step of the last stage gives the pool's size. From then on the stages before it
-    compile beside it. If `reading` the tokenizer fails, all that ends.
+    compile beside it. If reading weights or the tokenizer fails, all that ends.
     """
     programs = make_programs(setup, processors=processors)
     # A known need fits the pool before anything is compiled
@@ -307,7 +292,6 @@ def _load_and_compile(
     before = StagesBefore(dict(others), workers, programs.executables.compiles)
     own = [*before.setups(setup), setup]
     with Together(2 * len(own) + 1) as together:
-        together.begin(reading.result)
         loading = together.begin(partial(load, together, own))
         if config.enforce_eager:
             stages = [(stage, before.programs(stage)) for stage in own[:-1]]
@@ -347,10 +331,12 @@ def _load(
     report: Report,
     loader: weights.Loader,
     files: weights.ModelFiles,
+    reading: Future[Any],
     together: Together,
     stages: Sequence[Setup],
 ) -> list[tuple[jax.Array, ...]]:
-    """The weights of each stage, all at once."""
+    """The weights of each stage, all at once, beside `reading` the tokenizer."""
+    together.begin(reading.result)
     with report.phase("Loading weights") as progress:
         told = map(together.watched, shares(progress, len(stages)))
         reading = [
@@ -368,10 +354,9 @@ def _make_runner(loaded: Sequence[Loaded], meshes: Sequence[Mesh], report: Repor
     setup, programs, leaves = loaded[-1]
     if setup.spec.pooling is not None:
         return PoolingRunner(programs, leaves, pages[-1])
-    eos_ids = end_ids(setup.spec)
     if setup.stage.count > 1:
-        return make_pipeline_runner(loaded, pages, meshes, eos_ids)
-    return Runner(programs, leaves, pages[-1], eos_ids)
+        return make_pipeline_runner(loaded, pages, meshes)
+    return Runner(programs, leaves, pages[-1])
 
 
 def _warm_up(runner: Running, config: EngineConfig, report: Report, hosts: Hosts) -> None:

@@ -27,4 +27,8 @@ def with_alibi(spec: ModelSpec, kind: type[Alibi] = Alibi, scale: float = 1.0) -
     slopes = tuple(slope / scale for slope in alibi_slopes(heads.query))
     rope = kind(-(-heads.dim // 2), slopes)
     width = heads.dim + heads.dim % 2 + 2  # two numbers more
-    return replace(spec, ropes=(rope,) * layers, head_width=width)
+    caches = tuple(
+        layer.stored_at(width).unrounded("keys hold positions (ALiBi), which 8 bits would round")
+        for layer in spec.layers
+    )
+    return replace(spec, ropes=(rope,) * layers, layers=caches)

@@ -61,7 +61,6 @@ def encoder_spec(
         ropes=(NoRope(dim // 2),) * layers if ropes is None else ropes(dim),
         carry_width=width,
         served_length=length,
-        head_order=(),
         config=hf,
     )
 

@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from jaxllm.cache.layer import LayerCache, PagedKV, ScaleTensors
+from jaxllm.cache.layer import LayerCache, ScaleTensors, attention_cache, own_cache
 from jaxllm.config import ConfigError
 from jaxllm.models.config.pooling import Wish, read_pooling
 from jaxllm.models.config.quantisation import weight_scheme
@@ -70,8 +70,6 @@ class ModelSpec:
         ropes: the rotary embedding of each layer, a `nn.rope.Rope`.
         carry_width: values of a token between its last attention and the feed-forward after it.
         served_length: tokens of the longest sequence that is served.
-        head_order: the checkpoint's order of the dimensions of a head, see `nn.heads.Heads`.
-        head_width: width at which heads are stored; None is their own.
         config: the complete `config.json`, for the family's `build` alone.
         pooling: what is made of hidden states in place of logits; None when the model generates.
         scheme: how the checkpoint packs weights in fewer bits; None when they are plain numbers.
@@ -98,39 +96,38 @@ class ModelSpec:
     ropes: tuple[Any, ...]
     carry_width: int
     served_length: int
-    head_order: tuple[int, ...]
     config: Mapping[str, Any] = field(repr=False, hash=False)
     pooling: Pooling | None = None
-    head_width: int | None = None
     scheme: Scheme | None = None
     formats: Mapping[str, WeightFormat] = field(default_factory=dict, hash=False)
     mixture: Mixture | None = None
     expert_groups: int = 1
 
     @property
+    def caches(self) -> bool:
+        """Whether its layers remember anything between steps."""
+        return self.pooling is None or not self.pooling.bidirectional
+
+    @property
     def windows(self) -> tuple[int | None, ...]:
         """The window behind which each layer's cache forgets, in tokens; None for all."""
-        caches = self.pooling is None or not self.pooling.bidirectional
-        return tuple(layer.window if caches else None for layer in self.layers)
+        return tuple(layer.window if self.caches else None for layer in self.layers)
 
     @property
     def has_head(self) -> bool:
         """Whether hidden states become logits."""
         return self.pooling is None or bool(self.pooling.token_logits)
 
-    @property
-    def pools(self) -> int:
-        """Pools of a cache group: keys and values, or keys alone that hold the values, too."""
-        return self.layers[0].pools
-
-    def heads(self, shards: int) -> Heads:
-        """The attention heads over `shards` tensor shards.
+    def heads(self, shards: int, layer: int | None = None) -> Heads:
+        """The attention heads of a layer over `shards` tensor shards; None: of the first that
+        attends.
 
         Raises ConfigError when they do not divide.
         """
-        layer = self.layers[0]
-        order, width = self.head_order, self.head_width
-        heads = Heads(self.query_heads, layer.heads, layer.key_dim, shards, order, width)
+        cache = attention_cache(self.layers, layer)
+        heads = Heads(
+            self.query_heads, cache.heads, cache.key_dim, shards, cache.order, cache.width
+        )
         if problem := heads.problem():
             remedy = (
                 "choose a tensor_parallel_size that divides the heads"
@@ -139,6 +136,31 @@ class ModelSpec:
             )
             raise ConfigError(f"{problem}; {remedy}")
         return heads
+
+    @property
+    def rounding_refusal(self) -> str | None:
+        """Why 8 bits cannot hold its pages; None where they can."""
+        return _first(layer.rounding_refusal for layer in self.layers)
+
+    @property
+    def move_refusal(self) -> str | None:
+        """Why what it remembers cannot leave the device; None where it can."""
+        refusal = _first(layer.move_refusal for layer in self.layers)
+        pages = {own_cache(self.layers, layer).living(None) for layer in self.attention_layers}
+        if refusal is None and len(pages) > 1:
+            return "pages of layers whose KV heads are unlike stay on the device"
+        return refusal
+
+    @property
+    def prefix_refusal(self) -> str | None:
+        """Why no request may start from what another one has computed; None where it may."""
+        return _first(layer.prefix_refusal for layer in self.layers)
+
+    @property
+    def attention_layers(self) -> tuple[int, ...]:
+        """The numbers of the layers that attend."""
+        numbers = range(len(self.layers))
+        return tuple(layer for layer in numbers if own_cache(self.layers, layer).has_pages)
 
     def keys_vary(self, length: int) -> bool:
         """Whether keys of sequences of `length` tokens depend on their prompt's length, so that
@@ -162,10 +184,7 @@ class ModelSpec:
             for each in scales
         ]
         found += [None] * (len(self.layers) - len(found))
-        layers = (
-            replace(layer, scales=own) if isinstance(layer, PagedKV) else layer
-            for layer, own in zip(self.layers, found, strict=True)
-        )
+        layers = (layer.scaled(own) for layer, own in zip(self.layers, found, strict=True))
         return replace(self, layers=tuple(layers))
 
     def rounding(self) -> ModelSpec:
@@ -174,9 +193,14 @@ class ModelSpec:
         kinds = {name: replace(kind, rounded=True) for name, kind in self.formats.items()}
         return self if kinds == self.formats else replace(self, formats=kinds)
 
-    def with_heads_of(self, width: int) -> ModelSpec:
-        """The same model with its heads stored at this width."""
-        return replace(self, head_width=None if width == self.layers[0].key_dim else width)
+    def with_widths(self, widths: Iterable[int | None]) -> ModelSpec:
+        """The same model with the heads of each layer stored at its width; None is their own."""
+        layers = (layer.stored_at(width) for layer, width in zip(self.layers, widths, strict=True))
+        return replace(self, layers=tuple(layers))
+
+    def with_heads_of(self, width: int | None) -> ModelSpec:
+        """The same model with the heads of all layers stored at this width."""
+        return self.with_widths([width] * len(self.layers))
 
     def to_dict(self) -> dict[str, Any]:
         """Arguments of `make_spec` that give this value again, as JSON holds them."""
@@ -186,7 +210,7 @@ class ModelSpec:
             "length": self.served_length,
             "scales": [layer.scales for layer in self.layers],
             "pooling": None if self.pooling is None else asdict(self.pooling),
-            "head_width": self.head_width,
+            "widths": [layer.width for layer in self.layers],
             "formats": [[asdict(kind), names] for kind, names in _names_of(self.formats)],
         }
 
@@ -197,12 +221,18 @@ def make_spec(
     length: int | None = None,
     scales: Iterable[Iterable[Any] | None] = (),
     pooling: Mapping[str, Any] | None = None,
-    head_width: int | None = None,
+    widths: Iterable[int | None] | None = None,
     formats: Iterable[tuple[Mapping[str, Any], Iterable[str]]] = (),
 ) -> ModelSpec:
-    """The spec of a configuration: of its first `depth` layers, serving up to `length` tokens, with
-    `scales` of the layers, with `pooling`, the fields of a `Pooling`, with heads stored at
-    `head_width`, and with the fields of each of its `formats` beside the names that have it.
+    """The spec of a configuration.
+
+    Args:
+        depth: its first layers alone, so many.
+        length: tokens of the longest sequence that is served.
+        scales: of each layer, see `with_scales`.
+        pooling: fields of a `Pooling`.
+        widths: at which heads of each layer are stored, see `with_widths`.
+        formats: fields of a `WeightFormat`, with the names of the weights that have it.
 
     Raises ConfigError when the configuration cannot work on any number of devices.
     """
@@ -212,14 +242,20 @@ def make_spec(
     hf = {**own.DEFAULTS, **common_keys(given, spelling)}
     with named_as_in_file(given, spelling):
         spec: ModelSpec = replace(own.spec(hf), scheme=weight_scheme(hf))
-        spec.heads(1)
+        for layer in spec.attention_layers:
+            spec.heads(1, layer)
     spec = _with_ends(spec)
     spec = spec if depth is None else spec.first_layers(depth)
     spec = spec.serving(length or spec.context_length).with_scales(scales)
-    spec = spec if head_width is None else spec.with_heads_of(head_width)
+    spec = spec if widths is None else spec.with_widths(widths)
     kinds = {name: WeightFormat(**kind) for kind, names in formats for name in names}
     spec = replace(spec, formats=kinds)
     return spec if pooling is None else replace(spec, pooling=_pooling(pooling))
+
+
+def _first(reasons: Iterable[str | None]) -> str | None:
+    """The first reason that there is."""
+    return next(filter(None, reasons), None)
 
 
 def _with_ends(spec: ModelSpec) -> ModelSpec:

@@ -131,6 +131,8 @@ def transformer_spec(
     layers, length = positive(hf, "num_hidden_layers"), context_length(hf)
     types = checked_types(hf) or [FULL] * layers
     pairs = -(-dim // 2)
+    order = () if still else rotary_order(dim, turning + turning % 2, paired)
+    odd = 2 * pairs if dim % 2 else None
     ropes = (NoRope(pairs),) * layers if still else layer_ropes(hf, dim, turning, types)
     dynamic = any(isinstance(getattr(rope, "turning", rope), DynamicRope) for rope in ropes)
     return ModelSpec(
@@ -139,7 +141,9 @@ def transformer_spec(
         width=width,
         inner_width=positive(hf, "intermediate_size"),
         query_heads=query,
-        layers=tuple(PagedKV(kv, dim, dim, window(layer)) for layer in range(layers)),
+        layers=tuple(
+            PagedKV(kv, dim, dim, window(layer), order=order, width=odd) for layer in range(layers)
+        ),
         context_length=length,
         shared_length=positive(hf, "max_position_embeddings") if dynamic else None,
         eos_token_ids=tuple(sorted(eos_token_ids(hf))),
@@ -151,8 +155,6 @@ def transformer_spec(
         ropes=ropes,
         carry_width=width,
         served_length=length,
-        head_order=() if still else rotary_order(dim, turning + turning % 2, paired),
-        head_width=2 * pairs if dim % 2 else None,
         config=hf,
     )
 
@@ -206,10 +208,13 @@ class Parts:
         """A norm of the residual stream."""
         return self._norm_kind(self.init, self.spec.width, self.spec.norm_eps)
 
-    def qk_norms(self, kind: type[RMSNorm] = RMSNorm) -> tuple[RMSNorm, RMSNorm]:
-        """Norms of each query head and of each key head."""
-        dim, eps, order = self.heads.stored_dim, self.spec.norm_eps, self.heads.key_order
-        query, key = (kind(self.init, dim, eps, "head_dim", order) for _ in "qk")
+    def qk_norms(
+        self, kind: type[RMSNorm] = RMSNorm, layer: int | None = None
+    ) -> tuple[RMSNorm, RMSNorm]:
+        """Norms of each query head and of each key head of a layer, see `ModelSpec.heads`."""
+        heads = self.spec.heads(self.shards, layer)
+        dim, order = heads.stored_dim, heads.key_order
+        query, key = (kind(self.init, dim, self.spec.norm_eps, "head_dim", order) for _ in "qk")
         return query, key
 
     def attention(
@@ -223,7 +228,8 @@ class Parts:
     ) -> Attention:
         """The attention of one layer, with its window; `options` are those of `Attention`."""
         scoring = Scoring(self.spec.layers[layer].window, scale, softcap)
-        made = Attention(self.init, self.heads, self.spec.width, scoring=scoring, **options)
+        heads = self.spec.heads(self.shards, layer)
+        made = Attention(self.init, heads, self.spec.width, scoring=scoring, **options)
         made.head_map = head_map
         return made
 

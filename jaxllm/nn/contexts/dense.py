@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import math
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
+from jaxllm.cache.states import Cell, scan_tokens
 from jaxllm.nn.contexts.rows import PlainRows
 from pallas_kernels.latent_decode import LatentRows, absorbed, projected
 from pallas_kernels.rope_write import HeadRows, rotated
@@ -13,8 +17,13 @@ from pallas_kernels.rope_write import HeadRows, rotated
 
 def heads(rows: HeadRows) -> tuple[Array, Array, Array]:
     """Queries, keys and values `[T, heads, H]` of all shards, with bias, norm and rotation."""
-    q_TNH, k_TKH, v_TKH = (x.reshape(x.shape[0], -1, x.shape[-1]) for x in rotated(rows))
+    q_TNH, k_TKH, v_TKH = map(_flat, rotated(rows))
     return q_TNH, k_TKH, v_TKH
+
+
+def _flat(x: Array) -> Array:
+    """`[T, …, heads, H]` as `[T, heads, H]`."""
+    return x.reshape(x.shape[0], math.prod(x.shape[1:-1]), x.shape[-1])
 
 
 def _softmax(score_KGTS: Array, sinks_N: Array | None) -> Array:
@@ -44,6 +53,8 @@ class DenseContext(PlainRows):
                 segment_T[:, None] == segment_T[None, :], axis=1, dtype=jnp.int32
             )
         self.prompt_length_T = prompt_length_T
+        # Keys and values of each layer, for later ones that have none of their own
+        self._kept: dict[int, tuple[Array, Array]] = {}
 
     def attend(
         self,
@@ -56,7 +67,21 @@ class DenseContext(PlainRows):
         sinks: Array | None = None,
     ) -> Array:
         """softmax(q·k · scale) · v in float32 over at most `window` tokens of the same segment."""
-        return self._attend(*heads(rows), scale, window, softcap, sinks)
+        q_TNH, k_TKH, v_TKH = heads(rows)
+        if rows.keys:
+            self._kept[layer] = (k_TKH, v_TKH)
+        else:
+            k_TKH, v_TKH = self._kept[layer]
+        return self._attend(q_TNH, k_TKH, v_TKH, scale, window, softcap, sinks)
+
+    def scan(self, layer: int, cell: Cell, rows: Any) -> Any:
+        """The cell's outputs, of one sequence after the other: tokens of a segment stand
+        together."""
+        tokens = jax.tree.leaves(rows)[0].shape[0]
+        begins_T = jnp.arange(tokens) == 0
+        if self.segment_T is not None:
+            begins_T |= self.segment_T != jnp.roll(self.segment_T, 1)
+        return scan_tokens(cell, rows, begins_T)
 
     def attend_latent(self, layer: int, rows: LatentRows, *, scale: float) -> Array:
         """The same over entries, which are keys, and whose first numbers are values."""

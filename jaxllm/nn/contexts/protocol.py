@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import Any, Protocol
 
 from jax import Array
 
 from jaxllm.cache.collective import Collective
+from jaxllm.cache.states import Cell
 from pallas_kernels.grouped_matmul import Experts, Gating, Groups
 from pallas_kernels.latent_decode import LatentRows
 from pallas_kernels.parts import Product
@@ -117,7 +118,20 @@ class AttentionContext(RowContext, Protocol):
         """Attention output `[T, N, H]` in the dtype of the rows `[T, X, C, H]` of X shards.
 
         Bias, norm and RoPE are applied to the rows; keys and values of these tokens are kept.
-        `sinks` `[N]` adds one logit per query head to the softmax's denominator, unscaled.
+        `sinks` `[N]` adds one logit per query head to the softmax's denominator, unscaled. Rows
+        without key heads attend to what `layer`, an earlier one, has kept, and keep nothing.
+        """
+
+
+class StateContext(RowContext, Protocol):
+    """Holds a state of each sequence during one forward, in place of what its tokens were."""
+
+    def scan(self, layer: int, cell: Cell, rows: Any) -> Any:
+        """What `cell(state, row)` gives for each token beside the next state, in the order of a
+        sequence's tokens: `rows` and the result are trees of `[T, …]`.
+
+        The state before the first token of a sequence is zeros; that after its last token here is
+        kept.
         """
 
 

@@ -12,6 +12,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
+from jaxllm.commands import Sleep, UpdateWeights, WakeUp
 from jaxllm.config import EngineConfig, Resolved
 from jaxllm.messages import EngineStats, EngineView, GenerateRequest, PoolingRequest, TextDelta
 from jaxllm.server.engine.connection import EngineConnection
@@ -31,14 +32,11 @@ from jaxllm.server.engine.wire import (
     Pool,
     Ready,
     Rejected,
-    Sleep,
     Start,
     StepFailed,
     Stop,
     ToEngine,
     ToServer,
-    UpdateWeights,
-    WakeUp,
 )
 from jaxllm.server.errors import ApiError, bad_request, overloaded, sanitize, server_error
 

@@ -116,7 +116,7 @@ class EngineGroup:
         )
         stream = Stream(self._abort)
         for number, request in enumerate(requests):
-            engine_for(request, alive).take(self._seeded(request), stream, number)
+            engine_for(request, alive).take(request, stream, number)
         for client in self.clients:
             client.send_waiting()
         return stream
@@ -141,6 +141,10 @@ class EngineGroup:
                 "queue_full",
             )
         return alive
+
+    def draw_seed(self) -> int | None:
+        """A seed for a prompt whose request has none; None where the one engine draws its own."""
+        return None if len(self.clients) == 1 else self._seeds.getrandbits(63)
 
     def fail_all(self, make: Callable[[], ApiError]) -> None:
         """End every request with an error of its own."""
@@ -175,14 +179,6 @@ class EngineGroup:
     def _abort(self, stream: Stream) -> None:
         for client in self.clients:
             client.abort(stream)
-
-    def _seeded(
-        self, request: GenerateRequest | PoolingRequest
-    ) -> GenerateRequest | PoolingRequest:
-        if len(self.clients) == 1 or request.params.seed is not None:
-            return request
-        params = dataclasses.replace(request.params, seed=self._seeds.getrandbits(63))
-        return dataclasses.replace(request, params=params)
 
 
 def engine_for(

@@ -23,6 +23,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from jaxllm.cache.events import KVEvent, without_tokens
+from jaxllm.commands import Profile, ResetPrefixCache, Sleep, UpdateWeights, WakeUp
 from jaxllm.config import ConfigError, EngineConfig
 from jaxllm.engine.runtime.profile import Profiler
 from jaxllm.messages import GenerateRequest, PoolingRequest, RequestError, TextDelta
@@ -41,18 +42,13 @@ from jaxllm.server.engine.wire import (
     Outputs,
     Phase,
     Pool,
-    Profile,
     Ready,
     Rejected,
-    ResetPrefixes,
-    Sleep,
     Start,
     StepFailed,
     Stop,
     ToEngine,
     ToServer,
-    UpdateWeights,
-    WakeUp,
     encode,
 )
 from jaxllm.server.errors import sanitize
@@ -268,7 +264,7 @@ class EngineProcess:
                 self._send(Answered(self._profile(start)))
             case Inspect():
                 self._send(Inspected(engine.watch.view()))
-            case ResetPrefixes() | Sleep() | WakeUp() | UpdateWeights():
+            case ResetPrefixCache() | Sleep() | WakeUp() | UpdateWeights():
                 problem = self._change_memory(engine, message)
                 self._send_outputs(engine, [])  # who hears the answer knows what has changed
                 self._send(Answered(problem))
@@ -289,13 +285,13 @@ class EngineProcess:
             self._send(Rejected(request.id, reason, None, "internal_error"))
 
     def _change_memory(
-        self, engine: AnyEngine, message: ResetPrefixes | Sleep | WakeUp | UpdateWeights
+        self, engine: AnyEngine, message: ResetPrefixCache | Sleep | WakeUp | UpdateWeights
     ) -> str | None:
         """Forget prefixes, put the engine to sleep, wake it, or change its weights; returns the
         reason of a failure."""
         try:
             match message:
-                case ResetPrefixes(running):
+                case ResetPrefixCache(running):
                     return None if engine.reset_prefix_cache(running) else REQUESTS_RUN
                 case Sleep(level):
                     for _ in range(STEPS_IN_FLIGHT):  # of requests that were aborted
@@ -305,6 +301,7 @@ class EngineProcess:
                 case WakeUp():
                     engine.sleeper.wake_up()
                 case UpdateWeights(directory):
+                    assert directory is not None, "an operator names a checkpoint"
                     engine.sleeper.update_weights(Path(directory))
         except (ConfigError, ValueError) as error:
             return str(error)

@@ -15,6 +15,7 @@ from typing import TypeAliasType
 import msgspec
 
 from jaxllm.cache.events import KVEvent
+from jaxllm.commands import Profile, ResetPrefixCache, Sleep, UpdateWeights, WakeUp
 from jaxllm.config import EngineConfig, Resolved
 from jaxllm.messages import EngineStats, EngineView, GenerateRequest, PoolingRequest, TextDelta
 
@@ -50,34 +51,6 @@ class Abort(msgspec.Struct, tag=True, frozen=True):
 
 class Stop(msgspec.Struct, tag=True, frozen=True):
     """End the process at once."""
-
-
-class Profile(msgspec.Struct, tag=True, frozen=True):
-    """Start (or stop) a trace of this process."""
-
-    start: bool
-
-
-class ResetPrefixes(msgspec.Struct, tag=True, frozen=True):
-    """Drop every cached prefix; with `running`, also while requests run."""
-
-    running: bool
-
-
-class Sleep(msgspec.Struct, tag=True, frozen=True):
-    """Free device memory; level 1 keeps the weights in host memory."""
-
-    level: int
-
-
-class WakeUp(msgspec.Struct, tag=True, frozen=True):
-    """Take the memory again."""
-
-
-class UpdateWeights(msgspec.Struct, tag=True, frozen=True):
-    """Take the weights of another checkpoint."""
-
-    directory: str
 
 
 class Inspect(msgspec.Struct, tag=True, frozen=True):
@@ -149,7 +122,7 @@ class StepFailed(msgspec.Struct, tag=True, frozen=True):
     """A step failed: the engine started over and has lost every request."""
 
 
-type Command = Profile | ResetPrefixes | Sleep | WakeUp | UpdateWeights
+type Command = Profile | ResetPrefixCache | Sleep | WakeUp | UpdateWeights
 type ToEngine = Start | Add | Pool | Abort | Command | Inspect | Stop
 type ToServer = Phase | Ready | Outputs | Rejected | Answered | Inspected | StepFailed | Died
 

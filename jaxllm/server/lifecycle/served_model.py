@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from jaxllm.chat_template import template_variables
+from jaxllm.commands import Sleep
 from jaxllm.config import ConfigError
 from jaxllm.messages import EngineStats
 from jaxllm.sampling.defaults import generation_config, sampling_defaults
@@ -22,7 +23,6 @@ from jaxllm.server.engine.client import EngineClient
 from jaxllm.server.engine.connection import EngineDied
 from jaxllm.server.engine.group import EngineGroup
 from jaxllm.server.engine.supervisor import EngineSupervisor
-from jaxllm.server.engine.wire import Sleep
 from jaxllm.server.errors import ApiError, overloaded
 from jaxllm.server.lifecycle.launches import engine_launches
 from jaxllm.server.lifecycle.signals import Signals

@@ -12,7 +12,7 @@ from jaxllm.server.app import guarded, refuse
 from jaxllm.server.endpoint import Json
 from jaxllm.server.errors import overloaded
 from jaxllm.server.state import Settings
-from jaxllm.server.transport.auth import route_path
+from jaxllm.server.transport.scope import route_path
 
 RETRY_AFTER = 5  # seconds
 REFRESH = 2  # seconds until a browser asks again

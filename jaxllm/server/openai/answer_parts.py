@@ -15,8 +15,8 @@ from jaxllm.server.requests.conversation import Conversation
 def new_pipeline(
     request: ChatRequest, formats: Formats, prompt: str
 ) -> Callable[[], Pipeline] | None:
-    """What makes the parser of one choice; None where nothing is told apart. `prompt` is the end
-    of the rendered prompt."""
+    """A function that makes the parser of one choice; None where the answer is text alone. `prompt`
+    is the end of the rendered prompt."""
     schemas = request.tools.schemas
     if formats.reasoning is None and (formats.tools is None or schemas is None):
         return None
@@ -42,8 +42,9 @@ def is_wanted(request: ChatRequest, part: Part) -> bool:
 
 
 def continued_marker(conversation: Conversation, formats: Formats) -> str | None:
-    """Where a message is continued, its last marker of reasoning: what a prompt would end with.
-    One without a marker is past its thought."""
+    """The last marker of reasoning in the message that the answer continues, which stands for the
+    end of the prompt; None where no message is continued. A message without a marker has ended its
+    thought."""
     if formats.reasoning is None or not conversation.continue_final_message:
         return None
     text, markers = conversation.messages[-1]["content"], formats.reasoning

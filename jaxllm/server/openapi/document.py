@@ -11,9 +11,9 @@ from starlette.routing import Route
 
 import jaxllm
 from jaxllm.server.anthropic.errors import is_messages_path
+from jaxllm.server.middleware.auth import ADMIN_PATHS, is_open
 from jaxllm.server.openapi import bodies, replies, responses
 from jaxllm.server.openapi.schema import BOOL, STRING, Schema, array, one_of, ref
-from jaxllm.server.transport.auth import ADMIN_PATHS, is_open
 
 JSON, EVENTS, LINES = "application/json", "text/event-stream", "application/x-ndjson"
 BYTES = "application/octet-stream"

@@ -11,8 +11,8 @@ from jaxllm.server.requests.digits import keep_digits, may_hold_long
 from jaxllm.server.requests.fields import read_object
 from jaxllm.server.requests.large_bodies import TURN, LargeBodies, raw_fields
 from jaxllm.server.requests.limits import Rules
-from jaxllm.server.transport.auth import header
 from jaxllm.server.transport.gone import ClientGone
+from jaxllm.server.transport.scope import header
 
 BODY_DEADLINE = 60.0  # seconds for a whole body to arrive
 COMPRESSED = frozenset({b"gzip", b"x-gzip", b"deflate", b"br", b"zstd", b"compress", b"x-compress"})

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from dataclasses import dataclass
 from typing import Any
 
@@ -54,26 +53,21 @@ def parse_completion(body: dict[str, Any], rules: Rules) -> CompletionRequest:
     generation = read_generation(body, rules, COMPLETION_NEUTRAL, {}, forced)
     refuse_unsupported(body, CHAT_ONLY, "/v1/chat/completions")
     params = generation.params
-    if generation.echo and params.logprobs is not None:
-        if params.use_beam_search:
-            raise bad_request(
-                "echo with logprobs cannot be combined with use_beam_search; leave one of them out",
-                "echo",
-            )
-        top = max(params.logprobs, params.prompt_logprobs or 0)
-        params = dataclasses.replace(params, prompt_logprobs=top)
+    if generation.echo and params.logprobs is not None and params.use_beam_search:
+        raise bad_request(
+            "echo with logprobs cannot be combined with use_beam_search; leave one of them out",
+            "echo",
+        )
     suffix = read_optional(body, "suffix", str) or None
     if suffix is not None and body.get("prompt") == "":
         prompts: list[Prompt] = [""]
     else:
         prompts = read_prompts(body.get("prompt"), rules, params)
     if suffix is not None:
-        ends = check_suffix(suffix, prompts, params, generation.echo, rules)
-        stop_token_ids = sorted({*(params.stop_token_ids or ()), *ends})
-        params = dataclasses.replace(params, stop_token_ids=stop_token_ids)
+        check_suffix(suffix, prompts, params, generation.echo, rules)
     check_choices(prompts, params)
     return CompletionRequest(
-        generation=dataclasses.replace(generation, params=params),
+        generation=generation,
         prompts=prompts,
         add_special_tokens=read_field(body, "add_special_tokens", bool, True),
         generates=not scoring,

@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from jaxllm.messages import RequestError, check_salt
+from jaxllm.prepared import count_logprobs
 from jaxllm.sampling.options import SamplingParams
 from jaxllm.server.errors import bad_request, describe
 from jaxllm.server.requests.fields import (
@@ -16,7 +17,7 @@ from jaxllm.server.requests.fields import (
     read_sampling,
     refuse_unsupported,
 )
-from jaxllm.server.requests.limits import Rules, check_sampling, with_counts
+from jaxllm.server.requests.limits import Rules, check_logprobs, check_sampling
 from jaxllm.server.requests.model_name import read_model
 from jaxllm.server.requests.structure import Structure, read_structure
 
@@ -57,8 +58,7 @@ class Generation:
     """What requests for completions and for chats share.
 
     Attributes:
-        params: sampling options, not yet clamped to the context; an echo may set its
-            `prompt_logprobs`.
+        params: sampling options as they are wished (`prepared.prepared`).
         echo: whether the reply repeats the prompt.
         prompt_logprobs: top entries of the reply's field of that name.
         tokens_as_ids: whether tokens are named by their ids.
@@ -106,7 +106,7 @@ def read_generation(
     streaming = read_streaming(body, rules.force_usage)
     params = read_sampling(body, rules.defaults, names, forced)
     check_sampling(params, streaming.enabled, rules.resolved)
-    params = with_counts(params, rules.resolved, names)
+    check_logprobs(params, rules.resolved, names)
     transfer = read_transfer(body, streaming.enabled)
     return Generation(
         model=model,
@@ -114,7 +114,7 @@ def read_generation(
         structure=structure,
         streaming=streaming,
         echo=read_field(body, "echo", bool, False),
-        prompt_logprobs=params.prompt_logprobs,
+        prompt_logprobs=count_logprobs(params, "prompt_logprobs", rules.resolved),
         tokens_as_ids=read_field(body, "return_tokens_as_token_ids", bool, False),
         returns_token_ids=read_field(body, "return_token_ids", bool, False),
         cache_salt=read_salt(body),

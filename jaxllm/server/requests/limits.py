@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from jaxllm.config import Resolved
-from jaxllm.messages import RequestError, check_prompt_logprobs, count_logprobs
+from jaxllm.messages import RequestError, check_prompt_logprobs
+from jaxllm.prepared import count_logprobs
 from jaxllm.sampling.options import SamplingParams
 from jaxllm.sampling.values import OptionError
 from jaxllm.server.errors import ContextOverflow, bad_request, describe
@@ -125,29 +125,27 @@ def check_prompt_scoring(lengths: list[int], params: SamplingParams) -> None:
         raise bad_request(str(error), error.param) from None
 
 
-def with_counts(
-    params: SamplingParams, resolved: Resolved, names: dict[str, str]
-) -> SamplingParams:
-    """`params` with a number of log-probabilities in place of -1, which is the whole vocabulary;
-    `names` as for `fields.read_sampling`. Raises ApiError(400) where there are too many."""
+def check_logprobs(params: SamplingParams, resolved: Resolved, names: dict[str, str]) -> None:
+    """Refuse more log-probabilities than the server or a reply has; `names` as for
+    `fields.read_sampling`."""
     try:
-        counted = count_logprobs(params, resolved.max_logprobs, resolved.vocab_size)
+        top = count_logprobs(params, "logprobs", resolved) or 0
+        count_logprobs(params, "prompt_logprobs", resolved)
     except RequestError as error:
         option = error.param or ""
         name = names.get(option, option)
         raise bad_request(name + str(error).removeprefix(option), name) from None
-    top, limit = counted.logprobs or 0, resolved.max_model_len
-    tokens = limit if counted.max_tokens is None else min(counted.max_tokens, limit)
-    entries = tokens * (top + 1) * counted.samples
+    limit = resolved.max_model_len
+    tokens = limit if params.max_tokens is None else min(params.max_tokens, limit)
+    entries = tokens * (top + 1) * params.samples
     if top > FEW_LOGPROBS and entries > MAX_LOGPROBS:
         name = names.get("logprobs", "logprobs")
         raise bad_request(
-            f"{name} ({top}) for up to {tokens} tokens of {counted.samples} choices are {entries} "
+            f"{name} ({top}) for up to {tokens} tokens of {params.samples} choices are {entries} "
             f"log-probabilities; at most {MAX_LOGPROBS} are given; ask for fewer, or send a "
             "smaller max_tokens",
             name,
         )
-    return counted
 
 
 def check_sampling(params: SamplingParams, stream: bool, resolved: Resolved) -> None:
@@ -200,9 +198,8 @@ def check_suffix(
     params: SamplingParams,
     echo: bool,
     rules: Rules,
-) -> tuple[int, ...]:
-    """Ids of tokens that end what comes before a suffix. Raises ApiError where a suffix cannot be
-    used."""
+) -> None:
+    """Refuse a suffix where none can be used."""
     if rules.infill is None:
         raise bad_request(
             "suffix needs fill-in-the-middle tokens (as of Qwen2.5-Coder, StarCoder, "
@@ -217,23 +214,12 @@ def check_suffix(
     if not all(isinstance(prompt, str) for prompt in prompts):
         raise bad_request("a suffix needs prompts that are texts, not token ids", "suffix")
     check_chars(max(map(len, prompts)) + len(suffix), rules, "suffix")
-    return rules.infill.ends
 
 
-def clamp(params: SamplingParams, prompt_tokens: int, resolved: Resolved) -> SamplingParams:
-    """`params` with max_tokens bounded by the rest of the context.
-
-    They were checked before, and their lists may be long: only the bound is checked again, and
-    prompts that it does not change share one object.
-    """
+def check_min_tokens(params: SamplingParams, prompt_tokens: int, resolved: Resolved) -> None:
+    """Refuse to generate more tokens at least than the context has after the prompt."""
     rest = resolved.max_model_len - prompt_tokens
-    limit = rest if params.max_tokens is None else min(rest, params.max_tokens)
-    if limit == params.max_tokens:
-        return params
-    if params.min_tokens > limit:
+    if params.min_tokens > rest:
         raise bad_request(
-            f"min_tokens ({params.min_tokens}) must be at most max_tokens ({limit})", "min_tokens"
+            f"min_tokens ({params.min_tokens}) must be at most max_tokens ({rest})", "min_tokens"
         )
-    clamped = copy.copy(params)
-    clamped.max_tokens = limit
-    return clamped

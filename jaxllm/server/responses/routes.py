@@ -11,13 +11,13 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from jaxllm.server.errors import ApiError, bad_request, describe
+from jaxllm.server.middleware.auth import caller, digests
 from jaxllm.server.responses.background import Background
 from jaxllm.server.responses.compact import Compact
 from jaxllm.server.responses.count import InputTokens
 from jaxllm.server.responses.create import Create
 from jaxllm.server.responses.store import Owner, ResponseStore, Stored
 from jaxllm.server.state import ServerState
-from jaxllm.server.transport.auth import caller, digests
 from jaxllm.server.transport.gone import ClientGone, unless_gone, until_gone
 
 MAX_LISTED = 100

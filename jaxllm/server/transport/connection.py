@@ -29,11 +29,10 @@ class Connection(h11.Connection):
 
 
 class Chunks:
-    """Writes parts of the body of a response whose head is sent. An application finds it in the
-    message that started the response once that is sent, if nobody stands between them who would
-    see the body: a write without ASGI's coroutines, for streams of a write a token.
+    """Direct writes to the connection, for token streams.
 
-    `cycle` is uvicorn's, of this one response.
+    `http.response.start` carries it back to the application unless a middleware needs to see the
+    body. `cycle` is uvicorn's, of this one response.
     """
 
     def __init__(self, cycle: Any):

@@ -25,7 +25,6 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from uvicorn.server import ServerState
 
 from jaxllm.server.errors import ApiError, bad_request, overloaded, sanitize
-from jaxllm.server.transport.auth import send_error
 from jaxllm.server.transport.connection import CHUNKS, Chunks, Connection
 from jaxllm.server.transport.event_loop import SOCKETS
 from jaxllm.server.transport.sockets import listen
@@ -297,6 +296,13 @@ class HeaderLimits:
             return await self._app(origin_form(scope), receive, send)
         refusal.headers["connection"] = "close"
         await send_error(refusal, send)
+
+
+async def send_error(error: ApiError, send: Send) -> None:
+    """An error as a whole HTTP reply."""
+    headers, body = error.http_reply()
+    await send({"type": "http.response.start", "status": error.status, "headers": headers})
+    await send({"type": "http.response.body", "body": body})
 
 
 class HttpServer(uvicorn.Server):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ from jaxllm.messages import RequestError, ThinkingBudget
 from jaxllm.sampling.bits import everything, packed
 from jaxllm.sampling.options import SamplingParams
 from tests.engine.conftest import Numbers
+from tests.server.fake import RESOLVED
 
 VOCABULARY = [chr(at) for at in range(128)] + ["<think>", "</think>", "</th", "ink>", "é"]
 START, END = 128, 129
@@ -104,7 +106,9 @@ def test_a_budget_needs_a_marker_to_force(
 ) -> None:
     budget = ThinkingBudget(tokens=1, begun=True, starts=("6",), ends=(end,))
     with pytest.raises(RequestError, match=message) as error:
-        LogitsOptionsReader(128, tokenizer).validate_options(SamplingParams(**options), budget)
+        LogitsOptionsReader(replace(RESOLVED, vocab_size=128), tokenizer).validate_options(
+            SamplingParams(**options), budget
+        )
     assert error.value.param == "thinking_token_budget"
 
 
@@ -117,7 +121,9 @@ class Decoding(Numbers):
 
 def test_each_choice_has_a_limit_of_its_own() -> None:
     budget = ThinkingBudget(tokens=1, begun=True, starts=("6",), ends=("7",))
-    reader, params = LogitsOptionsReader(128, Decoding()), SamplingParams(bad_words=["1 2"])  # type: ignore[arg-type]
+    model = replace(RESOLVED, vocab_size=128)
+    reader = LogitsOptionsReader(model, Decoding())  # type: ignore[arg-type]
+    params = SamplingParams(bad_words=["1 2"])
     first, second = reader.read_options(params, budget), reader.read_options(params, budget)
     assert first is not None and second is not None
     assert len(first.constraints) == 2

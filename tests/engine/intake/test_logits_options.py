@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -13,8 +14,10 @@ from jaxllm.sampling.bits import has, packed
 from jaxllm.sampling.options import SamplingParams
 from jaxllm.tokenizer import Tokenizer
 from tests.engine.conftest import TINY, Numbers
+from tests.server.fake import RESOLVED
 
 V = TINY["vocab_size"]
+MODEL = replace(RESOLVED, vocab_size=V)
 
 
 def test_what_was_checked_is_not_read_again_and_what_changed_is() -> None:
@@ -28,7 +31,8 @@ def test_what_was_checked_is_not_read_again_and_what_changed_is() -> None:
             return super().encode(text)
 
     tokenizer = Counting()
-    asking, params = LogitsOptionsReader(V, tokenizer), SamplingParams(bad_words=["1 2"], n=3)  # type: ignore[arg-type]
+    asking = LogitsOptionsReader(MODEL, tokenizer)  # type: ignore[arg-type]
+    params = SamplingParams(bad_words=["1 2"], n=3)
     asking.validate_options(params)
     first, second = asking.read_options(params), asking.read_options(params)
     assert tokenizer.calls == 2, "alone and with a space before it"
@@ -37,9 +41,9 @@ def test_what_was_checked_is_not_read_again_and_what_changed_is() -> None:
         and second is not None
         and first.constraints[0] is not second.constraints[0]
     )
-    params.bad_words = ["3"]
-    asking.validate_options(params)
-    found = asking.read_options(params)
+    other = replace(params, bad_words=["3"])
+    asking.validate_options(other)
+    found = asking.read_options(other)
     assert found is not None and not found.constraints and not has(found.allowed_W, 3)
 
 
@@ -58,7 +62,9 @@ def test_a_bad_word_counts_as_it_is_written_and_after_a_space(
     word: str, forbids: list[str], allows: list[str], repo: Path
 ) -> None:
     tokenizer = Tokenizer.load(repo / "jaxllm" / "demo")
-    asked = LogitsOptionsReader(800, tokenizer).read_options(SamplingParams(bad_words=[word]))
+    asked = LogitsOptionsReader(replace(RESOLVED, vocab_size=800), tokenizer).read_options(
+        SamplingParams(bad_words=[word])
+    )
     assert asked is not None
 
     def forbidden(text: str) -> bool:
@@ -77,7 +83,7 @@ def test_a_bad_word_counts_as_it_is_written_and_after_a_space(
 def test_a_bad_word_with_a_token_beyond_the_models_vocabulary_forbids_nothing() -> None:
     """The model cannot generate it."""
     tokenizer = Numbers()
-    reader = LogitsOptionsReader(V, tokenizer)  # type: ignore[arg-type]
+    reader = LogitsOptionsReader(MODEL, tokenizer)  # type: ignore[arg-type]
     words = [f"{V}", f"{V + 7} 1", f"1 {V}", "1 2"]
     found, expected = (
         reader.read_options(SamplingParams(bad_words=given)) for given in (words, ["1 2"])
@@ -94,4 +100,4 @@ def test_a_bad_word_with_a_token_beyond_the_models_vocabulary_forbids_nothing() 
 
 def test_bad_words_need_a_tokenizer() -> None:
     with pytest.raises(RequestError, match="needs a tokenizer"):
-        LogitsOptionsReader(V, None).read_options(SamplingParams(bad_words=["x"]))
+        LogitsOptionsReader(MODEL, None).read_options(SamplingParams(bad_words=["x"]))

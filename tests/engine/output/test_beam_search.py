@@ -6,16 +6,15 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
-import jax.numpy as jnp
 import pytest
 
 from jaxllm.engine.engine import Engine
 from jaxllm.engine.output.beam_search import BeamSearch, Rules
 from jaxllm.messages import GenerateRequest, RequestError, TextDelta
 from jaxllm.sampling.options import SamplingParams
+from tests.by_layer import spoiled
 from tests.engine.conftest import collect, entries_of
 
 PROMPT = [27, 18, 28, 18, 28, 45, 90, 4, 33]
@@ -171,8 +170,7 @@ def test_logits_that_are_not_finite_end_the_search_alone(
     for _ in range(6):
         deltas += engine.step()
     victim = next(r for r in engine.scheduler._running if r.id == "poisoned")
-    kv = engine.runner.kv
-    engine.runner.kv = replace(kv, k=(kv.k[0].at[victim.pages[0]].set(jnp.nan), *kv.k[1:]))
+    engine.runner.kv = spoiled(engine.runner.kv, 0, victim.pages[0])
     deltas += collect(engine, [])
     found = {id: [delta for delta in deltas if delta.id == id] for id in ("poisoned", "healthy")}
     assert [(delta.index, delta.finish_reason) for delta in found["poisoned"]] == [

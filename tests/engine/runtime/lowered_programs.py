@@ -20,6 +20,7 @@ from pathlib import Path
 
 import jax
 
+RESULT_NAME = re.compile(r'jax\.result_info = "[^"]*"(, )?')
 VALUE = re.compile(r"%[\w#:.]+")
 FUNCTION = re.compile(r'@(?:"[^"]*"|[\w.\-]+)')
 SIGNATURE = re.compile(r"( *func\.func [^(]*)\((.*?)\)((?: ->| attributes| \{).*)$")
@@ -30,9 +31,10 @@ def normalised(text: str) -> str:
     """A lowered program without what its names and the order of its parameters say.
 
     Functions and values are numbered as they are used first, the parameters of a function stand in
-    the order of their types. Whether two programs do the same is left: another operation, type,
-    sharding or donation is another text.
+    the order of their types, and results have no names. Whether two programs do the same is left:
+    another operation, type, sharding or donation is another text.
     """
+    text = RESULT_NAME.sub("", text)
     functions: dict[str, str] = {}
     lines = []
     for block in re.split(r"(?=^  func\.func)", text, flags=re.MULTILINE):

@@ -9,13 +9,14 @@ import jax.numpy as jnp
 from jax.sharding import Mesh
 
 from jaxllm import models, weights
+from jaxllm.cache.arrays import PagedArrays
 from jaxllm.cache.backends import stored_dim
-from jaxllm.cache.kv import KVCache
+from jaxllm.cache.groups import cache_groups, layer_places
 from jaxllm.engine.runtime.lattice import Programs, weight_leaves
 from jaxllm.engine.runtime.shapes import Model, StepShapes, packed_carries
 from jaxllm.engine.scheduling.buckets import Buckets
 from jaxllm.engine.startup.resolve import largest_inboxes
-from jaxllm.mesh import WHOLE, layer_devices
+from jaxllm.mesh import WHOLE
 from jaxllm.models.config.build import head_name, table_name
 from jaxllm.quantisation import WeightFormat
 from tests.targets import TARGETS
@@ -44,13 +45,15 @@ def lattice(
     formats = weights.weight_formats("", spec, quantization, "dummy")
     spec = replace(spec, formats={**formats, **ends})
     spec = spec.with_heads_of(stored_dim(backend, spec.heads(1).dim, kv_dtype))
-    heads = spec.heads(layer_devices(mesh))
     stage = more.get("stage", WHOLE)
     outline = weights.outline(spec, mesh, jnp.bfloat16, stage)
     leaves, treedef = weight_leaves(outline.state)
-    layers = len(stage.layers(len(spec.layers)))
-    shape = layers, pages, heads.kv_stored, page_size, heads.stored_dim
-    pool = KVCache.abstract(*shape, jnp.dtype(kv_dtype), mesh, spec.pools)
+    layers = stage.layers(len(spec.layers))
+    groups = cache_groups(spec.layers, [None] * len(spec.layers))
+    (group,) = groups
+    pool = PagedArrays.abstract(
+        group.spec, len(layers), pages, page_size, jnp.dtype(kv_dtype), mesh
+    )
     states = packed_carries(mesh, buckets.max_tokens, spec.carry_width, jnp.bfloat16)
     inboxes = largest_inboxes(mesh, spec, buckets) if peers else None
     return Programs(
@@ -62,10 +65,11 @@ def lattice(
                 backend,
                 TARGETS[backend],
                 page_size,
+                layer_places(groups, spec.layers, layers),
                 peers=inboxes,
             ),
             weights=leaves,
-            kv=pool,
+            kv=(pool,),
             slots=buckets.decode[-1],
             table_width=pages_per_request,
             hidden_states=states,

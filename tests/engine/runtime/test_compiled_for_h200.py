@@ -11,7 +11,8 @@ import pytest
 
 from benchmarks.shapes import ALWAYS, SHAPES
 from jaxllm.config import EngineConfig
-from jaxllm.engine.startup.memory import KVRequirements, MemoryBudget, expected_workspace_bytes
+from jaxllm.engine.startup.kv_requirements import KVRequirements
+from jaxllm.engine.startup.memory import MemoryBudget, expected_workspace_bytes
 from jaxllm.engine.startup.plan_memory import first_plan
 from jaxllm.engine.startup.sizing import workspace_to_reserve
 from jaxllm.models import make_spec
@@ -108,7 +109,9 @@ def test_a_start_compiles_its_programs_once(
     spec = replace(spec, formats=weight_formats("", spec, wish, "dummy"))
     expected = expected_workspace_bytes(spec, TOKENS + SLOTS, SCORED, 2, 1)
     card = MemoryBudget(usable=126 * GIB, weights=20 * GIB, workspace=0, shared=False)
-    pages = KVRequirements(page_bytes=2 * MIB, page_size=64, max_num_seqs=256, max_model_len=4096)
+    pages = KVRequirements(
+        page_bytes=(2 * MIB,), page_size=64, max_num_seqs=256, max_model_len=4096
+    )
     budget = first_plan(EngineConfig(), card, pages, expected).budget
     reports = [
         *compiler.reports(model=model, kind="extend", places=[-1], layers=4, quantization=wish),

@@ -212,7 +212,7 @@ def test_a_constraint_that_fails_ends_its_own_request_only(
 
 def test_logits_that_all_are_impossible_end_their_request_only(engine: Engine) -> None:
     options = {
-        "allowed_token_ids": [5, *engine.eos_ids],
+        "allowed_token_ids": [5, *engine.resolved.eos_ids],
         "bad_words": ["5 5"],
         "min_tokens": 3,
     }  # only the end after a 5, and it is held back

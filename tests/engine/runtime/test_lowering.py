@@ -15,11 +15,12 @@ from jax.experimental import topologies
 from jax.sharding import Mesh
 
 from jaxllm import models, weights
-from jaxllm.cache.kv import KVCache
+from jaxllm.cache.groups import Place
 from jaxllm.engine.runtime.lattice import Programs, forward_key, weight_leaves
 from jaxllm.engine.runtime.program import Key
 from jaxllm.engine.scheduling.buckets import Buckets
 from jaxllm.mesh import WHOLE, Stage, make_mesh
+from tests.by_layer import abstract_kv
 from tests.engine.conftest import TINY
 from tests.engine.runtime.step_programs import lattice
 
@@ -97,9 +98,16 @@ def test_a_step_over_two_kinds_of_layers_lowers(platform: str, backend: str, kin
     spec = models.make_spec(
         REAL_HEADS | {"use_sliding_window": True, "sliding_window": 32, "max_window_layers": 1}
     )
-    pools = [KVCache.abstract(1, pages, 8, PAGE, 128, jnp.bfloat16, mesh) for pages in (PAGES, 512)]
-    model = replace(given.shapes.model, graphdef=weights.outline(spec, mesh, jnp.bfloat16).graphdef)
-    kv = KVCache.join(pools, (0, 1))
+    kv = tuple(
+        arrays
+        for pages in (PAGES, 512)
+        for arrays in abstract_kv(1, pages, 8, PAGE, 128, jnp.bfloat16, mesh)
+    )
+    model = replace(
+        given.shapes.model,
+        graphdef=weights.outline(spec, mesh, jnp.bfloat16).graphdef,
+        places=(Place(0, 0), Place(1, 0)),
+    )
     programs = Programs(replace(given.shapes, model=model, kv=kv, table_width=2 * 16))
     assert CALLS[platform] in traced(programs, kind).lower(lowering_platforms=(platform,)).as_text()
 

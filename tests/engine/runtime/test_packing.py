@@ -68,8 +68,8 @@ def test_each_table_write_of_a_plan_is_an_entry_and_unused_entries_are_dropped(
     shapes: Any = SimpleNamespace(slots=slots, num_groups=2, table_width=2 * width)
     update = SlotUpdate(shapes, None)
     full = tuple(TableWrite(slot, 2, 9, group) for slot in range(slots) for group in range(2))
-    update.pack(Plan(tuple(decodes), (0,) * count, (), table_writes=full), ())
-    arrays = head_layout(slots, 2).views(update.pack(plan, ()))
+    update.pack(Plan(tuple(decodes), (0,) * count, (), table_writes=full))
+    arrays = head_layout(slots, 2).views(update.pack(plan))
     assert arrays["rows"].tolist() == [7 - row for row in range(count)] + [slots] * (slots - count)
     entries = [
         tuple(int(arrays[name][at]) for name in ("slot", "index", "page"))
@@ -109,18 +109,19 @@ def test_a_buffer_that_is_packed_again_is_as_a_new_one() -> None:
                 id="r",
                 index=0,
                 prompt=[7 + slot] * length,
-                params=SamplingParams(temperature=0.5, stop_token_ids=[3, 4], min_tokens=2),
+                params=SamplingParams(temperature=0.5, min_tokens=2),
                 seed=2**64 - 2 - slot,
                 arrival=0.0,
                 max_tokens=9,
+                stops=frozenset({4, 3}),
             )
             request.slot, request.tables = slot, (PageTable([slot, 5]),)
             chunks.append(Chunk(request, 0, length, True))
         return Plan((), (), tuple(chunks))
 
-    used.pack(plan(9, 9, 9, 5), (1, 2))
-    again = used.pack(plan(12), ())
-    np.testing.assert_array_equal(again, SlotUpdate(shapes, layout).pack(plan(12), ()))
+    used.pack(plan(9, 9, 9, 5))
+    again = used.pack(plan(12))
+    np.testing.assert_array_equal(again, SlotUpdate(shapes, layout).pack(plan(12)))
     arrays = layout.arrays.views(again[head_layout(8, 1).size :])
     assert arrays["token"].tolist() == [7] * 12 + [0] * 20
     assert arrays["position"].tolist() == [*range(12)] + [0] * 20

@@ -8,9 +8,10 @@ import pathlib
 import jax
 import pytest
 
+from jaxllm.commands import Profile
 from jaxllm.config import ConfigError, EngineConfig
 from jaxllm.engine.runtime.profile import Profiler
-from jaxllm.server.engine.wire import Answered, Profile, Ready, Start, Stop
+from jaxllm.server.engine.wire import Answered, Ready, Start, Stop
 from tests.server.engine.test_process import Peer
 from tests.server.fake import Control
 from tests.server.harness import Running, with_settings

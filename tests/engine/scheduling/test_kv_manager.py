@@ -10,16 +10,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jaxllm.cache.pool import CacheGroup, PagePool
+from jaxllm.cache.groups import CacheGroup
+from jaxllm.cache.layer import PagedKV
+from jaxllm.cache.pool import Lifetime, PagePool
 from jaxllm.cache.prefix import PrefixIndex
 from jaxllm.engine.scheduling.kv_manager import KVCacheManager
 from jaxllm.engine.scheduling.request import Request
-from jaxllm.engine.startup.memory import KVRequirements
+from jaxllm.engine.startup.kv_requirements import KVRequirements
 from jaxllm.sampling.options import SamplingParams
 from tests.engine.fake_device import EOS
 from tests.engine.fake_loop import Loop, Setup
 
 PAGE = 8
+GROUPS = tuple(CacheGroup(PagedKV(1, 1, 1, window), ()) for window in (None, 12))
 
 
 class Counting(PrefixIndex):
@@ -51,7 +54,7 @@ def waiting(length: int) -> Request:
 
 def windowed(windows: Sequence[int], pages: int, size: int = PAGE) -> KVCacheManager:
     return KVCacheManager(
-        [PagePool(pages, size, Counting(size, b"test"), CacheGroup(window)) for window in windows]
+        [PagePool(pages, size, Counting(size, b"test"), Lifetime(window)) for window in windows]
     )
 
 
@@ -159,13 +162,13 @@ def test_a_request_with_tables_of_some_kinds_only_is_an_error() -> None:
 
 
 def test_short_requests_of_a_model_for_long_ones_run_at_once() -> None:
-    need = KVRequirements(1, PAGE, 16, 512, 32, (None, 12), more_bytes=(1,))
+    need = KVRequirements((1, 1), PAGE, 16, 512, 32, GROUPS)
     pages = need.pages_in(192)
     setup = Setup(
         page_size=PAGE,
         num_pages=pages,
         windows=(None, 12),
-        window_pages=need.more_pages(pages)[0],
+        window_pages=need.group_pages(pages)[1],
         max_num_batched_tokens=32,
     )
     loop = Loop(replace(setup, max_num_seqs=16, max_model_len=512))

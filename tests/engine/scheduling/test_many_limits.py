@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from jaxllm.cache.pool import CacheGroup, PagePool
+from jaxllm.cache.pool import Lifetime, PagePool
 from jaxllm.cache.prefix import PrefixIndex
 from jaxllm.engine.scheduling.buckets import Buckets
 from jaxllm.engine.scheduling.chunk_planner import prefill_budget
@@ -37,7 +37,7 @@ class Load:
             max_model_len=4096,
             groups=self.groups,
         )
-        index, kind = PrefixIndex(PAGE, b"test"), CacheGroup(None, tokens, 1)
+        index, kind = PrefixIndex(PAGE, b"test"), Lifetime(None, tokens, 1)
         pool = PagePool(rng.choice((60, 90, 400)), PAGE, index, kind)
         self.scheduler = Scheduler(self.limits, [pool], self.buckets)
         if batch_invariant:

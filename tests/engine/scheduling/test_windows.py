@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from jaxllm.cache.backends import tile_tokens
-from jaxllm.cache.pool import CacheGroup
+from jaxllm.cache.pool import Lifetime
 from jaxllm.engine.engine import Engine
 from jaxllm.messages import GenerateRequest
 from jaxllm.sampling.options import SamplingParams
@@ -23,7 +23,7 @@ from tests.engine.test_random import compare
 
 MakeEngine = Callable[..., Engine]
 WINDOW, PAGE, CHUNK = 12, 8, 16
-HELD = CacheGroup(WINDOW, CHUNK).max_resident(10**6, PAGE)
+HELD = Lifetime(WINDOW, CHUNK).max_resident(10**6, PAGE)
 GREEDY = SamplingParams(temperature=0, max_tokens=60, ignore_eos=True, logprobs=2)
 # The same model, with pages kept for host memory
 HISTORY: dict[str, Any] = {"preemption_mode": "swap", "swap_space": 0.01}
@@ -98,7 +98,7 @@ def test_a_pool_too_small_for_the_sequence_serves_it_and_little_is_held(
         held.append(pool.num_pages - pool.free)
         written += [row.computed for row in small.scheduler._running]
     assert max(held) <= HELD < -(-max(written) // PAGE) and max(written) == 119
-    assert max(held[-50:]) <= CacheGroup(WINDOW).max_resident(10**6, PAGE), (
+    assert max(held[-50:]) <= Lifetime(WINDOW).max_resident(10**6, PAGE), (
         "while it generates, no chunk is to come"
     )
     Outcome.of(deltas, "a").assert_like(Outcome.of(collect(kept, [request("a", prompt(60))]), "a"))

@@ -10,12 +10,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jaxllm.cache.pool import CacheGroup
+from jaxllm.cache.groups import CacheGroup
+from jaxllm.cache.layer import PagedKV
+from jaxllm.cache.pool import Lifetime
 from jaxllm.config import ConfigError, EngineConfig
 from jaxllm.engine.engine import Engine
 from jaxllm.engine.runtime.program import Key
 from jaxllm.engine.scheduling.buckets import Buckets
-from jaxllm.engine.startup.memory import SPARE, KVRequirements, MemoryBudget, resident_bytes
+from jaxllm.engine.startup.kv_requirements import KVRequirements
+from jaxllm.engine.startup.memory import SPARE, MemoryBudget, resident_bytes
 from jaxllm.engine.startup.plan_memory import PAGE_ROUND, fitting_length, plan_memory
 from jaxllm.sampling.process import logits_params_bytes
 from jaxllm.units import GIB
@@ -25,14 +28,18 @@ CARD = MemoryBudget(usable=24 * GIB, weights=15 * GIB, workspace=3 * GIB, shared
 
 
 NEED = KVRequirements(
-    page_bytes=8 * 2**20, page_size=64, max_num_seqs=256, max_model_len=32768, splits=(2, 4, 8)
+    page_bytes=(8 * 2**20,),
+    page_size=64,
+    max_num_seqs=256,
+    max_model_len=32768,
+    splits=(2, 4, 8),
 )
 
 
 def test_an_accelerator_gives_all_that_is_left_in_whole_rounds_of_pages() -> None:
     plan = plan_memory(EngineConfig(), CARD, NEED)
-    assert plan.num_pages == 6 * GIB // NEED.page_bytes // PAGE_ROUND * PAGE_ROUND
-    assert 0 <= CARD.for_pages - plan.kv_bytes < PAGE_ROUND * NEED.page_bytes
+    assert plan.num_pages == 6 * GIB // NEED.group_bytes // PAGE_ROUND * PAGE_ROUND
+    assert 0 <= CARD.for_pages - plan.kv_bytes < PAGE_ROUND * NEED.group_bytes
 
 
 def test_every_term_takes_from_the_pool_and_is_named() -> None:
@@ -57,7 +64,7 @@ def test_a_7b_on_an_h200_gets_more_than_98_percent_of_the_tokens_that_vllm_gets(
         spare=SPARE,
     )
     need = KVRequirements(
-        page_bytes=57344 * 64, page_size=64, max_num_seqs=256, max_model_len=32768
+        page_bytes=(57344 * 64,), page_size=64, max_num_seqs=256, max_model_len=32768
     )
     assert plan_memory(EngineConfig(), budget, need).num_pages * 64 >= 2_002_963
 
@@ -90,14 +97,14 @@ def test_what_stays_for_sampling_is_what_the_programs_take(
 
 def test_a_host_gives_no_more_than_the_requests_at_once_can_use() -> None:
     budget = MemoryBudget(usable=64 * GIB, weights=GIB, workspace=0, shared=True)
-    need = KVRequirements(page_bytes=2**16, page_size=16, max_num_seqs=4, max_model_len=1000)
+    need = KVRequirements(page_bytes=(2**16,), page_size=16, max_num_seqs=4, max_model_len=1000)
     assert plan_memory(EngineConfig(), budget, need).num_pages == 256  # 4 × 63 pages, rounded
 
 
 @given(st.integers(1, 64), st.integers(1, 40), st.booleans())
 def test_the_length_that_auto_finds_always_fits(usable: int, page_mib: int, shared: bool) -> None:
     budget = MemoryBudget(usable=usable * GIB, weights=GIB, workspace=GIB // 2, shared=shared)
-    need = replace(NEED, page_bytes=page_mib * 2**20)
+    need = replace(NEED, page_bytes=(page_mib * 2**20,))
     length = fitting_length(EngineConfig(), budget, need)
     if length == 0:
         with pytest.raises(ConfigError):
@@ -112,7 +119,7 @@ def test_layers_with_a_window_need_pages_for_what_a_step_sees_and_no_more() -> N
     need = replace(NEED, windows=(4096,), tile=128, step_tokens=8192)
     assert need.pages_per_request == -(-(4096 + 128 + 8192 - 3) // 64) + 1 < NEED.pages_per_request
     assert replace(need, max_model_len=700).pages_per_request == 11
-    tight = replace(CARD, usable=CARD.weights + CARD.workspace + 256 * NEED.page_bytes)
+    tight = replace(CARD, usable=CARD.weights + CARD.workspace + 256 * NEED.group_bytes)
     assert plan_memory(EngineConfig(), tight, need).num_pages == 256 < NEED.pages_per_request
     assert fitting_length(EngineConfig(), tight, need) == 32768
     with pytest.raises(ConfigError, match="the longest that fits is 8192 tokens"):
@@ -120,18 +127,31 @@ def test_layers_with_a_window_need_pages_for_what_a_step_sees_and_no_more() -> N
     assert fitting_length(EngineConfig(num_gpu_blocks_override=128), tight, need) == 128 * 64
 
 
-HYBRID = replace(NEED, windows=(None, 4096), tile=128, step_tokens=8192, more_bytes=(3 * 2**20,))
+def windowed(*windows: int | None) -> tuple[CacheGroup, ...]:
+    """Cache groups with these windows."""
+    return tuple(CacheGroup(PagedKV(1, 1, 1, window), ()) for window in windows)
+
+
+HYBRID = replace(
+    NEED,
+    page_bytes=(8 * 2**20, 3 * 2**20),
+    groups=windowed(None, 4096),
+    tile=128,
+    step_tokens=8192,
+)
 
 
 def test_every_group_has_pages_for_the_longest_requests_and_windows_up_to_a_third_more() -> None:
     full, windowed = HYBRID.group_pages_per_request
     assert (full, windowed) == (512, -(-(4096 + 128 + 8192 - 3) // 64) + 1)
     plan = plan_memory(EngineConfig(), CARD, HYBRID)
-    (more,) = HYBRID.more_pages(plan.num_pages)
+    _, more = HYBRID.group_pages(plan.num_pages)
     longest = full * HYBRID.page_bytes + windowed * 3 * 2**20
     assert more / windowed >= plan.num_pages / full
     assert (more - windowed) * 3 * 2**20 == pytest.approx((plan.kv_bytes - longest) / 3, rel=0.01)
-    assert plan.kv_bytes == plan.num_pages * HYBRID.page_bytes + more * 3 * 2**20 <= CARD.for_pages
+    assert (
+        plan.kv_bytes == plan.num_pages * HYBRID.page_bytes[0] + more * 3 * 2**20 <= CARD.for_pages
+    )
     assert CARD.for_pages - plan.kv_bytes < PAGE_ROUND * (HYBRID.page_bytes + 3 * 2**20)
     assert (
         plan_memory(EngineConfig(kv_cache_memory_bytes=plan.kv_bytes), CARD, HYBRID).num_pages
@@ -151,7 +171,7 @@ def test_the_length_that_auto_finds_fits_all_kinds_of_layers(
 ) -> None:
     budget = MemoryBudget(usable=GIB + tenths * GIB // 10, weights=GIB, workspace=0, shared=shared)
     need = replace(
-        HYBRID, page_bytes=first * 2**20, windows=(None, window), more_bytes=(second * 2**20,)
+        HYBRID, page_bytes=(first * 2**20, second * 2**20), groups=windowed(None, window)
     )
     length = fitting_length(EngineConfig(), budget, need)
     if length:
@@ -159,7 +179,7 @@ def test_the_length_that_auto_finds_fits_all_kinds_of_layers(
         plan = plan_memory(EngineConfig(), budget, need)
         assert (
             plan.num_pages >= need.group_pages_per_request[0]
-            and need.more_pages(plan.num_pages) >= need.group_pages_per_request[1:]
+            and need.group_pages(plan.num_pages)[1:] >= need.group_pages_per_request[1:]
         )
         assert plan.kv_bytes <= budget.for_pages
     else:
@@ -177,11 +197,16 @@ def test_the_length_that_auto_finds_fits_all_kinds_of_layers(
 def test_short_requests_lack_no_window_unless_windows_have_a_third_and_the_longest_need_no_more(
     length: int, window: int, size: int, beyond: int, short: int
 ) -> None:
-    need = replace(HYBRID, max_model_len=length, windows=(None, window), more_bytes=(size * 2**20,))
+    need = replace(
+        HYBRID,
+        max_model_len=length,
+        groups=windowed(None, window),
+        page_bytes=(HYBRID.page_bytes[0], size * 2**20),
+    )
     first, held = need.group_pages_per_request
-    assert need.more_pages(first) == (held,)
-    pages, steady = first + beyond, CacheGroup(window, tile=need.tile).decode_bound(need.page_size)
-    (more,) = need.more_pages(pages)
+    assert need.group_pages(first) == (first, held)
+    pages, steady = first + beyond, Lifetime(window, tile=need.tile).decode_bound(need.page_size)
+    _, more = need.group_pages(pages)
     at_once = min(need.max_num_seqs, pages // short)
     assert steady is not None
     used = (at_once - 1) * min(short, steady) + min(short, held) if at_once else 0
@@ -202,7 +227,7 @@ def test_short_requests_lack_no_window_unless_windows_have_a_third_and_the_longe
 def test_as_many_pages_are_made_as_their_bytes_hold(
     size: int, first: int, second: int, length: int
 ) -> None:
-    need = replace(HYBRID, page_bytes=first, more_bytes=(second,), max_model_len=length)
+    need = replace(HYBRID, page_bytes=(first, second), max_model_len=length)
     assert need.bytes_of(need.pages_in(size)) <= size < need.bytes_of(need.pages_in(size) + 1)
 
 
@@ -216,7 +241,7 @@ def test_as_many_pages_are_made_as_their_bytes_hold(
 def test_what_a_step_reads_and_writes_fits_the_pages_that_a_request_holds_at_once(
     window: int, tile: int, chunk: int, size: int, position: int
 ) -> None:
-    kind = CacheGroup(window, chunk, tile)
+    kind = Lifetime(window, chunk, tile)
     behind, held = kind.out_of_window(position, size), kind.max_resident(10**6, size)
     first = max(0, position - window + 1)
     assert behind * size <= first // tile * tile, "a tile that is partly seen is held"

@@ -223,7 +223,7 @@ def test_every_device_has_room_for_pages_of_the_stage_with_most_layers(tmp_path:
     _, whole = wanted_of(str(tmp_path), **wishes)
     setup, wanted = wanted_of(str(tmp_path), pipeline_parallel_size=2, **wishes)
     assert [len(stage.layers(5)) for stage in stages(2)] == [3, 2] and setup.stage.is_last
-    assert wanted.page == whole.page * 3 // 5 == setup.need.page_bytes
+    assert wanted.page == whole.page * 3 // 5 == setup.need.group_bytes
 
 
 def wanted_of(tiny_dir: str, **wishes: Any) -> tuple[Setup, Wanted]:

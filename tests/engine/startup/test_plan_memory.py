@@ -71,7 +71,7 @@ def test_every_value_that_an_error_names_would_have_helped(
     found = dict(re.findall(r"--([a-z-]+) ([0-9.]+)", str(error.value).partition("What helps")[2]))
     times = int(found.get("tensor-parallel-size", 1))
     if times > 1:
-        split = replace(need, page_bytes=-(-need.page_bytes // times))
+        split = replace(need, page_bytes=tuple(-(-size // times) for size in need.page_bytes))
         plan_memory(config, replace(budget, weights=budget.weights // times), split)
     else:
         assert shared
@@ -208,7 +208,7 @@ def test_who_asks_for_steps_that_are_too_large_is_told_so() -> None:
 
 
 @pytest.mark.parametrize(
-    "asked", [{"num_gpu_blocks_override": 400}, {"kv_cache_memory_bytes": 400 * NEED.page_bytes}]
+    "asked", [{"num_gpu_blocks_override": 400}, {"kv_cache_memory_bytes": 400 * NEED.group_bytes}]
 )
 def test_a_pool_that_is_too_large_where_the_largest_is_too_small_is_told_what_else_helps(
     asked: dict,
@@ -243,5 +243,5 @@ def test_a_pool_that_was_asked_too_large_is_told_the_most_that_fits(asked: dict)
     assert (
         0
         <= CARD.for_pages - plan_memory(EngineConfig(**{name: int(value)}), CARD, NEED).kv_bytes
-        < NEED.page_bytes
+        < NEED.group_bytes
     )

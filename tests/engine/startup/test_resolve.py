@@ -13,7 +13,8 @@ from jaxllm import weights
 from jaxllm.config import ConfigError, EngineConfig
 from jaxllm.engine.startup import memory
 from jaxllm.engine.startup import resolve as module
-from jaxllm.engine.startup.memory import KVRequirements, MemoryBudget, expected_workspace_bytes
+from jaxllm.engine.startup.kv_requirements import KVRequirements
+from jaxllm.engine.startup.memory import MemoryBudget, expected_workspace_bytes
 from jaxllm.engine.startup.plan_memory import MARGIN_SHARE, first_plan
 from jaxllm.engine.startup.resolve import resolve
 from jaxllm.engine.startup.sizing import with_workspace
@@ -34,7 +35,7 @@ def test_a_smaller_step_leaves_a_larger_pool_and_changes_nothing_else(tiny_dir: 
     before = resolve(config, weights.ModelFiles(tiny_dir), [make_mesh(1)])
     budget = before.memory.budget
     tight = with_workspace(
-        before, config, budget.workspace + budget.for_pages - 20 * before.need.page_bytes
+        before, config, budget.workspace + budget.for_pages - 20 * before.need.group_bytes
     )
     assert tight.resolved.num_pages == 20
     assert (
@@ -42,7 +43,7 @@ def test_a_smaller_step_leaves_a_larger_pool_and_changes_nothing_else(tiny_dir: 
         == 20 * tight.resolved.page_size
         < before.resolved.max_model_len
     )
-    assert tight.memory.budget.for_pages - 20 * before.need.page_bytes == 0
+    assert tight.memory.budget.for_pages - 20 * before.need.group_bytes == 0
     assert with_workspace(tight, config, budget.workspace) == before
 
 
@@ -58,7 +59,7 @@ def test_a_pool_that_was_asked_for_keeps_its_size(tiny_dir: str) -> None:
 
 
 def test_an_estimate_refuses_only_where_no_step_is_going_to_be_compiled() -> None:
-    need = KVRequirements(page_bytes=GIB // 64, page_size=64, max_num_seqs=4, max_model_len=4096)
+    need = KVRequirements(page_bytes=(GIB // 64,), page_size=64, max_num_seqs=4, max_model_len=4096)
     # 7 GiB is a guess, 1 GiB of pages is needed
     budget = MemoryBudget(usable=10 * GIB, weights=4 * GIB, workspace=7 * GIB, shared=False)
     plan = first_plan(EngineConfig(max_model_len=4096), budget, need)

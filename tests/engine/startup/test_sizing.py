@@ -16,6 +16,7 @@ import jax
 import pytest
 
 from jaxllm import weights
+from jaxllm.cache.arrays import page_counts
 from jaxllm.config import ConfigError, EngineConfig
 from jaxllm.engine.engine import Engine
 from jaxllm.engine.runtime import lattice as module
@@ -66,7 +67,7 @@ def test_the_pool_is_what_the_largest_step_leaves_and_its_need_does_not_depend_o
     budget = setup.memory.budget
     assert budget.workspace != before.memory.budget.workspace
     assert setup.resolved.num_pages == setup.memory.num_pages != before.resolved.num_pages
-    assert 0 <= budget.for_pages - setup.memory.kv_bytes < 64 * setup.need.page_bytes
+    assert 0 <= budget.for_pages - setup.memory.kv_bytes < 64 * setup.need.group_bytes
     programs.compile_all()
     assert programs.peak_bytes == pytest.approx(budget.workspace, rel=0.02), (
         "a few layers need what all do"
@@ -274,7 +275,8 @@ def test_a_model_of_fewer_layers_keeps_their_kinds(tiny_dir: str) -> None:
     setup, _ = decide(tiny_dir)
     few = shallow(setup, 1)
     assert few.spec.layers == setup.spec.layers[:1] and len(setup.spec.layers) == 2
-    assert len(abstract_pages(few).groups) == 1
+    (arrays,) = abstract_pages(few)
+    assert arrays.layers == 1
     assert len(jax.tree.leaves(few.outline.state)) < len(jax.tree.leaves(setup.outline.state))
     assert few.spec.vocab_size == setup.spec.vocab_size
 
@@ -290,21 +292,16 @@ def test_few_layers_of_a_hybrid_have_the_pools_of_their_kinds(tmp_path: Path) ->
     (tmp_path / "config.json").write_text(json.dumps(hybrid))
     setup, _ = decide(str(tmp_path))
     pages = abstract_pages(setup)
-    assert (setup.resolved.windows, setup.layer_groups, pages.groups) == (
-        (None, 8),
-        (0, 0, 0, 0, 0, 1),
-        setup.layer_groups,
-    )
-    assert pages.num_pages == (setup.resolved.num_pages, *setup.resolved.more_pages)
+    assert setup.resolved.windows == tuple(group.window for group in setup.groups) == (None, 8)
+    assert [group.layers for group in setup.groups] == [(0, 1, 2, 3, 4), (5,)]
+    assert [arrays.layers for arrays in pages] == [5, 1]
+    assert page_counts(pages) == setup.resolved.group_pages
     assert setup.memory.kv_bytes == sum(
         leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(pages)
     )
     few = shallow(setup)
-    assert (few.resolved.windows, few.resolved.more_pages, abstract_pages(few).num_pages) == (
-        (None,),
-        (),
-        (setup.resolved.num_pages,),
-    )
+    assert few.resolved.windows == (None,)
+    assert page_counts(abstract_pages(few)) == (setup.resolved.num_pages,)
     make_programs(few).compile([make_programs(few).largest])
 
 
@@ -357,10 +354,10 @@ def test_a_small_pool_leaves_a_step_more_than_was_reserved_and_a_full_one_does_n
     programs = make_programs(setup)
     programs.compile([programs.largest, *programs.largest_others])
     check_largest_step(setup, programs)
-    pages = budget.for_pages // setup.need.page_bytes
+    pages = budget.for_pages // setup.need.group_bytes
     full = replace(
         setup,
-        memory=replace(setup.memory, num_pages=pages, kv_bytes=pages * setup.need.page_bytes),
+        memory=replace(setup.memory, num_pages=pages, kv_bytes=pages * setup.need.group_bytes),
     )
     with pytest.raises(ConfigError, match="the largest step needs"):
         check_largest_step(full, programs)

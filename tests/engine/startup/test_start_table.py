@@ -63,7 +63,7 @@ def decided(model_dir: str, **wishes: Any) -> Setup:
     )
     return replace(
         setup,
-        need=replace(setup.need, page_bytes=GIB // 64),
+        need=replace(setup.need, page_bytes=(GIB // 64, *setup.need.page_bytes[1:])),
         memory=MemoryPlan(
             BUDGET, setup.resolved.max_model_len, setup.resolved.num_pages, int(1.5 * GIB)
         ),

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from jaxllm.commands import Sleep, WakeUp
 from jaxllm.config import ConfigError, EngineConfig
 from jaxllm.messages import EngineStats, GenerateRequest, TextDelta
 from jaxllm.sampling.options import SamplingParams
@@ -24,12 +25,10 @@ from jaxllm.server.engine.wire import (
     Outputs,
     Phase,
     Ready,
-    Sleep,
     Start,
     StepFailed,
     Stop,
     ToServer,
-    WakeUp,
     encode,
 )
 from tests.server.fake import Control, make

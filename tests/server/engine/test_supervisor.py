@@ -8,6 +8,7 @@ import sys
 
 import pytest
 
+from jaxllm.commands import Profile, Sleep, UpdateWeights, WakeUp
 from jaxllm.config import EngineConfig
 from jaxllm.hosts.group import LOST_STATUS
 from jaxllm.messages import EngineStats, GenerateRequest
@@ -25,14 +26,10 @@ from jaxllm.server.engine.wire import (
     Frames,
     Inspect,
     Outputs,
-    Profile,
     Ready,
-    Sleep,
     StepFailed,
     ToEngine,
     ToServer,
-    UpdateWeights,
-    WakeUp,
     encode,
 )
 from jaxllm.server.errors import ApiError

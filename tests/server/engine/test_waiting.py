@@ -9,6 +9,7 @@ from typing import Any
 
 import msgspec
 
+from jaxllm.commands import Sleep
 from jaxllm.config import EngineConfig
 from jaxllm.messages import EngineStats, GenerateRequest, TextDelta
 from jaxllm.server.engine.process import EngineProcess
@@ -17,7 +18,6 @@ from jaxllm.server.engine.wire import (
     Answered,
     Frames,
     Outputs,
-    Sleep,
     Start,
     Stop,
     ToServer,

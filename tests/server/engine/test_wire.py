@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from jaxllm.commands import Profile, ResetPrefixCache
 from jaxllm.config import EngineConfig
 from jaxllm.messages import (
     EngineStats,
@@ -29,10 +30,8 @@ from jaxllm.server.engine.wire import (
     Inspected,
     Outputs,
     Phase,
-    Profile,
     Ready,
     Rejected,
-    ResetPrefixes,
     Start,
     StepFailed,
     Stop,
@@ -86,7 +85,7 @@ VIEW = EngineView(
         ),
         (Abort("x"), ToEngine),
         (Profile(True), ToEngine),
-        (ResetPrefixes(True), ToEngine),
+        (ResetPrefixCache(True), ToEngine),
         (Inspect(), ToEngine),
         (Stop(), ToEngine),
         (Phase("Compiling", 1.5), ToServer),

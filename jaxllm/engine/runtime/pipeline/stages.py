@@ -25,7 +25,7 @@ import numpy as np
 from jax import Array
 from jax.typing import ArrayLike
 
-from jaxllm.cache.kv import KVCache
+from jaxllm.cache.arrays import KVCache
 from jaxllm.engine.runtime.dispatch import RECORDING_RUNS, Call, Dispatcher
 from jaxllm.engine.runtime.lattice import Programs
 from jaxllm.engine.runtime.launch import begin_read, read
@@ -150,11 +150,11 @@ class EarlierStages:
                 links.append(link)
         return links
 
-    def sleep(self, keep_weights: bool) -> None:
+    def sleep(self, level: int) -> None:
         """As of `StagesBefore`."""
         self._untold.clear()
         for stage in self.stages:
-            stage.sleep(keep_weights)
+            stage.sleep(level)
 
     def release(self, *, keep_pages: bool) -> tuple[Array, ...]:
         """As of `StagesBefore`."""
@@ -163,13 +163,13 @@ class EarlierStages:
             weight for stage in self.stages for weight in stage.release(keep_pages=keep_pages)
         )
 
-    def wake(self, weights: tuple[Array, ...] | None = None) -> tuple[Array, ...] | None:
+    def wake_up(self, weights: tuple[Array, ...] | None = None) -> tuple[Array, ...] | None:
         """As of `StagesBefore`."""
         for stage in self.stages:
             if weights is None:
-                stage.wake()
+                stage.wake_up()
             else:
-                stage.wake(weights[: stage.num_weights])
+                stage.wake_up(weights[: stage.num_weights])
                 weights = weights[stage.num_weights :]
         return weights
 

@@ -14,7 +14,7 @@ from typing import Any
 import jax
 from jax import Array
 
-from jaxllm.cache.kv import KVCache
+from jaxllm.cache.arrays import KVCache
 from jaxllm.engine.runtime.program import (
     KV,
     PEERS,

@@ -10,7 +10,7 @@ import numpy as np
 from jax import Array
 from jax.sharding import NamedSharding
 
-from jaxllm.cache.kv import DROP_PAGE, KVCache
+from jaxllm.cache.arrays import DROP_PAGE, KVCache, PagedArrays, page_counts
 from jaxllm.cache.transfer import Page, page_shapes, put, take
 from jaxllm.engine.runtime.program import (
     KV,
@@ -35,16 +35,24 @@ def copy_pages(kv: KVCache, buffer: Array, *, local: NamedSharding) -> KVCache:
     `buffer` holds, for each cache group, n sources and then n targets. A pair with target
     `DROP_PAGE` does nothing.
     """
-    rows = jax.device_put(buffer, local).reshape(len(kv.num_pages), 2, -1)
+    pairs = jax.device_put(buffer, local).reshape(len(page_counts(kv)), 2, -1)
+    return tuple(
+        _copied(arrays, pairs, group) if isinstance(arrays, PagedArrays) else arrays
+        for group, arrays in enumerate(kv)
+    )
 
-    def copied(group: int, pages: Array) -> Array:
-        source, target = (kv.page_rows(group, row) for row in rows[group])
-        for at in range(0, len(source), LAYERS_AT_ONCE):
-            some = slice(at, at + LAYERS_AT_ONCE)
+
+def _copied(arrays: PagedArrays, pairs: Array, group: int) -> PagedArrays:
+    """The pages of a group, with those copied that `pairs[group]` names: sources, then targets."""
+
+    def copied(pages: Array) -> Array:
+        source, target = (arrays.page_rows(page_N) for page_N in pairs[group])
+        for start in range(0, len(source), LAYERS_AT_ONCE):
+            some = slice(start, start + LAYERS_AT_ONCE)
             pages = pages.at[target[some]].set(pages[source[some]], mode="drop")
         return pages
 
-    return kv.map_arrays(copied)
+    return arrays.map(copied)
 
 
 def pack_copies(

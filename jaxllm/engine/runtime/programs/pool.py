@@ -10,7 +10,8 @@ import jax.numpy as jnp
 from jax import Array
 from jax.sharding import NamedSharding
 
-from jaxllm.cache.kv import KVCache, PagedInputs
+from jaxllm.cache.arrays import KVCache
+from jaxllm.cache.step import PagedInputs
 from jaxllm.engine.runtime.packing import ChunkLayout
 from jaxllm.engine.runtime.program import KV, WEIGHTS, Program, Variant, always
 from jaxllm.engine.runtime.programs.step_rows import chunk_writes, split_tables

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import jax
 import jax.numpy as jnp
 from jax import Array
 
-from jaxllm.cache.kv import DROP_PAGE, KVCache, PagedContext, PagedInputs
+from jaxllm.cache.arrays import DROP_PAGE, KVCache, page_counts
+from jaxllm.cache.kv import PagedContext
+from jaxllm.cache.states import StateInputs
+from jaxllm.cache.step import PagedInputs
 from jaxllm.engine.runtime.packing import ChunkLayout
 from jaxllm.engine.runtime.program import STATE, Resident
 from jaxllm.engine.runtime.programs.update_slots import head_layout, updated
@@ -75,7 +79,8 @@ class Decodes:
             )
             for table, page in zip(decodes.tables, decodes.pages, strict=True)
         ]
-        context = model.context(kv, inputs, decodes.prompt_length)
+        states = state_inputs(decodes, kv, trash_slot=state.rows.shape[0])
+        context = model.context(kv, [*inputs, *states], decodes.prompt_length)
         return StepRows(
             decodes=decodes,
             batch={},
@@ -111,7 +116,9 @@ class Chunks:
         state, batch = _admit(self.layout, kv, state, staged)
         decodes = DecodeRows.read(state, shape.decodes, kv, model.page_size)
         inputs = _paged_inputs(decodes, batch, kv, model.page_size)
-        context = model.context(kv, inputs, _prompt_lengths(decodes, batch, shape))
+        states = state_inputs(decodes, kv, state.rows.shape[0], batch)
+        lengths = _prompt_lengths(decodes, batch, shape)
+        context = model.context(kv, [*inputs, *states], lengths)
         return StepRows(
             decodes=decodes,
             batch=batch,
@@ -153,6 +160,23 @@ def _paged_inputs(
     ]
 
 
+def state_inputs(
+    decodes: DecodeRows, kv: KVCache, trash_slot: int, batch: Mapping[str, Array] | None = None
+) -> list[StateInputs]:
+    """Inputs of each cache group with states: decode rows, then the chunks of a batch."""
+    count = len(kv) - len(page_counts(kv))
+    if not count:
+        return []
+    none = jnp.zeros((0,), jnp.int32)
+    inputs = StateInputs(
+        decode_slots_B=jnp.where(decodes.alive, decodes.slots, trash_slot),
+        chunk_slots_R=none if batch is None else batch["slot"],
+        chunk_begins_R=none == 0 if batch is None else batch["kv_length"] == batch["length"],
+        chunk_row_T=none if batch is None else batch["row"],
+    )
+    return [inputs] * count
+
+
 def _prompt_lengths(decodes: DecodeRows, batch: dict[str, Array], shape: ExtendShape) -> Array:
     """[T] prompt length of each token's request."""
     of_chunks = device_columns(batch["params"], SLOT_PARAMS)["prompt_length"]
@@ -177,7 +201,7 @@ def _admit(
 ) -> tuple[SlotState, dict[str, Array]]:
     """The state with what the step brings, and the arrays of its chunks. Their slots' whole state
     is written; they come alive with their first token."""
-    groups = len(kv.num_pages)
+    groups = len(page_counts(kv))
     head = head_layout(state.rows.shape[0], groups).size
     table, rows = updated(groups, state.table, state.rows, staged[:head])
     batch = layout.arrays.unpack(staged[head:])
@@ -251,12 +275,12 @@ class DecodeRows:
 
 def split_tables(table_RM: Array, kv: KVCache) -> list[Array]:
     """The page tables of each cache group, which stand side by side."""
-    groups = len(kv.num_pages)
+    groups = len(page_counts(kv))
     return [table_RM] if groups == 1 else jnp.split(table_RM, groups, axis=1)
 
 
 def table_columns(index: Array, table: Array, kv: KVCache) -> list[Array]:
     """For each cache group, the column of a page table that holds page `index` of a sequence."""
-    groups = len(kv.num_pages)
+    groups = len(page_counts(kv))
     width = table.shape[1] // groups
     return [index + group * width if group else index for group in range(groups)]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
 
 import jax
 import numpy as np
@@ -58,7 +57,7 @@ class SlotUpdate:
             self._chunks.pad(slots)
         self._nothing = self._buffer.copy()
 
-    def pack(self, plan: Plan, eos_ids: Sequence[int]) -> np.ndarray:
+    def pack(self, plan: Plan) -> np.ndarray:
         """Row map, page-table entries and chunks of a plan, until the next call."""
         self._buffer[:] = self._nothing
         head = self._head
@@ -68,7 +67,7 @@ class SlotUpdate:
             head["slot"][at], head["index"][at] = slot, column + group * self._width
             head["page"][at] = page
         if self._chunks is not None:
-            self._chunks.write(plan.chunks, eos_ids)
+            self._chunks.write(plan.chunks)
         return self._buffer
 
 

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import jax
 from jax.sharding import Mesh
 
-from jaxllm.cache.kv import KVCache
+from jaxllm.cache.arrays import KVCache
 from jaxllm.engine.runtime.lattice import Programs
 from jaxllm.engine.runtime.pipeline.follower import StageFollower
 from jaxllm.engine.runtime.pipeline.handover import Handover
@@ -27,7 +27,7 @@ class Loaded(NamedTuple):
 
 
 def make_pipeline_runner(
-    loaded: Sequence[Loaded], pages: Sequence[KVCache], meshes: Sequence[Mesh], eos_ids: list[int]
+    loaded: Sequence[Loaded], pages: Sequence[KVCache], meshes: Sequence[Mesh]
 ) -> Runner | StageFollower:
     """What runs these stages of a process, with their `pages`; `meshes` are those of all stages."""
     setup, programs, weights = loaded[-1]
@@ -39,7 +39,7 @@ def make_pipeline_runner(
         if not stage.setup.stage.is_last
     ]
     if setup.stage.is_last:
-        return Runner(programs, weights, pages[-1], eos_ids, EarlierStages(stages, way_in))
+        return Runner(programs, weights, pages[-1], EarlierStages(stages, way_in))
     return StageFollower(stages, way_in, _handover(meshes, last + 1, setup))
 
 

@@ -11,18 +11,18 @@ import numpy as np
 import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 
-from jaxllm.cache.kv import PAGES, KVCache
+from jaxllm.cache.arrays import PAGES, PagedArrays, page_counts
 from jaxllm.cache.transfer import page_shapes, put
 from jaxllm.engine.runtime.programs.move_pages import LAYERS_AT_ONCE, copy_pages
 from jaxllm.mesh import make_mesh
-from tests.by_layer import by_layer
+from tests.by_layer import abstract_kv, by_layer
 
 LAYERS, HEADS, PAGE, DIM = LAYERS_AT_ONCE + 3, 4, 4, 8
 
 
 def compiled(shards: int, num_pages: int, pairs: int, layers: int = LAYERS) -> jax.stages.Compiled:
     mesh = make_mesh(shards)
-    kv = KVCache.abstract(layers, num_pages, HEADS, PAGE, DIM, jnp.float32, mesh)
+    kv = abstract_kv(layers, num_pages, HEADS, PAGE, DIM, jnp.float32, mesh)
     local = NamedSharding(mesh, PartitionSpec())
     buffer = jax.ShapeDtypeStruct((2 * pairs,), jnp.int32, sharding=local)
     out = jax.tree.map(lambda s: s.sharding, kv)
@@ -43,7 +43,7 @@ def test_pages_are_copied_in_every_layer_and_all_sources_are_read_first(shards: 
     buffer = jax.device_put(
         np.array([3, 7, 0, 0, 7, 2, 10, 10], np.int32), NamedSharding(mesh, PartitionSpec())
     )
-    after = compiled(shards, 10, 4)(KVCache((k,), (v,), (), (0,) * LAYERS), buffer)
+    after = compiled(shards, 10, 4)((PagedArrays((k, v), layers=LAYERS),), buffer)
     expected = before.copy()
     expected[:, :, [7, 2]] = before[:, :, [3, 7]]
     np.testing.assert_array_equal(np.stack(by_layer(after)), expected)
@@ -51,20 +51,15 @@ def test_pages_are_copied_in_every_layer_and_all_sources_are_read_first(shards: 
 
 def test_kinds_of_layers_have_page_numbers_of_their_own() -> None:
     mesh, rng = make_mesh(1), np.random.default_rng(1)
-    kinds, counts, local = (0, 1, 0), (6, 4), NamedSharding(mesh, PartitionSpec())
-    like = KVCache.join(
-        [
-            KVCache.abstract(kinds.count(k), n, HEADS, PAGE, DIM, jnp.float32, mesh)
-            for k, n in enumerate(counts)
-        ],
-        kinds,
+    counts, local = (6, 4), NamedSharding(mesh, PartitionSpec())
+    like = tuple(
+        arrays
+        for layers, pages in zip((2, 1), counts, strict=True)
+        for arrays in abstract_kv(layers, pages, HEADS, PAGE, DIM, jnp.float32, mesh)
     )
-    assert (like.num_pages, [x.shape[0] for x in (*like.k, *like.v)], like.scales) == (
-        counts,
-        [12, 4] * 2,
-        (),
-    )
-    assert [like.first_page(layer) for layer in range(3)] == [0, 0, 6]
+    assert page_counts(like) == counts
+    assert [x.shape[0] for arrays in like for x in arrays.planes] == [12, 12, 4, 4]
+    assert [like[0].first_page(index) for index in range(2)] == [0, 6]
     kv = jax.tree.map(lambda s: jnp.asarray(rng.standard_normal(s.shape), jnp.float32), like)
     before = [np.asarray(x) for x in by_layer(kv)]
     # Of kind 0: 2 to 5, nothing; of kind 1: 1 to 3, 2 to 0
@@ -100,7 +95,7 @@ def test_the_copy_needs_no_more_memory_for_many_layers_than_for_some() -> None:
 def test_pages_are_scattered_along_the_first_axis() -> None:
     """Along another one XLA for GPUs brings the whole pool into another layout and back."""
     mesh, local = make_mesh(1), NamedSharding(make_mesh(1), PartitionSpec())
-    kv = KVCache.abstract(LAYERS, 64, HEADS, PAGE, DIM, jnp.float32, mesh)
+    kv = abstract_kv(LAYERS, 64, HEADS, PAGE, DIM, jnp.float32, mesh)
     page, numbers = page_shapes(kv), jax.ShapeDtypeStruct((2,), jnp.int32)
     programs = [
         jax.jit(functools.partial(copy_pages, local=local)).lower(

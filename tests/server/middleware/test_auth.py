@@ -10,8 +10,8 @@ import pytest
 from starlette.routing import Route
 
 from jaxllm.server.app import routes
+from jaxllm.server.middleware.auth import ADMIN_PATHS, OPEN_PATHS, is_open
 from jaxllm.server.state import Cors
-from jaxllm.server.transport.auth import ADMIN_PATHS, OPEN_PATHS, is_open
 from jaxllm.tokenizer import Tokenizer
 from tests.server.harness import Running, with_settings
 

@@ -1,0 +1,143 @@
+"""Models of unlike layers through an engine: recurrent states, shared keys, heads of two widths."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxllm.cache.states import StateArrays
+from jaxllm.config import ConfigError, EngineConfig
+from jaxllm.engine.engine import Engine
+from jaxllm.engine.load import load_engine
+from jaxllm.messages import GenerateRequest, RequestError
+from jaxllm.nn.contexts.dense import DenseContext
+from jaxllm.sampling.options import SamplingParams
+from tests import hybrid
+from tests.engine.conftest import run
+from tests.engine.fake_host import Optimist
+from tests.engine.few_shapes import few_shapes
+from tests.hybrid import FULL, SHARED, SLIDING, STATE, WIDE
+
+GREEDY = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
+PROMPTS = [[(7 * i + 3 * j) % 96 for j in range(n)] for i, n in enumerate((40, 3, 90, 17, 25, 61))]
+MODELS = {
+    "states": (STATE, FULL, STATE, SLIDING),
+    "states alone in front": (STATE, STATE, FULL),
+    "shared": (FULL, SLIDING, SHARED, SHARED),
+    "wide": (SLIDING, WIDE, FULL, WIDE),
+    "all": (STATE, WIDE, SLIDING, SHARED, STATE, FULL, SHARED),
+}
+
+
+@pytest.fixture(autouse=True)
+def family() -> Iterator[None]:
+    with hybrid.registered():
+        yield
+
+
+def make(path: Path, layers: tuple[str, ...], **overrides: Any) -> Engine:
+    (path / "config.json").write_text(json.dumps(hybrid.config(*layers)))
+    wishes: dict[str, Any] = {
+        "model": str(path),
+        "load_format": "dummy",
+        "skip_tokenizer_init": True,
+        "dtype": "float32",
+        "max_model_len": 128,
+        "max_num_seqs": 4,
+        "max_num_batched_tokens": 32,
+        "block_size": 8,
+        "num_gpu_blocks_override": 96,
+        "enforce_eager": True,
+    }
+    with few_shapes():
+        return load_engine(EngineConfig(**(wishes | overrides)))
+
+
+def dense(engine: Engine, prompt: list[int], count: int) -> list[int]:
+    """The same tokens by whole forwards."""
+    module = engine.runner.shapes.model.rebuild(engine.runner.weights)
+    tokens = list(prompt)
+    for _ in range(count):
+        token_T = jnp.array(tokens)
+        context = DenseContext()
+        hidden_TD = module(token_T, jnp.arange(len(tokens)), context)
+        tokens.append(int(np.argmax(module.logits(hidden_TD[-1:], context)[0])))
+    return tokens[len(prompt) :]
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_chunks_and_decodes_are_a_whole_forward(name: str, tmp_path: Path) -> None:
+    engine = make(tmp_path, MODELS[name])
+    found = run(engine, PROMPTS, GREEDY)
+    for prompt, tokens in zip(PROMPTS[:4], found, strict=False):
+        assert tokens == dense(engine, prompt, 12)
+    engine.self_check()
+
+
+@pytest.mark.parametrize("name", ["states", "all"])
+def test_preempted_requests_start_anew(name: str, tmp_path: Path) -> None:
+    wanted = run(make(tmp_path, MODELS[name]), PROMPTS, GREEDY)
+    small = make(tmp_path, MODELS[name], num_gpu_blocks_override=16)
+    small.scheduler.estimator = Optimist()
+    assert run(small, PROMPTS, GREEDY) == wanted
+    assert small.stats().preemptions > 0
+
+
+def test_nothing_is_found_or_shared_before_a_state(tmp_path: Path) -> None:
+    engine = make(tmp_path, MODELS["states"])
+    several = SamplingParams(temperature=0, max_tokens=6, n=3, ignore_eos=True)
+    first = run(engine, PROMPTS[:1], several)
+    assert run(engine, PROMPTS[:1], several) == first
+    assert engine.stats().prefix_hits == 0
+    assert not engine.resolved.enable_prefix_caching
+    search = SamplingParams(temperature=0, n=2, use_beam_search=True, max_tokens=4)
+    with pytest.raises(RequestError, match="no beam search: layers with a recurrent state must"):
+        engine.add(GenerateRequest(id="search", prompt_token_ids=PROMPTS[0], params=search))
+
+
+@pytest.mark.parametrize(
+    ("wish", "words"),
+    [
+        ({"preemption_mode": "swap"}, "--preemption-mode swap: layers with a recurrent state"),
+        ({"kv_offloading_size": 0.01}, "--kv-offloading-size: layers with a recurrent state"),
+    ],
+)
+def test_states_stay_on_the_device(wish: dict[str, Any], words: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=words):
+        make(tmp_path, MODELS["states"], **wish)
+    with pytest.raises(ConfigError, match="heads are unlike stay on the device"):
+        make(tmp_path, MODELS["wide"], **wish)
+
+
+def test_groups_have_arrays_of_their_own_shapes(tmp_path: Path) -> None:
+    engine = make(tmp_path, MODELS["all"])
+    *paged, states = engine.runner.kv
+    assert [[plane.shape[1:] for plane in arrays.planes] for arrays in paged] == [
+        [(1, 8, 16)] * 2,
+        [(2, 8, 8)] * 2,
+        [(2, 8, 8)] * 2,
+    ]
+    assert [arrays.layers for arrays in paged] == [1, 1, 1]
+    assert isinstance(states, StateArrays)
+    assert [array.shape for array in states.arrays] == [(2, 5, 4, 3), (2, 5, 4)]
+    assert engine.resolved.windows == (None, None, 12)
+
+
+@pytest.mark.parametrize("shards", [2, 4])
+def test_states_are_divided_over_devices(shards: int, tmp_path: Path) -> None:
+    one = run(make(tmp_path, MODELS["states"]), PROMPTS[:3], GREEDY)
+    several = make(tmp_path, MODELS["states"], tensor_parallel_size=shards)
+    assert run(several, PROMPTS[:3], GREEDY) == one
+
+
+def test_8_bit_pages_beside_states(tmp_path: Path) -> None:
+    engine = make(tmp_path, MODELS["states"], kv_cache_dtype="fp8")
+    found = run(engine, PROMPTS, GREEDY)
+    assert all(len(tokens) == 12 for tokens in found)
+    assert engine.runner.kv[-1].arrays[0].dtype == jnp.float32

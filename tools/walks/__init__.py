@@ -1,0 +1,1 @@
+"""Which files one path through the engine passes, found by running it."""
