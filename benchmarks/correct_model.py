@@ -22,7 +22,7 @@ from jax import Array
 
 from benchmarks.shapes import PREFIX, engine_options
 from jaxllm import models, weights
-from jaxllm.cache.arrays import DROP_PAGE, KVCache, PagedArrays, zeros_of
+from jaxllm.cache.arrays import DROP_PAGE, KVCache, PagedArrays, Zeros
 from jaxllm.cache.backends import Target, own_backend
 from jaxllm.cache.groups import Place
 from jaxllm.cache.kv import PagedContext
@@ -184,7 +184,7 @@ class TeacherForced:
         rows = len(prompts)
         said = rng.integers(0, self.spec.vocab_size, (rows, max(prompts) + STEPS))
         table = jnp.asarray(rng.permutation(rows * self.width).reshape(rows, self.width), jnp.int32)
-        pool = zeros_of(self._pool(rows, variant.kv_dtype or variant.dtype))
+        pool = Zeros()(self._pool(rows, variant.kv_dtype or variant.dtype))
         done, out = np.zeros(rows, int), []
         for step in range(-(-max(prompts) // CHUNK) + STEPS):
             chunk = CHUNK if step * CHUNK < max(prompts) else 1

@@ -21,7 +21,7 @@ from benchmarks.correct_engine import GOLDENS, ask, shared
 from benchmarks.correct_model import PAGE, Tokens, forward
 from benchmarks.record import finish, parser
 from jaxllm import LLM, SamplingParams, models, weights
-from jaxllm.cache.arrays import PagedArrays, zeros_of
+from jaxllm.cache.arrays import PagedArrays, Zeros
 from jaxllm.cache.backends import Target, own_backend
 from jaxllm.locate import locate
 from jaxllm.mesh import make_mesh
@@ -93,7 +93,7 @@ class Reader:
 
     def losses(self, ids: list[int], whole: bool) -> np.ndarray:
         """Negative log-likelihood of every token but the first, read at once or one by one."""
-        pool, table = zeros_of(self.pool), jnp.arange(LENGTH // PAGE, dtype=jnp.int32)[None]
+        pool, table = Zeros()(self.pool), jnp.arange(LENGTH // PAGE, dtype=jnp.int32)[None]
         chunk, logits = LENGTH if whole else 1, []
         for at in range(0, 1 if whole else len(ids), 1):
             some = np.zeros(chunk, np.int32)

@@ -64,7 +64,7 @@ def choose(models: Sequence[Times], candidates: Sequence[dict[str, Any]]) -> lis
 def prepared(model: str, options: dict[str, Any]) -> tuple[Setup, tuple[jax.Array, ...], KVCache]:
     """What programs of a model run on: the decisions of a start, weights and pages."""
     from jaxllm import weights
-    from jaxllm.cache.arrays import zeros_of
+    from jaxllm.cache.arrays import Zeros
     from jaxllm.config import EngineConfig
     from jaxllm.engine.runtime.lattice import weight_leaves
     from jaxllm.engine.startup.device_client import reserve_memory
@@ -85,7 +85,7 @@ def prepared(model: str, options: dict[str, Any]) -> tuple[Setup, tuple[jax.Arra
             config.load_format,
         )[1]
     )
-    return setup, leaves, zeros_of(abstract_pages(setup))
+    return setup, leaves, Zeros()(abstract_pages(setup))
 
 
 def measure(

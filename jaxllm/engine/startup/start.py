@@ -17,7 +17,6 @@ import jax
 from jax.sharding import Mesh
 
 from jaxllm import weights
-from jaxllm.cache.arrays import zeros_of
 from jaxllm.config import ConfigError, EngineConfig, Resolved
 from jaxllm.engine.constraints.grammars import Grammars
 from jaxllm.engine.runtime.compilation.exports import is_private
@@ -349,7 +348,7 @@ def _load(
 def _make_runner(loaded: Sequence[Loaded], meshes: Sequence[Mesh], report: Report) -> Running:
     """What runs the programs of this process's stages, with new pages."""
     with report.phase("Allocating KV pages"):
-        pages = [zeros_of(abstract_pages(stage.setup)) for stage in loaded]
+        pages = [stage.programs.shapes.zeros(abstract_pages(stage.setup)) for stage in loaded]
         jax.block_until_ready(pages)
     setup, programs, leaves = loaded[-1]
     if setup.spec.pooling is not None:
