@@ -19,6 +19,7 @@ from jaxllm import EngineConfig, SamplingParams
 from jaxllm.engine.engine import Engine
 from jaxllm.engine.load import load_engine
 from jaxllm.messages import GenerateRequest
+from jaxllm.prompt import Prompt
 
 # The workload on which KV waste is counted: mean length 250 and more
 LONG = {"num_prompts": 48, "input_len": 250}
@@ -96,7 +97,7 @@ def workload(a: argparse.Namespace, vocab: int) -> list[GenerateRequest]:
             length += 1
         prompt = [rng.randrange(vocab) for _ in range(a.input_len)]
         params = SamplingParams(temperature=0, max_tokens=length, ignore_eos=True, detokenize=False)
-        requests.append(GenerateRequest(id=str(i), prompt_token_ids=prompt, params=params))
+        requests.append(GenerateRequest(id=str(i), prompt=Prompt(prompt), params=params))
     return requests
 
 

@@ -31,7 +31,7 @@ from benchmarks.soak import soak
 from jaxllm import LLM
 from jaxllm.engine.runtime.lattice import forward_key
 from jaxllm.engine.startup.device_client import reserve_memory
-from jaxllm.engine.startup.start import use_compilation_cache
+from jaxllm.engine.startup.program_cache import use_compilation_cache
 
 type Row = dict[str, Any]
 

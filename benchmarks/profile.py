@@ -31,6 +31,7 @@ from benchmarks.shapes import engine_options
 from jaxllm import LLM, SamplingParams
 from jaxllm.engine.scheduling.buckets import Buckets
 from jaxllm.messages import GenerateRequest
+from jaxllm.prompt import Prompt
 
 # Events of the CPU runtime that are marks, or waits for work
 SYNTHETIC = ("ThreadpoolListener::", "ThunkExecutor::", "SlinkyThreadPool::", "end: ")
@@ -105,7 +106,7 @@ def submit(llm: LLM, a: argparse.Namespace, tag: str) -> list[str]:
     ids = [f"{tag}-{n}" for n in range(a.batch_size)]
     for id in ids:
         prompt = [rng.randrange(engine.resolved.vocab_size) for _ in range(a.input_len)]
-        engine.add(GenerateRequest(id=id, prompt_token_ids=prompt, params=params))
+        engine.add(GenerateRequest(id=id, prompt=Prompt(prompt), params=params))
     return ids
 
 

@@ -24,6 +24,7 @@ from benchmarks.deadline import ends_within
 from jaxllm import LLM, SamplingParams
 from jaxllm.engine.engine import Engine
 from jaxllm.messages import GenerateRequest
+from jaxllm.prompt import Prompt
 
 PROMPTS = 24
 # Of a prompt and of an answer: short ones are admitted, and then grow out of the pool
@@ -93,7 +94,7 @@ class Traffic:
             id = f"{number}-{draw.getrandbits(60)}"
             self.got[id], self.wanted[id] = [], (number, tokens)
             given = GenerateRequest(
-                id=id, prompt_token_ids=self.prompts[number], params=greedy(tokens)
+                id=id, prompt=Prompt(self.prompts[number]), params=greedy(tokens)
             )
             self.engine.add(given)
         if self.got and draw.random() < 0.01:

@@ -36,6 +36,7 @@ def child(began: float, options: dict[str, Any]) -> None:
     from jaxllm.engine.load import load_engine
     from jaxllm.engine.startup.report import Report
     from jaxllm.messages import GenerateRequest
+    from jaxllm.prompt import Prompt
     from jaxllm.sampling.options import SamplingParams
 
     phases = {"Interpreter and imports": time.perf_counter() - began}
@@ -45,7 +46,7 @@ def child(began: float, options: dict[str, Any]) -> None:
     engine.add(
         GenerateRequest(
             id="first",
-            prompt_token_ids=[1, 2, 3, 4],
+            prompt=Prompt([1, 2, 3, 4]),
             params=SamplingParams(max_tokens=1, ignore_eos=True),
         )
     )

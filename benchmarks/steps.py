@@ -65,10 +65,11 @@ def measured(a: argparse.Namespace, options: dict[str, Any]) -> list[dict[str, A
     from jaxllm.engine.runtime.launch import Launch
     from jaxllm.engine.runtime.runner import Runner
     from jaxllm.engine.scheduling.plan import Plan
-    from jaxllm.engine.startup.sizing import make_programs
+    from jaxllm.engine.startup.lattice import make_programs
 
-    setup, leaves, kv = prepared(a.model, options)
-    programs = make_programs(replace(setup, buckets=chosen(setup.buckets, a.decode, a.extend)))
+    lattice, leaves, kv = prepared(a.model, options)
+    buckets = chosen(lattice.buckets, a.decode, a.extend)
+    programs = make_programs(replace(lattice, buckets=buckets))
     programs.compile(
         [key for key in programs.lattice if key[0] in ("decode", "extend", "update_slots")]
     )

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     import jax
 
     from jaxllm.cache.arrays import KVCache
-    from jaxllm.engine.startup.resolve import Setup
+    from jaxllm.engine.startup.lattice import Lattice
 
 CANDIDATES: tuple[dict[str, Any], ...] = (
     {},
@@ -61,31 +61,26 @@ def choose(models: Sequence[Times], candidates: Sequence[dict[str, Any]]) -> lis
     return [entry for entry in entries if entry["options"]]
 
 
-def prepared(model: str, options: dict[str, Any]) -> tuple[Setup, tuple[jax.Array, ...], KVCache]:
+def prepared(model: str, options: dict[str, Any]) -> tuple[Lattice, tuple[jax.Array, ...], KVCache]:
     """What programs of a model run on: the decisions of a start, weights and pages."""
-    from jaxllm import weights
     from jaxllm.cache.arrays import Zeros
     from jaxllm.config import EngineConfig
-    from jaxllm.engine.runtime.lattice import weight_leaves
     from jaxllm.engine.startup.device_client import reserve_memory
-    from jaxllm.engine.startup.resolve import resolve
-    from jaxllm.engine.startup.sizing import abstract_pages
-    from jaxllm.locate import locate
+    from jaxllm.engine.startup.lattice import plan_lattice
+    from jaxllm.engine.startup.memory_plan import first_plan
+    from jaxllm.engine.startup.model_plan import plan_model
+    from jaxllm.engine.startup.weight_source import WeightSource
+    from jaxllm.engine.startup.wishes import read_wishes
     from jaxllm.mesh import make_mesh
 
     config = EngineConfig(**(engine_options(model) | options))
     reserve_memory(config.gpu_memory_utilization)
-    setup = resolve(
-        config, weights.ModelFiles(locate(config.model)), [make_mesh(config.tensor_parallel_size)]
-    )
-    leaves, _ = weight_leaves(
-        weights.load(
-            setup.resolved.model_dir,
-            weights.outline(setup.spec, setup.mesh, setup.dtype),
-            config.load_format,
-        )[1]
-    )
-    return setup, leaves, Zeros()(abstract_pages(setup))
+    wishes = read_wishes(config)
+    with wishes.files:
+        plan = plan_model(wishes, [make_mesh(config.tensor_parallel_size)])
+        lattice = plan_lattice(plan, first_plan(plan))
+        leaves = WeightSource([plan], files=wishes.files).read()
+    return lattice, leaves, Zeros()(lattice.pages())
 
 
 def measure(
@@ -98,17 +93,15 @@ def measure(
     from jaxllm.engine.runtime.compilation.xla_options import Entry, XlaOptions
     from jaxllm.engine.runtime.runner import Runner
     from jaxllm.engine.scheduling.buckets import ExtendShape
-    from jaxllm.engine.startup.sizing import make_programs
+    from jaxllm.engine.startup.lattice import make_programs
 
-    setup, leaves, kv = prepared(model, options)
+    lattice, leaves, kv = prepared(model, options)
     found: dict[tuple[str, int], list[float]] = {}
     for candidate in candidates:
         table = XlaOptions(
             tuple(Entry(kind, 0, ALL_ROWS, candidate) for kind in ("decode", "extend"))
         )
-        programs = make_programs(
-            setup, Executables(table, platform=setup.mesh.devices.flat[0].platform)
-        )
+        programs = make_programs(lattice, Executables(table, platform=lattice.platform))
         programs.compile_all()
         runner = Runner(programs, leaves, kv, [])
         times: dict[tuple[str, int], float] = {}

@@ -21,7 +21,7 @@ from jaxllm.grammar.structure import StructureError
 from jaxllm.library.driver import Driver
 from jaxllm.library.inputs import (
     Message,
-    Prompt,
+    PromptType,
     as_list,
     cache_salt,
     check_beam_arguments,
@@ -44,6 +44,7 @@ from jaxllm.library.pooling import PoolingCalls
 from jaxllm.locate import locate
 from jaxllm.messages import GenerateRequest
 from jaxllm.metrics import Metric, engine_metrics
+from jaxllm.prompt import Prompt
 from jaxllm.sampling.defaults import generation_config, sampling_defaults
 from jaxllm.sampling.options import BeamSearchParams, SamplingParams
 from jaxllm.sampling.processor_arguments import Function
@@ -161,7 +162,7 @@ class LLM(PoolingCalls):
 
     def generate(
         self,
-        prompts: Prompt | Sequence[Prompt],
+        prompts: PromptType | Sequence[PromptType],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
         use_tqdm: bool = True,
@@ -191,7 +192,7 @@ class LLM(PoolingCalls):
 
     def beam_search(
         self,
-        prompts: Prompt | Sequence[Prompt],
+        prompts: PromptType | Sequence[PromptType],
         params: BeamSearchParams,
         *,
         use_tqdm: bool = False,
@@ -269,7 +270,7 @@ class LLM(PoolingCalls):
             inputs.append((self._reader().decode(ids, skip_special_tokens=False), ids, None))
         return self._run(inputs, self._params(sampling_params, len(inputs)), use_tqdm)
 
-    def _tokenized(self, prompt: Prompt) -> Input:
+    def _tokenized(self, prompt: PromptType) -> Input:
         text, ids = text_or_ids(prompt)
         ids = self._reader().encode(text or "") if ids is None else ids
         return text, ids, cache_salt(prompt)
@@ -326,7 +327,7 @@ class LLM(PoolingCalls):
         requests = (
             GenerateRequest(
                 id=f"offline-{next(self._ids)}",
-                prompt_token_ids=p.truncated(ids, limit),
+                prompt=Prompt(p.truncated(ids, limit)),
                 params=p,
                 cache_salt=salt,
                 grammar=grammar,

@@ -9,6 +9,7 @@ from typing import Any
 
 import msgspec
 
+from jaxllm.prompt import Prompt
 from jaxllm.sampling.options import SamplingParams
 
 MAX_SCORES = 2**20  # log-probabilities of the prompts of one request
@@ -93,7 +94,7 @@ class GenerateRequest:
     """
 
     id: str
-    prompt_token_ids: list[int]
+    prompt: Prompt
     params: SamplingParams
     arrival: float = field(default_factory=time.time)
     grammar: str | None = None
@@ -116,7 +117,7 @@ class PoolingRequest:
     """
 
     id: str
-    prompt_token_ids: list[int]
+    prompt: Prompt
     params: SamplingParams = field(default_factory=lambda: SamplingParams(max_tokens=1))
     arrival: float = field(default_factory=time.time)
     cache_salt: str | None = None

@@ -41,7 +41,7 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> set[str]:
 
 @pytest.mark.slow
 def test_the_wheel_holds_both_packages_with_their_data(files):
-    wanted = {"__init__.py", "cli.py", "py.typed", "server/__main__.py", "engine/engine.py"}
+    wanted = {"__init__.py", "cli/__init__.py", "py.typed", "server/__main__.py", "engine/engine.py"}
     assert {f"jaxllm/{name}" for name in wanted} <= files
     page = {"index.html", "app.js", "icon.svg", "chat/view.js", "engine/view.js", "lib/api.js"}
     assert {f"jaxllm/server/page/static/{name}" for name in page} <= files

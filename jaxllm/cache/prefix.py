@@ -1,9 +1,9 @@
 """Which page holds which prefix: an index from the chained hash of full pages to the page. Imports
 no jax.
 
-A page's hash covers its own tokens and, through its parent's hash, every token before it, so equal
-hashes mean equal KV. The index holds no references: a page may be in use or free (and then findable
-until the pool hands it out again).
+A page's hash covers the keys of its own tokens (`Prompt.keys`) and, through its parent's hash,
+those of every token before it, so equal hashes mean equal KV. The index holds no references: a page
+may be in use or free (and then findable until the pool hands it out again).
 """
 
 from __future__ import annotations
@@ -45,12 +45,12 @@ class PageHasher:
             )
         return digest.digest()
 
-    def extend(self, hashes: list[bytes], tokens: Sequence[int], root: bytes | None = None) -> None:
-        """Append to `hashes` those of the full pages of `tokens`, which start where `hashes` ends,
-        or at `root` (by default the one that all requests share)."""
+    def extend(self, hashes: list[bytes], keys: Sequence[int], root: bytes | None = None) -> None:
+        """Append to `hashes` those of the full pages of tokens with these `keys`, of 32 bits, which
+        start where `hashes` ends, or at `root` (by default the one that all requests share)."""
         size = self.page_size
-        count = len(tokens) // size
-        data = memoryview(struct.pack(f"<{count * size}i", *tokens[: count * size]))
+        count = len(keys) // size
+        data = memoryview(struct.pack(f"<{count * size}i", *keys[: count * size]))
         parent = hashes[-1] if hashes else root or self.start
         for i in range(count):
             digest = self._page.copy()

@@ -63,7 +63,7 @@ def parser() -> argparse.ArgumentParser:
 
 def _keep(argv: list[str], environ: Mapping[str, str]) -> int:
     """Write an entry of a cache of weights."""
-    from jaxllm.engine.startup.keep_weights import keep_weights
+    from jaxllm.engine.startup.weight_source import keep_weights
     from jaxllm.server.command_line.options import parse_models
     from jaxllm.server.lifecycle.serve import find_model
 

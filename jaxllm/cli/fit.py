@@ -84,7 +84,7 @@ def _check(name: str, launch: Launch) -> bool:
 
     if launch.devices is not None:
         os.environ[DEVICES] = launch.devices  # before JAX looks
-    from jaxllm.engine.startup.check import check_fit
+    from jaxllm.engine.startup.started import check_fit
 
     try:
         rows = check_fit(launch.config)

@@ -21,7 +21,7 @@ from jaxllm.engine.runtime.runner import Runner
 from jaxllm.engine.scheduling.request import Status
 from jaxllm.engine.scheduling.scheduler import Scheduler
 from jaxllm.engine.sleep import Sleeper
-from jaxllm.engine.startup.start import Started
+from jaxllm.engine.startup.started import Started
 from jaxllm.engine.steps.commit import Commit
 from jaxllm.engine.steps.constrained import ConstrainedDraws
 from jaxllm.engine.steps.generating import GeneratingSteps
@@ -158,13 +158,13 @@ class Engine:
                 self.scheduler.finish(choice)
                 self.grammars.release(choice)
             raise
-        self._counters.prompt_tokens += len(request.prompt_token_ids)
+        self._counters.prompt_tokens += len(request.prompt.tokens)
 
     def uncached_tokens(self, request: GenerateRequest) -> int:
         """Prompt tokens of a request that has just entered which must be computed, as known now."""
         state = self.requests.states.get(request.id)
         if state is None:
-            return len(request.prompt_token_ids)
+            return len(request.prompt.tokens)
         return self.scheduler.kv_manager.uncached_tokens(state.choices[0])
 
     def abort(self, request_id: str) -> None:

@@ -13,7 +13,9 @@ from jaxllm.engine.runtime.launch import Launch
 from jaxllm.engine.runtime.replay import replay
 from jaxllm.engine.scheduling.plan import Moves
 from jaxllm.engine.startup.report import Report
-from jaxllm.engine.startup.start import Running, WeightSource, start
+from jaxllm.engine.startup.runners import Running
+from jaxllm.engine.startup.started import start
+from jaxllm.engine.startup.weight_source import WeightSource
 from jaxllm.hosts.follower import Follower
 
 # Devices that wait for those of another host may notice its end before its connection tells

@@ -16,7 +16,7 @@ from jaxllm.engine.runtime.runner import Runner
 from jaxllm.engine.scheduling.scheduler import Scheduler
 from jaxllm.engine.startup.make_scheduler import make_scheduler, scheduler_class
 from jaxllm.engine.startup.report import Report
-from jaxllm.engine.startup.start import Started, start
+from jaxllm.engine.startup.started import Started, start
 from jaxllm.engine.transfer.transfer import Endpoint, PageTransfer
 from jaxllm.kv_events.publisher import Publisher
 from jaxllm.kv_events.settings import KVEventSettings

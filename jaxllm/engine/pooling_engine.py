@@ -14,7 +14,7 @@ from jaxllm.engine.scheduling.plan import Traffic
 from jaxllm.engine.scheduling.request import Request
 from jaxllm.engine.scheduling.scheduler import Scheduler
 from jaxllm.engine.sleep import Sleeper
-from jaxllm.engine.startup.start import Started
+from jaxllm.engine.startup.started import Started
 from jaxllm.engine.steps.loop import StepLoop
 from jaxllm.engine.steps.pooling import PooledRequests, PoolingSteps
 from jaxllm.messages import EngineStats, GenerateRequest, PoolingRequest, TextDelta
@@ -89,7 +89,7 @@ class PoolingEngine:
             Request(
                 id=request.id,
                 index=0,
-                prompt=request.prompt_token_ids,
+                prompt=request.prompt,
                 params=request.params,
                 seed=0,
                 arrival=request.arrival,
@@ -98,7 +98,7 @@ class PoolingEngine:
                 second_text=request.second_text,
             )
         )
-        self._counters.prompt_tokens += len(request.prompt_token_ids)
+        self._counters.prompt_tokens += len(request.prompt.tokens)
 
     def uncached_tokens(self, request: PoolingRequest) -> int:
         """Prompt tokens of a request that has just entered which must be computed, as known now."""

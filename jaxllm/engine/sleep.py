@@ -15,7 +15,7 @@ from jax import Array
 
 from jaxllm.commands import UpdateWeights
 from jaxllm.engine.runtime.pipeline.follower import StageFollower
-from jaxllm.engine.startup.start import Started
+from jaxllm.engine.startup.started import Started
 from jaxllm.mesh import lacks_memory
 from jaxllm.messages import RequestError
 from jaxllm.weights import GivenArrays, ModelFiles

@@ -12,7 +12,7 @@ from jaxllm.config import NEUTRAL_ARGUMENTS, ConfigError, EngineConfig, check_ne
 from jaxllm.messages import RequestError
 from jaxllm.sampling.options import BeamSearchParams, SamplingParams
 
-type Prompt = str | Sequence[int] | Mapping[str, Any]
+type PromptType = str | Sequence[int] | Mapping[str, Any]
 type Message = Mapping[str, Any]
 
 # With the usual types first: those of abc take long to ask
@@ -36,7 +36,7 @@ def engine_arguments(arguments: Mapping[str, Any]) -> dict[str, Any]:
     return out
 
 
-def as_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
+def as_list(prompts: PromptType | Sequence[PromptType]) -> list[PromptType]:
     """One prompt or several, as a list. Raises RequestError."""
     if not isinstance(prompts, list) and isinstance(prompts, (str, *MAPPINGS)):
         return [prompts]
@@ -56,7 +56,7 @@ def as_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
     return [items] if items and isinstance(items[0], (int, np.integer)) else items
 
 
-def text_or_ids(prompt: Prompt) -> tuple[str | None, list[int] | None]:
+def text_or_ids(prompt: PromptType) -> tuple[str | None, list[int] | None]:
     """A prompt's text and its token ids, None for one that is not given. Raises RequestError."""
     if isinstance(prompt, MAPPINGS):
         if "prompt_token_ids" in prompt:
@@ -77,7 +77,7 @@ def text_or_ids(prompt: Prompt) -> tuple[str | None, list[int] | None]:
     return prompt, None
 
 
-def cache_salt(prompt: Prompt) -> str | None:
+def cache_salt(prompt: PromptType) -> str | None:
     """The salt of a prompt that is a dict."""
     return prompt.get("cache_salt") if isinstance(prompt, MAPPINGS) else None
 

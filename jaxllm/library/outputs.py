@@ -263,7 +263,7 @@ class OutputBuilder:
 
     def __init__(self, request: GenerateRequest, prompt: str | None, text_of: TokenText):
         choices = [CompletionOutput(index) for index in range(request.params.n)]
-        self.output = RequestOutput(request.id, prompt, request.prompt_token_ids, choices)
+        self.output = RequestOutput(request.id, prompt, request.prompt.tokens, choices)
         self._scored, self._text_of = request.params.logprobs is not None, text_of
         self._texts: list[list[str]] = [[] for _ in choices]
         self._packed: list[list[bytes]] = [[] for _ in choices]

@@ -12,7 +12,7 @@ from jaxllm.config import ConfigError
 from jaxllm.engine.engine import Engine
 from jaxllm.engine.pooling_engine import PoolingEngine
 from jaxllm.library.driver import Driver
-from jaxllm.library.inputs import Prompt, as_list, cache_salt, text_or_ids
+from jaxllm.library.inputs import PromptType, as_list, cache_salt, text_or_ids
 from jaxllm.library.outputs import (
     ClassificationOutput,
     EmbeddingOutput,
@@ -31,6 +31,7 @@ from jaxllm.pooled import (
     result,
 )
 from jaxllm.pooling import TASKS
+from jaxllm.prompt import Prompt
 from jaxllm.sampling.options import SamplingParams
 from jaxllm.tokenizer import Pair, Tokenizer
 
@@ -47,7 +48,7 @@ class PoolingCalls:
 
     def encode(
         self,
-        prompts: Prompt | Sequence[Prompt],
+        prompts: PromptType | Sequence[PromptType],
         pooling_params: PoolingParams | None = None,
         *,
         pooling_task: str | None = None,
@@ -73,7 +74,7 @@ class PoolingCalls:
 
     def embed(
         self,
-        prompts: Prompt | Sequence[Prompt],
+        prompts: PromptType | Sequence[PromptType],
         *,
         use_tqdm: bool = True,
         pooling_params: PoolingParams | None = None,
@@ -88,7 +89,7 @@ class PoolingCalls:
 
     def classify(
         self,
-        prompts: Prompt | Sequence[Prompt],
+        prompts: PromptType | Sequence[PromptType],
         *,
         use_tqdm: bool = True,
         pooling_params: PoolingParams | None = None,
@@ -152,7 +153,7 @@ class PoolingCalls:
         requests = [
             PoolingRequest(
                 id=f"pooled-{next(self._ids)}",
-                prompt_token_ids=ids,
+                prompt=Prompt(ids),
                 params=drawn,
                 cache_salt=salt,
                 second_text=second,
@@ -177,8 +178,7 @@ class PoolingCalls:
         if failed:
             raise RequestError(failed[0] or "the engine gave no result", None, "failed")
         return [
-            PooledRequestOutput(each.id, each.prompt_token_ids, *found[each.id])
-            for each in requests
+            PooledRequestOutput(each.id, each.prompt.tokens, *found[each.id]) for each in requests
         ]
 
     def _checked(self, pooling_params: PoolingParams | None, *tasks: str) -> PoolingParams:
@@ -187,7 +187,9 @@ class PoolingCalls:
         check_params(check_task(resolved.pooling, *tasks), params, resolved.max_model_len)
         return params
 
-    def _encoded(self, prompts: Prompt | Sequence[Prompt], params: PoolingParams) -> list[Encoded]:
+    def _encoded(
+        self, prompts: PromptType | Sequence[PromptType], params: PoolingParams
+    ) -> list[Encoded]:
         limit, given = self.engine.resolved.max_model_len, as_list(prompts)
         found = [text_or_ids(prompt) for prompt in given]
         texts = [text or "" for text, ids in found if ids is None]

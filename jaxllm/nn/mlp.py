@@ -42,6 +42,14 @@ def is_fused(activation: str) -> bool:
     return computes(Gated(ACTIVATIONS[activation]))
 
 
+def workspace(activation: str, stream: int, product: int) -> int:
+    """As of `nn.weight.protocol.Held`, of plain weights: with products of gate and up apart, where
+    no kernel makes that of both."""
+    if is_fused(activation):
+        return 4 * stream + product
+    return 5 * stream + 2 * product
+
+
 type FeedForward = Callable[[Any, RowContext], Product]  # of tokens, or what its reader takes
 
 

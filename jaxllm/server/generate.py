@@ -13,6 +13,7 @@ import orjson
 
 from jaxllm.messages import GenerateRequest, RequestError, TextDelta, ThinkingBudget
 from jaxllm.prepared import NO_ADDITIONS, Additions, count_logprobs, prepared
+from jaxllm.prompt import Prompt
 from jaxllm.sampling.options import OPTIONS, SamplingParams, default_of
 from jaxllm.server.endpoint import Endpoint, send_json
 from jaxllm.server.engine.streams import Stream
@@ -61,7 +62,7 @@ class Generate(Endpoint):
         requests, spec, structure = await unless_gone(gone, self._prepare(id, request))
         reply = self.new_reply(id, request, spec)
         if self._state.settings.log_requests:
-            lengths = [len(one.prompt_token_ids) for one in requests[:MAX_LOGGED]]
+            lengths = [len(one.prompt.tokens) for one in requests[:MAX_LOGGED]]
             logger.info(
                 "%s: %d prompts of %s tokens%s",
                 reply.id,
@@ -105,7 +106,7 @@ class Generate(Endpoint):
         requests = [
             GenerateRequest(
                 id=f"{id}-{number}",
-                prompt_token_ids=ids,
+                prompt=Prompt(ids),
                 params=params[number],
                 cache_salt=generation.cache_salt,
                 grammar=grammar,

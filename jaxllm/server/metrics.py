@@ -180,13 +180,13 @@ class Metrics(Observer, Collector):
         params, generated = entry.request.params, entry.tokens.get(delta.index, 0)
         values: dict[str, float] = {
             "vllm:e2e_request_latency_seconds": now - entry.submitted,
-            "vllm:request_prompt_tokens": len(entry.request.prompt_token_ids),
+            "vllm:request_prompt_tokens": len(entry.request.prompt.tokens),
             "vllm:request_generation_tokens": generated,
         }
         if entry.open_choices == 1:
             values |= {
                 "vllm:request_max_num_generation_tokens": max(entry.tokens.values(), default=0),
-                "vllm:request_prefill_kv_computed_tokens": len(entry.request.prompt_token_ids)
+                "vllm:request_prefill_kv_computed_tokens": len(entry.request.prompt.tokens)
                 - delta.num_cached_tokens,
                 "vllm:request_params_n": params.n,
                 "vllm:request_params_max_tokens": params.max_tokens or 0,

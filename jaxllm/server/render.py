@@ -36,7 +36,7 @@ class Render(Generate):
         }
         return {
             "request_id": self.reply.prefix + one.id,
-            "token_ids": one.prompt_token_ids,
+            "token_ids": one.prompt.tokens,
             "model": request.generation.model,
             "sampling_params": changed,
             "stream": request.generation.streaming.enabled,

@@ -182,7 +182,7 @@ class _Trace:
 def attributes(entry: InFlight, trace: _Trace, model: str) -> dict[str, Any]:
     """A span's attributes, by the conventions for generative models and under vLLM's names."""
     request, generated = entry.request, sum(entry.tokens.values())
-    prompt: Sequence[int] = request.prompt_token_ids
+    prompt: Sequence[int] = request.prompt.tokens
     found: dict[str, Any] = {
         "gen_ai.operation.name": (
             "embeddings" if isinstance(request, PoolingRequest) else "text_completion"

@@ -11,8 +11,8 @@ import pytest
 from jaxllm import cli, weights
 from jaxllm.cli import fit
 from jaxllm.config import ConfigError, EngineConfig
-from jaxllm.engine.startup.check import check_fit
-from jaxllm.engine.startup.memory import MemoryBudget
+from jaxllm.engine.startup.budget import MemoryBudget
+from jaxllm.engine.startup.started import check_fit
 
 
 def test_a_model_that_fits_is_shown_as_it_would_be_served_and_nothing_is_loaded(
@@ -116,7 +116,7 @@ def test_a_device_whose_largest_step_does_not_fit_by_the_estimate_is_refused(
 ) -> None:
     """A start would compile the step before it says so."""
     small = MemoryBudget(usable=1 << 26, weights=1 << 24, workspace=1 << 26, shared=False)
-    monkeypatch.setattr("jaxllm.engine.startup.resolve.measure_budget", lambda *_: small)
+    monkeypatch.setattr("jaxllm.engine.startup.model_plan.measure_budget", lambda *_: small)
     with pytest.raises(ConfigError, match=r"is lacking for the rest.*What helps"):
         check_fit(EngineConfig(model="demo"))
 

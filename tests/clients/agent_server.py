@@ -32,7 +32,7 @@ class AgentEngine(FakeEngine):
 
     def add(self, request: GenerateRequest) -> None:
         assert self._tokenizer is not None
-        prompt = self._tokenizer.decode(request.prompt_token_ids, skip_special_tokens=False)
+        prompt = self._tokenizer.decode(request.prompt.tokens, skip_special_tokens=False)
         self._texts[request.id] = self._answer(prompt)
         super().add(request)
 

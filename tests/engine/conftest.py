@@ -19,6 +19,7 @@ from jaxllm.engine.load import load_engine
 from jaxllm.engine.startup.report import Report
 from jaxllm.logprobs import prompt_entries, unpacked
 from jaxllm.messages import GenerateRequest, PromptLogprobs, TextDelta, TokenLogprobs
+from jaxllm.prompt import Prompt
 from jaxllm.sampling.options import SamplingParams
 from jaxllm.sampling.processor_arguments import Function
 from tests.engine.few_shapes import few_shapes
@@ -114,7 +115,7 @@ def run(
     out = collect(
         engine,
         [
-            GenerateRequest(id=str(i), prompt_token_ids=p, params=s)
+            GenerateRequest(id=str(i), prompt=Prompt(p), params=s)
             for i, (p, s) in enumerate(zip(prompts, per_prompt, strict=True))
         ],
     )
@@ -227,7 +228,7 @@ def outcomes(
 ) -> list[Outcome]:
     """Every prompt at once through the engine; what became of each one's first choice."""
     requests = [
-        GenerateRequest(id=str(i), prompt_token_ids=p, params=s)
+        GenerateRequest(id=str(i), prompt=Prompt(p), params=s)
         for i, (p, s) in enumerate(zip(prompts, params, strict=True))
     ]
     deltas = collect(engine, requests)

@@ -21,6 +21,7 @@ from jaxllm.engine.scheduling.plan import Limits, Moves, Plan
 from jaxllm.engine.scheduling.policy import POLICIES
 from jaxllm.engine.scheduling.request import PromptSharing, Request, Status
 from jaxllm.engine.scheduling.scheduler import Scheduler
+from jaxllm.prompt import Prompt
 from jaxllm.sampling.options import SamplingParams
 from tests.engine.fake_device import EOS, FakeDevice, digests, generate, likely
 from tests.engine.fake_loop_checks import LoopChecks
@@ -163,7 +164,7 @@ class Loop(LoopChecks):
             request = Request(
                 id=str(number),
                 index=0,
-                prompt=prompt,
+                prompt=Prompt(prompt),
                 params=params,
                 seed=seed,
                 arrival=float(number),
@@ -188,7 +189,7 @@ class Loop(LoopChecks):
             self.unsaved.pop(place, None)
             self.device.host.pages.pop(place, None)
             end = (request.hashes.index(key) + 1) * size
-            self.coming.append((key, place, [*digests(request.prompt[:end])[-size:]]))
+            self.coming.append((key, place, [*digests(request.prompt.tokens[:end])[-size:]]))
 
     def arrive(self, number: int) -> None:
         """A page comes that was promised."""
@@ -311,7 +312,9 @@ class Loop(LoopChecks):
             else 0
         )
         known, said = (
-            generate(request.prompt, request.max_tokens, self.stop_at[request], request.seed),
+            generate(
+                request.prompt.tokens, request.max_tokens, self.stop_at[request], request.seed
+            ),
             len(request.output),
         )
         forced = known[said : said + room]
@@ -350,7 +353,7 @@ class Loop(LoopChecks):
         schedule needs."""
         while self.coming:
             self.arrive(0)
-        work = sum(len(r.prompt) + r.max_tokens for r in self.requests)
+        work = sum(len(r.prompt.tokens) + r.max_tokens for r in self.requests)
         limit = self.steps + 50 + 10 * work
         while self.scheduler.has_work or self.in_flight:
             self.step()
@@ -384,9 +387,9 @@ class Loop(LoopChecks):
         """The most likely tokens of a beam; forks begin where their parents are."""
         beams = self.searches[request.id]
         if beams.add_top_tokens(
-            request, likely(request.prompt + request.output, beams.search.needed)
+            request, likely(request.prompt.tokens + request.output, beams.search.needed)
         ):
-            self.found[request.id] = (self.searches.pop(request.id), request.prompt)
+            self.found[request.id] = (self.searches.pop(request.id), request.prompt.tokens)
         for member in beams.members:
             if member not in self.requests:
                 self.requests.append(member)

@@ -74,7 +74,7 @@ class LoopChecks:
             )
         for request, position in zip(plan.decodes, plan.positions, strict=True):
             self._progress(request, position, 1)
-            assert position == len(request.prompt) + request.num_scheduled_outputs - 2
+            assert position == len(request.prompt.tokens) + request.num_scheduled_outputs - 2
         for chunk in plan.chunks:
             self._check_chunk(chunk)
         for request in running:
@@ -183,7 +183,9 @@ class LoopChecks:
             del self.stop_at[request]
 
     def _check_output(self, request: Request) -> None:
-        expected = generate(request.prompt, request.max_tokens, self.stop_at[request], request.seed)
+        expected = generate(
+            request.prompt.tokens, request.max_tokens, self.stop_at[request], request.seed
+        )
         if request in self.aborted:
             expected = expected[: len(request.output)]
         assert request.output == expected, request.id

@@ -20,7 +20,7 @@ from jaxllm import weights
 from jaxllm.engine.runtime.compilation.executables import Executables, Recipe
 from jaxllm.engine.runtime.compilation.xla_options import XlaOptions
 from jaxllm.engine.scheduling.buckets import Buckets
-from jaxllm.engine.startup import sizing
+from jaxllm.engine.startup import lattice
 from jaxllm.weights import dummy
 
 SHARED = 128  # programs; each takes memory maps, of which a process has few
@@ -45,10 +45,10 @@ def shared() -> Iterator[None]:
         patch.setattr(weights, "outline", _outline)
         patch.setattr(weights, "Loader", lambda: _loader)
         patch.setattr(dummy, "_compile", lambda layout, key: _draw(layout))
-        patch.setattr(sizing, "Executables", Shared)
-        patch.setattr(sizing, "Exports", Facts)
+        patch.setattr(lattice, "Executables", Shared)
+        patch.setattr(lattice, "Exports", Facts)
         patch.setattr(
-            sizing,
+            lattice,
             "fingerprint",
             lambda facts: json.dumps(facts, sort_keys=True, default=str),
         )

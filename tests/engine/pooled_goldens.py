@@ -14,6 +14,7 @@ from jaxllm.engine.load import load_engine
 from jaxllm.engine.pooling_engine import PoolingEngine
 from jaxllm.messages import PoolingRequest
 from jaxllm.pooled import PoolingParams, result
+from jaxllm.prompt import Prompt
 from tests.engine.few_shapes import few_shapes
 from tests.goldens.pooled_cases import CASES, PROMPT_LENGTHS
 
@@ -50,7 +51,7 @@ def pool(
     assert engine.resolved.pooling is not None
     for index, prompt in enumerate(prompts):
         second = seconds[index] if seconds else 0
-        engine.add(PoolingRequest(id=str(index), prompt_token_ids=prompt, second_text=second))
+        engine.add(PoolingRequest(id=str(index), prompt=Prompt(prompt), second_text=second))
     found = {}
     while engine.has_work:
         for delta in engine.step():

@@ -16,6 +16,7 @@ from jaxllm.engine.scheduling.chunk_planner import CERTAIN_SHARE
 from jaxllm.grammar.checker import Checker
 from jaxllm.grammar.structure import StructuredOutputsParams
 from jaxllm.messages import GenerateRequest, RequestError
+from jaxllm.prompt import Prompt
 from jaxllm.sampling.options import SamplingParams
 from tests.engine.conftest import collect, entries_of, run, tokens_of, write_random
 
@@ -44,7 +45,7 @@ def doubled(logits_SV: jax.Array, state: Any, *, factor: float = 2.0) -> jax.Arr
 def request(
     params: SamplingParams, id: str = "r", prompt: list[int] | None = None
 ) -> GenerateRequest:
-    return GenerateRequest(id=id, prompt_token_ids=prompt or PROMPT, params=params)
+    return GenerateRequest(id=id, prompt=Prompt(prompt or PROMPT), params=params)
 
 
 def test_a_stop_token_ends_the_request_and_is_named(engine: Engine, free_run: list[int]) -> None:
@@ -236,14 +237,12 @@ def test_prefixes_are_shared_within_a_salt_only(make_engine: MakeEngine) -> None
     prompt, cached = PROMPT * 4, []
     for number, salt in enumerate((None, "a", "b", "a", None)):
         wanted = GenerateRequest(
-            id=str(number), prompt_token_ids=prompt, params=params, cache_salt=salt
+            id=str(number), prompt=Prompt(prompt), params=params, cache_salt=salt
         )
         cached.append(collect(engine, [wanted])[-1].num_cached_tokens)
     assert cached == [0, 0, 0, 24, 24]
     with pytest.raises(RequestError, match="cache_salt"):
-        engine.add(
-            GenerateRequest(id="x", prompt_token_ids=prompt, params=params, cache_salt="a/b")
-        )
+        engine.add(GenerateRequest(id="x", prompt=Prompt(prompt), params=params, cache_salt="a/b"))
 
 
 def test_the_engine_follows_the_policy_and_the_scheduler_that_were_asked_for(
@@ -280,7 +279,7 @@ def test_an_engine_learns_to_be_patient_only_from_those_who_look_out(
     engine.add(
         GenerateRequest(
             id="a",
-            prompt_token_ids=[5, 6, 7],
+            prompt=Prompt([5, 6, 7]),
             params=SamplingParams(max_tokens=40, ignore_eos=True),
         )
     )
@@ -306,7 +305,7 @@ def test_a_step_with_chunks_leaves_as_much_longer_to_look_out_as_warm_up_says(
         buckets.decode, 1e-3
     )
     params = SamplingParams(max_tokens=40, ignore_eos=True)
-    engine.add(GenerateRequest(id="a", prompt_token_ids=[5, 6, 7], params=params))
+    engine.add(GenerateRequest(id="a", prompt=Prompt([5, 6, 7]), params=params))
     for _ in range(4):
         engine.step()
     engine.steps.arrival_wait._decodes.seconds, engine.steps.arrival_wait._chunks.seconds = (
@@ -314,7 +313,7 @@ def test_a_step_with_chunks_leaves_as_much_longer_to_look_out_as_warm_up_says(
         9e-3,
     )
     assert engine.wait_seconds == 2e-4
-    engine.add(GenerateRequest(id="b", prompt_token_ids=[5, 6, 8], params=params))
+    engine.add(GenerateRequest(id="b", prompt=Prompt([5, 6, 8]), params=params))
     assert engine.wait_seconds == 0.0, "somebody waits already"
     engine.step()
     assert engine.wait_seconds == pytest.approx(CERTAIN_SHARE * 4e-3)

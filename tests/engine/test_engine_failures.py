@@ -7,6 +7,7 @@ import pytest
 
 from jaxllm.engine.engine import Engine
 from jaxllm.messages import GenerateRequest, RequestError
+from jaxllm.prompt import Prompt
 from jaxllm.sampling.options import SamplingParams
 from tests.by_layer import by_layer, spoiled
 from tests.engine.conftest import collect, run, tokens_of
@@ -35,7 +36,7 @@ def test_what_cannot_run_is_refused_by_name_and_changes_nothing(
     before = engine.stats()
     with pytest.raises(RequestError, match=says) as error:
         engine.add(
-            GenerateRequest(id="bad", prompt_token_ids=prompt, params=SamplingParams(**params))
+            GenerateRequest(id="bad", prompt=Prompt(prompt), params=SamplingParams(**params))
         )
     assert error.value.param == param
     assert engine.stats() == before

@@ -15,6 +15,7 @@ from jaxllm.engine.engine import Engine
 from jaxllm.grammar.checker import Checker
 from jaxllm.grammar.structure import StructuredOutputsParams
 from jaxllm.messages import GenerateRequest
+from jaxllm.prompt import Prompt
 from jaxllm.sampling.options import SamplingParams
 from tests.engine.conftest import collect, tokens_of, write_random
 
@@ -44,7 +45,7 @@ def grammar() -> Iterator[str]:
 
 def request(id: str, grammar: str | None = None, **params: Any) -> GenerateRequest:
     return GenerateRequest(
-        id=id, prompt_token_ids=PROMPT, params=SamplingParams(**PLAIN | params), grammar=grammar
+        id=id, prompt=Prompt(PROMPT), params=SamplingParams(**PLAIN | params), grammar=grammar
     )
 
 

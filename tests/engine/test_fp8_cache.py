@@ -13,6 +13,7 @@ import pytest
 from jaxllm.config import ConfigError, EngineConfig
 from jaxllm.engine.engine import Engine
 from jaxllm.messages import GenerateRequest
+from jaxllm.prompt import Prompt
 from jaxllm.sampling.options import SamplingParams
 from tests.by_layer import by_layer
 from tests.engine.conftest import Outcome, collect, outcomes, tokens_of
@@ -90,8 +91,8 @@ def test_choices_that_share_a_prompts_pages_get_what_each_gets_alone(
     sharing: Engine, quiet: Engine
 ) -> None:
     params = SamplingParams(temperature=1.0, seed=3, max_tokens=12, ignore_eos=True, n=3)
-    shared = collect(sharing, [GenerateRequest(id="a", prompt_token_ids=PROMPTS[3], params=params)])
-    alone = collect(quiet, [GenerateRequest(id="a", prompt_token_ids=PROMPTS[3], params=params)])
+    shared = collect(sharing, [GenerateRequest(id="a", prompt=Prompt(PROMPTS[3]), params=params)])
+    alone = collect(quiet, [GenerateRequest(id="a", prompt=Prompt(PROMPTS[3]), params=params)])
     assert [tokens_of(shared, "a", i) for i in range(3)] == [
         tokens_of(alone, "a", i) for i in range(3)
     ]

@@ -14,6 +14,7 @@ import pytest
 
 from jaxllm.engine.engine import Engine
 from jaxllm.messages import GenerateRequest
+from jaxllm.prompt import Prompt
 from jaxllm.sampling.options import SamplingParams
 from tests.engine.conftest import collect
 
@@ -45,7 +46,7 @@ def calls_of(engine: Engine, rows: int, options: dict[str, Any]) -> Counter[str]
     """In `STEPS` steps in which so many rows decode."""
     params = SamplingParams(temperature=0, max_tokens=30, ignore_eos=True, **options)
     for row in range(rows):
-        engine.add(GenerateRequest(id=str(row), prompt_token_ids=[row, 1], params=params))
+        engine.add(GenerateRequest(id=str(row), prompt=Prompt([row, 1]), params=params))
     for _ in range(WARM):
         engine.step()
     with counted() as calls:

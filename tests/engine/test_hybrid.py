@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -17,6 +18,7 @@ from jaxllm.engine.engine import Engine
 from jaxllm.engine.load import load_engine
 from jaxllm.messages import GenerateRequest, RequestError
 from jaxllm.nn.contexts.dense import DenseContext
+from jaxllm.prompt import Prompt
 from jaxllm.sampling.options import SamplingParams
 from tests import hybrid
 from tests.engine.conftest import run
@@ -24,6 +26,7 @@ from tests.engine.fake_host import Optimist
 from tests.engine.few_shapes import few_shapes
 from tests.hybrid import FULL, SHARED, SLIDING, STATE, WIDE
 
+LENGTH = 128
 GREEDY = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
 PROMPTS = [[(7 * i + 3 * j) % 96 for j in range(n)] for i, n in enumerate((40, 3, 90, 17, 25, 61))]
 MODELS = {
@@ -48,7 +51,7 @@ def make(path: Path, layers: tuple[str, ...], **overrides: Any) -> Engine:
         "load_format": "dummy",
         "skip_tokenizer_init": True,
         "dtype": "float32",
-        "max_model_len": 128,
+        "max_model_len": LENGTH,
         "max_num_seqs": 4,
         "max_num_batched_tokens": 32,
         "block_size": 8,
@@ -59,24 +62,29 @@ def make(path: Path, layers: tuple[str, ...], **overrides: Any) -> Engine:
         return load_engine(EngineConfig(**(wishes | overrides)))
 
 
-def dense(engine: Engine, prompt: list[int], count: int) -> list[int]:
-    """The same tokens by whole forwards."""
-    module = engine.runner.shapes.model.rebuild(engine.runner.weights)
-    tokens = list(prompt)
-    for _ in range(count):
-        token_T = jnp.array(tokens)
+def likeliest(engine: Engine, sequences: list[list[int]]) -> list[np.ndarray]:
+    """The likeliest token after each one of each sequence, by one forward of the whole."""
+    model = engine.runner.shapes.model
+
+    @jax.jit
+    def forward(weights: Any, token_T: jax.Array) -> jax.Array:
+        module = model.rebuild(weights)
         context = DenseContext()
-        hidden_TD = module(token_T, jnp.arange(len(tokens)), context)
-        tokens.append(int(np.argmax(module.logits(hidden_TD[-1:], context)[0])))
-    return tokens[len(prompt) :]
+        hidden_TD = module(token_T, jnp.arange(LENGTH), context)
+        return jnp.argmax(module.logits(hidden_TD, context), axis=-1)
+
+    # No token sees the padding behind it
+    padded = [np.pad(tokens, (0, LENGTH - len(tokens))) for tokens in sequences]
+    return [np.asarray(forward(engine.runner.weights, tokens)) for tokens in padded]
 
 
 @pytest.mark.parametrize("name", MODELS)
 def test_chunks_and_decodes_are_a_whole_forward(name: str, tmp_path: Path) -> None:
     engine = make(tmp_path, MODELS[name])
     found = run(engine, PROMPTS, GREEDY)
-    for prompt, tokens in zip(PROMPTS[:4], found, strict=False):
-        assert tokens == dense(engine, prompt, 12)
+    sequences = [prompt + tokens for prompt, tokens in zip(PROMPTS, found, strict=True)]
+    for prompt, tokens, wanted in zip(PROMPTS, found, likeliest(engine, sequences), strict=True):
+        assert tokens == wanted[len(prompt) - 1 :][: len(tokens)].tolist()
     engine.self_check()
 
 
@@ -98,7 +106,7 @@ def test_nothing_is_found_or_shared_before_a_state(tmp_path: Path) -> None:
     assert not engine.resolved.enable_prefix_caching
     search = SamplingParams(temperature=0, n=2, use_beam_search=True, max_tokens=4)
     with pytest.raises(RequestError, match="no beam search: layers with a recurrent state must"):
-        engine.add(GenerateRequest(id="search", prompt_token_ids=PROMPTS[0], params=search))
+        engine.add(GenerateRequest(id="search", prompt=Prompt(PROMPTS[0]), params=search))
 
 
 @pytest.mark.parametrize(
@@ -127,6 +135,14 @@ def test_groups_have_arrays_of_their_own_shapes(tmp_path: Path) -> None:
     assert isinstance(states, StateArrays)
     assert [array.shape for array in states.arrays] == [(2, 5, 4, 3), (2, 5, 4)]
     assert engine.resolved.windows == (None, None, 12)
+
+
+def test_keys_are_shared_within_a_stage(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="layer 2 would be in another stage than layer 1"):
+        make(tmp_path, MODELS["shared"], pipeline_parallel_size=2)
+    layers = (FULL, SHARED, STATE, FULL)
+    wanted = run(make(tmp_path, layers), PROMPTS, GREEDY)
+    assert run(make(tmp_path, layers, pipeline_parallel_size=2), PROMPTS, GREEDY) == wanted
 
 
 @pytest.mark.parametrize("shards", [2, 4])

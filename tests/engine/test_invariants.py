@@ -18,6 +18,7 @@ from jaxllm.engine.runtime.compilation.xla_options import XlaOptions
 from jaxllm.mesh import make_mesh
 from jaxllm.messages import GenerateRequest
 from jaxllm.nn.contexts.dense import DenseContext
+from jaxllm.prompt import Prompt
 from jaxllm.sampling.options import SamplingParams
 from tests.engine.conftest import TINY, Outcome, collect, outcomes
 from tests.engine.fake_host import Optimist
@@ -206,7 +207,7 @@ def test_the_choices_of_a_prompt_are_those_of_requests_of_their_own(
     engine = engine_for(how)
     params = SamplingParams(**SEEDED, n=3)
     requests = [
-        GenerateRequest(id=str(i), prompt_token_ids=p, params=params) for i, p in enumerate(PROMPTS)
+        GenerateRequest(id=str(i), prompt=Prompt(p), params=params) for i, p in enumerate(PROMPTS)
     ]
     deltas = collect(engine, requests)
     for i, expected in enumerate(choices_alone):

@@ -12,6 +12,7 @@ from jaxllm.config import ConfigError
 from jaxllm.engine.engine import Engine
 from jaxllm.kv_events.settings import KVEventSettings
 from jaxllm.messages import GenerateRequest
+from jaxllm.prompt import Prompt
 from jaxllm.sampling.options import SamplingParams
 from tests.engine.conftest import collect
 from tests.engine.scheduling.kv_event_consumer import Consumer, short
@@ -47,7 +48,7 @@ def test_a_subscriber_knows_the_blocks_of_an_engine(
     collect(
         engine,
         [
-            GenerateRequest(id=str(number), prompt_token_ids=prompt, params=params)
+            GenerateRequest(id=str(number), prompt=Prompt(prompt), params=params)
             for number, prompt in enumerate(PROMPTS)
         ],
     )

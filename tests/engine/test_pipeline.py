@@ -33,11 +33,12 @@ from jaxllm.engine.runtime.runner import Collected, Forwarded, Runner, StepResul
 from jaxllm.engine.scheduling.buckets import Buckets
 from jaxllm.engine.scheduling.plan import Limits, Moves, Plan
 from jaxllm.engine.scheduling.scheduler import Scheduler
-from jaxllm.engine.startup.check import check_fit
-from jaxllm.engine.startup.pipeline.divide import divide
-from jaxllm.engine.startup.start import Started, WeightSource
+from jaxllm.engine.startup.limits import divide
+from jaxllm.engine.startup.started import Started, check_fit
+from jaxllm.engine.startup.weight_source import WeightSource
 from jaxllm.messages import GenerateRequest
 from jaxllm.models import make_spec
+from jaxllm.prompt import Prompt
 from jaxllm.sampling.options import SamplingParams
 from tests.engine.conftest import TINY, collect, outcomes, run, tokens_of
 from tests.engine.fake_host import Optimist
@@ -181,7 +182,7 @@ def test_beams_of_a_search_run_in_one_group(make_engine: MakeEngine) -> None:
         deltas = collect(
             engine,
             [
-                GenerateRequest(id=str(i), prompt_token_ids=prompt, params=params)
+                GenerateRequest(id=str(i), prompt=Prompt(prompt), params=params)
                 for i, prompt in enumerate(PROMPTS[1:4])
             ],
         )
@@ -227,12 +228,10 @@ def apart(engine: Engine, told: Callable[[Command], None]) -> None:
     assert isinstance(runner.before, EarlierStages)
     follower = Devices(
         StageFollower(runner.before.stages, None, wire),  # type: ignore[arg-type]
-        WeightSource(engine.sleeper.source._setups[:1], engine.sleeper.source._config),
+        WeightSource(engine.sleeper.source.models[:1]),
     )
     runner.before = EarlierStages((), wire)  # type: ignore[arg-type]
-    engine.sleeper.source = WeightSource(
-        engine.sleeper.source._setups[1:], engine.sleeper.source._config
-    )
+    engine.sleeper.source = WeightSource(engine.sleeper.source.models[1:])
 
     def tell(command: Command) -> None:
         told(command)
@@ -378,7 +377,7 @@ def tokens_a_second(overlaps: bool) -> float:
     params = SamplingParams(temperature=0, max_tokens=tokens, ignore_eos=True)
     deltas = collect(
         Engine(parts, scheduler, seed=0),
-        [GenerateRequest(id=str(i), prompt_token_ids=[i], params=params) for i in range(4)],
+        [GenerateRequest(id=str(i), prompt=Prompt([i]), params=params) for i in range(4)],
     )
     assert all(len(tokens_of(deltas, str(i))) == tokens for i in range(4))
     return 4 * tokens / runner.clock

@@ -23,6 +23,7 @@ from jaxllm.engine.pooling_engine import PoolingEngine
 from jaxllm.mesh import make_mesh
 from jaxllm.messages import GenerateRequest, PoolingRequest, RequestError
 from jaxllm.pooled import PoolingParams, check_params, normalised
+from jaxllm.prompt import Prompt
 from jaxllm.sampling.options import SamplingParams
 from pallas_kernels.segment_attention import reference as segment_attention
 from tests.engine.pooled_goldens import (
@@ -154,20 +155,20 @@ def test_bad_requests_are_refused_and_disturb_nothing(embedder: PoolingEngine) -
         ([96], "token id 96"),
     ):
         with pytest.raises(RequestError, match=message):
-            embedder.add(PoolingRequest(id="bad", prompt_token_ids=prompt))
+            embedder.add(PoolingRequest(id="bad", prompt=Prompt(prompt)))
     with pytest.raises(RequestError, match="generates nothing"):
-        embedder.add(GenerateRequest(id="x", prompt_token_ids=[5], params=SamplingParams()))
+        embedder.add(GenerateRequest(id="x", prompt=Prompt([5]), params=SamplingParams()))
     assert len(pool(embedder, [[5] * 160])[0]) == 32  # as long as may be
     assert_close(pool(embedder, prompts), vectors)
 
 
 def test_a_generating_engine_refuses_to_pool(make_engine: Callable[..., Any]) -> None:
     with pytest.raises(RequestError, match="pools nothing"):
-        make_engine().add(PoolingRequest(id="x", prompt_token_ids=[5]))
+        make_engine().add(PoolingRequest(id="x", prompt=Prompt([5])))
 
 
 def test_an_aborted_request_gives_its_pages_back(embedder: PoolingEngine) -> None:
-    embedder.add(PoolingRequest(id="x", prompt_token_ids=[5] * 100))
+    embedder.add(PoolingRequest(id="x", prompt=Prompt([5] * 100)))
     embedder.abort("x")
     (delta,) = embedder.step()
     assert (delta.finish_reason, delta.pooled) == ("abort", None)

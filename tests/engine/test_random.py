@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from jaxllm.engine.engine import Engine
 from jaxllm.messages import GenerateRequest, TextDelta
+from jaxllm.prompt import Prompt
 from jaxllm.sampling.options import SamplingParams
 from tests.engine.conftest import Outcome, assert_same_logprobs, collect, reading_words
 from tests.engine.fake_host import Optimist
@@ -113,9 +114,7 @@ def some_request(rng: random.Random, number: int, openings: list[list[int]]) -> 
         options["prompt_logprobs"] = number % 3
     if options["temperature"] and rng.random() < 0.3:
         options["best_of"] = options["n"] + 1
-    return GenerateRequest(
-        id=f"r{number}", prompt_token_ids=prompt, params=SamplingParams(**options)
-    )
+    return GenerateRequest(id=f"r{number}", prompt=Prompt(prompt), params=SamplingParams(**options))
 
 
 def some_search(
@@ -136,7 +135,7 @@ def some_search(
         early_stopping=rng.choice((True, False, "never")),
         logprobs=rng.choice((None, 2)),
     )
-    return GenerateRequest(id=f"s{number}", prompt_token_ids=prompt, params=params)
+    return GenerateRequest(id=f"s{number}", prompt=Prompt(prompt), params=params)
 
 
 def traffic(engine: Engine, rng: random.Random, requests: list[GenerateRequest]) -> list[TextDelta]:

@@ -10,6 +10,7 @@ import pytest
 from jaxllm.engine.engine import Engine
 from jaxllm.engine.scheduling.request import PromptSharing
 from jaxllm.messages import GenerateRequest
+from jaxllm.prompt import Prompt
 from jaxllm.sampling.options import SamplingParams
 from tests.engine.conftest import collect, run
 
@@ -19,7 +20,7 @@ PROMPT = [5, 17, 40, 8, 23]
 
 
 def request(params: SamplingParams, id: str) -> GenerateRequest:
-    return GenerateRequest(id=id, prompt_token_ids=PROMPT, params=params)
+    return GenerateRequest(id=id, prompt=Prompt(PROMPT), params=params)
 
 
 def test_an_engine_in_order_passes_its_self_check(make_engine: MakeEngine) -> None:

@@ -10,7 +10,7 @@ from jax import Array
 
 from jaxllm.cache.peers import BACKEND, PeerTimeout, Sums
 from jaxllm.engine.engine import Engine
-from jaxllm.engine.startup import resolve
+from jaxllm.engine.startup import model_plan
 from jaxllm.sampling.options import SamplingParams
 from pallas_kernels.all_reduce import Group, mosaic_gpu_peers, reference
 from tests.engine.conftest import run
@@ -38,7 +38,7 @@ def used(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int]]:
     for name in ("add_norm", "all_reduce", "gather"):
         monkeypatch.setattr(mosaic_gpu_peers, name, stand_in(name))
     monkeypatch.setattr(mosaic_gpu_peers, "check", lambda group, part: _needs_inbox(group))
-    monkeypatch.setattr(resolve, "_sums", lambda *_: Sums(BACKEND, "as the test wants"))
+    monkeypatch.setattr(model_plan, "_sums", lambda *_: Sums(BACKEND, "as the test wants"))
     return found
 
 

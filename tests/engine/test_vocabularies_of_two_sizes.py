@@ -15,6 +15,7 @@ from jaxllm.engine.engine import Engine
 from jaxllm.grammar.checker import Checker
 from jaxllm.grammar.structure import StructuredOutputsParams
 from jaxllm.messages import GenerateRequest, RequestError
+from jaxllm.prompt import Prompt
 from jaxllm.sampling.options import SamplingParams
 from jaxllm.tokenizer import Tokenizer
 from tests.engine.conftest import TINY, collect, write_random
@@ -36,7 +37,7 @@ def said(
     engine: Engine, params: SamplingParams, grammar: str | None = None
 ) -> tuple[list[int], str]:
     """Tokens and text."""
-    asked = GenerateRequest(id="0", prompt_token_ids=[1, 2, 3], params=params, grammar=grammar)
+    asked = GenerateRequest(id="0", prompt=Prompt([1, 2, 3]), params=params, grammar=grammar)
     deltas = collect(engine, [asked])
     return [id for each in deltas for id in each.token_ids], "".join(each.text for each in deltas)
 
@@ -63,7 +64,7 @@ def test_a_token_without_a_row_is_refused_in_prompts_and_never_forced(
     ids = Tokenizer.load(tmp_path).encode(TEXT)
     assert max(ids) >= rows
     with pytest.raises(RequestError, match=rf"holds token id {max(ids)}; ids are 0 to {rows - 1}"):
-        engine.add(GenerateRequest(id="1", prompt_token_ids=ids, params=GREEDY))
+        engine.add(GenerateRequest(id="1", prompt=Prompt(ids), params=GREEDY))
     found, text = said(engine, GREEDY, grammar)
     assert text == TEXT and max(found) < rows
     engine.scheduler.check()

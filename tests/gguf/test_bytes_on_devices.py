@@ -16,7 +16,7 @@ import pytest
 
 from benchmarks.shapes import ALWAYS, SHAPES
 from jaxllm import weights
-from jaxllm.engine.startup.memory import shard_bytes
+from jaxllm.engine.startup.budget import shard_bytes
 from jaxllm.gguf.directory import model_directory
 from jaxllm.mesh import make_mesh
 from jaxllm.models import make_spec, read_spec

@@ -21,6 +21,7 @@ from jaxllm.nn.contexts.dense import DenseContext
 from jaxllm.nn.weight.protocol import Shape
 from jaxllm.nn.weight.scaled import Scaled
 from jaxllm.pooled import PoolingParams
+from jaxllm.prompt import Prompt
 from jaxllm.quantisation import WeightFormat
 from jaxllm.sampling.options import SamplingParams
 from pallas_kernels.scaled_matmul import choose
@@ -147,7 +148,7 @@ def test_an_engine_gives_the_tokens_and_log_probabilities_of_plain_numbers(
 def served(directory: Path, wishes: dict[str, Any]) -> list[Outcome]:
     core = engine(directory, **wishes)
     requests = [
-        GenerateRequest(id=str(i), prompt_token_ids=prompt, params=GREEDY)
+        GenerateRequest(id=str(i), prompt=Prompt(prompt), params=GREEDY)
         for i, prompt in enumerate(PROMPTS)
     ]
     deltas = collect(core, requests)

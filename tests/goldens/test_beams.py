@@ -15,6 +15,7 @@ from jaxllm.config import EngineConfig
 from jaxllm.engine.engine import Engine
 from jaxllm.engine.load import load_engine
 from jaxllm.messages import GenerateRequest, TextDelta
+from jaxllm.prompt import Prompt
 from jaxllm.sampling.options import SamplingParams
 from tests.engine.few_shapes import few_shapes
 
@@ -97,13 +98,13 @@ def test_searches_find_what_transformers_finds(name: str) -> None:
     for number, entry in enumerate(FOUND[name]):
         core.add(
             GenerateRequest(
-                id=str(number), prompt_token_ids=entry["prompt"], params=params(entry["setting"])
+                id=str(number), prompt=Prompt(entry["prompt"]), params=params(entry["setting"])
             )
         )
         core.add(
             GenerateRequest(
                 id=f"other {number}",
-                prompt_token_ids=entry["prompt"][:5],
+                prompt=Prompt(entry["prompt"][:5]),
                 params=SamplingParams(max_tokens=20),
             )
         )
@@ -129,7 +130,7 @@ def test_searches_that_are_preempted_again_and_again_in_a_small_pool_find_the_sa
     for number, entry in enumerate(FOUND[ONE]):
         core.add(
             GenerateRequest(
-                id=str(number), prompt_token_ids=entry["prompt"], params=params(entry["setting"])
+                id=str(number), prompt=Prompt(entry["prompt"]), params=params(entry["setting"])
             )
         )
     found = collect(core, preempt_every=9)

@@ -15,6 +15,7 @@ from jaxllm.engine.engine import Engine
 from jaxllm.engine.load import load_engine
 from jaxllm.logprobs import prompt_entries, unpacked
 from jaxllm.messages import GenerateRequest, TextDelta
+from jaxllm.prompt import Prompt
 from jaxllm.sampling.options import SamplingParams
 from tests.engine.conftest import Outcome, collect, run
 from tests.engine.fake_host import Optimist
@@ -63,7 +64,7 @@ def check(core: Engine, continuations: tuple[Continuation, ...]) -> None:
     """Run the prompts at once; tokens must be equal and the logprobs of tokens and runners-up
     close."""
     for i, expected in enumerate(continuations):
-        core.add(GenerateRequest(id=str(i), prompt_token_ids=expected.prompt, params=GREEDY))
+        core.add(GenerateRequest(id=str(i), prompt=Prompt(expected.prompt), params=GREEDY))
     deltas: list[TextDelta] = []
     while core.has_work:
         deltas += core.step()
@@ -90,7 +91,7 @@ def check_tokens(core: Engine, continuations: tuple[Continuation, ...]) -> None:
     """The same of prompts whose own log-probabilities are not asked for, so that their pages may
     be cached ones."""
     requests = [
-        GenerateRequest(id=str(i), prompt_token_ids=one.prompt, params=TOKENS)
+        GenerateRequest(id=str(i), prompt=Prompt(one.prompt), params=TOKENS)
         for i, one in enumerate(continuations)
     ]
     deltas = collect(core, requests)

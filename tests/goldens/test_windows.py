@@ -8,6 +8,7 @@ import pytest
 
 from jaxllm.engine.engine import Engine
 from jaxllm.messages import GenerateRequest
+from jaxllm.prompt import Prompt
 from jaxllm.sampling.options import SamplingParams
 from tests.engine.conftest import Outcome, collect
 from tests.engine.fake_host import Optimist
@@ -32,7 +33,7 @@ NAMES = ("mistral-window", *(pytest.param(name, marks=pytest.mark.slow) for name
 def check(core: Engine, continuations: list[Continuation]) -> None:
     """Run the prompts at once: tokens of transformers, and their log-probabilities."""
     requests = [
-        GenerateRequest(id=str(i), prompt_token_ids=one.prompt, params=PARAMS)
+        GenerateRequest(id=str(i), prompt=Prompt(one.prompt), params=PARAMS)
         for i, one in enumerate(continuations)
     ]
     deltas = collect(core, requests)

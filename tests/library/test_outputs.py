@@ -20,6 +20,7 @@ from jaxllm.library.outputs import (
 )
 from jaxllm.logprobs import packed_from
 from jaxllm.messages import GenerateRequest, PromptLogprobs, TextDelta, TokenLogprobs
+from jaxllm.prompt import Prompt
 from jaxllm.sampling.options import SamplingParams
 
 TOKENS = [4, 7, 4, 9, 2]
@@ -123,7 +124,7 @@ def test_the_first_token_of_a_prompt_has_none(size: int) -> None:
 def test_deltas_add_up_to_the_result() -> None:
     params = SamplingParams(n=2, logprobs=2, prompt_logprobs=2)
     growing = OutputBuilder(
-        GenerateRequest(id="r", prompt_token_ids=[1, *TOKENS], params=params), "p", text_of
+        GenerateRequest(id="r", prompt=Prompt([1, *TOKENS]), params=params), "p", text_of
     )
     scores = PromptLogprobs(top=2, packed=packed_from(ENTRIES, 2))
     for index in range(2):
@@ -177,7 +178,7 @@ def test_deltas_add_up_to_the_result() -> None:
 
 def test_a_token_leaves_nothing_for_the_garbage_collector() -> None:
     growing = OutputBuilder(
-        GenerateRequest(id="r", prompt_token_ids=[1], params=SamplingParams(logprobs=2)),
+        GenerateRequest(id="r", prompt=Prompt([1]), params=SamplingParams(logprobs=2)),
         None,
         text_of,
     )

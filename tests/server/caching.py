@@ -51,7 +51,7 @@ class CachingEngine(FakeEngine):
     def add(self, request: GenerateRequest) -> None:
         super().add(request)
         self.requests.append(request.id)
-        tokens, size = request.prompt_token_ids, self.index.page_size
+        tokens, size = request.prompt.tokens, self.index.page_size
         keys: list[bytes] = []
         self.index.extend(keys, tokens, self.index.root(request.cache_salt, None))
         hits = len(self.index.match(keys, (len(tokens) - 1) // size))

@@ -144,7 +144,7 @@ class FakeEngine:
             raise self._control.fail_add
         if self._stats.sleep_level:
             raise RequestError("the model sleeps", None, "sleeping")
-        if len(request.prompt_token_ids) >= self.resolved.max_model_len:
+        if len(request.prompt.tokens) >= self.resolved.max_model_len:
             raise RequestError("too long", "prompt", "context_length_exceeded")
         self._jobs[request.id] = _Job(request, [0] * request.params.n, [""] * request.params.n)
         self._control.most_choices = max(
@@ -152,7 +152,7 @@ class FakeEngine:
             sum(sent >= 0 for job in self._jobs.values() for sent in job.sent),
         )
         self._stats = replace(
-            self._stats, prompt_tokens=self._stats.prompt_tokens + len(request.prompt_token_ids)
+            self._stats, prompt_tokens=self._stats.prompt_tokens + len(request.prompt.tokens)
         )
         with self._control.changed:
             self._control.added.append(request)
@@ -208,7 +208,7 @@ class FakeEngine:
         return deltas
 
     def _advance(self, job: _Job, index: int) -> TextDelta:
-        prompt, params = job.request.prompt_token_ids, job.request.params
+        prompt, params = job.request.prompt.tokens, job.request.params
         at = job.sent[index]
         token = prompt[at % len(prompt)]
         pieces = self._control.pieces

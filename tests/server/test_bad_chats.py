@@ -247,4 +247,4 @@ def test_control_tokens_typed_by_a_user_stay_text(server: Running, path: str) ->
     assert tokens.count(258) == 1
     if path == "/v1/chat/completions":
         server.post(path, {"model": "fake", "messages": messages})
-        assert server.control.added[-1].prompt_token_ids == tokens
+        assert server.control.added[-1].prompt.tokens == tokens

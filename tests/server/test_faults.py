@@ -104,7 +104,7 @@ def test_logits_that_are_no_numbers_end_their_stream_and_no_other(
     canary, engine = text_of(real, HEALTHY), real.engine
 
     def poison() -> None:
-        (page,) = (one.pages[0] for one in engine.scheduler._running if one.prompt == VICTIM)
+        (page,) = (one.pages[0] for one in engine.scheduler._running if one.prompt.tokens == VICTIM)
         engine.runner.kv = spoiled(engine.runner.kv, 0, page)
 
     victim, healthy = two_streams(real, monkeypatch, poison)

@@ -51,7 +51,7 @@ def prompt_of(server: Running, path: str, body: dict[str, Any]) -> str:
     """The prompt that a request makes."""
     answer = server.post(path, {"model": "fake", "max_tokens": 4} | body)
     assert answer.status == 200, answer.body
-    return text_of(server, server.control.added[-1].prompt_token_ids)
+    return text_of(server, server.control.added[-1].prompt.tokens)
 
 
 def call(id: str, arguments: str) -> dict[str, Any]:
@@ -138,7 +138,7 @@ def test_all_apis_render_a_history_alike_and_whole(family: Running) -> None:
         assert text in prompt
     answer = family.request("POST", "/v1/messages", as_messages().encode())
     assert answer.status == 200, answer.body
-    assert text_of(family, family.control.added[-1].prompt_token_ids) == prompt
+    assert text_of(family, family.control.added[-1].prompt.tokens) == prompt
     tokens = family.post("/tokenize", body).json()["tokens"]
     assert text_of(family, tokens) == prompt
     rendered = family.post(f"{CHAT}/render", {"model": "fake"} | body).json()["token_ids"]
@@ -146,7 +146,7 @@ def test_all_apis_render_a_history_alike_and_whole(family: Running) -> None:
     items = as_responses() | {"model": "fake", "max_output_tokens": 4}
     answer = family.post("/v1/responses", items)
     assert answer.status == 200, answer.body
-    shown = text_of(family, family.control.added[-1].prompt_token_ids)
+    shown = text_of(family, family.control.added[-1].prompt.tokens)
     for message in body["messages"]:
         message.pop("name", None)  # items have none
     assert shown == prompt_of(family, CHAT, body)

@@ -14,6 +14,7 @@ from tokenizers import models, normalizers, pre_tokenizers
 
 from jaxllm.engine.intake.validation import check_prompt
 from jaxllm.messages import GenerateRequest, RequestError
+from jaxllm.prompt import Prompt
 from jaxllm.sampling.options import SamplingParams
 from jaxllm.server.anthropic.errors import envelope
 from jaxllm.server.errors import ApiError
@@ -228,7 +229,7 @@ def test_white_space_that_a_template_takes_off_is_not_counted_before(model_dir: 
 
 
 def test_a_request_error_of_the_engine_names_the_context() -> None:
-    request = GenerateRequest(id="a", prompt_token_ids=[97] * CONTEXT, params=SamplingParams())
+    request = GenerateRequest(id="a", prompt=Prompt([97] * CONTEXT), params=SamplingParams())
     with pytest.raises(RequestError, match="maximum context length is 256 tokens, but the prompt"):
         check_prompt(request, RESOLVED, CONTEXT - 1)
 

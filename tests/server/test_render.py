@@ -34,7 +34,7 @@ def prompts_run(running: Running, path: str, body: dict[str, Any]) -> list[list[
     """The prompts that the engine got."""
     before = len(running.control.added)
     assert running.post(path, body | {"max_tokens": 1}).status == 200
-    return [request.prompt_token_ids for request in running.control.added[before:]]
+    return [request.prompt.tokens for request in running.control.added[before:]]
 
 
 @pytest.mark.parametrize("body", BODIES)

@@ -65,7 +65,7 @@ class RequestFactory:
         """The state of a validated request: one `Request` per choice; of a beam search the one that
         its beams start from."""
         params = request.params
-        prompt = request.prompt_token_ids
+        prompt = request.prompt
         stops = frozenset(params.stops(self._resolved.eos_ids))
         seed = params.seed
         if seed is None:
@@ -87,13 +87,13 @@ class RequestFactory:
                 needs=needs(params),
                 top=params.logprobs or 0,
                 logits_options=self._options.read_options(params, request.thinking),
-                score_end=len(prompt) - 1 if scores else 0,
+                score_end=len(prompt.tokens) - 1 if scores else 0,
                 stops=stops,
                 sharing=sharing,
             )
             state.choices.append(choice)
             state.detokenizers.append(self.make_detokenizer(choice))
-        if params.prompt_logprobs is not None and len(prompt) == 1:
+        if params.prompt_logprobs is not None and len(prompt.tokens) == 1:
             state.prompt_logprobs = PromptLogprobs(top=params.prompt_logprobs, packed=b"")
         return state
 
@@ -101,4 +101,4 @@ class RequestFactory:
         """Makes a choice's text; None when it has none."""
         if self._tokenizer is None or not choice.params.detokenize:
             return None
-        return Detokenizer(self._tokenizer.backend, choice.prompt, choice.params)
+        return Detokenizer(self._tokenizer.backend, choice.prompt.tokens, choice.params)

@@ -48,7 +48,7 @@ def check_prompt(
 ) -> None:
     """Raises RequestError unless the prompt has 1 to `longest` tokens of the model, and the engine
     honours cache_salt and priority."""
-    prompt = request.prompt_token_ids
+    prompt = request.prompt.tokens
     if not prompt:
         raise RequestError(
             "the prompt is empty; it must have at least one token", "prompt", "empty_prompt"
@@ -100,7 +100,7 @@ class RequestValidator:
     def validate_request(self, request: GenerateRequest) -> GenerateRequest:
         """The request with the sampling that runs. Raises RequestError when it can never run
         here."""
-        prompt = request.prompt_token_ids
+        prompt = request.prompt.tokens
         check_prompt(request, self._resolved, self._resolved.max_model_len - 1)
         additions = Additions(is_compiled=request.grammar is not None)
         params = prepared(request.params, self._resolved, len(prompt), additions)
@@ -157,7 +157,7 @@ def validate_pooling(
     """Raises RequestError unless a prompt can be pooled here; `fits` says whether the KV pages of
     so many tokens can ever be allocated."""
     check_prompt(request, resolved, resolved.max_model_len)
-    length = len(request.prompt_token_ids)
+    length = len(request.prompt.tokens)
     if not fits(length):
         raise RequestError(
             f"a prompt of {length} tokens can never fit the KV pool; shorten it",
@@ -197,7 +197,7 @@ def validate_search(
             f"but --max-logprobs is {resolved.max_logprobs}; ask for fewer beams or raise it",
             name,
         )
-    prompt = len(request.prompt_token_ids)
+    prompt = len(request.prompt.tokens)
     tokens = prompt + params.output_limit - 1
     for pool, pages in zip(pools, max_pages(pools, prompt, tokens, width), strict=True):
         if pages <= pool.num_pages:

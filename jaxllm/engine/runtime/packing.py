@@ -184,7 +184,7 @@ def _write_params(matrix: np.ndarray, row: int, request: Request) -> None:
     _PARAMS.pack_into(
         matrix,
         start * INT32_BYTES,
-        len(request.prompt),
+        len(request.prompt.tokens),
         request.logits_options is not None,
         *[column.encode(getattr(params, name)) for name, column in COLUMNS.items()],
         request.seed & 0xFFFFFFFF,

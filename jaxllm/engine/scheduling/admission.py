@@ -191,7 +191,7 @@ def fits_fully(
                 if r is request
                 else len(r.tables[group].pages)
             )
-            total = pool.pages_for(len(r.prompt) + r.max_tokens) + (r.sharing is not None)
+            total = pool.pages_for(len(r.prompt.tokens) + r.max_tokens) + (r.sharing is not None)
             left -= max(0, total - owned)
         if left < 0:
             return False

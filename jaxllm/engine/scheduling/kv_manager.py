@@ -277,7 +277,7 @@ class KVCacheManager:
         """Index the pages that tokens [start, end) of the sequence complete, as far as the request
         still holds them."""
         if not self.index_outputs:
-            end = min(end, len(request.prompt))
+            end = min(end, len(request.prompt.tokens))
         first, last = start // self.page_size, end // self.page_size
         if first >= last or not self.prefixes.indexes:
             return

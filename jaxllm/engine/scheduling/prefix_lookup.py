@@ -47,7 +47,7 @@ class PrefixLookup:
                 if request.hashes
                 else self.indexes[0].root(request.cache_salt, request.adapter, owner)
             )
-            self.indexes[0].extend(request.hashes, request.tokens(start, end), root)
+            self.indexes[0].extend(request.hashes, request.keys(start, end), root)
 
     def reusable(
         self, request: Request, newest: Chunk | None
@@ -98,7 +98,7 @@ class PrefixLookup:
             computed = member.computed
             if newest is not None and newest.request is member:
                 computed = newest.end
-            prompt = len(request.prompt)
+            prompt = len(request.prompt.tokens)
             if computed < prompt:
                 continue
             tokens = prompt + _common_length(request.output, member.output, computed - prompt)

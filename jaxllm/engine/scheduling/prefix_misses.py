@@ -52,5 +52,5 @@ class PrefixMisses:
         if request.cache_salt is None and request.adapter is None:
             return request.hashes[0]
         index, hashes = self._indexes[0], list[bytes]()
-        index.extend(hashes, request.tokens(0, index.page_size))
+        index.extend(hashes, request.keys(0, index.page_size))
         return hashes[0]

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from jaxllm.messages import RequestTimes
+from jaxllm.prompt import Prompt
 from jaxllm.sampling.constraint import Constraint
 from jaxllm.sampling.options import SamplingParams
 
@@ -138,7 +139,7 @@ class Request:
 
     id: str
     index: int
-    prompt: list[int]
+    prompt: Prompt
     params: SamplingParams
     seed: int
     arrival: float
@@ -202,7 +203,7 @@ class Request:
     @property
     def num_tokens(self) -> int:
         """Length of the prompt plus the outputs known on the host."""
-        return len(self.prompt) + len(self.output)
+        return len(self.prompt.tokens) + len(self.output)
 
     @property
     def tokens_known(self) -> bool:
@@ -211,10 +212,18 @@ class Request:
 
     def tokens(self, start: int, stop: int) -> list[int]:
         """Token ids [start, stop) of prompt + output."""
-        n = len(self.prompt)
+        return self._span(self.prompt.tokens, start, stop)
+
+    def keys(self, start: int, stop: int) -> list[int]:
+        """What is hashed of these tokens: the prompt's keys, and tokens of the output."""
+        return self._span(self.prompt.keys, start, stop)
+
+    def _span(self, prompt: list[int], start: int, stop: int) -> list[int]:
+        """Numbers [start, stop) of those of a prompt, which the output follows."""
+        n = len(prompt)
         if stop <= n:  # without a copy more
-            return self.prompt[start:stop]
-        return self.prompt[start:n] + self.output[max(0, start - n) : stop - n]
+            return prompt[start:stop]
+        return prompt[start:n] + self.output[max(0, start - n) : stop - n]
 
     def forked(self, arrival: int) -> Request:
         """A request in this one's state, with the same pages, next after it in the order."""

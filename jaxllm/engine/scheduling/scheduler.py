@@ -134,7 +134,7 @@ class Scheduler:
     def add(self, request: Request) -> None:
         """Queue a new request. Raises ValueError for one that can never run, which the engine
         should have refused."""
-        own, new = len(request.prompt), request.max_tokens
+        own, new = len(request.prompt.tokens), request.max_tokens
         if not own or new < 1 or not self.fits(own + new - 1):
             raise ValueError(f"request {request.id} can never run: {own} prompt tokens, {new} new")
         if request.status is not Status.WAITING or request in self._waiting:
@@ -218,7 +218,7 @@ class Scheduler:
         The newest token is left out: its KV is written by the step that takes it as input, if the
         request lives so long.
         """
-        written = len(request.prompt) + len(request.output) - 1
+        written = len(request.prompt.tokens) + len(request.output) - 1
         if written > request.computed:
             written = request.computed  # tokens that were not drawn are written later, as a chunk
         if written % self.page_size < new_tokens and request.status is Status.RUNNING:

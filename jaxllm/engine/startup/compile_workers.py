@@ -42,10 +42,7 @@ from jaxllm.engine.runtime.compilation.exports import Exports, settings
 from jaxllm.engine.runtime.lattice import Programs
 from jaxllm.engine.runtime.program import Key
 from jaxllm.engine.scheduling.buckets import Buckets
-from jaxllm.engine.startup.kv_requirements import KVRequirements
-from jaxllm.engine.startup.memory import MemoryBudget, MemoryPlan
-from jaxllm.engine.startup.resolve import Setup
-from jaxllm.engine.startup.sizing import make_programs, options_of
+from jaxllm.engine.startup.lattice import Lattice, make_programs
 from jaxllm.mesh import Stage, make_mesh, over_experts
 from jaxllm.models import make_spec
 
@@ -143,8 +140,8 @@ class CompileWorkers(contextlib.AbstractContextManager["CompileWorkers"]):
             with contextlib.suppress(OSError):  # it has ended
                 _tell(worker, json.dumps([spec.platform, spec.compiling]))
 
-    def start(self, setup: Setup, programs: Programs, keys: Iterable[Key]) -> None:
-        """Make those of these programs of a stage that no earlier start has kept and that are not
+    def start(self, lattice: Lattice, programs: Programs, keys: Iterable[Key]) -> None:
+        """Make those programs of a lattice that no earlier start has kept and that are not
         on their way; `programs` waits for each where it needs it. Programs of the stage that were
         asked for earlier and are not among `keys` are dropped, unless a worker has begun them.
 
@@ -155,13 +152,13 @@ class CompileWorkers(contextlib.AbstractContextManager["CompileWorkers"]):
         if exports is None or not self._workers:
             return
         wanted = [*map(programs.name, filter(programs.is_kept, keys))]
-        before = self._queues.get(setup.stage, deque())
+        before = self._queues.get(lattice.stage, deque())
         for name, made in [*before]:
             if name not in wanted:
                 with contextlib.suppress(ValueError):  # a worker has begun it
                     before.remove((name, made))
                     made.set_result(None)
-        queue = self._queues[setup.stage] = deque(
+        queue = self._queues[lattice.stage] = deque(
             (name, Future[None]())
             for name in wanted
             if name not in coming and not exports.has(name)
@@ -170,7 +167,7 @@ class CompileWorkers(contextlib.AbstractContextManager["CompileWorkers"]):
             return
         coming.update(queue)
         threading.Thread(
-            target=_hand_out, args=(self._workers, _task(setup, programs), queue), daemon=True
+            target=_hand_out, args=(self._workers, _task(lattice, programs), queue), daemon=True
         ).start()
 
     def _begin(self, count: int) -> None:
@@ -228,39 +225,40 @@ def rebuild(task: dict[str, Any]) -> Programs:
     spec = make_spec(**task["model"])
     target = Target.of_dict(task["resolved"]["target"])
     resolved = Resolved(**task["resolved"] | {"pooling": spec.pooling, "target": target})
-    mesh, dtype = make_mesh(resolved.tensor_parallel_size), jnp.dtype(resolved.dtype)
-    mesh, stage = over_experts(mesh, resolved.expert_parallel_size), Stage(**task["stage"])
+    dtype = jnp.dtype(resolved.dtype)
+    stage = Stage(**task["stage"])
+    mesh = over_experts(make_mesh(resolved.tensor_parallel_size), resolved.expert_parallel_size)
     outline = weights.outline(spec, mesh, dtype, stage)
-    memory = MemoryPlan(MemoryBudget(**task["memory"].pop("budget")), **task["memory"])
-    setup = Setup(
-        resolved,
-        spec,
-        mesh,
-        dtype,
-        KVRequirements(**task["need"] | {"groups": ()}),  # programs do not depend on them
-        memory,
-        Buckets.from_dict(task["buckets"]),
-        outline,
+    lattice = Lattice(
+        resolved=resolved,
+        spec=spec,
+        mesh=mesh,
+        dtype=dtype,
         stage=stage,
+        buckets=Buckets.from_dict(task["buckets"]),
+        asked_length=task["asked_length"],
+        weight_bytes=task["weight_bytes"],
+        apart=task["apart"],
+        outline=outline,
     )
     folder = Path(task["folder"])
-    return make_programs(
-        setup, Executables(options_of(setup), Exports(folder.parent, folder.name), task["platform"])
-    )
+    exports = Exports(folder.parent, folder.name)
+    return make_programs(lattice, Executables(lattice.options, exports, task["platform"]))
 
 
-def _task(setup: Setup, programs: Programs) -> str:
+def _task(lattice: Lattice, programs: Programs) -> str:
     exports = programs.executables.exports
     assert exports is not None
     return json.dumps(
         {
             "settings": settings() | {name: getattr(jax.config, name) for name in CACHE},
-            "resolved": dataclasses.asdict(setup.resolved),
-            "model": setup.spec.to_dict(),
-            "stage": dataclasses.asdict(setup.stage),
-            "need": dataclasses.asdict(setup.need),
-            "memory": dataclasses.asdict(setup.memory),
-            "buckets": setup.buckets.to_dict(),
+            "resolved": dataclasses.asdict(lattice.resolved),
+            "model": lattice.spec.to_dict(),
+            "stage": dataclasses.asdict(lattice.stage),
+            "buckets": lattice.buckets.to_dict(),
+            "asked_length": lattice.asked_length,
+            "weight_bytes": lattice.weight_bytes,
+            "apart": lattice.apart,
             "folder": str(exports.folder),
             "platform": programs.executables.platform,
             "devices": jax.device_count(),  # a cache's entries are of a number of devices

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import hashlib
 import importlib
-import json
 
 from jaxllm.cache.backends import tile_tokens
 from jaxllm.cache.host import HostTier
@@ -19,7 +17,7 @@ from jaxllm.engine.scheduling.plan import Limits
 from jaxllm.engine.scheduling.policy import POLICIES
 from jaxllm.engine.scheduling.scheduler import Scheduler
 from jaxllm.engine.startup.host_memory import PLAN_LOADS
-from jaxllm.engine.startup.model_digest import model_digest
+from jaxllm.engine.startup.model_digest import prefix_root
 from jaxllm.kv_transfer.settings import KVTransferSettings
 
 # Tokens of a step whose pages are sent: larger steps take as long for each token, and smaller ones
@@ -113,16 +111,3 @@ def make_pool(config: EngineConfig, resolved: Resolved, window: int | None, page
         window, resolved.max_num_batched_tokens, tile_tokens(resolved.attention_backend)
     )
     return PagePool(pages, resolved.page_size, index, lifetime)
-
-
-def prefix_root(config: EngineConfig, resolved: Resolved) -> bytes:
-    """Digest of what two engines must share for their pages to be interchangeable. Where they
-    exchange them, the model is what its files hold, wherever they lie."""
-    transfers = config.kv_transfer_config is not None
-    identity = {
-        "model": model_digest(config, resolved) if transfers else resolved.model_dir,
-        "dtype": resolved.dtype,
-        "kv_dtype": resolved.kv_dtype,
-        "page_size": resolved.page_size,
-    }
-    return hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).digest()

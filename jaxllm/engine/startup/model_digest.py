@@ -1,4 +1,4 @@
-"""What tells one model's files from another's, without reading all of them."""
+"""What tells the pages of one model from another's, without reading all of its files."""
 
 from __future__ import annotations
 
@@ -10,6 +10,19 @@ from jaxllm.config import EngineConfig, Resolved
 
 HEAD = 1 << 20  # bytes of each file, with the names and shapes of its tensors
 SAMPLES, SAMPLE = 256, 4096  # evenly over each file, and bytes of each
+
+
+def prefix_root(config: EngineConfig, resolved: Resolved) -> bytes:
+    """Digest of what two engines must share for their pages to be interchangeable. Where they
+    exchange them, the model is what its files hold, wherever they lie."""
+    transfers = config.kv_transfer_config is not None
+    identity = {
+        "model": model_digest(config, resolved) if transfers else resolved.model_dir,
+        "dtype": resolved.dtype,
+        "kv_dtype": resolved.kv_dtype,
+        "page_size": resolved.page_size,
+    }
+    return hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).digest()
 
 
 def model_digest(config: EngineConfig, resolved: Resolved) -> str:

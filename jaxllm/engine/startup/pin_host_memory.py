@@ -22,11 +22,12 @@ from jax.sharding import SingleDeviceSharding
 from jaxllm.cache.transfer import page_shapes
 from jaxllm.engine.runtime.lattice import Progress
 from jaxllm.engine.runtime.page_swapper import GIVE_MEMORY
+from jaxllm.engine.startup.budget import shard_bytes
 from jaxllm.engine.startup.host_memory import OTHERS, HostRoom
-from jaxllm.engine.startup.memory import shard_bytes
+from jaxllm.engine.startup.lattice import plan_lattice
+from jaxllm.engine.startup.memory_plan import MemoryPlan
+from jaxllm.engine.startup.model_plan import ModelPlan
 from jaxllm.engine.startup.report import Report
-from jaxllm.engine.startup.resolve import Setup
-from jaxllm.engine.startup.sizing import abstract_pages
 from jaxllm.mesh import PINNED, stages
 from jaxllm.units import amount
 
@@ -57,12 +58,13 @@ class Wanted:
     devices: tuple[jax.Device, ...]
 
     @staticmethod
-    def from_setup(setup: Setup, devices: Sequence[jax.Device]) -> Wanted:
-        """The memory that the decisions ask for on these devices, of all stages: each has as much
-        as the first one, which has the most layers."""
-        resolved, first = setup.resolved, replace(setup, stage=stages(setup.stage.count)[0])
-        page = page_of([shard_bytes([shape]) for shape in page_shapes(abstract_pages(first))])
-        return Wanted(resolved.host_pages, resolved.staged_pages, page, tuple(devices))
+    def of(model: ModelPlan, memory: MemoryPlan) -> Wanted:
+        """The memory that an engine asks for on this process's devices, of all stages: each has as
+        much as the first one, which has the most layers."""
+        first = replace(model, stage=stages(model.stage.count)[0])
+        shapes = page_shapes(plan_lattice(first, memory).pages())
+        page = page_of([shard_bytes([shape]) for shape in shapes])
+        return Wanted(model.host.pages, model.host.staged, page, tuple(model.own_devices))
 
     def regions(self, room: int) -> list[int]:
         """Sizes for each device, ascending powers of two.
@@ -136,20 +138,21 @@ class Pinning:
 
 
 @contextmanager
-def pinning(setup: Setup, devices: Sequence[jax.Device], report: Report) -> Iterator[Pinning]:
-    """Pin host memory for pages of these devices, if any are planned, beside the `with` block, and
-    finish with it. If the block fails, no further region is started."""
-    found = Pinning()
-    if not setup.resolved.host_pages or devices[0].platform not in PLATFORMS:
-        yield found
+def pinning(model: ModelPlan, memory: MemoryPlan, report: Report) -> Iterator[Pinning]:
+    """Pin host memory for pages of this process's devices, if any are planned, beside the `with`
+    block, and finish with it. If the block fails, no further region is started. The size of the
+    pools does not matter."""
+    pinned = Pinning()
+    if not model.host.pages or model.own_devices[0].platform not in PLATFORMS:
+        yield pinned
         return
     with ThreadPoolExecutor(1, thread_name_prefix="pin") as pool:
-        work = pool.submit(found.pin_wanted, Wanted.from_setup(setup, devices), report)
+        work = pool.submit(pinned.pin_wanted, Wanted.of(model, memory), report)
         try:
-            yield found
+            yield pinned
             work.result()
         except BaseException:
-            found.stop.set()
+            pinned.stop.set()
             raise
 
 

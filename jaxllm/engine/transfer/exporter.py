@@ -50,8 +50,8 @@ class PageExporter:
 
     def announce(self, request: Request) -> None:
         """Let other engines wait for the pages of a new request's prompt."""
-        self._prefixes.hash_pages(request, len(request.prompt))
-        keys = self._shared(request, len(request.prompt))
+        self._prefixes.hash_pages(request, len(request.prompt.tokens))
+        keys = self._shared(request, len(request.prompt.tokens))
         self._announced[request] = keys
         self.shelf.announce(keys)
 
@@ -87,7 +87,7 @@ class PageExporter:
         for chunk in chunks:
             request = chunk.request
             if request.shares_pages and request.status is Status.RUNNING:
-                keys = self._shared(request, min(chunk.end, len(request.prompt)))
+                keys = self._shared(request, min(chunk.end, len(request.prompt.tokens)))
                 if missing := self.shelf.expect(keys):
                     wanted = [keys[at] for at in missing]
                     pages = self._taken_out(wanted, [request.pages[at] for at in missing])

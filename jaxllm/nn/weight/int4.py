@@ -146,6 +146,10 @@ class Int4(nnx.Module):
         return not op.BACKENDS.runs_anywhere(backend)
 
     @staticmethod
+    def workspace(kind: WeightFormat, stream: int, product: int) -> int:
+        return 3 * stream + 3 * product
+
+    @staticmethod
     def rounded(kind: WeightFormat, plain: Array) -> dict[str, Array]:
         """The parameters of a plain weight `[*out, K]`, or of the bytes of its rows."""
         rows = plain.reshape(-1, plain.shape[-1])

@@ -198,6 +198,11 @@ class Held(Weight, Protocol):
         """Whether a back end of these products is more than plain JAX."""
 
     @staticmethod
+    def workspace(kind: WeightFormat, stream: int, product: int) -> int:
+        """Values that a feed-forward holds of each of many tokens at once where Hopper's kernels
+        multiply, at most: of a residual stream, and of the product of gate and up."""
+
+    @staticmethod
     def rounded(kind: WeightFormat, plain: Array) -> dict[str, Array]:
         """The parameters, by their names, of a weight of plain numbers `[*out, columns]`; of the
         bytes that its rule asks for if the kind is not `rounded`."""

@@ -197,6 +197,13 @@ class Scaled(nnx.Module):
         return not op.BACKENDS.runs_anywhere(backend)
 
     @staticmethod
+    def workspace(kind: WeightFormat, stream: int, product: int) -> int:
+        # Products of int8 numbers, and those with plain inputs, are added up in 32 bits
+        if kind.numbers == "int8" or kind.inputs == "plain":
+            return 4 * stream + 5 * product
+        return 3 * stream + 2 * product
+
+    @staticmethod
     def rounded(kind: WeightFormat, plain: Array) -> dict[str, Array]:
         """The parameters of a plain weight `[*out, K]`; a scale of inputs and offsets, which random
         weights alone lack, are those of inputs near one and zeros."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from types import MappingProxyType
 
@@ -38,6 +38,12 @@ def has_kernel(kind: WeightFormat, target: Target) -> bool:
     """Whether a target has a kernel of products with such weights; else plain JAX unpacks them."""
     scheme = SCHEMES[kind.numbers]
     return scheme.is_kernel(scheme.backend(kind, target))
+
+
+def workspace(kinds: Iterable[WeightFormat], stream: int, product: int) -> int:
+    """The most that `Held.workspace` says of these formats; 0 of none."""
+    widths = (SCHEMES[kind.numbers].workspace(kind, stream, product) for kind in kinds)
+    return max(widths, default=0)
 
 
 def rounded(kind: WeightFormat, plain: Array) -> dict[str, Array]:

@@ -150,7 +150,7 @@ class EngineClient:
     def take(self, request: GenerateRequest | PoolingRequest, stream: Stream, number: int) -> None:
         """Take prompt `number` of an HTTP request, whose deltas go into its stream; `send_waiting`
         sends it."""
-        tokens = len(request.prompt_token_ids)
+        tokens = len(request.prompt.tokens)
         entry = InFlight(
             request, stream, number, request.params.n, time.monotonic(), tokens, tokens
         )

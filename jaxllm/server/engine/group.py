@@ -112,7 +112,7 @@ class EngineGroup:
         no engine runs."""
         alive = self.check_capacity(
             sum(request.params.samples for request in requests),
-            sum(len(request.prompt_token_ids) for request in requests),
+            sum(len(request.prompt.tokens) for request in requests),
         )
         stream = Stream(self._abort)
         for number, request in enumerate(requests):
@@ -193,7 +193,7 @@ def engine_for(
     if start is not None:
         hasher = PageHasher(first.resolved.page_size, start)
         found = cached_tokens(request, hasher, [each.cached for each in engines])
-    size = len(request.prompt_token_ids)
+    size = len(request.prompt.tokens)
     candidates = [
         Candidate(tokens, each.load, each.has_room(size), len(each.cached))
         for tokens, each in zip(found, engines, strict=True)

@@ -90,14 +90,16 @@ def cached_tokens(
     found = [0] * len(caches)
     if request.params.prompt_logprobs is not None:  # such a prompt is computed whole
         return found
-    prompt, size = request.prompt_token_ids, hasher.page_size
-    last = min((len(prompt) - 1) // size, MAX_PAGES)
-    keys: list[bytes] = []
+    keys = request.prompt.keys
+    size = hasher.page_size
+    last = min((len(keys) - 1) // size, MAX_PAGES)
+    hashes: list[bytes] = []
     root = hasher.root(request.cache_salt, None)
-    while len(keys) < last:
-        first, end = len(keys), min(len(keys) + PAGES_AT_ONCE, last)
-        hasher.extend(keys, prompt[first * size : end * size], root)
-        told = shorts(keys[first:])
+    while len(hashes) < last:
+        first = len(hashes)
+        end = min(first + PAGES_AT_ONCE, last)
+        hasher.extend(hashes, keys[first * size : end * size], root)
+        told = shorts(hashes[first:])
         for at, cache in enumerate(caches):
             if found[at] == first:
                 found[at] += cache.count_known(told)

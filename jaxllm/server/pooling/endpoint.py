@@ -13,6 +13,7 @@ import orjson
 
 from jaxllm.messages import PoolingRequest
 from jaxllm.pooled import result
+from jaxllm.prompt import Prompt
 from jaxllm.server.endpoint import Endpoint, Reply
 from jaxllm.server.errors import ApiError, ContextOverflow, bad_request
 from jaxllm.server.pooling.requests import Options
@@ -83,7 +84,7 @@ class PoolingEndpoint(Endpoint):
         requests = [
             PoolingRequest(
                 id=f"{id}-{number}",
-                prompt_token_ids=prompt.ids,
+                prompt=Prompt(prompt.ids),
                 params=options.engine,
                 cache_salt=options.cache_salt,
                 second_text=prompt.second,

@@ -27,7 +27,7 @@ COMPLETION_BODY = BodyFields(
 )
 PROMPT_FORMS = "a string, a list of strings, token ids or a list of token id lists"
 
-type Prompt = str | list[int]
+type PromptForm = str | list[int]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,7 +40,7 @@ class CompletionRequest:
     """
 
     generation: Generation
-    prompts: list[Prompt]
+    prompts: list[PromptForm]
     add_special_tokens: bool
     generates: bool
     suffix: str | None
@@ -60,7 +60,7 @@ def parse_completion(body: dict[str, Any], rules: Rules) -> CompletionRequest:
         )
     suffix = read_optional(body, "suffix", str) or None
     if suffix is not None and body.get("prompt") == "":
-        prompts: list[Prompt] = [""]
+        prompts: list[PromptForm] = [""]
     else:
         prompts = read_prompts(body.get("prompt"), rules, params)
     if suffix is not None:
@@ -77,7 +77,7 @@ def parse_completion(body: dict[str, Any], rules: Rules) -> CompletionRequest:
 
 def read_prompts(
     value: Any, rules: Rules, params: SamplingParams, field: str = "prompt"
-) -> list[Prompt]:
+) -> list[PromptForm]:
     """The prompts of a completion, from the value of `field`. Token ids are truncated as requested
     and checked. Raises ApiError."""
     if value is None:
@@ -100,7 +100,7 @@ def read_prompts(
 
 def _read_prompt(
     prompt: Any, kind: type[Any], rules: Rules, params: SamplingParams, field: str
-) -> Prompt:
+) -> PromptForm:
     """One prompt, which must be of the same kind as the first."""
     if type(prompt) is not kind:
         raise bad_request(f"{field} must not mix texts and token ids", field)

@@ -24,6 +24,7 @@ from jaxllm import (
 from jaxllm.engine.engine import Engine
 from jaxllm.grammar.matcher import Matcher
 from jaxllm.messages import GenerateRequest
+from jaxllm.prompt import Prompt
 from tests.engine.conftest import Outcome, collect, tokens_of, write_random
 from tests.engine.few_shapes import few_shapes
 from tests.grammar.schemas import every
@@ -92,9 +93,7 @@ def request(
         else llm._checker.compile_params(StructuredOutputsParams(**structure))
     )
     llm._checker.end_processes()
-    return GenerateRequest(
-        id=id, prompt_token_ids=PROMPT, params=params(**options), grammar=grammar
-    )
+    return GenerateRequest(id=id, prompt=Prompt(PROMPT), params=params(**options), grammar=grammar)
 
 
 def test_random_weights_give_valid_json(llm: LLM) -> None:
@@ -299,7 +298,7 @@ def test_a_request_may_be_aborted_while_its_grammar_is_built_and_while_it_runs(
 
 def test_a_grammar_that_the_engine_cannot_build_ends_its_request(llm: LLM) -> None:
     bad = GenerateRequest(
-        id="bad", prompt_token_ids=PROMPT, params=params(), grammar="start: nonsense"
+        id="bad", prompt=Prompt(PROMPT), params=params(), grammar="start: nonsense"
     )
     deltas = collect(llm.engine, [bad, request(llm, "good", {"regex": "ok"})])
     assert Outcome.of(deltas, "bad").finish_reason == "error"
@@ -336,12 +335,12 @@ def test_the_engine_takes_grammars_that_were_compiled_only(
 ) -> None:
     with pytest.raises(RequestError, match="compiled"):
         llm.engine.add(
-            GenerateRequest(id="r", prompt_token_ids=PROMPT, params=params({"regex": "a"}))
+            GenerateRequest(id="r", prompt=Prompt(PROMPT), params=params({"regex": "a"}))
         )
     with pytest.raises(RequestError, match="tokenizer") as error:
         make_engine().add(
             GenerateRequest(
-                id="r", prompt_token_ids=[1], params=SamplingParams(), grammar='start: "a"'
+                id="r", prompt=Prompt([1]), params=SamplingParams(), grammar='start: "a"'
             )
         )
     assert error.value.param == "structured_outputs"

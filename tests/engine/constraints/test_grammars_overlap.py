@@ -15,6 +15,7 @@ from jaxllm.engine.output.detok import Detokenizer
 from jaxllm.engine.runtime.runner import Forwarded
 from jaxllm.engine.scheduling.plan import Plan
 from jaxllm.messages import GenerateRequest
+from jaxllm.prompt import Prompt
 from tests.engine.conftest import Outcome, collect, write_random
 from tests.engine.constraints.test_grammars import PROMPT, compact, load, params, request, say
 from tests.engine.test_host_work import STEPS, counted
@@ -141,7 +142,7 @@ def test_a_guided_row_takes_few_calls(llm: LLM, monkeypatch: pytest.MonkeyPatch)
             llm.engine.add(
                 GenerateRequest(
                     id=str(n),
-                    prompt_token_ids=[n + 40, 50],
+                    prompt=Prompt([n + 40, 50]),
                     params=given.params,
                     grammar=given.grammar,
                 )

@@ -13,6 +13,7 @@ import pytest
 from jaxllm.engine.engine import Engine
 from jaxllm.engine.output.beam_search import BeamSearch, Rules
 from jaxllm.messages import GenerateRequest, RequestError, TextDelta
+from jaxllm.prompt import Prompt
 from jaxllm.sampling.options import SamplingParams
 from tests.by_layer import spoiled
 from tests.engine.conftest import collect, entries_of
@@ -23,7 +24,7 @@ OPTIONS: dict[str, Any] = {"use_beam_search": True, "max_tokens": 6, "ignore_eos
 
 def request(id: str = "r", prompt: list[int] | None = None, **options: Any) -> GenerateRequest:
     return GenerateRequest(
-        id=id, prompt_token_ids=prompt or PROMPT, params=SamplingParams(**(OPTIONS | options))
+        id=id, prompt=Prompt(prompt or PROMPT), params=SamplingParams(**(OPTIONS | options))
     )
 
 

@@ -10,6 +10,7 @@ import pytest
 
 from jaxllm.engine.engine import Engine
 from jaxllm.messages import GenerateRequest, TextDelta
+from jaxllm.prompt import Prompt
 from jaxllm.sampling.options import SamplingParams
 from tests.engine.conftest import Outcome, collect, entries_of
 
@@ -22,7 +23,7 @@ def ask(engine: Engine, **options: Any) -> list[TextDelta]:
         engine,
         [
             GenerateRequest(
-                id="r", prompt_token_ids=PROMPT, params=SamplingParams(**(OPTIONS | options))
+                id="r", prompt=Prompt(PROMPT), params=SamplingParams(**(OPTIONS | options))
             )
         ],
     )
@@ -77,7 +78,7 @@ def test_an_abort_ends_what_was_asked_for(engine: Engine) -> None:
     engine.add(
         GenerateRequest(
             id="r",
-            prompt_token_ids=PROMPT,
+            prompt=Prompt(PROMPT),
             params=SamplingParams(**OPTIONS, n=2, best_of=4, ignore_eos=True),
         )
     )
@@ -90,16 +91,14 @@ def test_an_abort_ends_what_was_asked_for(engine: Engine) -> None:
 def test_a_queue_counts_every_choice(make_engine: Callable[..., Engine]) -> None:
     engine = make_engine(max_num_queued_reqs=2)  # beside the 4 that run
     engine.add(
-        GenerateRequest(
-            id="r", prompt_token_ids=PROMPT, params=SamplingParams(**OPTIONS, best_of=3)
-        )
+        GenerateRequest(id="r", prompt=Prompt(PROMPT), params=SamplingParams(**OPTIONS, best_of=3))
     )
     assert engine.scheduler.waiting == 3
     for best_of, fits in ((3, True), (4, False)):
         assert (
             engine.queue_has_space(
                 GenerateRequest(
-                    id="s", prompt_token_ids=PROMPT, params=SamplingParams(best_of=best_of)
+                    id="s", prompt=Prompt(PROMPT), params=SamplingParams(best_of=best_of)
                 )
             )
             == fits

@@ -7,7 +7,7 @@ The numbers are those of NVIDIA's data sheets and architecture white papers, in 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 
 from pallas_kernels.target import Target
@@ -177,5 +177,13 @@ CARDS: Mapping[str, Card] = MappingProxyType(
             threads=1536,
             clock=2.41,
         ),
+    }
+)
+# Cards with the processors of one of those and another memory: what fits differs, not what compiles
+MEMORIES: Mapping[str, Card] = MappingProxyType(
+    {
+        "a100-80": replace(CARDS["a100"], name="NVIDIA A100-SXM4-80GB", memory=79.2),
+        "l40s": replace(CARDS["rtx-4090"], name="NVIDIA L40S", memory=44.4, processors=142),
+        "h100": replace(CARDS["h200"], name="NVIDIA H100 80GB HBM3", memory=79.2),
     }
 )

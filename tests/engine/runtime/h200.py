@@ -45,9 +45,9 @@ def missing() -> str | None:
 class Compiler:
     """A process that compiles step programs and reports on each."""
 
-    def __init__(self, card: str = "h200") -> None:
-        """A process compiles for one kind of GPU, named as in `cards.CARDS`: LLVM keeps the first
-        architecture that it is given."""
+    def __init__(self, card: str = "h200", module: str = __name__) -> None:
+        """A process compiles for one kind of GPU, named as in `cards.CARDS` and `MEMORIES`: LLVM
+        keeps the first architecture that it is given. It runs the `main` of a module."""
         repo = str(Path(__file__).parents[3])
         environment = {
             name: value
@@ -59,7 +59,7 @@ class Compiler:
             "PYTHONPATH": os.pathsep.join([str(COMPILER), repo]),
         }
         self._process = subprocess.Popen(
-            [sys.executable, "-m", __spec__.name, card],
+            [sys.executable, "-m", module, card],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
@@ -69,6 +69,10 @@ class Compiler:
 
     def reports(self, **wanted: Any) -> list[dict[str, Any]]:
         """Reports on the programs that `reports_on` chooses."""
+        return self.answer(**wanted)
+
+    def answer(self, **wanted: Any) -> Any:
+        """What the module's `main` says to a line with these values."""
         assert self._process.stdin is not None and self._process.stdout is not None
         print(json.dumps(wanted), file=self._process.stdin, flush=True)
         answer = self._process.stdout.readline()
@@ -122,13 +126,13 @@ def aliased(hlo: str) -> set[int]:
 
 
 @functools.cache
-def _target(devices: int, card: str = "h200") -> Any:
+def described(devices: int, card: str = "h200") -> Any:
     """Described GPUs of one host."""
     from jax.experimental import topologies
 
-    from tests.engine.runtime.cards import CARDS
+    from tests.engine.runtime.cards import CARDS, MEMORIES
 
-    shape = {"target_config": CARDS[card].target, "topology": f"1x1x{devices}"}
+    shape = {"target_config": (CARDS | MEMORIES)[card].target, "topology": f"1x1x{devices}"}
     return topologies.get_topology_desc(platform="cuda", **shape).devices
 
 
@@ -225,7 +229,7 @@ def reports_on(
     # Of steps with as many rows, those with decodes last: they have all that others have
     keys.sort(key=lambda key: (PROGRAMS[kind].rows(key.sizes), key.sizes[::-1]))
     return [
-        _report(programs, keys[place], donating, _target(devices, card), kept)
+        _report(programs, keys[place], donating, described(devices, card), kept)
         for place in (range(len(keys)) if places is None else places)
     ]
 

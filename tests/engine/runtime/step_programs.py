@@ -15,7 +15,7 @@ from jaxllm.cache.groups import cache_groups, layer_places
 from jaxllm.engine.runtime.lattice import Programs, weight_leaves
 from jaxllm.engine.runtime.shapes import Model, StepShapes, packed_carries
 from jaxllm.engine.scheduling.buckets import Buckets
-from jaxllm.engine.startup.resolve import largest_inboxes
+from jaxllm.engine.startup.model_plan import largest_inboxes
 from jaxllm.mesh import WHOLE
 from jaxllm.models.config.build import head_name, table_name
 from jaxllm.quantisation import WeightFormat

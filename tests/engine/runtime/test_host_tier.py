@@ -23,6 +23,7 @@ from jaxllm.engine.scheduling.plan import Limits, Moves, Plan, Traffic
 from jaxllm.engine.scheduling.request import PageTable, Request, Status
 from jaxllm.engine.scheduling.scheduler import Scheduler
 from jaxllm.engine.startup.host_memory import LEAVING, PLAN_LOADS
+from jaxllm.prompt import Prompt
 from jaxllm.sampling.options import SamplingParams
 
 MakeEngine = Callable[..., Engine]
@@ -89,7 +90,7 @@ class Conversations:
         request = Request(
             id=str(number),
             index=0,
-            prompt=self._prompts[user],
+            prompt=Prompt(self._prompts[user]),
             params=SamplingParams(),
             seed=0,
             arrival=float(number),
@@ -138,7 +139,13 @@ def test_what_was_brought_back_is_forgotten_from_the_end_of_the_chain() -> None:
     for page, key in enumerate(keys):
         offload.save_evicted(key, page)
     request = Request(
-        id="", index=0, prompt=[1], params=SamplingParams(), seed=0, arrival=0.0, max_tokens=1
+        id="",
+        index=0,
+        prompt=Prompt([1]),
+        params=SamplingParams(),
+        seed=0,
+        arrival=0.0,
+        max_tokens=1,
     )
     request.hashes, request.tables = keys, (PageTable([3, 4, 5]),)
     tier.pin(keys)

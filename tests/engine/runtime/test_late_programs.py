@@ -16,7 +16,7 @@ from jaxllm.config import EngineConfig
 from jaxllm.engine.engine import Engine
 from jaxllm.engine.runtime.late_programs import make_late
 from jaxllm.engine.runtime.program import Key
-from jaxllm.engine.startup.start import _may_leave_late
+from jaxllm.engine.startup.started import _may_leave_late
 from jaxllm.sampling.options import SamplingParams
 from jaxllm.sampling.sample import Sampler
 from tests.engine.conftest import Outcome, outcomes
@@ -148,13 +148,15 @@ def test_programs_are_left_for_later_on_one_cpu_device_only(
 ) -> None:
     """Elsewhere nothing is ever compiled in the way of a request."""
     device = SimpleNamespace(platform=platform)
-    setup: Any = SimpleNamespace(
-        mesh=SimpleNamespace(size=devices, devices=SimpleNamespace(flat=[device] * devices)),
+    model: Any = SimpleNamespace(
+        config=EngineConfig(model="demo", enforce_eager=eager),
+        device=device,
+        mesh=SimpleNamespace(size=devices),
         stage=SimpleNamespace(count=stages),
-        hosts=SimpleNamespace(count=hosts),
+        wishes=SimpleNamespace(hosts=SimpleNamespace(count=hosts)),
         spec=SimpleNamespace(pooling=pooling),
     )
-    assert _may_leave_late(setup, EngineConfig(model="demo", enforce_eager=eager)) == may
+    assert _may_leave_late(model) == may
 
 
 def test_an_engine_without_late_programs_makes_none(whole: Engine) -> None:

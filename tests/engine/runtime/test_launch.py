@@ -14,6 +14,7 @@ from jaxllm.engine.runtime.launch import Launch
 from jaxllm.engine.runtime.program import COUNTS, LOGITS_PARAMS, Key
 from jaxllm.engine.runtime.runner import Runner
 from jaxllm.messages import GenerateRequest
+from jaxllm.prompt import Prompt
 from jaxllm.sampling.options import SamplingParams
 from tests.engine.conftest import collect, run
 
@@ -41,7 +42,7 @@ def recorded(engine: Engine, monkeypatch) -> tuple[list[bytes], list[np.ndarray]
     requests = [
         GenerateRequest(
             id=str(at),
-            prompt_token_ids=[3 + at, 1] * (1 + 4 * at),
+            prompt=Prompt([3 + at, 1] * (1 + 4 * at)),
             params=SamplingParams(max_tokens=9 + at, ignore_eos=True, **mix),
         )
         for at, mix in enumerate(MIXES)

@@ -19,6 +19,7 @@ from jaxllm.engine.scheduling.request import LogitsOptions
 from jaxllm.mesh import make_mesh
 from jaxllm.messages import GenerateRequest, RequestError
 from jaxllm.nn.contexts.dense import DenseContext
+from jaxllm.prompt import Prompt
 from jaxllm.sampling.bits import packed, remove
 from jaxllm.sampling.constraint import ConstraintError
 from jaxllm.sampling.options import SamplingParams
@@ -187,7 +188,7 @@ def test_a_constraint_that_fails_ends_its_own_request_only(
     deltas = collect(
         engine,
         [
-            GenerateRequest(id=str(i), prompt_token_ids=p, params=s)
+            GenerateRequest(id=str(i), prompt=Prompt(p), params=s)
             for i, (p, s) in enumerate(zip(prompts, params, strict=True))
         ],
     )
@@ -227,7 +228,7 @@ def test_a_failed_step_leaves_a_working_process(
 ) -> None:
     prompt, params = prompts_of(1)[0], SamplingParams(**FREE, presence_penalty=1)
     before = run(engine, [prompt], params)
-    engine.add(GenerateRequest(id="lost", prompt_token_ids=prompt, params=params))
+    engine.add(GenerateRequest(id="lost", prompt=Prompt(prompt), params=params))
     engine.step()
     with monkeypatch.context() as patch:
         patch.setattr(engine.runner, "collect", lambda _: 1 / 0)
@@ -260,7 +261,7 @@ def test_what_does_not_fit_the_model_is_refused_by_name(
     engine: Engine, options: dict[str, Any], param: str
 ) -> None:
     with pytest.raises(RequestError) as refused:
-        engine.add(GenerateRequest(id="x", prompt_token_ids=[1], params=SamplingParams(**options)))
+        engine.add(GenerateRequest(id="x", prompt=Prompt([1]), params=SamplingParams(**options)))
     assert refused.value.param == param
     assert not engine.has_work
 
@@ -276,7 +277,7 @@ def test_allowing_only_tokens_that_may_come_is_no_fault(
     engine.validate(
         GenerateRequest(
             id="x",
-            prompt_token_ids=[1],
+            prompt=Prompt([1]),
             params=SamplingParams(**options, allowed_token_ids=allowed),
         )
     )

@@ -16,6 +16,7 @@ from jaxllm.engine.runtime.state import SLOT_PARAMS, host_columns
 from jaxllm.engine.scheduling.buckets import Buckets, ExtendShape
 from jaxllm.engine.scheduling.plan import Chunk, Plan, TableWrite
 from jaxllm.engine.scheduling.request import PageTable, Request
+from jaxllm.prompt import Prompt
 from jaxllm.sampling.options import SamplingParams
 
 KINDS = (np.int32, np.uint32, np.float32)
@@ -56,7 +57,13 @@ def test_each_table_write_of_a_plan_is_an_entry_and_unused_entries_are_dropped(
     slots, width, decodes = 8, 3, []
     for row in range(count):
         request = Request(
-            id="r", index=0, prompt=[1], params=SamplingParams(), seed=0, arrival=0.0, max_tokens=9
+            id="r",
+            index=0,
+            prompt=Prompt([1]),
+            params=SamplingParams(),
+            seed=0,
+            arrival=0.0,
+            max_tokens=9,
         )
         request.slot = 7 - row
         decodes.append(request)
@@ -108,7 +115,7 @@ def test_a_buffer_that_is_packed_again_is_as_a_new_one() -> None:
             request = Request(
                 id="r",
                 index=0,
-                prompt=[7 + slot] * length,
+                prompt=Prompt([7 + slot] * length),
                 params=SamplingParams(temperature=0.5, min_tokens=2),
                 seed=2**64 - 2 - slot,
                 arrival=0.0,

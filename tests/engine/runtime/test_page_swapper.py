@@ -17,6 +17,7 @@ from jaxllm.engine.runtime.launch import HostBuffers
 from jaxllm.engine.scheduling.plan import Moves
 from jaxllm.mesh import make_mesh
 from jaxllm.messages import GenerateRequest
+from jaxllm.prompt import Prompt
 from jaxllm.sampling.options import SamplingParams
 from tests.engine.conftest import collect, run
 from tests.engine.fake_host import Optimist
@@ -115,7 +116,7 @@ def test_an_engine_that_failed_starts_with_empty_host_memory(
     engine = make_engine(num_gpu_blocks_override=20, preemption_mode="swap", swap_space=0.01)
     engine.scheduler.estimator = Optimist()
     for number, prompt in enumerate(PROMPTS):
-        engine.add(GenerateRequest(id=str(number), prompt_token_ids=prompt, params=params(number)))
+        engine.add(GenerateRequest(id=str(number), prompt=Prompt(prompt), params=params(number)))
     while not engine.stats().host_usage:
         engine.step()
     with monkeypatch.context() as broken:

@@ -19,6 +19,7 @@ import pytest
 from jaxllm.config import ConfigError
 from jaxllm.engine.engine import Engine
 from jaxllm.messages import GenerateRequest, RequestError
+from jaxllm.prompt import Prompt
 from jaxllm.sampling.options import SamplingParams
 from jaxllm.sampling.processors import ProcessorState, read_processors
 from tests.engine.conftest import TINY, collect, outcomes, reading_words, run
@@ -125,7 +126,7 @@ def test_what_no_processor_takes_is_refused_by_name(
     engine: Engine, options: dict[str, Any], param: str, says: str
 ) -> None:
     with pytest.raises(RequestError, match=says) as refused:
-        engine.add(GenerateRequest(id="x", prompt_token_ids=[1], params=SamplingParams(**options)))
+        engine.add(GenerateRequest(id="x", prompt=Prompt([1]), params=SamplingParams(**options)))
     assert refused.value.param == param
 
 
@@ -159,7 +160,7 @@ def test_a_function_on_the_host_that_fails_ends_its_own_request_and_says_why(
     deltas = collect(
         engine,
         [
-            GenerateRequest(id=str(i), prompt_token_ids=PROMPTS[i], params=p)
+            GenerateRequest(id=str(i), prompt=Prompt(PROMPTS[i]), params=p)
             for i, p in enumerate(params)
         ],
     )
@@ -205,7 +206,7 @@ def test_what_a_function_on_the_host_must_return_is_said_and_others_go_on(
     deltas = collect(
         engine,
         [
-            GenerateRequest(id=str(i), prompt_token_ids=PROMPTS[i], params=p)
+            GenerateRequest(id=str(i), prompt=Prompt(PROMPTS[i]), params=p)
             for i, p in enumerate(params)
         ],
     )

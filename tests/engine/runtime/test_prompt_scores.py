@@ -27,6 +27,7 @@ from jaxllm.messages import (
     TokenLogprobs,
     check_prompt_logprobs,
 )
+from jaxllm.prompt import Prompt
 from jaxllm.sampling.options import SamplingParams
 from tests.engine.conftest import TINY, collect
 
@@ -45,7 +46,7 @@ def scores_of(deltas: list[TextDelta], id: str, prompt: list[int]) -> list[list[
 
 def test_every_choice_begins_with_the_prompts_log_probabilities(engine: Engine) -> None:
     params = SamplingParams(prompt_logprobs=2, n=3, max_tokens=4, seed=1, ignore_eos=True)
-    deltas = collect(engine, [GenerateRequest(id="r", prompt_token_ids=PROMPT, params=params)])
+    deltas = collect(engine, [GenerateRequest(id="r", prompt=Prompt(PROMPT), params=params)])
     with_scores = [d.index for d in deltas if d.prompt_logprobs is not None]
     assert sorted(with_scores) == [0, 1, 2]
     first_of = {index: next(d for d in deltas if d.index == index) for index in range(3)}
@@ -65,7 +66,7 @@ def test_a_prompt_of_one_token_has_an_empty_list(engine: Engine) -> None:
         engine,
         [
             GenerateRequest(
-                id="r", prompt_token_ids=[5], params=SamplingParams(prompt_logprobs=0, max_tokens=1)
+                id="r", prompt=Prompt([5]), params=SamplingParams(prompt_logprobs=0, max_tokens=1)
             )
         ],
     )
@@ -75,7 +76,7 @@ def test_a_prompt_of_one_token_has_an_empty_list(engine: Engine) -> None:
 def test_a_prompt_whose_pages_are_cached_is_scored_as_the_first_time(engine: Engine) -> None:
     def scored() -> tuple[list[TokenLogprobs], int]:
         params = SamplingParams(prompt_logprobs=1, max_tokens=1)
-        deltas = collect(engine, [GenerateRequest(id="r", prompt_token_ids=PROMPT, params=params)])
+        deltas = collect(engine, [GenerateRequest(id="r", prompt=Prompt(PROMPT), params=params)])
         return scores_of(deltas, "r", PROMPT)[0], deltas[0].num_cached_tokens
 
     assert engine.reset_prefix_cache()
@@ -86,7 +87,7 @@ def test_a_prompt_whose_pages_are_cached_is_scored_as_the_first_time(engine: Eng
     assert engine.stats().prefix_queries == looked_up, "what must be computed is not looked up"
     plain = collect(
         engine,
-        [GenerateRequest(id="r", prompt_token_ids=PROMPT, params=SamplingParams(max_tokens=1))],
+        [GenerateRequest(id="r", prompt=Prompt(PROMPT), params=SamplingParams(max_tokens=1))],
     )
     assert plain[0].num_cached_tokens > 0, "the pages of a scored prompt serve others"
 
@@ -94,7 +95,7 @@ def test_a_prompt_whose_pages_are_cached_is_scored_as_the_first_time(engine: Eng
 def test_a_request_that_ends_within_its_prompt_leaves_nothing(engine: Engine) -> None:
     for steps in (1, 2):
         params = SamplingParams(prompt_logprobs=1, max_tokens=3)
-        engine.add(GenerateRequest(id="gone", prompt_token_ids=PROMPT, params=params))
+        engine.add(GenerateRequest(id="gone", prompt=Prompt(PROMPT), params=params))
         for _ in range(steps):
             engine.step()
         engine.abort("gone")
@@ -106,7 +107,7 @@ def request(scored: int, end: int) -> Request:
     made = Request(
         id="r",
         index=0,
-        prompt=list(range(100, 120)),
+        prompt=Prompt(list(range(100, 120))),
         params=SamplingParams(),
         seed=0,
         arrival=0.0,
@@ -201,17 +202,17 @@ def test_a_step_that_fails_leaves_buffers_for_the_next(
     engine = make_engine()
     params = SamplingParams(prompt_logprobs=1, max_tokens=1)
     expected = scores_of(
-        collect(engine, [GenerateRequest(id="r", prompt_token_ids=PROMPT, params=params)]),
+        collect(engine, [GenerateRequest(id="r", prompt=Prompt(PROMPT), params=params)]),
         "r",
         PROMPT,
     )
-    engine.add(GenerateRequest(id="lost", prompt_token_ids=PROMPT, params=replace(params)))
+    engine.add(GenerateRequest(id="lost", prompt=Prompt(PROMPT), params=replace(params)))
     with monkeypatch.context() as broken:
         broken.setattr(engine.runner, "collect", lambda result: 1 / 0)
         with pytest.raises(ZeroDivisionError):
             collect(engine, [])
     found = scores_of(
-        collect(engine, [GenerateRequest(id="r", prompt_token_ids=PROMPT, params=params)]),
+        collect(engine, [GenerateRequest(id="r", prompt=Prompt(PROMPT), params=params)]),
         "r",
         PROMPT,
     )

@@ -16,6 +16,7 @@ from jaxllm.engine.engine import Engine
 from jaxllm.engine.scheduling.buckets import Buckets
 from jaxllm.engine.scheduling.plan import Plan
 from jaxllm.messages import GenerateRequest
+from jaxllm.prompt import Prompt
 from jaxllm.sampling.options import SamplingParams
 from tests.engine.conftest import collect, run, tokens_of
 from tests.engine.fake_host import Optimist
@@ -104,21 +105,19 @@ def test_others_find_pages_of_prompts_and_not_of_outputs(make_engine: MakeEngine
     prompt = list(range(3, 60))
     said = run(engine, [prompt], LONG)[0]
     deltas = collect(
-        engine, [GenerateRequest(id="more", prompt_token_ids=prompt + said, params=LONG)]
+        engine, [GenerateRequest(id="more", prompt=Prompt(prompt + said), params=LONG)]
     )
     page = engine.resolved.page_size
     assert {delta.num_cached_tokens for delta in deltas} == {len(prompt) // page * page}
     usual = make_engine()
     assert run(usual, [prompt], LONG)[0] == said
-    deltas = collect(
-        usual, [GenerateRequest(id="more", prompt_token_ids=prompt + said, params=LONG)]
-    )
+    deltas = collect(usual, [GenerateRequest(id="more", prompt=Prompt(prompt + said), params=LONG)])
     assert deltas[0].num_cached_tokens > len(prompt)
 
 
 def test_choices_of_one_prompt_still_share_it(make_engine: MakeEngine) -> None:
     drawn = SamplingParams(n=3, seed=5, temperature=1.0, max_tokens=12, ignore_eos=True)
-    request = [GenerateRequest(id="n", prompt_token_ids=PROMPTS[1], params=drawn)]
+    request = [GenerateRequest(id="n", prompt=Prompt(PROMPTS[1]), params=drawn)]
     found, wanted = (
         collect(make_engine(**options), request) for options in ({"batch_invariant": True}, {})
     )
@@ -132,7 +131,7 @@ def test_a_search_without_anything_to_decode_beside_it_keeps_what_its_beams_shar
 ) -> None:
     search = SamplingParams(use_beam_search=True, n=3, temperature=0, max_tokens=8, ignore_eos=True)
     # A token short of two pages
-    request = [GenerateRequest(id="s", prompt_token_ids=list(range(3, 18)), params=search)]
+    request = [GenerateRequest(id="s", prompt=Prompt(list(range(3, 18))), params=search)]
     found, wanted = (
         collect(make_engine(async_scheduling=False, batch_invariant=uniform), request)
         for uniform in (True, False)

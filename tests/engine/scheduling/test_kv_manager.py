@@ -17,6 +17,7 @@ from jaxllm.cache.prefix import PrefixIndex
 from jaxllm.engine.scheduling.kv_manager import KVCacheManager
 from jaxllm.engine.scheduling.request import Request
 from jaxllm.engine.startup.kv_requirements import KVRequirements
+from jaxllm.prompt import Prompt
 from jaxllm.sampling.options import SamplingParams
 from tests.engine.fake_device import EOS
 from tests.engine.fake_loop import Loop, Setup
@@ -44,7 +45,7 @@ def waiting(length: int) -> Request:
     return Request(
         id="w",
         index=0,
-        prompt=prompt(length),
+        prompt=Prompt(prompt(length)),
         params=SamplingParams(),
         seed=0,
         arrival=0.0,

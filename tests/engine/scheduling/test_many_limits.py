@@ -13,6 +13,7 @@ from jaxllm.engine.scheduling.chunk_planner import prefill_budget
 from jaxllm.engine.scheduling.plan import Limits, Plan
 from jaxllm.engine.scheduling.request import Request, Status
 from jaxllm.engine.scheduling.scheduler import Scheduler
+from jaxllm.prompt import Prompt
 from jaxllm.sampling.options import SamplingParams
 from tests.engine.fake_host import Optimist
 
@@ -61,7 +62,7 @@ class Load:
         request = Request(
             id=str(number),
             index=0,
-            prompt=[number, *range(length - 1)],
+            prompt=Prompt([number, *range(length - 1)]),
             params=SamplingParams(),
             seed=0,
             arrival=float(number),
@@ -84,7 +85,7 @@ class Load:
             if in_flight and (plan.empty or len(in_flight) > self.groups):
                 self.commit(in_flight.pop(0))
             steps += 1
-            work = sum(len(r.prompt) * (1 + r.num_preemptions) + 90 for r in self.requests)
+            work = sum(len(r.prompt.tokens) * (1 + r.num_preemptions) + 90 for r in self.requests)
             assert steps < 500 + 3 * work, "requests do not end"
         self.scheduler.check()
 

@@ -25,6 +25,7 @@ from jaxllm.engine.scheduling.buckets import Buckets
 from jaxllm.engine.scheduling.plan import Limits, Plan
 from jaxllm.engine.scheduling.request import Request
 from jaxllm.engine.scheduling.scheduler import Scheduler
+from jaxllm.prompt import Prompt
 from jaxllm.sampling.options import SamplingParams
 from tests.engine.fake_host import Optimist
 
@@ -64,7 +65,7 @@ class Simulation:
             request = Request(
                 id=str(number),
                 index=0,
-                prompt=prompt,
+                prompt=Prompt(prompt),
                 params=SamplingParams(),
                 seed=0,
                 arrival=0.0,
@@ -162,7 +163,7 @@ def a_request(most: int, done: int) -> Request:
     request = Request(
         id="x",
         index=0,
-        prompt=[1],
+        prompt=Prompt([1]),
         params=SamplingParams(),
         seed=0,
         arrival=0.0,

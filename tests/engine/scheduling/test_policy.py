@@ -12,6 +12,7 @@ from jaxllm.engine.scheduling.policy import HEAD_START, RequestQueue, fcfs, prio
 from jaxllm.engine.scheduling.request import Request, Status
 from jaxllm.engine.scheduling.scheduler import Scheduler
 from jaxllm.engine.startup.make_scheduler import scheduler_class
+from jaxllm.prompt import Prompt
 from jaxllm.sampling.options import SamplingParams
 from tests.engine.fake_device import EOS
 from tests.engine.fake_host import Optimist
@@ -23,7 +24,7 @@ def request(arrival: float = 0.0, priority: int = 0, order: tuple[float, ...] = 
     return Request(
         id="x",
         index=0,
-        prompt=[1],
+        prompt=Prompt([1]),
         params=params,
         seed=0,
         arrival=arrival,

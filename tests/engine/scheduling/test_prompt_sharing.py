@@ -13,6 +13,7 @@ from jaxllm.engine.scheduling.buckets import Buckets
 from jaxllm.engine.scheduling.plan import Plan
 from jaxllm.engine.scheduling.request import PromptSharing, Request, Status
 from jaxllm.engine.scheduling.scheduler import Limits, Scheduler
+from jaxllm.prompt import Prompt
 from jaxllm.sampling.options import SamplingParams
 from tests.engine.fake_device import EOS, generate
 from tests.engine.fake_host import Optimist
@@ -105,7 +106,7 @@ def test_four_samples_of_a_long_prompt_hold_one_prompt_and_four_tails(
             Request(
                 id="a",
                 index=index,
-                prompt=[5] * length,
+                prompt=Prompt([5] * length),
                 params=params,
                 seed=index,
                 arrival=0,

@@ -205,7 +205,7 @@ def test_output_pages_are_findable_once_their_tokens_are_known_to_be_written() -
     loop = Loop(ROOMY)
     first = loop.add(lasting(12, 0, length=6), 12)
     step_until(loop, lambda _: len(first.output) == 7)
-    conversation = first.prompt + first.output
+    conversation = first.prompt.tokens + first.output
     assert len(conversation) == 13
     loop.scheduler.finish(first)
     loop.add([*conversation, 3, 3], 1)

@@ -10,6 +10,7 @@ from jaxllm.engine.scheduling.buckets import Buckets
 from jaxllm.engine.scheduling.plan import Limits
 from jaxllm.engine.scheduling.request import Request, Status
 from jaxllm.engine.scheduling.scheduler import Scheduler
+from jaxllm.prompt import Prompt
 from jaxllm.sampling.options import SamplingParams
 from tests.engine.fake_loop import Loop, Setup
 from tests.engine.scheduling.test_scheduler import ROOMY, prompt
@@ -57,7 +58,7 @@ def test_a_request_that_can_never_run_is_refused() -> None:
         request = Request(
             id="x",
             index=0,
-            prompt=tokens,
+            prompt=Prompt(tokens),
             params=SamplingParams(),
             seed=0,
             arrival=0.0,

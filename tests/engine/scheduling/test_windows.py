@@ -13,6 +13,7 @@ from jaxllm.cache.backends import tile_tokens
 from jaxllm.cache.pool import Lifetime
 from jaxllm.engine.engine import Engine
 from jaxllm.messages import GenerateRequest
+from jaxllm.prompt import Prompt
 from jaxllm.sampling.options import SamplingParams
 from pallas_kernels.paged_decode.mosaic_flash import TILE
 from pallas_kernels.paged_extend.mosaic_flash import ROWS
@@ -78,7 +79,7 @@ def prompt(length: int, seed: int = 0) -> list[int]:
 
 
 def request(name: str, tokens: list[int], params: SamplingParams = GREEDY) -> GenerateRequest:
-    return GenerateRequest(id=name, prompt_token_ids=tokens, params=params)
+    return GenerateRequest(id=name, prompt=Prompt(tokens), params=params)
 
 
 @pytest.mark.slow

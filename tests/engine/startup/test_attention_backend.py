@@ -14,7 +14,7 @@ from jax.experimental.pallas import tpu as pltpu
 from jaxllm.config import ConfigError, EngineConfig
 from jaxllm.engine.engine import Engine
 from jaxllm.engine.load import load_engine
-from jaxllm.engine.startup import resolve
+from jaxllm.engine.startup import model_plan
 from jaxllm.engine.startup.report import Report
 from jaxllm.sampling.options import SamplingParams
 from tests.engine.conftest import TINY, run
@@ -43,7 +43,7 @@ def test_the_tpu_kernels_interpreted_answer_as_the_reference_does(
 ) -> None:
     (tmp_path / "config.json").write_text(json.dumps(TINY | {"head_dim": 128}))
     wanted = run(make_engine(model=str(tmp_path)), PROMPTS, PARAMS)
-    monkeypatch.setattr(resolve, "target_of", lambda mesh: TPU)
+    monkeypatch.setattr(model_plan, "target_of", lambda mesh: TPU)
     with pltpu.force_tpu_interpret_mode():
         engine = make_engine(model=str(tmp_path))
         assert engine.resolved.attention_backend == "mosaic_tpu"

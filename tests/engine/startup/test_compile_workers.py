@@ -15,7 +15,6 @@ from typing import Any, cast
 import jax
 import pytest
 
-from jaxllm import weights
 from jaxllm.config import EngineConfig
 from jaxllm.engine.runtime.compilation.exports import export
 from jaxllm.engine.runtime.compilation.xla_options import Entry, XlaOptions
@@ -27,10 +26,9 @@ from jaxllm.engine.startup.compile_workers import (
     CompileWorkers,
     WorkerSpec,
 )
-from jaxllm.engine.startup.pipeline.stages import at_stage
-from jaxllm.engine.startup.resolve import Setup, resolve
-from jaxllm.engine.startup.sizing import make_programs
+from jaxllm.engine.startup.lattice import Lattice, make_programs, plan_lattice
 from jaxllm.mesh import make_mesh, make_stage_meshes
+from tests.engine.startup.decisions import decide
 
 pytestmark = pytest.mark.usefixtures("cache")
 
@@ -44,7 +42,7 @@ def compile_with(workers: int, tiny_dir: str, devices: int = 1) -> Programs:
         max_num_batched_tokens=16,
         num_gpu_blocks_override=8,
     )
-    setup = resolve(config, weights.ModelFiles(tiny_dir), [make_mesh(devices)])
+    setup = decide(config, tiny_dir, [make_mesh(devices)]).lattice
     programs = make_programs(setup)
     with CompileWorkers() as running:
         running.configure(WorkerSpec(workers))
@@ -92,11 +90,7 @@ def test_workers_make_what_needs_no_pages_first_and_then_the_rest_for_the_pool_t
         "max_num_batched_tokens": 16,
     }
     estimated, found = (
-        resolve(
-            EngineConfig(**options, num_gpu_blocks_override=pages),
-            weights.ModelFiles(tiny_dir),
-            [make_mesh(1)],
-        )  # type: ignore[arg-type]
+        decide(EngineConfig(**options, num_gpu_blocks_override=pages), tiny_dir).lattice  # type: ignore[arg-type]
         for pages in (8, 12)
     )
     programs = make_programs(estimated)
@@ -130,7 +124,7 @@ def test_workers_make_what_needs_no_pages_first_and_then_the_rest_for_the_pool_t
     )
 
 
-def stages_of(tiny_dir: str, stages: int, tensor: int = 1, **wishes: int) -> list[Setup]:
+def stages_of(tiny_dir: str, stages: int, tensor: int = 1, **wishes: int) -> list[Lattice]:
     """The decisions of each stage of a pipeline."""
     meshes = make_stage_meshes(tensor, stages)
     usual = {"max_num_batched_tokens": 16, "num_gpu_blocks_override": 8}
@@ -142,8 +136,8 @@ def stages_of(tiny_dir: str, stages: int, tensor: int = 1, **wishes: int) -> lis
         pipeline_parallel_size=stages,
         **(usual | wishes),
     )
-    last = resolve(config, weights.ModelFiles(tiny_dir), meshes)
-    return [*(at_stage(last, mesh, at) for at, mesh in enumerate(meshes[:-1])), last]
+    model, memory, _ = decide(config, tiny_dir, meshes)
+    return [plan_lattice(stage, memory) for stage in model.own_stages()]
 
 
 def lowered(programs: Programs) -> str:
@@ -241,17 +235,13 @@ def test_what_is_no_longer_wanted_is_left_and_nobody_waits_for_it(
         "max_num_batched_tokens": 16,
     }
     likely, found = (
-        resolve(
-            EngineConfig(**options, num_gpu_blocks_override=pages),
-            weights.ModelFiles(tiny_dir),
-            [make_mesh(1)],
-        )  # type: ignore[arg-type]
+        decide(EngineConfig(**options, num_gpu_blocks_override=pages), tiny_dir).lattice  # type: ignore[arg-type]
         for pages in (8, 12)
     )
     programs = make_programs(likely)
     coming = programs.executables.coming
     with CompileWorkers(1) as running:
-        running.start(likely, programs, programs.early_keys(likely=True))
+        running.start(likely, programs, programs.lattice)
         early = dict(coming)
         assert set(early) == {
             programs.name(key) for key in programs.lattice if programs.is_kept(key)
@@ -322,7 +312,7 @@ def test_the_engine_begins_with_what_xla_tunes(tiny_dir: str) -> None:
         max_num_batched_tokens=16,
         num_gpu_blocks_override=8,
     )
-    programs = make_programs(resolve(config, weights.ModelFiles(tiny_dir), [make_mesh(1)]))
+    programs = make_programs(decide(config, tiny_dir).lattice)
     programs.executables.platform = "gpu"
     programs.executables._options = XlaOptions(
         (Entry("extend", 1, 9999, {"xla_gpu_autotune_level": 0}),)
@@ -336,18 +326,17 @@ def test_the_engine_begins_with_what_xla_tunes(tiny_dir: str) -> None:
 
 FIRST_START = """
 import sys
+from pathlib import Path
 from jaxllm.config import EngineConfig
-from jaxllm.engine.startup.resolve import resolve
-from jaxllm.engine.startup.sizing import make_programs
-from jaxllm.engine.startup.start import use_compilation_cache
+from jaxllm.engine.startup.lattice import make_programs
+from jaxllm.engine.startup.program_cache import use_compilation_cache
 from jaxllm.engine.startup.compile_workers import CompileWorkers, WorkerSpec
-from jaxllm.mesh import make_mesh
-from jaxllm.weights import ModelFiles
+from tests.engine.startup.decisions import decide
 
 use_compilation_cache(sys.argv[2])
 limits = {"max_model_len": 32, "max_num_seqs": 1, "max_num_batched_tokens": 16}
 config = EngineConfig(model=sys.argv[1], num_gpu_blocks_override=8, **limits)
-setup = resolve(config, ModelFiles(sys.argv[1]), [make_mesh(1)])
+setup = decide(config, sys.argv[1]).lattice
 programs = make_programs(setup)
 counter = programs.executables.compiles
 with CompileWorkers(1) as running:

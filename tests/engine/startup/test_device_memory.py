@@ -12,7 +12,7 @@ import psutil
 import pytest
 
 from jaxllm.config import EngineConfig
-from jaxllm.engine.startup.memory import usable_bytes
+from jaxllm.engine.startup.budget import usable_bytes
 from jaxllm.units import GIB
 
 

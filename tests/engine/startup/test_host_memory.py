@@ -27,7 +27,7 @@ from jaxllm.engine.startup.host_memory import (
     pinned_limit,
     plan_host,
 )
-from jaxllm.engine.startup.resolve import PRODUCER_TOKENS
+from jaxllm.engine.startup.limits import PRODUCER_TOKENS
 from jaxllm.units import GIB
 from tests.engine.runtime.test_unsaved import Unmade
 

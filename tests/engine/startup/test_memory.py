@@ -17,9 +17,9 @@ from jaxllm.config import ConfigError, EngineConfig
 from jaxllm.engine.engine import Engine
 from jaxllm.engine.runtime.program import Key
 from jaxllm.engine.scheduling.buckets import Buckets
-from jaxllm.engine.startup.kv_requirements import KVRequirements
-from jaxllm.engine.startup.memory import SPARE, MemoryBudget, resident_bytes
-from jaxllm.engine.startup.plan_memory import PAGE_ROUND, fitting_length, plan_memory
+from jaxllm.engine.startup.budget import SPARE, MemoryBudget, resident_bytes
+from jaxllm.engine.startup.kv_requirements import PAGE_ROUND, KVRequirements, fitting_length
+from jaxllm.engine.startup.memory_plan import plan_memory
 from jaxllm.sampling.process import logits_params_bytes
 from jaxllm.units import GIB
 from tests.engine.conftest import TINY
@@ -116,7 +116,7 @@ def test_the_length_that_auto_finds_always_fits(usable: int, page_mib: int, shar
 
 
 def test_layers_with_a_window_need_pages_for_what_a_step_sees_and_no_more() -> None:
-    need = replace(NEED, windows=(4096,), tile=128, step_tokens=8192)
+    need = replace(NEED, groups=windowed(4096), tile=128, step_tokens=8192)
     assert need.pages_per_request == -(-(4096 + 128 + 8192 - 3) // 64) + 1 < NEED.pages_per_request
     assert replace(need, max_model_len=700).pages_per_request == 11
     tight = replace(CARD, usable=CARD.weights + CARD.workspace + 256 * NEED.group_bytes)
@@ -146,13 +146,13 @@ def test_every_group_has_pages_for_the_longest_requests_and_windows_up_to_a_thir
     assert (full, windowed) == (512, -(-(4096 + 128 + 8192 - 3) // 64) + 1)
     plan = plan_memory(EngineConfig(), CARD, HYBRID)
     _, more = HYBRID.group_pages(plan.num_pages)
-    longest = full * HYBRID.page_bytes + windowed * 3 * 2**20
+    longest = full * HYBRID.page_bytes[0] + windowed * 3 * 2**20
     assert more / windowed >= plan.num_pages / full
     assert (more - windowed) * 3 * 2**20 == pytest.approx((plan.kv_bytes - longest) / 3, rel=0.01)
     assert (
         plan.kv_bytes == plan.num_pages * HYBRID.page_bytes[0] + more * 3 * 2**20 <= CARD.for_pages
     )
-    assert CARD.for_pages - plan.kv_bytes < PAGE_ROUND * (HYBRID.page_bytes + 3 * 2**20)
+    assert CARD.for_pages - plan.kv_bytes < PAGE_ROUND * HYBRID.group_bytes
     assert (
         plan_memory(EngineConfig(kv_cache_memory_bytes=plan.kv_bytes), CARD, HYBRID).num_pages
         == plan.num_pages

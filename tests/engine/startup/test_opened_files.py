@@ -17,8 +17,8 @@ import pytest
 from jaxllm.config import ConfigError, EngineConfig
 from jaxllm.engine.engine import Engine
 from jaxllm.engine.load import load_engine
-from jaxllm.engine.startup.check import check_fit
 from jaxllm.engine.startup.report import Report
+from jaxllm.engine.startup.started import check_fit
 from jaxllm.models.config import build
 from jaxllm.weights.convert import convert
 from tests.engine.few_shapes import few_shapes

@@ -17,11 +17,10 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from jaxllm import weights
 from jaxllm.config import ConfigError, EngineConfig
 from jaxllm.engine.engine import Engine
 from jaxllm.engine.runtime.page_swapper import GIVE_MEMORY
-from jaxllm.engine.startup import pin_host_memory, start
+from jaxllm.engine.startup import pin_host_memory, runners
 from jaxllm.engine.startup.host_memory import STAGED, HostRoom
 from jaxllm.engine.startup.pin_host_memory import (
     GRAIN,
@@ -33,10 +32,10 @@ from jaxllm.engine.startup.pin_host_memory import (
     pinning,
 )
 from jaxllm.engine.startup.report import Report
-from jaxllm.engine.startup.resolve import Setup, resolve
 from jaxllm.mesh import PINNED, make_stage_meshes, stages
 from jaxllm.units import GIB
 from tests.engine.conftest import TINY
+from tests.engine.startup.decisions import Decided, decide
 from tests.engine.startup.test_start_table import Kept
 
 MIB = 2**20
@@ -222,11 +221,11 @@ def test_every_device_has_room_for_pages_of_the_stage_with_most_layers(tmp_path:
     wishes: dict[str, Any] = {"preemption_mode": "swap", "swap_space": 0.01}
     _, whole = wanted_of(str(tmp_path), **wishes)
     setup, wanted = wanted_of(str(tmp_path), pipeline_parallel_size=2, **wishes)
-    assert [len(stage.layers(5)) for stage in stages(2)] == [3, 2] and setup.stage.is_last
-    assert wanted.page == whole.page * 3 // 5 == setup.need.group_bytes
+    assert [len(stage.layers(5)) for stage in stages(2)] == [3, 2] and setup.model.stage.is_last
+    assert wanted.page == whole.page * 3 // 5 == setup.model.need.group_bytes
 
 
-def wanted_of(tiny_dir: str, **wishes: Any) -> tuple[Setup, Wanted]:
+def wanted_of(tiny_dir: str, **wishes: Any) -> tuple[Decided, Wanted]:
     usual: dict[str, Any] = {
         "max_model_len": 128,
         "max_num_seqs": 4,
@@ -234,14 +233,14 @@ def wanted_of(tiny_dir: str, **wishes: Any) -> tuple[Setup, Wanted]:
         "num_gpu_blocks_override": 96,
         "dtype": "float32",
     }
-    setup = resolve(
+    setup = decide(
         EngineConfig(model=tiny_dir, **(usual | wishes)),
-        weights.ModelFiles(tiny_dir),
+        tiny_dir,
         make_stage_meshes(
             wishes.get("tensor_parallel_size", 1), wishes.get("pipeline_parallel_size", 1)
         ),
     )
-    return setup, Wanted.from_setup(setup, [*setup.mesh.devices.flat])
+    return setup, Wanted.of(setup.model, setup.memory)
 
 
 def test_a_page_counts_what_it_takes_on_one_device(tiny_dir: str) -> None:
@@ -342,7 +341,7 @@ def test_a_start_that_fails_begins_no_other_region(
     monkeypatch.setattr(jax, "device_put", slow)
 
     def starting() -> None:
-        with pinning(setup, [*setup.mesh.devices.flat], Report()):
+        with pinning(setup.model, setup.memory, Report()):
             assert begun.wait(60)
             raise ConfigError("too large")
 
@@ -354,13 +353,14 @@ def test_a_start_that_fails_begins_no_other_region(
 def test_host_memory_is_pinned_before_pages_are_and_the_table_says_how_much(
     make_engine: Callable[..., Engine], puts: list[jax.Array], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    abstract_pages, before = start.abstract_pages, list[int]()
+    zeros_of = runners.zeros_of
+    before = list[int]()
 
-    def allocating(setup: Setup) -> Any:
+    def allocating(pages: Any) -> Any:
         before.append(sum(array.nbytes for array in puts if array.sharding.memory_kind == PINNED))
-        return abstract_pages(setup)
+        return zeros_of(pages)
 
-    monkeypatch.setattr(start, "abstract_pages", allocating)
+    monkeypatch.setattr(runners, "zeros_of", allocating)
     report = Kept()
     make_engine(report=report, preemption_mode="swap", swap_space=0.01)
     assert PHASE not in report.seconds and "host memory pinned" not in report.rows, (

@@ -16,9 +16,10 @@ from jaxllm.config import ConfigError, EngineConfig
 from jaxllm.engine.runtime.lattice import Key, Programs
 from jaxllm.engine.runtime.pipeline.stages import EarlierStages
 from jaxllm.engine.runtime.runner import Runner
-from jaxllm.engine.startup.pipeline.together import Together
 from jaxllm.engine.startup.report import Report
-from jaxllm.engine.startup.start import Started, WeightSource, start
+from jaxllm.engine.startup.started import Started, start
+from jaxllm.engine.startup.together import Together
+from jaxllm.engine.startup.weight_source import WeightSource
 
 PATIENCE = 60  # seconds, which nothing here takes unless it fails
 
@@ -103,7 +104,7 @@ def test_a_stage_that_fails_ends_the_start_with_its_own_error_and_leaves_nothing
         failed.set()
 
     def load(self: WeightSource, *_: Any, **__: Any) -> tuple[jax.Array, ...]:
-        if what == "load" and [setup.stage.index for setup in self._setups] == [stage]:
+        if what == "load" and [model.stage.index for model in self.models] == [stage]:
             raise ConfigError("as the test wants")
         return ()
 

@@ -14,21 +14,17 @@ import jax.numpy as jnp
 import pytest
 from jax.experimental.compilation_cache import compilation_cache
 
-from jaxllm import weights
 from jaxllm.config import ConfigError, EngineConfig
 from jaxllm.engine.runtime.compilation.executables import Executables
-from jaxllm.engine.startup import device_client, start
+from jaxllm.engine.startup import device_client, started
+from jaxllm.engine.startup.lattice import make_programs
+from jaxllm.engine.startup.measure import much_is_missing
+from jaxllm.engine.startup.program_cache import drop_empty, use_compilation_cache
 from jaxllm.engine.startup.report import Report
-from jaxllm.engine.startup.resolve import resolve
-from jaxllm.engine.startup.sizing import make_programs
-from jaxllm.engine.startup.start import (
-    drop_empty,
-    read_tokenizer,
-    use_compilation_cache,
-)
+from jaxllm.engine.startup.started import read_tokenizer
+from jaxllm.engine.startup.wishes import read_wishes
 from jaxllm.grammar.matcher import Matchers
-from jaxllm.locate import locate
-from jaxllm.mesh import make_mesh
+from tests.engine.startup.decisions import decide
 from tests.goldens.golden import load_golden
 
 
@@ -97,24 +93,22 @@ def test_programs_of_which_a_full_disk_took_nothing_are_kept_the_next_time(kept:
 def test_a_server_reads_the_vocabulary_for_grammars_at_start_and_the_library_with_the_first(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    model_dir, begun = locate("demo"), []
+    begun: list[Matchers] = []
     monkeypatch.setattr(Matchers, "start_vocabulary", lambda self: begun.append(self))
     for stall, reads in ((None, 0), (50.0, 1)):
         begun.clear()
-        tokenizer, matchers = read_tokenizer(EngineConfig(max_stall_ms=stall), model_dir, 768, [1])
+        tokenizer, matchers = read_tokenizer(read_wishes(EngineConfig(max_stall_ms=stall)))
         assert tokenizer is not None and matchers is not None
         assert len(begun) == reads
         matchers.end_threads()
-    assert read_tokenizer(EngineConfig(skip_tokenizer_init=True), model_dir, 768, [1]) == (
-        None,
-        None,
-    )
+    wishes = read_wishes(EngineConfig(skip_tokenizer_init=True))
+    assert read_tokenizer(wishes) == (None, None)
 
 
 def test_a_config_that_cannot_be_is_the_first_to_be_told_of(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text('{"model_type": "qwen3", "vocab_size": "many"}')
     with pytest.raises(ConfigError, match=r"config\.json"):
-        start.start(EngineConfig(model=str(tmp_path)), Report())
+        started.start(EngineConfig(model=str(tmp_path)), Report())
 
 
 @pytest.mark.usefixtures("cuda_installed")
@@ -123,18 +117,18 @@ def test_workers_begin_early_where_no_start_has_kept_anything(
 ) -> None:
     monkeypatch.setattr(os, "cpu_count", lambda: 16)
     config = EngineConfig(model="demo")
-    assert start._early_workers(config) == 10
-    assert start._early_workers(replace(config, pipeline_parallel_size=2)) == 10
+    assert started._early_workers(config) == 10
+    assert started._early_workers(replace(config, pipeline_parallel_size=2)) == 10
     hosts = replace(config, nnodes=2, tensor_parallel_size=2, group_key_file="key")
-    assert start._early_workers(hosts) == 0
-    assert start._early_workers(EngineConfig(model="demo", enforce_eager=True)) == 0
+    assert started._early_workers(hosts) == 0
+    assert started._early_workers(EngineConfig(model="demo", enforce_eager=True)) == 0
     (cache / "programs").mkdir()
-    assert start._early_workers(config) == 10
+    assert started._early_workers(config) == 10
     (cache / "programs" / "set").mkdir()
-    assert start._early_workers(config) == 0
+    assert started._early_workers(config) == 0
     for elsewhere in ("gs://bucket/cache", None):
         jax.config.update("jax_compilation_cache_dir", elsewhere)
-        assert start._early_workers(config) == 0
+        assert started._early_workers(config) == 0
 
 
 @pytest.mark.usefixtures("cuda_installed")
@@ -147,7 +141,7 @@ def test_a_cache_that_is_another_users_costs_time_only(
         raise PermissionError(folder)
 
     monkeypatch.setattr(Path, "iterdir", refused)
-    assert start._early_workers(EngineConfig(model="demo")) == 0
+    assert started._early_workers(EngineConfig(model="demo")) == 0
 
 
 def test_workers_are_for_a_start_that_has_many_programs_to_make(tiny_dir: str, cache: Path) -> None:
@@ -158,7 +152,7 @@ def test_workers_are_for_a_start_that_has_many_programs_to_make(tiny_dir: str, c
         max_num_batched_tokens=16,
         num_gpu_blocks_override=8,
     )
-    programs = make_programs(resolve(config, weights.ModelFiles(tiny_dir), [make_mesh(1)]))
+    programs = make_programs(decide(config, tiny_dir).lattice)
     exports = programs.executables.exports
     assert exports is not None
     kept = [
@@ -169,24 +163,22 @@ def test_workers_are_for_a_start_that_has_many_programs_to_make(tiny_dir: str, c
     few = -(-len(kept) // 4) - 1  # below a quarter
     assert few
     for path in kept[few:]:
-        assert start.much_is_missing(programs)
+        assert much_is_missing(programs)
         path.touch()
-    assert not start.much_is_missing(programs)
+    assert not much_is_missing(programs)
     exports.keep_figures({"workspace": 1})
     other = replace(config, num_gpu_blocks_override=9)
-    assert start.much_is_missing(
-        make_programs(resolve(other, weights.ModelFiles(tiny_dir), [make_mesh(1)]))
-    ), "another pool"
-    assert not start.much_is_missing(
-        make_programs(resolve(config, weights.ModelFiles(tiny_dir), [make_mesh(1)]), Executables())
-    ), "nothing is ever kept"
+    assert much_is_missing(make_programs(decide(other, tiny_dir).lattice)), "another pool"
+    assert not much_is_missing(make_programs(decide(config, tiny_dir).lattice, Executables())), (
+        "nothing is ever kept"
+    )
 
 
 def test_without_the_cuda_plugin_no_worker_begins_early(
     cuda_installed: None, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(device_client, "entry_points", lambda group: [])
-    assert start._early_workers(EngineConfig(model="demo")) == 0
+    assert started._early_workers(EngineConfig(model="demo")) == 0
 
 
 def test_sizes_that_the_files_do_not_have_are_refused_before_the_tokenizer_is_read(
@@ -196,6 +188,6 @@ def test_sizes_that_the_files_do_not_have_are_refused_before_the_tokenizer_is_re
     config = json.loads((source / "config.json").read_text()) | {"num_hidden_layers": 4096}
     (tmp_path / "config.json").write_text(json.dumps(config))
     shutil.copy(source / "model.safetensors", tmp_path)
-    monkeypatch.setattr(start, "read_tokenizer", lambda *given: pytest.fail("it was read"))
+    monkeypatch.setattr(started, "read_tokenizer", lambda *given: pytest.fail("it was read"))
     with pytest.raises(ConfigError, match="num_hidden_layers is 4096, the files hold 2 layers"):
-        start.start(EngineConfig(model=str(tmp_path)), Report())
+        started.start(EngineConfig(model=str(tmp_path)), Report())

@@ -15,18 +15,19 @@ import pytest
 from flax import nnx
 
 from benchmarks.modes import change, costs
-from jaxllm import weights
 from jaxllm.config import EngineConfig
 from jaxllm.engine.engine import Engine
 from jaxllm.engine.scheduling.chunk_planner import seconds_per_token
 from jaxllm.engine.scheduling.kv_offload import Link
-from jaxllm.engine.startup.memory import MemoryBudget, MemoryPlan
-from jaxllm.engine.startup.report import PROMPTS, Report, link_rows, table_rows
-from jaxllm.engine.startup.resolve import Setup, resolve
-from jaxllm.mesh import Stage, make_mesh
+from jaxllm.engine.startup.budget import MemoryBudget
+from jaxllm.engine.startup.memory_plan import MemoryPlan
+from jaxllm.engine.startup.report import Report
+from jaxllm.engine.startup.table import PROMPTS, decided_rows, link_rows, programs_rows
+from jaxllm.mesh import Stage
 from jaxllm.nn.linear import Linear
 from jaxllm.quantisation import WeightFormat
 from jaxllm.units import GIB, amount
+from tests.engine.startup.decisions import Decided, decide
 from tests.targets import TARGETS
 
 
@@ -47,39 +48,34 @@ BUDGET = MemoryBudget(
 )
 
 
-def decided(model_dir: str, **wishes: Any) -> Setup:
+def decided(model_dir: str, **wishes: Any) -> Decided:
     """The tiny model's decisions, with a budget of numbers that can be told apart."""
     usual: dict[str, Any] = {
         "max_model_len": 128,
         "max_num_seqs": 4,
         "max_num_batched_tokens": 64,
         "block_size": 8,
+        "num_gpu_blocks_override": 96,
     }
-    usual["num_gpu_blocks_override"] = 96
-    setup = resolve(
-        EngineConfig(model=model_dir, **(usual | wishes)),
-        weights.ModelFiles(model_dir),
-        [make_mesh(1)],
-    )
-    return replace(
-        setup,
-        need=replace(setup.need, page_bytes=(GIB // 64, *setup.need.page_bytes[1:])),
-        memory=MemoryPlan(
-            BUDGET, setup.resolved.max_model_len, setup.resolved.num_pages, int(1.5 * GIB)
-        ),
+    model, memory, lattice = decide(EngineConfig(model=model_dir, **(usual | wishes)), model_dir)
+    need = replace(memory.need, page_bytes=(GIB // 64, *memory.need.page_bytes[1:]))
+    return Decided(
+        replace(model, need=need),
+        MemoryPlan(BUDGET, need, memory.num_pages, int(1.5 * GIB)),
+        lattice,
     )
 
 
-def rows_of(setup: Setup, late: int = 0) -> dict[str, str]:
+def rows_of(decisions: Decided, late: int = 0) -> dict[str, str]:
+    model, memory, lattice = decisions
     report = Report()
     report.seconds["Warming up"] = 1.25
-    programs = SimpleNamespace(
-        peak_bytes=int(2.75 * GIB),
-        lattice=range(60),
-        late=range(late),
-        executables=SimpleNamespace(lowered=7),
+    programs: Any = SimpleNamespace(
+        lattice=range(60), late=range(late), executables=SimpleNamespace(lowered=7)
     )
-    return dict(table_rows(setup, [programs], SimpleNamespace(compiles=9, cache_hits=4), report))  # type: ignore[arg-type]
+    compiles: Any = SimpleNamespace(compiles=9, cache_hits=4)
+    rows = decided_rows(model, memory, lattice.resolved, int(2.75 * GIB))
+    return dict([*rows, *programs_rows([programs], compiles, report)])
 
 
 def test_the_rows_of_memory_are_the_terms_of_the_formula_and_their_sum(tiny_dir: str) -> None:
@@ -97,7 +93,7 @@ def test_the_rows_of_memory_are_the_terms_of_the_formula_and_their_sum(tiny_dir:
     assert first - sum(taken) == left == BUDGET.for_pages / GIB
     assert rows["KV cache"] == "96 pages × 8 = 768 tokens in float32, 1.50 GiB per device"
     small = decided(tiny_dir)
-    small = replace(small, memory=replace(small.memory, kv_bytes=5 * 2**20))
+    small = small._replace(memory=replace(small.memory, kv_bytes=5 * 2**20))
     assert rows_of(small)["KV cache"].endswith("5.00 MiB per device")
     assert rows["maximum concurrency"] == "6.00x at 128 tokens per request"
     assert rows["step programs"] == "60; 7 lowered, 5 compiled, 4 cached"
@@ -106,8 +102,13 @@ def test_the_rows_of_memory_are_the_terms_of_the_formula_and_their_sum(tiny_dir:
     assert rows["warming up"] == "1.25 s"
     packed = decided(tiny_dir)
     budget = replace(packed.memory.budget, packing="fp8")
-    packed = replace(packed, memory=replace(packed.memory, budget=budget))
+    packed = packed._replace(memory=replace(packed.memory, budget=budget))
     assert rows_of(packed)["weights"] == "15.00 GiB per device unpacked from fp8"
+
+
+def with_spec(decisions: Decided, **changes: Any) -> Decided:
+    model = decisions.model
+    return decisions._replace(model=replace(model, spec=replace(model.spec, **changes)))
 
 
 def test_weights_in_few_bits_are_named_with_what_they_save(tiny_dir: str) -> None:
@@ -118,18 +119,18 @@ def test_weights_in_few_bits_are_named_with_what_they_save(tiny_dir: str) -> Non
         r"\d+ matrices in fp8 with scales of rows, inputs as they are", rows["quantised weights"]
     )
     assert re.fullmatch(r".* per device, -?\d+ tokens of KV", rows["quantisation saves"])
-    body = nnx.merge(plain.outline.graphdef, plain.outline.state)
+    body = nnx.merge(plain.model.outline.graphdef, plain.model.outline.state)
     maps = (m.weight.get_value() for _, m in nnx.iter_modules(body.layers) if isinstance(m, Linear))
-    every = sum(leaf.size for leaf in jax.tree.leaves(plain.outline.state))
+    every = sum(leaf.size for leaf in jax.tree.leaves(plain.model.outline.state))
     others = 4 * (every - sum(weight.size for weight in maps))
     assert rows["other weights"] == f"{amount(others)} per device as plain numbers"
     assert rows["products of these"] == "reference (plain JAX: may be slower than 16 bits)"
     assert rows["output head"] == "plain numbers"
     head = {"lm_head": WeightFormat("int8", 16)}
-    held = replace(setup, spec=replace(setup.spec, formats=head))
+    held = with_spec(setup, formats=head)
     assert rows_of(held)["output head"] == "int8, summed in float32"
     tied = {"model.embed_tokens": WeightFormat("int8", 16)}
-    held = replace(setup, spec=replace(setup.spec, formats=tied, tied=True))
+    held = with_spec(setup, formats=tied, tied=True)
     assert rows_of(held)["output head"] == "int8, summed in float32, also the table of tokens"
 
 
@@ -141,7 +142,7 @@ def test_a_start_says_where_weights_in_few_bits_are_slower(
     tiny_dir: str, wish: str, on: str, slower: bool
 ) -> None:
     setup = decided(tiny_dir, quantization=wish)
-    setup = replace(setup, resolved=replace(setup.resolved, target=TARGETS[on]))
+    setup = setup._replace(model=replace(setup.model, target=TARGETS[on]))
     assert (rows_of(setup).get("prompts") == PROMPTS) == slower
 
 
@@ -174,7 +175,7 @@ def test_what_was_decided_of_memory_is_shown(tiny_dir: str) -> None:
         f"{setup.resolved.moved_pages} move at once"
     )
     assert swapping["host memory"] == wanted
-    stages = replace(setup, stage=Stage(1, 2))
+    stages = setup._replace(model=replace(setup.model, stage=Stage(1, 2)))
     assert amount(2 * pages * GIB // 64) in rows_of(stages)["host memory"], "of both stages"
     assert rows_of(decided(tiny_dir, enable_prefix_caching=False))["prefix caching"] == "off"
     assert (
@@ -186,13 +187,13 @@ def test_what_was_decided_of_memory_is_shown(tiny_dir: str) -> None:
 def test_the_link_is_shown_with_what_a_page_costs_either_way(tiny_dir: str) -> None:
     setup = decided(tiny_dir, preemption_mode="swap", swap_space=0.5)
     runner = SimpleNamespace(link=None, seconds={})
-    assert link_rows(setup, runner) == []  # type: ignore[arg-type]
-    shape = next(iter(setup.buckets.extend))
+    assert link_rows(setup.model, runner) == []  # type: ignore[arg-type]
+    shape = next(iter(setup.model.buckets.extend))
     runner = SimpleNamespace(
         link=Link(32, program=0.0032, page=0.0005), seconds={shape: 0.002 * shape.tokens}
     )
     assert seconds_per_token(runner.seconds) == pytest.approx(0.002)
-    ((name, text),) = link_rows(setup, runner)  # type: ignore[arg-type]
+    ((name, text),) = link_rows(setup.model, runner)  # type: ignore[arg-type]
     assert name == "link to host memory"
     assert (
         text == f"{GIB / 64 / 0.0006 / 1e9:.1f} GB/s per device: a page is loaded in 0.60 ms, "

@@ -15,7 +15,7 @@ import pytest
 
 from jaxllm.cache.backends import Shapes, choose_backend, tile_tokens
 from jaxllm.engine.engine import Engine
-from jaxllm.engine.startup import resolve
+from jaxllm.engine.startup import model_plan
 from jaxllm.sampling.options import SamplingParams
 from pallas_kernels import add_norm, draw, matmul, paged_decode, paged_extend
 from pallas_kernels.draw import reference as draw_reference
@@ -74,7 +74,7 @@ def test_an_engine_runs_the_back_ends_of_another_card(
     prompts = [[5, 17, 3, 80, 41], [9] * 11]
     params = SamplingParams(temperature=0.0, max_tokens=4, ignore_eos=True)
     wanted = run(make_engine(), prompts, params)
-    monkeypatch.setattr(resolve, "target_of", lambda mesh: RTX_5090)
+    monkeypatch.setattr(model_plan, "target_of", lambda mesh: RTX_5090)
     engine = make_engine()
     assert engine.resolved.attention_backend == NAME and engine.resolved.target == RTX_5090
     assert run(engine, prompts, params) == wanted

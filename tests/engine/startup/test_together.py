@@ -7,7 +7,7 @@ from concurrent.futures import Future
 
 import pytest
 
-from jaxllm.engine.startup.pipeline.together import Together, shares
+from jaxllm.engine.startup.together import Together, shares
 
 PATIENCE = 30  # seconds, which nothing here takes unless it fails
 

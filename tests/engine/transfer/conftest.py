@@ -10,6 +10,7 @@ import pytest
 from jaxllm.engine.engine import Engine
 from jaxllm.kv_transfer import ring
 from jaxllm.messages import GenerateRequest, TextDelta
+from jaxllm.prompt import Prompt
 from jaxllm.sampling.options import SamplingParams
 from tests.engine.conftest import collect, tokens_of
 
@@ -76,7 +77,7 @@ def close(engine: Engine) -> None:
 
 
 def request(prompt: list[int], **more: Any) -> GenerateRequest:
-    return GenerateRequest(id="r", prompt_token_ids=prompt, **({"params": DECODE} | more))
+    return GenerateRequest(id="r", prompt=Prompt(prompt), **({"params": DECODE} | more))
 
 
 def share(engine: Engine, prompt: list[int], **more: Any) -> dict[str, Any]:

@@ -139,7 +139,7 @@ class ScriptedEngine(FakeEngine):
         wish = self._tokens.encode(self._script.wish)
         self._speakers[request.id] = (
             Speaker(wish, matcher, self._vocabulary),
-            Detokenizer(self._tokens.backend, request.prompt_token_ids, request.params),
+            Detokenizer(self._tokens.backend, request.prompt.tokens, request.params),
             random.Random(len(wish)),
         )
         super().add(request)

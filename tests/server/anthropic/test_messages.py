@@ -167,7 +167,7 @@ def test_events_come_in_the_order_that_clients_expect(server: Running) -> None:
 def test_usage_counts_cached_tokens_and_thoughts_apart(server: Running, way: type) -> None:
     script(server, "<think>four tokens\n\n</think>yes", size=8)
     usage = way(server)["usage"]
-    ids = len(server.control.added[-1].prompt_token_ids)
+    ids = len(server.control.added[-1].prompt.tokens)
     assert usage["cache_read_input_tokens"] == 16
     assert usage["input_tokens"] == ids - 16
     assert usage["cache_creation_input_tokens"] == 0
@@ -235,7 +235,7 @@ def test_tokens_are_counted_as_the_prompt_has_them(server: Running) -> None:
     body = BODY | {"system": "Be brief.", "tools": CUSTOM}
     counted = server.post(f"{PATH}/count_tokens", body).json()
     server.post(PATH, body)
-    assert counted == {"input_tokens": len(server.control.added[-1].prompt_token_ids)}
+    assert counted == {"input_tokens": len(server.control.added[-1].prompt.tokens)}
 
 
 def test_counting_needs_no_max_tokens_and_takes_what_exceeds_the_context(server: Running) -> None:

@@ -14,6 +14,7 @@ import pytest
 from jaxllm.commands import Sleep, WakeUp
 from jaxllm.config import ConfigError, EngineConfig
 from jaxllm.messages import EngineStats, GenerateRequest, TextDelta
+from jaxllm.prompt import Prompt
 from jaxllm.sampling.options import SamplingParams
 from jaxllm.server.engine.process import MAX_FAILED_STEPS, ORPHAN_GRACE, EngineProcess
 from jaxllm.server.engine.wire import (
@@ -90,7 +91,7 @@ def peer(control: Control) -> Iterator[Peer]:
 def add(id: str, max_tokens: int = 2, **options: Any) -> Add:
     """A request."""
     params = SamplingParams(max_tokens=max_tokens, ignore_eos=True, **options)
-    return Add(GenerateRequest(id=id, prompt_token_ids=[1, 2, 3], params=params))
+    return Add(GenerateRequest(id=id, prompt=Prompt([1, 2, 3]), params=params))
 
 
 def test_who_hears_that_it_is_ready_knows_its_stats(control: Control) -> None:
@@ -342,7 +343,7 @@ def test_the_engine_steps_on_while_nobody_reads_what_it_says(peer: Peer, control
     """The socket takes a few of its messages, of 100 KB each."""
     params = SamplingParams(max_tokens=50, ignore_eos=True, logprobs=20)
     ids = [str(number) * 5000 for number in range(20)]
-    requests = [GenerateRequest(id=id, prompt_token_ids=[1, 2, 3], params=params) for id in ids]
+    requests = [GenerateRequest(id=id, prompt=Prompt([1, 2, 3]), params=params) for id in ids]
     peer.send(*map(Add, requests))
     done = control.saw(lambda: len(control.added) == len(ids) and not control.running, 20)
     assert done, "it waits for its reader"

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 
 from jaxllm.cache.events import DEVICE, HOST, KVEvents
 from jaxllm.cache.prefix import PageHasher, PrefixIndex
 from jaxllm.messages import GenerateRequest
+from jaxllm.prompt import Prompt
 from jaxllm.sampling.options import SamplingParams
 from jaxllm.server.engine.routing import CachedPages, Candidate, cached_tokens, choose
 
@@ -19,7 +21,7 @@ def candidate(cached: int = 0, load: int = 0, has_room: bool = True, pages: int 
 
 def request(tokens: list[int], salt: str | None = None, scored: bool = False) -> GenerateRequest:
     params = SamplingParams(prompt_logprobs=1 if scored else None)
-    return GenerateRequest(id="r", prompt_token_ids=tokens, params=params, cache_salt=salt)
+    return GenerateRequest(id="r", prompt=Prompt(tokens), params=params, cache_salt=salt)
 
 
 def test_the_longest_prefix_wins_then_the_least_load_then_the_emptiest_cache() -> None:
@@ -73,9 +75,24 @@ def test_what_is_known_of_a_cache_is_what_the_cache_finds() -> None:
     told(index, cache, keys[:20])
     for length, salt in itertools.product((1, 4, 5, 79, 80, 81, 90), ("salt", None)):
         prompt, own = request(tokens[:length], salt), []
-        index.extend(own, prompt.prompt_token_ids, index.root(salt, None))
+        index.extend(own, prompt.prompt.tokens, index.root(salt, None))
         pages = len(index.match(own, (length - 1) // PAGE))
         assert cached_tokens(prompt, hasher, [CachedPages(), cache]) == [0, pages * PAGE]
+
+
+def test_prompts_of_equal_tokens_are_told_apart_by_their_keys() -> None:
+    index = PrefixIndex(PAGE, b"model")
+    cache = CachedPages()
+    hasher = PageHasher(PAGE, index.start)
+    tokens = list(range(90))
+    image = [*tokens[:30], -1, *tokens[31:]]
+    hashes: list[bytes] = []
+    index.extend(hashes, image)
+    told(index, cache, hashes)
+    pages = len(tokens) // PAGE
+    for keys, found in ((None, 30 // PAGE), (image, pages)):
+        asked = replace(request(tokens), prompt=Prompt(tokens, keys))
+        assert cached_tokens(asked, hasher, [cache]) == [min(found, 89 // PAGE) * PAGE]
 
 
 def test_long_prompts_are_followed_to_the_end_of_the_longest_prefix() -> None:

@@ -12,6 +12,7 @@ from jaxllm.commands import Profile, Sleep, UpdateWeights, WakeUp
 from jaxllm.config import EngineConfig
 from jaxllm.hosts.group import LOST_STATUS
 from jaxllm.messages import EngineStats, GenerateRequest
+from jaxllm.prompt import Prompt
 from jaxllm.sampling.options import SamplingParams
 from jaxllm.server.engine import supervisor as supervisors
 from jaxllm.server.engine.client import EngineClient
@@ -72,7 +73,7 @@ class Engine:
 
 
 def request(id: str) -> GenerateRequest:
-    return GenerateRequest(id=id, prompt_token_ids=[1], params=SamplingParams(max_tokens=1))
+    return GenerateRequest(id=id, prompt=Prompt([1]), params=SamplingParams(max_tokens=1))
 
 
 @pytest.mark.parametrize(

@@ -19,6 +19,7 @@ from jaxllm.messages import (
     StepTotals,
     TextDelta,
 )
+from jaxllm.prompt import Prompt
 from jaxllm.sampling.options import SamplingParams
 from jaxllm.server.engine.wire import (
     Abort,
@@ -78,7 +79,7 @@ VIEW = EngineView(
         (
             Add(
                 GenerateRequest(
-                    id="x", prompt_token_ids=[1, 2**31 - 1], params=PARAMS, cache_salt="s"
+                    id="x", prompt=Prompt([1, 2**31 - 1]), params=PARAMS, cache_salt="s"
                 )
             ),
             ToEngine,

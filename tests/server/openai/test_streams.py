@@ -57,7 +57,7 @@ def test_a_client_that_leaves_disturbs_nobody_else(stepped: Stepped) -> None:
         stepped.begin("/v1/completions", ENDLESS | {"prompt": "x"}) as stays,
     ):
         control.step_until(lambda: len(control.added) == 2)
-        leaver = next(request.id for request in control.added if len(request.prompt_token_ids) == 3)
+        leaver = next(request.id for request in control.added if len(request.prompt.tokens) == 3)
         control.permits.release(1)
         with stepped.begin("/v1/completions", ENDLESS | {"prompt": "yy"}):
             control.step_until(lambda: len(control.added) == 3)
@@ -66,7 +66,7 @@ def test_a_client_that_leaves_disturbs_nobody_else(stepped: Stepped) -> None:
         control.go.set()
         assert stays.status() == 200
     assert control.aborted[0] == next(
-        request.id for request in control.added if len(request.prompt_token_ids) == 2
+        request.id for request in control.added if len(request.prompt.tokens) == 2
     )
 
 

@@ -90,7 +90,7 @@ def test_a_prompt_that_is_only_scored_has_no_ids_of_an_answer(server: Running) -
 def test_a_chat_has_the_prompt_beside_its_choices(server: Running, more: dict[str, Any]) -> None:
     body = {"messages": USER} | more
     reply = whole(server, CHAT, body)
-    prompt = server.control.added[-1].prompt_token_ids
+    prompt = server.control.added[-1].prompt.tokens
     assert reply["prompt_token_ids"] == prompt
     assert [choice["token_ids"] for choice in reply["choices"]] == [prompt] * more.get("n", 1)
     chunks = streamed(server, CHAT, body)

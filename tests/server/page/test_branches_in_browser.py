@@ -142,7 +142,7 @@ def test_an_answer_that_was_stopped_goes_on_where_it_ended(
     page.get_by_role("button", name="Continue this answer").click()
     page.locator(".answer", has_text="begun and ended").wait_for()
     answered(page)
-    prompt = tokenizer.decode(scripted.control.added[-1].prompt_token_ids, False)
+    prompt = tokenizer.decode(scripted.control.added[-1].prompt.tokens, False)
     assert prompt.rstrip().endswith("begun")
     assert "You stopped" not in str(page.locator(".answer").text_content())
     assert page.get_by_role("button", name="Continue this answer").count() == 0

@@ -20,7 +20,7 @@ HOSTILE = """<img src=x onerror="window.harmed=1"><script>window.harmed=1</scrip
 
 def sent(running: Running) -> list[int]:
     """The latest prompt of the engine."""
-    return running.control.added[-1].prompt_token_ids
+    return running.control.added[-1].prompt.tokens
 
 
 def test_an_answer_streams_and_stays_after_a_reload(scripted: ScriptedServer, visit: Visit) -> None:

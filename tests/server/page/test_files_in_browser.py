@@ -20,7 +20,7 @@ LONG_NAME = "dropped-with-a-very-long-name-that-does-not-fit-at-all.txt"
 
 def prompt(scripted: ScriptedServer, tokenizer: Tokenizer) -> str:
     """The latest prompt of the engine as text."""
-    return tokenizer.decode(scripted.control.added[-1].prompt_token_ids, False)
+    return tokenizer.decode(scripted.control.added[-1].prompt.tokens, False)
 
 
 def test_a_file_by_the_button_stands_in_the_message(

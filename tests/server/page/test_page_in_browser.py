@@ -56,7 +56,7 @@ def test_the_context_that_is_used_is_shown(scripted: ScriptedServer, visit: Visi
     assert page.locator(".context").is_hidden()
     ask(page, "hello")
     answered(page)
-    tokens = len(scripted.control.added[-1].prompt_token_ids) + 2
+    tokens = len(scripted.control.added[-1].prompt.tokens) + 2
     most = scripted.server_state.resolved.max_model_len
     assert page.locator(".context").inner_text() == f"{tokens:,} of {most:,} tokens"
     page.get_by_role("button", name="New chat").click()

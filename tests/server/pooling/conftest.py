@@ -52,7 +52,7 @@ class CountingEngine(FakeEngine):
     def add(self, request: Any) -> None:
         assert isinstance(request, PoolingRequest)
         self._control.added.append(request)
-        self._prompts[request.id] = request.prompt_token_ids
+        self._prompts[request.id] = request.prompt.tokens
 
     def abort(self, request_id: str) -> None:
         self._prompts.pop(request_id, None)

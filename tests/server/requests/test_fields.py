@@ -71,7 +71,7 @@ def test_whole_floats_in_a_list_are_token_ids(server: Running, field: str) -> No
 def test_whole_floats_are_token_ids_of_a_prompt(server: Running) -> None:
     body = BODIES[COMPLETIONS] | {"model": "fake"}
     assert server.post(COMPLETIONS, body | {"prompt": [5, 8.0]}).status == 200
-    ids = server.control.added[-1].prompt_token_ids
+    ids = server.control.added[-1].prompt.tokens
     assert [(type(id), id) for id in ids] == [(int, 5), (int, 8)]
     assert server.post(COMPLETIONS, body | {"prompt": [5, 8.5]}).status == 400
 

@@ -38,7 +38,7 @@ def qwen(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
 def prompt_of(running: Running, body: dict[str, object]) -> str:
     """The prompt that the engine got."""
     assert running.post("/v1/completions", {"model": "fake", **body}).status == 200
-    ids = running.control.added[-1].prompt_token_ids
+    ids = running.control.added[-1].prompt.tokens
     return running.server_state.decode_prompt(ids)
 
 

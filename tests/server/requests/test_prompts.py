@@ -13,7 +13,7 @@ from tests.server.harness import Running
 
 def seen(server: Running) -> list[int]:
     """The prompt that the engine was given last."""
-    return server.control.added[-1].prompt_token_ids
+    return server.control.added[-1].prompt.tokens
 
 
 @pytest.mark.parametrize(

@@ -29,4 +29,4 @@ def prompt_of(server: Running) -> str:
     """The prompt of the latest request."""
     tokenizer = server.server_state.tokenizer
     assert tokenizer is not None
-    return tokenizer.decode(server.control.added[-1].prompt_token_ids, False)
+    return tokenizer.decode(server.control.added[-1].prompt.tokens, False)

@@ -182,7 +182,7 @@ def test_large_bodies_that_are_legal_are_read(wide: Running) -> None:
         "truncate_prompt_tokens": 2,
     }
     assert wide.post("/v1/completions", body).status == 200
-    assert wide.control.added[-1].prompt_token_ids == [2, 3]
+    assert wide.control.added[-1].prompt.tokens == [2, 3]
     assert longest_turn(wide, lambda: wide.post("/v1/completions", body)) < LONGEST
 
 

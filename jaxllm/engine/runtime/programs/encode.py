@@ -59,7 +59,7 @@ def pack_prompts(chunks: Sequence[Chunk], tokens: int, prompts: int) -> np.ndarr
     starts, total = np.cumsum(lengths) - lengths, int(lengths.sum())
     row = np.repeat(np.arange(used, dtype=np.int32), lengths)
     place = np.arange(total, dtype=np.int32) - starts[row]
-    ids = itertools.chain.from_iterable(chunk.request.prompt for chunk in chunks)
+    ids = itertools.chain.from_iterable(chunk.request.prompt.tokens for chunk in chunks)
     second = np.array([chunk.request.second_text or chunk.length for chunk in chunks], np.int32)
     arrays["token"][:total] = np.fromiter(ids, np.int32, total)
     arrays["position"][:total], arrays["row"][:total] = place, row

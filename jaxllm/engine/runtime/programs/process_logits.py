@@ -99,7 +99,7 @@ def pack_slot(request: Request, shapes: StepShapes) -> list[np.ndarray]:
     params, size = request.params, shapes.vocab_size
     enabled = [name for name in params.logits_processors or () if isinstance(name, str)]
     # Nothing else reads the prompt
-    read = request.prompt if enabled or is_set(params, "repetition_penalty") else []
+    read = request.prompt.tokens if enabled or is_set(params, "repetition_penalty") else []
     arrays = {
         "slot": np.array([request.slot], np.int32),
         "prompt": packed(read, size),

@@ -73,7 +73,7 @@ def score_rows(todo: list[Span]) -> np.ndarray:
     """int32 `[2, rows]`: for every position, the row of its hidden state and the token that follows
     it."""
     rows = [np.arange(span.row, span.row + span.stop - span.start) for span in todo]
-    tokens = [np.array(span.request.prompt[span.start + 1 : span.stop + 1]) for span in todo]
+    tokens = [np.array(span.request.prompt.tokens[span.start + 1 : span.stop + 1]) for span in todo]
     return np.stack([np.concatenate(rows), np.concatenate(tokens)]).astype(np.int32)
 
 

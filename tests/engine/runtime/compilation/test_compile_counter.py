@@ -12,6 +12,7 @@ import pytest
 from jaxllm.engine.engine import Engine
 from jaxllm.engine.runtime.compilation.compile_counter import CompileCounter
 from jaxllm.messages import GenerateRequest
+from jaxllm.prompt import Prompt
 from jaxllm.sampling.options import SamplingParams
 from tests.engine.conftest import collect
 
@@ -48,10 +49,10 @@ def test_an_engine_does_not_count_compilations_of_another_or_of_its_caller(
     params = SamplingParams(max_tokens=3, ignore_eos=True)
     prompt = [1, 2, 3]
     # Engines of tests compile a program on its first use
-    collect(engine, [GenerateRequest(id="warm", prompt_token_ids=prompt, params=params)])
+    collect(engine, [GenerateRequest(id="warm", prompt=Prompt(prompt), params=params)])
     before = engine.stats().compiles_after_warmup
-    engine.add(GenerateRequest(id="first", prompt_token_ids=prompt, params=params))
-    other.add(GenerateRequest(id="second", prompt_token_ids=prompt, params=params))
+    engine.add(GenerateRequest(id="first", prompt=Prompt(prompt), params=params))
+    other.add(GenerateRequest(id="second", prompt=Prompt(prompt), params=params))
     found = other.runner.programs.executables.compiles
     assert engine.runner.compiles is not found
     while engine.has_work or other.has_work:
@@ -75,7 +76,7 @@ def test_a_compilation_inside_a_step_is_counted(make_engine: Callable[..., Engin
     engine.runner.collect = compiling  # type: ignore[method-assign, assignment]
     try:
         params = SamplingParams(max_tokens=2, ignore_eos=True)
-        collect(engine, [GenerateRequest(id="r", prompt_token_ids=[1, 2], params=params)])
+        collect(engine, [GenerateRequest(id="r", prompt=Prompt([1, 2]), params=params)])
     finally:
         engine.runner.collect = collect_step  # type: ignore[method-assign]
     assert engine.stats().compiles_after_warmup > before

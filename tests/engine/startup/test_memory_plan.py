@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -11,12 +13,16 @@ from hypothesis import strategies as st
 
 from jaxllm import models
 from jaxllm.config import ConfigError, EngineConfig
-from jaxllm.engine.startup.memory import MemoryBudget
-from jaxllm.engine.startup.plan_memory import first_plan, plan_memory, pool_pages, splits
-from jaxllm.engine.startup.sizing import workspace_to_reserve
+from jaxllm.engine.startup.budget import MemoryBudget
+from jaxllm.engine.startup.kv_requirements import PAGE_ROUND, pool_pages
+from jaxllm.engine.startup.memory_plan import MemoryPlan, first_plan, fit, plan_memory
+from jaxllm.engine.startup.model_plan import ModelPlan, splits
 from jaxllm.units import GIB, amount
 from tests.engine.conftest import TINY
+from tests.engine.startup.decisions import decide
 from tests.engine.startup.test_memory import CARD, NEED
+
+MIB = 2**20
 
 
 def test_too_little_memory_names_what_is_needed_what_there_is_and_what_helps() -> None:
@@ -38,15 +44,6 @@ def test_too_little_memory_names_what_is_needed_what_there_is_and_what_helps() -
     )
 
 
-def test_a_step_that_needs_a_little_more_than_expected_leaves_the_pool_that_was_planned() -> None:
-    budget = first_plan(EngineConfig(), replace(CARD, spare=0), NEED, 2**28).budget
-    margin = budget.workspace - 2**28
-    assert 0 < margin <= budget.for_pages // 200, "it costs at most half a hundredth of the tokens"
-    for need in (2**28, budget.workspace):
-        assert workspace_to_reserve(budget, need) == budget.workspace
-    assert workspace_to_reserve(budget, budget.workspace + 1) == budget.workspace + 1
-
-
 @pytest.mark.parametrize(
     "asked", [{"num_gpu_blocks_override": 10**9}, {"kv_cache_memory_bytes": 10**13}]
 )
@@ -66,8 +63,12 @@ def test_every_value_that_an_error_names_would_have_helped(
     config = EngineConfig(gpu_memory_utilization=0.5)
     if pool_pages(config, budget, need) >= need.pages_per_request:
         return
+
+    def smaller(tokens: int, seqs: int) -> MemoryBudget:
+        return replace(budget, workspace=budget.workspace * tokens // 8192)
+
     with pytest.raises(ConfigError) as error:
-        plan_memory(config, budget, need)
+        plan_memory(config, budget, need, smaller)
     found = dict(re.findall(r"--([a-z-]+) ([0-9.]+)", str(error.value).partition("What helps")[2]))
     times = int(found.get("tensor-parallel-size", 1))
     if times > 1:
@@ -198,13 +199,27 @@ def test_what_nothing_helps_is_said_to_need_another_device() -> None:
         plan_memory(EngineConfig(), replace(CARD, weights=400 * GIB), NEED)
 
 
-def test_who_asks_for_steps_that_are_too_large_is_told_so() -> None:
-    budget, need = replace(CARD, resident=30 * GIB), replace(NEED, step_tokens=2**20, splits=())
-    with pytest.raises(
-        ConfigError,
-        match=r"What helps: lower --max-num-batched-tokens \(1048576\) or --max-num-seqs \(256\)$",
-    ):
-        plan_memory(EngineConfig(), budget, need)
+def test_smaller_steps_are_offered_only_where_one_was_tried_and_fits() -> None:
+    budget = replace(CARD, resident=30 * GIB)
+    need = replace(NEED, step_tokens=2**20, splits=())
+    tried: list[tuple[int, int]] = []
+
+    def offered(least: int) -> str:
+        """What is said where steps of at most `least` tokens fit."""
+
+        def smaller(tokens: int, seqs: int) -> MemoryBudget:
+            tried.append((tokens, seqs))
+            return CARD if tokens <= least else budget
+
+        with pytest.raises(ConfigError) as error:
+            plan_memory(EngineConfig(), budget, need, smaller)
+        return str(error.value).partition("What helps: ")[2]
+
+    assert offered(2**20) == "--max-num-batched-tokens 131072"
+    assert offered(2**16) == "--max-num-batched-tokens 65536"
+    assert offered(2**10) == "--max-num-batched-tokens 32 with --max-num-seqs 32"
+    assert offered(0) == "a device with more memory, or a smaller model"
+    assert tried[-4:] == [(131072, 256), (65536, 256), (32768, 256), (32, 32)]
 
 
 @pytest.mark.parametrize(
@@ -245,3 +260,109 @@ def test_a_pool_that_was_asked_too_large_is_told_the_most_that_fits(asked: dict)
         <= CARD.for_pages - plan_memory(EngineConfig(**{name: int(value)}), CARD, NEED).kv_bytes
         < NEED.group_bytes
     )
+
+
+class Steps:
+    """A `Measure` of steps that were not compiled: what is expected of them, and what they need
+    then."""
+
+    def __init__(self, expected: int, compiled: int):
+        self._expected = expected
+        self._compiled = compiled
+        self.pools: list[int] = []
+        self.kept: list[int] = []
+
+    def expected(self, model: ModelPlan, plan: MemoryPlan) -> int:
+        """As of `Measure`: in proportion to the tokens of a step."""
+        return self._expected * model.limits.max_num_batched_tokens // 16
+
+    def compiled(self, plan: MemoryPlan) -> int:
+        """As of `Measure`."""
+        self.pools.append(plan.num_pages)
+        return self._compiled
+
+    def keep(self, step: int) -> None:
+        """As of `Measure`."""
+        self.kept.append(step)
+
+
+def on_a_card(tiny_dir: str, **wishes: Any) -> ModelPlan:
+    """The tiny model on a device with 64 MiB of its own."""
+    config = EngineConfig(
+        model=tiny_dir, max_model_len=64, max_num_seqs=2, max_num_batched_tokens=16, **wishes
+    )
+    model = decide(config, tiny_dir).model
+    return replace(model, budget=replace(model.budget, usable=64 * MIB, shared=False))
+
+
+def test_pools_get_what_the_largest_step_leaves_and_are_compiled_for_once(tiny_dir: str) -> None:
+    model = on_a_card(tiny_dir)
+    steps = Steps(MIB, MIB)
+    plan = fit(model, steps)
+    assert plan.budget == replace(model.budget, workspace=MIB)
+    assert 0 <= plan.budget.for_pages - plan.kv_bytes < PAGE_ROUND * plan.need.group_bytes
+    assert (steps.pools, steps.kept) == ([plan.num_pages], [MIB])
+
+
+def test_a_compiled_step_that_needs_more_than_was_expected_sizes_the_pools_once_more(
+    tiny_dir: str,
+) -> None:
+    model = on_a_card(tiny_dir)
+    steps = Steps(MIB, 8 * MIB)
+    plan = fit(model, steps)
+    assert plan == fit(model, Steps(8 * MIB, 8 * MIB)) and plan.takes(8 * MIB)
+    assert steps.kept == [MIB, 8 * MIB], "the next start knows"
+    assert len(steps.pools) == 2 and steps.pools[1] == plan.num_pages < steps.pools[0]
+
+
+def test_all_hosts_size_their_pools_by_the_largest_need(tiny_dir: str) -> None:
+    model = on_a_card(tiny_dir)
+    told: list[Any] = []
+
+    def agree(value: Any) -> list[Any]:
+        told.append(value)
+        return [value, 3 * MIB if len(told) == 1 else 9 * MIB]
+
+    hosts = SimpleNamespace(count=2, agree=agree)
+    plan = fit(replace(model, wishes=replace(model.wishes, hosts=hosts)), Steps(MIB, 2 * MIB))
+    assert told == [MIB, 2 * MIB, 2 * MIB] and plan.budget.workspace == 9 * MIB
+
+
+@pytest.mark.parametrize(
+    "wishes",
+    [{"num_gpu_blocks_override": 40}, {"kv_cache_memory_bytes": 2**20}, {"enforce_eager": True}],
+)
+def test_pools_whose_size_is_given_are_not_fitted(tiny_dir: str, wishes: dict[str, Any]) -> None:
+    model = on_a_card(tiny_dir, **wishes)
+    steps = Steps(2**40, 0)
+    assert fit(model, steps) == first_plan(model)
+    assert (len(steps.pools), steps.kept) == (1, [])
+
+
+def test_a_step_that_has_no_room_beside_the_pool_that_was_asked_for_is_told_what_fits(
+    tiny_dir: str,
+) -> None:
+    model = on_a_card(tiny_dir)
+    page = model.need.group_bytes
+    least = replace(model.budget, workspace=0, spare=0)
+    pages = least.for_pages // page
+    full = on_a_card(tiny_dir, num_gpu_blocks_override=pages)
+    with pytest.raises(ConfigError, match="the largest step needs") as error:
+        fit(full, Steps(MIB, MIB))
+    fitting = (least.for_pages - MIB) // page
+    says = f"--num-gpu-blocks-override {fitting} (--kv-cache-memory-bytes {fitting * page})"
+    assert f"{says}; or leave out --num-gpu-blocks-override {pages}" in str(error.value)
+    smaller = on_a_card(tiny_dir, num_gpu_blocks_override=fitting)
+    assert fit(smaller, Steps(MIB, MIB)).num_pages == fitting
+
+
+def test_an_estimate_refuses_only_where_no_step_is_going_to_be_compiled(tiny_dir: str) -> None:
+    model = on_a_card(tiny_dir)
+    guessed = replace(model.budget, workspace=2**40)
+    assert first_plan(replace(model, budget=guessed)).max_model_len == 64
+    eager = on_a_card(tiny_dir, enforce_eager=True)
+    with pytest.raises(ConfigError, match="of KV cache is needed"):
+        first_plan(replace(eager, budget=guessed))
+    full = replace(model.budget, weights=2**40)
+    with pytest.raises(ConfigError, match="of KV cache is needed"):
+        first_plan(replace(model, budget=full))

@@ -1,8 +1,8 @@
-"""What takes memory on a device, and what KV pages must serve.
+"""What takes memory on a device.
 
 The pool of KV pages gets the memory that is left after weights, the largest step, buffers that stay
-and pages on their way to or from the host. `plan_memory.py` turns that into a number of pages,
-`sizing.py` measures the largest step.
+and pages on their way to or from the host. `memory_plan.py` turns that into a number of pages,
+`measure.py` measures the largest step.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh
 
+from jaxllm.cache.backends import HOPPER, Backend, Target
 from jaxllm.cache.layer import RecurrentState
 from jaxllm.cache.states import state_bytes
 from jaxllm.config import EngineConfig
@@ -24,8 +25,8 @@ from jaxllm.engine.startup.device_client import limit_bytes, unused_bytes
 from jaxllm.engine.startup.host_memory import available_bytes
 from jaxllm.mesh import layer_devices
 from jaxllm.models import ModelSpec
-from jaxllm.nn.mlp import is_fused
-from jaxllm.quantisation.weight_format import FP8, INT8
+from jaxllm.nn import mlp
+from jaxllm.nn.weight import schemes
 from jaxllm.sampling.process import logits_params_bytes
 from jaxllm.units import GIB, amount
 
@@ -48,7 +49,6 @@ class MemoryBudget:
         resident: buffers that stay, for logits and sampling.
         spare: left free.
         staged: pages on their way to or from host memory.
-        expected: `workspace` is what the step should need; a compiled step has yet to confirm it.
         packing: how the checkpoint packs the weights, which are held unpacked; None: not at all.
     """
 
@@ -59,7 +59,6 @@ class MemoryBudget:
     resident: int = 0
     spare: int = 0
     staged: int = 0
-    expected: bool = False
     packing: str | None = None
 
     @property
@@ -72,12 +71,9 @@ class MemoryBudget:
     @property
     def available(self) -> str:
         """How much is left and why, for messages."""
-        found = (
-            f"{amount(self.for_pages, down=True)} is available"
-            if self.for_pages >= 0
-            else f"{amount(-self.for_pages)} is lacking for the rest"
-        )
-        return f"{found} ({self.breakdown})"
+        if self.for_pages < 0:
+            return f"{amount(-self.for_pages)} is lacking for the rest ({self.breakdown})"
+        return f"{amount(self.for_pages, down=True)} is available ({self.breakdown})"
 
     @property
     def unpacked(self) -> str:
@@ -99,30 +95,12 @@ class MemoryBudget:
         )
 
 
-@dataclass(frozen=True)
-class MemoryPlan:
-    """The pool on one device.
-
-    Attributes:
-        budget: what the pool's size comes from.
-        max_model_len: tokens of the longest sequence.
-        num_pages: of the first cache group.
-        kv_bytes: of all KV pages.
-    """
-
-    budget: MemoryBudget
-    max_model_len: int
-    num_pages: int
-    kv_bytes: int
-
-
 def measure_budget(
     config: EngineConfig,
     spec: ModelSpec,
     meshes: Sequence[Mesh],
     weights: Iterable[jax.ShapeDtypeStruct],
     buckets: Buckets,
-    step_tokens: int,
     itemsize: int,
     staged: int,
 ) -> MemoryBudget:
@@ -131,23 +109,25 @@ def measure_budget(
     Args:
         meshes: of all stages, whose devices have the same budget.
         weights: shapes with shardings.
-        step_tokens: tokens of the largest step, decode rows included.
+        buckets: shapes to compile.
         itemsize: bytes of an activation's element.
         staged: bytes of pages on their way to or from the host.
     """
-    shards, shared = layer_devices(meshes[-1]), meshes[-1].devices.flat[0].platform == "cpu"
-    slots = buckets.decode[-1] * config.pipeline_parallel_size
+    shards = layer_devices(meshes[-1])
+    shared = meshes[-1].devices.flat[0].platform == "cpu"
+    step_tokens = buckets.max_rows
+    stages = config.pipeline_parallel_size
+    slots = buckets.decode[-1] * stages
     resident = resident_bytes(buckets.logits, slots, spec.vocab_size, shards)
-    if (stages := config.pipeline_parallel_size) > 1:  # hidden states on their way, of each group
+    resident += spec_state_bytes(spec) * (slots + 1) // shards
+    if stages > 1:  # hidden states on their way, of each group
         resident += stages * step_tokens * spec.width * itemsize
     return MemoryBudget(
-        usable=usable_bytes(config, [each for mesh in meshes for each in mesh.devices.flat]),
+        usable=usable_bytes(config, [device for mesh in meshes for device in mesh.devices.flat]),
         weights=shard_bytes(weights),
         workspace=workspace_bytes(spec, step_tokens, buckets.logits[-1], itemsize, shards),
         shared=shared,
-        resident=resident
-        + math.prod(states_shape(spec, buckets)) * itemsize
-        + spec_state_bytes(spec) * (slots + 1) // shards,
+        resident=resident + math.prod(states_shape(spec, buckets)) * itemsize,
         spare=0 if shared else SPARE,
         staged=staged,
         packing=None if spec.scheme is None or spec.formats else spec.scheme.title,
@@ -162,8 +142,8 @@ def spec_state_bytes(spec: ModelSpec) -> int:
 def usable_bytes(config: EngineConfig, devices: Iterable[Any]) -> int:
     """Bytes that this engine may use on each device, by the one that has least: free memory within
     the accelerator client's limit, or a share of the host's free memory."""
-    own = jax.process_index()  # of several hosts, each knows its own devices
-    return min(_usable_bytes(config, each) for each in devices if each.process_index == own)
+    here = jax.process_index()  # of several hosts, each knows its own devices
+    return min(_usable_bytes(config, device) for device in devices if device.process_index == here)
 
 
 def _usable_bytes(config: EngineConfig, device: Any) -> int:
@@ -188,31 +168,32 @@ def workspace_bytes(spec: ModelSpec, tokens: int, rows: int, itemsize: int, shar
     return tokens * width * itemsize + rows * spec.vocab_size * 4 * LOGIT_COPIES
 
 
-def expected_workspace_bytes(
-    spec: ModelSpec, tokens: int, scored: int, itemsize: int, shards: int
-) -> int:
-    """What the largest step should need where Hopper's kernels run, before it is compiled.
+def likely_step_bytes(
+    spec: ModelSpec,
+    backend: Backend,
+    target: Target,
+    buckets: Buckets,
+    itemsize: int,
+    shards: int,
+) -> int | None:
+    """What the largest step should need where Hopper's kernels run all of it, as weights say of
+    themselves; None elsewhere. A first start compiles for it while it measures.
 
-    It is the larger of two. A forward holds four residual streams of its `tokens`, five where it
-    has experts, and the product of gate and up. Where no kernel makes that of both at once it holds
-    both: beside five streams for the activation's sake, beside three for weights in few bits that
-    are no experts', those of 4 bits once more. Products of int8 numbers, and of 8-bit weights with
-    plain inputs, are added up in 32 bits. Prompt log-probabilities hold float32 logits of `scored`
-    tokens, and a quarter more. A 7B model with 8192 tokens needs 0.42 GiB of the 0.52 GiB given, in
-    fp8 0.69 of 0.77; Gemma 2 9B 0.25 of 0.44.
+    It is the larger of two: a forward, which holds a stream more where it has experts, and
+    log-probabilities of prompts, which hold float32 logits of the scored tokens and a quarter more.
     """
-    inner = spec.inner_width // shards
-    width = (4 if spec.mixture is None else 5) * spec.width + inner
-    kinds = set(spec.formats.values()) if spec.mixture is None else set()
-    if not is_fused(spec.activation):
-        width = 5 * spec.width + 2 * inner
-    if kinds:
-        width = max(width, 3 * spec.width + 2 * inner)
-    if any(kind.numbers not in (FP8, INT8) for kind in kinds):
-        width = 3 * spec.width + 3 * inner
-    if any(kind.numbers == INT8 or (kind.numbers, kind.inputs) == (FP8, "plain") for kind in kinds):
-        width = 4 * spec.width + 5 * inner
-    return max(tokens * width * itemsize, scored * spec.vocab_size * 5)
+    forms = set(spec.formats.values())
+    is_known = backend.is_kernel and HOPPER.met_by(target)
+    if not is_known or not all(schemes.has_kernel(form, target) for form in forms):
+        return None  # weights in few bits without a kernel are unpacked
+    stream = spec.width
+    product = spec.inner_width // shards
+    width = mlp.workspace(spec.activation, stream, product)
+    if spec.mixture is None:
+        width = max(width, schemes.workspace(forms, stream, product))
+    elif mlp.is_fused(spec.activation):
+        width += stream
+    return max(buckets.max_rows * width * itemsize, buckets.score * spec.vocab_size * 5)
 
 
 def resident_bytes(logit_rows: Sequence[int], slots: int, vocab_size: int, shards: int) -> int:
