@@ -14,7 +14,7 @@ from jax import Array
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jax.typing import DTypeLike
 
-from jaxllm.cache.arrays import KVCache, page_counts
+from jaxllm.cache.arrays import KVCache, Zeros, page_counts
 from jaxllm.cache.backends import Target
 from jaxllm.cache.collective import Collective, group_of, over
 from jaxllm.cache.groups import Place
@@ -134,6 +134,11 @@ class StepShapes:
     pooling: Pooling | None = None
     stage: Stage = WHOLE
     hidden_width: int = 0
+
+    @functools.cached_property
+    def zeros(self) -> Zeros:
+        """Makes arrays of these shapes."""
+        return Zeros()
 
     @functools.cached_property
     def replicated(self) -> NamedSharding:

@@ -72,8 +72,7 @@ class ModelPlan:
         likely_step: what that should need, in bytes; None where nothing tells.
         stage: which layers these devices have.
         mesh: these devices, in groups that have experts of their own.
-        graphdef: the stage's modules, see `flax.nnx.split`.
-        abstract_weights: shapes with shardings of its weights.
+        outline: the stage without its weights.
     """
 
     wishes: Wishes
@@ -93,8 +92,7 @@ class ModelPlan:
     likely_step: int | None
     stage: Stage
     mesh: Mesh
-    graphdef: Any
-    abstract_weights: Any
+    outline: weights.Outline
 
     @property
     def config(self) -> EngineConfig:
@@ -111,11 +109,6 @@ class ModelPlan:
         """Those of this process, of all its stages."""
         return own_devices(self.meshes)
 
-    @property
-    def weights_for(self) -> tuple[ModelSpec, Mesh, jax.typing.DTypeLike]:
-        """The model, devices and type that weights are made for."""
-        return self.spec, self.mesh, self.dtype
-
     def own_stages(self) -> list[ModelPlan]:
         """The stages of this process, of which this one is the last."""
         *before, _ = own_meshes(self.meshes)
@@ -125,8 +118,8 @@ class ModelPlan:
         """The same decisions for another stage."""
         stage = stages(self.stage.count)[index]
         mesh = over_experts(self.meshes[index], self.mesh.shape["expert"])
-        graphdef, abstract = weights.abstract(self.spec, mesh, self.dtype, stage)
-        return replace(self, mesh=mesh, stage=stage, graphdef=graphdef, abstract_weights=abstract)
+        outline = weights.outline(self.spec, mesh, self.dtype, stage)
+        return replace(self, mesh=mesh, stage=stage, outline=outline)
 
     def with_steps(self, tokens: int, seqs: int) -> ModelPlan:
         """What would be decided of an engine with steps of at most `tokens` tokens, and with `seqs`
@@ -175,8 +168,8 @@ def plan_model(wishes: Wishes, meshes: Sequence[Mesh]) -> ModelPlan:
     buckets = step_buckets(config, spec, limits, model.platform)
     host = _host(config, model, limits)
     need = _requirements(config, model, limits, host)
-    abstracts = [weights.abstract(spec, mesh, dtype, stage) for stage in pipeline]
-    leaves = max((jax.tree.leaves(state) for _, state in abstracts), key=shard_bytes)
+    outlines = [weights.outline(spec, mesh, dtype, stage) for stage in pipeline]
+    leaves = max((jax.tree.leaves(outline.state) for outline in outlines), key=shard_bytes)
     sums = _sums(config, model, buckets.max_rows)
     staged = host.staged * need.group_bytes
     budget = measure_budget(config, spec, meshes, leaves, buckets, dtype.itemsize, staged)
@@ -184,7 +177,6 @@ def plan_model(wishes: Wishes, meshes: Sequence[Mesh]) -> ModelPlan:
     if sums.by_inboxes:
         resident += largest_inboxes(mesh, spec, buckets).size
     usable = min(wishes.hosts.agree(budget.usable))
-    graphdef, abstract = abstracts[last]
     return ModelPlan(
         wishes=wishes,
         spec=spec,
@@ -205,8 +197,7 @@ def plan_model(wishes: Wishes, meshes: Sequence[Mesh]) -> ModelPlan:
         ),
         stage=pipeline[last],
         mesh=mesh,
-        graphdef=graphdef,
-        abstract_weights=abstract,
+        outline=outlines[last],
     )
 
 
@@ -214,16 +205,15 @@ def _model(wishes: Wishes, mesh: Mesh) -> _Model:
     """The spec with the formats of its weights, heads as the attention back end wants them, and the
     checkpoint's own scales where pages are of 8 bits. Raises ConfigError."""
     config = wishes.config
-    directory = wishes.directory
     platform = mesh.devices.flat[0].platform
     dtype = weights.resolve_dtype(config.dtype, wishes.spec.stored_dtype, platform)
     formats = weights.weight_formats(
-        directory, wishes.spec, config.quantization, config.load_format
+        wishes.files, wishes.spec, config.quantization, config.load_format
     )
     spec = replace(wishes.spec, formats=formats)
     kv_dtype = _kv_dtype(config, spec, dtype)
     if kv_dtype != dtype:
-        spec = spec.with_scales(weights.kv_scales(directory, spec, config.load_format))
+        spec = spec.with_scales(weights.kv_scales(wishes.files, spec, config.load_format))
     shards = layer_devices(mesh)
     mesh = over_experts(mesh, expert_groups(config, spec))
     page_size = config.block_size or (16 if platform == "cpu" else 64)

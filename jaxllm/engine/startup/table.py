@@ -160,11 +160,11 @@ def _format_rows(model: ModelPlan) -> Rows:
         return []
     counts = Counter(spec.formats.values())
     forms = "; ".join(f"{count} matrices in {form.title}" for form, count in counts.items())
-    _, plain = weights.abstract(replace(spec, formats={}), model.mesh, model.dtype)
+    plain = weights.outline(replace(spec, formats={}), model.mesh, model.dtype)
     saved = shard_bytes(jax.tree.leaves(plain)) - model.budget.weights
-    paths = jax.tree_util.tree_leaves_with_path(model.abstract_weights)
+    paths = jax.tree_util.tree_leaves_with_path(model.outline.state)
     others = shard_bytes(leaf for path, leaf in paths if _is_plain(path))
-    module = nnx.merge(model.graphdef, model.abstract_weights)
+    module = nnx.merge(model.outline.graphdef, model.outline.state)
     experts = [part.each for _, part in nnx.iter_graph(module) if isinstance(part, HeldExperts)]
     by_tile = any(not weight.takes_all(model.target) for weight in experts)
     token = model.need.group_bytes / model.need.page_size
