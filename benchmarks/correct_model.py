@@ -22,7 +22,7 @@ from jax import Array
 
 from benchmarks.shapes import PREFIX, engine_options
 from jaxllm import models, weights
-from jaxllm.cache.arrays import DROP_PAGE, KVCache, PagedArrays, zeros_of
+from jaxllm.cache.arrays import DROP_PAGE, KVCache, PagedArrays, Zeros
 from jaxllm.cache.backends import Target, own_backend
 from jaxllm.cache.groups import Place
 from jaxllm.cache.kv import PagedContext
@@ -70,7 +70,7 @@ def model(name: str, backend: str | None = None) -> Iterator[Row]:
     spec = models.read_spec(directory)
     own = Variant(backend or own_backend(Target.of(mesh.devices.flat[0])), jnp.bfloat16)
     variants = [own, Variant("reference", jnp.bfloat16), Variant("reference", jnp.float32)]
-    state = weights.load(directory, spec, mesh, jnp.bfloat16, "dummy")[1]
+    state = weights.load(directory, weights.outline(spec, mesh, jnp.bfloat16), "dummy")[1]
     forced = TeacherForced(spec, mesh)
     programs = forced.compile_all(variants)
     logits: dict[tuple[Variant, tuple[int, ...]], list[Array]] = {}
@@ -105,7 +105,7 @@ def narrow_pages(name: str, backend: str | None = None) -> Iterator[Row]:
     directory, mesh = engine_options(name)["model"], make_mesh(1)
     spec = models.read_spec(directory)
     own = backend or own_backend(Target.of(mesh.devices.flat[0]))
-    state = weights.load(directory, spec, mesh, jnp.bfloat16, "dummy")[1]
+    state = weights.load(directory, weights.outline(spec, mesh, jnp.bfloat16), "dummy")[1]
     forced = TeacherForced(spec, mesh)
     exact, full = Variant("reference", jnp.float32), Variant(own, jnp.bfloat16)
     pairs = {
@@ -154,7 +154,7 @@ class TeacherForced:
 
     def __init__(self, spec: models.ModelSpec, mesh: jax.sharding.Mesh):
         self.spec, self.mesh = spec, mesh
-        self.abstract = functools.cache(lambda dtype: weights.abstract(spec, mesh, dtype))
+        self.outline = functools.cache(lambda dtype: weights.outline(spec, mesh, dtype))
         self.width = -(-(max(max(prompts) for prompts in BATCHES) + STEPS) // PAGE)
 
     def compile_all(self, variants: list[Variant]) -> dict[tuple[Variant, int, int], Any]:
@@ -184,7 +184,7 @@ class TeacherForced:
         rows = len(prompts)
         said = rng.integers(0, self.spec.vocab_size, (rows, max(prompts) + STEPS))
         table = jnp.asarray(rng.permutation(rows * self.width).reshape(rows, self.width), jnp.int32)
-        pool = zeros_of(self._pool(rows, variant.kv_dtype or variant.dtype))
+        pool = Zeros()(self._pool(rows, variant.kv_dtype or variant.dtype))
         done, out = np.zeros(rows, int), []
         for step in range(-(-max(prompts) // CHUNK) + STEPS):
             chunk = CHUNK if step * CHUNK < max(prompts) else 1
@@ -211,14 +211,14 @@ class TeacherForced:
         return (PagedArrays.abstract(layers[0], len(layers), pages, PAGE, dtype, self.mesh),)
 
     def _lower(self, variant: Variant, rows: int, chunk: int) -> Any:
-        graphdef, state = self.abstract(variant.dtype)
+        outline = self.outline(variant.dtype)
         ints = functools.partial(jax.ShapeDtypeStruct, dtype=jnp.int32)
         given: Any = Tokens(
             ints((rows * chunk,)), ints((rows * chunk,)), ints((rows,)), ints((rows, self.width))
         )
-        step = functools.partial(forward, graphdef, variant.backend, chunk)
+        step = functools.partial(forward, outline.graphdef, variant.backend, chunk)
         return jax.jit(step, donate_argnums=1).lower(
-            state, self._pool(rows, variant.kv_dtype or variant.dtype), given
+            outline.state, self._pool(rows, variant.kv_dtype or variant.dtype), given
         )
 
 

@@ -21,7 +21,7 @@ from benchmarks.correct_engine import GOLDENS, ask, shared
 from benchmarks.correct_model import PAGE, Tokens, forward
 from benchmarks.record import finish, parser
 from jaxllm import LLM, SamplingParams, models, weights
-from jaxllm.cache.arrays import PagedArrays, zeros_of
+from jaxllm.cache.arrays import PagedArrays, Zeros
 from jaxllm.cache.backends import Target, own_backend
 from jaxllm.locate import locate
 from jaxllm.mesh import make_mesh
@@ -73,7 +73,9 @@ class Reader:
         spec = models.read_spec(self.directory)
         formats = weights.weight_formats(self.directory, spec, quantization)
         spec = replace(spec, formats=formats)
-        self.graphdef, self.state = weights.load(self.directory, spec, self.mesh, jnp.dtype(dtype))
+        self.graphdef, self.state = weights.load(
+            self.directory, weights.outline(spec, self.mesh, jnp.dtype(dtype))
+        )
         layers, page_dtype = spec.layers, PAGE_DTYPES[kind] or dtype
         pages = LENGTH // PAGE
         self.pool = (
@@ -91,7 +93,7 @@ class Reader:
 
     def losses(self, ids: list[int], whole: bool) -> np.ndarray:
         """Negative log-likelihood of every token but the first, read at once or one by one."""
-        pool, table = zeros_of(self.pool), jnp.arange(LENGTH // PAGE, dtype=jnp.int32)[None]
+        pool, table = Zeros()(self.pool), jnp.arange(LENGTH // PAGE, dtype=jnp.int32)[None]
         chunk, logits = LENGTH if whole else 1, []
         for at in range(0, 1 if whole else len(ids), 1):
             some = np.zeros(chunk, np.int32)

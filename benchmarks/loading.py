@@ -140,7 +140,7 @@ def load(directory: Path, before: Sequence[jax.Array] = ()) -> tuple[float, list
     # The first copy sets up the device's side
     jax.block_until_ready(jax.device_put(np.zeros(1 << 20), mesh.devices.flat[0]))
     start = time.perf_counter()
-    _, state = weights.load(directory, spec, mesh, "bfloat16", before=before)
+    _, state = weights.load(directory, weights.outline(spec, mesh, "bfloat16"), before=before)
     leaves = jax.block_until_ready(jax.tree.leaves(state))
     return time.perf_counter() - start, leaves
 

@@ -70,7 +70,7 @@ def measured(kind: WeightFormat | None, texts: list[Text]) -> Found:
     spec = models.read_spec(directory)
     names = {} if kind is None else weights.weight_formats(directory, spec, next(iter(ONLINE)))
     spec = replace(spec, formats={} if kind is None else dict.fromkeys(names, kind))
-    graphdef, state = weights.load(directory, spec, make_mesh(1), jnp.float32)
+    graphdef, state = weights.load(directory, weights.outline(spec, make_mesh(1), jnp.float32))
 
     @jax.jit
     def scores(state: nnx.State, token_T: jax.Array, position_T: jax.Array, segment_T: jax.Array):  # type: ignore[no-untyped-def]

@@ -63,7 +63,7 @@ def choose(models: Sequence[Times], candidates: Sequence[dict[str, Any]]) -> lis
 
 def prepared(model: str, options: dict[str, Any]) -> tuple[Lattice, tuple[jax.Array, ...], KVCache]:
     """What programs of a model run on: the decisions of a start, weights and pages."""
-    from jaxllm.cache.arrays import zeros_of
+    from jaxllm.cache.arrays import Zeros
     from jaxllm.config import EngineConfig
     from jaxllm.engine.startup.device_client import reserve_memory
     from jaxllm.engine.startup.lattice import plan_lattice
@@ -75,9 +75,12 @@ def prepared(model: str, options: dict[str, Any]) -> tuple[Lattice, tuple[jax.Ar
 
     config = EngineConfig(**(engine_options(model) | options))
     reserve_memory(config.gpu_memory_utilization)
-    plan = plan_model(read_wishes(config), [make_mesh(config.tensor_parallel_size)])
-    lattice = plan_lattice(plan, first_plan(plan))
-    return lattice, WeightSource([plan]).read(), zeros_of(lattice.pages())
+    wishes = read_wishes(config)
+    with wishes.files:
+        plan = plan_model(wishes, [make_mesh(config.tensor_parallel_size)])
+        lattice = plan_lattice(plan, first_plan(plan))
+        leaves = WeightSource([plan], files=wishes.files).read()
+    return lattice, leaves, Zeros()(lattice.pages())
 
 
 def measure(

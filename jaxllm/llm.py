@@ -62,8 +62,8 @@ type Input = tuple[str | None, list[int], str | None]
 class LLM(PoolingCalls):
     """A model in this process. Calls of several threads take turns.
 
-    A process may hold several. JAX keeps the programs of each in its caches;
-    `jax.clear_caches()` frees that memory.
+    A process may hold several. What is an LLM's goes with it: memory, threads, processes and
+    files.
 
     Args:
         model: a directory, a Hugging Face id, or "demo", the built-in model.

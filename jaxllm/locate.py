@@ -6,7 +6,7 @@ from __future__ import annotations
 import json
 import os
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple, Protocol
 
 from jaxllm.config import ConfigError
 from jaxllm.gguf.directory import SUFFIX, model_directory, model_file
@@ -26,20 +26,48 @@ UNWANTED_FILES = ["consolidated*", "original/*"]  # the weights again, in anothe
 MAX_JSON_BYTES = 16 * 2**20
 
 
+class Closable(Protocol):
+    """Files that are open."""
+
+    def close(self) -> None:
+        """Close them."""
+
+
+class Located(NamedTuple):
+    """Where a model's files are.
+
+    Attributes:
+        directory: of its configuration, its tokenizer and its weights.
+        opened: its weights where they had to be opened to make the directory, for the caller to
+            close.
+    """
+
+    directory: Path
+    opened: Closable | None = None
+
+
 def locate(model: str, revision: str | None = None, download_dir: str | None = None) -> Path:
+    """The directory of `find`, with nothing left open."""
+    located = find(model, revision, download_dir)
+    if located.opened is not None:
+        located.opened.close()
+    return located.directory
+
+
+def find(model: str, revision: str | None = None, download_dir: str | None = None) -> Located:
     """The local directory of `model`; a hub repository is downloaded first, and one is made for a
     GGUF file.
 
     Raises ConfigError when there is no such model, or when a GGUF file cannot be read.
     """
     if model == DEMO:
-        return Path(__file__).parent / "demo"
+        return Located(Path(__file__).parent / "demo")
     path = Path(os.path.expanduser(model))  # an unknown user's stays as it is
     if path.is_dir():
         lone = None if (path / "config.json").exists() else model_file(path)
-        return path if lone is None else model_directory(lone, download_dir)
+        return Located(path) if lone is None else Located(*model_directory(lone, download_dir))
     if path.is_file() and path.suffix == SUFFIX:
-        return model_directory(path, download_dir)
+        return Located(*model_directory(path, download_dir))
     if path.is_file():
         raise ConfigError(
             f"{model} is a file; give the directory that holds config.json and the safetensors, or "
@@ -50,7 +78,7 @@ def locate(model: str, revision: str | None = None, download_dir: str | None = N
             f"no model at {model}: the directory does not exist "
             "(a hub id looks like owner/name; 'demo' is built in)"
         )
-    return _download(model, revision, download_dir)
+    return Located(_download(model, revision, download_dir))
 
 
 def check_regular(path: Path) -> None:

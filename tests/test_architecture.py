@@ -31,7 +31,6 @@ HARD_MAX_PARAMETERS = 10
 
 # Functions with more than eight parameters, and why they are not split.
 MANY_PARAMETERS: dict[str, str] = {
-    "jaxllm/weights/load.py:load": "a model and its devices, and four options by keyword",
     "pallas_kernels/paged_extend/mosaic_gpu.py:extend_attention": (
         "seven arrays of a ragged batch, and tuning, interpret by keyword"
     ),

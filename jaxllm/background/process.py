@@ -46,6 +46,7 @@ class JobProcess:
         name: of what the process is, for messages.
         wall_seconds: longest wait for a reply, by the clock.
         max_reply: bytes of a reply.
+        closings: calls of `end_process` so far.
     """
 
     name: ClassVar[str]
@@ -56,27 +57,33 @@ class JobProcess:
         self._hello = orjson.dumps(hello) + b"\n"
         self._command = tuple(command)
         self._process: subprocess.Popen[bytes] | None = None
-        self._closings = 0  # calls of `end_process`
+        self.closings = 0
         # The last process that `end_process` ended
         self._closed: subprocess.Popen[bytes] | None = None
         self._lock = threading.Lock()  # of the process
 
+    @property
+    def pid(self) -> int | None:
+        """The process's id; None where there is none, or it was given up."""
+        process = self._process
+        return None if process is None else process.pid
+
     def start_process(self) -> None:
         """Start the process before the first job, which shows a failure."""
         with self._lock, contextlib.suppress(OSError, EOFError):
-            if not self._closings:
+            if not self.closings:
                 self._running()
 
     def run_job(self, line: bytes) -> dict[str, Any]:
         """The reply to a job. Raises JobLost or JobLate."""
-        closings = self._closings
+        closings = self.closings
         with self._lock:
             return self._run(line, closings)
 
     def end_process(self) -> None:
         """End the process. A job that waits for it ends with JobLost."""
         # First: a job that starts a process now sees it, and one that has started it is killed here
-        self._closings += 1
+        self.closings += 1
         if (process := self._process) is not None:
             # Before the kill, which a later job would take for the end of its budget
             self._closed = process
@@ -88,21 +95,19 @@ class JobProcess:
         """Send one job to the process, which is started when missing and ended when it does not
         answer. Raises JobLost, also after more than `closings` calls of `end_process`."""
         closed = JobLost(f"the {self.name} was closed meanwhile; try again")
-        if self._closings != closings:
+        if self.closings != closings:
             raise closed
         process = None
         try:
             process = self._running()
-            if (
-                self._closings != closings
-            ):  # nothing else ends a process started after `end_process`
+            if self.closings != closings:  # nothing else ends a process started after `end_process`
                 raise ConnectionAbortedError
             _write(process, line)
             reply: dict[str, Any] = orjson.loads(self._read(process))
             return reply
         except (OSError, EOFError, ValueError) as error:
             self._end()
-            if self._closings != closings or (process is not None and process is self._closed):
+            if self.closings != closings or (process is not None and process is self._closed):
                 raise closed from None
             if process is None:
                 why = error.strerror or error if isinstance(error, OSError) else error

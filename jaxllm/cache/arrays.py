@@ -112,17 +112,21 @@ def page_bytes(spec: AttentionCache, shards: int, page_size: int, dtype: DTypeLi
     return spec.stored_heads(shards) * page_size * token
 
 
-def zeros_of[T](like: T) -> T:
-    """Zeros of a tree's shapes and shardings, made on the devices by one program."""
-    leaves, tree = jax.tree.flatten(like)
-    return jax.tree.unflatten(
-        tree, _zeros(tuple((leaf.shape, leaf.dtype, leaf.sharding) for leaf in leaves))()
-    )
+class Zeros:
+    """Makes zeros of the shapes and shardings of a tree, on the devices by one program. Its
+    programs live as long as it does: an engine that starts over compiles nothing."""
+
+    def __init__(self) -> None:
+        self._program = functools.cache(_zeros)
+
+    def __call__[T](self, like: T) -> T:
+        leaves, tree = jax.tree.flatten(like)
+        program = self._program(tuple((leaf.shape, leaf.dtype, leaf.sharding) for leaf in leaves))
+        return jax.tree.unflatten(tree, program())
 
 
-@functools.lru_cache(maxsize=64)
 def _zeros(leaves: tuple[tuple[tuple[int, ...], Any, Any], ...]) -> Callable[[], list[Array]]:
-    """The program that makes them; kept, so that an engine that starts over compiles nothing."""
+    """The program that makes them."""
     return jax.jit(
         lambda: [jnp.zeros(shape, dtype) for shape, dtype, _ in leaves],
         out_shardings=[sharding for *_, sharding in leaves],

@@ -148,8 +148,11 @@ def choose_backends(
     asked: str | None = None,
     device: str = "",
 ) -> list[Backend]:
-    """The back end of each of a model's attentions, which all have the same one. Raises ConfigError
-    as `choose_backend`."""
+    """The back end of each of a model's attentions, which all have the same one: one for each of
+    these shapes, or the target's own where there are none. Raises ConfigError as
+    `choose_backend`."""
+    if not shapes:
+        return [Backend(own_backend(target), reason_of(target), 0)]
     chosen = {call: choose_backend(target, call, asked, device) for call in dict.fromkeys(shapes)}
     names = {backend.name for backend in chosen.values()}
     if len(names) > 1:  # the first that takes all of them

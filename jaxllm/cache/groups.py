@@ -67,7 +67,9 @@ def cache_groups(
 
 def effective_window(window: int | None, length: int) -> int | None:
     """The window, or None where a sequence of `length` tokens fits it."""
-    return None if window is None or window >= length else window
+    if window is None or window >= length:
+        return None
+    return window
 
 
 def merged(
@@ -92,8 +94,10 @@ def _union(groups: Iterable[CacheGroup]) -> tuple[int, ...]:
     return tuple(sorted(layer for group in groups for layer in group.layers))
 
 
-def _wider(window: int | None, other: int | None) -> int | None:
-    return None if window is None or other is None else max(window, other)
+def _wider(first: int | None, second: int | None) -> int | None:
+    if first is None or second is None:
+        return None
+    return max(first, second)
 
 
 def _rank(group: CacheGroup) -> tuple[bool, float]:

@@ -153,7 +153,8 @@ def _first_page(arrays: PagedArrays, index: int) -> Array:
 def _plan(static: StaticOptions, inputs: PagedInputs, pages: Array, rows: HeadRows) -> Plans:
     """One plan for all layers with the same `PlanKey`."""
     _, kv_heads, _, head_dim = pages.shape
-    B, tokens = inputs.decode_lengths_B.shape[0], rows.qkv.shape[0]
+    B = inputs.decode_lengths_B.shape[0]
+    tokens = rows.qkv.shape[0]
     local = {
         "heads": rows.queries,
         "kv_heads": kv_heads,
@@ -233,8 +234,10 @@ def _attend(
     options: dict[str, Any],
 ) -> Array:
     """Attention of the rows that decode, then of the chunks; `options` are those of both ops."""
-    B, T = inputs.decode_lengths_B.shape[0], q_TNH.shape[0]
-    decode, extend = paged_decode.decode_attention, paged_extend.extend_attention
+    B = inputs.decode_lengths_B.shape[0]
+    T = q_TNH.shape[0]
+    decode = paged_decode.decode_attention
+    extend = paged_extend.extend_attention
     parts = []
     if B:
         table = (inputs.decode_tables_BM, inputs.decode_lengths_B)

@@ -19,7 +19,8 @@ from pallas_kernels.latent_decode import LatentRows, absorbed, projected
 
 def plan(static: StaticOptions, inputs: PagedInputs, pages: Array, rows: LatentRows) -> Plans:
     """One plan for all layers."""
-    B, tokens = inputs.decode_lengths_B.shape[0], rows.q_TNH.shape[0]
+    B = inputs.decode_lengths_B.shape[0]
+    tokens = rows.q_TNH.shape[0]
     heads = rows.q_TNH.shape[1]
     plan_decode = latent_decode.BACKENDS.planner(static.backend)
     plan_extend = latent_extend.BACKENDS.planner(static.backend)
@@ -53,14 +54,16 @@ def write_and_attend(
     plans = Plans(*map(open_plan, plans))
     (entries,) = arrays.planes
     entries = _write(entries, rows.entry_TW, inputs, first_page)
-    pages_PCW, up = entries.reshape(-1, *entries.shape[2:]), rows.up
+    pages_PCW = entries.reshape(-1, *entries.shape[2:])
+    up = rows.up
     options: dict[str, Any] = {
         "backend": static.backend,
         "scale": static.scale,
         "first_page": first_page,
         "no_split": static.no_split,
     }
-    B, parts = inputs.decode_lengths_B.shape[0], []
+    B = inputs.decode_lengths_B.shape[0]
+    parts: list[Array] = []
     if B:
         table = (inputs.decode_tables_BM, inputs.decode_lengths_B)
         o_BNV = latent_decode.latent_decode(
@@ -91,5 +94,5 @@ def _write(pages: Array, entry_TW: Array, inputs: PagedInputs, first_page: Array
     beyond_T = P + jnp.arange(page_T.shape[0], dtype=page_T.dtype)
     row_T = jnp.where(page_T < P, page_T, beyond_T) * C + inputs.write_offset_T
     flat = pages.reshape(-1, W).at[row_T]
-    found = flat.set(entry_TW.astype(pages.dtype), mode="drop", unique_indices=True)
-    return found.reshape(pages.shape)
+    written = flat.set(entry_TW.astype(pages.dtype), mode="drop", unique_indices=True)
+    return written.reshape(pages.shape)

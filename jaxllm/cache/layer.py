@@ -195,6 +195,6 @@ def attention_cache(layers: Sequence[LayerCache], layer: int | None = None) -> A
         cache = own_cache(layers, number)
         if not isinstance(cache, RecurrentState):
             return cache
-    raise ValueError(
-        "the model has no layer that attends" if layer is None else f"layer {layer} does not attend"
-    )
+    if layer is None:
+        raise ValueError("the model has no layer that attends")
+    raise ValueError(f"layer {layer} does not attend")

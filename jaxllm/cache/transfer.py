@@ -22,8 +22,8 @@ def take(pool: KVCache, page_N: Array) -> tuple[KVCache, tuple[Page, ...]]:
     leaves = jax.tree.leaves(arrays)
     rows_LN = arrays.page_rows(page_N)
     stacks = [
-        jnp.concatenate([leaves[i].at[rows_LN].get(mode="clip") for i in group])
-        for group in _groups(pool)
+        jnp.concatenate([leaves[i].at[rows_LN].get(mode="clip") for i in alike])
+        for alike in _leaves_alike(arrays)
     ]
     return pool, tuple(tuple(stack[:, n] for stack in stacks) for n in range(page_N.shape[0]))
 
@@ -34,9 +34,9 @@ def put(pool: KVCache, page_N: Array, pages: tuple[Page, ...]) -> tuple[KVCache,
     arrays = _only_group(pool)
     leaves, treedef = jax.tree.flatten(pool)
     rows_LN = arrays.page_rows(page_N)
-    for at, group in enumerate(_groups(pool)):
-        parts = jnp.split(jnp.stack([page[at] for page in pages], axis=1), len(group))
-        for i, part in zip(group, parts, strict=True):
+    for number, alike in enumerate(_leaves_alike(arrays)):
+        parts = jnp.split(jnp.stack([page[number] for page in pages], axis=1), len(alike))
+        for i, part in zip(alike, parts, strict=True):
             leaves[i] = leaves[i].at[rows_LN].set(part, mode="drop", unique_indices=True)
     return jax.tree.unflatten(treedef, leaves), page_N[:1] + 0
 
@@ -45,17 +45,14 @@ def page_shapes(pool: KVCache, memory_kind: str | None = None) -> tuple[jax.Shap
     """Shapes and shardings of one page of an abstract pool, in memory of that kind."""
     arrays = _only_group(pool)
     leaves = jax.tree.leaves(arrays)
-    found = []
-    for group in _groups(pool):
-        leaf = leaves[group[0]]
+    shapes = []
+    for alike in _leaves_alike(arrays):
+        leaf = leaves[alike[0]]
         spec = PartitionSpec(None, *leaf.sharding.spec[1:])
         sharding = NamedSharding(leaf.sharding.mesh, spec, memory_kind=memory_kind)
-        found.append(
-            jax.ShapeDtypeStruct(
-                (len(group) * arrays.layers, *leaf.shape[1:]), leaf.dtype, sharding=sharding
-            )
-        )
-    return tuple(found)
+        shape = (len(alike) * arrays.layers, *leaf.shape[1:])
+        shapes.append(jax.ShapeDtypeStruct(shape, leaf.dtype, sharding=sharding))
+    return tuple(shapes)
 
 
 def _only_group(pool: KVCache) -> PagedArrays:
@@ -65,9 +62,9 @@ def _only_group(pool: KVCache) -> PagedArrays:
     return arrays
 
 
-def _groups(pool: KVCache) -> list[list[int]]:
-    """Leaves whose pages have the same shape and type. Only pools of one cache group are copied."""
-    found: dict[Any, list[int]] = {}
-    for i, leaf in enumerate(jax.tree.leaves(pool)):
-        found.setdefault((leaf.shape[1:], leaf.dtype), []).append(i)
-    return list(found.values())
+def _leaves_alike(arrays: PagedArrays) -> list[list[int]]:
+    """Numbers of the leaves whose pages have the same shape and type, which travel as one array."""
+    alike: dict[Any, list[int]] = {}
+    for i, leaf in enumerate(jax.tree.leaves(arrays)):
+        alike.setdefault((leaf.shape[1:], leaf.dtype), []).append(i)
+    return list(alike.values())

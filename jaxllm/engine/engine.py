@@ -42,6 +42,9 @@ class Engine:
         requests: those that have entered and not ended.
         sleeper: whether the engine sleeps.
         watch: times of steps, and a map of pages.
+        grammars: of choices whose output has a structure.
+        transfer: both sides of exchanges with other engines.
+        pending: choices that wait for a grammar or for pages.
     """
 
     def __init__(
@@ -49,12 +52,12 @@ class Engine:
     ):
         runner = parts.runner
         assert isinstance(runner, Runner), "a pooling model has an engine of its own"
-        pages = NoTransfer() if transfer is None else transfer
+        self.transfer = NoTransfer() if transfer is None else transfer
         self.resolved = parts.resolved
         self.tokenizer = parts.tokenizer
         self.runner = runner
         self.scheduler = scheduler
-        self._grammars = parts.grammars
+        self.grammars = parts.grammars
         self._counters = Counters()
         self.watch = EngineWatch(scheduler)
         self._options = LogitsOptionsReader(
@@ -67,21 +70,21 @@ class Engine:
         self._output = OutputProcessor(
             states, scheduler, parts.grammars, self._counters, self.resolved
         )
-        self._pending = Pending(scheduler, parts.grammars, pages, self._output.fail_choice)
+        self.pending = Pending(scheduler, parts.grammars, self.transfer, self._output.fail_choice)
         beams = BeamSearchManager(
             scheduler, self._factory.make_detokenizer, self.resolved, self._counters
         )
         self.requests = RunningRequests(beams, states)
-        commit = Commit(self.requests, scheduler, self._output, pages.exports)
+        commit = Commit(self.requests, scheduler, self._output, self.transfer.exports)
         draws = ConstrainedDraws(runner, scheduler, parts.grammars, self._output, commit)
         self.steps = GeneratingSteps(
             runner,
             scheduler,
             parts.grammars,
-            self._pending,
+            self.pending,
             self.requests,
             draws,
-            pages.exports,
+            self.transfer.exports,
             StepObservers(self._counters, self.watch),
         )
         self.loop = StepLoop(
@@ -95,7 +98,7 @@ class Engine:
         )
         self.sleeper = Sleeper(
             parts,
-            self._pending.forget_all,
+            self.pending.forget_all,
             lambda: self.has_work,
             shares_pages=transfer is not None,
         )
@@ -103,7 +106,7 @@ class Engine:
     @property
     def has_work(self) -> bool:
         """Whether `step` has anything to do."""
-        return self.loop.has_work or self._pending.waiting > 0
+        return self.loop.has_work or self.pending.waiting > 0
 
     @property
     def awaits_grammar(self) -> bool:
@@ -113,7 +116,7 @@ class Engine:
 
     def when_built(self, callback: Callable[[], None]) -> None:
         """Call `callback` whenever a grammar is built or pages have come, in any thread."""
-        self._pending.on_ready(callback)
+        self.pending.on_ready(callback)
 
     @property
     def wait_seconds(self) -> float:
@@ -130,8 +133,8 @@ class Engine:
         self.sleeper.check_awake()
         request = self._validator.validate_request(request)
         self._options.validate_options(request.params, request.thinking)
-        self._grammars.validate_grammar(request)
-        self._pending.validate(request)
+        self.grammars.validate_grammar(request)
+        self.pending.validate(request)
         validate_search(request, self.resolved, self.scheduler.pools)
         return request
 
@@ -147,13 +150,13 @@ class Engine:
         self.steps.arrival_wait.request_arrived()
         state = self._factory.make_state(request)
         try:
-            self._pending.add(state.choices, request)
+            self.pending.add(state.choices, request)
             self.requests.add(state)
         except BaseException:
             self.requests.remove(request.id)
             for choice in state.choices:
                 self.scheduler.finish(choice)
-                self._grammars.release(choice)
+                self.grammars.release(choice)
             raise
         self._counters.prompt_tokens += len(request.prompt.tokens)
 
@@ -196,7 +199,7 @@ class Engine:
         """A snapshot for metrics."""
         return self._counters.snapshot(
             self.scheduler,
-            self._pending.waiting,
+            self.pending.waiting,
             self.runner.compiles.since_start,
             self.runner.compiles.late,
             self.runner.traffic,
@@ -206,4 +209,4 @@ class Engine:
     @property
     def _present(self) -> int:
         """Choices that run or wait."""
-        return self.scheduler.running + self.scheduler.waiting + self._pending.waiting
+        return self.scheduler.running + self.scheduler.waiting + self.pending.waiting

@@ -18,7 +18,7 @@ from jaxllm.engine.runtime.pipeline.follower import StageFollower
 from jaxllm.engine.startup.started import Started
 from jaxllm.mesh import lacks_memory
 from jaxllm.messages import RequestError
-from jaxllm.weights import GivenArrays
+from jaxllm.weights import GivenArrays, ModelFiles
 
 LEVELS = (1, 2)
 REMEDY = "POST /wake_up, or call LLM.wake_up()"
@@ -31,6 +31,8 @@ class Sleeper:
     other engines, which would not hear of other weights.
 
     Attributes:
+        runner: whose memory is given away.
+        source: of the weights.
         level: 0 while awake; 1: the weights lie in host memory; 2: they are dropped.
     """
 
@@ -43,7 +45,7 @@ class Sleeper:
         shares_pages: bool = False,
     ):
         assert not isinstance(parts.runner, StageFollower), "a host that follows is told to sleep"
-        self._runner, self._source, self._give_back = parts.runner, parts.weights, parts.give_back
+        self.runner, self.source, self._give_back = parts.runner, parts.weights, parts.give_back
         self._forget, self._busy = forget, busy
         self.level = 0
         self._shares_pages = shares_pages
@@ -68,7 +70,7 @@ class Sleeper:
             return
         if self.level == 0:
             self._forget()
-        self._runner.sleep(level)
+        self.runner.sleep(level)
         self.level = level
         gc.collect()  # arrays in cycles hold memory too
         self._give_back()
@@ -80,7 +82,7 @@ class Sleeper:
             if self.level == 2:
                 self._read()
             else:
-                self._runner.wake_up()
+                self.runner.wake_up()
             self.level = 0
 
     def update_weights(self, given: Path | GivenArrays) -> None:
@@ -98,37 +100,39 @@ class Sleeper:
             )
         if isinstance(given, GivenArrays) and jax.process_count() > 1:
             raise ValueError("arrays reach this host alone; give a path that every host can read")
-        self._source.check(given)
-        if self.level == 0:
-            self._overwrite(given)
-        else:
-            self.sleep(2)
-            self._read(given)
+        with ModelFiles(given) as files:
+            self.source.check(files)
+            if self.level == 0:
+                self._overwrite(files)
+            else:
+                self.sleep(2)
+                self._read(files)
         self.level = 0
 
-    def _overwrite(self, given: Path | GivenArrays) -> None:
+    def _overwrite(self, files: ModelFiles) -> None:
         """Read weights into those of now. Beside weights that are rounded there nothing stays on
         the devices, which have no room for a plain one; the memory of a step is enough for others.
         To take a pool's memory away and give it back takes as long as half of the weights. A pool
         whose size the user has set may leave less: then nothing stays after all."""
         self._forget()
-        keep = not self._source.rounds
+        keep = not self.source.rounds
         try:
-            self._read(given, self._runner.release(keep_pages=keep))
+            self._read(files, self.runner.release(keep_pages=keep))
             return
         except BaseException as error:
             clear_frames(error.__traceback__)  # they hold what was read
             self.sleep(2)
             if not (keep and lacks_memory(error)):
                 raise
-        self._read(given)
+        self._read(files)
 
-    def _read(
-        self, given: Path | GivenArrays | None = None, before: tuple[Array, ...] = ()
-    ) -> None:
-        if not isinstance(given, GivenArrays):
-            self._runner.tell(UpdateWeights(None if given is None else str(given)))
-        self._runner.wake_up(self._source.read(given, before=before))
+    def _read(self, files: ModelFiles | None = None, before: tuple[Array, ...] = ()) -> None:
+        """Take the weights of open files, by default the engine's own."""
+        if files is None:
+            self.runner.tell(UpdateWeights(None))
+        elif files.directory is not None:
+            self.runner.tell(UpdateWeights(str(files.directory)))
+        self.runner.wake_up(self.source.read(files, before=before))
 
     def _refuse_now(self) -> None:
         if self._busy():

@@ -23,9 +23,10 @@ KEYS = "tokenizer.ggml."
 CACHE = "~/.cache/jaxllm/gguf"
 
 
-def model_directory(path: Path, parent: str | None = None) -> Path:
-    """A directory for the model of a file, inside `parent` or the user's cache. It is written anew
-    each time, and the same for a file that has not changed.
+def model_directory(path: Path, parent: str | None = None) -> tuple[Path, Model]:
+    """A directory for the model of a file, inside `parent` or the user's cache; and the model,
+    which stays open. The directory is written anew each time, and the same for a file that has not
+    changed.
 
     Raises ConfigError for a file that cannot be read, an unknown architecture, and where the
     directory cannot be written.
@@ -46,7 +47,7 @@ def model_directory(path: Path, parent: str | None = None) -> Path:
             f"cannot write the configuration of {path}: {error}; give a directory that can be "
             "written as --download-dir"
         ) from None
-    return own
+    return own, model
 
 
 def model_file(directory: Path) -> Path | None:

@@ -133,11 +133,23 @@ class GgufFile:
         path: of the file.
         metadata: its keys and values; arrays are lists.
         tensors: by name.
+        mapping: its bytes.
     """
 
     path: Path
     metadata: Mapping[str, Any]
     tensors: Mapping[str, StoredTensor]
+    mapping: mmap.mmap
+
+    def close(self) -> None:
+        """Close the file; no tensor of it may be read after that. Its memory is unmapped with the
+        last view of it."""
+        try:
+            for tensor in self.tensors.values():
+                tensor.data.release()
+            self.mapping.close()
+        except BufferError:  # a view is left
+            return
 
 
 def open_file(path: Path) -> GgufFile:
@@ -146,15 +158,16 @@ def open_file(path: Path) -> GgufFile:
         if not stat.S_ISREG(path.stat().st_mode):  # opening a FIFO would wait
             raise _Fault("it is not a regular file")
         with path.open("rb") as file:
-            data = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
+            mapping = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
     except OSError as error:
         raise ConfigError(f"cannot open {path}: {error.strerror}") from None
     except ValueError as error:  # an empty file, too
         raise ConfigError(f"{path} is not a GGUF file: {error}; {REMEDY}") from None
     try:
-        header = _Header(data)
+        header = _Header(memoryview(mapping))
         metadata = header.metadata()
-        return GgufFile(path, metadata, header.tensors(_alignment(metadata)))
+        tensors = header.tensors(_alignment(metadata))
+        return GgufFile(path, metadata, tensors, mapping)
     except _Fault as error:
         raise ConfigError(f"{path} cannot be read: {error}") from None
 

@@ -22,14 +22,24 @@ class Model:
     """All tensors of a model, mapped and not yet read.
 
     Attributes:
-        paths: of its files, in their order.
+        files: in their order.
         metadata: of the first file.
         tensors: by name, of all files.
     """
 
-    paths: tuple[Path, ...]
+    files: tuple[GgufFile, ...]
     metadata: Metadata
     tensors: Mapping[str, StoredTensor]
+
+    @property
+    def paths(self) -> tuple[Path, ...]:
+        """Of the files."""
+        return tuple(file.path for file in self.files)
+
+    def close(self) -> None:
+        """Close the files; no tensor may be read after that."""
+        for file in self.files:
+            file.close()
 
     def types(self) -> str:
         """The types of its numbers, the most frequent first, with their shares."""
@@ -70,7 +80,7 @@ def open_model(path: Path) -> Model:
             raise ConfigError(f"{file.path} holds {twice:.100}, as a file before it does")
         tensors |= file.tensors
     _check_parts(files, len(tensors))
-    return Model(paths, Metadata(files[0].metadata), tensors)
+    return Model(tuple(files), Metadata(files[0].metadata), tensors)
 
 
 def _check_parts(files: list[GgufFile], tensors: int) -> None:

@@ -49,10 +49,13 @@ class Checker:
 
     Each lane has a budget and a process of its own, so that quick grammars do not wait for slow
     ones. Calls for one lane wait for each other.
+
+    Attributes:
+        compilers: one of each lane, that of the smallest budget first.
     """
 
     def __init__(self, specials: Mapping[str, int], command: Sequence[str] = COMMAND):
-        self._compilers = [Compiler(specials, seconds, command) for seconds in BUDGETS]
+        self.compilers = [Compiler(specials, seconds, command) for seconds in BUDGETS]
         self._keeping = threading.Lock()  # guards the kept verdicts; held for microseconds
         self._kept: OrderedDict[bytes, Verdict] = OrderedDict()  # oldest first
         self._kept_bytes = 0
@@ -69,7 +72,7 @@ class Checker:
         more. Raises StructureError."""
         verdict = self._recall(job.key)
         if verdict is None:
-            verdict = self._compilers[lane].verdict_on(job.line)
+            verdict = self.compilers[lane].verdict_on(job.line)
             if verdict.spent and lane < len(BUDGETS) - 1:
                 return None
             if verdict.final:
@@ -84,7 +87,7 @@ class Checker:
 
     def end_processes(self) -> None:
         """End the processes; verdicts stay. A call that waits for a process ends with an error."""
-        for compiler in self._compilers:
+        for compiler in self.compilers:
             compiler.end_process()
 
     def _recall(self, key: bytes) -> Verdict | None:

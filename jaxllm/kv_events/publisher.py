@@ -33,6 +33,9 @@ class Publisher:
 
     `publish` never waits: ZeroMQ's own thread sends, and drops what a slow subscriber has no space
     for. A thread answers replay requests. Raises ConfigError when a socket cannot be bound.
+
+    Attributes:
+        next_number: of the next batch.
     """
 
     def __init__(self, settings: KVEventSettings):
@@ -41,7 +44,7 @@ class Publisher:
         self._map = settings.format == "map"
         self._rank = settings.data_parallel_rank
         self._encoder = msgspec.msgpack.Encoder()
-        self._next = 0
+        self.next_number = 0
         self._buffer = ReplayBuffer(settings.buffer_steps)
         self._context = self._zmq.Context()
         self._monitors: list[Any] = []
@@ -74,8 +77,8 @@ class Publisher:
         """Send a batch under the next number."""
         batch = msgspec.structs.replace(batch, data_parallel_rank=self._rank)
         payload = self._encoder.encode(batch if self._map else as_array(batch))
-        number = self._next
-        self._next = self._next + 1
+        number = self.next_number
+        self.next_number += 1
         self._buffer.append(number, payload)
         self._pub.send_multipart((self._topic, number.to_bytes(8), payload))
 

@@ -59,6 +59,10 @@ class PageClient:
 
     `shared`: whether shared memory is tried where the peer is on this host. `patience`: seconds
     without an answer after which an address counts as silent; a fetch may have less time.
+
+    Attributes:
+        idle: connections that are kept for the next fetch, with their addresses, the oldest first.
+        sockets: all that may be open.
     """
 
     def __init__(
@@ -72,9 +76,9 @@ class PageClient:
         self._key, self._fingerprint, self._page_bytes = key, fingerprint, page_bytes
         self._shared, self._patience = shared, patience
         self._lock = threading.Lock()
-        self._idle: list[tuple[Address, _Connection]] = []  # the oldest first
+        self.idle: list[tuple[Address, _Connection]] = []
         self._closed = False
-        self._sockets: WeakSet[socket.socket] = WeakSet()  # all that may be open
+        self.sockets: WeakSet[socket.socket] = WeakSet()
         self._silent: dict[Address, float] = {}  # until when (time.monotonic)
 
     def fetch(
@@ -108,7 +112,7 @@ class PageClient:
         for, and begin no other."""
         with self._lock:
             self._closed = True
-            idle, self._idle, sockets = self._idle, [], [*self._sockets]
+            idle, self.idle, sockets = self.idle, [], [*self.sockets]
         for each in sockets:
             with suppress(OSError):
                 each.shutdown(socket.SHUT_RDWR)
@@ -170,7 +174,7 @@ class PageClient:
         with self._lock:  # from here on it can be shut down
             if self._closed:
                 raise TransferError(ENDED)
-            self._sockets.add(new)
+            self.sockets.add(new)
         if error == errno.EINPROGRESS:
             poll = select.poll()
             poll.register(new, select.POLLOUT)
@@ -214,17 +218,17 @@ class PageClient:
 
     def _take(self, address: Address) -> _Connection | None:
         with self._lock:
-            for at, (known, connection) in enumerate(self._idle):
+            for at, (known, connection) in enumerate(self.idle):
                 if known == address:
-                    del self._idle[at]
+                    del self.idle[at]
                     connection.used = True
                     return connection
         return None
 
     def _keep(self, address: Address, connection: _Connection) -> None:
         with self._lock:
-            self._idle.append((address, connection))
-            full = self._closed or len(self._idle) > MAX_IDLE
-            oldest = self._idle.pop(0)[1] if full else None
+            self.idle.append((address, connection))
+            full = self._closed or len(self.idle) > MAX_IDLE
+            oldest = self.idle.pop(0)[1] if full else None
         if oldest is not None:
             oldest.close()

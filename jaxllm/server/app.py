@@ -46,8 +46,13 @@ from jaxllm.server.requests.body_fields import BodyFields, joined
 from jaxllm.server.requests.chat import CHAT_BODY
 from jaxllm.server.requests.completion import COMPLETION_BODY
 from jaxllm.server.requests.conversation import read_conversation
-from jaxllm.server.requests.fields import read_field, refuse_unsupported
-from jaxllm.server.requests.known_fields import CHAT_NEUTRAL, TOKENIZE_FIELDS, TOOL_FIELDS
+from jaxllm.server.requests.fields import read_field
+from jaxllm.server.requests.known_fields import (
+    CHAT_NEUTRAL,
+    TOKENIZE_FIELDS,
+    TOOL_FIELDS,
+    refuse_unsupported,
+)
 from jaxllm.server.requests.limits import check_chars, check_ids
 from jaxllm.server.requests.model_name import read_model
 from jaxllm.server.responses.requests import RESPONSES_BODY

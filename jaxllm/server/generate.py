@@ -127,20 +127,17 @@ class Generate(Endpoint):
 
     def _prepared(self, request: Any, prompts: list[list[int]]) -> list[SamplingParams]:
         """The sampling of each prompt. Raises ApiError."""
+        wishes: SamplingParams = request.generation.params
         additions = self.additions(request)
-        client = self._state.client
-        try:
-            return [
-                prepared(
-                    request.generation.params,
-                    self._state.resolved,
-                    len(ids),
-                    replace(additions, seed=client.draw_seed()),
-                )
-                for ids in prompts
-            ]
-        except RequestError as error:
-            raise bad_request(str(error), error.param) from None
+        params = []
+        for ids in prompts:
+            if wishes.seed is None:
+                additions = replace(additions, seed=self._state.client.draw_seed())
+            try:
+                params.append(prepared(wishes, self._state.resolved, len(ids), additions))
+            except RequestError as error:
+                raise bad_request(str(error), error.param) from None
+        return params
 
     def new_reply(self, id: str, request: Any, spec: ReplySpec) -> Reply:
         """The reply, before the first token."""

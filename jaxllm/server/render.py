@@ -12,7 +12,7 @@ from jaxllm.messages import GenerateRequest
 from jaxllm.sampling.options import default_of
 from jaxllm.server.endpoint import send_json
 from jaxllm.server.generate import Chat, Completions, Generate
-from jaxllm.server.requests.fields import WIRE_OPTIONS
+from jaxllm.server.requests.sampling import WIRE_OPTIONS
 from jaxllm.server.transport.gone import unless_gone
 
 

@@ -19,6 +19,7 @@ import numpy as np
 from jaxllm.config import ConfigError
 from jaxllm.models.config.read import add_quantisation, with_dtype
 from jaxllm.units import amount
+from jaxllm.weights.model_files import ModelFiles
 from jaxllm.weights.reader import Checkpoint
 from jaxllm.weights.sources.safetensors import INDEX
 from jaxllm.weights.stored import PLAIN_DTYPES, STORED_DTYPES
@@ -69,14 +70,29 @@ def convert(source: Path, target: Path, dtype: str | None, shard_bytes: int) -> 
     Raises ConfigError in one line; then nothing is left behind.
     """
     settings = _settings(source, dtype)
-    checkpoint = Checkpoint(source)
-    if checkpoint.problems:
-        raise ConfigError(f"{source} cannot be converted: {checkpoint.problems[0]}")
-    parts = [
-        Part(name, _new_dtype(entry.dtype, dtype), entry.shape)
-        for name, entry in checkpoint.entries.items()
-    ]
-    before = sum(entry.end - entry.begin for entry in checkpoint.entries.values())
+    with ModelFiles(source) as files:
+        checkpoint = Checkpoint(files)
+        if checkpoint.problems:
+            raise ConfigError(f"{source} cannot be converted: {checkpoint.problems[0]}")
+        entries = checkpoint.entries
+        parts = [
+            Part(name, _new_dtype(entry.dtype, dtype), entry.shape)
+            for name, entry in entries.items()
+        ]
+        shards = list(_shards(parts, shard_bytes))
+        _write_directory(checkpoint, shards, settings, source, target)
+    before = sum(entry.end - entry.begin for entry in entries.values())
+    return Written(len(parts), len(shards), before, sum(part.size for part in parts))
+
+
+def _write_directory(
+    checkpoint: Checkpoint,
+    shards: list[list[Part]],
+    settings: dict[str, object],
+    source: Path,
+    target: Path,
+) -> None:
+    """The new directory, whole or not at all. Raises ConfigError."""
     if os.path.lexists(target):
         raise ConfigError(f"{target} is there already; name another directory")
     unfinished = target.with_name(f".{target.name}.unfinished")
@@ -89,7 +105,6 @@ def convert(source: Path, target: Path, dtype: str | None, shard_bytes: int) -> 
     except OSError as error:
         raise ConfigError(f"cannot write {target}: {error.strerror}") from None
     try:
-        shards = list(_shards(parts, shard_bytes))
         _write_shards(checkpoint, shards, unfinished)
         _copy_rest(source, unfinished)
         (unfinished / "config.json").write_text(json.dumps(settings, indent=2) + "\n")
@@ -98,7 +113,6 @@ def convert(source: Path, target: Path, dtype: str | None, shard_bytes: int) -> 
         raise ConfigError(f"cannot write {target}: {error.strerror or error}") from None
     finally:
         shutil.rmtree(unfinished, ignore_errors=True)
-    return Written(len(parts), len(shards), before, sum(part.size for part in parts))
 
 
 def _settings(source: Path, dtype: str | None) -> dict[str, object]:

@@ -20,13 +20,12 @@ from jax import Array
 
 from jaxllm.nn.rules import Rule
 from jaxllm.weights.blocks import Index, View, place, read_block
-from jaxllm.weights.rounding import Rounding, zeros_of
+from jaxllm.weights.rounding import Rounding
 from jaxllm.weights.staging import (
     BUFFER_BYTES,
     SLOTS,
     WORDS,
     Buffer,
-    buffer_pool,
     cut,
     part_bytes,
     part_shape,
@@ -34,7 +33,6 @@ from jaxllm.weights.staging import (
     readers,
     slots,
     staged,
-    writer,
 )
 
 SMALL_BYTES = 2**20  # of a parameter's part on one device, up to which it is placed as it is
@@ -101,7 +99,7 @@ class Target:
     def write(self, staged: Array, places: Array, slot: Array) -> bool:
         """Write a chunk that the devices have in staged bytes; whether it was the last one."""
         array = self._rounding.room(self.rule) if self._array is None else self._array
-        self._array = writer(self.like)(array, staged, places, slot)
+        self._array = self._rounding.loader.writer(self.like)(array, staged, places, slot)
         self._written += 1
         return self._written == len(self.chunks)
 
@@ -188,15 +186,18 @@ def fill(rules: Sequence[Rule], rounding: Rounding, view: View) -> Iterator[Mapp
     Small ones come first: placed later, they would lie between what is in use for a moment, and
     what is freed then would be holes.
     """
+    loader = rounding.loader
     likes = [(rule, rounding.like(rule)) for rule in rules]
     small = [each for each in likes if is_small(each[1])]
     targets = [Target(rule, rounding) for rule, like in likes if not is_small(like)]
     # Threads end before the buffers that they fill are given back
     with (
-        buffer_pool().lease(*_needed(target.like for target in targets)) as rows,
+        loader.buffers.lease(*_needed(target.like for target in targets)) as rows,
         ThreadPoolExecutor(readers(), thread_name_prefix="weights") as pool,
     ):
-        compiled = [pool.submit(writer, like) for like in {target.like for target in targets}]
+        compiled = [
+            pool.submit(loader.writer, like) for like in {target.like for target in targets}
+        ]
         placed = pool.map(lambda each: jax.block_until_ready(place(each[0], each[1], view)), small)
         for (rule, _), array in zip(small, placed, strict=True):
             yield rounding.finished(rule, array)
@@ -208,9 +209,10 @@ def fill(rules: Sequence[Rule], rounding: Rounding, view: View) -> Iterator[Mapp
 def prepare(rules: Iterable[Rule], rounding: Rounding) -> None:
     """Make the buffers and compile the programs of a `fill` to come."""
     likes = {like for like in map(rounding.like, rules) if not is_small(like)}
-    with buffer_pool().lease(*_needed(likes)), ThreadPoolExecutor(readers()) as pool:
-        list(pool.map(writer, likes))
-        list(pool.map(zeros_of, likes))
+    loader = rounding.loader
+    with loader.buffers.lease(*_needed(likes)), ThreadPoolExecutor(readers()) as pool:
+        list(pool.map(loader.writer, likes))
+        list(pool.map(loader.zeros, likes))
 
 
 def _needed(likes: Iterable[jax.ShapeDtypeStruct]) -> tuple[list[jax.Device], int]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Container, Iterator, Mapping
 from dataclasses import replace
-from pathlib import Path
 from typing import NamedTuple
 
 import jax.numpy as jnp
@@ -26,8 +25,8 @@ from jaxllm.nn.rules import Layout
 from jaxllm.nn.weight.table import takes, takes_head
 from jaxllm.quantisation import ONLINE, Scheme, WeightFormat
 from jaxllm.quantisation.matrix import NUMBERS
-from jaxllm.weights.load import open_checkpoint
-from jaxllm.weights.reader import Checkpoint
+from jaxllm.weights.model_files import Model, opened
+from jaxllm.weights.reader import Checkpoint, named
 
 LEAST_ROWS = 16  # gates of fewer outputs stay plain, unless their inputs are rounded
 
@@ -49,7 +48,7 @@ def resolve_dtype(requested: str, stored: str | None, platform: str) -> jnp.dtyp
 
 
 def weight_formats(
-    model_dir: str | Path, spec: ModelSpec, wish: str | None, load_format: str = "auto"
+    model: Model, spec: ModelSpec, wish: str | None, load_format: str = "auto"
 ) -> dict[str, WeightFormat]:
     """`ModelSpec.formats` for a checkpoint, and for the `wish` for `--quantization`.
 
@@ -68,13 +67,15 @@ def weight_formats(
         return {} if wish is None else _online(spec, wish)
     maps = list(_maps(spec))
     if load_format == "dummy":
-        formats, ends = _likely(spec.scheme, [own.pieces for own in maps]), {}
+        formats = _likely(spec.scheme, [own.pieces for own in maps])
+        ends: dict[str, WeightFormat] = {}
     else:
-        checkpoint = open_checkpoint(model_dir, spec)
-        formats = {**checkpoint.formats}
-        for own in maps:
-            formats |= _apart(own, checkpoint)
-        ends = _ends(spec, formats, checkpoint.entries)
+        with opened(model) as files:
+            checkpoint = named(files, spec)
+            formats = {**checkpoint.formats}
+            for own in maps:
+                formats |= _apart(own, checkpoint)
+            ends = _ends(spec, formats, checkpoint.entries)
     return ends | {
         name.removesuffix(".weight"): kind
         for own in maps

@@ -47,6 +47,9 @@ class GivenArrays:
         """One of them on the host."""
         return np.asarray(self._arrays[name])
 
+    def close(self) -> None:
+        """Nothing: the arrays are the caller's."""
+
     def found(self) -> Found:
         """What a source finds in a model directory."""
         bad = {name for name in self._arrays if name not in self.entries}

@@ -16,6 +16,7 @@ import shutil
 import zlib
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from pathlib import Path
 
 import jax
@@ -27,6 +28,8 @@ from jaxllm.units import amount
 from jaxllm.weights import mapped
 from jaxllm.weights.blocks import View
 from jaxllm.weights.convert import WEIGHTS, Part, header
+from jaxllm.weights.model_files import ModelFiles
+from jaxllm.weights.outline import Outline
 from jaxllm.weights.reader import Checkpoint
 from jaxllm.weights.staging import readers
 from jaxllm.weights.stored import STORED_NAMES
@@ -65,6 +68,17 @@ def digest(checkpoint: Checkpoint, scheme: object, rules: Sequence[Rule], likes:
     return found.hexdigest()[:40]
 
 
+def kept_at(cache: Path | None, checkpoint: Checkpoint, outline: Outline) -> Kept | None:
+    """The entry of the outlined parameters; None without a cache, for arrays, where weights are
+    plain, or lie on several hosts."""
+    spec = outline.spec
+    is_packed = spec.formats or spec.scheme is not None
+    if cache is None or checkpoint.directory is None or not is_packed or jax.process_count() > 1:
+        return None
+    rules = checkpoint.stored_rules(outline.rules)  # their tensors tell a stage from another
+    return Kept(cache, digest(checkpoint, spec.scheme, rules, outline.likes))
+
+
 class Kept:
     """One entry of a cache of weights."""
 
@@ -72,12 +86,13 @@ class Kept:
         self.folder = cache / name
         self._unfinished, self._lock = cache / f".{name}.unfinished", cache / f".{name}.lock"
 
-    def found(self, likes: Likes) -> tuple[list[Rule], View] | None:
-        """How to fill parameters with the entry, or None where there is none, or it is damaged."""
+    def read(self, likes: Likes, stack: ExitStack) -> tuple[list[Rule], View] | None:
+        """How to fill parameters with the entry, which is open as long as the `stack`; None where
+        there is none, or it is damaged."""
         if not self.folder.is_dir():
             return None
         try:
-            stored = self._verified(likes)
+            stored = self._verified(likes, stack.enter_context(ModelFiles(self.folder)))
         except Damaged:
             logger.warning("kept weights in %s are damaged; they are made anew", self.folder)
             return None
@@ -96,9 +111,9 @@ class Kept:
         if total:
             logger.info("kept %s of weights in %s", amount(total), self.folder)
 
-    def _verified(self, likes: Likes) -> Checkpoint:
+    def _verified(self, likes: Likes, files: ModelFiles) -> Checkpoint:
         """The entry, read once to compare its sums. Raises Damaged."""
-        found = Checkpoint(self.folder)
+        found = Checkpoint(files)
         try:
             sums = json.loads((self.folder / SUMS).read_bytes())
         except (OSError, ValueError):

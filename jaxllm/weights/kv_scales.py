@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from pathlib import Path
 
 import numpy as np
 
@@ -11,8 +10,8 @@ from jaxllm.cache.layer import ScaleTensors
 from jaxllm.config import ConfigError
 from jaxllm.models import ModelSpec
 from jaxllm.models.config.build import kv_scale_names
-from jaxllm.weights.load import open_checkpoint
-from jaxllm.weights.reader import Checkpoint
+from jaxllm.weights.model_files import Model, opened
+from jaxllm.weights.reader import Checkpoint, named
 from jaxllm.weights.stored import PLAIN_DTYPES, Entry
 
 LEAST, MOST = 2.0**-64, 2.0**64
@@ -20,7 +19,7 @@ REMEDY = "mend the checkpoint, or give the model's type as --kv-cache-dtype (bfl
 
 
 def kv_scales(
-    model_dir: str | Path, spec: ModelSpec, load_format: str = "auto"
+    model: Model, spec: ModelSpec, load_format: str = "auto"
 ) -> list[ScaleTensors | None]:
     """The tensors with the scales of each layer's keys and values, None for a layer without.
 
@@ -28,12 +27,16 @@ def kv_scales(
     layer has scales, and when the files have faults, which `check` names. Raises ConfigError for
     scales that cannot be used.
     """
-    checkpoint = None if load_format == "dummy" else open_checkpoint(model_dir, spec)
-    if checkpoint is None or checkpoint.problems:
+    if load_format == "dummy":
         return []
-    entries = checkpoint.entries
-    found = [_layer_scales(checkpoint, entries, spec, layer) for layer in range(len(spec.layers))]
-    return found if any(found) else []
+    with opened(model) as files:
+        checkpoint = named(files, spec)
+        if checkpoint.problems:
+            return []
+        layers = range(len(spec.layers))
+        entries = checkpoint.entries
+        scales = [_layer_scales(checkpoint, entries, spec, layer) for layer in layers]
+    return scales if any(scales) else []
 
 
 def _layer_scales(

@@ -25,12 +25,12 @@ class MappedFile(mmap.mmap):
     Attributes:
         path: of the file.
         address: of its first byte in memory.
-        handle: descriptor of the open file.
+        handle: descriptor of the open file; None once it is closed.
     """
 
     path: Path
     address: int
-    handle: int
+    handle: int | None = None
 
     @classmethod
     def open(cls, path: Path) -> Self:
@@ -45,16 +45,27 @@ class MappedFile(mmap.mmap):
         found.address = np.frombuffer(found, np.uint8).ctypes.data
         return found
 
-    def __del__(self, close: Callable[[int], None] = os.close) -> None:  # for a late exit
-        if (handle := getattr(self, "handle", None)) is not None:
+    def close(self, close: Callable[[int], None] = os.close) -> None:  # for a late exit
+        """Close the file. Its memory is unmapped with the last view of it."""
+        handle = self.handle
+        self.handle = None
+        if handle is not None:
             close(handle)
+        try:
+            super().close()
+        except BufferError:  # a view is left
+            return
+
+    __del__ = close
 
 
 def read(view: np.ndarray, target: np.ndarray) -> bool:
     """Fill `target` with a view of a mapped file by reading the file; False where the view is of no
     such file, or either does not lie in one piece. Raises FileEnded, and OSError as `os.preadv`."""
     file = _file_of(view)
-    if file is None or not (view.flags.c_contiguous and target.flags.c_contiguous):
+    if file is None or file.handle is None:
+        return False
+    if not (view.flags.c_contiguous and target.flags.c_contiguous):
         return False
     offset, rest = view.ctypes.data - file.address, memoryview(target.reshape(-1).view(np.uint8))
     while rest:

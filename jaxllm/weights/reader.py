@@ -1,29 +1,27 @@
-"""The tensors of a model directory, under their names, from whichever source holds them."""
+"""The tensors of a model's files under the names that a model's rules have for them."""
 
 from __future__ import annotations
 
 import functools
-import importlib
-import pkgutil
-from collections.abc import Callable, Container
+from collections.abc import Callable, Container, Iterable
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
-from jaxllm.nn.rules import Piece
+from jaxllm.models import ModelSpec
+from jaxllm.models.config.build import folders, read_name, spellings
+from jaxllm.nn.rules import Piece, Rule
 from jaxllm.quantisation import PackedPart, PackedTensor, Scheme, WeightFormat
 from jaxllm.quantisation.scheme import Stored, same
 from jaxllm.tensors import Deferred
-from jaxllm.weights import sources
-from jaxllm.weights.given import GivenArrays
-from jaxllm.weights.sources import safetensors
-from jaxllm.weights.stored import PLAIN_DTYPES, Entry, Found, Source, Tensor, TensorFile
+from jaxllm.weights.model_files import ModelFiles
+from jaxllm.weights.stored import PLAIN_DTYPES, Entry, Tensor, TensorFile
 
 
 class Checkpoint:
-    """All tensors of a model directory, mapped and not yet read, or arrays in their place.
+    """All tensors of a model's open files, not yet read.
 
     Attributes:
         directory: of the model; None of arrays.
@@ -31,15 +29,17 @@ class Checkpoint:
         formats: what each packed tensor can be held in, see `PackedTensor.format`.
     """
 
-    def __init__(self, model: str | Path | GivenArrays):
-        self.directory = None if isinstance(model, GivenArrays) else Path(model)
-        found = model.found() if isinstance(model, GivenArrays) else _read(Path(model))
-        self.problems = found.problems
+    def __init__(self, files: ModelFiles):
+        self.directory = files.directory
+        self._files = files
+        found = files.found()
+        self.problems = [*found.problems]
         self._home: dict[str, TensorFile] = {}
         self._stored: dict[str, str] = {}  # names in their files of tensors that were renamed
         self._packed: dict[str, PackedTensor] = {}
         self.formats: dict[str, WeightFormat | None] = {}
-        self._excused, self._complete = found.excused, found.complete
+        self._excused = {*found.excused}
+        self._complete = found.complete
         for file in found.files:
             self.problems += [
                 f"{file.name} and {self._home[name].name} both hold {name:.100}"
@@ -76,10 +76,11 @@ class Checkpoint:
         """Add the tensors of a folder of the model, each as `folder/name`; arrays are called so."""
         if self.directory is None:
             return
-        other = Checkpoint(self.directory / folder)
-        self.problems += [f"{folder}: {problem}" for problem in other.problems]
-        self._home |= {f"{folder}/{name}": file for name, file in other._home.items()}
-        self._stored |= {f"{folder}/{name}": name for name in other._home}
+        found = self._files.found(folder)
+        self.problems += [f"{folder}: {problem}" for problem in found.problems]
+        for file in found.files:
+            self._home |= {f"{folder}/{name}": file for name in file.entries}
+            self._stored |= {f"{folder}/{name}": name for name in file.entries}
 
     def unpack(
         self,
@@ -137,7 +138,13 @@ class Checkpoint:
             return None
         return float(self.array(given.parts[0].name).reshape(()))
 
-    def piece(self, piece: Piece) -> Piece:
+    def stored_rules(self, rules: Iterable[Rule]) -> list[Rule]:
+        """The rules in the forms that the checkpoint holds, packed or plain."""
+        names = self.entries
+        forms = (rule.for_tensors(names) for rule in rules)
+        return [replace(rule, pieces=tuple(map(self._piece, rule.pieces))) for rule in forms]
+
+    def _piece(self, piece: Piece) -> Piece:
         """The piece of the tensor as it is stored, packed or plain."""
         return piece if piece.name in self._packed else piece.of_plain()
 
@@ -165,11 +172,14 @@ class Checkpoint:
         return self._home[name].tensor(self._stored.get(name, name))
 
 
-def _read(directory: Path) -> Found:
-    """The tensors of a directory, by the format of its weights, by default safetensors."""
-    formats: list[Any] = [
-        importlib.import_module(f"{sources.__name__}.{module.name}")
-        for module in pkgutil.iter_modules(sources.__path__)
-    ]
-    found: Source = next((each for each in formats if each.holds(directory)), safetensors)
-    return found.read(directory)
+def named(files: ModelFiles, spec: ModelSpec) -> Checkpoint:
+    """The tensors of a model's files under the names that the model's rules know."""
+    checkpoint = Checkpoint(files)
+    checkpoint.rename(read_name(spec, checkpoint.entries))
+    if spec.scheme is not None:
+        plain = [name for name, kind in spec.formats.items() if not kind.rounded]
+        held = {*plain, *(f"{name}.weight" for name in plain)}
+        checkpoint.unpack(spec.scheme, held, spellings(spec))
+    for folder in folders(spec):
+        checkpoint.add_folder(folder)
+    return checkpoint

@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 from jax.typing import DTypeLike
 
-from jaxllm.nn.rules import Rounded, Rule
-from jaxllm.nn.weight.schemes import rounded
+from jaxllm.nn.rules import Rule
+from jaxllm.weights.loader import Loader
 
 COMPILING = 4  # threads
-PROGRAMS = 128  # kept, so that other weights of the same shapes compile nothing
 
 
 def filled_by(rule: Rule, names: Iterable[str]) -> list[str]:
@@ -37,16 +34,22 @@ class Rounding:
     Args:
         likes: the model's parameters.
         dtype: of plain weights.
+        loader: has the programs.
         before: parameters that are overwritten, by name.
+
+    Attributes:
+        loader: the same.
     """
 
     def __init__(
         self,
         likes: Mapping[str, jax.ShapeDtypeStruct],
         dtype: DTypeLike,
+        loader: Loader,
         before: Mapping[str, jax.Array] | None = None,
     ):
         self._likes, self._dtype = likes, dtype
+        self.loader = loader
         self._room = dict(before or {})
 
     def like(self, rule: Rule) -> jax.ShapeDtypeStruct:
@@ -66,9 +69,9 @@ class Rounding:
         before, likes = self._room, {name: self._likes[name] for name in names}
         missing = {like for name, like in likes.items() if name not in before}
         with ThreadPoolExecutor(COMPILING, thread_name_prefix="zeros") as pool:
-            list(pool.map(zeros_of, missing))
+            list(pool.map(self.loader.zeros, missing))
         self._room = {
-            name: before[name] if name in before else zeros_of(like)()
+            name: before[name] if name in before else self.loader.zeros(like)()
             for name, like in likes.items()
         }
         jax.block_until_ready(self._room)
@@ -77,7 +80,7 @@ class Rounding:
         """An array for what the pieces of a rule fill. It holds anything."""
         if rule.rounded is None:
             return self._room.pop(rule.parameter)
-        return zeros_of(self.like(rule))()
+        return self.loader.zeros(self.like(rule))()
 
     def finished(self, rule: Rule, plain: jax.Array) -> dict[str, jax.Array]:
         """The parameters of a rule, of what its pieces fill; a plain weight is freed."""
@@ -86,40 +89,7 @@ class Rounding:
         names = {name.rpartition(".")[2]: name for name in filled_by(rule, self._likes)}
         likes = tuple((own, self._likes[name]) for own, name in names.items())
         room = {own: self._room.pop(name) for own, name in names.items()}
-        made = _program(rule.rounded, likes)(plain, room)
+        made = self.loader.rounding(rule.rounded, likes)(plain, room)
         jax.block_until_ready(made)
         plain.delete()
         return {name: made[own] for own, name in names.items()}
-
-
-def zeros_of(like: jax.ShapeDtypeStruct) -> jax.stages.Compiled:
-    """The program that makes a parameter's array."""
-    return _zeros(like.shape, like.dtype, like.sharding)
-
-
-@functools.lru_cache(PROGRAMS)
-def _zeros(
-    shape: tuple[int, ...], dtype: np.dtype, where: jax.sharding.Sharding
-) -> jax.stages.Compiled:
-    return jax.jit(lambda: jnp.zeros(shape, dtype), out_shardings=where).lower().compile()
-
-
-@functools.lru_cache(PROGRAMS)
-def _program(
-    given: Rounded, likes: tuple[tuple[str, jax.ShapeDtypeStruct], ...]
-) -> Callable[[jax.Array, dict[str, jax.Array]], dict[str, jax.Array]]:
-    one = functools.partial(rounded, given.kind)
-
-    def program(plain: jax.Array, room: dict[str, jax.Array]) -> dict[str, jax.Array]:
-        made = jax.lax.map(one, plain) if given.experts else one(plain)
-        return {
-            name: jnp.broadcast_to(made[name].astype(like.dtype), like.shape)
-            for name, like in likes
-        }
-
-    return jax.jit(
-        program,
-        out_shardings={name: like.sharding for name, like in likes},
-        donate_argnames="room",
-        keep_unused=True,
-    )

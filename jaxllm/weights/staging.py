@@ -16,6 +16,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax import Array
 from jax.sharding import Mesh, NamedSharding, PartitionSpec, SingleDeviceSharding
@@ -29,7 +30,6 @@ BUFFER_BYTES = 2**25
 CHUNKS = 2
 SLOTS = 32  # blocks in a buffer at most
 WORDS = 8  # of a block's place: its offset in the buffer and its start, along up to 7 axes
-PROGRAMS = 256  # kept, so that other weights of the same shapes compile nothing
 # XLA's client pins regions of 1, 1, 2, 4 and 8 buffers for the first 16. One is left for small
 # arrays, for which it would pin a region as large as all before
 MOST_BUFFERS = 16
@@ -71,7 +71,8 @@ class Buffer:
 
 
 class BufferPool:
-    """Buffers that no load uses. They are kept: XLA's client keeps what it has pinned anyway."""
+    """Buffers that no load uses, kept for the next one. XLA's client for GPUs keeps what it has
+    pinned, for buffers of other pools too."""
 
     def __init__(self) -> None:
         self._free: dict[jax.Device, list[Buffer]] = {}
@@ -119,12 +120,6 @@ def _made(device: jax.Device, count: int) -> list[Buffer]:
         if not lacks_memory(error):
             raise
     return made
-
-
-@functools.cache
-def buffer_pool() -> BufferPool:
-    """The one of this process."""
-    return BufferPool()
 
 
 def part_shape(like: jax.ShapeDtypeStruct) -> tuple[int, ...]:
@@ -176,17 +171,18 @@ def slots(mesh: Mesh) -> list[Array]:
     return [jax.make_array_from_callback((), where, lambda _, n=n: np.asarray(n)) for n in numbers]
 
 
-def writer(like: jax.ShapeDtypeStruct) -> jax.stages.Compiled:
+def compile_zeros(like: jax.ShapeDtypeStruct) -> jax.stages.Compiled:
+    """The program () → zeros of a parameter's shape, over its devices."""
+    zeros = functools.partial(jnp.zeros, like.shape, like.dtype)
+    return jax.jit(zeros, out_shardings=like.sharding).lower().compile()
+
+
+def compile_writer(like: jax.ShapeDtypeStruct) -> jax.stages.Compiled:
     """The program (parameter, staged bytes, places, slot) → the parameter, in place, with one of
     the blocks of `cut` of each device's part: its bytes begin at the offset, its entries at the
     start."""
-    return _compiled(like.shape, like.dtype, like.sharding)
-
-
-@functools.lru_cache(PROGRAMS)
-def _compiled(shape: tuple[int, ...], dtype: np.dtype, where: NamedSharding) -> jax.stages.Compiled:
-    like = jax.ShapeDtypeStruct(shape, dtype, sharding=where)
-    _, block = next(cut(part_shape(like), dtype.itemsize))
+    where = like.sharding
+    _, block = next(cut(part_shape(like), like.dtype.itemsize))
     whole = NamedSharding(where.mesh, PartitionSpec())
     slot = jax.ShapeDtypeStruct((), np.int32, sharding=whole)
     takes = (like, staged(where.mesh), places(where.mesh), slot)

@@ -64,6 +64,9 @@ class TensorFile(Protocol):
     def tensor(self, name: str) -> Tensor:
         """One of them, read-only."""
 
+    def close(self) -> None:
+        """Close it; tensors that were taken from it stay until they are let go."""
+
 
 @dataclass
 class Found:
@@ -88,5 +91,6 @@ class Source(Protocol):
     def holds(self, directory: Path) -> bool:
         """Whether the directory has weights in this format."""
 
-    def read(self, directory: Path) -> Found:
-        """All its tensors, mapped and not yet read."""
+    def read(self, directory: Path, opened: object = None) -> Found:
+        """All its tensors, mapped and not yet read. `opened` is what `locate.find` has opened of
+        the directory, if anything."""

@@ -44,7 +44,7 @@ def check(q: Array, pages: Array, value_dim: int) -> None:
         )
     if W % 64:
         raise ValueError(
-            f"mosaic_gpu takes no latent entries of {W} numbers: it takes a multiple of 64"
+            f"mosaic_gpu latent_decode takes no latent entries of {W} numbers, but a multiple of 64"
         )
     if W != width or W > MOST_WIDTH or value_dim % 128 or value_dim > min(W, MOST_VALUE):
         raise ValueError(

@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 
 from benchmarks import loading, report, shapes, startup
-from jaxllm.weights import reader
+from jaxllm.weights import ModelFiles, reader
 
 
 def test_a_written_checkpoint_has_every_tensor_in_files_below_the_limit(tmp_path):
     directory = shapes.write("tiny", tmp_path)
     total = loading.write_checkpoint(directory, 100_000, seed=1)
-    checkpoint = reader.Checkpoint(directory)
+    checkpoint = reader.Checkpoint(ModelFiles(directory))
     expected = loading.tensors(directory)
     assert not checkpoint.problems
     assert {name: entry.shape for name, entry in checkpoint.entries.items()} == expected
@@ -29,7 +29,11 @@ def test_a_written_checkpoint_has_every_tensor_in_files_below_the_limit(tmp_path
 def test_written_values_are_random_small_and_of_either_sign(tmp_path):
     directory = shapes.write("tiny", tmp_path)
     loading.write_checkpoint(directory, 10**9, seed=1)
-    values = reader.Checkpoint(directory).view("model.embed_tokens.weight").astype(np.float32)
+    values = (
+        reader.Checkpoint(ModelFiles(directory))
+        .view("model.embed_tokens.weight")
+        .astype(np.float32)
+    )
     assert np.abs(values).min() >= 2**-7 and np.abs(values).max() < 2**-6
     assert abs(float((values > 0).mean()) - 0.5) < 0.01
     assert len(np.unique(values)) == 256  # every mantissa, either sign

@@ -12,7 +12,7 @@ import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 
 from jaxllm.cache import kv as kv_module
-from jaxllm.cache.arrays import DROP_PAGE, PAGES, page_bytes, zeros_of
+from jaxllm.cache.arrays import DROP_PAGE, PAGES, Zeros, page_bytes
 from jaxllm.cache.collective import over
 from jaxllm.cache.kv import PagedContext
 from jaxllm.cache.layer import PagedKV
@@ -102,7 +102,7 @@ def compiled_step(mesh, kv, inputs, arrays):
 
 
 def empty(mesh):
-    return zeros_of(abstract_kv(LAYERS, P, K, C, H, jnp.float32, mesh))
+    return Zeros()(abstract_kv(LAYERS, P, K, C, H, jnp.float32, mesh))
 
 
 def sequence_through_steps(mesh):
@@ -140,7 +140,7 @@ def sequence_through_steps(mesh):
 
 def test_a_page_counts_keys_and_values_of_every_layer():
     mesh = make_mesh(1)
-    made = zeros_of(abstract_kv(3, 5, 4, 16, 32, jnp.bfloat16, mesh))
+    made = Zeros()(abstract_kv(3, 5, 4, 16, 32, jnp.bfloat16, mesh))
     assert 3 * page_bytes(PagedKV(4, 32, 32), 1, 16, jnp.bfloat16) * 5 == sum(
         x.nbytes for x in jax.tree.leaves(made)
     )

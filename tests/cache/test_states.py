@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxllm.cache.arrays import zeros_of
+from jaxllm.cache.arrays import Zeros
 from jaxllm.cache.groups import Place
 from jaxllm.cache.kv import PagedContext
 from jaxllm.cache.states import StateArrays, StateInputs, state_bytes
@@ -24,7 +24,7 @@ ints = functools.partial(np.array, dtype=np.int32)
 
 
 def empty(slots: int = SLOTS) -> StateArrays:
-    return zeros_of(StateArrays.abstract(Decay.spec, LAYERS, slots, make_mesh(1)))
+    return Zeros()(StateArrays.abstract(Decay.spec, LAYERS, slots, make_mesh(1)))
 
 
 def rows(tokens: int, seed: int) -> jax.Array:

@@ -6,32 +6,28 @@ and what draws its random weights."""
 from __future__ import annotations
 
 import functools
-import importlib
 import json
 from collections import OrderedDict
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import jax
 import pytest
-from jax.sharding import Mesh
-from jax.typing import DTypeLike
 
+from jaxllm import weights
 from jaxllm.engine.runtime.compilation.executables import Executables, Recipe
 from jaxllm.engine.runtime.compilation.xla_options import XlaOptions
 from jaxllm.engine.scheduling.buckets import Buckets
 from jaxllm.engine.startup import lattice
-from jaxllm.mesh import WHOLE, Stage
-from jaxllm.models import ModelSpec
 from jaxllm.weights import dummy
 
 SHARED = 128  # programs; each takes memory maps, of which a process has few
 _build = Buckets.build
-load = importlib.import_module("jaxllm.weights.load")  # the room has a function of this name
-_made_outline, _compile = load._outline, dummy._compile
-_outlines: dict[tuple[object, ...], Any] = {}
+_compile = dummy._compile
+_outline = functools.cache(weights.outline)
+_loader = weights.Loader()
 
 
 @contextmanager
@@ -46,7 +42,8 @@ def few_shapes() -> Iterator[None]:
 def shared() -> Iterator[None]:
     """Engines made in here share the programs that are equal, however many they have."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(load, "_outline", _outline)
+        patch.setattr(weights, "outline", _outline)
+        patch.setattr(weights, "Loader", lambda: _loader)
         patch.setattr(dummy, "_compile", lambda layout, key: _draw(layout))
         patch.setattr(lattice, "Executables", Shared)
         patch.setattr(lattice, "Exports", Facts)
@@ -63,13 +60,6 @@ def _few(max_num_seqs: int, max_num_batched_tokens: int, platform: str) -> Bucke
     return replace(
         usual, decode=usual.decode[-1:], extend=usual.extend[-1:], logits=usual.logits[-1:]
     )
-
-
-def _outline(spec: ModelSpec, mesh: Mesh, dtype: DTypeLike, stage: Stage = WHOLE) -> Any:
-    key = repr(spec), json.dumps(spec.config, sort_keys=True), mesh, str(dtype), stage
-    if key not in _outlines:
-        _outlines[key] = _made_outline(spec, mesh, dtype, stage)
-    return _outlines[key]
 
 
 @functools.lru_cache(SHARED)

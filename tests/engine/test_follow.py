@@ -32,7 +32,7 @@ def leading(make_engine: Callable[..., Engine], **wishes: object) -> tuple[Engin
     """An engine, one whose devices follow it, and the kinds of commands so far."""
     first, second = make_engine(**wishes), make_engine(**wishes)
     kinds = set[type]()
-    devices = Devices(second.runner, second.sleeper._source)
+    devices = Devices(second.runner, second.sleeper.source)
 
     def tell(command: Command) -> None:
         kinds.add(type(command))
@@ -71,7 +71,7 @@ def test_pages_that_a_follower_lost_end_it(
     make_engine: Callable[..., Engine], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     _, second, _ = leading(make_engine, **WISHES)
-    devices = Devices(second.runner, second.sleeper._source)
+    devices = Devices(second.runner, second.sleeper.source)
     monkeypatch.setattr(second.runner.swapper, "lost", lambda: [7])
     with pytest.raises(RuntimeError, match="did not reach host memory"):
         devices.move(Moves((), (), ()))

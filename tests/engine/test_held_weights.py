@@ -24,7 +24,7 @@ def greedy(path: Path, wish: str | None, prompt: list[int]) -> list[int]:
     spec = models.read_spec(path)
     spec = replace(spec, formats=weights.weight_formats(path, spec, wish))
     assert spec.formats
-    model = nnx.merge(*weights.load(path, spec, make_mesh(1), jnp.float32))
+    model = nnx.merge(*weights.load(path, weights.outline(spec, make_mesh(1), jnp.float32)))
     ids = list(prompt)
     for _ in range(TOKENS):
         token_T = jnp.array(ids)

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from jaxllm import models
 from jaxllm.cache.states import StateArrays
 from jaxllm.config import ConfigError, EngineConfig
 from jaxllm.engine.engine import Engine
@@ -32,10 +33,16 @@ PROMPTS = [[(7 * i + 3 * j) % 96 for j in range(n)] for i, n in enumerate((40, 3
 MODELS = {
     "states": (STATE, FULL, STATE, SLIDING),
     "states alone in front": (STATE, STATE, FULL),
+    "states alone": (STATE, STATE),
     "shared": (FULL, SLIDING, SHARED, SHARED),
     "wide": (SLIDING, WIDE, FULL, WIDE),
     "all": (STATE, WIDE, SLIDING, SHARED, STATE, FULL, SHARED),
 }
+
+
+def slow(value: Any) -> Any:
+    """A case that the quick tests leave out."""
+    return pytest.param(value, marks=pytest.mark.slow)
 
 
 @pytest.fixture(autouse=True)
@@ -78,7 +85,7 @@ def likeliest(engine: Engine, sequences: list[list[int]]) -> list[np.ndarray]:
     return [np.asarray(forward(engine.runner.weights, tokens)) for tokens in padded]
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", ["all", *(slow(name) for name in MODELS if name != "all")])
 def test_chunks_and_decodes_are_a_whole_forward(name: str, tmp_path: Path) -> None:
     engine = make(tmp_path, MODELS[name])
     found = run(engine, PROMPTS, GREEDY)
@@ -88,12 +95,14 @@ def test_chunks_and_decodes_are_a_whole_forward(name: str, tmp_path: Path) -> No
     engine.self_check()
 
 
-@pytest.mark.parametrize("name", ["states", "all"])
+@pytest.mark.parametrize("name", ["all", slow("states")])
 def test_preempted_requests_start_anew(name: str, tmp_path: Path) -> None:
-    wanted = run(make(tmp_path, MODELS[name]), PROMPTS, GREEDY)
+    prompts = [prompt[:20] for prompt in PROMPTS]
+    long = SamplingParams(temperature=0, max_tokens=60, ignore_eos=True)
+    wanted = run(make(tmp_path, MODELS[name]), prompts, long)
     small = make(tmp_path, MODELS[name], num_gpu_blocks_override=16)
     small.scheduler.estimator = Optimist()
-    assert run(small, PROMPTS, GREEDY) == wanted
+    assert run(small, prompts, long) == wanted
     assert small.stats().preemptions > 0
 
 
@@ -123,6 +132,20 @@ def test_states_stay_on_the_device(wish: dict[str, Any], words: str, tmp_path: P
         make(tmp_path, MODELS["wide"], **wish)
 
 
+def test_a_model_of_states_alone_has_pages_for_all_its_requests(tmp_path: Path) -> None:
+    engine = make(tmp_path, MODELS["states alone"], num_gpu_blocks_override=None)
+    assert engine.resolved.group_pages == (4 * 128 // 8,)
+    pages, states = engine.runner.kv
+    assert all(plane.size == 0 for plane in pages.planes)
+    assert states.layers == 2
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_a_spec_of_unlike_layers_comes_back_from_json(name: str) -> None:
+    spec = models.make_spec(hybrid.config(*MODELS[name])).with_heads_of(32)
+    assert models.make_spec(**json.loads(json.dumps(spec.to_dict()))) == spec
+
+
 def test_groups_have_arrays_of_their_own_shapes(tmp_path: Path) -> None:
     engine = make(tmp_path, MODELS["all"])
     *paged, states = engine.runner.kv
@@ -145,7 +168,7 @@ def test_keys_are_shared_within_a_stage(tmp_path: Path) -> None:
     assert run(make(tmp_path, layers, pipeline_parallel_size=2), PROMPTS, GREEDY) == wanted
 
 
-@pytest.mark.parametrize("shards", [2, 4])
+@pytest.mark.parametrize("shards", [2, slow(4)])
 def test_states_are_divided_over_devices(shards: int, tmp_path: Path) -> None:
     one = run(make(tmp_path, MODELS["states"]), PROMPTS[:3], GREEDY)
     several = make(tmp_path, MODELS["states"], tensor_parallel_size=shards)

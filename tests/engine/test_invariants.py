@@ -236,7 +236,7 @@ def test_a_cached_prefix_changes_nothing(every_shape: MakeEngine, alone: Alone) 
 
 def test_paged_steps_equal_the_dense_model(tiny_dir: str, alone: Alone) -> None:
     spec, mesh = models.read_spec(tiny_dir), make_mesh(1)
-    graphdef, state = weights.load(tiny_dir, spec, mesh, jnp.float32, "dummy")
+    graphdef, state = weights.load(tiny_dir, weights.outline(spec, mesh, jnp.float32), "dummy")
 
     @jax.jit
     def next_token(state: nnx.State, token_T: jax.Array, length: jax.Array) -> jax.Array:

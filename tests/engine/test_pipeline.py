@@ -228,10 +228,10 @@ def apart(engine: Engine, told: Callable[[Command], None]) -> None:
     assert isinstance(runner.before, EarlierStages)
     follower = Devices(
         StageFollower(runner.before.stages, None, wire),  # type: ignore[arg-type]
-        WeightSource(engine.sleeper._source.models[:1]),
+        WeightSource(engine.sleeper.source.models[:1]),
     )
     runner.before = EarlierStages((), wire)  # type: ignore[arg-type]
-    engine.sleeper._source = WeightSource(engine.sleeper._source.models[1:])
+    engine.sleeper.source = WeightSource(engine.sleeper.source.models[1:])
 
     def tell(command: Command) -> None:
         told(command)

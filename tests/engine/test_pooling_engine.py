@@ -292,7 +292,7 @@ def published(tensors: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
 def parameters(model: Path) -> dict[Any, np.ndarray]:
     """Every parameter of a checkpoint, by its path."""
     spec = models.read_spec(model)
-    _, state = weights.load(model, spec, make_mesh(1), jnp.float32)
+    _, state = weights.load(model, weights.outline(spec, make_mesh(1), jnp.float32))
     return {path: np.asarray(leaf.get_value()) for path, leaf in nnx.to_flat_state(state)}
 
 

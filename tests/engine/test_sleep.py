@@ -102,7 +102,7 @@ def test_weights_over_devices_and_in_few_bits_sleep_and_are_replaced_too(
         llm.sleep(level)
         llm.wake_up()
         assert answers(llm) == before
-    pages = jax.tree.leaves(llm.engine.sleeper._runner.kv)
+    pages = jax.tree.leaves(llm.engine.sleeper.runner.kv)
     llm.update_weights(str(changed(tmp_path)))
     room = "quantization" in wishes
     assert {page.is_deleted() for page in pages} == {room}, "rounding needs the pages' room"
@@ -177,7 +177,7 @@ def test_weights_are_overwritten_in_place_and_the_engine_answers_as_a_new_one(
     with few_shapes():
         llm, expected = LLM("demo", **wishes), answers(LLM(other, **wishes))
     assert answers(llm) != expected
-    runner = llm.engine.sleeper._runner
+    runner = llm.engine.sleeper.runner
     large = [at for at, array in enumerate(runner.weights) if not fill.is_small(array)]
     places = [runner.weights[at].unsafe_buffer_pointer() for at in large]
     held, pages = device_bytes(), jax.tree.leaves(runner.kv)
@@ -210,7 +210,7 @@ def test_pages_that_weights_of_nan_have_left_harm_nobody_under_the_next_ones(
     llm.update_weights({name: np.full_like(array, np.nan) for name, array in stored().items()})
     assert answers(llm) == [[] for _ in QUESTIONS], "no token can be drawn"
     llm.update_weights(stored())
-    pages = jax.tree.leaves(llm.engine.sleeper._runner.kv)
+    pages = jax.tree.leaves(llm.engine.sleeper.runner.kv)
     assert any(np.isnan(np.asarray(page, np.float32)).any() for page in pages)
     assert answers(llm) == before
 
@@ -257,7 +257,7 @@ def test_a_checkpoint_that_ends_while_it_is_read_leaves_the_engine_asleep(
 def test_weights_for_which_pages_leave_no_room_are_read_beside_nothing(
     llm: LLM, buffered: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    before, pages = answers(llm), jax.tree.leaves(llm.engine.sleeper._runner.kv)
+    before, pages = answers(llm), jax.tree.leaves(llm.engine.sleeper.runner.kv)
     real, seen = load.fill, list[bool]()
 
     def fill_without_room(*given: Any) -> Any:

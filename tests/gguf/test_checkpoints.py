@@ -112,7 +112,7 @@ def test_tensors_are_those_of_the_checkpoint(name: str, architecture: str, tmp_p
 @pytest.mark.parametrize(("name", "architecture"), CASES)
 def test_the_configuration_means_the_same(name: str, architecture: str, tmp_path: Path) -> None:
     path = converted(name, architecture, tmp_path / "model.gguf")
-    found = read_spec(model_directory(path, str(tmp_path)))
+    found = read_spec(model_directory(path, str(tmp_path))[0])
     expected = read_spec(HERE / name)
     plain = {"config": {}, "ropes": (), "stored_dtype": None}
     assert replace(found, **plain) == replace(expected, **plain)
@@ -129,7 +129,7 @@ def test_the_configuration_means_the_same(name: str, architecture: str, tmp_path
 
 def test_yarn_turns_as_its_betas_say(tmp_path: Path) -> None:
     path = converted(name := "mistral-window-yarn", "mistral3", tmp_path / "model.gguf")
-    found = read_spec(model_directory(path, str(tmp_path)))
+    found = read_spec(model_directory(path, str(tmp_path))[0])
     assert found.model_type == "mistral" and set(found.windows) == {None}
     both = (spec.ropes[0](jnp.array([63]), None)[0] for spec in (found, read_spec(HERE / name)))
     np.testing.assert_allclose(*both, atol=1e-5)
@@ -138,9 +138,9 @@ def test_yarn_turns_as_its_betas_say(tmp_path: Path) -> None:
 @pytest.mark.parametrize("key", ["rope.scaling.factor", "rope.scale_linear"])
 def test_a_factor_alone_stretches_positions_evenly(key: str, tmp_path: Path) -> None:
     path = converted("llama-gqa", "llama", tmp_path / "model.gguf", **{f"llama.{key}": 4.0})
-    stretched = read_spec(model_directory(path, str(tmp_path))).ropes[0](jnp.array([4]), None)[0]
+    stretched = read_spec(model_directory(path, str(tmp_path))[0]).ropes[0](jnp.array([4]), None)[0]
     plain = converted("llama-gqa", "llama", tmp_path / "plain.gguf")
-    once = read_spec(model_directory(plain, str(tmp_path))).ropes[0](jnp.array([1]), None)[0]
+    once = read_spec(model_directory(plain, str(tmp_path))[0]).ropes[0](jnp.array([1]), None)[0]
     np.testing.assert_allclose(stretched, once, atol=1e-6)
 
 
@@ -168,13 +168,13 @@ def test_an_unknown_kind_of_scaled_positions_is_refused(tmp_path: Path) -> None:
     more = {"llama.rope.scaling.type": "spiral", "llama.rope.scaling.factor": 4.0}
     path = converted("llama-gqa", "llama", tmp_path / "model.gguf", **more)
     with pytest.raises(ConfigError, match=r"rope\.scaling\.type is 'spiral'"):
-        model_directory(path, str(tmp_path))
+        model_directory(path, str(tmp_path))[0]
 
 
 def test_gpt_oss_without_scaled_positions_has_none(tmp_path: Path) -> None:
     kind = {"gpt-oss.rope.scaling.type": "none"}
     path = converted("gpt-oss-fused", "gpt-oss", tmp_path / "model.gguf", **kind)
-    directory = model_directory(path, str(tmp_path))
+    directory = model_directory(path, str(tmp_path))[0]
     theta = read_spec(directory).config["rope_theta"]
     cos = read_spec(directory).ropes[0](jnp.array([63]), None)[0]
     dim = 2 * cos.shape[-1]
@@ -186,7 +186,7 @@ def test_queries_that_grow_without_yarn_are_refused(tmp_path: Path) -> None:
     more = {"mistral3.attention.temperature_scale": 0.1}
     path = converted("mistral-full-mqa", "mistral3", tmp_path / "model.gguf", **more)
     with pytest.raises(ConfigError, match=r"temperature_scale 0\.1 without YaRN"):
-        model_directory(path, str(tmp_path))
+        model_directory(path, str(tmp_path))[0]
 
 
 @pytest.mark.parametrize(
@@ -217,8 +217,8 @@ def quantised_matrices(number: int) -> Callable[[str, np.ndarray], Stored]:
 
 def parameters(spec: ModelSpec, directory: Path) -> list[np.ndarray]:
     """The model's parameters."""
-    weights.check(directory, spec, make_mesh(1), "float32")
-    _, placed = weights.load(directory, spec, make_mesh(1), "float32")
+    weights.check(directory, weights.outline(spec, make_mesh(1), "float32"))
+    _, placed = weights.load(directory, weights.outline(spec, make_mesh(1), "float32"))
     return [np.asarray(each) for each in jax.tree.leaves(placed)]
 
 
@@ -227,7 +227,7 @@ def test_a_quantised_file_is_placed_as_the_numbers_that_its_blocks_stand_for(
     number: int, tmp_path: Path
 ) -> None:
     path = converted("llama-gqa", "llama", tmp_path / "model.gguf", quantised_matrices(number))
-    directory = model_directory(path, str(tmp_path))
+    directory = model_directory(path, str(tmp_path))[0]
     spec = read_spec(directory)
     assert spec.scheme is not None
     assert ("Q8_0" if number == Q8_0 else "Q4_0") in spec.scheme.title
@@ -245,7 +245,7 @@ def test_a_quantised_file_is_placed_as_the_numbers_that_its_blocks_stand_for(
 
 def leaves(spec: ModelSpec, directory: Path) -> dict[str, np.ndarray]:
     """The model's parameters by their paths."""
-    _, state = weights.load(directory, spec, make_mesh(1), "float32")
+    _, state = weights.load(directory, weights.outline(spec, make_mesh(1), "float32"))
     found = jax.tree_util.tree_leaves_with_path(state)
     return {
         jax.tree_util.keystr(path).removesuffix(".value"): np.asarray(each) for path, each in found
@@ -289,12 +289,12 @@ def unpacked(held: dict[str, np.ndarray], path: str, columns: int) -> np.ndarray
 def test_blocks_of_integers_stay_integers(number: int, kind: WeightFormat, tmp_path: Path) -> None:
     demo = str(locate("demo"))
     path = converted(demo, "qwen3", tmp_path / "model.gguf", stored_as(number))
-    directory = model_directory(path, str(tmp_path))
+    directory = model_directory(path, str(tmp_path))[0]
     plain_spec = read_spec(directory)
     formats = weights.weight_formats(directory, plain_spec, None)
     assert set(formats.values()) == {kind}
     spec = replace(plain_spec, formats=formats)
-    weights.check(directory, spec, make_mesh(1), "float32")
+    weights.check(directory, weights.outline(spec, make_mesh(1), "float32"))
     held, plain = leaves(spec, directory), leaves(plain_spec, directory)
     paths = [name.removesuffix("['values']") for name in held if name.endswith("['values']")]
     # A table that is the head stays in few bits where its product is summed in float32

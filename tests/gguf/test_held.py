@@ -86,7 +86,7 @@ def file(
         return random_blocks(number(name), tensor.shape)
 
     made = written(config, random_tensors(config), architecture, path / "model.gguf", stored)
-    directory = model_directory(made, str(path))
+    directory, _ = model_directory(made, str(path))
     tensors = checkpoint_tensors(open_model(made))
     found = {name: np.ascontiguousarray(each) for name, each in tensors.items()}
     same = json.loads((directory / "config.json").read_text())

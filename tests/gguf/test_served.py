@@ -63,7 +63,7 @@ def test_a_tensor_that_is_missing_or_strange_is_named(tmp_path: Path) -> None:
     path = converted("qwen3-gqa", "qwen3", tmp_path / "m.gguf", stored)
     directory = locate(str(path), download_dir=str(tmp_path))
     with pytest.raises(ConfigError, match=r"model\.layers\.1\.mlp\.up_proj\.weight has shape"):
-        weights.check(directory, read_spec(directory), make_mesh(1), "float32")
+        weights.check(directory, weights.outline(read_spec(directory), make_mesh(1), "float32"))
 
 
 @pytest.mark.slow
@@ -95,10 +95,10 @@ def test_weights_that_went_away_or_changed_are_noticed(tmp_path: Path) -> None:
     path = converted("qwen3-gqa", "qwen3", tmp_path / "m.gguf")
     directory = locate(str(path), download_dir=str(tmp_path))
     spec = read_spec(directory)
-    weights.check(directory, spec, make_mesh(1), "float32")
+    weights.check(directory, weights.outline(spec, make_mesh(1), "float32"))
     path.write_bytes(path.read_bytes()[:-4000])
     with pytest.raises(ConfigError, match="ends at byte"):
-        weights.check(directory, spec, make_mesh(1), "float32")
+        weights.check(directory, weights.outline(spec, make_mesh(1), "float32"))
     path.unlink()
     with pytest.raises(ConfigError, match=r"lacks m\.gguf"):
-        weights.check(directory, spec, make_mesh(1), "float32")
+        weights.check(directory, weights.outline(spec, make_mesh(1), "float32"))

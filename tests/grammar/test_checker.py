@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import resource
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -12,8 +14,9 @@ from typing import Any
 import psutil
 import pytest
 
+from jaxllm.background.process import ROOT
 from jaxllm.grammar import checker as module
-from jaxllm.grammar.checker import MAX_KEPT, MAX_KEPT_BYTES, Checker, Job, _size, job_of
+from jaxllm.grammar.checker import MAX_KEPT, MAX_KEPT_BYTES, Checker, Job, job_of
 from jaxllm.grammar.compiler import ByteTokens
 from jaxllm.grammar.limits import BUDGETS
 from jaxllm.grammar.pieces import Arguments, Composition, Layout
@@ -44,6 +47,13 @@ def checker() -> Iterator[Checker]:
     checker = Checker(SPECIALS)
     yield checker
     checker.end_processes()
+
+
+def compiler_of(checker: Checker, lane: int = -1) -> psutil.Process:
+    """The process of a lane."""
+    pid = checker.compilers[lane].pid
+    assert pid is not None
+    return psutil.Process(pid)
 
 
 def bomb(patterns: int) -> dict[str, Any]:
@@ -211,8 +221,7 @@ def test_a_schema_that_explodes_is_killed_within_its_budget_and_the_next_one_com
     checker: Checker,
 ) -> None:
     checker.compile_params(StructuredOutputsParams(regex="first"))
-    assert checker._compilers[-1]._process is not None
-    compiler = psutil.Process(checker._compilers[-1]._process.pid)
+    compiler = compiler_of(checker)
     used = sum(compiler.cpu_times()[2:4])
     assert "too much time or memory" in why(checker, json=bomb(22))
     assert BUDGETS[-1] / 2 < sum(compiler.cpu_times()[2:4]) - used < 3 * BUDGETS[-1], (
@@ -229,7 +238,7 @@ def test_a_verdict_is_kept_so_that_a_bomb_costs_its_budget_once(
 ) -> None:
     why(checker, json=bomb(23))
     grammar = checker.compile_params(StructuredOutputsParams(regex="third"))
-    monkeypatch.setattr(checker, "_compilers", [])
+    monkeypatch.setattr(checker, "compilers", [])
     assert "too much" in why(checker, json=bomb(23))
     assert checker.compile_params(StructuredOutputsParams(regex="third")) == grammar
 
@@ -242,8 +251,7 @@ def test_what_takes_long_is_given_up_soon_by_who_has_others_waiting() -> None:
     )
     grammar = own.compile_within(quick, 0)
     assert grammar is not None and own.cached_grammar(quick) == grammar
-    assert own._compilers[0]._process is not None
-    compiler = psutil.Process(own._compilers[0]._process.pid)
+    compiler = compiler_of(own, 0)
     assert own.compile_within(slow, 0) is None and own.cached_grammar(slow) is None, "no verdict"
     assert sum(compiler.cpu_times()[2:4]) < BUDGETS[1], "the kernel looks once in some milliseconds"
     assert own.compile_within(slow, 1) is None and own.cached_grammar(slow) is None, (
@@ -251,35 +259,43 @@ def test_what_takes_long_is_given_up_soon_by_who_has_others_waiting() -> None:
     )
     with pytest.raises(StructureError, match="regex"):
         own.compile_within(wrong, 0)
-    assert own._compilers[-1]._process is None, "no process that nobody needs"
+    assert own.compilers[-1].pid is None, "no process that nobody needs"
     with pytest.raises(StructureError, match="too much"):
         own.compile_within(slow, len(BUDGETS) - 1)
     with pytest.raises(StructureError, match="too much"):
         own.compile_within(slow, 0)
-    assert (
-        own.compile_within(quick, 0) == grammar and own._compilers[0]._process.pid == compiler.pid
-    ), "nothing starts again"
+    assert own.compile_within(quick, 0) == grammar
+    assert own.compilers[0].pid == compiler.pid, "nothing starts again"
     own.end_processes()
-    assert own._compilers[0]._process is None
+    assert own.compilers[0].pid is None
 
 
 def test_a_compiler_that_was_killed_from_outside_is_started_again(checker: Checker) -> None:
     checker.compile_params(StructuredOutputsParams(regex="before"))
-    assert checker._compilers[-1]._process is not None
-    checker._compilers[-1]._process.send_signal(signal.SIGKILL)
-    checker._compilers[-1]._process.wait()
+    compiler = compiler_of(checker)
+    compiler.send_signal(signal.SIGKILL)
+    while compiler.status() != psutil.STATUS_ZOMBIE:  # until its owner waits for it
+        time.sleep(0.01)
     assert checker.compile_params(StructuredOutputsParams(regex="after"))
 
 
 def test_verdicts_kept_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     checker = Checker({})
-    monkeypatch.setattr(
-        checker._compilers[-1], "verdict_on", lambda line: module.Verdict("g" * 40_000, "")
-    )
-    for n in range(MAX_KEPT + 500):
-        checker.compile_params(StructuredOutputsParams(regex=f"a{n}"))
-    assert len(checker._kept) <= MAX_KEPT
-    assert checker._kept_bytes == sum(map(_size, checker._kept.values())) <= MAX_KEPT_BYTES
+    verdict = module.Verdict("", "")
+    monkeypatch.setattr(checker.compilers[-1], "verdict_on", lambda line: verdict)
+
+    def kept(letter: str, count: int) -> list[bool]:
+        """Whether each of `count` verdicts is kept, after the last one."""
+        jobs = [job_of(StructuredOutputsParams(regex=f"{letter}{n}")) for n in range(count)]
+        for job in jobs:
+            checker.compile_within(job, len(BUDGETS) - 1)
+        return [checker.cached_grammar(job) is not None for job in jobs]
+
+    assert kept("a", MAX_KEPT + 500) == [False] * 500 + [True] * MAX_KEPT, "the oldest go"
+    verdict = module.Verdict("g" * 40_000, "")
+    size = 40_000 + 64  # and what an entry takes
+    count = MAX_KEPT_BYTES // size
+    assert kept("b", count + 500) == [False] * 500 + [True] * count
 
 
 def test_a_grammar_compiles_beside_thousands_of_connections() -> None:
@@ -300,14 +316,22 @@ def test_a_grammar_compiles_beside_thousands_of_connections() -> None:
 
 
 def test_the_compiler_ends_with_its_owner() -> None:
-    own = Checker({})
-    own.compile_params(StructuredOutputsParams(regex="a"))
-    assert own._compilers[-1]._process is not None and own._compilers[-1]._process.stdin is not None
-    process = own._compilers[-1]._process
-    process.stdin.close()  # as the end of this process would
-    assert process.wait(20) == 0
-    own.end_processes()
-    assert own._compilers[-1]._process is None
+    code = """
+import os
+from jaxllm.grammar.checker import Checker
+from jaxllm.grammar.structure import StructuredOutputsParams
+own = Checker({})
+own.compile_params(StructuredOutputsParams(regex="a"))
+print(own.compilers[-1].pid, flush=True)
+os._exit(1)  # without a word to anybody
+"""
+    owner = subprocess.run([sys.executable, "-c", code], capture_output=True, cwd=ROOT, text=True)
+    pid = int(owner.stdout)
+    deadline = time.monotonic() + 20
+    while psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE:
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    assert not owner.stderr, "it ends without a fault"
 
 
 def test_a_round_trip_is_quick(checker: Checker) -> None:
@@ -362,8 +386,7 @@ def test_arguments_that_explode_cost_their_budget_at_most(
     checker: Checker, schema: dict[str, Any], says: str
 ) -> None:
     checker.compile_params(StructuredOutputsParams(regex="first"))
-    assert checker._compilers[-1]._process is not None
-    compiler = psutil.Process(checker._compilers[-1]._process.pid)
+    compiler = compiler_of(checker)
     used = sum(compiler.cpu_times()[2:4])
     with pytest.raises(StructureError, match=says):
         checker.compile_within(arguments(schema), len(BUDGETS) - 1)

@@ -90,7 +90,7 @@ def test_a_message_without_end_ends_its_connection_alone(
     with connected(str(endpoint), kind.encode()) as peer:
         send_until_cut_off(peer)
     publisher.publish(batch(7, 8))
-    last = publisher._next - 1
+    last = publisher.next_number - 1
     while int.from_bytes(subscriber.sub.recv_multipart()[1]) != last:
         pass
     assert [number for number, _ in subscriber.replay(last)] == [last]
@@ -110,7 +110,7 @@ def test_more_peers_than_there_may_be_are_cut_off(
         while third.recv(4096):  # ZeroMQ's greeting
             pass
     publisher.publish(batch(7, 8))
-    assert subscriber.replay(publisher._next - 1)
+    assert subscriber.replay(publisher.next_number - 1)
 
 
 def test_heartbeats_are_allowed_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -113,7 +113,7 @@ def test_a_message_is_topic_number_and_payload(
     topic, number, payload = first_message(publisher, subscriber)
     assert topic == b"kv@pod@model" and len(number) == 8
     publisher.publish(batch(7, 8, 9))
-    while int.from_bytes(number) != publisher._next - 1:
+    while int.from_bytes(number) != publisher.next_number - 1:
         _, number, payload = subscriber.sub.recv_multipart()
     stamp, (event,), rank = msgspec.msgpack.decode(payload)
     assert before <= stamp <= time.time() and rank == 0
@@ -171,7 +171,7 @@ def test_a_late_subscriber_rebuilds_the_cache_from_a_replay_and_live_messages(
                 seen += 1
             assert loop.prefix is not None
             assert consumer.blocks.get(DEVICE, set()) == short(loop.prefix.pages.values())
-    assert subscriber is not None and seen == publisher._next > 150
+    assert subscriber is not None and seen == publisher.next_number > 150
     subscriber.close()
     publisher.close()
 

@@ -224,7 +224,7 @@ def test_a_lying_server_costs_a_fetch(answer, why):
     listener, client = lying(answer)
     with listener, pytest.raises(TransferError, match=why):
         list(client.fetch(listener.getsockname(), NAMES[:1], 20.0))
-    assert client._idle == [], "nothing is asked of it again over this connection"
+    assert client.idle == [], "nothing is asked of it again over this connection"
 
 
 def test_random_bytes_never_open_or_break_it(server):

@@ -75,7 +75,7 @@ def test_pages_arrive_in_order_and_again_over_the_same_connection(
     client = connect(KEY, FINGERPRINT, SIZE, shared)
     wanted = [page(number).tobytes() for number in range(len(NAMES))]
     assert fetched(server, client) == wanted
-    assert fetched(server, client) == wanted and len(client._idle) == 1
+    assert fetched(server, client) == wanted and len(client.idle) == 1
     assert fetched(server, client, []) == []
     assert not list(tmp_path.iterdir()), "no name is left"
 
@@ -97,7 +97,7 @@ def test_a_damaged_page_ends_a_fetch_and_those_before_it_count(shared, server, s
         assert next(pages).tobytes() == page(number).tobytes()
     with pytest.raises(TransferError, match="page 5 of 40 is damaged"):
         next(pages)
-    assert client._idle == []
+    assert client.idle == []
 
 
 def test_pages_of_another_model_or_size_are_refused(server, connect):
@@ -174,7 +174,7 @@ def test_a_fetch_ends_where_a_page_does_not_come_and_the_connection_is_used_agai
     pages = client.fetch(("127.0.0.1", server.port), NAMES, 20.0)
     assert len([next(pages) for _ in range(20)]) == 20
     shelf.withdraw(NAMES[:30])  # whoever computed it has ended
-    assert list(pages) == [] and len(client._idle) == 1
+    assert list(pages) == [] and len(client.idle) == 1
     assert len(fetched(server, client)) == 20 and shelf.coming(NAMES) == 20
 
 

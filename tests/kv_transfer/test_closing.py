@@ -104,7 +104,7 @@ def test_a_page_that_is_on_its_way_is_not_awaited_and_no_connection_is_left(
     assert first.wait(20)
     client.close()
     assert isinstance(fetched.exception(20), TransferError)
-    assert client._idle == [] and {each.fileno() for each in client._sockets} <= {-1}
+    assert client.idle == [] and {each.fileno() for each in client.sockets} <= {-1}
     with pytest.raises(TransferError, match="fetches no more"):
         list(client.fetch(("127.0.0.1", server.port), NAMES, LONG))
     server.close()

@@ -34,7 +34,9 @@ def test_norms_of_heads_are_those_of_the_true_width(name: str) -> None:
     spec, prompt = models.read_spec(golden.directory), golden.continuations[1].prompt
 
     def hidden(spec: models.ModelSpec) -> jax.Array:
-        graphdef, state = weights.load(golden.directory, spec, make_mesh(1), jnp.float32)
+        graphdef, state = weights.load(
+            golden.directory, weights.outline(spec, make_mesh(1), jnp.float32)
+        )
 
         @jax.jit
         def run(state: nnx.State, token_T: jax.Array) -> jax.Array:
@@ -80,7 +82,10 @@ def test_bloom_is_published_without_the_prefix_of_its_body(tmp_path: Path) -> No
     save_file(bare, tmp_path / "model.safetensors")
     (tmp_path / "config.json").write_bytes((golden / "config.json").read_bytes())
     spec = models.read_spec(tmp_path)
-    states = [weights.load(path, spec, mesh, jnp.float32)[1] for path in (golden, tmp_path)]
+    states = [
+        weights.load(path, weights.outline(spec, mesh, jnp.float32))[1]
+        for path in (golden, tmp_path)
+    ]
     first, second = map(jax.tree.leaves, states)
     assert all(np.array_equal(*pair) for pair in zip(first, second, strict=True))
 

@@ -47,7 +47,7 @@ def logprobs(
     golden = load_golden(name)
     spec, mesh = models.read_spec(golden.directory).serving(LENGTH), make_mesh(shards)
     spec = spec.with_heads_of(spec.heads(1).stored_dim + wider)
-    graphdef, state = weights.load(golden.directory, spec, mesh, jnp.float32)
+    graphdef, state = weights.load(golden.directory, weights.outline(spec, mesh, jnp.float32))
     rows = [c.prompt + c.tokens for c in continuations]
     token = np.array([row + [0] * (LENGTH - len(row)) for row in rows], np.int32)
     segment = np.array([[0] * len(row) + [1] * (LENGTH - len(row)) for row in rows], np.int32)
@@ -78,7 +78,9 @@ def test_a_head_of_its_own_adds_a_bias_as_a_tied_one_does(tmp_path: Path) -> Non
     hidden_RD = np.random.default_rng(0).standard_normal((3, table.shape[1]), np.float32)
     for directory in (tied, tmp_path):
         spec = models.read_spec(directory)
-        model = nnx.merge(*weights.load(directory, spec, make_mesh(1), jnp.float32))
+        model = nnx.merge(
+            *weights.load(directory, weights.outline(spec, make_mesh(1), jnp.float32))
+        )
         found = model.logits(jnp.asarray(hidden_RD), DenseContext())
         np.testing.assert_allclose(found, hidden_RD @ wanted[0].T + wanted[1], atol=1e-5)
     assert np.abs(wanted[1]).max() > 0.01

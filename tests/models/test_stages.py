@@ -40,7 +40,9 @@ def test_hidden_states_that_stages_hand_on_give_the_logits_of_the_whole_model(na
     meshes = make_stage_meshes(1, count)
 
     def loaded(stage: Stage) -> nnx.Module:
-        own = weights.load(golden.directory, spec, meshes[stage.index], jnp.float32, stage=stage)
+        own = weights.load(
+            golden.directory, weights.outline(spec, meshes[stage.index], jnp.float32, stage)
+        )
         return nnx.merge(*own)
 
     whole, context = loaded(WHOLE), DenseContext()
@@ -62,13 +64,13 @@ def test_hidden_states_that_stages_hand_on_give_the_logits_of_the_whole_model(na
 def test_a_stage_has_the_weights_of_its_own_layers_alone() -> None:
     golden = load_golden("gpt2-tied")
     spec, mesh = models.read_spec(golden.directory), make_mesh(1)
-    shapes = [weights.abstract(spec, mesh, jnp.float32, stage)[1] for stage in stages(2)]
+    shapes = [weights.outline(spec, mesh, jnp.float32, stage).state for stage in stages(2)]
     first, last = (set(state) for state in shapes)
     assert first == {"embed", "layers"}, "no norm, no head"
     assert last == {"embed", "layers", "norm"}, "the head of a tied model is its token table"
     untied = load_golden("llama-gqa")
     spec = models.read_spec(untied.directory)
-    shapes = [weights.abstract(spec, mesh, jnp.float32, stage)[1] for stage in stages(2)]
+    shapes = [weights.outline(spec, mesh, jnp.float32, stage).state for stage in stages(2)]
     assert [set(state) for state in shapes] == [{"embed", "layers"}, {"layers", "norm", "head"}]
 
 

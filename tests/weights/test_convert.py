@@ -13,6 +13,7 @@ from safetensors.numpy import load_file, save_file
 from jaxllm import cli
 from jaxllm.config import ConfigError
 from jaxllm.weights.convert import convert
+from jaxllm.weights.model_files import ModelFiles
 from jaxllm.weights.reader import Checkpoint
 
 GIB = 1 << 30
@@ -63,7 +64,7 @@ def test_a_copy_in_its_own_types_is_equal_and_brings_what_belongs_to_it(
     assert (written.tensors, written.files, written.before) == (3, 1, written.after)
     names = {path.relative_to(target).as_posix() for path in target.rglob("*") if path.is_file()}
     assert names == {"1_Pooling/config.json", "config.json", "model.safetensors", "tokenizer.json"}
-    assert Checkpoint(target).problems == []
+    assert Checkpoint(ModelFiles(target)).problems == []
 
 
 def test_another_type_is_rounded_to_nearest_even_and_told_in_the_config(
@@ -88,7 +89,7 @@ def test_files_are_split_at_the_size_that_is_asked_for(
     index = json.loads((tmp_path / "split" / "model.safetensors.index.json").read_text())
     assert index["weight_map"]["a"] == "model-00001-of-00002.safetensors"
     assert index["metadata"]["total_size"] == 7 * 5 * 4 + 3 * 2
-    found = Checkpoint(tmp_path / "split")
+    found = Checkpoint(ModelFiles(tmp_path / "split"))
     assert found.problems == []
     np.testing.assert_array_equal(found.view("a"), tensors(model)["a"])
     again = convert(tmp_path / "split", tmp_path / "whole", None, GIB)

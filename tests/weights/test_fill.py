@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import os
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +18,8 @@ from safetensors.numpy import load_file
 from jaxllm import models, weights
 from jaxllm.config import ConfigError
 from jaxllm.mesh import PINNED, make_mesh
-from jaxllm.weights import GivenArrays, fill, mapped, staging
-from jaxllm.weights.staging import CHUNKS, Buffer, BufferPool, cut
+from jaxllm.weights import GivenArrays, Loader, fill, mapped, staging
+from jaxllm.weights.staging import CHUNKS, Buffer, cut
 from tests.goldens.golden import golden_names, load_golden
 from tests.weights.test_load import LLAMA, copy
 from tests.weights.test_rounding import online
@@ -30,23 +30,27 @@ QUICK = {"llama-gqa", "llama-mqa-tied-linear"}
 
 
 @pytest.fixture
-def chunked(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def chunked(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every parameter goes through buffers, and most take several."""
     monkeypatch.setattr(fill, "SMALL_BYTES", 0)
     for module in (fill, staging):
         monkeypatch.setattr(module, "BUFFER_BYTES", BUFFER)
-    pool = BufferPool()
-    monkeypatch.setattr(fill, "buffer_pool", lambda: pool)
-    staging._compiled.cache_clear()
-    yield
-    staging._compiled.cache_clear()
 
 
 def load(
-    directory: Path, wish: str | None = None, shards: int = 1, before: Sequence[jax.Array] = ()
+    directory: Path,
+    wish: str | None = None,
+    shards: int = 1,
+    before: Sequence[jax.Array] = (),
+    loader: Loader | None = None,
 ) -> list[jax.Array]:
     spec = online(directory, wish) if wish else models.read_spec(directory)
-    _, state = weights.load(directory, spec, make_mesh(shards), jnp.bfloat16, before=before)
+    _, state = weights.load(
+        directory,
+        weights.outline(spec, make_mesh(shards), jnp.bfloat16),
+        before=before,
+        loader=loader,
+    )
     return jax.tree.leaves(state)
 
 
@@ -97,16 +101,19 @@ def test_weights_are_overwritten_where_they_lie_and_nothing_is_compiled(
         tensors.update({name: -value for name, value in tensors.items()})
 
     other = copy(LLAMA, tmp_path, negate)
-    expected, before = load(other, wish, shards), load(LLAMA, wish, shards)
+    loader = Loader()
+    expected = load(other, wish, shards, loader=loader)
+    before = load(LLAMA, wish, shards, loader=loader)
     places = [_places(array) for array in before]
-    compiled = staging._compiled.cache_info().misses
+    compiled = loader.writer.cache_info().misses
+    assert compiled
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Buffer, "__init__", lambda *_: pytest.fail("a buffer was made"))
-        found = load(other, wish, shards, before)
+        found = load(other, wish, shards, before, loader)
     assert equal(found, expected) and not equal(found, load(LLAMA, wish, shards))
     assert [_places(array) for array in found] == places
     assert all(array.is_deleted() for array in before)
-    assert staging._compiled.cache_info().misses == compiled
+    assert loader.writer.cache_info().misses == compiled
 
 
 def _places(array: jax.Array) -> list[int]:
@@ -151,11 +158,12 @@ def test_a_load_takes_no_more_pinned_memory_than_its_buffers(
     monkeypatch.setattr(staging, "readers", lambda: 4)
     monkeypatch.setattr(Buffer, "__init__", make)
     monkeypatch.setattr(Buffer, "send", send)
-    leaves = load(LLAMA, shards=shards)
+    loader = Loader()
+    leaves = load(LLAMA, shards=shards, loader=loader)
     own = {device: made.count(device) for device in made}
     assert set(own.values()) == {{1: 6, 2: 6, 8: 3}[shards]}
     assert sum(sent) >= sum(part.data.nbytes for x in leaves for part in x.addressable_shards)
-    load(LLAMA, shards=shards)
+    load(LLAMA, shards=shards, loader=loader)
     assert len(made) == sum(own.values()), "a second load makes none"
 
 
@@ -172,7 +180,7 @@ def test_a_whole_tensor_is_read_from_its_file_and_never_mapped_into_memory(
         return done
 
     monkeypatch.setattr(mapped, "read", noting)
-    _, state = weights.load(LLAMA, models.read_spec(LLAMA), make_mesh(1), dtype)
+    _, state = weights.load(LLAMA, weights.outline(models.read_spec(LLAMA), make_mesh(1), dtype))
     assert 0 not in read
     whole = sum(array.size for array in jax.tree.leaves(state)) * np.dtype(np.float32).itemsize
     assert sum(read) >= whole
@@ -193,7 +201,7 @@ def test_a_file_that_is_cut_while_it_is_read_is_an_error_in_one_line(
     monkeypatch.setattr(load_module, "fill", shorten)
     spec = models.read_spec(directory)
     with pytest.raises(ConfigError, match=r"cannot be read: model\.safetensors ended at byte \d+"):
-        weights.load(directory, spec, make_mesh(1), dtype)
+        weights.load(directory, weights.outline(spec, make_mesh(1), dtype))
 
 
 @pytest.mark.parametrize("shards", [1, 2])
@@ -231,7 +239,6 @@ def test_a_buffer_takes_no_more_blocks_than_it_has_slots(
     for slots, wanted in ((32, 4), (2, 2)):
         for module in (fill, staging):
             monkeypatch.setattr(module, "SLOTS", slots)
-        staging._compiled.cache_clear()
         most.clear()
         assert equal(load(LLAMA), expected)
         assert max(most) == wanted
@@ -240,15 +247,22 @@ def test_a_buffer_takes_no_more_blocks_than_it_has_slots(
 def test_buffers_of_a_load_that_fails_serve_the_next_one(
     chunked: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    expected = load(LLAMA)
-    pool = fill.buffer_pool()
-    kept = [id(buffer) for own in pool._free.values() for buffer in own]
+    loader, made = Loader(), list[Buffer]()
+    make = Buffer.__init__
+
+    def counted(buffer: Buffer, device: jax.Device) -> None:
+        made.append(buffer)
+        make(buffer, device)
+
+    monkeypatch.setattr(Buffer, "__init__", counted)
+    expected = load(LLAMA, loader=loader)
+    count = len(made)
     with monkeypatch.context() as patch:
         patch.setattr(fill, "read_block", lambda *_: (_ for _ in ()).throw(ConfigError("gone")))
         with pytest.raises(ConfigError, match="gone"):
-            load(LLAMA)
-    assert sorted(id(buffer) for own in pool._free.values() for buffer in own) == sorted(kept)
-    assert equal(load(LLAMA), expected)
+            load(LLAMA, loader=loader)
+    assert equal(load(LLAMA, loader=loader), expected)
+    assert len(made) == count > 0
 
 
 @pytest.mark.parametrize("wish", ["int4", "fp8"])
@@ -256,7 +270,9 @@ def test_what_is_kept_goes_through_buffers_too(wish: str, tmp_path: Path, chunke
     spec, mesh, cache = online(LLAMA, wish), make_mesh(2), tmp_path / "cache"
 
     def leaves() -> list[jax.Array]:
-        return jax.tree.leaves(weights.load(LLAMA, spec, mesh, jnp.bfloat16, cache=cache)[1])
+        return jax.tree.leaves(
+            weights.load(LLAMA, weights.outline(spec, mesh, jnp.bfloat16), cache=cache)[1]
+        )
 
     made, found = leaves(), leaves()
     assert equal(found, made)
@@ -272,8 +288,8 @@ def test_arrays_are_taken_as_a_checkpoint_is(
         tensors = {name: jnp.asarray(tensor) for name, tensor in tensors.items()}
     given = GivenArrays(iter(tensors.items()) if form == "pairs" else tensors)
     spec = online(LLAMA, wish) if wish else models.read_spec(LLAMA)
-    weights.check(given, spec, make_mesh(shards), jnp.bfloat16)
-    _, state = weights.load(given, spec, make_mesh(shards), jnp.bfloat16)
+    weights.check(given, weights.outline(spec, make_mesh(shards), jnp.bfloat16))
+    _, state = weights.load(given, weights.outline(spec, make_mesh(shards), jnp.bfloat16))
     assert equal(jax.tree.leaves(state), load(LLAMA, wish, shards))
 
 
@@ -288,7 +304,7 @@ def test_arrays_that_do_not_fit_are_named_in_one_error() -> None:
     pairs = [*tensors.items(), ("model.embed_tokens.weight", np.zeros((96, 32)))]
     spec = models.read_spec(LLAMA)
     with pytest.raises(ConfigError) as error:
-        weights.check(GivenArrays(pairs), spec, make_mesh(1), jnp.bfloat16)
+        weights.check(GivenArrays(pairs), weights.outline(spec, make_mesh(1), jnp.bfloat16))
     text = str(error.value)
     assert text.startswith("the arrays given do not fit the model: ") and "\n" not in text
     for part in (
@@ -319,8 +335,7 @@ def test_fewer_buffers_than_wanted_serve_a_load_and_none_is_one_line(
     make = Buffer.__init__
     monkeypatch.setattr(Buffer, "__init__", pinned)
     for few in (1, 0):
-        pool, left[0] = BufferPool(), few
-        monkeypatch.setattr(fill, "buffer_pool", lambda pool=pool: pool)
+        left[0] = few
         if few:
             assert equal(load(LLAMA), wanted)
         else:

@@ -45,7 +45,7 @@ TOKENS = 12
 
 def logits(path: Path, spec: models.ModelSpec, shards: int = 1) -> np.ndarray:
     weights.check_shapes(path, spec)
-    graphdef, state = weights.load(path, spec, make_mesh(shards), jnp.float32)
+    graphdef, state = weights.load(path, weights.outline(spec, make_mesh(shards), jnp.float32))
     model, token_T = nnx.merge(graphdef, state), jnp.arange(TOKENS) % spec.vocab_size
     context = DenseContext()
     return np.asarray(model.logits(model(token_T, token_T, context), context))
@@ -198,8 +198,8 @@ def test_random_weights_have_the_format_of_the_checkpoint(tmp_path: Path, kind: 
     spec = replace(packed, formats=weights.weight_formats(path, packed, None, "dummy"))
     assert spec.formats == packed.formats
     assert set(spec.formats.values()) == {expected}
-    shapes = weights.abstract(spec, make_mesh(1), jnp.float32)[1]
-    _, state = weights.load(path, spec, make_mesh(1), jnp.float32, "dummy")
+    shapes = weights.outline(spec, make_mesh(1), jnp.float32).state
+    _, state = weights.load(path, weights.outline(spec, make_mesh(1), jnp.float32), "dummy")
     assert [leaf.dtype for leaf in jax.tree.leaves(state)] == [
         leaf.dtype for leaf in jax.tree.leaves(shapes)
     ]

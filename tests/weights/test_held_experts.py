@@ -179,8 +179,8 @@ def test_random_experts_have_the_format_of_the_checkpoint(tmp_path: Path) -> Non
     (path / "model.safetensors").unlink()
     spec = replace(packed, formats=weights.weight_formats(path, packed, None, "dummy"))
     assert spec.formats == packed.formats
-    _, state = weights.load(path, spec, make_mesh(1), jnp.float32, "dummy")
-    shapes = weights.abstract(spec, make_mesh(1), jnp.float32)[1]
+    _, state = weights.load(path, weights.outline(spec, make_mesh(1), jnp.float32), "dummy")
+    shapes = weights.outline(spec, make_mesh(1), jnp.float32).state
     found, expected = (
         [(leaf.shape, leaf.dtype) for leaf in jax.tree.leaves(each)] for each in (state, shapes)
     )

@@ -106,7 +106,7 @@ def test_experts_with_groups_in_no_order_are_unpacked(tmp_path: Path) -> None:
 
 def test_inputs_in_the_order_of_groups_are_multiplied_in_16_bits(tmp_path: Path) -> None:
     packed, spec, _ = held(tmp_path, "llama-gqa", "gptq with groups in no order")
-    graphdef, state = weights.load(packed, spec, make_mesh(1), jnp.bfloat16)
+    graphdef, state = weights.load(packed, weights.outline(spec, make_mesh(1), jnp.bfloat16))
 
     @jax.jit  # a program of its own for each operation has nothing to fuse
     def compiled(state: nnx.State) -> jax.Array:
@@ -203,7 +203,7 @@ def test_plain_weights_become_the_nearest_of_16_numbers_a_group() -> None:
 def test_online_numbers_take_a_quarter_of_the_bytes() -> None:
     spec, mesh = online(LLAMA, "int4"), make_mesh(1)
     assert len(spec.formats) == 7 * len(spec.layers)
-    _, state = weights.load(LLAMA, spec, mesh, jnp.bfloat16)
+    _, state = weights.load(LLAMA, weights.outline(spec, mesh, jnp.bfloat16))
     found = {
         jax.tree_util.keystr(path, simple=True, separator="."): leaf
         for path, leaf in jax.tree_util.tree_leaves_with_path(state)

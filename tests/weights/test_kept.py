@@ -34,7 +34,9 @@ def load(
     stage: Stage = WHOLE,
 ):
     spec = online(model, wish)
-    _, state = weights.load(model, spec, make_mesh(shards), dtype, cache=cache, stage=stage)
+    _, state = weights.load(
+        model, weights.outline(spec, make_mesh(shards), dtype, stage), cache=cache
+    )
     return [np.asarray(leaf) for leaf in jax.tree.leaves(state)]
 
 
@@ -91,7 +93,9 @@ def test_what_weights_depend_on_makes_other_entries(model: Path, tmp_path: Path)
     cache, mesh = tmp_path / "cache", make_mesh(1)
 
     def name(wish: str, dtype: Any = jnp.bfloat16, shards: int = 1) -> str:
-        entry = weights.kept_entry(model, online(model, wish), make_mesh(shards), dtype, cache)
+        entry = weights.kept_entry(
+            model, weights.outline(online(model, wish), make_mesh(shards), dtype), cache
+        )
         assert entry is not None
         return entry.folder.name
 
@@ -100,7 +104,12 @@ def test_what_weights_depend_on_makes_other_entries(model: Path, tmp_path: Path)
     os.utime(file, ns=(0, file.stat().st_mtime_ns + 1))
     names.append(name("int4"))
     assert len(set(names)) == 5 and name("int4") == names[-1]
-    assert weights.kept_entry(model, models.read_spec(model), mesh, jnp.bfloat16, cache) is None
+    assert (
+        weights.kept_entry(
+            model, weights.outline(models.read_spec(model), mesh, jnp.bfloat16), cache
+        )
+        is None
+    )
 
 
 @pytest.mark.parametrize("damage", ["flipped", "cut", "no sums", "unfinished"])

@@ -67,13 +67,14 @@ def test_scales_lie_in_what_the_family_calls_its_attention(
     }
     path = extended(base, tmp_path, extra)
     plain = models.read_spec(path)
-    weights.check(path, plain, make_mesh(1), jnp.float32)  # scales that nobody asks for
+    # Scales that nobody asks for
+    weights.check(path, weights.outline(plain, make_mesh(1), jnp.float32))
     spec = plain.with_scales(weights.kv_scales(path, plain))
     assert [layer.scales for layer in spec.layers] == [
         tuple((f"{attention.format(layer)}.{name}", ()) for name in ("k_scale", "v_scale"))
         for layer in range(layers)
     ]
-    _, state = weights.load(path, spec, make_mesh(1), jnp.float32)
+    _, state = weights.load(path, weights.outline(spec, make_mesh(1), jnp.float32))
     found = [leaf for leaf in jax.tree.leaves(state) if leaf.dtype == jnp.bfloat16]
     assert len(found) == layers
     for leaf in found:
@@ -97,13 +98,13 @@ def test_processes_that_lower_are_told_of_the_scales(tmp_path: Path) -> None:
     spec = spec.with_scales(weights.kv_scales(path, spec))
     sent = models.make_spec(**json.loads(json.dumps(spec.to_dict())))
     assert sent == spec
-    here, there = (weights.abstract(each, make_mesh(2), jnp.bfloat16) for each in (spec, sent))
-    assert here[0] == there[0]
-    assert jax.tree.structure(here[1]) == jax.tree.structure(there[1])
-    assert [leaf.sharding for leaf in jax.tree.leaves(here[1])] == [
-        leaf.sharding for leaf in jax.tree.leaves(there[1])
+    here, there = (weights.outline(each, make_mesh(2), jnp.bfloat16) for each in (spec, sent))
+    assert here.graphdef == there.graphdef
+    assert jax.tree.structure(here.state) == jax.tree.structure(there.state)
+    assert [leaf.sharding for leaf in jax.tree.leaves(here.state)] == [
+        leaf.sharding for leaf in jax.tree.leaves(there.state)
     ]
-    assert sum(leaf.shape == (HEADS, 2) for leaf in jax.tree.leaves(here[1])) == 2
+    assert sum(leaf.shape == (HEADS, 2) for leaf in jax.tree.leaves(here.state)) == 2
 
 
 @pytest.mark.parametrize("shape", [(HEADS,), (HEADS, 1, 1), (1, HEADS, 1), ()])
@@ -111,7 +112,7 @@ def test_every_shard_gets_the_scales_of_its_heads(tmp_path: Path, shape: tuple[i
     path = checkpoint(tmp_path, by_head(shape) if shape else named("k_scale", "v_scale"))
     spec = models.read_spec(path)
     spec = spec.with_scales(weights.kv_scales(path, spec))
-    _, state = weights.load(path, spec, make_mesh(4), jnp.float32)
+    _, state = weights.load(path, weights.outline(spec, make_mesh(4), jnp.float32))
     wanted = jnp.asarray(
         BY_HEAD if shape else SCALES[..., None].repeat(HEADS, axis=-1), jnp.bfloat16
     )

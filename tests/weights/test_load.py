@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import json
 import shutil
 from collections.abc import Callable
@@ -18,11 +17,11 @@ from safetensors.numpy import load_file, save_file
 from jaxllm import models, weights
 from jaxllm.config import ConfigError
 from jaxllm.mesh import make_mesh
+from jaxllm.models.config import build
 from jaxllm.weights import blocks
 from tests.goldens.golden import golden_names, load_golden
 
 Tensors = dict[str, np.ndarray]
-module = importlib.import_module("jaxllm.weights.load")  # `weights.load` is the function
 LLAMA = load_golden("llama-gqa").directory
 TIED = load_golden("llama-mqa-tied-linear").directory
 LAYER = "model.layers.0"
@@ -47,7 +46,9 @@ def load(
     dtype: jax.typing.DTypeLike = jnp.float32,
     load_format: str = "auto",
 ) -> dict[str, jax.Array]:
-    _, state = weights.load(path, models.read_spec(path), make_mesh(shards), dtype, load_format)
+    _, state = weights.load(
+        path, weights.outline(models.read_spec(path), make_mesh(shards), dtype), load_format
+    )
     return named(state)
 
 
@@ -55,11 +56,11 @@ def load(
 @pytest.mark.parametrize("load_format", ["safetensors", "dummy"])
 def test_abstract_describes_exactly_what_is_loaded(shards: int, load_format: str) -> None:
     spec, mesh = models.read_spec(LLAMA), make_mesh(shards)
-    expected_graph, expected = weights.abstract(spec, mesh, jnp.bfloat16)
-    graphdef, state = weights.load(LLAMA, spec, mesh, jnp.bfloat16, load_format)
-    assert graphdef == expected_graph
-    assert jax.tree.structure(state) == jax.tree.structure(expected)
-    for found, like in zip(jax.tree.leaves(state), jax.tree.leaves(expected), strict=True):
+    outline = weights.outline(spec, mesh, jnp.bfloat16)
+    graphdef, state = weights.load(LLAMA, outline, load_format)
+    assert graphdef == outline.graphdef
+    assert jax.tree.structure(state) == jax.tree.structure(outline.state)
+    for found, like in zip(jax.tree.leaves(state), jax.tree.leaves(outline.state), strict=True):
         assert (found.shape, found.dtype) == (like.shape, like.dtype)
         assert found.sharding.is_equivalent_to(like.sharding, found.ndim)
 
@@ -210,9 +211,9 @@ def test_sizes_are_compared_with_the_files_before_anything_is_built(
 ) -> None:
     spec = models.make_spec(models.read_config(LLAMA) | changes)
     built: list[int] = []
-    real = module.outline
+    real = build.outline
     monkeypatch.setattr(
-        module,
+        build,
         "outline",
         lambda spec, *rest: (built.append(len(spec.layers)), real(spec, *rest))[1],
     )
@@ -237,13 +238,21 @@ def test_names_of_another_family_are_shown_beside_those_that_are_wanted(tmp_path
         weights.check_shapes(path, models.read_spec(path))
 
 
-def test_a_model_is_outlined_once_for_random_weights_and_those_that_follow() -> None:
-    spec, mesh = models.read_spec(LLAMA), make_mesh(1)
-    before = module._made_outline.cache_info().misses
-    weights.load(LLAMA, spec, mesh, jnp.bfloat16, "dummy")
-    weights.check(LLAMA, spec, mesh, jnp.bfloat16)
-    weights.load(LLAMA, spec, mesh, jnp.bfloat16)
-    assert module._made_outline.cache_info().misses == before + 1
+def test_a_model_is_outlined_once_for_random_weights_and_those_that_follow(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    outline = weights.outline(models.read_spec(LLAMA), make_mesh(1), jnp.bfloat16)
+    monkeypatch.setattr(build, "outline", lambda *_: pytest.fail("it is outlined again"))
+    weights.load(LLAMA, outline, "dummy")
+    weights.check(LLAMA, outline)
+    weights.load(LLAMA, outline)
+
+
+@pytest.mark.parametrize("name", golden_names())
+def test_specs_made_twice_are_one_key(name: str) -> None:
+    first, second = (models.read_spec(load_golden(name).directory) for _ in range(2))
+    assert {first: name}[second] == name
+    assert first.serving(7) != second, "another served length is another spec"
 
 
 @pytest.mark.parametrize("name", golden_names())
@@ -304,9 +313,7 @@ def test_progress_ends_at_the_total() -> None:
     spec = models.read_spec(LLAMA)
     _, state = weights.load(
         LLAMA,
-        spec,
-        make_mesh(1),
-        jnp.float32,
+        weights.outline(spec, make_mesh(1), jnp.float32),
         progress=lambda done, total: seen.append((done, total)),
     )
     assert seen == sorted(seen)
@@ -343,7 +350,9 @@ def test_dummy_weights_are_random_finite_and_the_same_on_any_number_of_shards() 
 def test_dummy_weights_follow_the_seed() -> None:
     spec, mesh = models.read_spec(LLAMA), make_mesh(1)
     first, again, other = (
-        jax.tree.leaves(weights.load("", spec, mesh, jnp.float32, "dummy", seed=s)[1])[0]
+        jax.tree.leaves(
+            weights.load("", weights.outline(spec, mesh, jnp.float32), "dummy", seed=s)[1]
+        )[0]
         for s in (0, 0, 1)
     )
     np.testing.assert_array_equal(first, again)

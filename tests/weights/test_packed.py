@@ -41,7 +41,7 @@ def load(
 ) -> list[np.ndarray]:
     spec = models.read_spec(path)
     weights.check_shapes(path, spec)
-    _, state = weights.load(path, spec, make_mesh(shards), dtype)
+    _, state = weights.load(path, weights.outline(spec, make_mesh(shards), dtype))
     return [np.asarray(leaf) for leaf in jax.tree.leaves(state)]
 
 

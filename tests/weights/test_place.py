@@ -11,8 +11,8 @@ from jaxllm.config import ConfigError
 from jaxllm.mesh import make_mesh, sharding
 from jaxllm.nn.rules import Piece, Rule
 from jaxllm.weights.blocks import place, read_block
+from jaxllm.weights.check import mismatch
 from jaxllm.weights.dummy import dummy
-from jaxllm.weights.load import mismatch
 
 FUSED = Rule(
     "p",

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
+from jaxllm.weights.model_files import ModelFiles
 from jaxllm.weights.reader import Checkpoint
 from jaxllm.weights.sources.safetensors import INDEX, BadFile, open_file
 
@@ -34,7 +35,7 @@ def test_tensors_may_be_known_by_other_names_or_not_at_all(tmp_path: Path) -> No
         for size, name in enumerate(("a.x", "b.y", "c.z"), 2)
     }
     save_file(tensors, tmp_path / "model.safetensors")
-    checkpoint = Checkpoint(tmp_path)
+    checkpoint = Checkpoint(ModelFiles(tmp_path))
     checkpoint.rename(lambda name: None if name == "b.y" else name[2:])
     assert set(checkpoint.entries) == {"x", "z"} and not checkpoint.problems
     np.testing.assert_array_equal(checkpoint.view("z"), np.arange(4))
@@ -51,7 +52,7 @@ def test_tensors_come_back_as_they_were_written(tmp_path: Path, dtype: type) -> 
         "none": np.zeros((0, 4), dtype),
     }
     save_file(tensors, tmp_path / "model.safetensors")
-    checkpoint = Checkpoint(tmp_path)
+    checkpoint = Checkpoint(ModelFiles(tmp_path))
     assert checkpoint.problems == []
     assert set(checkpoint.entries) == set(tensors)
     for name, expected in tensors.items():
@@ -62,7 +63,7 @@ def test_tensors_come_back_as_they_were_written(tmp_path: Path, dtype: type) -> 
 
 def test_a_view_copies_nothing(tmp_path: Path) -> None:
     save_file({"x": np.ones(8, np.float32)}, tmp_path / "model.safetensors")
-    view = Checkpoint(tmp_path).view("x")
+    view = Checkpoint(ModelFiles(tmp_path)).view("x")
     assert not view.flags.owndata
     assert not view.flags.writeable
 
@@ -74,7 +75,7 @@ def test_data_at_an_odd_offset_is_read(tmp_path: Path) -> None:
         np.arange(6, dtype=np.float32).tobytes() + np.arange(4).astype(ml_dtypes.bfloat16).tobytes()
     )
     write(tmp_path / "model.safetensors", header, data)
-    checkpoint = Checkpoint(tmp_path)
+    checkpoint = Checkpoint(ModelFiles(tmp_path))
     assert checkpoint.problems == []
     assert checkpoint.view("a").tolist() == [[0, 1, 2], [3, 4, 5]]
     assert checkpoint.view("b").astype(np.float32).tolist() == [0, 1, 2, 3]
@@ -154,7 +155,7 @@ def sharded(path: Path) -> None:
 def test_an_index_names_the_files(tmp_path: Path) -> None:
     sharded(tmp_path)
     save_file({"a": np.zeros(3, np.float32)}, tmp_path / "consolidated.safetensors")
-    checkpoint = Checkpoint(tmp_path)
+    checkpoint = Checkpoint(ModelFiles(tmp_path))
     assert checkpoint.problems == []
     assert checkpoint.view("a").tolist() == [1, 1, 1]
 
@@ -197,7 +198,7 @@ def test_a_damaged_sharded_checkpoint_says_where(
 ) -> None:
     sharded(tmp_path)
     damage(tmp_path)
-    checkpoint = Checkpoint(tmp_path)
+    checkpoint = Checkpoint(ModelFiles(tmp_path))
     assert len(checkpoint.problems) == 1
     assert message in checkpoint.problems[0]
     assert checkpoint.missing({"a", "b", "z"}) == (["z"] if "two" in message else [])
@@ -212,25 +213,25 @@ def test_what_is_no_regular_file_is_refused_and_never_waited_for(tmp_path: Path,
         path.mkdir()
     else:
         path.symlink_to("/dev/zero")
-    assert Checkpoint(tmp_path).problems == ["model.safetensors: not a regular file"]
+    assert Checkpoint(ModelFiles(tmp_path)).problems == ["model.safetensors: not a regular file"]
 
 
 def test_an_index_that_is_no_regular_file_is_refused(tmp_path: Path) -> None:
     save_file({"x": np.ones(2, np.float32)}, tmp_path / "model.safetensors")
     os.mkfifo(tmp_path / INDEX)
-    assert Checkpoint(tmp_path).problems == [f"{INDEX} is not a regular file"]
+    assert Checkpoint(ModelFiles(tmp_path)).problems == [f"{INDEX} is not a regular file"]
 
 
 def test_a_link_to_nowhere_is_a_file_that_cannot_be_opened(tmp_path: Path) -> None:
     (tmp_path / "model-1.safetensors").symlink_to(tmp_path / "absent")
-    assert Checkpoint(tmp_path).problems == [
+    assert Checkpoint(ModelFiles(tmp_path)).problems == [
         "model-1.safetensors: cannot be opened (No such file or directory)"
     ]
 
 
 def test_a_pickle_is_named_and_never_read(tmp_path: Path) -> None:
     (tmp_path / "pytorch_model.bin").write_bytes(b"x")
-    checkpoint = Checkpoint(tmp_path)
+    checkpoint = Checkpoint(ModelFiles(tmp_path))
     assert checkpoint.problems == [
         "no *.safetensors file; pytorch_model.bin is a pickle, which is never read: "
         "convert it to safetensors"

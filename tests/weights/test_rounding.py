@@ -30,7 +30,9 @@ TOKENS = 12
 
 
 def logits(path: Path, spec: models.ModelSpec, shards: int = 1, form: str = "auto") -> np.ndarray:
-    graphdef, state = weights.load(path, spec, make_mesh(shards), jnp.float32, form)
+    graphdef, state = weights.load(
+        path, weights.outline(spec, make_mesh(shards), jnp.float32), form
+    )
     model, token_T = nnx.merge(graphdef, state), jnp.arange(TOKENS) % spec.vocab_size
     context = DenseContext()
     return np.asarray(model.logits(model(token_T, token_T, context), context))
@@ -120,7 +122,7 @@ def test_a_device_holds_one_plain_weight_at_a_time(monkeypatch: pytest.MonkeyPat
 
     monkeypatch.setattr(Rounding, "finished", finished)
     spec = online(LLAMA, "fp8")
-    weights.load(LLAMA, spec, make_mesh(1), jnp.bfloat16)
+    weights.load(LLAMA, weights.outline(spec, make_mesh(1), jnp.bfloat16))
     assert most == [True] * 4 * len(spec.layers)
 
 
@@ -147,13 +149,13 @@ def test_rounded_weights_are_where_room_was_made_before_any_plain_one(
 
     monkeypatch.setattr(Rounding, "take_room", take_room)
     monkeypatch.setattr(Rounding, "finished", finished)
-    weights.load(LLAMA, online(LLAMA, "fp8"), make_mesh(1), jnp.bfloat16, "dummy")
+    weights.load(LLAMA, weights.outline(online(LLAMA, "fp8"), make_mesh(1), jnp.bfloat16), "dummy")
     assert places["given"] == places["made before"] and places["given"]
 
 
 def test_numbers_take_half_the_bytes_and_the_head_stays_plain() -> None:
     spec, mesh = online(LLAMA, "fp8"), make_mesh(1)
-    _, state = weights.abstract(spec, mesh, jnp.bfloat16)
+    state = weights.outline(spec, mesh, jnp.bfloat16).state
     found = {
         jax.tree_util.keystr(path, simple=True, separator="."): leaf
         for path, leaf in jax.tree_util.tree_leaves_with_path(state)

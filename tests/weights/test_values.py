@@ -74,7 +74,7 @@ def test_values_that_cannot_be_are_named_before_weights_are_loaded(
     elif name.endswith("input_scale"):
         return  # weights of plain numbers have no use for it
     with pytest.raises(ConfigError, match=message) as error:
-        weights.check(path, spec, make_mesh(1), jnp.float32)
+        weights.check(path, weights.outline(spec, make_mesh(1), jnp.float32))
     assert name in str(error.value)
     assert "again" in str(error.value)
 
@@ -83,10 +83,10 @@ def test_weights_that_are_kept_are_not_read_to_be_checked(tmp_path: Path) -> Non
     path = directory(tmp_path / "model", "awq", f"{UP}.scales", np.nan)
     spec, mesh, cache = models.read_spec(path), make_mesh(1), tmp_path / "kept"
     spec = replace(spec, formats=weights.weight_formats(path, spec, None))
-    entry = weights.kept_entry(path, spec, mesh, jnp.float32, cache)
+    entry = weights.kept_entry(path, weights.outline(spec, mesh, jnp.float32), cache)
     assert entry is not None
     entry.folder.mkdir(parents=True)
-    weights.check(path, spec, mesh, jnp.float32, cache=cache)
+    weights.check(path, weights.outline(spec, mesh, jnp.float32), cache=cache)
 
 
 def test_weights_of_which_one_stage_alone_is_kept_are_checked(tmp_path: Path) -> None:
@@ -95,8 +95,8 @@ def test_weights_of_which_one_stage_alone_is_kept_are_checked(tmp_path: Path) ->
     spec = replace(spec, formats=weights.weight_formats(path, spec, None))
     for stage in stages(2):
         with pytest.raises(ConfigError, match="scales"):
-            weights.check(path, spec, mesh, jnp.float32, cache=cache, stages=stages(2))
-        entry = weights.kept_entry(path, spec, mesh, jnp.float32, cache, stage)
+            weights.check(path, weights.outline(spec, mesh, jnp.float32, stages(2)[0]), cache=cache)
+        entry = weights.kept_entry(path, weights.outline(spec, mesh, jnp.float32, stage), cache)
         assert entry is not None
         entry.folder.mkdir(parents=True)
-    weights.check(path, spec, mesh, jnp.float32, cache=cache, stages=stages(2))
+    weights.check(path, weights.outline(spec, mesh, jnp.float32, stages(2)[0]), cache=cache)

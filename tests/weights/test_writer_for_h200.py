@@ -31,7 +31,7 @@ for shape, axes, dtype in (
     ((4096, 4096), ("vocab",), "float8_e4m3fn"),
 ):
     like = jax.ShapeDtypeStruct(shape, jax.numpy.dtype(dtype), sharding=sharding(mesh, axes))
-    program = staging.writer(like)
+    program = staging.compile_writer(like)
     assert aliased(program.as_text()) == {0}, (shape, "is copied")
     needed = program.memory_analysis().temp_size_in_bytes
     assert needed <= staging.BUFFER_BYTES // staging.CHUNKS, (shape, needed)

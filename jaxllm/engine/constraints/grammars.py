@@ -80,18 +80,20 @@ class Grammars:
     """All grammars of one engine; not thread-safe.
 
     A grammar is built in a thread. Its request is scheduled once the grammar is there. Without a
-    tokenizer there are no `matchers`, and no request has a grammar.
+    tokenizer no request has a grammar.
 
     Attributes:
+        matchers: build grammars; None without a tokenizer.
+        parallel: computes the masks of a step.
         states: of the scheduled choices that have a grammar.
         on_built: called, in any thread, when a grammar has been built.
     """
 
     def __init__(self, matchers: Matchers | None, vocab_size: int, eos: Iterable[int]):
-        self._matchers = matchers
+        self.matchers = matchers
         self._eos_W = packed(eos, vocab_size)
         self._everything_W = everything(vocab_size)
-        self._parallel = ParallelMatchers()
+        self.parallel = ParallelMatchers()
         self._slow = False  # the last masks delayed the whole step
         self.states: dict[Request, GrammarState] = {}
         # The masks of the last `start_masks`, by row
@@ -116,7 +118,7 @@ class Grammars:
 
     def validate_grammar(self, request: GenerateRequest) -> None:
         """Raises RequestError when the request wants structured output that cannot be had here."""
-        if self._matchers is None and request.grammar is not None:
+        if self.matchers is None and request.grammar is not None:
             raise RequestError("structured output needs a tokenizer", "structured_outputs")
         if request.params.structured_outputs is not None:
             raise RequestError(
@@ -126,8 +128,8 @@ class Grammars:
 
     def start_build(self, request: Request, grammar: str) -> None:
         """Build the grammar of a new choice."""
-        assert self._matchers is not None, "refused by validate_grammar"
-        self._building[request] = future = self._matchers.start_matcher(grammar)
+        assert self.matchers is not None, "refused by validate_grammar"
+        self._building[request] = future = self.matchers.start_matcher(grammar)
         future.add_done_callback(lambda _: self.on_built())
 
     def pop_built(self) -> list[tuple[Request, str | None]]:
@@ -179,7 +181,7 @@ class Grammars:
             return
         try:
             accepted = _contained(
-                self._parallel.accept_each,
+                self.parallel.accept_each,
                 [state.matcher for state, _ in accepting],
                 [token for _, token in accepting],
             )
@@ -206,7 +208,7 @@ class Grammars:
         ]
         self._row = {request: row for row, (request, _) in enumerate(self._masked)}
         if not self._slow:
-            self._parallel.start_masks([state.matcher for _, state in self._masked])
+            self.parallel.start_masks([state.matcher for _, state in self._masked])
 
     def wait_masks(self) -> list[Request]:
         """Wait for the masks. Returns the choices with one allowed token, which may have
@@ -215,12 +217,12 @@ class Grammars:
             return []
         states = [state for _, state in self._masked]
         try:
-            bits_RW = _contained(self._timed_masks if self._slow else self._parallel.wait_masks)
+            bits_RW = _contained(self._timed_masks if self._slow else self.parallel.wait_masks)
         except ConstraintError:
-            self._parallel.settle()
+            self.parallel.settle()
             bits_RW = self._one_by_one()
         self._bits_RW = bits_RW[:, : self._eos_W.size]
-        self._slow = self._parallel.took > min(TOGETHER_SECONDS, STEP_SECONDS * len(states))
+        self._slow = self.parallel.took > min(TOGETHER_SECONDS, STEP_SECONDS * len(states))
         for state in states:
             if state.matcher.failed and state.error is None:
                 state.error = _failure(state.matcher, "the grammar failed")
@@ -284,7 +286,7 @@ class Grammars:
 
     def may_end(self, request: Request) -> bool:
         """Whether a choice's text is complete by its grammar."""
-        self._parallel.settle()
+        self.parallel.settle()
         state = self.states.get(request)
         return state is not None and state.matcher.complete
 
@@ -294,9 +296,9 @@ class Grammars:
         if future is not None:
             future.cancel()
         state = self.states.pop(request, None)
-        if state is not None and self._matchers is not None:
-            self._parallel.settle()
-            self._matchers.recycle(state.matcher)
+        if state is not None and self.matchers is not None:
+            self.parallel.settle()
+            self.matchers.recycle(state.matcher)
 
     def _first(self) -> dict[str, Future[Matcher]]:
         """By request id, the build of its first waiting choice."""
@@ -351,8 +353,8 @@ class Grammars:
         Used after masks that delayed a step. On a busy machine no grammar may be at fault.
         """
         limit = fair_share(len(self._masked), os.cpu_count() or 1)
-        bits_RW, costs = self._parallel.timed_masks([state.matcher for _, state in self._masked])
-        self._parallel.took = 0.0
+        bits_RW, costs = self.parallel.timed_masks([state.matcher for _, state in self._masked])
+        self.parallel.took = 0.0
         for (_, state), cost in zip(self._masked, costs, strict=True):
             if cost > limit and state.error is None:
                 state.error = (

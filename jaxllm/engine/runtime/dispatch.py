@@ -10,7 +10,7 @@ import jax
 import numpy as np
 from jax import Array
 
-from jaxllm.cache.arrays import KVCache, zeros_of
+from jaxllm.cache.arrays import KVCache
 from jaxllm.cache.peers import Inboxes
 from jaxllm.commands import Sleep, WakeUp
 from jaxllm.engine.runtime.lattice import Programs
@@ -250,7 +250,7 @@ class Dispatcher:
             self._device.wait()  # what runs may yet store into a peer's inbox
             self._inboxes.refill()
         self._device.delete()  # first: a device has no memory for two pools
-        self._start_empty(zeros_of(self.shapes.kv))
+        self._start_empty(self.shapes.zeros(self.shapes.kv))
 
     def expect_peers(self) -> None:
         """From now on devices wait for each other's parts. To be called once programs have run."""
@@ -298,7 +298,7 @@ class Dispatcher:
             jax.block_until_ready(weights)
         self.weights = weights
         # Pages that were kept hold anything, as those do that a request has given back
-        self._start_empty(self._device.pages() or zeros_of(self.shapes.kv))
+        self._start_empty(self._device.pages() or self.shapes.zeros(self.shapes.kv))
 
     def _start_empty(self, kv: KVCache) -> None:
         self._device = DeviceArrays(self.shapes, self.weights, kv)

@@ -12,7 +12,7 @@ from typing import Any
 import jax
 from jax import Array
 
-from jaxllm.cache.arrays import KVCache, page_counts, zeros_of
+from jaxllm.cache.arrays import KVCache, page_counts
 from jaxllm.config import ConfigError
 from jaxllm.engine.runtime.compilation.compile_counter import CompileCounter
 from jaxllm.engine.runtime.compilation.executables import Executables, Recipe
@@ -162,7 +162,7 @@ class Programs:
             with CompileCounter():
                 for at in self.variant(key).takes:
                     if isinstance(at, Resident) and at not in (WEIGHTS, KV, STATE):
-                        zeros_of(at.shapes(self.shapes))
+                        self.shapes.zeros(at.shapes(self.shapes))
             self.executables.compiles.made_late()
         return made
 

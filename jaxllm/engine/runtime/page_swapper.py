@@ -14,7 +14,7 @@ import jax
 import numpy as np
 from jax import Array
 
-from jaxllm.cache.arrays import KVCache, page_counts, zeros_of
+from jaxllm.cache.arrays import KVCache, page_counts
 from jaxllm.cache.transfer import Page, page_shapes
 from jaxllm.config import ConfigError
 from jaxllm.engine.runtime.lattice import Programs
@@ -80,7 +80,7 @@ class PageSwapper:
         page = page_shapes(shapes.kv)
         self._near = shardings(page)
         self._far = shardings(page_shapes(shapes.kv, far_memory(shapes.platform)))
-        self._filler = zeros_of(page)
+        self._filler = shapes.zeros(page)
         self._number_buffers = HostBuffers(self._width, shapes.host, BUFFERS)
         # Apart from each other: transfers of one plan run behind the step before it, and a wait
         # for them would delay the next launch

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import jax
 from jax import Array
 
-from jaxllm.cache.arrays import KVCache, zeros_of
+from jaxllm.cache.arrays import KVCache
 from jaxllm.engine.runtime.compilation.executables import Recipe
 from jaxllm.engine.runtime.shapes import StepShapes
 from jaxllm.engine.runtime.state import SlotState
@@ -73,7 +73,8 @@ class DeviceArrays:
         name, rows, field = at
         found = self._arrays.get((name, rows))
         if found is None:
-            found = self._arrays[name, rows] = zeros_of(Resident(name, rows).shapes(self._shapes))
+            like = Resident(name, rows).shapes(self._shapes)
+            found = self._arrays[name, rows] = self._shapes.zeros(like)
         return getattr(found, field) if field else found
 
     def write(self, at: Resident, value: Any) -> None:

@@ -14,7 +14,7 @@ from jax import Array
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jax.typing import DTypeLike
 
-from jaxllm.cache.arrays import KVCache, page_counts
+from jaxllm.cache.arrays import KVCache, Zeros, page_counts
 from jaxllm.cache.backends import Target
 from jaxllm.cache.collective import Collective, group_of, over
 from jaxllm.cache.groups import Place
@@ -139,6 +139,11 @@ class StepShapes:
     decode_inputs: int = 1
 
     @functools.cached_property
+    def zeros(self) -> Zeros:
+        """Makes arrays of these shapes."""
+        return Zeros()
+
+    @functools.cached_property
     def replicated(self) -> NamedSharding:
         """Whole on every device."""
         return NamedSharding(self.model.mesh, PartitionSpec())
@@ -159,7 +164,7 @@ class StepShapes:
             self.model.mesh, PartitionSpec(None, LAYER) if split else PartitionSpec()
         )
 
-    @property
+    @functools.cached_property
     def num_groups(self) -> int:
         """Cache groups with pages; each has a page pool of its own."""
         return len(page_counts(self.kv))

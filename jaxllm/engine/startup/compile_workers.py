@@ -228,7 +228,7 @@ def rebuild(task: dict[str, Any]) -> Programs:
     dtype = jnp.dtype(resolved.dtype)
     stage = Stage(**task["stage"])
     mesh = over_experts(make_mesh(resolved.tensor_parallel_size), resolved.expert_parallel_size)
-    graphdef, abstract = weights.abstract(spec, mesh, dtype, stage)
+    outline = weights.outline(spec, mesh, dtype, stage)
     lattice = Lattice(
         resolved=resolved,
         spec=spec,
@@ -239,8 +239,7 @@ def rebuild(task: dict[str, Any]) -> Programs:
         asked_length=task["asked_length"],
         weight_bytes=task["weight_bytes"],
         apart=task["apart"],
-        graphdef=graphdef,
-        abstract_weights=abstract,
+        outline=outline,
     )
     folder = Path(task["folder"])
     exports = Exports(folder.parent, folder.name)

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from jaxllm.cache.groups import CacheGroup, cache_groups, effective_window, merged
 from jaxllm.cache.layer import AttentionCache, PagedKV, RecurrentState
 from jaxllm.cache.pool import Lifetime
-from jaxllm.config import EngineConfig
+from jaxllm.config import ConfigError, EngineConfig
 from jaxllm.engine.startup.budget import MemoryBudget
 from jaxllm.models import ModelSpec
 from jaxllm.units import GIB
@@ -136,6 +136,22 @@ def page_sizes(
     )
 
 
+def splits(spec: ModelSpec, shards: int) -> tuple[int, ...]:
+    """Over how many times the devices weights and pages divide evenly, without a KV head that is
+    kept twice."""
+
+    def even(times: int) -> bool:
+        try:
+            return all(
+                spec.heads(times * shards, layer).kv_stored == spec.heads(shards, layer).kv_stored
+                for layer in spec.attention_layers
+            )
+        except ConfigError:
+            return False
+
+    return tuple(filter(even, (2, 4, 8)))
+
+
 def pool_pages(config: EngineConfig, budget: MemoryBudget, need: KVRequirements) -> int:
     """Pages of the pool: as many as were asked for, or all that fit. On CPU no more than the
     requests at once can use."""
@@ -143,6 +159,8 @@ def pool_pages(config: EngineConfig, budget: MemoryBudget, need: KVRequirements)
         return max(0, config.num_gpu_blocks_override)
     if config.kv_cache_memory_bytes is not None:
         return need.pages_in(max(0, config.kv_cache_memory_bytes))
+    if not need.group_bytes:  # pages count tokens alone: no layer keeps anything in them
+        return need.max_num_seqs * need.pages_per_request
     fitting = need.pages_in(max(0, budget.for_pages))
     if not budget.shared:
         return fitting // PAGE_ROUND * PAGE_ROUND

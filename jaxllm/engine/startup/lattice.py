@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict, dataclass, replace
-from typing import Any
 
 import jax.numpy as jnp
 from jax.sharding import Mesh
@@ -67,8 +66,7 @@ class Lattice:
         asked_length: tokens of the longest sequence that was asked for.
         weight_bytes: of weights on each device, by which XLA's options are chosen.
         apart: whether other processes compile other programs at the same time.
-        graphdef: the stage's modules, see `flax.nnx.split`.
-        abstract_weights: shapes with shardings of its weights.
+        outline: the stage without its weights.
     """
 
     resolved: Resolved
@@ -80,8 +78,7 @@ class Lattice:
     asked_length: int
     weight_bytes: int
     apart: bool
-    graphdef: Any
-    abstract_weights: Any
+    outline: weights.Outline
 
     @property
     def groups(self) -> tuple[CacheGroup, ...]:
@@ -162,10 +159,9 @@ def plan_lattice(model: ModelPlan, memory: MemoryPlan) -> Lattice:
     """The programs of a stage for pools of this size."""
     length = memory.max_model_len
     spec = model.spec.serving(length)
-    graphdef = model.graphdef
-    abstract = model.abstract_weights
+    outline = model.outline
     if spec.ropes != model.spec.ropes:
-        graphdef, abstract = weights.abstract(spec, model.mesh, model.dtype, model.stage)
+        outline = weights.outline(spec, model.mesh, model.dtype, model.stage)
     return Lattice(
         resolved=_resolved(model, memory),
         spec=spec,
@@ -176,8 +172,7 @@ def plan_lattice(model: ModelPlan, memory: MemoryPlan) -> Lattice:
         asked_length=model.need.max_model_len,
         weight_bytes=model.budget.weights,
         apart=model.wishes.hosts.count > 1 < model.stage.count,
-        graphdef=graphdef,
-        abstract_weights=abstract,
+        outline=outline,
     )
 
 
@@ -231,12 +226,12 @@ def make_programs(
 ) -> Programs:
     """The programs of a lattice, uncompiled. By default they use what earlier starts have kept."""
     resolved = lattice.resolved
-    leaves, treedef = weight_leaves(lattice.abstract_weights)
+    leaves, treedef = weight_leaves(lattice.outline.state)
     peers = None
     if by_inboxes(resolved.all_reduce):
         peers = largest_inboxes(lattice.mesh, lattice.spec, lattice.buckets)
     model = Model(
-        graphdef=lattice.graphdef,
+        graphdef=lattice.outline.graphdef,
         treedef=treedef,
         mesh=lattice.mesh,
         backend=resolved.attention_backend,
@@ -277,8 +272,8 @@ def check_same(hosts: Hosts, resolved: Resolved) -> None:
     ours, *others = hosts.agree(
         {name: json.dumps(value, default=repr) for name, value in decisions.items()}
     )
-    for rank, other in enumerate(others, 1):
-        problem = difference(ours, other)
+    for rank, theirs in enumerate(others, 1):
+        problem = difference(ours, theirs)
         if problem is not None:
             raise ConfigError(
                 f"host {rank} decided otherwise: {problem.replace(' here ', ' there ')}; "

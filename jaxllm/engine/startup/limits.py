@@ -17,14 +17,21 @@ PRODUCER_TOKENS = 2048  # whose pages travel while the next step runs; the last 
 
 def step_limits(config: EngineConfig, spec: ModelSpec, platform: str) -> Limits:
     """Requests and chunk tokens of a step, and the longest sequence. Raises ConfigError."""
-    slots = config.max_num_seqs or (16 if platform == "cpu" else 256)
     length = model_length(config, spec)
-    usual = min(length, 512) if platform == "cpu" else 8192
-    usual = min(usual, BATCH_INVARIANT_TOKENS) if config.batch_invariant else usual
-    role = (config.kv_transfer_config or {}).get("kv_role")
-    usual = min(usual, PRODUCER_TOKENS) if role == "kv_producer" else usual
+    slots = 256
+    usual = 8192
+    if platform == "cpu":
+        slots = 16
+        usual = min(length, 512)
+    slots = config.max_num_seqs or slots
+    if config.batch_invariant:
+        usual = min(usual, BATCH_INVARIANT_TOKENS)
+    if (config.kv_transfer_config or {}).get("kv_role") == "kv_producer":
+        usual = min(usual, PRODUCER_TOKENS)
     whole = spec.pooling is not None and not spec.pooling.takes_chunks
-    tokens = config.max_num_batched_tokens or max(usual, slots, length if whole else 0)
+    if whole:
+        usual = max(usual, length)
+    tokens = config.max_num_batched_tokens or max(usual, slots)
     if whole and tokens < length:
         raise ConfigError(
             f"--max-num-batched-tokens ({tokens}) must be at least --max-model-len ({length}), "
@@ -70,8 +77,11 @@ def shares_prefixes(config: EngineConfig, spec: ModelSpec, length: int) -> bool:
 
 def step_buckets(config: EngineConfig, spec: ModelSpec, limits: Limits, platform: str) -> Buckets:
     """The shapes to compile."""
-    build = Buckets.build if spec.pooling is None else Buckets.pooling
-    build = Buckets.batch_invariant if config.batch_invariant else build
+    build = Buckets.build
+    if config.batch_invariant:
+        build = Buckets.batch_invariant
+    elif spec.pooling is not None:
+        build = Buckets.pooling
     seqs = step_seqs(limits.max_num_seqs, config.pipeline_parallel_size)
     return build(seqs, limits.max_num_batched_tokens, platform)
 

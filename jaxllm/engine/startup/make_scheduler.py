@@ -35,21 +35,21 @@ def scheduler_class(name: str | None) -> type[Scheduler]:
         return Scheduler
     module, _, attribute = name.rpartition(":" if ":" in name else ".")
     try:
-        found = getattr(importlib.import_module(module), attribute)
+        chosen = getattr(importlib.import_module(module), attribute)
     except (ImportError, AttributeError, ValueError) as error:
         raise ConfigError(
             f"--scheduler-cls {name:.80} cannot be loaded: {error}; name it as module:Class"
         ) from None
-    if not (isinstance(found, type) and issubclass(found, Scheduler)):
+    if not (isinstance(chosen, type) and issubclass(chosen, Scheduler)):
         raise ConfigError(
             f"--scheduler-cls {name:.80} must be a subclass of "
             "jaxllm.engine.scheduling.scheduler.Scheduler"
         )
-    return found
+    return chosen
 
 
 def make_scheduler(
-    kind: type[Scheduler],
+    scheduler_type: type[Scheduler],
     config: EngineConfig,
     resolved: Resolved,
     runner: Runner | PoolingRunner,
@@ -67,7 +67,9 @@ def make_scheduler(
         max_model_len=resolved.max_model_len,
         groups=resolved.pipeline_parallel_size,
     )
-    scheduler = kind(limits, pools, runner.shapes.buckets, POLICIES[resolved.scheduling_policy])
+    scheduler = scheduler_type(
+        limits, pools, runner.shapes.buckets, POLICIES[resolved.scheduling_policy]
+    )
     transfer = KVTransferSettings.read(config.kv_transfer_config)
     if prefix is not None and resolved.host_pages:
         offload = OffloadManager(

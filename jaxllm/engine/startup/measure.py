@@ -162,7 +162,7 @@ def _for_pools(
     """The programs of a lattice; those `before` are for other pools."""
     if before is None:
         return make_programs(lattice, processors=processors)
-    if before.shapes.model.graphdef is lattice.graphdef:
+    if before.shapes.model.graphdef is lattice.outline.graphdef:
         return before.for_pool(lattice.pages(), lattice.table_width)
     return make_programs(lattice, before.executables, processors)  # of another length
 
@@ -232,7 +232,7 @@ def layer_kinds(model: ModelPlan) -> list[Hashable]:
     spec = model.spec
     groups = model_groups(spec, model.need.max_model_len, model.host.pages > 0)
     numbers = {layer: number for number, group in enumerate(groups) for layer in group.layers}
-    _, state = weights.abstract(spec, model.mesh, model.dtype)
+    state = model.outline.at(WHOLE).state
     parameters: list[list[Hashable]] = [[] for _ in spec.layers]
     for path, leaf in jax.tree_util.tree_leaves_with_path(state):
         names = [str(getattr(key, "key", key)) for key in path]
@@ -252,8 +252,8 @@ def _deepest(model: ModelPlan) -> int:
 def make_few(model: ModelPlan, plan: MemoryPlan, layers: int) -> Programs:
     """The programs of the same model cut off after a few layers, in one stage. None is kept."""
     spec = model.spec.first_layers(layers)
-    graphdef, abstract = weights.abstract(spec, model.mesh, model.dtype)
-    few = replace(model, spec=spec, stage=WHOLE, graphdef=graphdef, abstract_weights=abstract)
+    outline = weights.outline(spec, model.mesh, model.dtype)
+    few = replace(model, spec=spec, stage=WHOLE, outline=outline)
     lattice = plan_lattice(few, plan)
     return make_programs(lattice, Executables(lattice.options, platform=lattice.platform))
 

@@ -172,11 +172,11 @@ def _smaller(model: ModelPlan, measure: Measure) -> Smaller:
     """Budgets of smaller steps, as `measure` finds them."""
 
     def smaller(tokens: int, seqs: int) -> MemoryBudget:
-        other = model.with_steps(tokens, seqs)
-        pages = other.need.pages_per_request
-        plan = MemoryPlan(other.budget, other.need, pages, other.need.bytes_of(pages))
-        step = max(model.wishes.hosts.agree(measure.expected(other, plan)))
-        return replace(other.budget, workspace=step)
+        trial = model.with_steps(tokens, seqs)
+        pages = trial.need.pages_per_request
+        plan = MemoryPlan(trial.budget, trial.need, pages, trial.need.bytes_of(pages))
+        step = max(model.wishes.hosts.agree(measure.expected(trial, plan)))
+        return replace(trial.budget, workspace=step)
 
     return smaller
 

@@ -35,7 +35,12 @@ from jaxllm.engine.startup.budget import (
 )
 from jaxllm.engine.startup.device_client import own_processors
 from jaxllm.engine.startup.host_memory import HostPlan, HostRoom, plan_host
-from jaxllm.engine.startup.kv_requirements import KVRequirements, model_groups, page_sizes
+from jaxllm.engine.startup.kv_requirements import (
+    KVRequirements,
+    model_groups,
+    page_sizes,
+    splits,
+)
 from jaxllm.engine.startup.limits import divide, shares_prefixes, step_buckets, step_limits
 from jaxllm.engine.startup.wishes import Wishes
 from jaxllm.mesh import Stage, layer_devices, over_experts, own_devices, own_meshes, stages
@@ -67,8 +72,7 @@ class ModelPlan:
         likely_step: what that should need, in bytes; None where nothing tells.
         stage: which layers these devices have.
         mesh: these devices, in groups that have experts of their own.
-        graphdef: the stage's modules, see `flax.nnx.split`.
-        abstract_weights: shapes with shardings of its weights.
+        outline: the stage without its weights.
     """
 
     wishes: Wishes
@@ -88,8 +92,7 @@ class ModelPlan:
     likely_step: int | None
     stage: Stage
     mesh: Mesh
-    graphdef: Any
-    abstract_weights: Any
+    outline: weights.Outline
 
     @property
     def config(self) -> EngineConfig:
@@ -106,11 +109,6 @@ class ModelPlan:
         """Those of this process, of all its stages."""
         return own_devices(self.meshes)
 
-    @property
-    def weights_for(self) -> tuple[ModelSpec, Mesh, jax.typing.DTypeLike]:
-        """The model, devices and type that weights are made for."""
-        return self.spec, self.mesh, self.dtype
-
     def own_stages(self) -> list[ModelPlan]:
         """The stages of this process, of which this one is the last."""
         *before, _ = own_meshes(self.meshes)
@@ -120,16 +118,16 @@ class ModelPlan:
         """The same decisions for another stage."""
         stage = stages(self.stage.count)[index]
         mesh = over_experts(self.meshes[index], self.mesh.shape["expert"])
-        graphdef, abstract = weights.abstract(self.spec, mesh, self.dtype, stage)
-        return replace(self, mesh=mesh, stage=stage, graphdef=graphdef, abstract_weights=abstract)
+        outline = weights.outline(self.spec, mesh, self.dtype, stage)
+        return replace(self, mesh=mesh, stage=stage, outline=outline)
 
     def with_steps(self, tokens: int, seqs: int) -> ModelPlan:
         """What would be decided of an engine with steps of at most `tokens` tokens, and with `seqs`
         requests at once. Raises ConfigError as `plan_model`."""
         config = replace(self.config, max_num_batched_tokens=tokens, max_num_seqs=seqs)
-        other = plan_model(replace(self.wishes, config=config), self.meshes)
+        trial = plan_model(replace(self.wishes, config=config), self.meshes)
         # Weights may be on the devices by now
-        return replace(other, budget=replace(other.budget, usable=self.budget.usable))
+        return replace(trial, budget=replace(trial.budget, usable=self.budget.usable))
 
 
 class _Model(NamedTuple):
@@ -170,8 +168,8 @@ def plan_model(wishes: Wishes, meshes: Sequence[Mesh]) -> ModelPlan:
     buckets = step_buckets(config, spec, limits, model.platform)
     host = _host(config, model, limits)
     need = _requirements(config, model, limits, host)
-    abstracts = [weights.abstract(spec, mesh, dtype, stage) for stage in pipeline]
-    leaves = max((jax.tree.leaves(state) for _, state in abstracts), key=shard_bytes)
+    outlines = [weights.outline(spec, mesh, dtype, stage) for stage in pipeline]
+    leaves = max((jax.tree.leaves(outline.state) for outline in outlines), key=shard_bytes)
     sums = _sums(config, model, buckets.max_rows)
     staged = host.staged * need.group_bytes
     budget = measure_budget(config, spec, meshes, leaves, buckets, dtype.itemsize, staged)
@@ -179,7 +177,6 @@ def plan_model(wishes: Wishes, meshes: Sequence[Mesh]) -> ModelPlan:
     if sums.by_inboxes:
         resident += largest_inboxes(mesh, spec, buckets).size
     usable = min(wishes.hosts.agree(budget.usable))
-    graphdef, abstract = abstracts[last]
     return ModelPlan(
         wishes=wishes,
         spec=spec,
@@ -200,8 +197,7 @@ def plan_model(wishes: Wishes, meshes: Sequence[Mesh]) -> ModelPlan:
         ),
         stage=pipeline[last],
         mesh=mesh,
-        graphdef=graphdef,
-        abstract_weights=abstract,
+        outline=outlines[last],
     )
 
 
@@ -209,16 +205,15 @@ def _model(wishes: Wishes, mesh: Mesh) -> _Model:
     """The spec with the formats of its weights, heads as the attention back end wants them, and the
     checkpoint's own scales where pages are of 8 bits. Raises ConfigError."""
     config = wishes.config
-    directory = wishes.directory
     platform = mesh.devices.flat[0].platform
     dtype = weights.resolve_dtype(config.dtype, wishes.spec.stored_dtype, platform)
     formats = weights.weight_formats(
-        directory, wishes.spec, config.quantization, config.load_format
+        wishes.files, wishes.spec, config.quantization, config.load_format
     )
     spec = replace(wishes.spec, formats=formats)
     kv_dtype = _kv_dtype(config, spec, dtype)
     if kv_dtype != dtype:
-        spec = spec.with_scales(weights.kv_scales(directory, spec, config.load_format))
+        spec = spec.with_scales(weights.kv_scales(wishes.files, spec, config.load_format))
     shards = layer_devices(mesh)
     mesh = over_experts(mesh, expert_groups(config, spec))
     page_size = config.block_size or (16 if platform == "cpu" else 64)
@@ -228,7 +223,7 @@ def _model(wishes: Wishes, mesh: Mesh) -> _Model:
     target = target_of(mesh)
     device_kind = mesh.devices.flat[0].device_kind
     backends = choose_backends(target, shapes, config.attention_backend, device_kind)
-    widths = dict(zip(spec.attention_layers, backends, strict=True))
+    widths = dict(zip(spec.attention_layers, backends, strict=False))
     spec = spec.with_widths(
         widths[layer].head_dim if layer in widths else None for layer in range(len(spec.layers))
     )
@@ -243,7 +238,9 @@ def target_of(mesh: Mesh) -> Target:
 
 def _kv_dtype(config: EngineConfig, spec: ModelSpec, dtype: jnp.dtype) -> jnp.dtype:
     """The pages' dtype: 8 bits as the user or the checkpoint wishes, else the model's `dtype`."""
-    wish = spec.kv_cache_dtype if config.kv_cache_dtype == "auto" else config.kv_cache_dtype
+    wish = config.kv_cache_dtype
+    if wish == "auto":
+        wish = spec.kv_cache_dtype
     pages = jnp.dtype(KV_CACHE_DTYPES[wish] or dtype)
     if pages != dtype and pages.itemsize > 1:
         raise ConfigError(
@@ -347,19 +344,3 @@ def _requirements(
         tile=tile_tokens(model.backend.name),
         splits=splits(spec, model.shards),
     )
-
-
-def splits(spec: ModelSpec, shards: int) -> tuple[int, ...]:
-    """Over how many times the devices weights and pages divide evenly, without a KV head that is
-    kept twice."""
-
-    def even(times: int) -> bool:
-        try:
-            return all(
-                spec.heads(times * shards, layer).kv_stored == spec.heads(shards, layer).kv_stored
-                for layer in spec.attention_layers
-            )
-        except ConfigError:
-            return False
-
-    return tuple(filter(even, (2, 4, 8)))

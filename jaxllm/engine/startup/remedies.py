@@ -88,7 +88,7 @@ def crowded(
     helps = [
         f"--max-num-batched-tokens {tokens}{others}"
         for tokens, others in _smaller_steps(
-            need, left / budget.workspace, smaller, lambda other: _fits_beside(other, size)
+            need, left / budget.workspace, smaller, lambda trial: _fits_beside(trial, size)
         )
     ]
     fitting = need.pages_in(max(0, rest.for_pages - budget.workspace))
@@ -130,7 +130,7 @@ def remedies(
         helps += [
             f"--max-num-batched-tokens {tokens}{others}"
             for tokens, others in _smaller_steps(
-                need, share, smaller, lambda other: _holds_one(config, other, need)
+                need, share, smaller, lambda trial: _holds_one(config, trial, need)
             )
         ]
     helps += _more_devices(config, budget, need)

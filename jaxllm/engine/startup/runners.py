@@ -7,7 +7,6 @@ from typing import NamedTuple
 
 import jax
 
-from jaxllm.cache.arrays import zeros_of
 from jaxllm.engine.runtime.lattice import Programs
 from jaxllm.engine.runtime.pipeline.follower import StageFollower
 from jaxllm.engine.runtime.pipeline.handover import Handover
@@ -31,7 +30,8 @@ def make_runner(model: ModelPlan, loaded: Sequence[Loaded], report: Report) -> R
     """What runs the programs of this process's stages, with new pages; `model` is of the last of
     them."""
     with report.phase("Allocating KV pages"):
-        pages = [zeros_of(stage.programs.shapes.kv) for stage in loaded]
+        shapes = [stage.programs.shapes for stage in loaded]
+        pages = [own.zeros(own.kv) for own in shapes]
         jax.block_until_ready(pages)
     programs, weights = loaded[-1]
     if model.spec.pooling is not None:

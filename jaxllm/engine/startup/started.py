@@ -14,6 +14,7 @@ from functools import partial
 import jax
 from jax.sharding import Mesh
 
+from jaxllm import weights
 from jaxllm.config import ConfigError, EngineConfig, Resolved
 from jaxllm.engine.constraints.grammars import Grammars
 from jaxllm.engine.runtime.lattice import Progress
@@ -78,7 +79,7 @@ def start(
     wishes = read_wishes(config, hosts)
     use_compilation_cache(wishes.config.compilation_cache_dir)
     reserve_as(wishes.config)
-    with CompileWorkers(_early_workers(wishes.config)) as workers:
+    with wishes.files, CompileWorkers(_early_workers(wishes.config)) as workers:
         # JAX takes seconds to find GPUs, mostly without Python's lock, and XLA compiles without it
         pool = ThreadPoolExecutor(1, thread_name_prefix="tokenizer")
         reading = pool.submit(read_tokenizer, wishes)
@@ -118,11 +119,12 @@ def check_fit(config: EngineConfig) -> Rows:
     """The decisions of a start, by an estimate of the largest step where a start would measure it;
     nothing is loaded or compiled. Raises ConfigError when it cannot work."""
     wishes = read_wishes(config)
-    reserve_as(wishes.config)
-    model = plan_model(wishes, _meshes(wishes))
-    first_plan(model)
-    check_weights(model)
-    memory = estimated_plan(model)
+    with wishes.files:
+        reserve_as(wishes.config)
+        model = plan_model(wishes, _meshes(wishes))
+        first_plan(model)
+        check_weights(model)
+        memory = estimated_plan(model)
     return decided_rows(model, memory, plan_lattice(model, memory).resolved, None)
 
 
@@ -169,16 +171,17 @@ def _load_and_compile(
     tokenizer fails, all that ends.
     """
     own_stages = model.own_stages()
+    loader = weights.Loader()
     with Together(2 * len(own_stages) + 2) as together:
         together.begin(reading.result)
-        loading = together.begin(partial(_load, together, own_stages, report))
+        loading = together.begin(partial(_load, together, own_stages, report, loader))
         with _compiling(report, model.config) as progress:
             steps = CompiledSteps(
                 model, own_stages, workers, together, progress, processors, leave_late
             )
             memory = fit(model, steps)
         leaves = loading.result()
-    return memory, steps, WeightSource(own_stages), leaves
+    return memory, steps, WeightSource(own_stages, loader), leaves
 
 
 @contextmanager
@@ -201,13 +204,18 @@ def _may_leave_late(model: ModelPlan) -> bool:
 
 
 def _load(
-    together: Together, own_stages: Sequence[ModelPlan], report: Report
+    together: Together,
+    own_stages: Sequence[ModelPlan],
+    report: Report,
+    loader: weights.Loader,
 ) -> list[tuple[jax.Array, ...]]:
     """The weights of each stage, all at once."""
     with report.phase("Loading weights") as progress:
         told = map(together.watched, shares(progress, len(own_stages)))
         reading = [
-            together.begin(partial(WeightSource([stage]).read, progress=share))
+            together.begin(
+                partial(WeightSource([stage], loader, stage.wishes.files).read, progress=share)
+            )
             for stage, share in zip(own_stages, told, strict=True)
         ]
         return [stage.result() for stage in reading]

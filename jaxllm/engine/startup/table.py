@@ -160,11 +160,11 @@ def _format_rows(model: ModelPlan) -> Rows:
         return []
     counts = Counter(spec.formats.values())
     forms = "; ".join(f"{count} matrices in {form.title}" for form, count in counts.items())
-    _, plain = weights.abstract(replace(spec, formats={}), model.mesh, model.dtype)
+    plain = weights.outline(replace(spec, formats={}), model.mesh, model.dtype)
     saved = shard_bytes(jax.tree.leaves(plain)) - model.budget.weights
-    paths = jax.tree_util.tree_leaves_with_path(model.abstract_weights)
+    paths = jax.tree_util.tree_leaves_with_path(model.outline.state)
     others = shard_bytes(leaf for path, leaf in paths if _is_plain(path))
-    module = nnx.merge(model.graphdef, model.abstract_weights)
+    module = nnx.merge(model.outline.graphdef, model.outline.state)
     experts = [part.each for _, part in nnx.iter_graph(module) if isinstance(part, HeldExperts)]
     by_tile = any(not weight.takes_all(model.target) for weight in experts)
     token = model.need.group_bytes / model.need.page_size
@@ -190,12 +190,14 @@ def _head_row(spec: ModelSpec) -> str:
     """What makes logits."""
     form = spec.formats.get(table_name(spec) if spec.tied else head_name(spec))
     text = "plain numbers" if form is None else f"{form.numbers}, summed in float32"
-    return f"{text}, also the table of tokens" if spec.tied else text
+    if spec.tied:
+        text += ", also the table of tokens"
+    return text
 
 
-def _has_kernels_of_4_bits(kinds: Iterable[WeightFormat], target: Target) -> bool:
+def _has_kernels_of_4_bits(forms: Iterable[WeightFormat], target: Target) -> bool:
     """Whether kernels multiply with weights of 4 bits."""
-    return any(SCHEMES[kind.numbers] is Int4 and has_kernel(kind, target) for kind in kinds)
+    return any(SCHEMES[form.numbers] is Int4 and has_kernel(form, target) for form in forms)
 
 
 def _is_plain(path: tuple[Any, ...]) -> bool:
@@ -215,9 +217,10 @@ def _scales_rows(model: ModelPlan) -> Rows:
     layers = model.spec.layers
     scaled = sum(layer.scales is not None for layer in layers)
     text = "one for each token and head, computed when it is written"
-    if scaled:
-        some = f" for {scaled} of {len(layers)} layers; for the others {text}"
-        text = f"the checkpoint's{'' if scaled == len(layers) else some}"
+    if scaled == len(layers):
+        text = "the checkpoint's"
+    elif scaled:
+        text = f"the checkpoint's for {scaled} of {len(layers)} layers; for the others {text}"
     rows = [("KV scales", text)]
     if model.kv_dtype.name == LEAST_EXACT:
         cost = "perplexity of the demo model 1.4 % off, with fp8_e4m3 0.1 % (docs/modes.md)"

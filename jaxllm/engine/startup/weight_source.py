@@ -21,27 +21,39 @@ from jaxllm.weights.load import Progress
 class WeightSource:
     """Where the weights of some stages come from.
 
+    Args:
+        models: the plan of each stage.
+        loader: serves all loads; by default one of its own.
+        files: the model's own, while they are open; None: each read opens them.
+
     Attributes:
         models: the plan of each stage.
     """
 
-    def __init__(self, models: Sequence[ModelPlan]):
+    def __init__(
+        self,
+        models: Sequence[ModelPlan],
+        loader: weights.Loader | None = None,
+        files: weights.ModelFiles | None = None,
+    ):
         self.models = tuple(models)
         self._wishes = models[-1].wishes
+        self._loader = loader or weights.Loader()
+        self._files = files
 
     @property
     def rounds(self) -> bool:
         """Whether devices hold weights as plain numbers before they hold them in few bits."""
         return any(model.spec.formats for model in self.models)
 
-    def check(self, source: Path | weights.GivenArrays) -> None:
+    def check(self, source: weights.ModelFiles) -> None:
         """Raise ConfigError unless these weights fit the engine: from a checkpoint's headers and
         scales, or from the arrays' names, types and shapes."""
-        weights.check(source, *self.models[-1].weights_for, "auto")
+        weights.check(source, self.models[-1].outline, "auto")
 
     def read(
         self,
-        source: Path | weights.GivenArrays | None = None,
+        source: weights.Model | None = None,
         progress: Progress | None = None,
         before: Sequence[jax.Array] = (),
     ) -> tuple[jax.Array, ...]:
@@ -52,14 +64,14 @@ class WeightSource:
         arrays: list[jax.Array] = []
         for model in self.models:
             _, state = weights.load(
-                source or self._wishes.directory,
-                *model.weights_for,
+                source or self._files or self._wishes.directory,
+                model.outline,
                 "auto" if source else config.load_format,
                 seed=config.seed,
                 progress=progress,
                 cache=self._wishes.weight_cache,
-                stage=model.stage,
                 before=before[len(arrays) :],
+                loader=self._loader,
             )
             leaves, _ = weight_leaves(state)
             arrays += leaves
@@ -71,13 +83,7 @@ def check_weights(model: ModelPlan, use_cache: bool = False) -> None:
     kept are right, if the engine will `use_cache`."""
     wishes = model.wishes
     cache = wishes.weight_cache if use_cache else None
-    weights.check(
-        wishes.directory,
-        *model.weights_for,
-        wishes.config.load_format,
-        cache,
-        stages(model.stage.count),
-    )
+    weights.check(wishes.files, model.outline, wishes.config.load_format, cache)
 
 
 def keep_weights(config: EngineConfig) -> list[Path]:
@@ -85,24 +91,28 @@ def keep_weights(config: EngineConfig) -> list[Path]:
     `weight_cache_dir`; returns where those of each stage are. All use the first stage's devices, in
     turn. Raises ConfigError when weights cannot be kept."""
     wishes = read_wishes(config)
-    reserve_as(wishes.config)
-    model = plan_model(wishes, [make_mesh(config.tensor_parallel_size)])
-    check_weights(model)
-    return [_keep(replace(model, stage=stage)) for stage in stages(model.stage.count)]
+    with wishes.files:
+        reserve_as(wishes.config)
+        model = plan_model(wishes, [make_mesh(config.tensor_parallel_size)])
+        check_weights(model)
+        loader = weights.Loader()
+        outlines = map(model.outline.at, stages(model.stage.count))
+        return [
+            _keep(replace(model, stage=outline.stage, outline=outline), loader)
+            for outline in outlines
+        ]
 
 
-def _keep(model: ModelPlan) -> Path:
+def _keep(model: ModelPlan, loader: weights.Loader) -> Path:
     """Keep the weights of one stage; returns where."""
     wishes = model.wishes
-    entry = weights.kept_entry(
-        wishes.directory, *model.weights_for, wishes.weight_cache, model.stage
-    )
+    entry = weights.kept_entry(wishes.files, model.outline, wishes.weight_cache)
     if entry is None:
         raise ConfigError(
             "weights of 16 bits are served as they are; name a --quantization or a checkpoint "
             "that is quantised"
         )
-    WeightSource([model]).read()
+    WeightSource([model], loader, wishes.files).read()
     if not entry.folder.is_dir():
         raise ConfigError("the weights are not kept; the line above says why")
     return entry.folder

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -10,7 +11,7 @@ from jaxllm import weights
 from jaxllm.config import ConfigError, EngineConfig
 from jaxllm.engine.runtime.state import MAX_STOP_IDS
 from jaxllm.hosts.group import ALONE, Hosts
-from jaxllm.locate import locate
+from jaxllm.locate import find
 from jaxllm.models import ModelSpec, Wish, read_spec
 from jaxllm.sampling.options import MAX_STOP_TOKEN_IDS
 
@@ -24,15 +25,20 @@ class Wishes:
 
     Attributes:
         config: the configuration, for a model of this kind.
-        directory: the model's files.
+        files: the model's, which are open until the start has read its weights.
         spec: the model as these files describe it.
         hosts: that decide together.
     """
 
     config: EngineConfig
-    directory: Path
+    files: weights.ModelFiles
     spec: ModelSpec
     hosts: Hosts = ALONE
+
+    @property
+    def directory(self) -> Path:
+        """Of the model's files."""
+        return self.files.path
 
     @property
     def eos_ids(self) -> tuple[int, ...]:
@@ -54,11 +60,16 @@ class Wishes:
 
 
 def read_wishes(config: EngineConfig, hosts: Hosts = ALONE) -> Wishes:
-    """Find the model and read what it is. Raises ConfigError when the files are not those of such
-    a model."""
-    directory = locate(config.model, config.revision, config.download_dir)
-    spec = read_spec(directory, Wish.of(config))
-    if spec.pooling is not None and spec.pooling.bidirectional:
-        config = replace(config, num_gpu_blocks_override=ENCODER_PAGES, kv_cache_memory_bytes=None)
-    weights.check_shapes(directory, spec, config.load_format)
-    return Wishes(config, directory, spec, hosts)
+    """Find the model and read what it is; the caller closes its files. Raises ConfigError when
+    they are not those of such a model."""
+    located = find(config.model, config.revision, config.download_dir)
+    with ExitStack() as stack:
+        files = stack.enter_context(weights.ModelFiles(*located))
+        spec = read_spec(files.path, Wish.of(config))
+        if spec.pooling is not None and spec.pooling.bidirectional:
+            config = replace(
+                config, num_gpu_blocks_override=ENCODER_PAGES, kv_cache_memory_bytes=None
+            )
+        weights.check_shapes(files, spec, config.load_format)
+        stack.pop_all()
+    return Wishes(config, files, spec, hosts)

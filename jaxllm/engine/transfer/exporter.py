@@ -29,14 +29,25 @@ class PageExporter:
     host memory.
 
     `early`: a request that asks for nothing else is answered when its prompt begins to be computed,
-    so that its pages travel meanwhile.
+    so that its pages travel meanwhile. Sequences have at most `max_model_len` tokens.
+
+    Attributes:
+        shelf: where other engines find the pages.
     """
 
-    def __init__(self, runner: Runner, shelf: Shelf, prefixes: PrefixLookup, early: bool):
+    def __init__(
+        self,
+        runner: Runner,
+        shelf: Shelf,
+        prefixes: PrefixLookup,
+        early: bool,
+        max_model_len: int,
+    ):
         self._runner = runner
-        self._shelf = shelf
+        self.shelf = shelf
         self._prefixes = prefixes
         self._early = early
+        self._max_model_len = max_model_len
         self._announced: dict[Request, list[bytes]] = {}
         # Ids of requests that get their answer in this step, and of those that had it before
         self._begun: set[str] = set()
@@ -50,14 +61,18 @@ class PageExporter:
         self._prefixes.hash_pages(request, len(request.prompt.tokens))
         keys = self._shared(request, len(request.prompt.tokens))
         self._announced[request] = keys
-        self._shelf.announce(keys)
+        self.shelf.announce(keys)
 
     def answers(self, chunks: Sequence[Chunk]) -> list[Request]:
         """Requests of a launched step that get an answer now, before they have a token."""
         if not self._early:
             return []
         done = self._begun | self._answered
-        found = [c.request for c in chunks if c.request.id not in done and wants_pages(c.request)]
+        found = [
+            chunk.request
+            for chunk in chunks
+            if chunk.request.id not in done and wants_pages(chunk.request, self._max_model_len)
+        ]
         self._begun.update(request.id for request in found)
         return found
 
@@ -73,7 +88,7 @@ class PageExporter:
                 continue
             kept.append(delta)
         for request in [r for r in self._announced if r.status is Status.FINISHED]:
-            self._shelf.withdraw(self._announced.pop(request))
+            self.shelf.withdraw(self._announced.pop(request))
             self._answered.discard(request.id)
         return kept
 
@@ -85,7 +100,7 @@ class PageExporter:
             request = chunk.request
             if request.shares_pages and request.status is Status.RUNNING:
                 keys = self._shared(request, min(chunk.end, len(request.prompt.tokens)))
-                if missing := self._shelf.expect(keys):
+                if missing := self.shelf.expect(keys):
                     wanted = [keys[at] for at in missing]
                     pages = self._taken_out(wanted, [request.pages[at] for at in missing])
                     self._taken[request, chunk.end] = wanted, pages
@@ -99,9 +114,9 @@ class PageExporter:
     def clear(self) -> None:
         """Forget all requests, and what is not on its way to the shelf."""
         for keys, _ in self._taken.values():
-            self._shelf.forget(keys)
+            self.shelf.forget(keys)
         for keys in self._announced.values():
-            self._shelf.withdraw(keys)
+            self.shelf.withdraw(keys)
         for kept in (self._taken, self._announced, self._begun, self._answered):
             kept.clear()
 
@@ -109,14 +124,14 @@ class PageExporter:
         try:
             return self._runner.take_out(pages)
         except BaseException:
-            self._shelf.forget(keys)  # or nobody would bring them any more
+            self.shelf.forget(keys)  # or nobody would bring them any more
             raise
 
     def _shared(self, request: Request, tokens: int) -> list[bytes]:
         """Hashes of the whole pages of so many tokens."""
         count = tokens // self._prefixes.page_size
         # Last pages of a longer prompt would drive out the first, without which they are useless
-        return request.hashes[: min(count, self._shelf.capacity)]
+        return request.hashes[: min(count, self.shelf.capacity)]
 
     def forget(self, keys: list[bytes]) -> None:
         """Drop pages whose contents cannot be trusted."""
@@ -142,20 +157,22 @@ class PageExporter:
         if errors:
             logger.warning("KV pages for other engines could not be copied: %s", errors[0])
         if errors or not pages:
-            self._shelf.forget(keys)
+            self.shelf.forget(keys)
         return True
 
     def _put(self, key: bytes, page: Page) -> None:
-        self._shelf.put(key, [view(array) for array in page])
+        self.shelf.put(key, [view(array) for array in page])
 
 
-def wants_pages(request: Request) -> bool:
+def wants_pages(request: Request, max_model_len: int) -> bool:
     """Whether a request is the first leg of one that another engine continues, which computes the
-    only token once more."""
+    only token once more. Where the context has no place for a second token, the wish may have been
+    for all that it holds."""
     first = request.params
     return (
         request.shares_pages
         and first.max_tokens == 1
+        and len(request.prompt.tokens) + 1 < max_model_len
         and first.samples == 1
         and first.logprobs is None
         and first.prompt_logprobs is None

@@ -89,7 +89,9 @@ class PageTransfer:
             if not ipaddress.ip_address(settings.kv_ip).is_loopback:
                 logger.warning(EXPOSED, settings.kv_ip, self._server.port)
             prefixes = scheduler.kv_manager.prefixes
-            self.exporter = PageExporter(runner, shelf, prefixes, settings.answers_early)
+            self.exporter = PageExporter(
+                runner, shelf, prefixes, settings.answers_early, scheduler.limits.max_model_len
+            )
             self.exports = self.exporter
             self.offer = PageOffer(
                 engine_id=settings.engine_id,

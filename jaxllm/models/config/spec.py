@@ -48,7 +48,8 @@ class Mixture:
 
 @dataclass(frozen=True)
 class ModelSpec:
-    """A model before anything of it is built, whatever the number of devices.
+    """A model before anything of it is built, whatever the number of devices. Specs made twice of
+    the same configuration and wishes are equal, and hash alike.
 
     Attributes:
         model_type: the family, a file of `jaxllm/models`.
@@ -95,10 +96,10 @@ class ModelSpec:
     ropes: tuple[Any, ...]
     carry_width: int
     served_length: int
-    config: Mapping[str, Any] = field(repr=False)
+    config: Mapping[str, Any] = field(repr=False, hash=False)
     pooling: Pooling | None = None
     scheme: Scheme | None = None
-    formats: Mapping[str, WeightFormat] = field(default_factory=dict)
+    formats: Mapping[str, WeightFormat] = field(default_factory=dict, hash=False)
     mixture: Mixture | None = None
     expert_groups: int = 1
 

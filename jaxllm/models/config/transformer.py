@@ -27,6 +27,7 @@ from jaxllm.nn.blocks import Block, ParallelBlock
 from jaxllm.nn.decoder import Decoder
 from jaxllm.nn.embedding import Embedding, LogitsBias, PositionedEmbedding, vocab_axis
 from jaxllm.nn.head_maps import HeadMap
+from jaxllm.nn.heads import Heads
 from jaxllm.nn.linear import Init, Linear, OutputHead
 from jaxllm.nn.logits import LogitsMap
 from jaxllm.nn.mlp import ACTIVATIONS, MLP, FeedForward, GatedMLP, check_inner
@@ -201,8 +202,14 @@ class Parts:
         norm_kind: Callable[[Init, int, float], Norm] = RMSNorm,
     ):
         self.spec, self.shards, self.init = spec, shards, init
-        self.heads = spec.heads(shards)
         self._norm_kind = norm_kind
+        for layer in spec.attention_layers:
+            spec.heads(shards, layer)  # so that heads which do not divide are refused at once
+
+    @property
+    def heads(self) -> Heads:
+        """The attention heads of the first layer that attends."""
+        return self.spec.heads(self.shards)
 
     def norm(self) -> Norm:
         """A norm of the residual stream."""

@@ -11,7 +11,8 @@ from jaxllm.server.anthropic.messages import read_conversation
 from jaxllm.server.errors import ApiError, bad_request, describe
 from jaxllm.server.requests.body_fields import BodyFields
 from jaxllm.server.requests.chat import ChatRequest, parse_chat
-from jaxllm.server.requests.fields import read_field, read_optional, refuse_unsupported
+from jaxllm.server.requests.fields import read_field, read_optional
+from jaxllm.server.requests.known_fields import refuse_unsupported
 from jaxllm.server.requests.limits import Rules
 
 # Known fields that change nothing here, whatever they hold

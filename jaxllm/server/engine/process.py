@@ -82,6 +82,9 @@ class EngineProcess:
     `factory(config, on_phase)` makes the engine. `orphan(seconds)` is called when the other side
     has gone: this process must end within that time. It is 0 while the engine loads, because the
     next start needs the device.
+
+    Attributes:
+        inbox: messages that have arrived and are not handled.
     """
 
     def __init__(
@@ -95,7 +98,7 @@ class EngineProcess:
         self._reader = threading.Thread(target=self._read, name="engine-reader", daemon=True)
         self._told_to_end = False
         # SimpleQueue.get may wait for ever for a timeout of a few µs (CPython 3.12)
-        self._inbox: queue.Queue[Message] = queue.Queue()
+        self.inbox: queue.Queue[Message] = queue.Queue()
         self._failed_steps = 0  # since a request last finished
         self._outbox = Outbox(sock)  # several threads report phases of the start
         self._profiler = Profiler(None)
@@ -127,15 +130,15 @@ class EngineProcess:
             while data := self._sock.recv(1 << 16):
                 for message in frames.feed(data):
                     self._told_to_end |= isinstance(message, Stop)
-                    self._inbox.put(message)
+                    self.inbox.put(message)
         except (OSError, ValueError) as error:
             if not isinstance(error, OSError):
                 logger.exception("the server sent a malformed message")
-        self._inbox.put(None)
+        self.inbox.put(None)
         self._orphan(self._grace)
 
     def _start(self) -> AnyEngine | None:
-        first = self._inbox.get()
+        first = self.inbox.get()
         if not isinstance(first, Start):
             return None
         self._profiler = Profiler(first.config.profiler_dir)
@@ -147,11 +150,11 @@ class EngineProcess:
         # through them while streams wait.
         gc.collect()
         gc.freeze()
-        engine.when_built(lambda: self._inbox.put(GrammarReady()))
+        engine.when_built(lambda: self.inbox.put(GrammarReady()))
         self._grace = ORPHAN_GRACE
         start = self._follow_prefixes(engine) if first.tells_prefixes else None
         self._send(Ready(engine.resolved, engine.stats(), start))
-        engine.make_late(lambda: self._inbox.put(ProgramMade()))
+        engine.make_late(lambda: self.inbox.put(ProgramMade()))
         return engine
 
     def _follow_prefixes(self, engine: AnyEngine) -> bytes | None:
@@ -179,7 +182,7 @@ class EngineProcess:
 
     def _take_turns(self, engine: AnyEngine) -> None:
         while True:
-            for message in self._due_messages(engine):
+            for message in self.due_messages(engine):
                 if message is None or isinstance(message, Stop):
                     return
                 self._handle(engine, message)
@@ -213,26 +216,26 @@ class EngineProcess:
             self._failed_steps = 0
         return deltas
 
-    def _due_messages(self, engine: AnyEngine) -> Iterator[Message]:
+    def due_messages(self, engine: AnyEngine) -> Iterator[Message]:
         """The messages to handle before the next step; waits for one when the engine has no work.
 
         Messages left after MAX_HANDLING come after the step.
         """
         if engine.awaits_grammar:
-            yield self._inbox.get()
+            yield self.inbox.get()
         elif engine.has_work:
-            yield from self._messages_until(time.monotonic() + engine.wait_seconds)
+            yield from self.messages_until(time.monotonic() + engine.wait_seconds)
         else:
             yield from self._idle_messages(engine)
         until = time.monotonic() + MAX_HANDLING
-        while not self._inbox.empty() and time.monotonic() < until:
-            yield self._inbox.get()
+        while not self.inbox.empty() and time.monotonic() < until:
+            yield self.inbox.get()
 
-    def _messages_until(self, when: float) -> Iterator[Message]:
+    def messages_until(self, when: float) -> Iterator[Message]:
         """Messages as they arrive until `when` (time.monotonic) or until one ends the process."""
         with contextlib.suppress(queue.Empty):
             while (left := when - time.monotonic()) > 0:
-                yield (message := self._inbox.get(timeout=left))
+                yield (message := self.inbox.get(timeout=left))
                 if message is None or isinstance(message, Stop):
                     break
 
@@ -243,7 +246,7 @@ class EngineProcess:
         if engine.stats().steps != steps:
             try:
                 return [
-                    self._inbox.get(
+                    self.inbox.get(
                         timeout=max(IDLE_SECONDS, when + CHECK_SECONDS - time.monotonic())
                     )
                 ]
@@ -251,7 +254,7 @@ class EngineProcess:
                 engine.self_check()
                 self._checked = (engine.stats().steps, time.monotonic())
                 self._send_outputs(engine, [])
-        return [] if engine.has_work else [self._inbox.get()]
+        return [] if engine.has_work else [self.inbox.get()]
 
     def _handle(self, engine: AnyEngine, message: ToEngine | GrammarReady | ProgramMade) -> None:
         match message:

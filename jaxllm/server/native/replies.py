@@ -64,16 +64,21 @@ class SglangReply(Reply):
 
     def full_reply(self) -> Any:
         """The choice, or all of them in order."""
-        found = [self._full_choice(index, choice) for index, choice in enumerate(self._choices)]
-        return found if self._listed else found[0]
+        choices = [self._full_choice(index, choice) for index, choice in enumerate(self._choices)]
+        if self._listed:
+            return choices
+        return choices[0]
 
     def _full_choice(self, index: int, choice: Choice) -> dict[str, Any]:
         prompt = index // self._n
+        id = self.id
+        if self._listed:
+            id = f"{id}-{index}"
         return {
             "text": "".join(choice.text),
             "output_ids": choice.token_ids,
             "meta_info": {
-                "id": f"{self.id}-{index}" if self._listed else self.id,
+                "id": id,
                 "finish_reason": finish(choice),
                 "prompt_tokens": len(self._spec.prompts[prompt]),
                 "completion_tokens": choice.tokens,

@@ -12,17 +12,12 @@ from jaxllm.sampling.options import OPTIONS
 from jaxllm.server.errors import bad_request, describe
 from jaxllm.server.requests.body_fields import BodyFields
 from jaxllm.server.requests.completion import CompletionRequest, parse_completion, read_prompts
-from jaxllm.server.requests.fields import IGNORED as NO_EFFECT
-from jaxllm.server.requests.fields import (
-    NOT_ON_THE_WIRE,
-    WIRE_OPTIONS,
-    read_field,
-    refuse_unsupported,
-    whole,
-)
+from jaxllm.server.requests.fields import read_field, whole
 from jaxllm.server.requests.generation import read_generation
-from jaxllm.server.requests.known_fields import COMPLETION_FIELDS
+from jaxllm.server.requests.known_fields import COMPLETION_FIELDS, refuse_unsupported
+from jaxllm.server.requests.known_fields import IGNORED as NO_EFFECT
 from jaxllm.server.requests.limits import Rules, check_choices
+from jaxllm.server.requests.sampling import NOT_ON_THE_WIRE, WIRE_OPTIONS
 from jaxllm.server.requests.structure import STRUCTURE_FIELDS
 
 # SGLang's names of sampling options
@@ -85,16 +80,16 @@ class NativeRequest(CompletionRequest):
 
 def parse_native(body: dict[str, Any], rules: Rules) -> NativeRequest:
     """The typed request. Raises ApiError that names the field at fault."""
-    given = [name for name in ("prompt", "text", "input_ids") if body.get(name) is not None]
-    if len(given) != 1:
+    sent = [name for name in ("prompt", "text", "input_ids") if body.get(name) is not None]
+    if len(sent) != 1:
         raise bad_request(
             "send one of prompt (vLLM's form), text and input_ids (SGLang's form), "
-            f"got {' and '.join(given) or 'none'}",
-            given[1] if given else "prompt",
+            f"got {' and '.join(sent) or 'none'}",
+            sent[1] if sent else "prompt",
         )
-    if given == ["prompt"]:
+    if sent == ["prompt"]:
         return _parse_vllm(body, rules)
-    return _parse_sglang(body, given[0], rules)
+    return _parse_sglang(body, sent[0], rules)
 
 
 def _parse_vllm(body: dict[str, Any], rules: Rules) -> NativeRequest:
@@ -102,8 +97,8 @@ def _parse_vllm(body: dict[str, Any], rules: Rules) -> NativeRequest:
     _refuse(body, ("sampling_params",), "send options beside prompt")
     _refuse(body, TEXT_ALONE, "the reply is text alone; send the request to /v1/completions")
     refuse_unsupported(body, SGLANG_ALONE)
-    own = {"model": body.get("model") or rules.served[0]}
-    completion = parse_completion(body | own, rules)
+    model = body.get("model") or rules.served[0]
+    completion = parse_completion(body | {"model": model}, rules)
     prompts = completion.prompts
     if len(prompts) != 1:
         raise bad_request(f"prompt must be one prompt here, got {len(prompts)}", "prompt")
@@ -124,7 +119,7 @@ def _parse_sglang(body: dict[str, Any], field: str, rules: Rules) -> NativeReque
     _refuse(body, BESIDE_PROMPT, "send it within sampling_params")
     _refuse(body, COMPLETIONS_ALONE, "send the request to /v1/completions")
     options = _options(read_field(body, "sampling_params", dict, {}))
-    names = {name: name for name in OPTIONS} | {own: name for name, own in NAMES.items()}
+    names = {name: name for name in OPTIONS} | {name: theirs for theirs, name in NAMES.items()}
     generation = read_generation(
         options
         | {
@@ -133,7 +128,7 @@ def _parse_sglang(body: dict[str, Any], field: str, rules: Rules) -> NativeReque
         },
         rules,
         neutral={},
-        names={own: f"sampling_params.{name}" for own, name in names.items()},
+        names={name: f"sampling_params.{theirs}" for name, theirs in names.items()},
         forced={"max_tokens": options.get("max_tokens", MAX_NEW_TOKENS), "logprobs": None},
     )
     prompts = read_prompts(body[field], rules, generation.params, field)
@@ -160,17 +155,19 @@ def _refuse(body: dict[str, Any], names: Iterable[str], remedy: str) -> None:
 
 def _options(sampling: dict[str, Any]) -> dict[str, Any]:
     """SGLang's sampling parameters under the names of this server."""
-    found: dict[str, Any] = {}
+    options: dict[str, Any] = {}
     structure = {}
     for name, value in sampling.items():
         if value is None:
             continue
-        if name in STRUCTURES:
-            structure[STRUCTURES[name]] = _schema(name, value) if name == "json_schema" else value
+        if name == "json_schema":
+            structure[STRUCTURES[name]] = _schema(name, value)
+        elif name in STRUCTURES:
+            structure[STRUCTURES[name]] = value
         elif name in OPTIONS and name not in NOT_ON_THE_WIRE:
-            found[name] = value
+            options[name] = value
         elif name in NAMES:
-            found[NAMES[name]] = whole(value)
+            options[NAMES[name]] = whole(value)
         elif name == "structural_tag":
             structure[name] = _schema(name, value)
         else:
@@ -179,7 +176,9 @@ def _options(sampling: dict[str, Any]) -> dict[str, Any]:
                 f"sampling_params.{name[:64]}",
                 "unsupported_parameter",
             )
-    return found | ({"structured_outputs": structure} if structure else {})
+    if structure:
+        options["structured_outputs"] = structure
+    return options
 
 
 def _schema(name: str, value: Any) -> Any:

@@ -31,15 +31,17 @@ from jaxllm.server.pooling import cohere
 from jaxllm.server.pooling import requests as pooling
 from jaxllm.server.pooling.scoring import SIDES
 from jaxllm.server.requests.conversation import EFFORTS, MAX_DOCUMENTS, MAX_KWARGS
-from jaxllm.server.requests.fields import IGNORED, NEUTRAL, WIRE_OPTIONS
 from jaxllm.server.requests.known_fields import (
     CHAT_NEUTRAL,
     CHAT_ONLY,
     COMPLETION_NEUTRAL,
     COMPLETION_ONLY,
+    IGNORED,
+    NEUTRAL,
 )
 from jaxllm.server.requests.limits import MAX_MESSAGES, MAX_PROMPTS
 from jaxllm.server.requests.messages import ROLES
+from jaxllm.server.requests.sampling import WIRE_OPTIONS
 from jaxllm.server.requests.structure import GUIDED
 from jaxllm.server.requests.tools import ALLOWED, MAX_TOOLS, MODES
 

@@ -28,7 +28,7 @@ from jaxllm.server.openapi.schema import (
     unsupported,
 )
 from jaxllm.server.requests.conversation import EFFORTS
-from jaxllm.server.requests.fields import IGNORED
+from jaxllm.server.requests.known_fields import IGNORED
 from jaxllm.server.requests.tools import MODES
 from jaxllm.server.responses import requests
 from jaxllm.server.responses.compact import NOT_HERE

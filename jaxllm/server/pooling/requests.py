@@ -19,9 +19,9 @@ from jaxllm.sampling.values import OptionError
 from jaxllm.server.errors import bad_request, describe
 from jaxllm.server.requests.body_fields import BodyFields
 from jaxllm.server.requests.conversation import Conversation, read_conversation
-from jaxllm.server.requests.fields import read_field, read_optional, refuse_unsupported
+from jaxllm.server.requests.fields import read_field, read_optional
 from jaxllm.server.requests.generation import read_salt
-from jaxllm.server.requests.known_fields import TOKENIZE_FIELDS
+from jaxllm.server.requests.known_fields import TOKENIZE_FIELDS, refuse_unsupported
 from jaxllm.server.requests.limits import MAX_PROMPTS, Rules, check_chars, check_vocabulary
 from jaxllm.server.requests.model_name import read_model
 

@@ -26,7 +26,7 @@ from jaxllm.server.pooling.requests import (
     one_of,
     read_inputs,
 )
-from jaxllm.server.requests.fields import refuse_unsupported
+from jaxllm.server.requests.known_fields import refuse_unsupported
 from jaxllm.tokenizer import Pair, Tokenizer
 
 BYTES = "application/octet-stream"

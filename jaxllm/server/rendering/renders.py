@@ -100,26 +100,31 @@ class Renders:
     Args:
         facts: `Tokenizer.template_facts`.
         variables: values that the operator gives to variables of the templates.
+
+    Attributes:
+        processes: of each lane.
+        waiting: conversations of each lane whose rendering has not ended.
+        waiting_bytes: of their jobs.
     """
 
     def __init__(self, facts: dict[str, Any], variables: dict[str, Any] | None = None):
         self._templates: Template = facts["template"]
         self._variables = variables or {}
         self._probing: Future[TraitsByName] | None = None
-        self._processes = [RenderProcess(facts, seconds) for seconds in BUDGETS]
+        self.processes = [RenderProcess(facts, seconds) for seconds in BUDGETS]
         self._lanes = [
             ThreadPoolExecutor(1, thread_name_prefix=f"render-{lane}")
             for lane in range(len(BUDGETS))
         ]
-        self._waiting = [0] * len(BUDGETS)
-        self._bytes = [0] * len(BUDGETS)  # of the jobs that wait
+        self.waiting = [0] * len(BUDGETS)
+        self.waiting_bytes = [0] * len(BUDGETS)
         self._closed = False
 
     def start(self) -> None:
         """Start the first lane's process, and find out what the templates show: the first
         conversation would have to wait for both."""
         if self._probing is None:
-            process = self._processes[0]
+            process = self.processes[0]
             self._probing = self._lanes[0].submit(process.traits, self._variables)
 
     @property
@@ -192,29 +197,29 @@ class Renders:
     async def _reply(self, lane: int, job: bytes) -> dict[str, Any]:
         if self._closed:
             raise shutting_down()
-        waiting, size = self._waiting[lane], self._bytes[lane] + len(job)
+        waiting, size = self.waiting[lane], self.waiting_bytes[lane] + len(job)
         if waiting >= MAX_WAITING[lane] or (waiting and size > MAX_WAITING_BYTES[lane]):
             raise overloaded(
-                f"{waiting} conversations wait to be rendered, {self._bytes[lane]} bytes; "
+                f"{waiting} conversations wait to be rendered, {self.waiting_bytes[lane]} bytes; "
                 f"the limits are {MAX_WAITING[lane]} and {MAX_WAITING_BYTES[lane]}; retry later",
                 "render_queue_full",
             )
-        self._waiting[lane] += 1
-        self._bytes[lane] = size
+        self.waiting[lane] += 1
+        self.waiting_bytes[lane] = size
         try:
             return await asyncio.get_running_loop().run_in_executor(
-                self._lanes[lane], self._processes[lane].reply_to, job
+                self._lanes[lane], self.processes[lane].reply_to, job
             )
         except JobLost as error:
             raise _lost(error) from None
         finally:
-            self._waiting[lane] -= 1
-            self._bytes[lane] -= len(job)
+            self.waiting[lane] -= 1
+            self.waiting_bytes[lane] -= len(job)
 
     async def shut_down(self) -> None:
         """End the processes at once; who waits for them gets a 503. May be called again."""
         self._closed = True
-        await asyncio.gather(*(asyncio.to_thread(one.end_process) for one in self._processes))
+        await asyncio.gather(*(asyncio.to_thread(one.end_process) for one in self.processes))
         for threads in self._lanes:
             threads.shutdown(wait=False)
 

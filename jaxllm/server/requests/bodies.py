@@ -30,7 +30,7 @@ class Bodies:
         self._limit = limit
         self._total = max(total, limit)
         self._large = LargeBodies(fields, rules)
-        self._bytes_read = 0  # of bodies being read
+        self.bytes_read = 0
         self._deadlines: set[asyncio.Timeout] = set()  # of bodies still arriving
         self._refusing = False
 
@@ -54,9 +54,12 @@ class Bodies:
         try:
             await self._receive(scope, receive, chunks)
             body = b"".join(chunks)
-            fields = read_small(body) if len(body) <= TURN else await self._large.read(body)
+            if len(body) <= TURN:
+                fields = read_small(body)
+            else:
+                fields = await self._large.read(body)
         finally:
-            self._bytes_read -= sum(map(len, chunks))
+            self.bytes_read -= sum(map(len, chunks))
         check_type(scope["headers"])
         return fields
 
@@ -75,10 +78,10 @@ class Bodies:
                         raise ClientGone
                     chunks.append(message.get("body", b""))
                     size += len(chunks[-1])
-                    self._bytes_read += len(chunks[-1])
+                    self.bytes_read += len(chunks[-1])
                     if size > self._limit:
                         raise too_large(self._limit)
-                    if self._bytes_read > self._total:
+                    if self.bytes_read > self._total:
                         raise overloaded(
                             f"{self._total} bytes of other requests' bodies are being read; "
                             "retry later",

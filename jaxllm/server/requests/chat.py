@@ -8,9 +8,14 @@ from typing import Any
 from jaxllm.server.errors import bad_request
 from jaxllm.server.requests.body_fields import BodyFields
 from jaxllm.server.requests.conversation import Conversation, read_conversation
-from jaxllm.server.requests.fields import read_field, read_optional, refuse_unsupported
+from jaxllm.server.requests.fields import read_field, read_optional
 from jaxllm.server.requests.generation import Generation, read_generation
-from jaxllm.server.requests.known_fields import CHAT_FIELDS, CHAT_NEUTRAL, COMPLETION_ONLY
+from jaxllm.server.requests.known_fields import (
+    CHAT_FIELDS,
+    CHAT_NEUTRAL,
+    COMPLETION_ONLY,
+    refuse_unsupported,
+)
 from jaxllm.server.requests.limits import Rules
 from jaxllm.server.requests.tools import ToolUse
 
@@ -43,7 +48,9 @@ class ChatRequest:
 
 def parse_chat(body: dict[str, Any], rules: Rules) -> ChatRequest:
     """The typed request. Raises ApiError that names the field at fault."""
-    limit = "max_tokens" if body.get("max_completion_tokens") is None else "max_completion_tokens"
+    limit = "max_completion_tokens"
+    if body.get(limit) is None:
+        limit = "max_tokens"
     read_field(body, "max_tokens", int, 0)  # checked even where it is unused
     generation = read_generation(
         body,
@@ -77,4 +84,6 @@ def read_chat_logprobs(body: dict[str, Any]) -> int | None:
     top = read_optional(body, "top_logprobs", int)
     if top and not wanted:
         raise bad_request("top_logprobs needs logprobs: true", "top_logprobs")
-    return (top or 0) if wanted else None
+    if not wanted:
+        return None
+    return top or 0

@@ -8,9 +8,14 @@ from typing import Any
 from jaxllm.sampling.options import MAX_ALLOWED, SamplingParams
 from jaxllm.server.errors import bad_request, describe
 from jaxllm.server.requests.body_fields import BodyFields
-from jaxllm.server.requests.fields import is_one_of, read_field, read_optional, refuse_unsupported
+from jaxllm.server.requests.fields import is_one_of, read_field, read_optional
 from jaxllm.server.requests.generation import Generation, read_generation
-from jaxllm.server.requests.known_fields import CHAT_ONLY, COMPLETION_FIELDS, COMPLETION_NEUTRAL
+from jaxllm.server.requests.known_fields import (
+    CHAT_ONLY,
+    COMPLETION_FIELDS,
+    COMPLETION_NEUTRAL,
+    refuse_unsupported,
+)
 from jaxllm.server.requests.limits import (
     MAX_PROMPTS,
     Rules,
@@ -99,10 +104,10 @@ def read_prompts(
 
 
 def _read_prompt(
-    prompt: Any, kind: type[Any], rules: Rules, params: SamplingParams, field: str
+    prompt: Any, first: type[Any], rules: Rules, params: SamplingParams, field: str
 ) -> PromptForm:
-    """One prompt, which must be of the same kind as the first."""
-    if type(prompt) is not kind:
+    """One prompt, which must be of the same type as the `first`."""
+    if type(prompt) is not first:
         raise bad_request(f"{field} must not mix texts and token ids", field)
     if not prompt:
         raise bad_request(f"{field} must not be empty", field)

@@ -32,7 +32,9 @@ class Conversation:
     @property
     def shown_tools(self) -> tuple[Tool, ...]:
         """The tools that the template gets: all, or none where none may be called."""
-        return () if self.tools.mode == "none" else self.tools.tools
+        if self.tools.mode == "none":
+            return ()
+        return self.tools.tools
 
     @property
     def template_input(self) -> TemplateInput:
@@ -93,7 +95,9 @@ def read_effort(body: dict[str, Any]) -> dict[str, Any]:
     names of several models; a template reads its own. Raises ApiError(400)."""
     effort = read_optional(body, "reasoning_effort", str)
     budget = read_optional(body, "thinking_token_budget", int)
-    kwargs: dict[str, Any] = {} if budget is None else {"thinking_budget": budget}
+    kwargs: dict[str, Any] = {}
+    if budget is not None:
+        kwargs["thinking_budget"] = budget
     if effort is None:
         return kwargs
     if effort not in EFFORTS:
@@ -131,12 +135,12 @@ def read_documents(
         raise bad_request(
             f"at most {MAX_DOCUMENTS} documents per request, got {len(documents)}", "documents"
         )
-    for at, document in enumerate(documents):
+    for index, document in enumerate(documents):
         if not isinstance(document, dict):
             raise bad_request(
-                f"documents[{at}] must be an object, such as one with title and text, "
+                f"documents[{index}] must be an object, such as one with title and text, "
                 f"got {describe(document)}",
-                f"documents[{at}]",
+                f"documents[{index}]",
             )
     chars = sum(
         len(text.strip())

@@ -29,13 +29,13 @@ def keep_digits(messages: Any, raw: bytes) -> None:
         exact = msgspec.json.decode(raw)
     except (msgspec.MsgspecError, ValueError, RecursionError):  # a number that is no double
         return
-    for message, other in zip(messages, exact, strict=True):
+    for message, exact_message in zip(messages, exact, strict=True):
         if not isinstance(message, dict):
             continue
         for name in ("tool_calls", "content"):
             items = message.get(name)
             if isinstance(items, list):
-                for item, source in zip(items, other[name], strict=True):
+                for item, source in zip(items, exact_message[name], strict=True):
                     _copy_arguments(item, source)
 
 

@@ -9,16 +9,11 @@ from jaxllm.messages import RequestError, check_salt
 from jaxllm.prepared import count_logprobs
 from jaxllm.sampling.options import SamplingParams
 from jaxllm.server.errors import bad_request, describe
-from jaxllm.server.requests.fields import (
-    NEUTRAL,
-    check_json,
-    read_field,
-    read_optional,
-    read_sampling,
-    refuse_unsupported,
-)
+from jaxllm.server.requests.fields import check_json, read_field, read_optional
+from jaxllm.server.requests.known_fields import NEUTRAL, refuse_unsupported
 from jaxllm.server.requests.limits import Rules, check_logprobs, check_sampling
 from jaxllm.server.requests.model_name import read_model
+from jaxllm.server.requests.sampling import read_sampling
 from jaxllm.server.requests.structure import Structure, read_structure
 
 MAX_TRANSFER = 4096  # characters of kv_transfer_params
@@ -158,7 +153,9 @@ def read_transfer(body: dict[str, Any], streams: bool) -> PageTransfer:
         raise bad_request(f"{name} asks for do_remote_decode or do_remote_prefill, not both", name)
     if shares and streams:
         raise bad_request(f"{name}.do_remote_decode is for answers that are not streamed", name)
-    return PageTransfer(shares=shares, offer=params if fetches else None)
+    if not fetches:
+        return PageTransfer(shares=shares)
+    return PageTransfer(offer=params)
 
 
 def read_salt(body: dict[str, Any]) -> str | None:

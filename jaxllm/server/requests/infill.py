@@ -48,10 +48,12 @@ def find_infill(tokenizer: Tokenizer) -> Infill | None:
     """The format whose markers are single tokens of the vocabulary, if any."""
     find = tokenizer.backend.token_to_id
     for (before, after, between), ends in FORMATS:
-        a, b, c = find(before), find(after), find(between)
-        if a is not None and b is not None and c is not None:
-            found = [find(end) for end in ends]
-            return Infill((a, b, c), tuple(id for id in found if id is not None))
+        prefix = find(before)
+        suffix = find(after)
+        middle = find(between)
+        if prefix is not None and suffix is not None and middle is not None:
+            ids = [find(end) for end in ends]
+            return Infill((prefix, suffix, middle), tuple(id for id in ids if id is not None))
     return None
 
 

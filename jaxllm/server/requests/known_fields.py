@@ -5,8 +5,40 @@ from __future__ import annotations
 
 from typing import Any
 
-from jaxllm.server.requests.fields import IGNORED, NEUTRAL, WIRE_OPTIONS
+from jaxllm.server.errors import bad_request
+from jaxllm.server.requests.fields import is_one_of
+from jaxllm.server.requests.sampling import WIRE_OPTIONS
 from jaxllm.server.requests.structure import STRUCTURE_FIELDS
+
+# Known fields that change nothing here, whatever they hold.
+IGNORED = frozenset(
+    "user metadata store service_tier prompt_cache_key prompt_cache_retention "
+    "safety_identifier request_id session_id verbosity "
+    "guided_decoding_backend".split()
+)
+
+# Fields of features that are not supported yet, with the values that request nothing.
+NEUTRAL: dict[str, tuple[Any, ...]] = {
+    "prompt_embeds": ([],),
+    "vllm_xargs": ({},),
+    "extra_args": ({},),
+    "logits_processors": ([],),
+    "logprob_token_ids": ([],),
+    "repetition_detection": (),
+    "watermarking": (),
+    "return_prompt_text": (False,),
+    "truncation_side": ("left",),
+    **dict.fromkeys(("beam_width", "json_schema"), ()),
+    **dict.fromkeys(("regex", "ebnf", "grammar"), ("",)),
+}
+
+# Fields of other servers, or of the other endpoint, with their names here.
+OTHER_NAMES = {
+    "beam_width": "use_beam_search with best_of",
+    **dict.fromkeys(("regex", "ebnf", "grammar", "json_schema"), "structured_outputs"),
+    "top_logprobs": "logprobs",
+    "max_completion_tokens": "max_tokens",
+}
 
 # Chat fields of features that are not supported yet, with the values that request nothing.
 CHAT_NEUTRAL: dict[str, tuple[Any, ...]] = {
@@ -78,3 +110,19 @@ TOKENIZE_FIELDS = frozenset(
         *CHAT_NEUTRAL,
     }
 )
+
+
+def refuse_unsupported(
+    body: dict[str, Any], table: dict[str, tuple[Any, ...]], elsewhere: str | None = None
+) -> None:
+    """Raise ApiError(400) on the first field of `table` that requests something; `elsewhere` names
+    the endpoint that supports it."""
+    for name, neutral in table.items():
+        value = body.get(name)
+        if value is not None and not is_one_of(value, neutral):
+            remedy = "yet; leave it out"
+            if elsewhere is not None:
+                remedy = f"here, but in {elsewhere}; leave it out"
+            if name in OTHER_NAMES:
+                remedy = f"here; send {OTHER_NAMES[name]}"
+            raise bad_request(f"{name} is not supported {remedy}", name, "unsupported_parameter")

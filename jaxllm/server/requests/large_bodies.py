@@ -162,11 +162,10 @@ class LargeBodies:
             if not _is_flat_list(raw, start, stop):
                 break
             self._check_prompt_items(name, raw.count(b",", start, stop) + 1, False, truncates)
-            lists.append(
-                await _decode_ids(raw, start, stop)
-                if stop - start > TURN
-                else read_json(raw[start : stop + 1])
-            )
+            if stop - start > TURN:
+                lists.append(await _decode_ids(raw, start, stop))
+            else:
+                lists.append(read_json(raw[start : stop + 1]))
             bytes_read += stop - position
             position = stop + 1
             if bytes_read > TURN:
@@ -193,8 +192,10 @@ async def shape_of(text: bytes) -> Shape:
     shape = Shape()
     within = 0  # 1 where a slice begins within a string
     for piece in _slices(text):
-        unescaped = piece.replace(b"\\\\", b"").replace(b'\\"', b"") if b"\\" in piece else piece
-        parts = unescaped.split(b'"')
+        if b"\\" in piece:
+            parts = piece.replace(b"\\\\", b"").replace(b'\\"', b"").split(b'"')
+        else:
+            parts = piece.split(b'"')
         outside = b"".join(parts[within::2])
         within ^= (len(parts) - 1) & 1
         shape.containers += outside.count(b"[") + outside.count(b"{")
@@ -247,8 +248,9 @@ async def _decode_ids(raw: bytes, start: int, end: int) -> list[Any]:
     ids: list[Any] = []
     position = start + 1
     while position < end:
-        comma = raw.find(b",", position + TURN, end)
-        stop = end if comma < 0 else comma
+        stop = raw.find(b",", position + TURN, end)
+        if stop < 0:
+            stop = end
         ids += read_json(b"[%b]" % raw[position:stop])
         position = stop + 1
         await asyncio.sleep(0)

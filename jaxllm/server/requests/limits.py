@@ -57,6 +57,9 @@ class Rules:
     ) -> ContextOverflow:
         """The refusal of a text with more characters than may be tokenised; without `exact` it has
         `length` at least."""
+        counted = f"{length} characters"
+        if not exact:
+            counted = f"at least {counted}"
         remedy = "shorten it"
         if truncated:
             most = self.char_limit(True)
@@ -65,7 +68,7 @@ class Rules:
             self.resolved.max_model_len,
             -(-length // self.longest_token),
             param,
-            counted=f"{length} characters" if exact else f"at least {length} characters",
+            counted=counted,
             remedy=remedy,
         )
 
@@ -127,7 +130,7 @@ def check_prompt_scoring(lengths: list[int], params: SamplingParams) -> None:
 
 def check_logprobs(params: SamplingParams, resolved: Resolved, names: dict[str, str]) -> None:
     """Refuse more log-probabilities than the server or a reply has; `names` as for
-    `fields.read_sampling`."""
+    `sampling.read_sampling`."""
     try:
         top = count_logprobs(params, "logprobs", resolved) or 0
         count_logprobs(params, "prompt_logprobs", resolved)
@@ -208,8 +211,8 @@ def check_suffix(
             "unsupported_parameter",
         )
     truncated = params.truncate_prompt_tokens is not None
-    for name, given in (("echo", echo), ("truncate_prompt_tokens", truncated)):
-        if given:
+    for name, is_sent in (("echo", echo), ("truncate_prompt_tokens", truncated)):
+        if is_sent:
             raise bad_request(f"suffix cannot be combined with {name}; leave one of them out", name)
     if not all(isinstance(prompt, str) for prompt in prompts):
         raise bad_request("a suffix needs prompts that are texts, not token ids", "suffix")

@@ -34,29 +34,29 @@ class Structure:
 def read_structure(body: dict[str, Any]) -> Structure | None:
     """The constraint in `structured_outputs`, `response_format` or an older name; at most one of
     them may be sent. Raises ApiError(400)."""
-    given_fields: dict[str, Any] = {
-        name: {kind: body[name]} for name, kind in GUIDED.items() if body.get(name) is not None
+    sent: dict[str, Any] = {
+        name: {member: body[name]} for name, member in GUIDED.items() if body.get(name) is not None
     }
     if body.get("guided_json_object") is False:
-        del given_fields["guided_json_object"]
-    if (form := _response_format(body)) is not None:
-        given_fields["response_format"] = form
-    given_fields |= {name: body[name] for name in STRUCTURE_OBJECTS if body.get(name) is not None}
-    if len(given_fields) > 1:
-        first, second, *_ = given_fields
+        del sent["guided_json_object"]
+    form = _response_format(body)
+    if form is not None:
+        sent["response_format"] = form
+    sent |= {name: body[name] for name in STRUCTURE_OBJECTS if body.get(name) is not None}
+    if len(sent) > 1:
+        first, second, *_ = sent
         raise bad_request(
             f"{first} and {second} both constrain the output; send one of them", second
         )
     spacing = body.get("guided_whitespace_pattern")
-    if given_fields and body.get("use_beam_search") is True:
-        raise bad_request(
-            f"{next(iter(given_fields))} cannot be used in a beam search", next(iter(given_fields))
-        )
-    for name, given in given_fields.items():
-        if spacing is not None and isinstance(given, dict):
-            given = {"whitespace_pattern": spacing} | given
+    if sent and body.get("use_beam_search") is True:
+        name = next(iter(sent))
+        raise bad_request(f"{name} cannot be used in a beam search", name)
+    for name, constraint in sent.items():
+        if spacing is not None and isinstance(constraint, dict):
+            constraint = {"whitespace_pattern": spacing} | constraint
         try:
-            return Structure(name, structure(given))
+            return Structure(name, structure(constraint))
         except StructureError as error:
             raise bad_request(f"{name}: {sanitize(str(error))}", name) from None
     if spacing is not None:
@@ -70,17 +70,19 @@ def read_structure(body: dict[str, Any]) -> Structure | None:
 def _response_format(body: dict[str, Any]) -> dict[str, Any] | None:
     """`response_format` as a structure; None for text."""
     form = read_optional(body, "response_format", dict)
-    kind = None if form is None else form.get("type")
-    if form is None or kind == "text":
+    if form is None:
         return None
-    if kind == "json_object":
+    form_type = form.get("type")
+    if form_type == "text":
+        return None
+    if form_type == "json_object":
         return {"json_object": True}
-    if kind == "structural_tag":
+    if form_type == "structural_tag":
         return {"structural_tag": form}
-    if kind != "json_schema":
+    if form_type != "json_schema":
         raise bad_request(
             "response_format.type must be text, json_object, json_schema or structural_tag, "
-            f"got {describe(kind)}",
+            f"got {describe(form_type)}",
             "response_format",
         )
     wrapped = form.get("json_schema")

@@ -16,11 +16,7 @@ MODES = ("none", "auto", "required")
 ALLOWED = "allowed_tools"
 NO_ARGUMENTS: dict[str, Any] = {"type": "object", "properties": {}, "additionalProperties": False}
 
-_MEMBERS: dict[str, tuple[type, str]] = {
-    "description": (str, "a string"),
-    "parameters": (dict, "a JSON schema, which is an object"),
-    "strict": (bool, "true or false"),
-}
+A_SCHEMA = "a JSON schema, which is an object"
 _NAME = re.compile(r"[\w.:/-]{1,128}").fullmatch
 
 
@@ -84,17 +80,17 @@ def read_tool_use(body: dict[str, Any]) -> ToolUse:
     """`tools`, `tool_choice` and `parallel_tool_calls`; `[]` is no tools. Raises ApiError(400)."""
     _refuse_functions(body)
     parallel = read_field(body, "parallel_tool_calls", bool, True)
-    given = read_field(body, "tools", list, [])
-    if len(given) > MAX_TOOLS:
-        raise bad_request(f"at most {MAX_TOOLS} tools per request, got {len(given)}", "tools")
-    check_json("tools", given, MAX_CHARS)
-    tools = tuple(_read_tool(tool, f"tools[{at}]") for at, tool in enumerate(given))
+    listed = read_field(body, "tools", list, [])
+    if len(listed) > MAX_TOOLS:
+        raise bad_request(f"at most {MAX_TOOLS} tools per request, got {len(listed)}", "tools")
+    check_json("tools", listed, MAX_CHARS)
+    tools = tuple(_read_tool(tool, f"tools[{index}]") for index, tool in enumerate(listed))
     names: set[str] = set()
-    for at, tool in enumerate(tools):
+    for index, tool in enumerate(tools):
         if tool.name in names:
             raise bad_request(
-                f"tools[{at}] has the name {tool.name} of an earlier tool; names must differ",
-                f"tools[{at}].function.name",
+                f"tools[{index}] has the name {tool.name} of an earlier tool; names must differ",
+                f"tools[{index}].function.name",
             )
         names.add(tool.name)
     choice = body.get("tool_choice")
@@ -102,18 +98,21 @@ def read_tool_use(body: dict[str, Any]) -> ToolUse:
         choice, names = _read_allowed(choice, names)
         tools = tuple(tool for tool in tools if tool.name in names)
     mode, named = _read_choice(choice, names)
-    return ToolUse(tools=tools, mode=mode, named=named, parallel=parallel) if tools else NO_TOOLS
+    if not tools:
+        return NO_TOOLS
+    return ToolUse(tools=tools, mode=mode, named=named, parallel=parallel)
 
 
-def _read_tool(tool: Any, at: str) -> Tool:
-    """One tool; `at` is its place in the body, for errors."""
+def _read_tool(tool: Any, place: str) -> Tool:
+    """One tool; `place` is where it stands in the body, for errors."""
     if not isinstance(tool, dict):
-        raise bad_request(f"{at} must be an object, got {describe(tool)}", at)
+        raise bad_request(f"{place} must be an object, got {describe(tool)}", place)
     if tool.get("type") != "function":
         raise bad_request(
-            f"{at}.type must be function, got {describe(tool.get('type'))}", f"{at}.type"
+            f"{place}.type must be function, got {describe(tool.get('type'))}", f"{place}.type"
         )
-    function, where = tool.get("function"), f"{at}.function"
+    function = tool.get("function")
+    where = f"{place}.function"
     if not isinstance(function, dict):
         raise bad_request(f"{where} must be an object, got {describe(function)}", where)
     name = function.get("name")
@@ -123,38 +122,46 @@ def _read_tool(tool: Any, at: str) -> Tool:
             f"got {describe(name)}",
             f"{where}.name",
         )
-    found: dict[str, Any] = {}
-    for key, (kind, must) in _MEMBERS.items():
-        value = function.get(key)
-        if value is None:
-            continue
-        if not isinstance(value, kind):
-            raise bad_request(
-                f"{where}.{key} must be {must}, got {describe(value)}", f"{where}.{key}"
-            )
-        found[key] = value
-    types = found.get("parameters", NO_ARGUMENTS).get("type", "object")
+    description = _read_member(function, where, "description", str, "a string")
+    parameters = _read_member(function, where, "parameters", dict, A_SCHEMA)
+    strict = _read_member(function, where, "strict", bool, "true or false")
+    if parameters is None:
+        parameters = NO_ARGUMENTS
+    types = parameters.get("type", "object")
     if types != "object" and not (isinstance(types, list) and "object" in types):
         raise bad_request(
-            f"{where}.parameters must be the schema of an object, "
-            f"got the type {describe(found['parameters']['type'])}",
+            f"{where}.parameters must be the schema of an object, got the type {describe(types)}",
             f"{where}.parameters",
         )
-    return Tool(name=name, **found)
+    return Tool(name=name, description=description, parameters=parameters, strict=bool(strict))
+
+
+def _read_member[T](
+    function: dict[str, Any], where: str, name: str, expected: type[T], must: str
+) -> T | None:
+    """A member of a function, which `must` be of this type or null. Raises ApiError(400)."""
+    value = function.get(name)
+    if value is not None and not isinstance(value, expected):
+        raise bad_request(
+            f"{where}.{name} must be {must}, got {describe(value)}", f"{where}.{name}"
+        )
+    return value
 
 
 def _read_allowed(choice: dict[str, Any], names: set[str]) -> tuple[Any, set[str]]:
     """(mode, names) of a choice that leaves some of the tools out."""
-    given = choice.get(ALLOWED)
-    mode, listed = (given.get("mode"), given.get("tools")) if isinstance(given, dict) else (0, 0)
+    allowed = choice.get(ALLOWED)
+    members = allowed if isinstance(allowed, dict) else {}
+    mode = members.get("mode")
+    listed = members.get("tools")
     if mode not in ("auto", "required") or not isinstance(listed, list):
         raise bad_request(
             f"tool_choice of type {ALLOWED} must have an object {ALLOWED} with a list of tools, "
-            f"and auto or required as its mode, got {describe(given)}",
+            f"and auto or required as its mode, got {describe(allowed)}",
             "tool_choice",
         )
     where = f"tool_choice.{ALLOWED}.tools"
-    return mode, {_name_of(tool, f"{where}[{at}]", names) for at, tool in enumerate(listed)}
+    return mode, {_name_of(tool, f"{where}[{index}]", names) for index, tool in enumerate(listed)}
 
 
 def _read_choice(choice: Any, names: set[str]) -> tuple[Any, str | None]:
@@ -171,29 +178,31 @@ def _read_choice(choice: Any, names: set[str]) -> tuple[Any, str | None]:
     return "required", _name_of(choice, "tool_choice", names, "none, auto, required or ")
 
 
-def _name_of(choice: Any, at: str, names: set[str], also: str = "") -> str:
-    """The name of one of the tools in OpenAI's form; `also` says what else may be at `at`."""
+def _name_of(choice: Any, place: str, names: set[str], also: str = "") -> str:
+    """The name of one of the tools in OpenAI's form; `also` says what else may be in its place."""
     function = choice.get("function") if isinstance(choice, dict) else None
     name = function.get("name") if isinstance(function, dict) else None
     if not isinstance(name, str) or choice.get("type", "function") != "function":
         raise bad_request(
-            f'{at} must be {also}{{"type": "function", "function": {{"name": …}}}}, '
+            f'{place} must be {also}{{"type": "function", "function": {{"name": …}}}}, '
             f"got {describe(choice)}",
             "tool_choice",
         )
     if name not in names:
-        raise bad_request(f"{at} names {describe(name)}, which is none of the tools", "tool_choice")
+        raise bad_request(
+            f"{place} names {describe(name)}, which is none of the tools", "tool_choice"
+        )
     return name
 
 
 def _refuse_functions(body: dict[str, Any]) -> None:
     """Refuse the fields that came before tools, unless they request nothing."""
-    for name, other, neutral in (
+    for name, newer, neutral in (
         ("functions", "tools", ([],)),
         ("function_call", "tool_choice", ("none", "auto")),
     ):
         value = body.get(name)
         if value is not None and not is_one_of(value, neutral):
             raise bad_request(
-                f"{name} is not supported here; send {other}", name, "unsupported_parameter"
+                f"{name} is not supported here; send {newer}", name, "unsupported_parameter"
             )

@@ -10,14 +10,10 @@ from typing import Any, NoReturn
 from jaxllm.server.errors import ApiError, bad_request, describe
 from jaxllm.server.requests.body_fields import BodyFields
 from jaxllm.server.requests.chat import ChatRequest, parse_chat
-from jaxllm.server.requests.fields import (
-    IGNORED,
-    WIRE_OPTIONS,
-    read_field,
-    read_optional,
-    refuse_unsupported,
-)
+from jaxllm.server.requests.fields import read_field, read_optional
+from jaxllm.server.requests.known_fields import IGNORED, refuse_unsupported
 from jaxllm.server.requests.limits import Rules
+from jaxllm.server.requests.sampling import WIRE_OPTIONS
 from jaxllm.server.requests.structure import STRUCTURE_FIELDS
 from jaxllm.server.responses.history import clipped
 from jaxllm.server.responses.items import Chat, Item

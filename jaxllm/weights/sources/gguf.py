@@ -3,14 +3,13 @@ are read."""
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from jaxllm.gguf.architecture import checkpoint_parts, checkpoint_tensors
 from jaxllm.gguf.directory import model_file
-from jaxllm.gguf.model import Model, open_model, part_paths
+from jaxllm.gguf.model import Model, open_model
 from jaxllm.quantisation.schemes.gguf import INTEGERS, PARTS
 from jaxllm.tensors import Deferred
 from jaxllm.weights.stored import Entry, Found
@@ -24,17 +23,23 @@ class GgufTensors:
         name: of the first file.
         entries: its tensors by their names in checkpoints.
         tensors: the same, not yet read.
+        model: the files.
     """
 
     name: str
     entries: Mapping[str, Entry]
     tensors: Mapping[str, Deferred]
+    model: Model
 
     def tensor(self, name: str) -> Deferred:
         return self.tensors[name]
 
+    def close(self) -> None:
+        """Close the files; none of the tensors may be read after that."""
+        self.model.close()
 
-def _tensors(model: Model, name: str) -> GgufTensors:
+
+def _tensors(model: Model) -> GgufTensors:
     """Matrices of integers in groups in parts, all other tensors as plain numbers."""
     tensors = checkpoint_tensors(model)
     types = dict.fromkeys(tensors, "F32")
@@ -44,7 +49,7 @@ def _tensors(model: Model, name: str) -> GgufTensors:
             tensors[whole + suffix], types[whole + suffix] = part, "F32"
         types[whole + INTEGERS] = kind
     entries = {name: Entry(types[name], each.shape, 0, 0) for name, each in tensors.items()}
-    return GgufTensors(name, entries, tensors)
+    return GgufTensors(model.paths[0].name, entries, tensors, model)
 
 
 def holds(directory: Path) -> bool:
@@ -52,19 +57,12 @@ def holds(directory: Path) -> bool:
     return any(directory.glob("*.gguf")) and not any(directory.glob("*.safetensors*"))
 
 
-def read(directory: Path) -> Found:
+def read(directory: Path, opened: object = None) -> Found:
     """All tensors of a model directory, mapped and not yet read. Raises ConfigError for a file that
     cannot be read."""
+    if isinstance(opened, Model):
+        return Found([_tensors(opened)])
     path = model_file(directory)
     if path is None:
         return Found(problems=["no *.gguf file"], complete=False)
-    stats = [each.stat() for each in part_paths(path) if each.exists()]
-    stamps = tuple((stat.st_size, stat.st_mtime_ns) for stat in stats)
-    return Found([_opened(path, stamps)])
-
-
-@functools.lru_cache(maxsize=1)
-def _opened(path: Path, stamps: tuple[tuple[int, int], ...]) -> GgufTensors:
-    """The model of a file in this state: a start reads it several times, and half a second goes
-    into the header of a large vocabulary."""
-    return _tensors(open_model(path), path.name)
+    return Found([_tensors(open_model(path))])

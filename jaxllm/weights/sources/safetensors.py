@@ -51,13 +51,20 @@ class SafetensorsFile:
         data = self.data[entry.begin : entry.end]
         return np.frombuffer(data, STORED_DTYPES[entry.dtype]).reshape(entry.shape)
 
+    def close(self) -> None:
+        """Close the file; views of it stay."""
+        mapping = self.data.obj
+        self.data.release()
+        assert isinstance(mapping, MappedFile)
+        mapping.close()
+
 
 def holds(directory: Path) -> bool:
     """Whether the directory has weights in this format."""
     return os.path.lexists(directory / INDEX) or any(directory.glob("*.safetensors"))
 
 
-def read(directory: Path) -> Found:
+def read(directory: Path, _: object = None) -> Found:
     """All tensors of a model directory, mapped and not yet read."""
     found = Found()
     listed = _listed(directory, found.problems)

@@ -279,7 +279,7 @@ def test_a_request_may_be_aborted_while_its_grammar_is_built_and_while_it_runs(
 ) -> None:
     engine, never = llm.engine, Future[Matcher]()
     with monkeypatch.context() as patch:
-        patch.setattr(engine._grammars._matchers, "start_matcher", lambda grammar: never)
+        patch.setattr(engine.grammars.matchers, "start_matcher", lambda grammar: never)
         engine.add(request(llm, "waits", {"regex": "[a-z]{99}"}))
     assert engine.has_work
     assert engine.stats().waiting == engine.stats().deferred == 1

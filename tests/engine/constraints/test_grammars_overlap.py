@@ -33,7 +33,7 @@ def test_tokens_told_and_masks_found_together_are_those_of_one_by_one(
     wanted = [params(compact(name), max_tokens=80, seed=n) for n, name in enumerate(names)] + [
         params({"regex": "[a-z]{40}"}, min_tokens=9)
     ]
-    parallel = llm.engine._grammars._parallel
+    parallel = llm.engine.grammars.parallel
     assert parallel is not None
     monkeypatch.setattr("jaxllm.engine.constraints.grammars.SEQUENTIAL", 10**9)
     said = say(llm, *wanted)
@@ -68,12 +68,12 @@ def test_texts_are_made_while_masks_are_found_and_before_they_are_waited_for(
     engine.step()
     for owner, name in (
         (engine.runner, "forward"),
-        (engine._grammars._parallel, "start_masks"),
+        (engine.grammars.parallel, "start_masks"),
         (Detokenizer, "feed"),
     ):
         note(owner, name)
     for owner, name in (
-        (engine._grammars._parallel, "wait_masks"),
+        (engine.grammars.parallel, "wait_masks"),
         (engine.runner, "apply_token_bitmask"),
         (engine.runner, "draw"),
     ):
@@ -93,8 +93,8 @@ def test_a_matcher_is_given_back_only_when_nobody_looks_at_it(
 ) -> None:
     """The stop string is found while the masks of the next step are; here they take until somebody
     waits for them."""
-    grammars, waited, looking, ended = llm.engine._grammars, Event(), Event(), list[bool]()
-    parallel, matchers = grammars._parallel, grammars._matchers
+    grammars, waited, looking, ended = llm.engine.grammars, Event(), Event(), list[bool]()
+    parallel, matchers = grammars.parallel, grammars.matchers
     assert parallel is not None and matchers is not None
 
     def compute(entered: Lock) -> None:
@@ -207,18 +207,18 @@ def test_grammars_are_told_their_tokens_while_the_next_forward_is_launched(
         real(*step)
         told.set()
 
-    real = engine._grammars.accept_step
+    real = engine.grammars.accept_step
     engine.add(request(llm, "r", {"regex": "[a-z]{99}"}, max_tokens=8))
     while engine.stats().running < 1:
         engine.step()
     monkeypatch.setattr(engine.runner, "forward", forward)
-    monkeypatch.setattr(engine._grammars, "accept_step", follow)
+    monkeypatch.setattr(engine.grammars, "accept_step", follow)
     assert Outcome.of(collect(engine, []), "r").finish_reason == "length"
     assert len(launched) >= 7 and all(launched)
 
 
 @pytest.mark.parametrize(
-    ("part", "method"), [("runner", "forward"), ("runner", "collect"), ("_grammars", "start_masks")]
+    ("part", "method"), [("runner", "forward"), ("runner", "collect"), ("grammars", "start_masks")]
 )
 def test_what_fails_beside_a_forward_is_told_once_that_has_ended(
     llm: LLM, monkeypatch: pytest.MonkeyPatch, part: str, method: str

@@ -27,7 +27,7 @@ def test_waiting_for_a_grammar_does_not_hold_others_up(
     llm: LLM, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     engine, later = llm.engine, Future[Matcher]()
-    matchers, waits = engine._grammars._matchers, request(llm, "waits", {"regex": "later"})
+    matchers, waits = engine.grammars.matchers, request(llm, "waits", {"regex": "later"})
     with monkeypatch.context() as patch:
         patch.setattr(matchers, "start_matcher", lambda grammar: later)
         engine.add(waits)
@@ -50,7 +50,7 @@ def test_an_engine_that_waits_for_a_grammar_alone_says_so_and_its_driver_hears_w
     llm: LLM, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     engine, heard = llm.engine, []
-    matchers, later = engine._grammars._matchers, [Future[Matcher](), Future[Matcher]()]
+    matchers, later = engine.grammars.matchers, [Future[Matcher](), Future[Matcher]()]
     waits = request(llm, "waits", {"regex": "later"}, n=2)
     futures = iter(later)
     with monkeypatch.context() as patch:
@@ -128,9 +128,7 @@ def test_an_end_that_is_to_be_told_waits_for_no_grammar(
     engine, told = llm.engine, []
     requests = [request(llm, id, {"regex": "later"}) for id in ("waits", "leaves")]
     with monkeypatch.context() as patch:
-        patch.setattr(
-            engine._grammars._matchers, "start_matcher", lambda grammar: Future[Matcher]()
-        )
+        patch.setattr(engine.grammars.matchers, "start_matcher", lambda grammar: Future[Matcher]())
         for one in requests:
             engine.add(one)
     engine.abort("leaves")

@@ -46,8 +46,8 @@ def lattice(
     spec = replace(spec, formats={**formats, **ends})
     spec = spec.with_heads_of(stored_dim(backend, spec.heads(1).dim, kv_dtype))
     stage = more.get("stage", WHOLE)
-    graphdef, state = weights.abstract(spec, mesh, jnp.bfloat16, stage)
-    leaves, treedef = weight_leaves(state)
+    outline = weights.outline(spec, mesh, jnp.bfloat16, stage)
+    leaves, treedef = weight_leaves(outline.state)
     layers = stage.layers(len(spec.layers))
     groups = cache_groups(spec.layers, [None] * len(spec.layers))
     (group,) = groups
@@ -59,7 +59,7 @@ def lattice(
     return Programs(
         StepShapes(
             model=Model(
-                graphdef,
+                outline.graphdef,
                 treedef,
                 mesh,
                 backend,

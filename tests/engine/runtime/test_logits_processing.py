@@ -52,7 +52,7 @@ ASKED: tuple[dict[str, Any], ...] = (
 def dense(tiny_dir: str) -> Dense:
     """The logits after a text, by plain attention."""
     spec, mesh = models.read_spec(tiny_dir), make_mesh(1)
-    graphdef, state = weights.load(tiny_dir, spec, mesh, jnp.float32, "dummy")
+    graphdef, state = weights.load(tiny_dir, weights.outline(spec, mesh, jnp.float32), "dummy")
 
     @jax.jit
     def last(state: nnx.State, token_T: jax.Array, length: jax.Array) -> jax.Array:

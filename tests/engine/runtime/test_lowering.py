@@ -81,10 +81,10 @@ def test_a_step_with_a_checkpoints_scales_lowers(shards: int) -> None:
     given = programs_of(mesh, "mosaic_gpu", 64, "float8_e4m3fn")
     tensors = [("k_scale", ()), ("v_scale", ())]
     spec = models.make_spec(REAL_HEADS, scales=[tensors] * 2)
-    graphdef, state = weights.abstract(spec, mesh, jnp.bfloat16)
-    leaves, treedef = weight_leaves(state)
+    outline = weights.outline(spec, mesh, jnp.bfloat16)
+    leaves, treedef = weight_leaves(outline.state)
     assert len(leaves) == len(given.shapes.weights) + 2
-    model = replace(given.shapes.model, graphdef=graphdef, treedef=treedef)
+    model = replace(given.shapes.model, graphdef=outline.graphdef, treedef=treedef)
     shapes = replace(given.shapes, model=model, weights=leaves)
     text = traced(Programs(shapes), "decode")
     calls = re.findall(r"custom_call @(\w+)\(", text.lower(lowering_platforms=("cuda",)).as_text())
@@ -105,7 +105,7 @@ def test_a_step_over_two_kinds_of_layers_lowers(platform: str, backend: str, kin
     )
     model = replace(
         given.shapes.model,
-        graphdef=weights.abstract(spec, mesh, jnp.bfloat16)[0],
+        graphdef=weights.outline(spec, mesh, jnp.bfloat16).graphdef,
         places=(Place(0, 0), Place(1, 0)),
     )
     programs = Programs(replace(given.shapes, model=model, kv=kv, table_width=2 * 16))

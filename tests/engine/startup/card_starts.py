@@ -103,14 +103,14 @@ def plan_for(card: str, config: EngineConfig) -> ModelPlan:
     directory = Path(config.model)
     spec = read_spec(directory, Wish.of(config))
     meshes = [make_mesh(1, described(1, card))]
-    return on_a_cpu(plan_model(Wishes(config, directory, spec), meshes))
+    return on_a_cpu(plan_model(Wishes(config, weights.ModelFiles(directory), spec), meshes))
 
 
 def on_a_cpu(plan: ModelPlan) -> ModelPlan:
     """The same decisions, with arrays on this machine's CPU."""
     mesh = make_mesh(1, jax.devices("cpu"))
-    graphdef, abstract = weights.abstract(plan.spec, mesh, plan.dtype, plan.stage)
-    return replace(plan, meshes=(mesh,), mesh=mesh, graphdef=graphdef, abstract_weights=abstract)
+    outline = weights.outline(plan.spec, mesh, plan.dtype, plan.stage)
+    return replace(plan, meshes=(mesh,), mesh=mesh, outline=outline)
 
 
 def started(card: str, model: str, layers: int | None = None, **wishes: Any) -> dict[str, Any]:

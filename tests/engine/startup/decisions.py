@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 from jax.sharding import Mesh
 
+from jaxllm import weights
 from jaxllm.config import EngineConfig, Resolved
 from jaxllm.engine.startup.lattice import Lattice, plan_lattice
 from jaxllm.engine.startup.memory_plan import MemoryPlan, first_plan
@@ -35,7 +36,8 @@ def decide(
 ) -> Decided:
     """The decisions for a model directory, by default on one device. Raises ConfigError."""
     spec = read_spec(directory, Wish.of(config))
-    model = plan_model(Wishes(config, Path(directory), spec), meshes or [make_mesh(1)])
+    wishes = Wishes(config, weights.ModelFiles(directory), spec)
+    model = plan_model(wishes, meshes or [make_mesh(1)])
     return with_memory(model, first_plan(model))
 
 

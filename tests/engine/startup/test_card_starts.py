@@ -79,3 +79,13 @@ def test_a_small_start_of_a_large_model_fits_a_small_card(
     answer = begin("rtx-4090").answer(model="qwen2.5-7b", layers=6, **wishes)
     check(answer)
     assert answer["backend"] == "xla" and answer["weights"] > 4 * GIB
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+def test_a_smaller_step_that_an_error_names_fits(begin: Callable[[str], Compiler]) -> None:
+    compiler = begin("rtx-3090")
+    large = compiler.answer(model="qwen2.5-7b", max_num_batched_tokens=65536)
+    (tokens,) = re.findall(r"or --max-num-batched-tokens (\d+)", large["error"])
+    assert 256 <= int(tokens) < 65536
+    check(compiler.answer(model="qwen2.5-7b", max_num_batched_tokens=int(tokens)))

@@ -236,6 +236,27 @@ def test_a_second_start_knows_the_need_and_lowers_only_what_is_cheap(tiny_dir: s
     assert again == first
 
 
+@pytest.mark.slow
+def test_programs_are_made_again_for_the_pools_that_a_larger_step_leaves(
+    tiny_dir: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compiled: list[str] = []
+    compile_one = Programs._compile
+
+    def counted(self: Programs, key: Key) -> Any:
+        compiled.append(self.name(key))
+        return compile_one(self, key)
+
+    monkeypatch.setattr(measure, "measured_need", lambda *_: 1000)
+    monkeypatch.setattr(Programs, "peak_bytes", 2**23)
+    monkeypatch.setattr(Programs, "_compile", counted)
+    model = on_a_card(tiny_dir)
+    memory, programs = fitted(model)
+    assert memory.budget.workspace == kept_need(programs) == 2**23
+    assert programs.shapes.kv == plan_lattice(model, memory).pages()
+    assert len(compiled) == len(set(compiled)) > len(programs.lattice), "forwards alone, twice"
+
+
 def test_another_model_length_is_another_set_of_programs(tiny_dir: str) -> None:
     models = [on_a_card(tiny_dir), on_a_card(tiny_dir, max_model_len=32), on_a_card(tiny_dir)]
     folders = [lattice_of(model).exports() for model in models]

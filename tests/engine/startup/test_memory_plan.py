@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 from jaxllm import models
 from jaxllm.config import ConfigError, EngineConfig
 from jaxllm.engine.startup.budget import MemoryBudget
-from jaxllm.engine.startup.kv_requirements import PAGE_ROUND, pool_pages
+from jaxllm.engine.startup.kv_requirements import PAGE_ROUND, pool_pages, splits
 from jaxllm.engine.startup.memory_plan import MemoryPlan, first_plan, fit, plan_memory
-from jaxllm.engine.startup.model_plan import ModelPlan, splits
+from jaxllm.engine.startup.model_plan import ModelPlan
 from jaxllm.units import GIB, amount
 from tests.engine.conftest import TINY
 from tests.engine.startup.decisions import decide

@@ -119,9 +119,9 @@ def test_weights_in_few_bits_are_named_with_what_they_save(tiny_dir: str) -> Non
         r"\d+ matrices in fp8 with scales of rows, inputs as they are", rows["quantised weights"]
     )
     assert re.fullmatch(r".* per device, -?\d+ tokens of KV", rows["quantisation saves"])
-    body = nnx.merge(plain.model.graphdef, plain.model.abstract_weights)
+    body = nnx.merge(plain.model.outline.graphdef, plain.model.outline.state)
     maps = (m.weight.get_value() for _, m in nnx.iter_modules(body.layers) if isinstance(m, Linear))
-    every = sum(leaf.size for leaf in jax.tree.leaves(plain.model.abstract_weights))
+    every = sum(leaf.size for leaf in jax.tree.leaves(plain.model.outline.state))
     others = 4 * (every - sum(weight.size for weight in maps))
     assert rows["other weights"] == f"{amount(others)} per device as plain numbers"
     assert rows["products of these"] == "reference (plain JAX: may be slower than 16 bits)"

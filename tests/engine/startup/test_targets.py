@@ -4,25 +4,30 @@ one module and one entry in its op's table."""
 from __future__ import annotations
 
 import dataclasses
+import importlib
 import json
+import pkgutil
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from types import ModuleType, SimpleNamespace
 
 import jax
 import jax.numpy as jnp
 import pytest
 
+import pallas_kernels
 from jaxllm.cache.backends import Shapes, choose_backend, tile_tokens
 from jaxllm.engine.engine import Engine
 from jaxllm.engine.startup import model_plan
 from jaxllm.sampling.options import SamplingParams
-from pallas_kernels import add_norm, draw, matmul, paged_decode, paged_extend
+from pallas_kernels import add_norm, all_reduce, draw, matmul, paged_decode, paged_extend
+from pallas_kernels.backends import Backends
 from pallas_kernels.draw import reference as draw_reference
 from pallas_kernels.paged_decode import reference as decode_reference
 from pallas_kernels.paged_extend import reference as extend_reference
 from pallas_kernels.target import ANYWHERE, HOPPER, PORTABLE, Needs, Target
 from tests.engine.conftest import run
+from tests.engine.runtime.cards import CARDS
 from tests.targets import A100, H200, RTX_5090, TPU
 
 NAME = "mosaic_more"
@@ -78,6 +83,25 @@ def test_an_engine_runs_the_back_ends_of_another_card(
     engine = make_engine()
     assert engine.resolved.attention_backend == NAME and engine.resolved.target == RTX_5090
     assert run(engine, prompts, params) == wanted
+
+
+def tables() -> Iterator[Backends]:
+    """The tables of all ops."""
+    for module in pkgutil.iter_modules(pallas_kernels.__path__):
+        if module.ispkg:
+            op = importlib.import_module(f"pallas_kernels.{module.name}")
+            yield from (value for value in vars(op).values() if isinstance(value, Backends))
+
+
+@pytest.mark.parametrize("card", [name for name, card in CARDS.items() if card.capability[0] != 9])
+def test_a_card_without_kernels_runs_what_runs_anywhere(card: str) -> None:
+    target = CARDS[card].offer
+    alone = [table for table in tables() if all_reduce.TRIED not in table.needs.values()]
+    assert len(alone) >= 20
+    for table in alone:
+        assert all(map(table.runs_anywhere, table.suited(target)))
+    part = jnp.zeros((1, 256), jnp.bfloat16)
+    assert all_reduce.choose(all_reduce.Group("width", 2), part) == "reference", "without inboxes"
 
 
 def test_a_forced_attention_back_end_leaves_other_ops_to_the_target() -> None:

@@ -72,8 +72,8 @@ def alone(make_engine: MakeEngine) -> list[int]:
 
 
 def close(engine: Engine) -> None:
-    assert engine._pending._transfer is not None
-    engine._pending._transfer.close()
+    assert engine.transfer is not None
+    engine.transfer.close()
 
 
 def request(prompt: list[int], **more: Any) -> GenerateRequest:

@@ -37,7 +37,7 @@ def test_a_first_leg_whose_grammar_forces_its_tokens(make, random_dir, sentence,
     deltas = collect(engine, [one])
     assert [delta.finish_reason for delta in deltas] == ["length"]
     engine.scheduler.check()
-    assert not engine.steps._exports._shelf._announced and not engine.steps._exports._announced
+    assert not engine.transfer.exporter.shelf._announced and not engine.transfer.exporter._announced
     close(engine)
 
 
@@ -61,9 +61,9 @@ def test_a_step_that_fails_after_an_early_answer(make, monkeypatch, name):
     engine.add(request(PROMPT, params=PREFILL, shares_pages=True))
     with pytest.raises(RuntimeError, match="injected"):
         collect(engine, [])
-    exporter = engine.steps._exports
+    exporter = engine.transfer.exporter
     assert not (exporter._begun or exporter._answered or exporter._announced or exporter._taken)
-    assert not (exporter._shelf._announced or exporter._shelf._expected)
+    assert not (exporter.shelf._announced or exporter.shelf._expected)
     assert tokens_of(collect(engine, [request(PROMPT)]), "r") == alone
     close(engine)
 
@@ -74,11 +74,11 @@ def test_nobody_waits_for_pages_of_a_request_that_was_lost_before_its_grammar(
     engine = make("kv_producer", model=random_dir, skip_tokenizer_init=False, max_model_len=256)
     fail_once(monkeypatch, engine.runner, "forward")
     engine.add(request(PROMPT))
-    grammars = engine._grammars
+    grammars = engine.grammars
     monkeypatch.setattr(grammars, "pop_built", list)
     engine.add(replace(request(PROMPT, shares_pages=True, grammar=sentence), id="lost"))
     with pytest.raises(RuntimeError, match="injected"):
         engine.step()
     assert not engine.has_work
-    assert not engine.steps._exports._announced and not engine.steps._exports._shelf._announced
+    assert not engine.transfer.exporter._announced and not engine.transfer.exporter.shelf._announced
     close(engine)

@@ -116,15 +116,15 @@ class Held:
     def let_go(self, engine: Engine) -> None:
         """Let the engine's fetches end."""
         self._go_on.set()
-        assert engine._pending._fetcher is not None
-        wait(engine._pending._fetcher.pending, 20)
+        assert engine.transfer.fetcher is not None
+        wait(engine.transfer.fetcher.pending, 20)
 
 
 def aborted(engine: Engine, offer: dict[str, Any]) -> None:
     """Begin a request that waits for pages, and abort it."""
     engine.reset_prefix_cache()
     engine.add(request(PROMPT, page_offer=offer))
-    assert engine._pending.unsettled
+    assert engine.pending.unsettled
     engine.abort("r")
     assert [delta.finish_reason for delta in collect(engine, [])] == ["abort"]
 
@@ -177,7 +177,7 @@ def test_an_engine_sleeps_and_wakes_while_pages_of_an_aborted_request_are_on_the
 
 def test_pages_of_an_aborted_request_are_not_asked_for(make, prefill, monkeypatch):
     engine, offer = make("kv_consumer"), share(prefill, PROMPT)
-    fetcher, go_on, asked = engine._pending._transfer.fetcher, threading.Event(), list[int]()
+    fetcher, go_on, asked = engine.transfer.fetcher, threading.Event(), list[int]()
 
     def late(self: PageClient, address: Any, keys: Any, seconds: float) -> Iterator[np.ndarray]:
         asked.append(len(keys))
@@ -214,7 +214,7 @@ def test_pages_that_a_failed_step_did_not_take_out_are_shared_by_the_next_reques
 
 def test_of_a_prompt_that_is_longer_than_the_shelf_the_first_pages_are_shared(make, decode, alone):
     engine = make("kv_producer", buffer=4 * PAGE_BYTES)
-    assert engine._pending._transfer.exporter._shelf.capacity == 4
+    assert engine.transfer.exporter.shelf.capacity == 4
     last = continued(decode, PROMPT, share(engine, PROMPT))
     assert (last.token_ids, last.num_cached_tokens) == (alone, 4 * 8)
     close(engine)
@@ -223,13 +223,13 @@ def test_of_a_prompt_that_is_longer_than_the_shelf_the_first_pages_are_shared(ma
 def test_pages_that_could_not_be_copied_are_copied_for_the_next_request(
     prefill, decode, monkeypatch, caplog
 ):
-    prompt, exporter = [92, *PROMPT], prefill._pending._transfer.exporter
+    prompt, exporter = [92, *PROMPT], prefill.transfer.exporter
 
     def full(*_: Any) -> None:
         raise MemoryError("no room")
 
     with monkeypatch.context() as patch:
-        patch.setattr(exporter._shelf, "put", full)
+        patch.setattr(exporter.shelf, "put", full)
         assert continued(decode, prompt, share(prefill, prompt)).num_cached_tokens == 0
     assert "could not be copied: no room" in caplog.text
     assert continued(decode, prompt, share(prefill, prompt)).num_cached_tokens == 56
@@ -276,7 +276,7 @@ def test_pages_that_nobody_waits_for_any_more_leave_their_memory_to_others(
     engine = make("kv_consumer", kv_offloading_size=9 * 2048 / 2**30)
     swapper, offer = engine.runner.swapper, share(prefill, PROMPT)
     engine.add(request(PROMPT, page_offer=offer))
-    wait(engine._pending._fetcher.pending, 20)
+    wait(engine.transfer.fetcher.pending, 20)
     engine.reset_prefix_cache()
     deltas = collect(engine, [])
     assert deltas[-1].num_cached_tokens == 0

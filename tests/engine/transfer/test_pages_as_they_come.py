@@ -42,7 +42,7 @@ def wanted(make_engine: Callable[..., Engine]) -> list[int]:
 def answered(engine: Engine, prompt: list[int] = LONG, **more: Any) -> TextDelta:
     """The first leg's answer, while its prompt is still computed, of which no page is stored."""
     engine.reset_prefix_cache()
-    shelf = engine._pending._transfer.exporter._shelf
+    shelf = engine.transfer.exporter.shelf
     shelf.forget([*shelf._pages])
     engine.add(request(prompt, **{"params": PREFILL, "shares_pages": True} | more))
     while not (deltas := engine.step()):
@@ -128,8 +128,8 @@ def test_a_second_leg_that_is_aborted_leaves_nothing(early, second):
     second.abort("r")
     assert [delta.finish_reason for delta in collect(second, [])] == ["abort"]
     collect(early, [])
-    while second._pending.unsettled:
-        second._pending.schedule_ready(True)
+    while second.pending.unsettled:
+        second.pending.schedule_ready(True)
     second.scheduler.check()
     assert not second.scheduler.offload.host.promised
 

@@ -29,7 +29,7 @@ def test_tokens_are_those_of_one_engine_and_whole_pages_are_not_computed_again(
     assert decode.stats().free_pages == decode.stats().num_pages
     # What is here already is not fetched
     again = collect(decode, [request(PROMPT, page_offer=offer)])
-    assert tokens_of(again, "r") == alone and not decode._pending.unsettled
+    assert tokens_of(again, "r") == alone and not decode.pending.unsettled
 
 
 def test_choices_draws_and_salts_go_the_same_way(prefill, decode):
@@ -53,7 +53,7 @@ def test_a_prompt_that_was_partly_cached_is_shared_whole(prefill, decode, alone)
 
 def test_pages_that_are_missing_are_computed(prefill, decode, alone):
     offer = share(prefill, PROMPT)
-    shelf = prefill.steps._exports._shelf
+    shelf = prefill.transfer.exporter.shelf
     collect(decode, [])
     keys = prefill.scheduler.kv_manager.prefixes
     chain: list[bytes] = []
@@ -66,15 +66,15 @@ def test_pages_that_are_missing_are_computed(prefill, decode, alone):
 def test_a_damaged_page_and_those_behind_it_are_computed(prefill, decode, alone, caplog):
     chain: list[bytes] = []
     prefill.scheduler.kv_manager.prefixes.indexes[0].extend(chain, PROMPT)
-    prefill.steps._exports._shelf.forget(chain)
+    prefill.transfer.exporter.shelf.forget(chain)
     prefill.reset_prefix_cache()
     offer = share(prefill, PROMPT)
-    with prefill.steps._exports._shelf.reading(chain[2], 20.0) as damaged:
+    with prefill.transfer.exporter.shelf.reading(chain[2], 20.0) as damaged:
         damaged.data[100] ^= 1
     last = continued(decode, PROMPT, offer)
     assert last.token_ids == alone and last.num_cached_tokens == 16
     assert "page 2 of 7 is damaged" in caplog.text
-    prefill.steps._exports._shelf.forget(chain)
+    prefill.transfer.exporter.shelf.forget(chain)
 
 
 def test_an_engine_that_is_gone_costs_recomputation_and_no_request(make, decode, alone, caplog):

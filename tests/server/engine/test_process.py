@@ -305,9 +305,9 @@ def test_the_shortest_wait_ends() -> None:
 
         def look() -> None:
             for turn in range(20_000):
-                process._inbox.put(Abort("x"))
-                process._inbox.get()
-                list(process._messages_until(time.monotonic() + turn % 50 * 1e-7))
+                process.inbox.put(Abort("x"))
+                process.inbox.get()
+                list(process.messages_until(time.monotonic() + turn % 50 * 1e-7))
 
         looking = threading.Thread(target=look, daemon=True)
         looking.start()
@@ -319,9 +319,9 @@ def test_what_comes_while_somebody_looks_out_is_had_at_once() -> None:
     here, there = socket.socketpair()
     with here, there:
         process = EngineProcess(here, lambda config, on_phase: Patient())  # type: ignore[arg-type, return-value]
-        arriving = process._messages_until(time.monotonic() + 3600)
+        arriving = process.messages_until(time.monotonic() + 3600)
         for name in "ab":
-            process._inbox.put(Abort(name))
+            process.inbox.put(Abort(name))
             assert next(arriving) == Abort(name)
 
 
@@ -330,11 +330,11 @@ def test_a_message_that_comes_while_the_engine_is_patient_is_there_before_the_ne
     here, there = socket.socketpair()
     with here, there:
         process = EngineProcess(here, lambda config, on_phase: engine)
-        looking = threading.Thread(target=lambda: found.append(list(process._due_messages(engine))))
+        looking = threading.Thread(target=lambda: found.append(list(process.due_messages(engine))))
         looking.start()
         assert engine.asked.wait(60)
         for message in (Abort("x"), Stop()):
-            process._inbox.put(message)
+            process.inbox.put(message)
         looking.join(60)
     assert found == [[Abort("x"), Stop()]]
 

@@ -69,9 +69,9 @@ async def refused(renders: Renders, content: str) -> ApiError:
 
 
 def process_of(renders: Renders, lane: int) -> psutil.Process:
-    process = renders._processes[lane]._process
-    assert process is not None
-    return psutil.Process(process.pid)
+    pid = renders.processes[lane].pid
+    assert pid is not None
+    return psutil.Process(pid)
 
 
 async def met(condition: Callable[[], Any]) -> Any:
@@ -118,12 +118,12 @@ def test_quick_conversations_do_not_wait_for_slow_ones(
     async def main() -> None:
         async with rendering(hostile) as renders:
             slow = [asyncio.ensure_future(text_of(renders, "hang")) for _ in range(2)]
-            await met(lambda: renders._waiting == [0, 2])
+            await met(lambda: renders.waiting == [0, 2])
             for n in range(20):
                 assert await text_of(renders, f"{n}") == f"{n}"
             assert not any(one.done() for one in slow)
             slow[1].cancel()
-            await met(lambda: renders._waiting == [0, 1])
+            await met(lambda: renders.waiting == [0, 1])
         with pytest.raises(ApiError) as error:
             await slow[0]
         assert (error.value.status, error.value.code) == (503, "template_renderer_lost")
@@ -139,7 +139,7 @@ def test_a_full_queue_is_a_503(hostile: Tokenizer, monkeypatch: pytest.MonkeyPat
     async def main() -> None:
         async with rendering(hostile) as renders:
             slow = asyncio.ensure_future(text_of(renders, "hang"))
-            await met(lambda: renders._waiting == [0, 1])
+            await met(lambda: renders.waiting == [0, 1])
             error = await refused(renders, "hang")
             assert (error.status, error.code) == (503, "render_queue_full")
             assert "1 conversations wait" in error.message and error.headers["retry-after"]
@@ -160,12 +160,12 @@ def test_bytes_that_wait_are_bounded_and_one_conversation_may_be_larger(
             long = "y" * 2000
             assert await text_of(renders, long) == long
             slow = asyncio.ensure_future(text_of(renders, "hang"))
-            await met(lambda: renders._waiting == [1])
+            await met(lambda: renders.waiting == [1])
             error = await refused(renders, long)
             assert (error.status, error.code) == (503, "render_queue_full")
             assert "the limits are 4096 and 1000" in error.message
             slow.cancel()
-            await met(lambda: renders._bytes == [0])
+            await met(lambda: renders.waiting_bytes == [0])
 
     asyncio.run(main())
 
@@ -252,7 +252,7 @@ def test_two_chats_that_hang_hold_up_nobody(hanging: Running) -> None:
     with hanging.begin(path, chat("hang")) as one, hanging.begin("/tokenize", chat("hang")) as two:
         renders = hanging.server_state.renders
         assert renders is not None
-        while renders._waiting != [0, 2]:
+        while renders.waiting != [0, 2]:
             assert hanging.get("/version").status == 200
         for n in range(5):
             text = f"text {n}"
@@ -261,7 +261,7 @@ def test_two_chats_that_hang_hold_up_nobody(hanging: Running) -> None:
             assert hanging.post(path, chat(text)).json()["choices"][0]["message"]["content"] == text
             assert hanging.post("/tokenize", {"prompt": text}).json()["count"] == len(text)
         assert not one.readable() and not two.readable()
-    while renders._waiting != [0, 1]:  # the chat goes with its client
+    while renders.waiting != [0, 1]:  # the chat goes with its client
         assert hanging.get("/version").status == 200
 
 

@@ -284,7 +284,7 @@ def test_bodies_of_all_connections_hold_so_much_at_a_time(
     ).encode()
     head = post_head("/v1/completions", len(data))
     with fresh.begin_raw(head + data[:4000]) as first:
-        while fresh.server_state.bodies._bytes_read < 4000:
+        while fresh.server_state.bodies.bytes_read < 4000:
             assert fresh.get("/version").status == 200
         refused = fresh.post(
             "/v1/completions", {"model": "fake", "prompt": "abc", "user": "x" * 2000}
@@ -300,9 +300,9 @@ def test_bodies_of_all_connections_hold_so_much_at_a_time(
         first.send(data[4000:])
         assert first.status() == 200
     with fresh.begin_raw(head + data[:4000]):
-        while fresh.server_state.bodies._bytes_read < 4000:
+        while fresh.server_state.bodies.bytes_read < 4000:
             assert fresh.get("/version").status == 200
-    while fresh.server_state.bodies._bytes_read:  # who goes takes what was held along
+    while fresh.server_state.bodies.bytes_read:  # who goes takes what was held along
         assert fresh.get("/version").status == 200
 
 

@@ -28,7 +28,7 @@ def test_slow_heads_and_slow_bodies_are_cut_off(
         while not sock.readable():
             sock.send(b"1\r\n \r\n")
         assert sock.status() == 408
-    assert fresh.server_state.bodies._bytes_read == 0
+    assert fresh.server_state.bodies.bytes_read == 0
     with fresh.begin_raw(b"GET /health HTTP/1.1\r\nhost: a\r\n\r\n") as sock:
         assert sock.status() == 200
 

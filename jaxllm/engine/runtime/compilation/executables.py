@@ -13,6 +13,7 @@ import jax
 
 from jaxllm.engine.runtime.compilation.compile_counter import CompileCounter
 from jaxllm.engine.runtime.compilation.exports import Exports, calling, export
+from jaxllm.engine.runtime.compilation.traces import forget
 from jaxllm.engine.runtime.compilation.xla_options import Value, XlaOptions
 
 PATIENCE = 120  # seconds for another process to lower a program; then it is lowered here
@@ -94,7 +95,9 @@ class Executables:
                     out_shardings=recipe.out,
                     keep_unused=True,
                 )
-                lowered = jitted.lower(*recipe.arguments)
+                traced = jitted.trace(*recipe.arguments)
+                lowered = traced.lower()
+                forget(traced)
             return lowered.compile(compiler_options=self.options(name.partition("-")[0], rows))
 
     def options(self, program: str, rows: int) -> dict[str, Value]:

@@ -18,6 +18,8 @@ from typing import Any
 
 import jax
 
+from jaxllm.engine.runtime.compilation.traces import forget
+
 HISTORY = (
     16  # sets of programs (one a configuration and version of the code); the oldest are removed
 )
@@ -168,9 +170,11 @@ def export(function: Callable, arguments: tuple, platform: str) -> jax.export.Ex
         return tuple(jax.tree.leaves(function(*jax.tree.unflatten(tree, leaves))))
 
     name = {"gpu": "cuda"}.get(platform, platform)
-    return jax.export.export(
-        jax.jit(flat, keep_unused=True), platforms=(name,), disabled_checks=_KERNELS
-    )(*leaves)
+    jitted = jax.jit(flat, keep_unused=True)
+    traced = jitted.trace(*leaves)  # which the export finds
+    exported = jax.export.export(jitted, platforms=(name,), disabled_checks=_KERNELS)(*leaves)
+    forget(traced)
+    return exported
 
 
 def calling(name: str, program: jax.export.Exported, out: Any) -> Callable:
