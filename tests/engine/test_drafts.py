@@ -25,7 +25,7 @@ from jaxllm.engine.scheduling.buckets import Buckets
 from jaxllm.engine.scheduling.plan import Limits
 from jaxllm.engine.scheduling.request import Request
 from jaxllm.engine.scheduling.scheduler import Scheduler
-from jaxllm.engine.startup.start import Started
+from jaxllm.engine.startup.started import Started
 from jaxllm.grammar.matcher import GrammarError, Matcher, Matchers, vocabulary
 from jaxllm.messages import GenerateRequest, TextDelta
 from jaxllm.prompt import Prompt
