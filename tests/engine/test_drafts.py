@@ -151,7 +151,6 @@ def engine_of(setup: Setup, grammars: dict[str, str]) -> Engine:
         vocab_size=VOCAB,
         max_model_len=MAX_LEN,
         max_num_seqs=4,
-        num_pages=setup.pages,
         page_size=PAGE,
         max_logprobs=3,
         eos_ids=(EOS,),
