@@ -72,13 +72,13 @@ def test_a_default_start_fits_or_says_that_the_weights_do_not(
 
 
 @pytest.mark.timeout(600)
-def test_a_small_start_of_a_large_model_fits_a_small_card(
+def test_a_start_of_two_layers_fits_a_small_card(
     begin: Callable[[str], Compiler],
 ) -> None:
     wishes = {"max_num_batched_tokens": 512, "max_num_seqs": 16, "max_model_len": 4096}
-    answer = begin("rtx-4090").answer(model="qwen2.5-7b", layers=6, **wishes)
+    answer = begin("rtx-4090").answer(model="qwen2.5-7b", layers=2, **wishes)
     check(answer)
-    assert answer["backend"] == "xla" and answer["weights"] > 4 * GIB
+    assert answer["backend"] == "xla" and answer["weights"] > 2 * GIB
 
 
 @pytest.mark.slow
