@@ -90,14 +90,14 @@ class Measure(Protocol):
         """Keep the need that pools were sized by for later starts."""
 
 
-def fit(model: ModelPlan, measure: Measure) -> MemoryPlan:
-    """The pools that the largest step leaves memory for, or that were asked for.
+def fit(model: ModelPlan, plan: MemoryPlan, measure: Measure) -> MemoryPlan:
+    """The pools that the largest step leaves memory for, or that were asked for, from the first
+    plan on.
 
     A step that needs more when it is compiled than was expected sizes them once more, on all hosts
     together. Raises ConfigError, with what helps, when a longest request or the step has no room.
     """
     agree = model.wishes.hosts.agree
-    plan = first_plan(model)
     is_sized = is_measured(model)
     if is_sized:
         step = max(agree(measure.expected(model, plan)))

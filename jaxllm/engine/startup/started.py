@@ -90,8 +90,9 @@ def start(
         processors = _processors(model, logits_processors)
         # Before the runner, whose buffers in pinned memory would wait for it
         with pinning(model, first, report) as pinned:
+            leave_late = leave_late and _may_leave_late(model)
             memory, steps, source, leaves = _load_and_compile(
-                model, workers, report, processors, leave_late and _may_leave_late(model), reading
+                model, first, workers, report, processors, leave_late, reading
             )
     resolved = steps.lattice.resolved
     tokenizer, matchers = reading.result()
@@ -159,13 +160,15 @@ def read_tokenizer(wishes: Wishes) -> tuple[Tokenizer | None, Matchers | None]:
 
 def _load_and_compile(
     model: ModelPlan,
+    first: MemoryPlan,
     workers: CompileWorkers,
     report: Report,
     processors: tuple[Processor, ...],
     leave_late: bool,
     reading: Reading,
 ) -> tuple[MemoryPlan, CompiledSteps, WeightSource, list[tuple[jax.Array, ...]]]:
-    """The pools, the compiled programs and the weights of all stages of this process.
+    """The pools, by their `first` plan, the compiled programs and the weights of all stages of this
+    process.
 
     Weights load in threads while programs are compiled from abstract shapes. If `reading` the
     tokenizer fails, all that ends.
@@ -179,7 +182,7 @@ def _load_and_compile(
             steps = CompiledSteps(
                 model, own_stages, workers, together, progress, processors, leave_late
             )
-            memory = fit(model, steps)
+            memory = fit(model, first, steps)
         leaves = loading.result()
     return memory, steps, WeightSource(own_stages, loader), leaves
 

@@ -23,7 +23,7 @@ from jaxllm.engine.runtime.lattice import Programs, needed_bytes
 from jaxllm.engine.startup import budget, lattice, measure, model_plan
 from jaxllm.engine.startup.lattice import make_programs, plan_lattice
 from jaxllm.engine.startup.measure import measured_need
-from jaxllm.engine.startup.memory_plan import MemoryPlan, fit
+from jaxllm.engine.startup.memory_plan import MemoryPlan, first_plan, fit
 from jaxllm.engine.startup.model_plan import ModelPlan, plan_model
 from jaxllm.engine.startup.wishes import Wishes
 from jaxllm.mesh import make_mesh
@@ -134,7 +134,7 @@ def started(card: str, model: str, layers: int | None = None, **wishes: Any) -> 
         try:
             plan = plan_for(card, EngineConfig(model=directory, load_format="dummy", **wishes))
             steps = CardSteps(plan)
-            memory = fit(plan, steps)
+            memory = fit(plan, first_plan(plan), steps)
         except ConfigError as error:
             return {"error": str(error)}
     return {

@@ -72,20 +72,22 @@ def test_a_default_start_fits_or_says_that_the_weights_do_not(
 
 
 @pytest.mark.timeout(600)
-def test_a_small_start_of_a_large_model_fits_a_small_card(
+def test_a_start_of_two_layers_fits_a_small_card(
     begin: Callable[[str], Compiler],
 ) -> None:
     wishes = {"max_num_batched_tokens": 512, "max_num_seqs": 16, "max_model_len": 4096}
-    answer = begin("rtx-4090").answer(model="qwen2.5-7b", layers=6, **wishes)
+    answer = begin("rtx-4090").answer(model="qwen2.5-7b", layers=2, **wishes)
     check(answer)
-    assert answer["backend"] == "xla" and answer["weights"] > 4 * GIB
+    assert answer["backend"] == "xla" and answer["weights"] > 2 * GIB
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
 def test_a_smaller_step_that_an_error_names_fits(begin: Callable[[str], Compiler]) -> None:
     compiler = begin("rtx-3090")
-    large = compiler.answer(model="qwen2.5-7b", max_num_batched_tokens=65536)
-    (tokens,) = re.findall(r"or --max-num-batched-tokens (\d+)", large["error"])
-    assert 256 <= int(tokens) < 65536
-    check(compiler.answer(model="qwen2.5-7b", max_num_batched_tokens=int(tokens)))
+    error = compiler.answer(model="qwen2.5-7b", max_num_batched_tokens=65536)["error"]
+    helps = re.search(r"What helps: .*--max-num-batched-tokens (\d+)", error)
+    assert helps is not None, error
+    tokens = int(helps[1])
+    assert 256 <= tokens < 65536
+    check(compiler.answer(model="qwen2.5-7b", max_num_batched_tokens=tokens))

@@ -77,7 +77,7 @@ def fitted(model: ModelPlan) -> tuple[MemoryPlan, Programs]:
     """The pools of a start, and its programs."""
     with Together(3) as together:
         steps = CompiledSteps(model, [model], CompileWorkers(), together, lambda *_: None)
-        return fit(model, steps), steps.programs[-1]
+        return fit(model, first_plan(model), steps), steps.programs[-1]
 
 
 def test_the_pool_is_what_the_largest_step_leaves_and_its_need_does_not_depend_on_the_pool(

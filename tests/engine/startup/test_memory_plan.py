@@ -295,10 +295,15 @@ def on_a_card(tiny_dir: str, **wishes: Any) -> ModelPlan:
     return replace(model, budget=replace(model.budget, usable=64 * MIB, shared=False))
 
 
+def fitted(model: ModelPlan, steps: Steps) -> MemoryPlan:
+    """The pools of a start."""
+    return fit(model, first_plan(model), steps)
+
+
 def test_pools_get_what_the_largest_step_leaves_and_are_compiled_for_once(tiny_dir: str) -> None:
     model = on_a_card(tiny_dir)
     steps = Steps(MIB, MIB)
-    plan = fit(model, steps)
+    plan = fitted(model, steps)
     assert plan.budget == replace(model.budget, workspace=MIB)
     assert 0 <= plan.budget.for_pages - plan.kv_bytes < PAGE_ROUND * plan.need.group_bytes
     assert (steps.pools, steps.kept) == ([plan.num_pages], [MIB])
@@ -309,8 +314,8 @@ def test_a_compiled_step_that_needs_more_than_was_expected_sizes_the_pools_once_
 ) -> None:
     model = on_a_card(tiny_dir)
     steps = Steps(MIB, 8 * MIB)
-    plan = fit(model, steps)
-    assert plan == fit(model, Steps(8 * MIB, 8 * MIB)) and plan.takes(8 * MIB)
+    plan = fitted(model, steps)
+    assert plan == fitted(model, Steps(8 * MIB, 8 * MIB)) and plan.takes(8 * MIB)
     assert steps.kept == [MIB, 8 * MIB], "the next start knows"
     assert len(steps.pools) == 2 and steps.pools[1] == plan.num_pages < steps.pools[0]
 
@@ -324,7 +329,8 @@ def test_all_hosts_size_their_pools_by_the_largest_need(tiny_dir: str) -> None:
         return [value, 3 * MIB if len(told) == 1 else 9 * MIB]
 
     hosts = SimpleNamespace(count=2, agree=agree)
-    plan = fit(replace(model, wishes=replace(model.wishes, hosts=hosts)), Steps(MIB, 2 * MIB))
+    several = replace(model, wishes=replace(model.wishes, hosts=hosts))
+    plan = fitted(several, Steps(MIB, 2 * MIB))
     assert told == [MIB, 2 * MIB, 2 * MIB] and plan.budget.workspace == 9 * MIB
 
 
@@ -335,7 +341,7 @@ def test_all_hosts_size_their_pools_by_the_largest_need(tiny_dir: str) -> None:
 def test_pools_whose_size_is_given_are_not_fitted(tiny_dir: str, wishes: dict[str, Any]) -> None:
     model = on_a_card(tiny_dir, **wishes)
     steps = Steps(2**40, 0)
-    assert fit(model, steps) == first_plan(model)
+    assert fitted(model, steps) == first_plan(model)
     assert (len(steps.pools), steps.kept) == (1, [])
 
 
@@ -348,12 +354,12 @@ def test_a_step_that_has_no_room_beside_the_pool_that_was_asked_for_is_told_what
     pages = least.for_pages // page
     full = on_a_card(tiny_dir, num_gpu_blocks_override=pages)
     with pytest.raises(ConfigError, match="the largest step needs") as error:
-        fit(full, Steps(MIB, MIB))
+        fitted(full, Steps(MIB, MIB))
     fitting = (least.for_pages - MIB) // page
     says = f"--num-gpu-blocks-override {fitting} (--kv-cache-memory-bytes {fitting * page})"
     assert f"{says}; or leave out --num-gpu-blocks-override {pages}" in str(error.value)
     smaller = on_a_card(tiny_dir, num_gpu_blocks_override=fitting)
-    assert fit(smaller, Steps(MIB, MIB)).num_pages == fitting
+    assert fitted(smaller, Steps(MIB, MIB)).num_pages == fitting
 
 
 def test_an_estimate_refuses_only_where_no_step_is_going_to_be_compiled(tiny_dir: str) -> None:
