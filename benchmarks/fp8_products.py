@@ -36,14 +36,14 @@ class Weight(NamedTuple):
     scale: jax.Array
 
 
-def weight(kind: str, O: int, I: int, seed: int) -> Weight:  # noqa: E741
+def weight(kind: str, O: int, I: int, seed: int) -> Weight:
     """A random weight; products are of order 1."""
     plain = jax.random.normal(jax.random.key(seed), (O, I), jnp.bfloat16) * (I**-0.5)
     numbers = jnp.int8 if kind.startswith("int8") else jnp.float8_e4m3fn
     return Weight(*rounded(plain, numbers, group_of(kind, I)))
 
 
-def group_of(kind: str, I: int) -> int:  # noqa: E741
+def group_of(kind: str, I: int) -> int:
     """Columns that share a scale."""
     return K if kind == "blocks" else 32 if kind.endswith("32") else I
 
@@ -63,7 +63,7 @@ def dense(x: Any, w: Any) -> Any:
     return jax.lax.dot_general(x, w, (((1,), (1,)), ((), ())))
 
 
-def tunings(T: int, O: int, I: int, grouped: bool) -> Iterator[Tuning]:  # noqa: E741
+def tunings(T: int, O: int, I: int, grouped: bool) -> Iterator[Tuning]:
     """The kernel's own sizes, and neighbours of them."""
     own = tuning_of(T, O, I, grouped)
     yield own
@@ -93,7 +93,7 @@ def seconds(run: Any, x: Any, weights: list[Any]) -> float:
 
 def jobs(kind: str, name: str, tokens: tuple[int, ...]) -> Iterator[tuple[dict[str, Any], Any]]:
     """What to time: its description, and `(op, x, weights)`."""
-    O, I = LAYER_SHAPES[name]  # noqa: E741
+    O, I = LAYER_SHAPES[name]
     count = max(2, -(-COLD_BYTES // (O * I)))
     weights = [weight(kind, O, I, seed) for seed in range(count)]
     plain = [jax.random.normal(jax.random.key(i), (O, I), jnp.bfloat16) for i in range(2)]
@@ -118,7 +118,7 @@ def jobs(kind: str, name: str, tokens: tuple[int, ...]) -> Iterator[tuple[dict[s
 
 def measured(row: dict[str, Any], job: Any, given: Any) -> dict[str, Any]:
     """The row with its time, and the error beside the reference in float32."""
-    (_, x, weights), (O, I) = given, LAYER_SHAPES[row["product"]]  # noqa: E741
+    (_, x, weights), (O, I) = given, LAYER_SHAPES[row["product"]]
     try:
         run = job.result()
         if row["what"] != "bf16":

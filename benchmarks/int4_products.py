@@ -77,7 +77,7 @@ class Job(NamedTuple):
     compiled: Future[Any]
 
 
-def weight(O: int, I: int, seed: int) -> Int4:  # noqa: E741
+def weight(O: int, I: int, seed: int) -> Int4:
     """Random numbers, scales and zero points."""
     a, b, c = jax.random.split(jax.random.key(seed), 3)
     words = jax.random.bits(a, (O // ROWS, I // CHUNK, *WORDS), jnp.uint32)
@@ -110,7 +110,7 @@ def gated(x: Any, w: Any) -> Any:
     return gated_matmul(x, w, gating=SILU, backend=backend)
 
 
-def tunings(T: int, O: int, I: int) -> Iterator[Tuning]:  # noqa: E741
+def tunings(T: int, O: int, I: int) -> Iterator[Tuning]:
     """The kernel's own sizes, and others."""
     own = tuning_of(T, O, I, GROUP)
     yield own
@@ -124,7 +124,7 @@ def tunings(T: int, O: int, I: int) -> Iterator[Tuning]:  # noqa: E741
 
 def paths(name: str, T: int) -> Iterator[Way]:
     """The ways to compute a product of T tokens."""
-    O, I = LAYER_SHAPES[name]  # noqa: E741
+    O, I = LAYER_SHAPES[name]
     own, pair = tuning_of(T, O, I, GROUP), name == "gate_up" and T > FEW_TOKENS
     yield Way("bf16", product, plain=True)
     for sizes in tunings(T, O, I):
@@ -178,7 +178,7 @@ def measured(
 
 def jobs_of(name: str, args: argparse.Namespace, pool: ThreadPoolExecutor) -> Iterator[Job]:
     """Have all paths of a product compiled."""
-    O, I = LAYER_SHAPES[name]  # noqa: E741
+    O, I = LAYER_SHAPES[name]
     make = jax.jit(functools.partial(weight, O, I))
     weights = [make(seed) for seed in range(max(2, -(-COLD_BYTES // (O * I // 2))))]
     plain = jax.jit(functools.partial(dequantised, columns=I, dtype=jnp.bfloat16))

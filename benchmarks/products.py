@@ -57,7 +57,7 @@ def rows_of(
     weight: tuple[int, int], rows: Sequence[int], seconds: float, gating: Gating = SILU
 ) -> list[dict[str, Any]]:
     """Microseconds, TFLOP/s and GB/s of weight of every way, at every number of rows."""
-    O, I = weight  # noqa: E741
+    O, I = weight
     count = max(2, BYTES // (2 * O * I))
     make = jax.jit(lambda key: jax.random.normal(key, (O, I), jnp.bfloat16) / I**0.5)
     ws = [make(jax.random.key(i)) for i in range(count)]

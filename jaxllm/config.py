@@ -242,7 +242,8 @@ class EngineConfig:
         except ConfigError as error:
             raise ConfigError(f"max_model_len: {error}") from None
         for name, (wanted, is_legal) in LEGAL.items():
-            value, default = getattr(self, name), getattr(EngineConfig, name)
+            value = getattr(self, name)
+            default = getattr(EngineConfig, name)
             if not is_legal(value) and (value is not None or default is not None):
                 raise ConfigError(f"--{name.replace('_', '-')} must be {wanted}, got {value!r:.80}")
         for field in fields(self):

@@ -211,7 +211,8 @@ class LLM(PoolingCalls):
             RequestError, OptionError: as `generate`.
         """
         check_beam_arguments(params, concurrency_limit)
-        items, outputs = as_list(prompts), []
+        items = as_list(prompts)
+        outputs = []
         limit = concurrency_limit or max(1, len(items))
         for start in range(0, len(items), limit):
             outputs += self.generate(
@@ -220,7 +221,8 @@ class LLM(PoolingCalls):
         return [beam_output(output, self._decoded_prompt(output, params)) for output in outputs]
 
     def _decoded_prompt(self, output: RequestOutput, params: BeamSearchParams) -> str | None:
-        tokenizer, ids = self.engine.tokenizer, output.prompt_token_ids
+        tokenizer = self.engine.tokenizer
+        ids = output.prompt_token_ids
         return None if tokenizer is None else tokenizer.decode(ids, params.skip_special_tokens)
 
     def chat(

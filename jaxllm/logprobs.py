@@ -49,7 +49,8 @@ class StepLogprobs:
         """The bytes of one row, with the first `count` of the most likely tokens."""
         rows = self._trimmed.get(count)
         if rows is None:
-            packed, size = trimmed(self._packed, count).tobytes(), 8 + 8 * count
+            packed = trimmed(self._packed, count).tobytes()
+            size = 8 + 8 * count
             rows = self._trimmed[count] = [
                 packed[at : at + size] for at in range(0, len(packed), size)
             ]

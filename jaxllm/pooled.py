@@ -43,7 +43,8 @@ class PoolingParams:
 def check_params(pooling: Pooling, params: PoolingParams, limit: int) -> None:
     """Raises RequestError when the model cannot give what the options ask for; it takes `limit`
     tokens."""
-    count, wanted = params.truncate_prompt_tokens, params.dimensions
+    count = params.truncate_prompt_tokens
+    wanted = params.dimensions
     if count is not None and (type(count) is not int or not (count == -1 or 1 <= count <= limit)):
         raise RequestError(
             f"truncate_prompt_tokens is {count!r:.40}; it must be -1, or from 1 to {limit}",

@@ -11,7 +11,8 @@ CONVERTS = ("auto", "none", "embed", "classify")
 MODES = ("last", "cls", "mean", "max", "mean_sqrt_len", "weighted_mean")
 ALL = "all"  # in place of a mode: nothing is pooled, every token has a result of its own
 LATE = "late"  # in place of a mode: the mean of what the maps make of each token
-EMBEDDINGS, CLASSES = ("embed", "token_embed"), ("classify", "token_classify")
+EMBEDDINGS = ("embed", "token_embed")
+CLASSES = ("classify", "token_classify")
 TASKS = EMBEDDINGS + CLASSES
 
 

@@ -33,7 +33,8 @@ class Spec:
     @classmethod
     def of(cls, queries: int, options: AttentionOptions, **sizes: Any) -> Self:
         """The parameters of one call; `sizes` are those that a back end adds."""
-        window, softcap = options.get("window"), options.get("softcap")
+        window = options.get("window")
+        softcap = options.get("softcap")
         return cls(queries=queries, scale=options["scale"], window=window, softcap=softcap, **sizes)
 
 
@@ -126,14 +127,16 @@ def chunk_items(
 
 def pack_chunks(q_TNH: Array, chunks: Chunks, kv_heads: int) -> Array:
     """Queries as items `[W, K, G · queries, H]`."""
-    (_, N, H), (W, Q) = q_TNH.shape, chunks.token_WQ.shape
+    _, N, H = q_TNH.shape
+    W, Q = chunks.token_WQ.shape
     q_WQKGH = q_TNH[chunks.token_WQ].reshape(W, Q, kv_heads, N // kv_heads, H)
     return q_WQKGH.transpose(0, 2, 3, 1, 4).reshape(W, kv_heads, N // kv_heads * Q, H)
 
 
 def unpack_chunks(o_WKRH: Array, chunks: Chunks) -> Array:
     """The inverse of `pack_chunks`; tokens of no row give zeros."""
-    (W, K, R, H), Q = o_WKRH.shape, chunks.token_WQ.shape[1]
+    W, K, R, H = o_WKRH.shape
+    Q = chunks.token_WQ.shape[1]
     o_SNH = (
         o_WKRH.reshape(W, K, R // Q, Q, H).transpose(0, 3, 1, 2, 4).reshape(W * Q, K * R // Q, H)
     )

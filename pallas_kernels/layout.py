@@ -92,8 +92,10 @@ def in_pages(
         table[row, :need] = order[used : used + need]
         used += need
         for j in range(len(k_sequences[row])):
-            page, offset = table[row, j // page_size], j % page_size
-            k[page, :, offset], v[page, :, offset] = k_sequences[row][j], v_sequences[row][j]
+            page = table[row, j // page_size]
+            offset = j % page_size
+            k[page, :, offset] = k_sequences[row][j]
+            v[page, :, offset] = v_sequences[row][j]
     return Pages(k, v, table)
 
 
@@ -113,9 +115,11 @@ def dense_attention(
     `sinks` `[N]` adds one score to every query of a head, with the value zero.
     """
     q, k, v = (np.asarray(x, np.float64) for x in (q, k, v))
-    (Q, N, _), (S, K, _) = q.shape, k.shape
+    Q, N, _ = q.shape
+    S, K, _ = k.shape
     out = np.zeros((Q, N, v.shape[2]))
-    query, key = np.arange(S - Q, S)[:, None], np.arange(S)[None, :]
+    query = np.arange(S - Q, S)[:, None]
+    key = np.arange(S)[None, :]
     visible = (key <= query) & (key > query - (S + 1 if window is None else window))
     for head in range(N):
         scores = q[:, head] @ k[:, head // (N // K)].T * scale

@@ -49,7 +49,8 @@ class Spec(items.Spec):
 
 def check(q: Array, k_pages: Array, v_pages: Array) -> None:
     """Raise ValueError for shapes and types that the kernel does not support."""
-    (N, H), (_, K, C, HK) = q.shape[1:], k_pages.shape
+    N, H = q.shape[1:]
+    _, K, C, HK = k_pages.shape
     if (
         q.dtype not in (jnp.bfloat16, jnp.float32)
         or k_pages.dtype != q.dtype
@@ -118,7 +119,8 @@ def attend(
 
     places = pl.BlockSpec((1, spec.heads, R, H), block)
     pool = pl.BlockSpec(memory_space=pl.ANY)
-    in_specs, inputs = [places, pool, pool], [q_WKRH, k_pages, v_pages]
+    in_specs = [places, pool, pool]
+    inputs = [q_WKRH, k_pages, v_pages]
     sinks_KR = sinks_of_places(sinks, K, spec.queries, R)
     if sinks_KR is not None:
         in_specs.append(pl.BlockSpec((spec.heads, R, LANES), lambda h, i, *_: (h, 0, 0)))
@@ -172,13 +174,17 @@ def _kernel(
 ) -> None:  # type: ignore[no-untyped-def]
     sinks_ref, refs = (refs[0], refs[1:]) if sinks else (None, refs)
     o_ref, k_buf, v_buf, arrived, top_ref, total_ref, mixed_ref = refs
-    h, i = pl.program_id(0), pl.program_id(1)
-    blocks, count = pl.num_programs(0), pl.num_programs(1)
-    C, tokens = k_buf.shape[3], k_buf.shape[2] * k_buf.shape[3]
+    h = pl.program_id(0)
+    i = pl.program_id(1)
+    blocks = pl.num_programs(0)
+    count = pl.num_programs(1)
+    C = k_buf.shape[3]
+    tokens = k_buf.shape[2] * k_buf.shape[3]
     row, position, keys, page, tiles, begin, following = (
         items_ref[i * FIELDS + f] for f in range(FIELDS)
     )
-    all_tiles, first_live = items_ref[count * FIELDS], items_ref[count * FIELDS + 1]
+    all_tiles = items_ref[count * FIELDS]
+    first_live = items_ref[count * FIELDS + 1]
 
     def copies(head, item, tile, slot, act) -> None:  # type: ignore[no-untyped-def]
         """Start or await the copies of the pages in use of one tile."""
@@ -239,7 +245,8 @@ def _fold(spec: Spec, q_ref, k_ref, v_ref, carry, edge) -> None:  # type: ignore
     multiply = functools.partial(
         lax.dot_general, precision=precision, preferred_element_type=jnp.float32
     )
-    k, v = k_ref[...].reshape(heads, tokens, H), v_ref[...].reshape(heads, tokens, H)
+    k = k_ref[...].reshape(heads, tokens, H)
+    v = v_ref[...].reshape(heads, tokens, H)
     scores = multiply(q_ref[0], k, (((2,), (2,)), ((0,), (0,))))
     if spec.softcap is None:
         scores *= spec.scale * LOG2E

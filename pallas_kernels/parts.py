@@ -49,7 +49,8 @@ class Parts:
     def whole(self) -> Array:
         """The product: shares are added in order in float32, scaled, and rounded to `dtype`, which
         `sums` may have been before."""
-        T, O = self.shape[0], math.prod(self.shape[1:])  # noqa: E741
+        T = self.shape[0]
+        O = math.prod(self.shape[1:])
         total = jnp.sum(self.sums[:, :T, : O - self.cut].astype(jnp.float32), axis=0)
         if self.scales:
             of_rows, of_columns = self.scales
@@ -71,7 +72,8 @@ MOST_NUMBERS = 32 << 20  # of a weight; of larger ones an addition is a small pa
 
 def in_shares(x_TI: Array, w_OI: Array) -> Parts:
     """x · wᵀ in shares of the columns, float32."""
-    (T, I), O = x_TI.shape, w_OI.shape[0]  # noqa: E741
+    T, I = x_TI.shape
+    O = w_OI.shape[0]
     x_TSI, w_OSI = (each.reshape(-1, SHARES, I // SHARES) for each in (x_TI, w_OI))
     sums = lax.dot_general(
         x_TSI, w_OSI, (((2,), (2,)), ((1,), (1,))), preferred_element_type=jnp.float32

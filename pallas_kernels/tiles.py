@@ -101,5 +101,6 @@ def finish(carry: Carry, sinks: Array | None = None) -> Array:
     if sinks is not None:
         new_top = jnp.maximum(top, sinks)
         decay = jnp.exp(top - new_top)
-        total, mixed = total * decay + jnp.exp(sinks - new_top), mixed * decay[..., None]
+        total = total * decay + jnp.exp(sinks - new_top)
+        mixed = mixed * decay[..., None]
     return mixed / jnp.where(total == 0, 1.0, total)[..., None]

@@ -19,7 +19,8 @@ from pallas_kernels.ordering import zeros_after
 from pallas_kernels.target import PORTABLE, Target
 
 TILE_BYTES = 128 << 20  # gathered keys and values of a tile, with their scores and weights
-MIN_TILE_TOKENS, MAX_TILE_TOKENS = 128, 1024
+MIN_TILE_TOKENS = 128
+MAX_TILE_TOKENS = 1024
 
 
 def check(q: Array, k_pages: Array, v_pages: Array) -> None:
@@ -42,7 +43,8 @@ def prefers(target: Target, *shapes: Any) -> bool:
 
 def pages_per_tile(q_WKRH: Array, k_pages: Array) -> int:
     """Pages in one tile of every item."""
-    (W, K, R, H), C = q_WKRH.shape, k_pages.shape[2]
+    W, K, R, H = q_WKRH.shape
+    C = k_pages.shape[2]
     token = W * K * 2 * (H * q_WKRH.dtype.itemsize + R * 4)  # values are at most as wide as keys
     tokens = min(MAX_TILE_TOKENS, max(MIN_TILE_TOKENS, TILE_BYTES // token))
     return max(1, tokens // C)

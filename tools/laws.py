@@ -80,7 +80,6 @@ UNMENDED = frozenset(
         "jaxllm/server/pooling",
         "jaxllm/server/rendering",
         "jaxllm/server/responses",
-        "jaxllm/server/transport",
         "jaxllm/templates",
         "jaxllm/tensors",
         "jaxllm/tokenizer_files",

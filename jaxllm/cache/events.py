@@ -13,7 +13,9 @@ from collections.abc import Callable, Sequence
 
 import msgspec
 
-DEVICE, HOST = "GPU", "CPU"  # names of the media; the first stands for any accelerator
+# names of the media; the first stands for any accelerator
+DEVICE = "GPU"
+HOST = "CPU"
 HASH = struct.Struct(">24xQ")  # what is told of a SHA-256
 MAX_ITEMS = 4096  # tokens, or hashes where there are none, of one event; one page may have more
 MAX_EVENTS = 64  # of a batch
@@ -124,21 +126,24 @@ class KVEvents:
     def _end_removed(self) -> None:
         """Make events of the pages removed since the last one."""
         if self._removed:
-            hashes, self._removed = shorts(self._removed), []
+            hashes = shorts(self._removed)
+            self._removed = []
             for first in range(0, len(hashes), MAX_ITEMS):
                 part = hashes[first : first + MAX_ITEMS]
                 self._pending.append(BlockRemoved(part, self._medium))
 
     def cleared(self) -> None:
         """No page can be found any more. What was pending before tells nothing then."""
-        self._pending, self._removed = [AllBlocksCleared()], []
+        self._pending = [AllBlocksCleared()]
+        self._removed = []
 
     def flush(self) -> None:
         """Give what is pending to the listeners."""
         self._end_removed()
         if not self._pending:
             return
-        pending, self._pending = self._pending, []
+        pending = self._pending
+        self._pending = []
         for start in range(0, len(pending), MAX_EVENTS):
             batch = KVEventBatch(time.time(), pending[start : start + MAX_EVENTS])
             for listener in self.listeners:

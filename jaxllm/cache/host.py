@@ -27,7 +27,8 @@ class HostTier:
     def __init__(self, num_pages: int, cached: int):
         if num_pages < 1 or not 0 <= cached <= num_pages:
             raise ValueError(f"a host tier of {num_pages} pages cannot cache {cached} of them")
-        self.num_pages, self.cached = num_pages, cached
+        self.num_pages = num_pages
+        self.cached = cached
         self.events: KVEvents | None = None
         self.reset()
 

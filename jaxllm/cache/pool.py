@@ -221,7 +221,8 @@ class PagePool:
                 "references differ from page tables, page: (references, tables) ="
                 f" {wrong or dict(held)}"
             )
-        blank, cached = set(self._blank), self._cached.keys() | self._behind_window.keys()
+        blank = set(self._blank)
+        cached = self._cached.keys() | self._behind_window.keys()
         used = {p for p, n in enumerate(self._references) if n}
         if len(blank | cached) != self.free or (blank | cached) & used:
             twice = sorted(blank & cached | (blank | cached) & used)

@@ -25,7 +25,8 @@ class PageHasher:
     def __init__(self, page_size: int, start: bytes):
         if page_size < 1:
             raise ValueError(f"page_size must be at least 1, got {page_size}")
-        self.page_size, self.start = page_size, start
+        self.page_size = page_size
+        self.start = start
         self._page = hashlib.sha256(b"jaxllm/page/1;parent=")
 
     def root(self, salt: str | None, adapter: bytes | None, owner: str | None = None) -> bytes:

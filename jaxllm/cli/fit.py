@@ -29,7 +29,8 @@ def check(argv: list[str], environ: Mapping[str, str]) -> int:
 
     # Tokenizers need no PyTorch, whose absence transformers tells
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
-    models, failed = parse_models(argv, environ, prog=PROGRAM), False
+    models = parse_models(argv, environ, prog=PROGRAM)
+    failed = False
     for options in models:
         name = options.settings.served[0] if len(models) > 1 else ""
         try:

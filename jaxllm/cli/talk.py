@@ -12,7 +12,8 @@ from typing import Any
 from jaxllm.cli.client import Client, Refused
 
 KEY_VARIABLES = ("JAXLLM_API_KEY", "VLLM_API_KEY", "OPENAI_API_KEY")
-DIM, PLAIN = "\033[2m", "\033[0m"
+DIM = "\033[2m"
+PLAIN = "\033[0m"
 CHAT_HELP = """\
 /reset begins a new conversation, /system TEXT one with these instructions, /exit ends.
 Ctrl-C stops an answer, Ctrl-D ends. A line that ends with \\ goes on in the next."""
@@ -29,7 +30,8 @@ class Conversation:
     """Messages so far; `answer` adds one of the user and the answer to it."""
 
     def __init__(self, client: Client, body: dict[str, Any], system: str | None):
-        self._client, self._body = client, body
+        self._client = client
+        self._body = body
         self.messages: list[dict[str, str]] = []
         self.reset(system)
 
@@ -174,7 +176,8 @@ def _converse(conversation: Conversation, system: str | None) -> int:
 
 def _show(parts: Parts) -> None:
     """Print parts as they come, reasoning dimmed at a terminal; Ctrl-C ends them."""
-    dims, dim = sys.stdout.isatty(), False
+    dims = sys.stdout.isatty()
+    dim = False
     with contextlib.closing(parts), contextlib.suppress(KeyboardInterrupt):
         for text, reasoning in parts:
             if dims and reasoning != dim:

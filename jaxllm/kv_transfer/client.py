@@ -73,8 +73,11 @@ class PageClient:
         shared: bool = True,
         patience: float = 0.0,
     ):
-        self._key, self._fingerprint, self._page_bytes = key, fingerprint, page_bytes
-        self._shared, self._patience = shared, patience
+        self._key = key
+        self._fingerprint = fingerprint
+        self._page_bytes = page_bytes
+        self._shared = shared
+        self._patience = patience
         self._lock = threading.Lock()
         self.idle: list[tuple[Address, _Connection]] = []
         self._closed = False
@@ -112,7 +115,9 @@ class PageClient:
         for, and begin no other."""
         with self._lock:
             self._closed = True
-            idle, self.idle, sockets = self.idle, [], [*self.sockets]
+            idle = self.idle
+            self.idle = []
+            sockets = [*self.sockets]
         for each in sockets:
             with suppress(OSError):
                 each.shutdown(socket.SHUT_RDWR)
@@ -125,7 +130,8 @@ class PageClient:
         """A connection, and the answer to the question for these pages."""
         while True:
             connection = self._take(address) or self._connect(address, until)
-            peer, ring = connection.peer, connection.ring
+            peer = connection.peer
+            ring = connection.ring
             peer.until = until
             name = "" if ring is None else ring.name
             wanted = Wanted(self._fingerprint, self._page_bytes, b"".join(hashes), name)
@@ -186,7 +192,8 @@ class PageClient:
 
     def _ring(self, peer: Peer) -> Ring | None:
         """Shared memory, where the peer's address is one of this host."""
-        here, there = peer.socket.getsockname()[0], peer.socket.getpeername()[0]
+        here = peer.socket.getsockname()[0]
+        there = peer.socket.getpeername()[0]
         local = here == there or ipaddress.ip_address(there).is_loopback
         if not (self._shared and local):
             return None
@@ -196,7 +203,8 @@ class PageClient:
             return None
 
     def _pages(self, connection: _Connection, found: Found, seconds: float) -> Iterator[np.ndarray]:
-        peer, ring = connection.peer, connection.ring
+        peer = connection.peer
+        ring = connection.ring
         buffer = np.empty(0 if found.shared else self._page_bytes, np.uint8)
         for number in range(found.pages):
             peer.begin(seconds)

@@ -26,7 +26,8 @@ class Ring:
     """Slots of `page_bytes` bytes; page number n passes through slot n modulo their number."""
 
     def __init__(self, descriptor: int, page_bytes: int, name: str):
-        self.name, self.slots = name, slots(page_bytes)
+        self.name = name
+        self.slots = slots(page_bytes)
         self._page_bytes = page_bytes
         self._memory = mmap.mmap(descriptor, self.slots * page_bytes)
 

@@ -63,8 +63,10 @@ class PageServer:
         page_bytes: int,
     ):
         self._listener = listener
-        self._key, self._shelf = key, shelf
-        self._fingerprint, self._page_bytes = fingerprint, page_bytes
+        self._key = key
+        self._shelf = shelf
+        self._fingerprint = fingerprint
+        self._page_bytes = page_bytes
         self._failures: set[str] = set()  # each kind is logged once
         self._lock = threading.Lock()
         self._open: set[socket.socket] = set()
@@ -74,7 +76,8 @@ class PageServer:
     def close(self) -> None:
         """End the listener and every connection."""
         with self._lock:
-            sockets, self._open = [*self._open, self._listener], set()
+            sockets = [*self._open, self._listener]
+            self._open = set()
         for one in sockets:
             with suppress(OSError):
                 one.shutdown(socket.SHUT_RDWR)  # wakes the thread that uses it
@@ -172,7 +175,8 @@ class _Window:
     """Puts pages into a ring, each when its slot is free."""
 
     def __init__(self, peer: Peer, ring: Ring):
-        self._peer, self._ring = peer, ring
+        self._peer = peer
+        self._ring = ring
         self._open = 0  # pages that the peer has not taken
 
     def send(self, number: int, header: bytes, page: np.ndarray) -> None:

@@ -71,7 +71,8 @@ class Shelf:
         if place is None:
             self.forget([key])
             return
-        data, at = self._memory[place], 0
+        data = self._memory[place]
+        at = 0
         for part in parts:
             flat = np.ascontiguousarray(part).reshape(-1).view(np.uint8)
             data[at : at + len(flat)] = flat

@@ -128,7 +128,8 @@ def greet(peer: Peer, key: bytes) -> None:
     OSError."""
     own = secrets.token_bytes(NONCE)
     peer.send(HELLO + own)
-    theirs, proof = peer.read(NONCE), peer.read(NONCE)
+    theirs = peer.read(NONCE)
+    proof = peer.read(NONCE)
     if not hmac.compare_digest(proof, prove(key, b"serve", own, theirs)):
         raise TransferError("the peer has another key")
     peer.send(prove(key, b"fetch", own, theirs))
@@ -139,7 +140,8 @@ def answer_greeting(peer: Peer, key: bytes) -> None:
     OSError."""
     if peer.read(len(HELLO)) != HELLO:
         raise TransferError("a peer speaks another protocol")
-    theirs, own = peer.read(NONCE), secrets.token_bytes(NONCE)
+    theirs = peer.read(NONCE)
+    own = secrets.token_bytes(NONCE)
     peer.send(own + prove(key, b"serve", theirs, own))
     if not hmac.compare_digest(peer.read(NONCE), prove(key, b"fetch", theirs, own)):
         raise TransferError("a peer has another key")

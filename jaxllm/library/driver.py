@@ -22,7 +22,8 @@ class Driver:
 
     def __init__(self, engine: Engine | PoolingEngine):
         self._engine = engine
-        self._turn, self._caller = threading.Lock(), 0
+        self._turn = threading.Lock()
+        self._caller = 0
 
     @contextlib.contextmanager
     def turn(self) -> Iterator[None]:
@@ -48,7 +49,8 @@ class Driver:
     ) -> None:
         """Run requests that this engine has validated. `add_delta` is given everything that becomes
         of them, and says whether a request has ended."""
-        engine, bar = self._engine, progress_bar(len(requests)) if use_tqdm else None
+        engine = self._engine
+        bar = progress_bar(len(requests)) if use_tqdm else None
         try:
             with frozen_heap():
                 for delta in self._deltas(requests):
@@ -81,7 +83,8 @@ class Driver:
                 else math.inf
             )
             while waiting is not None and left > 0 and engine.queue_has_space(waiting):
-                entered, waiting = waiting, next(queue, None)
+                entered = waiting
+                waiting = next(queue, None)
                 engine.enter(entered)
                 if waiting is not None and left < math.inf:
                     left -= engine.uncached_tokens(entered)

@@ -16,7 +16,8 @@ type PromptType = str | Sequence[int] | Mapping[str, Any]
 type Message = Mapping[str, Any]
 
 # With the usual types first: those of abc take long to ask
-MAPPINGS, ITERABLES = (dict, Mapping), (list, Iterable)
+MAPPINGS = (dict, Mapping)
+ITERABLES = (list, Iterable)
 
 
 def engine_arguments(arguments: Mapping[str, Any]) -> dict[str, Any]:

@@ -42,7 +42,8 @@ class LazySequence[T](Sequence[T]):
     def __getitem__(self, index: int | slice) -> T | list[T]:
         if isinstance(index, slice):
             return [self._entry(at) for at in range(*index.indices(len(self)))]
-        at, size = operator.index(index), len(self)
+        at = operator.index(index)
+        size = len(self)
         if not -size <= at < size:
             raise IndexError(f"index {at} of {size} positions")
         return self._entry(at % size)
@@ -66,7 +67,9 @@ class Positions(LazySequence[dict[int, Logprob]]):
 
     def __init__(self, tokens: Sequence[int], packed: bytes, text_of: TokenText):
         # Rows of jaxllm.logprobs
-        self._tokens, self._packed, self._text_of = tuple(tokens), packed, text_of
+        self._tokens = tuple(tokens)
+        self._packed = packed
+        self._text_of = text_of
 
     def __len__(self) -> int:
         return len(self._tokens)
@@ -81,7 +84,8 @@ class Positions(LazySequence[dict[int, Logprob]]):
         (entry,) = unpacked(
             self._packed[index * size : (index + 1) * size], self._tokens[index : index + 1]
         )
-        text_of, token = self._text_of, entry.token_id
+        text_of = self._text_of
+        token = entry.token_id
         mine = {token: Logprob(entry.logprob, entry.rank, text_of(token))}
         return mine | {
             i: Logprob(value, rank, text_of(i))
@@ -264,13 +268,15 @@ class OutputBuilder:
     def __init__(self, request: GenerateRequest, prompt: str | None, text_of: TokenText):
         choices = [CompletionOutput(index) for index in range(request.params.n)]
         self.output = RequestOutput(request.id, prompt, request.prompt.tokens, choices)
-        self._scored, self._text_of = request.params.logprobs is not None, text_of
+        self._scored = request.params.logprobs is not None
+        self._text_of = text_of
         self._texts: list[list[str]] = [[] for _ in choices]
         self._packed: list[list[bytes]] = [[] for _ in choices]
 
     def add_delta(self, delta: TextDelta) -> bool:
         """Add a delta. Returns whether it ended the request."""
-        output, choice = self.output, self.output.outputs[delta.index]
+        output = self.output
+        choice = self.output.outputs[delta.index]
         if delta.text:
             self._texts[delta.index].append(delta.text)
         choice.token_ids += delta.token_ids
@@ -283,8 +289,10 @@ class OutputBuilder:
         if delta.finish_reason is None:
             return False
         choice.text = "".join(self._texts[choice.index])
-        choice.finish_reason, choice.stop_reason = delta.finish_reason, delta.stop_reason
-        choice.error, choice.cumulative_logprob = delta.error, delta.cumulative_logprob
+        choice.finish_reason = delta.finish_reason
+        choice.stop_reason = delta.stop_reason
+        choice.error = delta.error
+        choice.cumulative_logprob = delta.cumulative_logprob
         if self._scored:
             choice.logprobs = found = Positions(
                 choice.token_ids, b"".join(self._packed[choice.index]), self._text_of

@@ -148,7 +148,8 @@ class PoolingCalls:
     ) -> list[PooledRequestOutput[T]]:
         """Run prompts; each output is what is `made` of the float32 vector that the params ask
         for, while the device computes others."""
-        pooling, drawn = self.engine.resolved.pooling, SamplingParams(max_tokens=1)
+        pooling = self.engine.resolved.pooling
+        drawn = SamplingParams(max_tokens=1)
         assert pooling is not None
         requests = [
             PoolingRequest(
@@ -183,14 +184,16 @@ class PoolingCalls:
 
     def _checked(self, pooling_params: PoolingParams | None, *tasks: str) -> PoolingParams:
         """The params of a call. Raises RequestError when the model does none of `tasks`."""
-        params, resolved = pooling_params or PoolingParams(), self.engine.resolved
+        params = pooling_params or PoolingParams()
+        resolved = self.engine.resolved
         check_params(check_task(resolved.pooling, *tasks), params, resolved.max_model_len)
         return params
 
     def _encoded(
         self, prompts: PromptType | Sequence[PromptType], params: PoolingParams
     ) -> list[Encoded]:
-        limit, given = self.engine.resolved.max_model_len, as_list(prompts)
+        limit = self.engine.resolved.max_model_len
+        given = as_list(prompts)
         found = [text_or_ids(prompt) for prompt in given]
         texts = [text or "" for text, ids in found if ids is None]
         within = params.length(limit), params.truncation_side

@@ -51,10 +51,12 @@ def spec(hf: Config) -> ModelSpec:
 
 def build(spec: ModelSpec, shards: int, init: Init) -> Decoder:
     """The model with fresh parameters. Raises ConfigError."""
-    parts, bias = Parts(spec, shards, init), flag(spec.config, "attention_bias")
+    parts = Parts(spec, shards, init)
+    bias = flag(spec.config, "attention_bias")
 
     def block(layer: int) -> Block:
-        norms, mlp = parts.qk_norms(), parts.mlp(bias=False)
+        norms = parts.qk_norms()
+        mlp = parts.mlp(bias=False)
         mlp.activation = nnx.data(XIELU(init))
         attention = parts.attention(layer, qkv_bias=bias, out_bias=bias, qk_norms=norms)
         return parts.block(attention, mlp)

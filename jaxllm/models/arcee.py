@@ -20,7 +20,8 @@ spec = transformer_spec
 
 def build(spec: ModelSpec, shards: int, init: Init) -> Decoder:
     """The model with fresh parameters. Raises ConfigError."""
-    parts, bias = Parts(spec, shards, init), flag(spec.config, "attention_bias")
+    parts = Parts(spec, shards, init)
+    bias = flag(spec.config, "attention_bias")
     mlp_bias = flag(spec.config, "mlp_bias")
 
     def block(layer: int) -> Block:

@@ -26,7 +26,8 @@ ENCODES = True
 
 def names(prefix: str) -> Mapping[str, tuple[str, ...]]:
     """The tensors of a model whose body has this name."""
-    layer, embeddings = f"{prefix}.encoder.layer.{{}}", f"{prefix}.embeddings"
+    layer = f"{prefix}.encoder.layer.{{}}"
+    embeddings = f"{prefix}.embeddings"
     return {
         "embed": (f"{embeddings}.word_embeddings",),
         "embed.positions": (f"{embeddings}.position_embeddings",),
@@ -72,7 +73,8 @@ def classifier(hf: Config, labels: int) -> tuple[str, tuple[DenseMap, ...]]:
 def build(spec: ModelSpec, shards: int, init: Init, first: int = 0) -> Decoder:
     """The model with fresh parameters; `first` is the first position's entry of its table. Raises
     ConfigError."""
-    width, config = spec.width, spec.config
+    width = spec.width
+    config = spec.config
     check_inner(spec.inner_width, shards)
 
     def norm() -> LayerNorm:

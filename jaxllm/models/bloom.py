@@ -80,7 +80,8 @@ def build(spec: ModelSpec, shards: int, init: Init) -> Decoder:
         attention.qkv.layout = Layout.GROUPED
         return parts.block(attention, parts.mlp(), NormedStreamBlock if normed else Block)
 
-    axis, norm = parts.table_axis, parts.norm()
+    axis = parts.table_axis
+    norm = parts.norm()
     return parts.decoder(
         block, embed=NormedEmbedding(init, spec.vocab_size, spec.width, axis, norm)
     )

@@ -49,7 +49,8 @@ NAMES = {
     },
 }
 IGNORED = ("transformer.rotary_pos_emb.inv_freq",)
-REMOTE_CODE, GENERATES = ("modeling_chatglm",), ("ChatGLMModel",)
+REMOTE_CODE = ("modeling_chatglm",)
+GENERATES = ("ChatGLMModel",)
 FIRST = ("position_encoding_2d", "apply_residual_connection_post_layernorm")  # ChatGLM has these
 
 
@@ -69,7 +70,8 @@ def build(spec: ModelSpec, shards: int, init: Init) -> Decoder:
     """The model with fresh parameters. Raises ConfigError."""
     hf = spec.config
     parts = Parts(spec, shards, init, RMSNorm if flag(hf, "rmsnorm") else LayerNorm)
-    bias, qkv_bias = flag(hf, "add_bias_linear"), flag(hf, "add_qkv_bias")
+    bias = flag(hf, "add_bias_linear")
+    qkv_bias = flag(hf, "add_qkv_bias")
     layout = Layout.OUT_IN if flag(hf, "multi_query_attention") else Layout.GROUPED
 
     def block(layer: int) -> Block:

@@ -11,7 +11,9 @@ from jaxllm.models.config.spec import ModelSpec
 from jaxllm.models.config.transformer import FULL, SLIDING, transformer_spec, type_window, typed
 from jaxllm.nn.rope import NoRope
 
-SPELLING, NAMES, build = cohere.SPELLING, cohere.NAMES, cohere.build
+SPELLING = cohere.SPELLING
+NAMES = cohere.NAMES
+build = cohere.build
 DEFAULTS: Config = {**cohere.DEFAULTS, "rope_theta": 10000.0, "sliding_window": 4096}
 
 

@@ -57,14 +57,16 @@ DEFAULTS: Config = {
     "norm_topk_prob": True,
 }
 NAMES = {**LLAMA_NAMES, **mixture_names(), **shared_names("mlp.shared_experts")}
-SIZES, PREFIX = ("num_experts", "intermediate_size"), "prefix_dense_sliding_window_pattern"
+SIZES = ("num_experts", "intermediate_size")
+PREFIX = "prefix_dense_sliding_window_pattern"
 
 
 def spec(hf: Config) -> ModelSpec:
     """The spec of a complete configuration. Layers that see everything know no positions, but for
     dense ones where `prefix_dense_sliding_window_pattern` is 1. Raises ConfigError."""
     hf = {"first_k_dense_replace": 0, **hf}
-    first, prefix = whole(hf, "first_k_dense_replace"), positive(hf, PREFIX)
+    first = whole(hf, "first_k_dense_replace")
+    prefix = positive(hf, PREFIX)
     every = positive(hf, "sliding_window_pattern")
 
     def usual(layer: int) -> str:
@@ -74,7 +76,8 @@ def spec(hf: Config) -> ModelSpec:
     hf = typed(hf, usual)
     eps = hf["layer_norm_eps" if hf.get("rms_norm_eps") is None else "rms_norm_eps"]
     plain = transformer_spec({**hf, "rms_norm_eps": eps}, type_window(hf), paired=True)
-    mixed, dense = mixture_spec(plain, mixture(hf, *SIZES)), dense_layers(hf)
+    mixed = mixture_spec(plain, mixture(hf, *SIZES))
+    dense = dense_layers(hf)
     still = NoRope(plain.heads(1).dim // 2)
     ropes = (
         rope if window is not None or (prefix == 1 and layer in dense) else still
@@ -87,7 +90,8 @@ def spec(hf: Config) -> ModelSpec:
 
 def _widths(hf: Config) -> tuple[int, int]:
     """Of a dense layer's feed-forward, and of all shared experts. Raises ConfigError."""
-    inner, own = positive(hf, "intermediate_size"), "prefix_dense_intermediate_size"
+    inner = positive(hf, "intermediate_size")
+    own = "prefix_dense_intermediate_size"
     dense = inner if hf.get(own) is None else positive(hf, own)
     return dense, shared_experts(hf, "num_shared_experts") * inner
 
@@ -111,11 +115,14 @@ def _routing(hf: Config) -> dict[str, Any]:
 
 def build(spec: ModelSpec, shards: int, init: Init) -> Decoder:
     """The model with fresh parameters. Raises ConfigError."""
-    hf, sizes, dense = spec.config, mixture(spec.config, *SIZES), dense_layers(spec.config)
+    hf = spec.config
+    sizes = mixture(spec.config, *SIZES)
+    dense = dense_layers(spec.config)
     norm: Callable[[Init, int, float], Norm] = RMSNorm
     if hf.get("rms_norm_eps") is None:
         norm = partial(LayerNorm, bias=False)
-    parts, bias = Parts(spec, shards, init, norm), flag(hf, "attention_bias")
+    parts = Parts(spec, shards, init, norm)
+    bias = flag(hf, "attention_bias")
     dense_width, shared_width = _widths(hf)
     how = _choice(hf, "shared_expert_combination_strategy", "average", "sum")
 

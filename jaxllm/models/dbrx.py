@@ -66,7 +66,8 @@ class Stacked(Tensors):
     def __call__(self, leaf: str, columns: int | None = None) -> tuple[Piece, ...]:
         experts, out, inp = self.maps.shape
         if self.maps.parts == 1:
-            name, shape = leaf_of(self.names[0], leaf), (experts, inp, out)
+            name = leaf_of(self.names[0], leaf)
+            shape = (experts, inp, out)
             steps = (Part(shape, 1, 0, inp), Transposed())
             return (Piece(name, (experts * inp, out), (experts, out, inp), steps=steps),)
         part = out // self.maps.parts
@@ -92,7 +93,8 @@ class StackedMaps(ExpertMaps):
 
 def read(hf: Config) -> dict[str, Any]:
     """The configuration with settings of its parts beside the others."""
-    attention, experts = settings_of(hf, "attn_config"), settings_of(hf, "ffn_config")
+    attention = settings_of(hf, "attn_config")
+    experts = settings_of(hf, "ffn_config")
     outer = {key: v for key, v in hf.items() if key not in ("attn_config", "ffn_config")}
     return {**attention, **experts, **outer}
 
@@ -111,8 +113,11 @@ def spec(hf: Config) -> ModelSpec:
 
 def build(spec: ModelSpec, shards: int, init: Init) -> Decoder:
     """The model with fresh parameters. Raises ConfigError."""
-    parts, hf = Parts(spec, shards, init, functools.partial(LayerNorm, bias=False)), spec.config
-    sizes, split, limit = mixture(hf, *SIZES), expert_split(spec, shards), optional(hf, "clip_qkv")
+    parts = Parts(spec, shards, init, functools.partial(LayerNorm, bias=False))
+    hf = spec.config
+    sizes = mixture(hf, *SIZES)
+    split = expert_split(spec, shards)
+    limit = optional(hf, "clip_qkv")
     weigh = unchanged if hf.get("moe_normalize_expert_weights") is None else normalised
 
     def block(layer: int) -> Block:

@@ -59,7 +59,9 @@ def spec(hf: Config) -> ModelSpec:
 
 def build(spec: ModelSpec, shards: int, init: Init) -> Decoder:
     """The model with fresh parameters. Raises ConfigError."""
-    hf, parts, sizes = spec.config, Parts(spec, shards, init), mixture(spec.config, *SIZES)
+    hf = spec.config
+    parts = Parts(spec, shards, init)
+    sizes = mixture(spec.config, *SIZES)
     bias = flag(hf, "attention_bias")
     mlp = sigmoid_mixtures(parts, sizes, shared_experts(hf))
 

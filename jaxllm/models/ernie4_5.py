@@ -18,7 +18,8 @@ DEFAULTS: Config = {
     "rope_theta": 500000.0,
     "tie_word_embeddings": True,
 }
-NAMES, REMOTE_CODE = LLAMA_NAMES, ("modeling_ernie4_5",)
+NAMES = LLAMA_NAMES
+REMOTE_CODE = ("modeling_ernie4_5",)
 
 
 def spec(hf: Config) -> ModelSpec:
@@ -28,7 +29,8 @@ def spec(hf: Config) -> ModelSpec:
 
 def build(spec: ModelSpec, shards: int, init: Init) -> Decoder:
     """The model with fresh parameters. Raises ConfigError."""
-    parts, bias = Parts(spec, shards, init), flag(spec.config, "use_bias")
+    parts = Parts(spec, shards, init)
+    bias = flag(spec.config, "use_bias")
 
     def block(layer: int) -> Block:
         attention = parts.attention(layer, qkv_bias=bias, out_bias=bias)

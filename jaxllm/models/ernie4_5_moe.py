@@ -80,9 +80,13 @@ def spec(hf: Config) -> ModelSpec:
 
 def build(spec: ModelSpec, shards: int, init: Init) -> Decoder:
     """The model with fresh parameters. Raises ConfigError."""
-    hf, parts, sizes = spec.config, Parts(spec, shards, init), mixture(spec.config, *SIZES)
-    bias, interval = flag(hf, "use_bias"), positive(hf, "moe_layer_interval")
-    start, last = whole(hf, "moe_layer_start_index"), positive(hf, "num_hidden_layers") - 1
+    hf = spec.config
+    parts = Parts(spec, shards, init)
+    sizes = mixture(spec.config, *SIZES)
+    bias = flag(hf, "use_bias")
+    interval = positive(hf, "moe_layer_interval")
+    start = whole(hf, "moe_layer_start_index")
+    last = positive(hf, "num_hidden_layers") - 1
     if hf.get("moe_layer_end_index") not in (None, -1):
         last = whole(hf, "moe_layer_end_index")
     shared = shared_experts(hf, "moe_num_shared_experts")

@@ -23,7 +23,9 @@ DEFAULTS: Config = {
     "max_position_embeddings": 8192,
     "classifier_pooling": "late",
 }
-ENCODES, NAMES, REMOTE_CODE = True, LLAMA_NAMES, ("modeling_eurobert",)
+ENCODES = True
+NAMES = LLAMA_NAMES
+REMOTE_CODE = ("modeling_eurobert",)
 # Of heads for labels
 IGNORED = tuple(f"{head}.{leaf}" for head in ("dense", "classifier") for leaf in ("weight", "bias"))
 POOLS = {"bos": "cls", "mean": "mean", "late": LATE}
@@ -36,7 +38,8 @@ def spec(hf: Config) -> ModelSpec:
 
 def classifier(hf: Config, labels: int) -> tuple[str, tuple[DenseMap, ...]]:
     """What is pooled for labels, and the maps behind it. Raises ConfigError."""
-    width, mode = positive(hf, "hidden_size"), hf.get("classifier_pooling")
+    width = positive(hf, "hidden_size")
+    mode = hf.get("classifier_pooling")
     if mode not in list(POOLS):
         raise ConfigError(
             f"config.json: classifier_pooling is {mode!r:.80}; it must be bos, mean or late"
@@ -50,7 +53,8 @@ def classifier(hf: Config, labels: int) -> tuple[str, tuple[DenseMap, ...]]:
 
 def build(spec: ModelSpec, shards: int, init: Init) -> Decoder:
     """The model with fresh parameters. Raises ConfigError."""
-    parts, bias = Parts(spec, shards, init), flag(spec.config, "attention_bias")
+    parts = Parts(spec, shards, init)
+    bias = flag(spec.config, "attention_bias")
     mlp_bias = flag(spec.config, "mlp_bias")
 
     def block(layer: int) -> Block:

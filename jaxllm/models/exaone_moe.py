@@ -49,7 +49,9 @@ def unused(spec: ModelSpec) -> tuple[str, ...]:
 
 def build(spec: ModelSpec, shards: int, init: Init) -> Decoder:
     """The model with fresh parameters. Raises ConfigError."""
-    hf, parts, sizes = spec.config, Parts(spec, shards, init), mixture(spec.config, *SIZES)
+    hf = spec.config
+    parts = Parts(spec, shards, init)
+    sizes = mixture(spec.config, *SIZES)
     mlp = sigmoid_mixtures(parts, sizes, shared_experts(hf, "num_shared_experts"))
 
     def block(layer: int) -> Block:

@@ -60,7 +60,8 @@ def spec(hf: Config) -> ModelSpec:
     """The spec of a complete configuration. Raises ConfigError."""
     new = flag(hf, "new_decoder_architecture")
     heads = 1 if flag(hf, "multi_query") and not new else hf.get("num_kv_heads")
-    alibi, parallel = flag(hf, "alibi"), new or flag(hf, "parallel_attn")
+    alibi = flag(hf, "alibi")
+    parallel = new or flag(hf, "parallel_attn")
     plain = transformer_spec(with_inner({**hf, "num_key_value_heads": heads}), still=alibi)
     plain = with_alibi(plain, RoundedAlibi) if alibi else plain
     return replace(plain, config=hf, carry_width=(2 if parallel else 1) * plain.width)
@@ -68,8 +69,10 @@ def spec(hf: Config) -> ModelSpec:
 
 def build(spec: ModelSpec, shards: int, init: Init) -> Decoder:
     """The model with fresh parameters. Raises ConfigError."""
-    parts, hf = Parts(spec, shards, init, LayerNorm), spec.config
-    bias, new = flag(hf, "bias"), flag(hf, "new_decoder_architecture")
+    parts = Parts(spec, shards, init, LayerNorm)
+    hf = spec.config
+    bias = flag(hf, "bias")
+    new = flag(hf, "new_decoder_architecture")
     parallel = new or flag(hf, "parallel_attn")
     one_norm = hf.get("num_ln_in_parallel_attn") == 1 if new else parallel
 

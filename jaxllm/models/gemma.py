@@ -37,7 +37,8 @@ def spec(hf: Config) -> ModelSpec:
 
 def build(spec: ModelSpec, shards: int, init: Init) -> Decoder:
     """The model with fresh parameters. Raises ConfigError."""
-    parts, bias = Parts(spec, shards, init, OffsetRMSNorm), flag(spec.config, "attention_bias")
+    parts = Parts(spec, shards, init, OffsetRMSNorm)
+    bias = flag(spec.config, "attention_bias")
 
     def block(layer: int) -> Block:
         return parts.block(parts.attention(layer, qkv_bias=bias, out_bias=bias), parts.gated_mlp())

@@ -80,7 +80,8 @@ def gemma(parts: Parts, qk_norm: bool = False) -> Decoder:
 
 def attention(parts: Parts, layer: int, norms: tuple[RMSNorm, RMSNorm] | None = None) -> Attention:
     """The attention of one layer, its scores scaled and capped as the configuration says."""
-    hf, bias = parts.spec.config, flag(parts.spec.config, "attention_bias")
+    hf = parts.spec.config
+    bias = flag(parts.spec.config, "attention_bias")
     return parts.attention(
         layer,
         scale=number(hf, "query_pre_attn_scalar") ** -0.5,
@@ -93,7 +94,8 @@ def attention(parts: Parts, layer: int, norms: tuple[RMSNorm, RMSNorm] | None = 
 
 def decoder(parts: Parts, block: Callable[[int], Block]) -> Decoder:
     """The model of these blocks: embeddings grow with the width, logits may be capped."""
-    spec, factor = parts.spec, parts.rounded(parts.spec.width**0.5)
+    spec = parts.spec
+    factor = parts.rounded(parts.spec.width**0.5)
     cap = optional(spec.config, "final_logit_softcapping")
     embed = ScaledEmbedding(parts.init, spec.vocab_size, spec.width, parts.table_axis, factor)
     return parts.decoder(block, embed=embed, logits_maps=() if cap is None else (Softcap(cap),))

@@ -8,9 +8,11 @@ from jaxllm.models import gemma3_text
 from jaxllm.models.config.read import Config, text_part
 from jaxllm.models.config.transformer import WRAPPER_PREFIXES
 
-DEFAULTS, NAMES = gemma3_text.DEFAULTS, gemma3_text.NAMES
+DEFAULTS = gemma3_text.DEFAULTS
+NAMES = gemma3_text.NAMES
 PREFIXES = WRAPPER_PREFIXES
-spec, build = gemma3_text.spec, gemma3_text.build
+spec = gemma3_text.spec
+build = gemma3_text.build
 
 
 def read(hf: Config) -> dict[str, Any]:

@@ -10,7 +10,8 @@ from jaxllm.nn.blocks import Block, SandwichBlock
 from jaxllm.nn.decoder import Decoder
 from jaxllm.nn.linear import Init
 
-DEFAULTS, spec = glm.DEFAULTS, glm.spec
+DEFAULTS = glm.DEFAULTS
+spec = glm.spec
 NAMES = {
     **glm.NAMES,
     "layers.{}.attention_out_norm": ("model.layers.{}.post_self_attn_layernorm",),
@@ -20,7 +21,8 @@ NAMES = {
 
 def build(spec: ModelSpec, shards: int, init: Init) -> Decoder:
     """The model with fresh parameters. Raises ConfigError."""
-    parts, bias = Parts(spec, shards, init), flag(spec.config, "attention_bias")
+    parts = Parts(spec, shards, init)
+    bias = flag(spec.config, "attention_bias")
 
     def block(layer: int) -> Block:
         return SandwichBlock(

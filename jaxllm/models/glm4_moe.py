@@ -52,8 +52,11 @@ def spec(hf: Config) -> ModelSpec:
 
 def build(spec: ModelSpec, shards: int, init: Init) -> Decoder:
     """The model with fresh parameters. Raises ConfigError."""
-    hf, parts, sizes = spec.config, Parts(spec, shards, init), mixture(spec.config, *SIZES)
-    bias, normed = flag(hf, "attention_bias"), flag(hf, "use_qk_norm")
+    hf = spec.config
+    parts = Parts(spec, shards, init)
+    sizes = mixture(spec.config, *SIZES)
+    bias = flag(hf, "attention_bias")
+    normed = flag(hf, "use_qk_norm")
     mlp = sigmoid_mixtures(parts, sizes, shared_experts(hf))
 
     def block(layer: int) -> Block:

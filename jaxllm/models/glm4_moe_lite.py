@@ -25,7 +25,8 @@ DEFAULTS: Config = {
     "topk_group": 1,
     "routed_scaling_factor": 1.8,
 }
-NAMES, build = deepseek_v3.NAMES, deepseek_v3.build
+NAMES = deepseek_v3.NAMES
+build = deepseek_v3.build
 unused = predicting_layers
 
 

@@ -53,7 +53,8 @@ def spec(hf: Config) -> ModelSpec:
 
 def build(spec: ModelSpec, shards: int, init: Init) -> Decoder:
     """The model with fresh parameters. Raises ConfigError."""
-    parts, hf = Parts(spec, shards, init, LayerNorm), spec.config
+    parts = Parts(spec, shards, init, LayerNorm)
+    hf = spec.config
     scale = parts.heads.dim**-0.5 if flag(hf, "scale_attn_weights") else 1.0
     falling = flag(hf, "scale_attn_by_inverse_layer_idx")
 

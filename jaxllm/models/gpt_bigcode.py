@@ -34,7 +34,8 @@ def spec(hf: Config) -> ModelSpec:
 
 def build(spec: ModelSpec, shards: int, init: Init) -> Decoder:
     """The model with fresh parameters. Raises ConfigError."""
-    parts, hf = Parts(spec, shards, init, LayerNorm), spec.config
+    parts = Parts(spec, shards, init, LayerNorm)
+    hf = spec.config
     scale = None if flag(hf, "scale_attn_weights") else 1.0
     layout = Layout.OUT_IN if flag(hf, "multi_query") else Layout.GROUPED
 

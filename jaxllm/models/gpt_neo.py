@@ -55,7 +55,8 @@ def spec(hf: Config) -> ModelSpec:
 def _layer_types(hf: Config) -> list[str]:
     """The type of each layer, by `attention_layers` or else by `attention_types`, whose entries are
     names and how often these follow each other. Raises ConfigError."""
-    layers, given = positive(hf, "num_hidden_layers"), hf.get("attention_layers")
+    layers = positive(hf, "num_hidden_layers")
+    given = hf.get("attention_layers")
     key = "attention_types" if given is None else "attention_layers"
     with suppress(KeyError, TypeError, ValueError):
         pairs = hf[key] if given is None else [(given, 1)]

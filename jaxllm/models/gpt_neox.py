@@ -52,7 +52,8 @@ def spec(hf: Config) -> ModelSpec:
 
 def build(spec: ModelSpec, shards: int, init: Init) -> Decoder:
     """The model with fresh parameters. Raises ConfigError."""
-    parts, bias = Parts(spec, shards, init, LayerNorm), flag(spec.config, "attention_bias")
+    parts = Parts(spec, shards, init, LayerNorm)
+    bias = flag(spec.config, "attention_bias")
     kind = ParallelBlock if flag(spec.config, "use_parallel_residual") else Block
 
     def block(layer: int) -> Block:

@@ -81,7 +81,8 @@ class TurnedMaps(ExpertMaps):
 
     def rules(self, *names: str) -> Iterator[Rule]:
         yield from super().rules(*names)
-        (name,), view = names, self.shape[:2]
+        (name,) = names
+        view = self.shape[:2]
         yield Rule("bias", (Piece(f"{name}_bias", view, view, steps=(self._alternating(view),)),))
 
     def pieces(self, name: str, leaf: str, columns: int | None) -> tuple[Piece, ...]:
@@ -101,7 +102,8 @@ class TurnedMaps(ExpertMaps):
 
 def spec(hf: Config) -> ModelSpec:
     """The spec of a complete configuration. Raises ConfigError."""
-    given, layers = dict(hf), positive(hf, "num_hidden_layers")
+    given = dict(hf)
+    layers = positive(hf, "num_hidden_layers")
     if given.get("layer_types") is None:
         given["layer_types"] = [FULL if layer % 2 else SLIDING for layer in range(layers)]
     if not given.get("rope_parameters") and not given.get("rope_scaling"):
@@ -111,13 +113,18 @@ def spec(hf: Config) -> ModelSpec:
 
 def build(spec: ModelSpec, shards: int, init: Init) -> Decoder:
     """The model with fresh parameters. Raises ConfigError."""
-    hf, parts, sizes = spec.config, Parts(spec, shards, init), mixture(spec.config, *SIZES)
-    bias, width, split = flag(hf, "attention_bias"), spec.width, expert_split(spec, shards)
+    hf = spec.config
+    parts = Parts(spec, shards, init)
+    sizes = mixture(spec.config, *SIZES)
+    bias = flag(hf, "attention_bias")
+    width = spec.width
+    split = expert_split(spec, shards)
     routing = Routing(sizes.choices, score=unchanged, weigh=softmax, biased=True)
     gating = ClampedGate(number(hf, "swiglu_alpha"), number(hf, "swiglu_limit"))
 
     def mlp() -> MixtureMLP:
-        experts, inner = sizes.experts, sizes.inner
+        experts = sizes.experts
+        inner = sizes.inner
         gate_up = TurnedMaps(init, (experts, 2 * inner, width), UP, 2, bias=True, split=split)
         out = TurnedMaps(init, (experts, width, inner), DOWN, bias=True, split=split)
         router = Router(init, width, sizes.experts, routing)

@@ -20,14 +20,18 @@ DEFAULTS: Config = {
     "residual_multiplier": 1.0,
     "logits_scaling": 1.0,
 }
-NAMES, spec = LLAMA_NAMES, transformer_spec
+NAMES = LLAMA_NAMES
+spec = transformer_spec
 
 
 def build(spec: ModelSpec, shards: int, init: Init) -> Decoder:
     """The model with fresh parameters. Raises ConfigError."""
-    parts, hf = Parts(spec, shards, init), spec.config
-    bias, mlp_bias = flag(hf, "attention_bias"), flag(hf, "mlp_bias")
-    scale, residual = number(hf, "attention_multiplier"), number(hf, "residual_multiplier")
+    parts = Parts(spec, shards, init)
+    hf = spec.config
+    bias = flag(hf, "attention_bias")
+    mlp_bias = flag(hf, "mlp_bias")
+    scale = number(hf, "attention_multiplier")
+    residual = number(hf, "residual_multiplier")
 
     def block(layer: int) -> Block:
         return ScaledBlock(

@@ -55,11 +55,15 @@ def build(spec: ModelSpec, shards: int, init: Init) -> Decoder:
 
 def granite(parts: Parts, shared: Callable[[], FeedForward | None] = lambda: None) -> Decoder:
     """The model of these parts; `shared` makes what is beside a layer's experts."""
-    spec, hf, sizes = parts.spec, parts.spec.config, mixture(parts.spec.config, *SIZES)
-    bias, scale = flag(hf, "attention_bias"), number(hf, "attention_multiplier")
+    spec = parts.spec
+    hf = parts.spec.config
+    sizes = mixture(parts.spec.config, *SIZES)
+    bias = flag(hf, "attention_bias")
+    scale = number(hf, "attention_multiplier")
 
     def mlp() -> FeedForward:
-        init, shards = parts.init, parts.shards
+        init = parts.init
+        shards = parts.shards
         return routed(spec, shards, init, sizes, shared(), score=unchanged, weigh=softmax)
 
     def block(layer: int) -> Block:

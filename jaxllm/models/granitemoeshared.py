@@ -22,7 +22,8 @@ NAMES = {
 
 def spec(hf: Config) -> ModelSpec:
     """The spec of a complete configuration. Raises ConfigError."""
-    plain, inner = granitemoe.spec(hf), whole(hf, "shared_intermediate_size")
+    plain = granitemoe.spec(hf)
+    inner = whole(hf, "shared_intermediate_size")
     return replace(plain, inner_width=max(plain.inner_width, inner))
 
 

@@ -126,14 +126,17 @@ def classifier(hf: Config, labels: int) -> tuple[str, tuple[DenseMap, ...]]:
 
 def build(spec: ModelSpec, shards: int, init: Init) -> Decoder:
     """The model with fresh parameters. Raises ConfigError."""
-    width, inner, config = spec.width, spec.inner_width, spec.config
+    width = spec.width
+    inner = spec.inner_width
+    config = spec.config
 
     def norm() -> LayerNorm:
         return LayerNorm(init, width, spec.norm_eps)
 
     def block() -> ResidualNormBlock:
         mlp = GatedMLP(init, width, inner, shards, spec.activation)
-        rows, axes = (Rows(1), Rows(1)), ("shard", None, None, "embed")
+        rows = (Rows(1), Rows(1))
+        axes = ("shard", None, None, "embed")
         mlp.gate_up = UpGate(init, (shards, 2, inner // shards), (width,), axes, parts=rows)
         mlp.down = Linear(init, (width,), (inner,), ("embed", "mlp"), bias=True)
         return ResidualNormBlock(

@@ -29,7 +29,8 @@ def spec(hf: Config) -> ModelSpec:
     settings = rope_parameters(hf)
     if settings["rope_type"] == "dynamic" and settings.get("alpha"):
         plain = transformer_spec({**hf, "rope_scaling": None, "rope_parameters": {}})
-        dim, theta = plain.heads(1).dim, number(settings, "rope_theta")
+        dim = plain.heads(1).dim
+        theta = number(settings, "rope_theta")
         base = theta * number(settings, "alpha") ** (dim / (dim - 2))
         own = {"rope_type": "default", "rope_theta": base}
         hf = {**hf, "rope_scaling": None, "rope_parameters": own}
@@ -38,7 +39,8 @@ def spec(hf: Config) -> ModelSpec:
 
 def build(spec: ModelSpec, shards: int, init: Init) -> Decoder:
     """The model with fresh parameters. Raises ConfigError."""
-    parts, bias = Parts(spec, shards, init), flag(spec.config, "attention_bias")
+    parts = Parts(spec, shards, init)
+    bias = flag(spec.config, "attention_bias")
 
     def block(layer: int) -> Block:
         norms = TurnedNorms(parts.heads.dim, *parts.qk_norms())

@@ -53,8 +53,10 @@ def spec(hf: Config) -> ModelSpec:
 
 def build(spec: ModelSpec, shards: int, init: Init) -> Decoder:
     """The model with fresh parameters. Raises ConfigError."""
-    parts, hf = Parts(spec, shards, init), spec.config
-    sizes, bias = mixture(_uniform(hf), *SIZES), flag(hf, "attention_bias")
+    parts = Parts(spec, shards, init)
+    hf = spec.config
+    sizes = mixture(_uniform(hf), *SIZES)
+    bias = flag(hf, "attention_bias")
     dense = replace(spec, inner_width=sizes.inner)
     exact = replace(init, dtype=jnp.float32)  # the router is kept in float32
 

@@ -37,7 +37,8 @@ spec = transformer_spec
 
 def build(spec: ModelSpec, shards: int, init: Init) -> Decoder:
     """The model with fresh parameters. Raises ConfigError."""
-    parts, bias = Parts(spec, shards, init), flag(spec.config, "bias")
+    parts = Parts(spec, shards, init)
+    bias = flag(spec.config, "bias")
 
     def block(layer: int) -> Block:
         attention = parts.attention(layer, qkv_bias=bias, out_bias=bias)

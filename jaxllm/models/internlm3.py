@@ -17,7 +17,8 @@ DEFAULTS: Config = {
     "num_key_value_heads": 2,
     "head_dim": 128,
 }
-NAMES, build = llama.NAMES, llama.build
+NAMES = llama.NAMES
+build = llama.build
 REMOTE_CODE = ("modeling_internlm3",)
 
 

@@ -14,12 +14,14 @@ DEFAULTS: Config = {
     "rms_norm_eps": 1e-6,
     "max_position_embeddings": 2048,
 }
-NAMES, spec = LLAMA_NAMES, transformer_spec
+NAMES = LLAMA_NAMES
+spec = transformer_spec
 
 
 def build(spec: ModelSpec, shards: int, init: Init) -> Decoder:
     """The model with fresh parameters. Raises ConfigError."""
-    parts, bias = Parts(spec, shards, init), flag(spec.config, "attention_bias")
+    parts = Parts(spec, shards, init)
+    bias = flag(spec.config, "attention_bias")
     mlp_bias = flag(spec.config, "mlp_bias")
 
     def block(layer: int) -> Block:

@@ -54,7 +54,8 @@ def spec(hf: Config) -> ModelSpec:
 
 def build(spec: ModelSpec, shards: int, init: Init) -> Decoder:
     """The model with fresh parameters. Raises ConfigError."""
-    parts, sizes = Parts(spec, shards, init), mixture(spec.config, *SIZES)
+    parts = Parts(spec, shards, init)
+    sizes = mixture(spec.config, *SIZES)
 
     def block(layer: int) -> Block:
         norms = NormedHeads(init, parts.heads, spec.norm_eps, WholeRMSNorm)

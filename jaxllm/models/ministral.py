@@ -7,7 +7,9 @@ from jaxllm.models.config.read import Config
 from jaxllm.models.config.spec import ModelSpec
 from jaxllm.models.config.transformer import FULL, SLIDING, transformer_spec, type_window, typed
 
-DEFAULTS, NAMES, build = mistral.DEFAULTS, mistral.NAMES, mistral.build
+DEFAULTS = mistral.DEFAULTS
+NAMES = mistral.NAMES
+build = mistral.build
 
 
 def spec(hf: Config) -> ModelSpec:

@@ -37,7 +37,8 @@ def spec(hf: Config) -> ModelSpec:
     """The spec of a complete configuration. Raises ConfigError."""
     if not (hf.get("rope_parameters") or hf.get("rope_scaling")):
         hf = {**hf, "rope_parameters": ROPE}
-    plain, settings = transformer_spec(hf, one_window(hf)), rope_parameters(hf)
+    plain = transformer_spec(hf, one_window(hf))
+    settings = rope_parameters(hf)
     beta = number(settings, "llama_4_scaling_beta")
     original = number(settings, "original_max_position_embeddings")
     ropes = (QueryScaledRope(rope, beta, original) for rope in plain.ropes)

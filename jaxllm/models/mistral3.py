@@ -15,7 +15,8 @@ from jaxllm.nn.decoder import Decoder
 from jaxllm.nn.linear import Init
 
 DEFAULTS: Config = {}  # those of the language model
-NAMES, PREFIXES = LLAMA_NAMES, WRAPPER_PREFIXES
+NAMES = LLAMA_NAMES
+PREFIXES = WRAPPER_PREFIXES
 
 
 def read(hf: Config) -> dict[str, Any]:

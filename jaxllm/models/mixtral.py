@@ -31,7 +31,8 @@ def spec(hf: Config) -> ModelSpec:
 
 def build(spec: ModelSpec, shards: int, init: Init) -> Decoder:
     """The model with fresh parameters. Raises ConfigError."""
-    parts, sizes = Parts(spec, shards, init), mixture(spec.config, *SIZES)
+    parts = Parts(spec, shards, init)
+    sizes = mixture(spec.config, *SIZES)
 
     def block(layer: int) -> Block:
         return parts.block(parts.attention(layer), routed(spec, shards, init, sizes))

@@ -76,7 +76,8 @@ def spec(hf: Config) -> ModelSpec:
 
 def layer_types(hf: Config) -> list[str]:
     """Which layers see everything: as listed, or every third."""
-    layers, every = positive(hf, "num_hidden_layers"), positive(hf, "global_attn_every_n_layers")
+    layers = positive(hf, "num_hidden_layers")
+    every = positive(hf, "global_attn_every_n_layers")
     usual = ["sliding_attention" if layer % every else "full_attention" for layer in range(layers)]
     types = usual if hf.get("layer_types") is None else hf["layer_types"]
     legal = isinstance(types, list) and len(types) == layers
@@ -90,7 +91,8 @@ def layer_types(hf: Config) -> list[str]:
 
 def classifier(hf: Config, labels: int) -> tuple[str, tuple[DenseMap, ...]]:
     """What is pooled for labels, and the maps behind it."""
-    width, mode = positive(hf, "hidden_size"), hf.get("classifier_pooling")
+    width = positive(hf, "hidden_size")
+    mode = hf.get("classifier_pooling")
     if mode not in ("cls", "mean") or hf.get("classifier_activation") != "gelu":
         raise ConfigError(
             "config.json: classifier_pooling must be cls or mean, and classifier_activation gelu"
@@ -115,9 +117,12 @@ def token_classifier(hf: Config, labels: int) -> tuple[DenseMap, ...]:
 
 def build(spec: ModelSpec, shards: int, init: Init) -> Decoder:
     """The model with fresh parameters. Raises ConfigError."""
-    width, config = spec.width, spec.config
-    types, reach = layer_types(config), positive(config, "local_attention") // 2
-    bias, mlp_bias = flag(config, "attention_bias"), flag(config, "mlp_bias")
+    width = spec.width
+    config = spec.config
+    types = layer_types(config)
+    reach = positive(config, "local_attention") // 2
+    bias = flag(config, "attention_bias")
+    mlp_bias = flag(config, "mlp_bias")
 
     def norm() -> LayerNorm:
         return LayerNorm(init, width, spec.norm_eps, flag(config, "norm_bias"))

@@ -99,7 +99,8 @@ def _scale(spec: ModelSpec) -> float:
 def build(spec: ModelSpec, shards: int, init: Init) -> Decoder:
     """The model with fresh parameters. Raises ConfigError."""
     parts = Parts(spec, shards, init, functools.partial(LayerNorm, bias=False))
-    dim, limit = parts.heads.dim, optional(spec.config, "clip_qkv")
+    dim = parts.heads.dim
+    limit = optional(spec.config, "clip_qkv")
     head_map = BiasedKeys(dim) if limit is None else ClippedBiasedKeys(dim, limit)
 
     def block(layer: int) -> Block:

@@ -16,8 +16,10 @@ from jaxllm.pooling import DenseMap
 DEFAULTS: Config = {**gte.DEFAULTS, "rope_theta": 10_000.0}
 ENCODES = True
 REMOTE_CODE = ("modeling",)
-spec, build = gte.spec, gte.build
-NAMES, IGNORED = gte.published_names("new"), gte.needless("new")
+spec = gte.spec
+build = gte.build
+NAMES = gte.published_names("new")
+IGNORED = gte.needless("new")
 
 
 def read(hf: Config) -> dict[str, Any]:

@@ -49,9 +49,11 @@ ONLY: Config = {
     "rotary_scaling_factor": None,
     "use_rms_norm": False,
 }
-ENCODES, REMOTE_CODE = True, ("modeling_hf_nomic_bert",)
+ENCODES = True
+REMOTE_CODE = ("modeling_hf_nomic_bert",)
 PREFIXES = {"bert.": "nomic_bert."}
-LAYER, OLD = "nomic_bert.layers.{}", "nomic_bert.encoder.layers.{}"
+LAYER = "nomic_bert.layers.{}"
+OLD = "nomic_bert.encoder.layers.{}"
 SHARED: Mapping[str, tuple[str, ...]] = {
     "embed": ("nomic_bert.embeddings.word_embeddings",),
     "embed.types": ("nomic_bert.embeddings.token_type_embeddings",),
@@ -98,12 +100,14 @@ def spec(hf: Config) -> ModelSpec:
     for key, only in ONLY.items():
         if hf.get(key) not in (None, only):
             raise ConfigError(f"config.json: {key} is {hf[key]!r:.80}; nomic_bert has {only!r}")
-    width, heads = positive(hf, "hidden_size"), positive(hf, "num_attention_heads")
+    width = positive(hf, "hidden_size")
+    heads = positive(hf, "num_attention_heads")
     if hf.get("head_dim") not in (None, width // heads):
         raise ConfigError(
             f"config.json: head_dim is {hf['head_dim']!r:.80}; nomic_bert has {width // heads}"
         )
-    length, layers = positive(hf, "max_position_embeddings"), positive(hf, "num_hidden_layers")
+    length = positive(hf, "max_position_embeddings")
+    layers = positive(hf, "num_hidden_layers")
     return encoder_spec(hf, length=length, ropes=lambda dim: (rope(hf, dim),) * layers)
 
 

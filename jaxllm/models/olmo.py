@@ -25,7 +25,8 @@ def spec(hf: Config) -> ModelSpec:
 def build(spec: ModelSpec, shards: int, init: Init) -> Decoder:
     """The model with fresh parameters. Raises ConfigError."""
     parts = Parts(spec, shards, init, BareLayerNorm)
-    bias, limit = flag(spec.config, "attention_bias"), optional(spec.config, "clip_qkv")
+    bias = flag(spec.config, "attention_bias")
+    limit = optional(spec.config, "clip_qkv")
     clip = None if limit is None else Clipped(limit)
 
     def block(layer: int) -> Block:

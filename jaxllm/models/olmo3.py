@@ -8,17 +8,16 @@ from jaxllm.models.config.spec import ModelSpec
 from jaxllm.models.config.transformer import FULL, SLIDING, transformer_spec, type_window, typed
 
 DEFAULTS: Config = {**olmo2.DEFAULTS, "sliding_window": 4096}
-NAMES, build = olmo2.NAMES, olmo2.build
+NAMES = olmo2.NAMES
+build = olmo2.build
 THETA = 500_000.0
 
 
 def spec(hf: Config) -> ModelSpec:
     """The spec of a complete configuration. Raises ConfigError."""
     hf = typed(hf, lambda layer: SLIDING if (layer + 1) % 4 else FULL)
-    base, given = (
-        {"rope_theta": number(hf, "rope_theta", THETA)},
-        settings_of(hf, "rope_parameters"),
-    )
+    base = {"rope_theta": number(hf, "rope_theta", THETA)}
+    given = settings_of(hf, "rope_parameters")
     ropes = {
         FULL: {**base, **settings_of(hf, "rope_scaling"), **settings_of(given, FULL)},
         SLIDING: {**base, **settings_of(given, SLIDING)},

@@ -55,8 +55,11 @@ def spec(hf: Config) -> ModelSpec:
 
 def build(spec: ModelSpec, shards: int, init: Init) -> Decoder:
     """The model with fresh parameters. Raises ConfigError."""
-    hf, parts, sizes = spec.config, Parts(spec, shards, init), mixture(spec.config, *SIZES)
-    bias, limit = flag(hf, "attention_bias"), optional(hf, "clip_qkv")
+    hf = spec.config
+    parts = Parts(spec, shards, init)
+    sizes = mixture(spec.config, *SIZES)
+    bias = flag(hf, "attention_bias")
+    limit = optional(hf, "clip_qkv")
     weigh = normalised if flag(hf, "norm_topk_prob") else unchanged
 
     def norms() -> NormedHeads:

@@ -50,7 +50,8 @@ def build(spec: ModelSpec, shards: int, init: Init) -> Decoder:
     hf = spec.config
     affine = flag(hf, "layer_norm_elementwise_affine")
     parts = Parts(spec, shards, init, LayerNorm if affine else BareLayerNorm)
-    bias, before = flag(hf, "enable_bias"), flag(hf, "do_layer_norm_before")
+    bias = flag(hf, "enable_bias")
+    before = flag(hf, "do_layer_norm_before")
     kind = Block if before else ResidualNormBlock
     into, back = _projections(spec, init)
 

@@ -46,16 +46,19 @@ class SharedLayerNorm(HeadLayerNorm):
     """A layer norm of heads that all have one weight and one bias, [H] each."""
 
     def __init__(self, init: Init, heads: Heads, eps: float, *, keys: bool):
-        shape, axes = (heads.stored_dim,), ("head_dim",)
+        shape = (heads.stored_dim,)
+        axes = ("head_dim",)
         self.weight, self.bias = (init.full(shape, axes, value) for value in (1.0, 0.0))
-        self.heads, self.eps = heads, eps
+        self.heads = heads
+        self.eps = eps
 
     def __call__(self, x_TXCH: Array, context: RowContext) -> Array:
         weight_H, bias_H = (each[...].astype(jnp.float32) for each in (self.weight, self.bias))
         return (self.standard(x_TXCH) * weight_H + bias_H).astype(x_TXCH.dtype)
 
     def rules(self, name: str) -> Iterator[Rule]:
-        source, view = (self.heads.dim,), (self.heads.stored_dim,)
+        source = (self.heads.dim,)
+        view = (self.heads.stored_dim,)
         order = self.heads.key_order
         steps = (Ordered(source, 0, order),) if order else ()
         for leaf in ("weight", "bias"):
@@ -71,7 +74,8 @@ def spec(hf: Config) -> ModelSpec:
 
 def build(spec: ModelSpec, shards: int, init: Init) -> Decoder:
     """The model with fresh parameters. Raises ConfigError."""
-    parts, normed = Parts(spec, shards, init, LayerNorm), flag(spec.config, "qk_layernorm")
+    parts = Parts(spec, shards, init, LayerNorm)
+    normed = flag(spec.config, "qk_layernorm")
 
     def block(layer: int) -> Block:
         norms = NormedHeads(init, parts.heads, spec.norm_eps, SharedLayerNorm) if normed else None

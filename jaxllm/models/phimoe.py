@@ -100,12 +100,11 @@ def _scaled(rope: Rope, hf: Config) -> Rope:
 
 def build(spec: ModelSpec, shards: int, init: Init) -> Decoder:
     """The model with fresh parameters. Raises ConfigError."""
-    hf, parts, sizes = (
-        spec.config,
-        Parts(spec, shards, init, LayerNorm),
-        mixture(spec.config, *SIZES),
-    )
-    bias, split = flag(hf, "attention_bias"), expert_split(spec, shards)
+    hf = spec.config
+    parts = Parts(spec, shards, init, LayerNorm)
+    sizes = mixture(spec.config, *SIZES)
+    bias = flag(hf, "attention_bias")
+    split = expert_split(spec, shards)
     routing = SparseMixer(
         2, score=unchanged, weigh=unchanged, near=2 * number(hf, "router_jitter_noise")
     )

@@ -47,7 +47,8 @@ SIZES = ("num_experts", "moe_intermediate_size")
 def spec(hf: Config) -> ModelSpec:
     """The spec of a complete configuration; windows slide on even layers below
     `max_window_layers`. Raises ConfigError."""
-    given, types = dict(hf), hf.get("layer_types")
+    given = dict(hf)
+    types = hf.get("layer_types")
     if types is None:
         slides = flag(hf, "use_sliding_window") and hf.get("sliding_window") is not None
         first = window_start(hf) if slides else 0
@@ -60,8 +61,11 @@ def spec(hf: Config) -> ModelSpec:
 
 def build(spec: ModelSpec, shards: int, init: Init) -> Decoder:
     """The model with fresh parameters. Raises ConfigError."""
-    hf, parts, sizes = spec.config, Parts(spec, shards, init), mixture(spec.config, *SIZES)
-    bias, sparse = flag(hf, "qkv_bias"), sparse_layers(hf)
+    hf = spec.config
+    parts = Parts(spec, shards, init)
+    sizes = mixture(spec.config, *SIZES)
+    bias = flag(hf, "qkv_bias")
+    sparse = sparse_layers(hf)
     weigh = normalised if flag(hf, "norm_topk_prob") else unchanged
 
     def dense(inner: str) -> GatedMLP:

@@ -11,12 +11,14 @@ from jaxllm.nn.decoder import Decoder
 from jaxllm.nn.linear import Init
 
 DEFAULTS: Config = {**qwen2.DEFAULTS, "head_dim": 128}
-NAMES, spec = qwen2.NAMES, qwen2.spec
+NAMES = qwen2.NAMES
+spec = qwen2.spec
 
 
 def build(spec: ModelSpec, shards: int, init: Init) -> Decoder:
     """The model with fresh parameters. Raises ConfigError."""
-    parts, bias = Parts(spec, shards, init), flag(spec.config, "attention_bias")
+    parts = Parts(spec, shards, init)
+    bias = flag(spec.config, "attention_bias")
 
     def block(layer: int) -> Block:
         norms = parts.qk_norms()

@@ -37,8 +37,11 @@ def spec(hf: Config) -> ModelSpec:
 
 def build(spec: ModelSpec, shards: int, init: Init) -> Decoder:
     """The model with fresh parameters. Raises ConfigError."""
-    hf, parts, sizes = spec.config, Parts(spec, shards, init), mixture(spec.config, *SIZES)
-    bias, sparse = flag(hf, "attention_bias"), sparse_layers(hf)
+    hf = spec.config
+    parts = Parts(spec, shards, init)
+    sizes = mixture(spec.config, *SIZES)
+    bias = flag(hf, "attention_bias")
+    sparse = sparse_layers(hf)
     weigh = normalised if flag(hf, "norm_topk_prob") else unchanged
 
     def mlp(layer: int) -> FeedForward:

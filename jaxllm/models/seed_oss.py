@@ -17,13 +17,16 @@ DEFAULTS: Config = {
     "head_dim": 128,
     "attention_bias": True,
 }
-NAMES, spec = LLAMA_NAMES, transformer_spec
+NAMES = LLAMA_NAMES
+spec = transformer_spec
 
 
 def build(spec: ModelSpec, shards: int, init: Init) -> Decoder:
     """The model with fresh parameters. Raises ConfigError."""
-    parts, hf = Parts(spec, shards, init), spec.config
-    bias, out_bias = flag(hf, "attention_bias"), flag(hf, "attention_out_bias")
+    parts = Parts(spec, shards, init)
+    hf = spec.config
+    bias = flag(hf, "attention_bias")
+    out_bias = flag(hf, "attention_out_bias")
     mlp_bias = flag(hf, "mlp_bias")
 
     def block(layer: int) -> Block:

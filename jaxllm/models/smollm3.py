@@ -19,7 +19,8 @@ DEFAULTS: Config = {
     "no_rope_layer_interval": 4,
     "tie_word_embeddings": True,
 }
-NAMES, build = llama.NAMES, llama.build
+NAMES = llama.NAMES
+build = llama.build
 
 
 def spec(hf: Config) -> ModelSpec:
@@ -35,7 +36,8 @@ def spec(hf: Config) -> ModelSpec:
 
 def _turning(hf: Config) -> list[bool]:
     """Whether each layer has RoPE, which `no_rope_layers` says with a 1."""
-    layers, given = positive(hf, "num_hidden_layers"), hf.get("no_rope_layers")
+    layers = positive(hf, "num_hidden_layers")
+    given = hf.get("no_rope_layers")
     if given is None:
         every = positive(hf, "no_rope_layer_interval")
         return [bool((layer + 1) % every) for layer in range(layers)]

@@ -25,7 +25,8 @@ DEFAULTS: Config = {
     "rope_theta": 1000000.0,
     "moe_intermediate_size": 1280,
 }
-NAMES, build = glm4_moe.NAMES, glm4_moe.build
+NAMES = glm4_moe.NAMES
+build = glm4_moe.build
 REMOTE_CODE = ("modeling_solar_open",)
 
 

@@ -39,7 +39,8 @@ class OwnLayerNorm(HeadLayerNorm):
     def rules(self, name: str) -> Iterator[Rule]:
         (rule,) = super().rules(name)
         rows, count, stored = rule.pieces[0].view
-        dim, order = self.heads.dim, self.heads.key_order
+        dim = self.heads.dim
+        order = self.heads.key_order
         steps = (Ordered((1, 1, dim), 2, order),) if order else ()
         pieces = (
             Piece(
@@ -67,8 +68,10 @@ def spec(hf: Config) -> ModelSpec:
 
 def build(spec: ModelSpec, shards: int, init: Init) -> Decoder:
     """The model with fresh parameters. Raises ConfigError."""
-    parts, hf = Parts(spec, shards, init, LayerNorm), spec.config
-    bias, normed = flag(hf, "use_qkv_bias"), flag(hf, "qk_layernorm")
+    parts = Parts(spec, shards, init, LayerNorm)
+    hf = spec.config
+    bias = flag(hf, "use_qkv_bias")
+    normed = flag(hf, "qk_layernorm")
     parallel = flag(hf, "use_parallel_residual")
 
     def block(layer: int) -> Block:

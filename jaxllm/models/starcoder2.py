@@ -33,7 +33,8 @@ def spec(hf: Config) -> ModelSpec:
 
 def build(spec: ModelSpec, shards: int, init: Init) -> Decoder:
     """The model with fresh parameters. Raises ConfigError."""
-    parts, bias = Parts(spec, shards, init, LayerNorm), flag(spec.config, "use_bias")
+    parts = Parts(spec, shards, init, LayerNorm)
+    bias = flag(spec.config, "use_bias")
 
     def block(layer: int) -> Block:
         attention = parts.attention(layer, qkv_bias=bias, out_bias=bias)

@@ -10,7 +10,8 @@ from jaxllm.nn.decoder import Decoder
 from jaxllm.nn.linear import Init
 from jaxllm.nn.norm import OffsetRMSNorm
 
-DEFAULTS, spec = gemma2.DEFAULTS, gemma2.spec
+DEFAULTS = gemma2.DEFAULTS
+spec = gemma2.spec
 NAMES = {**LLAMA_NAMES, "layers.{}.mlp_norm": ("model.layers.{}.pre_feedforward_layernorm",)}
 
 

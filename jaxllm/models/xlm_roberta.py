@@ -4,5 +4,10 @@ from __future__ import annotations
 
 from jaxllm.models import roberta
 
-DEFAULTS, ENCODES, NAMES, IGNORED = roberta.DEFAULTS, True, roberta.NAMES, roberta.IGNORED
-spec, classifier, build = roberta.spec, roberta.classifier, roberta.build
+DEFAULTS = roberta.DEFAULTS
+ENCODES = True
+NAMES = roberta.NAMES
+IGNORED = roberta.IGNORED
+spec = roberta.spec
+classifier = roberta.classifier
+build = roberta.build

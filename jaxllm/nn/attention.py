@@ -133,24 +133,28 @@ class Attention(nnx.Module):
         heads."""
         bias = None if self.qkv.bias is None else self.qkv.bias[...]
         product: Product = self.qkv.product_part(x_TD, context)
-        norms, eps = None, 0.0
+        norms = None
+        eps = 0.0
         if self.head_map is not None:
             product = whole(product) if bias is None else whole(product) + bias
             queries = self.heads.query_per_shard
             product, rotation = self.head_map(product, queries, rotation, context)
             bias = None
         if self.q_norm is not None and self.k_norm is not None:
-            norms, eps = (self.q_norm.weight[...], self.k_norm.weight[...]), self.q_norm.eps
+            norms = (self.q_norm.weight[...], self.k_norm.weight[...])
+            eps = self.q_norm.eps
         scales = None if self.kv_scales is None else self.kv_scales[...]
         cos, sin = stored_angles(rotation, self.heads)
-        queries, dim = self.heads.query_per_shard, narrow_dim(self.heads)
+        queries = self.heads.query_per_shard
+        dim = narrow_dim(self.heads)
         return HeadRows(product, cos, sin, bias, norms, eps, queries, scales, dim=dim)
 
 
 def stored_angles(rotation: Rotation, heads: Heads) -> tuple[Array, Array]:
     """Cosines and sines `[T, stored_dim/2]` for heads as they are stored: numbers beyond a head's
     own are not rotated."""
-    cos, sin = rotation.cos_TF, rotation.sin_TF
+    cos = rotation.cos_TF
+    sin = rotation.sin_TF
     if heads.stored_dim == heads.dim:
         return cos, sin
     wider = ((0, 0), (0, (heads.stored_dim - heads.dim) // 2))

@@ -164,7 +164,8 @@ class Decoder(nnx.Module):
     def _head_sizes(self) -> tuple[int, int]:
         """V and D."""
         if self.head is not None:
-            (vocab,), (width,) = self.head.out, self.head.inp
+            (vocab,) = self.head.out
+            (width,) = self.head.inp
             return vocab, width
         assert self.embed is not None
         return self.embed.vocab, self.embed.width

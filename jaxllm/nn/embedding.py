@@ -28,7 +28,10 @@ class Embedding(nnx.Module):
 
     def __init__(self, init: Init, vocab: int, width: int, axis: str | None):
         self.weight: Table = init.normal((vocab, width), (axis, "embed"), Dense)
-        self.vocab, self.width, self.axis, self.dtype = vocab, width, axis, init.dtype
+        self.vocab = vocab
+        self.width = width
+        self.axis = axis
+        self.dtype = init.dtype
 
     def hold(self, kind: WeightFormat, shards: int) -> None:
         """Have an empty table of this format, over `shards` tensor shards, in place of plain

@@ -41,7 +41,8 @@ class HeadNorm(Stored):
         count = heads.kv_per_shard if keys else heads.query_per_shard
         shape = (heads.shards, count, heads.stored_dim)
         self.weight = init.full(shape, ("shard", None, "head_dim"), 1.0)
-        self.heads, self.eps = heads, eps
+        self.heads = heads
+        self.eps = eps
         self.repeat = heads.repeat if keys else 1
 
     def __call__(self, x_TXCH: Array, context: RowContext) -> Array:
@@ -49,9 +50,11 @@ class HeadNorm(Stored):
 
     def rules(self, name: str) -> Iterator[Rule]:
         shards, count, stored = self.weight.get_value().shape
-        dim, own = self.heads.dim, shards // self.repeat
+        dim = self.heads.dim
+        own = shards // self.repeat
         steps = (Ordered((own, count, dim), 2, order),) if (order := self.heads.key_order) else ()
-        source, view = self.source(own * count, dim), (own, count, stored)
+        source = self.source(own * count, dim)
+        view = (own, count, stored)
         yield Rule("weight", (Piece(f"{name}.weight", source, view, 0, self.repeat, steps=steps),))
 
     def source(self, heads: int, dim: int) -> tuple[int, ...]:
@@ -63,7 +66,8 @@ class WholeRMSNorm(HeadNorm):
     """x / rms(x) · weight over all heads of a token at once."""
 
     def __call__(self, x_TXCH: Array, context: RowContext) -> Array:
-        x, shape = x_TXCH.astype(jnp.float32), x_TXCH.shape
+        x = x_TXCH.astype(jnp.float32)
+        shape = x_TXCH.shape
         # Copies of heads do not change the mean
         numbers = self.heads.shards * shape[2] * self.heads.dim
         squares = context.collective.sum(jnp.sum(x * x, axis=(1, 2, 3), keepdims=True))
@@ -84,7 +88,9 @@ class HeadLayerNorm(HeadNorm):
 
     def standard(self, x_TXCH: Array) -> Array:
         """(x - mean(x)) / deviation(x), in float32."""
-        x, dim, order = x_TXCH.astype(jnp.float32), self.heads.dim, self.heads.key_order
+        x = x_TXCH.astype(jnp.float32)
+        dim = self.heads.dim
+        order = self.heads.key_order
         centred = x - jnp.sum(x, axis=-1, keepdims=True) / dim
         if -1 in order:  # heads are stored with zeros between
             centred = centred * jnp.array([float(entry >= 0) for entry in order])
@@ -113,16 +119,20 @@ class TurnedNorms(nnx.Module):
     """Norms of each query head and of each key head, of width `dim`, after they have turned."""
 
     def __init__(self, dim: int, q_norm: RMSNorm, k_norm: RMSNorm):
-        self.dim, self.q_norm, self.k_norm = dim, q_norm, k_norm
+        self.dim = dim
+        self.q_norm = q_norm
+        self.k_norm = k_norm
 
     def __call__(
         self, row_TXCH: Array, queries: int, rotation: Rotation, context: RowContext
     ) -> tuple[Array, Rotation]:
-        cos_TF, sin_TF = rotation.cos_TF, rotation.sin_TF
+        cos_TF = rotation.cos_TF
+        sin_TF = rotation.sin_TF
         wider = ((0, 0), (0, row_TXCH.shape[-1] // 2 - cos_TF.shape[1]))  # zeros do not turn
         turn = jnp.pad(cos_TF, wider), jnp.pad(sin_TF, wider)
         q, k, v = rotated(HeadRows(row_TXCH, *turn, None, None, 0.0, queries))
-        q, k = self._normed(q, self.q_norm), self._normed(k, self.k_norm)
+        q = self._normed(q, self.q_norm)
+        k = self._normed(k, self.k_norm)
         still = Rotation(jnp.ones_like(cos_TF), jnp.zeros_like(sin_TF))
         return jnp.concatenate([q, k, v], axis=2), still
 
@@ -164,7 +174,8 @@ class BiasedKeys:
         coarse = bias.astype(k.dtype)
         fine = (bias - coarse.astype(bias.dtype)).astype(k.dtype)
         for spare, part in ((-(-self.dim // 2), coarse), (-1, fine)):
-            q, k = q.at[..., spare].set(1), k.at[..., spare].set(part)
+            q = q.at[..., spare].set(1)
+            k = k.at[..., spare].set(part)
         return jnp.concatenate([q, k, v], axis=2), rotation
 
 

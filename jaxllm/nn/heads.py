@@ -49,9 +49,11 @@ class Heads:
     def _stored(self, order: tuple[int, ...]) -> tuple[int, ...]:
         if self.stored_dim == self.dim:
             return order
-        own, wide = order or tuple(range(self.dim)), self.stored_dim // 2
+        own = order or tuple(range(self.dim))
+        wide = self.stored_dim // 2
         half = -(-self.dim // 2)
-        first, second = own[:half], own[half:]
+        first = own[:half]
+        second = own[half:]
         zeros = (-1,) * (self.stored_dim - self.dim)
         return (*first, *zeros[: wide - half], *second, *zeros[wide - half :])
 

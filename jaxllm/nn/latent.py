@@ -56,7 +56,8 @@ class UpProjection(Stored):
 
     def __init__(self, init: Init, sizes: LatentHeads, rows: int, start: int):
         self.weight = init.normal((sizes.heads, rows, sizes.rank), ("heads", None, None))
-        self.start, self.total = start, sizes.plain + sizes.value
+        self.start = start
+        self.total = sizes.plain + sizes.value
 
     def rules(self, name: str) -> Iterator[Rule]:
         """The checkpoint tensor `{name}.weight` fills the weight, with the other kind's rows."""
@@ -111,14 +112,17 @@ class LatentAttention(nnx.Module):
         self.out = Linear(
             init, (width,), (sizes.heads, sizes.value), ("embed", "heads", "head_dim"), bias
         )
-        self.sizes, self.scale = sizes, scale
+        self.sizes = sizes
+        self.scale = scale
 
     def __call__(
         self, layer: int, x_TD: Array, rotation: Rotation, context: LatentContext
     ) -> Array:
         q_TNH = self.query(x_TD, context)[:, 0]
-        entry_TW, rank = self.entry(x_TD, context)[:, 0, 0], self.sizes.rank
-        latent_TV, key_TR = self.entry_norm(entry_TW[:, :rank]), entry_TW[:, rank:]
+        entry_TW = self.entry(x_TD, context)[:, 0, 0]
+        rank = self.sizes.rank
+        latent_TV = self.entry_norm(entry_TW[:, :rank])
+        key_TR = entry_TW[:, rank:]
         rows = LatentRows(
             _turned_end(q_TNH, self.sizes.plain, rotation),
             jnp.concatenate([latent_TV, turned(key_TR, rotation.cos_TF, rotation.sin_TF)], axis=-1),
@@ -145,6 +149,7 @@ def _queries(
 
 
 def _turned_end(q_TNH: Array, plain: int, rotation: Rotation) -> Array:
-    cos_T1F, sin_T1F = rotation.cos_TF[:, None], rotation.sin_TF[:, None]
+    cos_T1F = rotation.cos_TF[:, None]
+    sin_T1F = rotation.sin_TF[:, None]
     end = turned(q_TNH[..., plain:], cos_T1F, sin_T1F)
     return jnp.concatenate([q_TNH[..., :plain], end], axis=-1)

@@ -46,7 +46,9 @@ class Linear(nnx.Module):
         self.weight: Weight = init.normal((*out, *inp), axes, Dense)
         self.axes = axes
         self.bias = init.full(out, axes[: len(out)], 0.0) if bias else None
-        self.out, self.inp, self.dtype = out, inp, init.dtype
+        self.out = out
+        self.inp = inp
+        self.dtype = init.dtype
         self.parts = parts
         self.order = order
         self.layout = Layout.OUT_IN
@@ -109,7 +111,8 @@ class Linear(nnx.Module):
     ) -> Iterator[Piece]:
         """Checkpoints flatten output and input axes to one each; a bias has no input. `order` is
         that of the last input axis."""
-        out, parts = self.out, self.parts or (None,)
+        out = self.out
+        parts = self.parts or (None,)
         filled = [
             out if rows is None else (out[0] // rows.repeat, rows.count, *out[2:]) for rows in parts
         ]
@@ -117,7 +120,8 @@ class Linear(nnx.Module):
             shape if rows is None else _stored(shape, 2, rows.order)
             for shape, rows in zip(filled, parts, strict=True)
         ]
-        sizes, given = [math.prod(shape) for shape in kept], _stored(inp, -1, order)
+        sizes = [math.prod(shape) for shape in kept]
+        given = _stored(inp, -1, order)
         columns = (math.prod(given),) if inp else ()
         fused = len(names) == 1 < len(parts)
         turned = self.layout is Layout.IN_OUT and bool(inp)
@@ -152,7 +156,8 @@ class Linear(nnx.Module):
         """Where part `index` lies in a tensor that holds all of them, of `sizes` rows each and
         `head` rows a head."""
         groups = {Layout.GROUPED: sizes[-1] // head, Layout.FOUR_BLOCKS: 4}.get(self.layout, 1)
-        own, order = [size // groups for size in sizes], [*range(len(sizes))]
+        own = [size // groups for size in sizes]
+        order = [*range(len(sizes))]
         if self.layout is Layout.FOUR_BLOCKS:
             order[1:] = 2, 1
         start = sum(own[before] for before in order[: order.index(index)])
@@ -193,7 +198,8 @@ class Tensors:
         return tuple(own.pieces(leaf, self.names, inp, order))
 
     def each(self, leaf: str, columns: int = 1) -> tuple[Piece, ...]:
-        names, shape = (f"{name}.{leaf}" for name in self.names), (1, columns)
+        names = (f"{name}.{leaf}" for name in self.names)
+        shape = (1, columns)
         return tuple(Piece(name, shape, shape, row=row) for row, name in enumerate(names))
 
 

@@ -73,7 +73,8 @@ class GatedMLP(nnx.Module):
     ):
         check_inner(inner, shards)
         axes = ("shard", None, None, "embed")
-        out, parts = (shards, 2, inner // shards), (Rows(1), Rows(1))
+        out = (shards, 2, inner // shards)
+        parts = (Rows(1), Rows(1))
         self.gate_up = Linear(init, out, (width,), axes, bias, parts=parts)
         self.down = Linear(init, (width,), (inner,), ("embed", "mlp"), bias)
         self.gating = Gated(ACTIVATIONS[activation])

@@ -123,7 +123,8 @@ class PartialRope(Rope):
     passing: int
 
     def __call__(self, position_T: Array, prompt_length_T: Array | None) -> Rotation:
-        turn, wider = self.turning(position_T, prompt_length_T), ((0, 0), (0, self.passing))
+        turn = self.turning(position_T, prompt_length_T)
+        wider = ((0, 0), (0, self.passing))
         cos_TF = jnp.pad(turn.cos_TF, wider, constant_values=1.0)
         return turn._replace(cos_TF=cos_TF, sin_TF=jnp.pad(turn.sin_TF, wider))
 
@@ -209,6 +210,7 @@ def rotary_order(dim: int, turning: int, paired: bool) -> tuple[int, ...]:
     """
     own = tuple(range(turning))
     first, second = (own[::2], own[1::2]) if paired else (own[: turning // 2], own[turning // 2 :])
-    rest, half = tuple(range(turning, dim)), (dim - turning) // 2
+    rest = tuple(range(turning, dim))
+    half = (dim - turning) // 2
     order = (*first, *rest[:half], *second, *rest[half:])
     return () if order == tuple(range(dim)) else order

@@ -9,7 +9,8 @@ from typing import Self
 import jax
 from jax import Array
 
-TOKEN, POSITION = "token", "position"
+TOKEN = "token"
+POSITION = "position"
 
 
 @jax.tree_util.register_pytree_node_class

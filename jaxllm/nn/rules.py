@@ -48,7 +48,8 @@ class Ordered:
     order: tuple[int, ...]
 
     def __call__(self, tensor: Any) -> Any:
-        tensor, order = tensor.reshape(self.shape), np.array(self.order)
+        tensor = tensor.reshape(self.shape)
+        order = np.array(self.order)
         if -1 in self.order:
             space = tensor.__array_namespace__()
             zero = space.zeros_like(tensor.take(np.array([0]), axis=self.axis))

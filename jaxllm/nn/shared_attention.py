@@ -68,12 +68,16 @@ class SharedAttention(nnx.Module):
     ) -> Product:
         product = self.query.product_part(x_TD, context)
         bias = None if self.query.bias is None else self.query.bias[...]
-        norms, eps = None, 0.0
+        norms = None
+        eps = 0.0
         if self.q_norm is not None:
             weight = self.q_norm.weight[...]
-            norms, eps = (weight, weight), self.q_norm.eps  # there are no keys for the second
+            # there are no keys for the second
+            norms = (weight, weight)
+            eps = self.q_norm.eps
         cos, sin = stored_angles(rotation, self.heads)
-        queries, dim = self.heads.query_per_shard, narrow_dim(self.heads)
+        queries = self.heads.query_per_shard
+        dim = narrow_dim(self.heads)
         o_TNH = context.attend(
             layer - self.back,
             HeadRows(product, cos, sin, bias, norms, eps, queries, dim=dim),

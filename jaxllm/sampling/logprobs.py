@@ -23,7 +23,8 @@ def packed_logprobs(logits_BV: Array, token_B: Array, count: int, normalised: bo
     log-probabilities.
     """
     top_BN, ids_BN = largest(logits_BV, max(1, count))
-    best_B1, top_BN = top_BN[:, :1], top_BN[:, :count]
+    best_B1 = top_BN[:, :1]
+    top_BN = top_BN[:, :count]
     chosen_B1 = jnp.take_along_axis(
         logits_BV, jnp.maximum(token_B, 0)[:, None], axis=1, mode="clip"
     )
@@ -72,7 +73,8 @@ def largest(x_BV: Array, count: int) -> tuple[Array, Array]:
 def _by_rank(x_BM: Array, count: int) -> tuple[Array, Array]:
     """`largest` by ranks: a number's rank is how many come before it."""
     place_M = jnp.arange(x_BM.shape[1], dtype=jnp.int32)
-    one, other = x_BM[:, :, None], x_BM[:, None, :]
+    one = x_BM[:, :, None]
+    other = x_BM[:, None, :]
     ahead_BMM = (other > one) | ((other == one) & (place_M < place_M[:, None]))
     rank_BM = ahead_BMM.sum(axis=2, dtype=jnp.int32)
     here_BNM = rank_BM[:, None, :] == jnp.arange(count, dtype=jnp.int32)[:, None]

@@ -56,7 +56,8 @@ class LogitsParams:
     @staticmethod
     def shapes(slots: int, vocab_size: int, processors: Sequence[Processor] = ()) -> LogitsParams:
         """Shapes and dtypes of the fields."""
-        shape, words = jax.ShapeDtypeStruct, words_of(vocab_size)
+        shape = jax.ShapeDtypeStruct
+        words = words_of(vocab_size)
         return LogitsParams(
             bias_ids=shape((slots + 1, MAX_LOGIT_BIAS), jnp.int32),
             biases=shape((slots + 1, MAX_LOGIT_BIAS), jnp.float32),
@@ -159,7 +160,8 @@ def _count(counts_SV: Array, rows: ProcessRows) -> Array:
 
 def _penalised(logits: Array, count: Array, in_prompt: Array, rows: ProcessRows) -> Array:
     """`logits [Q, n]` with the penalties of tokens that occur `count` times in the output."""
-    repetition, said = rows.repetition_penalty_Q[:, None], count > 0
+    repetition = rows.repetition_penalty_Q[:, None]
+    said = count > 0
     repeated = jnp.where(logits > 0, logits / repetition, logits * repetition)
     logits = jnp.where(in_prompt | said, repeated, logits)
     logits = logits - rows.frequency_penalty_Q[:, None] * count.astype(jnp.float32)
@@ -171,7 +173,8 @@ def _with_biases(
 ) -> Array:
     """`changed_QV` with the logits of biased tokens computed from the start, bias first."""
     size = logits_QV.shape[1]
-    slot_Q1, ids_QK = rows.slot_Q[:, None], params.bias_ids[rows.slot_Q]
+    slot_Q1 = rows.slot_Q[:, None]
+    ids_QK = params.bias_ids[rows.slot_Q]
     at_QK = jnp.minimum(ids_QK, size - 1)
     biased_QK = jnp.take_along_axis(logits_QV, at_QK, axis=1) + params.biases[rows.slot_Q]
     in_prompt_QK, allowed_QK = (

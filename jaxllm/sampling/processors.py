@@ -49,7 +49,8 @@ def apply_processor(
     processor: Processor, logits_SV: Array, state: ProcessorState, custom_SC: Array
 ) -> Array:
     """`logits_SV` after a processor, in rows of `custom_SC` that enable it."""
-    at, arguments = processor.start + 1, {}
+    at = processor.start + 1
+    arguments = {}
     for name, default in processor.defaults:
         length = length_of(default)
         arguments[name] = (
@@ -73,7 +74,8 @@ def _trace(processor: Processor, vocab_size: int) -> None:
     """Trace a processor once, so that its faults show at start."""
     rows = 2
     shape = jax.ShapeDtypeStruct
-    logits, words = shape((rows, vocab_size), jnp.float32), shape((rows, vocab_size), jnp.bool_)
+    logits = shape((rows, vocab_size), jnp.float32)
+    words = shape((rows, vocab_size), jnp.bool_)
     ints = shape((rows,), jnp.int32)
     state = ProcessorState(shape((rows, vocab_size), jnp.uint16), words, ints, ints)
     custom = shape((rows, processor.start + processor.width), jnp.float32)

@@ -127,7 +127,8 @@ def _truth(value: Any) -> bool | None:
     """True or false as Python's own; None for anything else, such as 1 and "true"."""
     if isinstance(value, bool):
         return value
-    kind, ndim = getattr(getattr(value, "dtype", None), "kind", None), getattr(value, "ndim", None)
+    kind = getattr(getattr(value, "dtype", None), "kind", None)
+    ndim = getattr(value, "ndim", None)
     return bool(value) if kind == "b" and ndim == 0 else None
 
 

@@ -46,7 +46,9 @@ class ByModel:
     ):
         """`missing` are the names of models that could not be loaded."""
         self._missing = {name: names[0] for names in missing for name in names}
-        self._states, self._apps, self._refuse = states, apps, refuse
+        self._states = states
+        self._apps = apps
+        self._refuse = refuse
         self._app_of = {
             name: app
             for state, app in zip(states, apps, strict=True)

@@ -193,7 +193,9 @@ class Generate(Endpoint):
 class Completions(Generate):
     """POST /v1/completions"""
 
-    param, fields, reply = "prompt", COMPLETION_FIELDS, CompletionReply
+    param = "prompt"
+    fields = COMPLETION_FIELDS
+    reply = CompletionReply
 
     def parse(self, body: dict[str, Any]) -> CompletionRequest:
         """See `completion.parse_completion`."""
@@ -251,7 +253,8 @@ class Completions(Generate):
 class Chat(Generate):
     """POST /v1/chat/completions, and what endpoints share that make a ChatRequest of their body."""
 
-    param, fields = "messages", CHAT_FIELDS
+    param = "messages"
+    fields = CHAT_FIELDS
     reply: type[Reply] = ChatReply
 
     def parse(self, body: dict[str, Any]) -> ChatRequest:

@@ -58,7 +58,8 @@ class Histogram:
     """Counts per bucket; `observe` costs a bisection."""
 
     def __init__(self, help: str, bounds: tuple[float, ...]):
-        self.help, self.bounds = help, bounds
+        self.help = help
+        self.bounds = bounds
         self.counts = [0] * (len(bounds) + 1)
         self.sum = 0.0
 
@@ -129,7 +130,9 @@ class Metrics(Observer, Collector):
     ):
         """`engine` is its number among those of the model."""
         self._labels = [model_name, str(engine)]
-        self._version, self._resolved, self._stats = version, resolved, stats
+        self._version = version
+        self._resolved = resolved
+        self._stats = stats
         self._histograms = _histograms(one_two_five(resolved.max_model_len))
         # Observed at every step
         self.first_token = self._histograms["vllm:time_to_first_token_seconds"]
@@ -177,7 +180,8 @@ class Metrics(Observer, Collector):
         self._finished[reason] += 1
         if delta.prefix_miss in PREFIX_MISSES:
             self._misses[delta.prefix_miss] += 1
-        params, generated = entry.request.params, entry.tokens.get(delta.index, 0)
+        params = entry.request.params
+        generated = entry.tokens.get(delta.index, 0)
         values: dict[str, float] = {
             "vllm:e2e_request_latency_seconds": now - entry.submitted,
             "vllm:request_prompt_tokens": len(entry.request.prompt.tokens),
@@ -222,24 +226,31 @@ class Metrics(Observer, Collector):
         for name, help, count in counters:
             yield self._family(CounterMetricFamily, name, help, [((), count)])
         finished = [((reason,), self._finished[reason]) for reason in FINISH_REASONS]
-        name, help = "vllm:request_success", "Finished choices."
+        name = "vllm:request_success"
+        help = "Finished choices."
         yield self._family(CounterMetricFamily, name, help, finished, "finished_reason")
         states = [((name,), float(stats.sleep_level == at)) for at, name in enumerate(SLEEP_STATES)]
-        name, help = "vllm:engine_sleep_state", "Whether the engine sleeps, and how deeply."
+        name = "vllm:engine_sleep_state"
+        help = "Whether the engine sleeps, and how deeply."
         yield self._family(GaugeMetricFamily, name, help, states, "sleep_state")
         waiting = [(("capacity",), stats.waiting - stats.deferred), (("deferred",), stats.deferred)]
-        name, help = "vllm:num_requests_waiting_by_reason", "Choices that wait, and for what."
+        name = "vllm:num_requests_waiting_by_reason"
+        help = "Choices that wait, and for what."
         yield self._family(GaugeMetricFamily, name, help, waiting, "reason")
         refused = [((reason,), self._refused[reason]) for reason in REFUSALS]
-        name, help = "vllm:admission_rejections", "Requests not admitted."
+        name = "vllm:admission_rejections"
+        help = "Requests not admitted."
         yield self._family(CounterMetricFamily, name, help, refused, "reason")
         misses = [((reason,), self._misses[reason]) for reason in PREFIX_MISSES]
-        name, help = "jaxllm:prefix_misses", "Prompts whose rest was not in the prefix cache."
+        name = "jaxllm:prefix_misses"
+        help = "Prompts whose rest was not in the prefix cache."
         yield self._family(CounterMetricFamily, name, help, misses, "reason")
         for name, histogram in self._histograms.items():
             yield self._histogram(name, histogram.help, histogram.cumulative(), histogram.sum)
-        steps, tokens = cumulative(STEP_TOKENS, stats.step_tokens), stats.computed_tokens
-        name, help = "vllm:iteration_tokens_total", "Tokens that a step computes."
+        steps = cumulative(STEP_TOKENS, stats.step_tokens)
+        tokens = stats.computed_tokens
+        name = "vllm:iteration_tokens_total"
+        help = "Tokens that a step computes."
         yield self._histogram(name, help, steps, tokens)
         yield self._info("jaxllm:build_info", "what runs", {"version": self._version})
         yield self._info("vllm:cache_config_info", "the KV cache", cache_config(self._resolved))

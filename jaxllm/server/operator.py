@@ -73,7 +73,8 @@ class OperatorRoutes:
         waits. Meanwhile no other begins. What was aborted for is done, whoever still waits."""
         query = self._query(request, "level", "mode")
         await self._check_body(request)
-        level, mode = query.get("level", "1"), query.get("mode", "abort")
+        level = query.get("level", "1")
+        mode = query.get("mode", "abort")
         if level not in LEVELS:
             raise bad_request(
                 "level must be 1 (weights to host memory) or 2 (weights dropped), "

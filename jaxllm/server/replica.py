@@ -47,7 +47,8 @@ class ReplicaRoutes:
         """What was decided at start, under the names that routers read, and all of it. Nothing in
         it is secret."""
         self._check_model(request)
-        resolved, settings = self._state.resolved, self._state.settings
+        resolved = self._state.resolved
+        settings = self._state.settings
         return Json(
             {
                 "version": jaxllm.__version__,
@@ -123,7 +124,8 @@ def health(server_state: ServerState) -> dict[str, Any]:
 
 def engine_health(client: EngineClient, stall_seconds: float) -> dict[str, Any]:
     """The same of one engine, which is "stalled" after so many seconds without a step."""
-    stats, silence = client.stats, client.seconds_without_step()
+    stats = client.stats
+    silence = client.seconds_without_step()
     status = "ok" if client.alive else _absence(client)
     if client.alive and silence > stall_seconds:
         status = "stalled"

@@ -120,7 +120,9 @@ class ServerState:
             fields: those of the bodies of all routes.
             renders: of the tokenizer's chat templates, if they have been started already.
         """
-        self.settings, self.client, self.tokenizer = settings, client, tokenizer
+        self.settings = settings
+        self.client = client
+        self.tokenizer = tokenizer
         self.resolved: Resolved = client.resolved
         self.rules = Rules(
             resolved=self.resolved,
@@ -352,7 +354,8 @@ def renders_of(tokenizer: Tokenizer, variables: dict[str, Any]) -> Renders | Non
 def page_of_cards(states: Sequence[ServerState]) -> dict[str, Any]:
     """What /v1/models says: every served name, on one page."""
     cards = [state.card(name) for state in states for name in state.settings.served]
-    first, last = cards[0]["id"], cards[-1]["id"]
+    first = cards[0]["id"]
+    last = cards[-1]["id"]
     return {"object": "list", "data": cards, "has_more": False, "first_id": first, "last_id": last}
 
 

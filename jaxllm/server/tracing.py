@@ -84,7 +84,8 @@ class InTrace:
     def __init__(self, app: Any):
         from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
-        self._app, self._propagator = app, TraceContextTextMapPropagator()
+        self._app = app
+        self._propagator = TraceContextTextMapPropagator()
 
     async def __call__(self, scope: dict[str, Any], receive: Any, send: Any) -> None:
         """ASGI"""
@@ -106,7 +107,9 @@ class Spans(Observer):
     """Makes a span of a request when its last choice ends."""
 
     def __init__(self, after: Observer, tracer: Any, model: str):
-        self._after, self._tracer, self._model = after, tracer, model
+        self._after = after
+        self._tracer = tracer
+        self._model = model
 
     def submitted(self, entry: InFlight) -> None:
         """A request was taken."""
@@ -173,7 +176,8 @@ class _Trace:
     __slots__ = ("began", "context", "first_token", "reasons", "times")
 
     def __init__(self, context: Any, began: int):
-        self.context, self.began = context, began
+        self.context = context
+        self.began = began
         self.first_token: float | None = None
         self.times: RequestTimes | None = None
         self.reasons: list[str] = []
@@ -181,7 +185,8 @@ class _Trace:
 
 def attributes(entry: InFlight, trace: _Trace, model: str) -> dict[str, Any]:
     """A span's attributes, by the conventions for generative models and under vLLM's names."""
-    request, generated = entry.request, sum(entry.tokens.values())
+    request = entry.request
+    generated = sum(entry.tokens.values())
     prompt: Sequence[int] = request.prompt.tokens
     found: dict[str, Any] = {
         "gen_ai.operation.name": (

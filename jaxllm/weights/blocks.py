@@ -44,7 +44,8 @@ def read_block(
     bounds = [part.indices(size)[:2] for part, size in zip(index, like.shape, strict=True)]
     if out is None:
         out = np.empty([stop - start for start, stop in bounds], like.dtype)
-    (whole, *others), cuts = rule.pieces, tuple(slice(*bound) for bound in bounds)
+    whole, *others = rule.pieces
+    cuts = tuple(slice(*bound) for bound in bounds)
     if not others and (whole.view[1:], whole.repeat, whole.row) == (like.shape[1:], 1, 0):
         found = _arranged(whole, view)[cuts]
         _copy(out[: found.shape[0]], found, rule.parameter)
@@ -53,7 +54,8 @@ def read_block(
     (begin, end), (left, right) = bounds[:2]
     for piece in rule.pieces:
         rows = range(max(begin, piece.row), min(end, piece.row + piece.rows))
-        first, last = max(left, piece.start), min(right, piece.start + piece.view[1])
+        first = max(left, piece.start)
+        last = min(right, piece.start + piece.view[1])
         if not rows or first >= last:
             continue
         source = _arranged(piece, view)

@@ -149,7 +149,8 @@ def _shards(parts: Iterable[Part], limit: int) -> Iterator[list[Part]]:
 
 def _write_shards(checkpoint: Checkpoint, shards: list[list[Part]], folder: Path) -> None:
     """The files and, of several, their index."""
-    count, places = len(shards), dict[str, str]()
+    count = len(shards)
+    places = dict[str, str]()
     for number, shard in enumerate(shards, 1):
         name = f"model-{number:05}-of-{count:05}.safetensors" if count > 1 else "model.safetensors"
         places |= {part.name: name for part in shard}

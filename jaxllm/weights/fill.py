@@ -73,7 +73,9 @@ class Target:
     """
 
     def __init__(self, rule: Rule, rounding: Rounding):
-        self.rule, self.like, self._rounding = rule, rounding.like(rule), rounding
+        self.rule = rule
+        self.like = rounding.like(rule)
+        self._rounding = rounding
         owners: dict[Index, list[jax.Device]] = {}
         own = self.like.sharding.addressable_devices_indices_map(self.like.shape)
         for device, index in own.items():
@@ -85,7 +87,8 @@ class Target:
             Chunk(start, shape, math.prod(shape) * size)
             for start, shape in cut(part_shape(self.like), size)
         ]
-        self._written, self._array = 0, None
+        self._written = 0
+        self._array = None
 
     def read(self, chunk: Chunk, group: int, view: View, out: np.ndarray) -> None:
         """Read a group's chunk into these bytes."""
@@ -105,7 +108,8 @@ class Target:
 
     def finish(self) -> dict[str, Array]:
         """The parameters, once all chunks are written."""
-        array, self._array = self._array, None
+        array = self._array
+        self._array = None
         assert array is not None
         return self._rounding.finished(self.rule, array)
 
@@ -226,7 +230,9 @@ class _Pipeline:
     """Has batches read and sent by threads, and written in order."""
 
     def __init__(self, pool: ThreadPoolExecutor, view: View, rows: Iterable[Row]):
-        self._pool, self._view, self._free = pool, view, deque(rows)
+        self._pool = pool
+        self._view = view
+        self._free = deque(rows)
         self._slots: Sequence[Array] = ()
         self._reading: deque[tuple[Batch, Row, list[Future[Sent]]]] = deque()
 

@@ -88,7 +88,8 @@ def _ends(
     spec: ModelSpec, formats: Mapping[str, WeightFormat | None], stored: Container[str]
 ) -> dict[str, WeightFormat]:
     """What the table of tokens and the head are held in, where these are packed."""
-    table, head = table_name(spec), head_name(spec)
+    table = table_name(spec)
+    head = head_name(spec)
     is_head = {table: spec.tied and spec.has_head}
     if spec.tied and f"{head}.weight" in stored:  # which must equal the table
         return {}

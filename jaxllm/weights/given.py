@@ -37,7 +37,8 @@ class GivenArrays:
             self._problems += [f"{name:.100} is given twice" for name in twice]
         for name, array in self._arrays.items():
             try:
-                dtype, shape = np.dtype(array.dtype), tuple(array.shape)
+                dtype = np.dtype(array.dtype)
+                shape = tuple(array.shape)
             except (AttributeError, TypeError):
                 self._problems.append(f"{name:.100} is a {type(array).__name__}, {WHAT}")
             else:

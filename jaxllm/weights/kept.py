@@ -36,7 +36,8 @@ from jaxllm.weights.stored import STORED_NAMES
 
 FORM = 1  # of entries; another number makes all entries of before unknown
 READ_BYTES = 2**24
-FILE, SUMS = "parameters.safetensors", "sums.json"
+FILE = "parameters.safetensors"
+SUMS = "sums.json"
 logger = logging.getLogger("jaxllm")
 
 type Likes = Mapping[str, jax.ShapeDtypeStruct]
@@ -84,7 +85,8 @@ class Kept:
 
     def __init__(self, cache: Path, name: str):
         self.folder = cache / name
-        self._unfinished, self._lock = cache / f".{name}.unfinished", cache / f".{name}.lock"
+        self._unfinished = cache / f".{name}.unfinished"
+        self._lock = cache / f".{name}.lock"
 
     def read(self, likes: Likes, stack: ExitStack) -> tuple[list[Rule], View] | None:
         """How to fill parameters with the entry, which is open as long as the `stack`; None where
@@ -138,7 +140,8 @@ class Kept:
         """Write the entry, in place of one that is damaged; returns its bytes, 0 where another
         process writes it. Raises ConfigError in one line; then nothing is left behind."""
         parts = [Part(name, STORED_NAMES[np.dtype(a.dtype)], a.shape) for name, a in arrays.items()]
-        total, cache = sum(part.size for part in parts), self.folder.parent
+        total = sum(part.size for part in parts)
+        cache = self.folder.parent
         try:
             cache.mkdir(parents=True, exist_ok=True)
             free = shutil.disk_usage(cache).free
@@ -185,7 +188,8 @@ def _bytes(array: np.ndarray) -> memoryview:
 
 def _sum(view: np.ndarray) -> int:
     """Of a tensor in a file, which is read part by part."""
-    stored, found = view.reshape(-1).view(np.uint8), 0
+    stored = view.reshape(-1).view(np.uint8)
+    found = 0
     scratch = np.empty(min(len(stored), READ_BYTES), np.uint8)
     for at in range(0, len(stored), READ_BYTES):
         part = stored[at : at + READ_BYTES]

@@ -14,7 +14,8 @@ from jaxllm.weights.model_files import Model, opened
 from jaxllm.weights.reader import Checkpoint, named
 from jaxllm.weights.stored import PLAIN_DTYPES, Entry
 
-LEAST, MOST = 2.0**-64, 2.0**64
+LEAST = 2.0**-64
+MOST = 2.0**64
 REMEDY = "mend the checkpoint, or give the model's type as --kv-cache-dtype (bfloat16)"
 
 

@@ -41,7 +41,8 @@ class MappedFile(mmap.mmap):
         except BaseException:
             os.close(handle)
             raise
-        found.path, found.handle = path, handle
+        found.path = path
+        found.handle = handle
         found.address = np.frombuffer(found, np.uint8).ctypes.data
         return found
 
@@ -67,12 +68,14 @@ def read(view: np.ndarray, target: np.ndarray) -> bool:
         return False
     if not (view.flags.c_contiguous and target.flags.c_contiguous):
         return False
-    offset, rest = view.ctypes.data - file.address, memoryview(target.reshape(-1).view(np.uint8))
+    offset = view.ctypes.data - file.address
+    rest = memoryview(target.reshape(-1).view(np.uint8))
     while rest:
         count = os.preadv(file.handle, [rest], offset)
         if not count:
             raise FileEnded(f"{file.path.name} ended at byte {offset} while it was read")
-        offset, rest = offset + count, rest[count:]
+        offset = offset + count
+        rest = rest[count:]
     return True
 
 

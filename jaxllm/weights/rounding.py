@@ -48,7 +48,8 @@ class Rounding:
         loader: Loader,
         before: Mapping[str, jax.Array] | None = None,
     ):
-        self._likes, self._dtype = likes, dtype
+        self._likes = likes
+        self._dtype = dtype
         self.loader = loader
         self._room = dict(before or {})
 
@@ -56,7 +57,8 @@ class Rounding:
         """What the pieces of a rule fill: its parameter, the plain weight, or the bytes of rows."""
         if rule.rounded is None:
             return self._likes[rule.parameter]
-        (kind, shape, _), values = rule.rounded, self._likes[f"{rule.parameter}.values"]
+        kind, shape, _ = rule.rounded
+        values = self._likes[f"{rule.parameter}.values"]
         split = values.sharding
         if len(values.shape) != len(shape):
             split = NamedSharding(split.mesh, PartitionSpec())
@@ -66,7 +68,8 @@ class Rounding:
     def take_room(self, names: Iterable[str]) -> None:
         """Make the arrays that these parameters are written into; those of before serve again, and
         all others of before are let go."""
-        before, likes = self._room, {name: self._likes[name] for name in names}
+        before = self._room
+        likes = {name: self._likes[name] for name in names}
         missing = {like for name, like in likes.items() if name not in before}
         with ThreadPoolExecutor(COMPILING, thread_name_prefix="zeros") as pool:
             list(pool.map(self.loader.zeros, missing))

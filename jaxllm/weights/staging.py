@@ -194,7 +194,8 @@ def compile_writer(like: jax.ShapeDtypeStruct) -> jax.stages.Compiled:
 def _write(
     block: tuple[int, ...], target: Array, staged: Array, places: Array, slot: Array
 ) -> Array:
-    size, at = target.dtype.itemsize, jax.lax.dynamic_index_in_dim(places, slot, keepdims=False)
+    size = target.dtype.itemsize
+    at = jax.lax.dynamic_index_in_dim(places, slot, keepdims=False)
     at = jax.lax.optimization_barrier(at)  # a CPU would look it up for every entry
     found = jax.lax.dynamic_slice(staged, (at[0],), (math.prod(block) * size,))
     found = found.reshape(-1, size) if size > 1 else found

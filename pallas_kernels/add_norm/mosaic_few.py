@@ -36,7 +36,8 @@ def takes(delta_TD: Product) -> bool:
     """Whether a team is faster: where several shares are added up for few rows."""
     if not isinstance(delta_TD, Parts) or delta_TD.done is not None:
         return False
-    (T, D), shares = delta_TD.shape, len(delta_TD.sums)
+    T, D = delta_TD.shape
+    shares = len(delta_TD.sums)
     blocks = blocks_of(T, None)
     fits = D % PIECE == 0 and D <= MAX_WIDTH
     return fits and blocks > 1 < shares and WORDS * shares * len(_pieces(D, 0)) <= LOADED[blocks]
@@ -54,12 +55,15 @@ def add_norm(
     """See `mosaic_gpu.add_norm`, which has checked these; for what `takes` allows. The `blocks` of
     a row change only speed."""
     T, D = x_TD.shape
-    team, layout = Team(blocks or blocks_of(T, interpret)), row_layout(D)
+    team = Team(blocks or blocks_of(T, interpret))
+    layout = row_layout(D)
 
     def add_norm_kernel(x_ref, *refs, row, met):  # type: ignore[no-untyped-def]
         count = len(delta.arrays)
-        delta_refs, (weight_ref, sum_ref, *norm_refs) = refs[:count], refs[count:]
-        t, member = lax.axis_index("row"), team.member()
+        delta_refs = refs[:count]
+        weight_ref, sum_ref, *norm_refs = refs[count:]
+        t = lax.axis_index("row")
+        member = team.member()
 
         def piece(at: Any) -> Array:
             """The sum of these columns."""

@@ -59,7 +59,8 @@ def check(
 
 def _check_rows(delta_TD: WeightedRows) -> None:
     """Raise ValueError for rows that the kernel does not add up."""
-    choices, width = delta_TD.place_TK.shape[1], delta_TD.shape[1]
+    choices = delta_TD.place_TK.shape[1]
+    width = delta_TD.shape[1]
     if choices * width > MAX_ADDED or delta_TD.own_TK is not None:
         raise ValueError(
             f"mosaic_gpu add_norm adds up rows of at most {MAX_ADDED} numbers for each token, all "
@@ -101,16 +102,19 @@ def _launch(
     rounding: Rounding | None,
     interpret: Any,
 ) -> tuple[Array, Inputs]:
-    (T, D), layout = x_TD.shape, row_layout(x_TD.shape[1])
+    T, D = x_TD.shape
+    layout = row_layout(x_TD.shape[1])
 
     def load(ref: Any) -> Array:
         return plgpu.load(ref.at[pl.ds(0, D)], layout=layout, optimized=False)
 
     def add_norm_kernel(x_ref, *refs):  # type: ignore[no-untyped-def]
         count = len(delta.arrays)
-        delta_refs, (weight_ref, sum_ref, *norm_refs) = refs[:count], refs[count:]
+        delta_refs = refs[:count]
+        weight_ref, sum_ref, *norm_refs = refs[count:]
         t = lax.axis_index("row")
-        x, weight = load(x_ref.at[t]), load(weight_ref)
+        x = load(x_ref.at[t])
+        weight = load(weight_ref)
         terms = (term.astype(jnp.float32) for term in delta.terms(t, load, *delta_refs))
         total = sum(terms, x.astype(jnp.float32)).astype(x.dtype)
         store(sum_ref.at[t], total)

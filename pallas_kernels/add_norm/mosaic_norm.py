@@ -43,7 +43,8 @@ def _row(t: Array, load: Load, delta_ref: Any) -> list[Array]:
 
 
 def _normed(eps: float, t: Array, load: Load, y_ref: Any, weight_ref: Any) -> list[Array]:
-    row, weight = load(y_ref.at[t]), load(weight_ref)
+    row = load(y_ref.at[t])
+    weight = load(weight_ref)
     return [_norm(row, weight.astype(jnp.float32), eps)]
 
 

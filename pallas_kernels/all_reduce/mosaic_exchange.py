@@ -17,7 +17,8 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from pallas_kernels.all_reduce.protocol import Region, opening, putting, taking
 
-REF, SCALAR = plgpu.RefType(), plgpu.Layout.WG_SPLAT(())
+REF = plgpu.RefType()
+SCALAR = plgpu.Layout.WG_SPLAT(())
 ut = mgpu.utils
 
 

@@ -45,7 +45,8 @@ def check(group: Group, part_TD: Array) -> None:
         raise ValueError(
             f"mosaic_gpu_peers all_reduce takes 2 to {MOST_DEVICES} devices, got {group.devices}"
         )
-    layout, size = group.inbox.layout, width * part_TD.dtype.itemsize
+    layout = group.inbox.layout
+    size = width * part_TD.dtype.itemsize
     most = layout.one_shot if is_one_shot(group.devices, rows * size) else layout.two_shot
     if size > layout.row or not 1 <= rows <= most:
         raise ValueError(
@@ -104,7 +105,9 @@ def all_reduce(part_TD: Array, group: Group) -> Array:
 
 def gather(x: Array, group: Group) -> Array:
     """See `pallas_kernels.all_reduce`: 32-bit numbers, at most as many as the inboxes take."""
-    inbox, X, W = _inbox(group), group.devices, GATHER_ROW // 4
+    inbox = _inbox(group)
+    X = group.devices
+    W = GATHER_ROW // 4
     rows = -(-x.size // W)
     if x.dtype.itemsize != 4 or not 1 <= rows <= inbox.layout.one_shot:
         raise ValueError(
@@ -151,9 +154,11 @@ def _send(
     group: Group, x: Array, layout: Any, words_ref: Any, table_ref: Any
 ) -> tuple[Row, Region]:
     """Send a row to every other device, and to this one where it has a slot for itself."""
-    sizes, t = _inbox(group).layout, lax.axis_index("row")
+    sizes = _inbox(group).layout
+    t = lax.axis_index("row")
     place = open_place(words_ref, t, sizes.header, sizes.one_shot_record)
-    row, region = Row(words_ref, table_ref, t, place), Region.one_shot(sizes)
+    row = Row(words_ref, table_ref, t, place)
+    region = Region.one_shot(sizes)
     for i in range(1, group.devices):
         put(x, layout, row, region, i)
     if sizes.slots > 1:
@@ -179,7 +184,9 @@ def _added(group: Group, part: Array, layout: Any, at: tuple[Row, Region], x_ref
 def _two_shot(group: Group, part: Array, layout: Any, refs: tuple[Any, Any, Any]) -> Array:
     """The row's owner adds it up and sends the sum to everyone, itself included."""
     words_ref, table_ref, x_ref = refs
-    sizes, X, t = _inbox(group).layout, group.devices, lax.axis_index("row")
+    sizes = _inbox(group).layout
+    X = group.devices
+    t = lax.axis_index("row")
     place = open_place(words_ref, t, sizes.totals, sizes.total_record)
     whole = Row(words_ref, table_ref, t, place)
     share = whole._replace(number=lax.div(t, jnp.int32(X)))

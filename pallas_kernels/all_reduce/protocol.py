@@ -30,7 +30,10 @@ HEX = "0x80000000"
 RAISED = 1
 # The table of a device, int32: its rank, polls before it gives up, the address of its error word on
 # the host, and the addresses of all inboxes, its own first, then those of the ranks after it
-RANK, POLLS, ERROR, INBOXES = 0, 1, 2, 4
+RANK = 0
+POLLS = 1
+ERROR = 2
+INBOXES = 4
 TABLE = 32
 
 

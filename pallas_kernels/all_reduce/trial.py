@@ -20,7 +20,9 @@ from pallas_kernels.all_reduce.inboxes import Inboxes, PeerTimeout, group_of
 from pallas_kernels.all_reduce.plan import MOST_DEVICES, is_one_shot, layout_for
 from pallas_kernels.target import HOPPER, Target
 
-LOADING_RUNS, RUNS = 3, 6  # XLA runs, then records, then replays a program
+# XLA runs, then records, then replays a program
+LOADING_RUNS = 3
+RUNS = 6
 TOLERANCE = 0.04  # of a sum of bfloat16 near one
 WIDTH = 1024
 
@@ -53,7 +55,8 @@ def no_access(devices: Sequence[Any], driver: Any = None) -> str | None:
     for a in devices:
         for b in devices:
             can = ctypes.c_int(0)
-            one, other = a.local_hardware_id, b.local_hardware_id
+            one = a.local_hardware_id
+            other = b.local_hardware_id
             failed = a is not b and driver.cuDeviceCanAccessPeer(ctypes.byref(can), one, other)
             if failed or (a is not b and not can.value):
                 return f"GPU {one} has no access to the memory of GPU {other}"

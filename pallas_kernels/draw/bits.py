@@ -46,7 +46,9 @@ def exponential(bits: Array) -> Array:
 
 def threefry(key: tuple[Array, Array], x0: Array, x1: Array) -> tuple[Array, Array]:
     """Threefry-2x32 with 20 rounds (Salmon et al., 2011) on int32, whose sums wrap."""
-    first, second, third = key[0], key[1], key[0] ^ key[1] ^ jnp.int32(0x1BD11BDA)
+    first = key[0]
+    second = key[1]
+    third = key[0] ^ key[1] ^ jnp.int32(0x1BD11BDA)
 
     def four(
         rotations: tuple[int, ...],

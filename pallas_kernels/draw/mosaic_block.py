@@ -89,8 +89,14 @@ class Block:
         rate: Array,
         sm: dict[str, Any],
     ):
-        self.spec, self.row, self.wg = spec, row, wg
-        self.lines, self.banned, self.bans, self.rate, self.sm = lines, banned, bans, rate, sm
+        self.spec = spec
+        self.row = row
+        self.wg = wg
+        self.lines = lines
+        self.banned = banned
+        self.bans = bans
+        self.rate = rate
+        self.sm = sm
         self.shape = (spec.tuning.lines, COLUMNS)
 
     def sync(self) -> None:
@@ -151,7 +157,8 @@ class Block:
     def stream(self, init: Any, update: Callable[[Array, Array, Any], Any]) -> Any:
         """Fold `update(step, x, carry)` over this warpgroup's chunks. x is -inf for banned tokens
         and beyond the row's end."""
-        spec, stages = self.spec, self.spec.tuning.stages
+        spec = self.spec
+        stages = self.spec.tuning.stages
 
         def copy(step) -> None:  # type: ignore[no-untyped-def]
             at = lax.rem(step, jnp.int32(stages))
@@ -177,10 +184,8 @@ class Block:
             def hide(i, x):  # type: ignore[no-untyped-def]
                 """Mask the i-th banned token; last, the copy's tokens before the chunk's start."""
                 token = self.banned[self.row, jnp.minimum(i, spec.banned - 1)] - begin
-                low, high = (
-                    jnp.where(i < self.bans, token, 0),
-                    jnp.where(i < self.bans, token + 1, wanted - begin),
-                )
+                low = jnp.where(i < self.bans, token, 0)
+                high = jnp.where(i < self.bans, token + 1, wanted - begin)
                 place = self.slots()
                 return jnp.where(jnp.logical_and(place >= low, place < high), -jnp.inf, x)
 

@@ -83,15 +83,19 @@ def draw(
 
 
 def _launch(spec: Spec, lines: Array, ints: Array, floats: Array, banned: Array) -> Array:
-    W, N, stages = spec.tuning.groups, spec.tuning.lines, spec.tuning.stages
+    W = spec.tuning.groups
+    N = spec.tuning.lines
+    stages = spec.tuning.stages
 
     def draw_token(lines_ref, ints_ref, floats_ref, banned_ref, out_ref, **sm):  # type: ignore[no-untyped-def]
         row = lax.axis_index("row")
         wg = lax.axis_index("wg")
         block = Row(spec, row, wg, lines_ref, banned_ref, ints_ref[row, 2], floats_ref[row, 0], sm)
-        greedy, top_k = ints_ref[row, 0], ints_ref[row, 1]
+        greedy = ints_ref[row, 0]
+        top_k = ints_ref[row, 1]
         key = ints_ref[row, 3], ints_ref[row, 4]
-        reach, top_p = floats_ref[row, 1], floats_ref[row, 2]
+        reach = floats_ref[row, 1]
+        top_p = floats_ref[row, 2]
 
         first, top, third, total = block.first_pass()
         finite = jnp.logical_and(jnp.logical_and(top > LOWEST, top < jnp.inf), total == total)
@@ -126,14 +130,13 @@ def _launch(spec: Spec, lines: Array, ints: Array, floats: Array, banned: Array)
                 wanted = jnp.where(
                     fresh, jnp.where(top_p >= 1, jnp.float32(jnp.inf), top_p * masses[0]), wanted
                 )
-                chosen, good = first, jnp.int32(0)
+                chosen = first
+                good = jnp.int32(0)
                 for token, value, mass in reversed(list(zip(tokens, values, masses, strict=True))):
                     # The largest logit is always allowed, whatever rounding gives.
                     stays = jnp.logical_and(turn > 0, jnp.logical_or(mass < wanted, value >= top))
-                    chosen, good = (
-                        jnp.where(stays, token, chosen),
-                        jnp.where(stays, jnp.int32(1), good),
-                    )
+                    chosen = jnp.where(stays, token, chosen)
+                    good = jnp.where(stays, jnp.int32(1), good)
                 pivot = functools.reduce(jnp.maximum, values)
                 more = lambda: block.draw_each(count, key, turn, floor, pivot, first, top)
                 tokens, values = lax.cond(good > 0, lambda: (tokens, values), more)

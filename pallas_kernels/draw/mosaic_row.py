@@ -177,7 +177,8 @@ class Row(Block):
     ) -> tuple[tuple[Array, ...], tuple[Array, ...]]:
         """Tokens and logits of `count` candidates: each a slot drawn by mass, then a token of the
         slot. Warpgroups beyond `count` repeat the last candidate."""
-        spec, sm = self.spec, self.sm
+        spec = self.spec
+        sm = self.sm
         self.draw_slots(count, key, turn)
         candidate = jnp.minimum(self.wg, count - 1)
         token, value = self.draw_in(
@@ -197,7 +198,8 @@ class Row(Block):
     def draw_slots(self, count: Array, key: tuple[Array, Array], turn: Array) -> None:
         """Draw `count` slots by their masses in shared memory and broadcast their numbers. The slot
         with the largest mass / exponential variable wins (an exponential race)."""
-        spec, sm = self.spec, self.sm
+        spec = self.spec
+        sm = self.sm
         slot = self.laid_out(self.slots() + self.wg * spec.size)
         mass = self.own("mass")[...]
 
@@ -234,9 +236,12 @@ class Row(Block):
     ) -> tuple[Array, Array]:
         """A token of the slot and its logit, drawn by weight among logits ≥ `floor` and > `pivot`.
         `counter` is the candidate's number and the turn."""
-        spec, size = self.spec, jnp.int32(self.spec.size)
-        owner, place = lax.div(slot, size), lax.rem(slot, size)
-        line, column = lax.div(slot, jnp.int32(COLUMNS)), lax.rem(slot, jnp.int32(COLUMNS))
+        spec = self.spec
+        size = jnp.int32(self.spec.size)
+        owner = lax.div(slot, size)
+        place = lax.rem(slot, size)
+        line = lax.div(slot, jnp.int32(COLUMNS))
+        column = lax.rem(slot, jnp.int32(COLUMNS))
         tokens = [slot + step * spec.tuning.groups * spec.size for step in range(spec.steps - 1)]
         values = [
             self.lines[self.row, line + step * spec.tuning.groups * spec.tuning.lines, column]
@@ -255,17 +260,20 @@ class Row(Block):
             )
 
         values = list(lax.fori_loop(0, self.bans, ban, tuple(values)))
-        sums, total = [], jnp.float32(0)
+        sums = []
+        total = jnp.float32(0)
         for value in values:
             seen = jnp.logical_and(value >= floor, value > pivot)
             total = total + jnp.where(seen, jnp.exp2((value - top) * self.rate), 0.0)
             sums.append(total)
         bits, _ = threefry(key, COLUMN_DRAW - counter[0], counter[1])
         goal = uniform(bits) * total
-        token, found = first, top
+        token = first
+        found = top
         # Backwards, so that the first token whose running sum exceeds the goal remains. Its own
         # weight took the sum over the goal.
         for i in reversed(range(len(values))):
             here = sums[i] > goal
-            token, found = jnp.where(here, tokens[i], token), jnp.where(here, values[i], found)
+            token = jnp.where(here, tokens[i], token)
+            found = jnp.where(here, values[i], found)
         return token, found

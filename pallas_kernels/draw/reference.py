@@ -73,7 +73,8 @@ def _mass_of(weight_BV: Array) -> Callable[[Array], Array]:
     """
     bits = min(14, 32 - weight_BV.shape[-1].bit_length())
     fixed_BV = jnp.minimum(weight_BV * 2.0 ** (2 * bits), 2.0 ** (2 * bits) - 1).astype(jnp.uint32)
-    high_BV, low_BV = fixed_BV >> bits, fixed_BV & ((1 << bits) - 1)
+    high_BV = fixed_BV >> bits
+    low_BV = fixed_BV & ((1 << bits) - 1)
 
     def mass(keep_BV: Array) -> Array:
         high_B, low_B = (

@@ -35,7 +35,9 @@ def _of_gelu(x: Array) -> Array:
 ARGUMENTS: Mapping[Callable[..., Array], Callable[[Array], Array]] = MappingProxyType(
     {jax.nn.silu: lambda x: x, jax.nn.gelu: _of_gelu}
 )
-SILU, GELU = Gated(jax.nn.silu), Gated(jax.nn.gelu)  # the latter by tanh
+# the latter by tanh
+SILU = Gated(jax.nn.silu)
+GELU = Gated(jax.nn.gelu)
 
 
 def computes(gating: Gating) -> bool:

@@ -48,7 +48,7 @@ class _Spec(NamedTuple):
 
     M: int
     F: int
-    I: int  # noqa: E741
+    I: int
     dtype: Any
     gating: Gating
     tuning: Tuning
@@ -128,7 +128,8 @@ def gated_matmul(
     `interpret` is a `plgpu.InterpretGPUParams` for machines without a GPU.
     """
     check(x_MI, w_OI, gating)
-    (M, I), O = x_MI.shape, w_OI.shape[0]  # noqa: E741
+    M, I = x_MI.shape
+    O = w_OI.shape[0]
     x_MI = padded(x_MI)
     sizes = tuning or tuning_of(M, O, I)
     spec = _Spec(x_MI.shape[0], O // 2, I, x_MI.dtype, gating, sizes, interpret)
@@ -136,13 +137,16 @@ def gated_matmul(
 
 
 def _multiply(spec: _Spec, x: Array, w: Array) -> Array:
-    tuning, groups = spec.tuning, spec.groups
-    shared, steps = tuning.cluster > 1, spec.I // K
+    tuning = spec.tuning
+    groups = spec.groups
+    shared = tuning.cluster > 1
+    steps = spec.I // K
     units = spec.across * spec.bands
     clusters = min(units, PROCESSORS // tuning.cluster)
 
     def kernel(x_ref, w_ref, o_ref, **sm):  # type: ignore[no-untyped-def]
-        cluster, wg = lax.axis_index("cluster"), lax.axis_index("wg")
+        cluster = lax.axis_index("cluster")
+        wg = lax.axis_index("wg")
         rank = lax.axis_index("rank") if shared else 0
 
         def each_unit(run):  # type: ignore[no-untyped-def]
@@ -228,7 +232,8 @@ def _fill(
 def _consume(spec: _Spec, done: Array, wg: Array, sm: dict[str, Any]) -> Array:
     """One warpgroup's share of y `[height, width]`. A slot is released one step late, while the
     next product runs."""
-    steps, stages = spec.I // K, jnp.int32(spec.tuning.stages)
+    steps = spec.I // K
+    stages = jnp.int32(spec.tuning.stages)
 
     def multiply(acc):  # type: ignore[no-untyped-def]
         @pl.loop(0, steps)
@@ -247,7 +252,8 @@ def _consume(spec: _Spec, done: Array, wg: Array, sm: dict[str, Any]) -> Array:
 
     both = pl.run_scoped(multiply, plgpu.ACC((spec.height, 2 * spec.width), jnp.float32))
     plgpu.barrier_arrive(sm["free"].at[lax.rem(done + steps - 1, stages)])
-    gate, up = both[:, : spec.width], both[:, spec.width :]
+    gate = both[:, : spec.width]
+    up = both[:, spec.width :]
     return in_kernels(spec.gating)(gate, up)
 
 

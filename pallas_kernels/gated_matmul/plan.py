@@ -93,13 +93,13 @@ def _measured() -> dict[str, dict[str, int]]:
 
 
 @functools.cache
-def tuning_of(M: int, O: int, I: int) -> Tuning:  # noqa: E741
+def tuning_of(M: int, O: int, I: int) -> Tuning:
     """The sizes for M rows of x and a weight `[O, I]`."""
     entry = _measured().get(f"{O}x{I}x{M}")
     return Tuning(**entry) if entry else _modelled(M, O, I)
 
 
-def _modelled(M: int, O: int, I: int) -> Tuning:  # noqa: E741
+def _modelled(M: int, O: int, I: int) -> Tuning:
     """The candidate with the least modelled time, among those with at least four slots: with fewer,
     loads wait for products."""
     heights = [min(rows for rows in WARPGROUPS if rows >= M)] if M <= 256 else [128, 192, 256]
@@ -113,12 +113,15 @@ def _modelled(M: int, O: int, I: int) -> Tuning:  # noqa: E741
     return min(found)[2]
 
 
-def _seconds(M: int, O: int, I: int, tuning: Tuning) -> float:  # noqa: E741
+def _seconds(M: int, O: int, I: int, tuning: Tuning) -> float:
     """The longer of memory's and the busiest block's time, with a small penalty for block time and
     for clusters."""
-    rows, n, cluster = tuning.rows, tuning.n, tuning.cluster
+    rows = tuning.rows
+    n = tuning.n
+    cluster = tuning.cluster
     waves = -(-(-(-O // (n * cluster)) * bands(M, rows)) // (PROCESSORS // cluster))
-    moved, multiplied = 2 * I * (n + rows / cluster), 2 * I * n * rows
+    moved = 2 * I * (n + rows / cluster)
+    multiplied = 2 * I * n * rows
     busiest = waves * (max(moved / L2_RATE, multiplied / FLOP_RATE) + UNIT_SECONDS)
     return (
         max(2 * O * I / MEMORY_RATE, busiest)

@@ -18,7 +18,9 @@ from jax import Array, lax
 
 from pallas_kernels.parts import WeightedRows
 
-SMALLEST_TILE, LARGEST_TILE = 8, 128  # rows
+# rows
+SMALLEST_TILE = 8
+LARGEST_TILE = 128
 MOST_SHARED = 16  # tokens of a tile that all experts share
 WORD = 32  # bits
 MOST_PAIRS = 2**25  # of choices that are compared one by one
@@ -71,7 +73,8 @@ def tile_for(tokens: int, choices: int, experts: int) -> int:
     """Rows of a tile that holds nearly every expert's share of tokens that choose alike: the mean
     and three standard deviations, as a power of two."""
     mean = tokens * choices / experts
-    wanted, tile = min(mean + 3 * mean**0.5, tokens), SMALLEST_TILE
+    wanted = min(mean + 3 * mean**0.5, tokens)
+    tile = SMALLEST_TILE
     while tile < min(wanted, LARGEST_TILE):
         tile *= 2
     return tile
@@ -98,10 +101,12 @@ def share_tokens(expert_TK: Array, experts: int) -> Groups:
     Which experts were chosen is a mask of bits. All else follows from counts of bits, element by
     element, so that a GPU needs two launches, and none for one token.
     """
-    (tokens, choices), tile = expert_TK.shape, shared_tile(expert_TK.shape[0])
+    tokens, choices = expert_TK.shape
+    tile = shared_tile(expert_TK.shape[0])
     if tokens == 1:
         # Constants of the program; XLA would compute one of equal entries or equal steps
-        used, places = np.array([0, 0, choices], np.int32), np.arange(choices, dtype=np.int32)
+        used = np.array([0, 0, choices], np.int32)
+        places = np.arange(choices, dtype=np.int32)
         rows_W = np.ones(choices, np.int32)
         return Groups(expert_TK[0].astype(jnp.int32), rows_W, used, None, tile * places[None])
     tile_W = jnp.arange(min(experts, tokens * choices), dtype=jnp.int32)
@@ -155,7 +160,8 @@ def group_tokens(expert_TK: Array, experts: int, tile: int) -> Groups:
     tokens, choices = expert_TK.shape
     tiles = tiles_of(tokens, choices, experts, tile)
     rank_TK, size_E = _ranks(expert_TK, experts)
-    tiles_E, expert_E = -(-size_E // tile), jnp.arange(experts, dtype=jnp.int32)
+    tiles_E = -(-size_E // tile)
+    expert_E = jnp.arange(experts, dtype=jnp.int32)
     # A masked sum becomes one launch on a GPU, a scan of so few numbers three
     expert_V1 = jnp.arange(experts + 1, dtype=jnp.int32)[:, None]
     first_V = jnp.sum(jnp.where(expert_E < expert_V1, tiles_E, 0), axis=1)
@@ -196,7 +202,8 @@ def _ranks(expert_TK: Array, experts: int) -> tuple[Array, Array]:
 def own_groups(groups: Groups, first: Array | int, count: int) -> Groups:
     """The rows of `count` experts from `first` on, numbered from 0: their tiles move before all
     others, in their order."""
-    (tiles,), tile = groups.expert_W.shape, groups.tile
+    (tiles,) = groups.expert_W.shape
+    tile = groups.tile
     number_W = jnp.arange(tiles, dtype=jnp.int32)
     expert_W = groups.expert_W - first
     own_W = (expert_W >= 0) & (expert_W < count) & (number_W < groups.used[-1])

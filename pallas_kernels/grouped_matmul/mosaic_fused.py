@@ -78,14 +78,16 @@ def feed_forward(
     The interpreter has no flags, and would report reads of other blocks' hidden rows as races.
     There the kernel runs twice, for one product each.
     """
-    (tiles,), tile = groups.expert_W.shape, groups.tile
+    (tiles,) = groups.expert_W.shape
+    tile = groups.tile
     x_PI = tile_rows(x_PI, groups, interpret)
     sizes = tuning or tuning_of(tile)
     hidden_PF = jax.ShapeDtypeStruct((tiles * tile, weights.down_EDF.shape[2]), x_PI.dtype)
 
     def spec(x: Any, w: Any, gating: Gating | None) -> Spec:
         mosaic_gpu.check(x, w, groups, gating)
-        shared, (_, O, I) = x.shape[0] < tiles * tile, w.shape  # noqa: E741
+        shared = x.shape[0] < tiles * tile
+        _, O, I = w.shape
         plan = tiles, tile, groups.shared, shared
         return Spec(*plan, O, I, gating, x.dtype, sizes, interpret)
 
@@ -131,7 +133,8 @@ class _Block:
         done."""
         done = jnp.int32(0)
         for number in {"first": (0,), "second": (1,), "both": (0, 1)}[self.phase]:
-            product, (count, place) = self.products[number], self.places[number]
+            product = self.products[number]
+            count, place = self.places[number]
 
             def body(i, done, number=number, product=product, place=place):  # type: ignore[no-untyped-def]
                 unit = unit_at(product.spec, place(i), self.expert_ref, self.rows_ref)
@@ -143,7 +146,8 @@ class _Block:
 
     def fill(self, copy: Callable[..., None], before: Callable[[int, Unit], None]) -> None:
         """A producer: call `copy` for each step of each own unit, and `before` a unit's steps."""
-        free, stages = self.sm["free"], self.first.tuning.stages
+        free = self.sm["free"]
+        stages = self.first.tuning.stages
 
         def unit_steps(number: int, product: _Product, unit: Unit, done: Array) -> None:
             before(number, unit)
@@ -226,7 +230,8 @@ def places_of(
     some blocks are idle: they begin with the second, for as many rounds of theirs as that takes,
     and then its units go round all blocks."""
     first, second = pair
-    units, total = used * first.across, used * second.across
+    units = used * first.across
+    total = used * second.across
     over = lax.rem(units, jnp.int32(blocks))  # blocks that have a unit in the last round
     idle = jnp.where(over == 0, 0, blocks - over)
     place = lax.rem(block - over + blocks, jnp.int32(blocks))  # idle blocks first

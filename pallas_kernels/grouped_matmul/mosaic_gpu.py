@@ -50,8 +50,8 @@ class Spec(NamedTuple):
     tile: int
     rows: int | None
     shared: bool
-    O: int  # noqa: E741
-    I: int  # noqa: E741
+    O: int
+    I: int
     gating: Gating | None
     dtype: Any
     tuning: Tuning
@@ -155,8 +155,10 @@ def grouped_matmul(
     """
     check(x_PI, w_EOI, groups, gating)
     x_PI = tile_rows(x_PI, groups, interpret)
-    (tiles,), tile = groups.expert_W.shape, groups.tile
-    (_, O, I), sizes = w_EOI.shape, tuning or tuning_of(tile)  # noqa: E741
+    (tiles,) = groups.expert_W.shape
+    tile = groups.tile
+    _, O, I = w_EOI.shape
+    sizes = tuning or tuning_of(tile)
     shared = x_PI.shape[0] < tiles * tile
     spec = Spec(tiles, tile, groups.shared, shared, O, I, gating, x_PI.dtype, sizes, interpret)
     plan = (groups.expert_W, groups.used, *(() if groups.shared else (groups.rows_W,)))
@@ -173,12 +175,15 @@ def tile_rows(x: Array, groups: Groups, interpret: Any) -> Array:
 def _multiply(spec: Spec, *arrays: Array) -> Array:
     """`arrays` are the tiles' experts, the number of those in use, their rows unless these are
     known, x, w and, where there is one, the bias."""
-    stages, warpgroups = spec.tuning.stages, spec.tuning.warpgroups
+    stages = spec.tuning.stages
+    warpgroups = spec.tuning.warpgroups
     blocks = min(PROCESSORS, spec.tiles * spec.across)
 
     def kernel(expert_ref, used_ref, *rest, **sm):  # type: ignore[no-untyped-def]
-        rows_ref, (x_ref, w_ref, *bias_ref, y_ref) = rest[0], rest[spec.rows is None :]
-        block, wg = lax.axis_index("block"), lax.axis_index("wg")
+        rows_ref = rest[0]
+        x_ref, w_ref, *bias_ref, y_ref = rest[spec.rows is None :]
+        block = lax.axis_index("block")
+        wg = lax.axis_index("wg")
 
         def own_units(run: Callable[[Unit, Array], None]) -> Array:
             return each_unit(spec, (expert_ref, used_ref, rows_ref), (block, blocks), run)
@@ -232,7 +237,8 @@ def each_unit(
     `plan` are the tiles' experts, the number of those in use and their rows; `place` is the number
     of the thread block, and how many there are.
     """
-    (expert_ref, used_ref, rows_ref), (block, blocks) = plan, place
+    expert_ref, used_ref, rows_ref = plan
+    block, blocks = place
     units = used_ref[used_ref.shape[0] - 1] * spec.across
 
     def body(i: Array, done: Array) -> Array:
@@ -344,7 +350,8 @@ def _product(
 ) -> tuple[Array, Array]:
     """Both parts of a warpgroup's rows of the weight times `width` tokens, `[ROWS, width]`. A slot
     is released one step late, while the next products run."""
-    steps, stages = spec.steps, jnp.int32(spec.tuning.stages)
+    steps = spec.steps
+    stages = jnp.int32(spec.tuning.stages)
 
     def multiply(first, second):  # type: ignore[no-untyped-def]
         @pl.loop(0, steps)

@@ -16,7 +16,8 @@ from pallas_kernels.mosaic_gpu import THREADS, launch, row_layout, store
 
 def spread(x_TD: Array, groups: Groups, interpret: Any) -> Array:
     """The rows of all tiles; those that no token takes hold whatever was there."""
-    (T, D), K = x_TD.shape, groups.place_TK.shape[1]
+    T, D = x_TD.shape
+    K = groups.place_TK.shape[1]
     if D % THREADS not in (0, THREADS // 2) or D < THREADS:
         return groups.rows_of(x_TD)
     # Whole turns of the threads, the last of which may begin before the one before it ends

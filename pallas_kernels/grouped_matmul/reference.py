@@ -50,7 +50,9 @@ def by_tile(
         y = y_RO if gating is None else gating(*jnp.split(y_RO, 2, axis=1))
         return y.astype(x_PI.dtype)
 
-    (tiles,), tile, I = groups.expert_W.shape, groups.tile, x_PI.shape[1]  # noqa: E741
+    (tiles,) = groups.expert_W.shape
+    tile = groups.tile
+    I = x_PI.shape[1]
     if groups.shared and x_PI.shape[0] < groups.rows:
         x_RI = jnp.pad(x_PI, ((0, tile - x_PI.shape[0]), (0, 0)))
         x_WRI = jnp.broadcast_to(x_RI, (tiles, tile, I))

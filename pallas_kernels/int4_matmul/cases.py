@@ -105,7 +105,8 @@ def expected(case: Case, x: np.ndarray, plain: Plain, dtype: Any) -> np.ndarray:
     def spread(values: np.ndarray) -> np.ndarray:
         return np.repeat(rounded(values), case.group, axis=1)[:, : case.inputs]
 
-    scales, others = spread(plain.scales), plain.others
+    scales = spread(plain.scales)
+    others = plain.others
     numbers = plain.numbers.astype(np.float64)
     if case.form in TABLES:
         weight = rounded(TABLES[case.form])[plain.numbers] * scales

@@ -102,8 +102,10 @@ def conversion(columns: int, group: int, dtype: str, form: str) -> str:
 
 
 def _lines(columns: int, group: int, dtype: str, form: str, outputs: int) -> Iterator[str]:
-    kind, integers = _PAIRS[dtype], _INTEGERS[dtype]
-    others, floats = form in ("zeros", "offsets"), _FLOATS[dtype] if form == FP4 else None
+    kind = _PAIRS[dtype]
+    integers = _INTEGERS[dtype]
+    others = form in ("zeros", "offsets")
+    floats = _FLOATS[dtype] if form == FP4 else None
     is_table = form in TABLES and not floats
     yield ".reg .b32 lane, row, at, pair, bits, sign, moved, magic, unit, base, factor;"
     yield ".reg .b32 from<3>, w<4>, s<2>, z<2>, o<2>, lift<2>;"
@@ -160,7 +162,9 @@ def _word(step: int, kind: str, form: str, integers: _Integers) -> Iterator[str]
     """The four registers of a word, (number - zero point) · scale or number · scale + offset."""
     places = len(integers.lifts)
     for r in range(4):
-        out, row, place = f"${4 * step + r}", r % 2, r % places
+        out = f"${4 * step + r}"
+        row = r % 2
+        place = r % places
         if place == 0:
             yield f"shr.u32 moved, w{step % 4}, {4 * r};"
         # (moved & mask) | magic
@@ -202,7 +206,8 @@ def _table_word(step: int, kind: str) -> Iterator[str]:
     for side in range(2):  # numbers 0 to 3 and 4 to 7: the left and the right ones of pairs
         yield f"prmt.b32 beyond, 0xff00, 0, from_bit{side};"
         for i in range(2):
-            low, high = 4 * i, 4 * i + 2
+            low = 4 * i
+            high = 4 * i + 2
             yield f"prmt.b32 first, t{low}, t{low + 1}, picked{side};"
             yield f"prmt.b32 last, t{high}, t{high + 1}, picked{side};"
             yield f"lop3.b32 byte{i}, beyond, last, first, 0xca;"  # beyond ? last : first

@@ -39,7 +39,8 @@ def dense(w: Int4, x_TI: Array, *, most: int = PROCESSORS, interpret: Any = None
     It is made once x is there, so that memory holds few at a time; by `most` thread blocks.
     `interpret` is a `plgpu.InterpretGPUParams` for machines without a GPU.
     """
-    O, I = w.words.shape[0] * ROWS, w.words.shape[1] * CHUNK  # noqa: E741
+    O = w.words.shape[0] * ROWS
+    I = w.words.shape[1] * CHUNK
     sizes = Tuning(8, WARPGROUPS, SLOT, SLOTS, 1)
     words = Words(w.group, w.form)
     spec = Spec(8, O, I, words, w.scales.dtype, sizes, interpret)
@@ -50,7 +51,8 @@ def dense(w: Int4, x_TI: Array, *, most: int = PROCESSORS, interpret: Any = None
 
     def kernel(_x_ref, *refs, **sm):  # type: ignore[no-untyped-def]
         wg = lax.axis_index("wg")
-        first, stride = lax.axis_index("block") * WARPGROUPS + wg, blocks * WARPGROUPS
+        first = lax.axis_index("block") * WARPGROUPS + wg
+        stride = blocks * WARPGROUPS
         count = lax.div(tiles - 1 - first + stride, jnp.int32(stride))
         _convert_all(spec, refs[:-1], refs[-1], _Share(first, stride, count, across), wg, sm)
 
@@ -93,7 +95,8 @@ def _convert_all(
     sm: dict[str, Any],
 ) -> None:
     """Convert a warpgroup's tiles, while the next ones arrive and the last ones are written."""
-    slots, words = jnp.int32(SLOTS), spec.numbers
+    slots = jnp.int32(SLOTS)
+    words = spec.numbers
     assert isinstance(words, Words)
 
     def fetch(i: Array) -> None:
@@ -113,7 +116,8 @@ def _convert_all(
         _convert(spec, words, Place(slot, wg, 0), staged, sm)
         plgpu.commit_smem()  # all threads have read the slot, too
         row, column = share.place(i)
-        rows, columns = pl.ds(row * ROWS, ROWS), pl.ds(column * SLOT, SLOT)
+        rows = pl.ds(row * ROWS, ROWS)
+        columns = pl.ds(column * SLOT, SLOT)
         plgpu.copy_smem_to_gmem(staged, made.at[rows, columns])
         fetch(i + SLOTS)
 
@@ -140,8 +144,10 @@ def _fetch(
     sm: dict[str, Any],
 ) -> None:
     """Copy a tile's words, scales, zero points or offsets."""
-    (row, column), (words, *values) = place, given
-    full, chunks = sm["full"].at[wg * SLOTS + slot], SLOT // CHUNK
+    row, column = place
+    words, *values = given
+    full = sm["full"].at[wg * SLOTS + slot]
+    chunks = SLOT // CHUNK
     ready = sm["w"].at[slot, wg]
     plgpu.copy_gmem_to_smem(words.at[row, pl.ds(column * chunks, chunks)], ready, full)
     groups = pl.ds(lax.div(column * SLOT, jnp.int32(own.group)), own.groups(SLOT))

@@ -75,7 +75,8 @@ def int4_parts(
     `interpret` is a `plgpu.InterpretGPUParams` for machines without a GPU.
     """
     check(x_TI, w)
-    (T, I), O = x_TI.shape, w.words.shape[0] * ROWS  # noqa: E741
+    T, I = x_TI.shape
+    O = w.words.shape[0] * ROWS
     if tuning is None and is_dense(T):
         weight = dense(w, x_TI, interpret=interpret)
         return lax.dot_general(x_TI, weight, (((1,), (1,)), ((), ())))
@@ -90,7 +91,8 @@ def held(w: Int4) -> Weight:
 
 def parts_of(x_TI: Array, w: Weight, sizes: Tuning, interpret: Any, made: Any = None) -> Product:
     """x times any weight, of whole chunks; of the type `made`, by default x's."""
-    T, O = x_TI.shape[0], -(-w.rows // ROWS) * ROWS  # noqa: E741
+    T = x_TI.shape[0]
+    O = -(-w.rows // ROWS) * ROWS
     x_TI = padded(x_TI, CHUNK)
     shape = x_TI.shape[0], O, x_TI.shape[1]
     spec = Spec(*shape, w.numbers, x_TI.dtype, sizes, interpret, made=made)
@@ -98,11 +100,14 @@ def parts_of(x_TI: Array, w: Weight, sizes: Tuning, interpret: Any, made: Any = 
 
 
 def _multiply(spec: Spec, x: Array, arrays: tuple[Array, ...]) -> list[Array]:
-    split, warpgroups = spec.split, spec.tuning.warpgroups
+    split = spec.split
+    warpgroups = spec.tuning.warpgroups
 
     def kernel(*refs, **sm):  # type: ignore[no-untyped-def]
-        given, made = refs[: 1 + len(arrays)], refs[1 + len(arrays) :]
-        block, wg = lax.axis_index("block"), lax.axis_index("wg")
+        given = refs[: 1 + len(arrays)]
+        made = refs[1 + len(arrays) :]
+        block = lax.axis_index("block")
+        wg = lax.axis_index("wg")
 
         @pl.when(wg == warpgroups)
         def _producer() -> None:
@@ -151,7 +156,8 @@ def _multiply(spec: Spec, x: Array, arrays: tuple[Array, ...]) -> list[Array]:
 
 def scratch(spec: Spec) -> dict[str, Any]:
     """The ring and what is staged."""
-    (tokens, warpgroups, K, stages, *_), dtype = spec.tuning, spec.dtype
+    tokens, warpgroups, K, stages, *_ = spec.tuning
+    dtype = spec.dtype
     copies = 1 + spec.parts * spec.numbers.copies
     scratch = {
         "x": plgpu.SMEM((stages, tokens, K), dtype, transforms=TILED),
@@ -173,11 +179,13 @@ def fill(
     sm: dict[str, Any],
 ) -> None:
     """Fill the ring with one unit's weights and rows of x."""
-    (x_ref, *refs), held = given, spec.tuning.warpgroups // spec.parts
+    x_ref, *refs = given
+    held = spec.tuning.warpgroups // spec.parts
 
     @pl.loop(0, unit.steps)
     def _(t):  # type: ignore[no-untyped-def]
-        slot, step = take(sm["free"], done + t, spec.tuning.stages), unit.first + t
+        slot = take(sm["free"], done + t, spec.tuning.stages)
+        step = unit.first + t
         for part, first in enumerate(source.firsts):
             blocks = Blocks(first, held, part * held)
             spec.numbers.copy(spec, tuple(refs), blocks, step, slot, sm)
@@ -212,8 +220,10 @@ def product(
 ) -> Array:
     """One warpgroup's rows of the weight times the unit's tokens, or `width` of these, `[ROWS,
     tokens]`."""
-    tokens, stages = width or spec.tuning.tokens, spec.tuning.stages
-    running, together = spec.running, spec.together
+    tokens = width or spec.tuning.tokens
+    stages = spec.tuning.stages
+    running = spec.running
+    together = spec.together
 
     def release(slot: Array) -> None:
         plgpu.barrier_arrive(sm["free"].at[slot])
@@ -240,7 +250,8 @@ def product(
             return slot
 
         # Not a remainder for each slot, which takes up to an eighth of the instructions
-        slot, whole = lax.rem(done, jnp.int32(stages)), lax.div(unit.steps, jnp.int32(together))
+        slot = lax.rem(done, jnp.int32(stages))
+        whole = lax.div(unit.steps, jnp.int32(together))
         slot = lax.fori_loop(0, whole, turn, slot)
         if together > 1 and (spec.split.steps % together or spec.tuning.shares > 1):
 

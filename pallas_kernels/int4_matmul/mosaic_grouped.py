@@ -108,8 +108,11 @@ def grouped_products(
 
 
 def _spec(x: Array, w: Weight, groups: Groups, gating: Gating | None, interpret: Any) -> _Spec:
-    blocks, tile, parts = -(-w.rows // ROWS), groups.tile, 1 if gating is None else 2
-    rows, warpgroups = blocks // parts * ROWS, 4 if tile <= 64 else 2
+    blocks = -(-w.rows // ROWS)
+    tile = groups.tile
+    parts = 1 if gating is None else 2
+    rows = blocks // parts * ROWS
+    warpgroups = 4 if tile <= 64 else 2
     kept = 0 if gating is None else warpgroups // 2 * ROWS * (tile + APART) * 4
     sizes = w.numbers.tuning((groups.rows, rows, x.shape[1]), (tile, warpgroups), kept)
     sizes = sizes._replace(shares=1)
@@ -129,7 +132,8 @@ def _finished(y_PO: Array, groups: Groups, bias_EO: Array | None, gating: Gating
 def _multiply(
     spec: _Spec, groups: Groups, x: Array, w: Weight, bias_EO: Array | None
 ) -> list[Array]:
-    split, warpgroups = spec.one.split, spec.one.tuning.warpgroups
+    split = spec.one.split
+    warpgroups = spec.one.tuning.warpgroups
     arrays = [x, *(part.reshape(-1, *part.shape[2:]) for part in w.arrays)]
     biases = [] if bias_EO is None else [bias_EO]
     blocks = min(PROCESSORS, split.bands * split.down)
@@ -137,9 +141,12 @@ def _multiply(
     plan = (groups.expert_W, groups.used, *(() if spec.rows else (groups.rows_W,)))
 
     def kernel(*refs, **sm):  # type: ignore[no-untyped-def]
-        plan_refs, rest = refs[: len(plan)], refs[len(plan) :]
-        given, (*bias_ref, made) = rest[: len(arrays)], rest[len(arrays) :]
-        block, wg = lax.axis_index("block"), lax.axis_index("wg")
+        plan_refs = refs[: len(plan)]
+        rest = refs[len(plan) :]
+        given = rest[: len(arrays)]
+        *bias_ref, made = rest[len(arrays) :]
+        block = lax.axis_index("block")
+        wg = lax.axis_index("wg")
 
         def each(run: Callable[[Unit, _Tile, Array], None]) -> Array:
             return _each(spec, plan_refs, (block, blocks), run)
@@ -209,14 +216,17 @@ def _each(
 ) -> Array:
     """Call `run(unit, tile, steps done before)` for each unit of a thread block; returns the
     steps done. `place` is the number of the thread block, and how many there are."""
-    (expert_ref, used_ref, *rows_ref), (block, blocks), split = plan, place, spec.one.split
+    expert_ref, used_ref, *rows_ref = plan
+    block, blocks = place
+    split = spec.one.split
     units = used_ref[used_ref.shape[0] - 1] * split.down
 
     def body(i: Array, done: Array) -> Array:
         index = block + i * blocks
         tile = lax.div(index, jnp.int32(split.down))
         token = pl.multiple_of(tile * spec.one.tuning.tokens, 8)
-        row, zero = lax.rem(index, jnp.int32(split.down)), jnp.int32(0)
+        row = lax.rem(index, jnp.int32(split.down))
+        zero = jnp.int32(0)
         own = _Tile(expert_ref[tile], rows_ref[0][tile] if rows_ref else spec.rows or 0)
         run(Unit(row, token, zero, zero, jnp.int32(split.steps)), own, done)
         return done + split.steps
@@ -240,7 +250,9 @@ def _gated(
     spec: _Spec, y: Array, unit: Unit, done: Array, wg: Array, sm: dict[str, Any], made: Any
 ) -> None:
     """Hand over the sums of up, or take them and write what the gate makes of them."""
-    pairs, tokens, gating = spec.pairs, pl.ds(0, y.shape[1]), spec.gating
+    pairs = spec.pairs
+    tokens = pl.ds(0, y.shape[1])
+    gating = spec.gating
     assert gating is not None
 
     @pl.when(wg >= pairs)

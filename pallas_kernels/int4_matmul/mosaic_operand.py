@@ -121,8 +121,8 @@ class Spec(NamedTuple):
     of y; None: that of x, `dtype`."""
 
     T: int
-    O: int  # noqa: E741
-    I: int  # noqa: E741
+    O: int
+    I: int
     numbers: Numbers
     dtype: Any
     tuning: Tuning
@@ -154,7 +154,8 @@ class Spec(NamedTuple):
 
     @property
     def split(self) -> Split:
-        steps, warpgroups = -(-self.I // self.K), self.tuning.warpgroups // self.parts
+        steps = -(-self.I // self.K)
+        warpgroups = self.tuning.warpgroups // self.parts
         made = self.dtype if self.made is None else self.made
         return Split(
             *(self.T, self.O, made, steps, warpgroups),
@@ -198,7 +199,8 @@ class Words(NamedTuple):
         self, spec: Spec, refs: tuple[Any, ...], rows: Blocks, step: Array, slot: Array, sm: Any
     ) -> None:
         words, *values = refs
-        blocks, own = pl.ds(rows.first, rows.height), pl.ds(rows.own, rows.height)
+        blocks = pl.ds(rows.first, rows.height)
+        own = pl.ds(rows.own, rows.height)
         chunks = pl.ds(step * (spec.K // CHUNK), spec.K // CHUNK)
         groups = pl.ds(lax.div(step * spec.K, jnp.int32(self.group)), self.groups(spec.K))
         full = sm["full"].at[slot]
@@ -220,7 +222,8 @@ class Words(NamedTuple):
 def operand(spec: Spec, words: Words, place: Place, sm: dict[str, Any]) -> Any:
     """A warpgroup's weights of 4 bits, `[ROWS, operand]` in registers."""
     slot, wg, first = place
-    K, group = spec.operand, min(words.group, spec.operand)
+    K = spec.operand
+    group = min(words.group, spec.operand)
     groups = pl.ds(first // words.group, K // group)
     values = [sm[name].at[slot, wg, groups] for name in ("scales", "others") if name in sm]
     refs = [sm["w"].at[slot, wg, pl.ds(first // CHUNK, K // CHUNK)], *values]

@@ -16,7 +16,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
 
-ROWS, CHUNK = 64, 64  # rows and columns of a chunk
+# rows and columns of a chunk
+ROWS = 64
+CHUNK = 64
 SLOT = 128  # columns that kernels read at once; words cover a multiple of it
 WORDS = (2, 256)  # a chunk's words, as the copy engine takes them
 FORMS = ("symmetric", "zeros", "offsets")
@@ -97,7 +99,8 @@ def words_of(numbers_OI: Any) -> Array:
     rows, columns = numbers_OI.shape
     padding = ((0, -rows % ROWS), (0, -columns % SLOT))
     full = jnp.pad(jnp.asarray(numbers_OI), padding, constant_values=MIDDLE).astype(jnp.uint32)
-    R, C = full.shape[0] // ROWS, full.shape[1] // CHUNK
+    R = full.shape[0] // ROWS
+    C = full.shape[1] // CHUNK
     # block, warp, half, g; chunk, word, further, c, odd
     places = full.reshape(R, 4, 2, 8, C, 4, 2, 4, 2).transpose(0, 4, 1, 3, 7, 5, 8, 6, 2)
     nibbles = places.reshape(R, C, *WORDS, 8) << jnp.arange(0, 32, 4, dtype=jnp.uint32)

@@ -57,7 +57,7 @@ class Tuning(NamedTuple):
     joined: bool = False
 
 
-def tuning_of(T: int, O: int, I: int, group: int) -> Tuning:  # noqa: E741
+def tuning_of(T: int, O: int, I: int, group: int) -> Tuning:
     """Sizes for x `[T, I]` and a weight `[O, I]` in groups of columns."""
     shape = T, O, I
 
@@ -126,8 +126,8 @@ def _narrow(T: int, most: int) -> list[int]:
 
 def tuning_with(
     T: int,
-    O: int,  # noqa: E741
-    I: int,  # noqa: E741
+    O: int,
+    I: int,
     group: int,
     tokens: int,
     warpgroups: int,
@@ -141,8 +141,8 @@ def tuning_with(
 
 def with_columns(
     T: int,
-    O: int,  # noqa: E741
-    I: int,  # noqa: E741
+    O: int,
+    I: int,
     group: int,
     tokens: int,
     warpgroups: int,
@@ -154,9 +154,10 @@ def with_columns(
     return sizes._replace(shares=shares_of(*counts(T, O, I, sizes)))
 
 
-def counts(T: int, O: int, I: int, sizes: Tuning) -> tuple[int, int, int, int]:  # noqa: E741
+def counts(T: int, O: int, I: int, sizes: Tuning) -> tuple[int, int, int, int]:
     """What `time_of` counts: blocks of rows, tiles of tokens, slots, and the size of a tile."""
-    blocks, bands = -(-O // (sizes.warpgroups * ROWS)), -(-T // sizes.tokens)
+    blocks = -(-O // (sizes.warpgroups * ROWS))
+    bands = -(-T // sizes.tokens)
     tile = sizes.tokens * sizes.warpgroups * 128 // sizes.columns
     return blocks, bands, -(-I // sizes.columns), tile
 

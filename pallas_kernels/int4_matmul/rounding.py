@@ -32,7 +32,8 @@ def rounded(plain_OI: Array, group: int, dtype: Any) -> tuple[Array, Array, Arra
 def nearest(plain_OI: Array, group: int, dtype: Any, table: str) -> tuple[Array, Array]:
     """Numbers `[O, I]` (uint8) that stand for the nearest values of a table, and scales `[O, G]` of
     `dtype`, with which the largest weight of a group is the table's largest value."""
-    (rows, columns), values = plain_OI.shape, np.array(TABLES[table], np.float32)
+    rows, columns = plain_OI.shape
+    values = np.array(TABLES[table], np.float32)
     full = jnp.pad(plain_OI.astype(jnp.float32), ((0, 0), (0, -columns % group)))
     parts = full.reshape(rows, -1, group)
     largest = jnp.max(jnp.abs(parts), axis=-1, keepdims=True)

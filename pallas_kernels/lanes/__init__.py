@@ -86,7 +86,8 @@ def run(
         ]
         far = [i for i, pointer in enumerate(given[: len(refs)]) if "<3>" not in str(pointer.type)]
         m = Ptx(len(given), results, far)
-        r, s = len(refs), len(refs) + len(scalars)
+        r = len(refs)
+        s = len(refs) + len(scalars)
         text = m.text(program(m, m.inputs[:r], m.inputs[r:s], m.inputs[s:]))
         made = mgpu.utils.inline_ptx(
             text,

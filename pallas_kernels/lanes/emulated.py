@@ -17,7 +17,8 @@ class Words:
     """A plain array of 32-bit words that a program reads and writes."""
 
     def __init__(self, array: Array):
-        self.array, self.written = array, False
+        self.array = array
+        self.written = False
 
     def at(self, place: Any) -> Array:
         return self.array.reshape(-1)[place]
@@ -25,7 +26,8 @@ class Words:
     def put(self, place: Array, value: Array) -> None:
         """Stores, in lane order; places beyond the array are left out."""
         flat = self.array.reshape(-1).at[place].set(value, mode="drop")
-        self.array, self.written = flat.reshape(self.array.shape), True
+        self.array = flat.reshape(self.array.shape)
+        self.written = True
 
 
 class Emulated:
@@ -34,7 +36,9 @@ class Emulated:
 
     def __init__(self) -> None:
         lane = jnp.arange(LANES, dtype=jnp.int32)
-        self.warp, self.g, self.c = lane // 32, lane // 4 % 8, lane % 4
+        self.warp = lane // 32
+        self.g = lane // 4 % 8
+        self.c = lane % 4
         self.stored: list[tuple[Array, Array, list[Array]]] = []
         self.numbers: list[tuple[Array, Array]] = []
 
@@ -51,14 +55,21 @@ class Emulated:
     add = fadd = staticmethod(operator.add)
     subtract = staticmethod(operator.sub)
     times = fmul = staticmethod(operator.mul)
-    imax, imin = staticmethod(jnp.maximum), staticmethod(jnp.minimum)
-    left, right = staticmethod(operator.lshift), staticmethod(operator.rshift)
-    band, flip = staticmethod(operator.and_), staticmethod(operator.xor)
+    imax = staticmethod(jnp.maximum)
+    imin = staticmethod(jnp.minimum)
+    left = staticmethod(operator.lshift)
+    right = staticmethod(operator.rshift)
+    band = staticmethod(operator.and_)
+    flip = staticmethod(operator.xor)
     ones = staticmethod(lax.population_count)
-    below, both = staticmethod(operator.lt), staticmethod(operator.and_)
+    below = staticmethod(operator.lt)
+    both = staticmethod(operator.and_)
     equal = staticmethod(operator.eq)
-    select, fmax = staticmethod(jnp.where), staticmethod(jnp.fmax)
-    exp2, log2, tanh = staticmethod(jnp.exp2), staticmethod(jnp.log2), staticmethod(jnp.tanh)
+    select = staticmethod(jnp.where)
+    fmax = staticmethod(jnp.fmax)
+    exp2 = staticmethod(jnp.exp2)
+    log2 = staticmethod(jnp.log2)
+    tanh = staticmethod(jnp.tanh)
 
     def fma(self, a: Any, b: Any, c: Any) -> Array:
         return a * b + c
@@ -99,12 +110,14 @@ class Emulated:
         words.put(jnp.where(where, at, words.array.size), own)
 
     def or_word(self, words: Words, at: Any, value: Any, where: Array) -> None:
-        flat, bit = words.array.reshape(-1), jnp.arange(32, dtype=jnp.int32)
+        flat = words.array.reshape(-1)
+        bit = jnp.arange(32, dtype=jnp.int32)
         given = jnp.broadcast_to(value, (LANES,))[:, None] >> bit & 1
         hit = jnp.zeros((flat.size, 32), jnp.int32)
         hit = hit.at[jnp.where(where, at, flat.size)].max(given, mode="drop")
         flat = flat | jnp.sum(hit << bit, axis=1, dtype=jnp.int32)
-        words.array, words.written = flat.reshape(words.array.shape), True
+        words.array = flat.reshape(words.array.shape)
+        words.written = True
 
     def bytes_of(self, a: Array, b: Array, selector: int) -> Array:
         given = jnp.concatenate([bits_of(a, jnp.uint8), bits_of(b, jnp.uint8)], axis=1)

@@ -148,7 +148,8 @@ class Ptx:
 
     def words(self, words: str, at: Any, count: int, after: int = 0) -> list[str]:
         """The 2 or 4 words from the `at + after`-th on, which is a multiple of so many."""
-        place, out = self._place(words, at), [f"r{self._name()}" for _ in range(count)]
+        place = self._place(words, at)
+        out = [f"r{self._name()}" for _ in range(count)]
         self._lines.append(
             f"ld.{self._space(words)}.v{count}.b32 {{{', '.join(out)}}}, [{place}+{4 * after}];"
         )
@@ -157,7 +158,8 @@ class Ptx:
     def put_words(self, words: str, at: Any, values: list[Any], after: int = 0) -> None:
         """2 or 4 words to a plain array, from the `at + after`-th on. Lanes that write to one place
         write the same."""
-        place, given = self._place(words, at), ", ".join(map(_immediate, values))
+        place = self._place(words, at)
+        given = ", ".join(map(_immediate, values))
         self._lines.append(
             f"st.{self._space(words)}.v{len(values)}.b32 [{place}+{4 * after}], {{{given}}};"
         )
@@ -255,7 +257,8 @@ class Ptx:
         """The bfloat16 at `[side, token + after]` of a plain array (address, row length) as a
         float."""
         address, width = scales
-        at, name = self._make("mad.lo.s32", token, 2, address), self._name()
+        at = self._make("mad.lo.s32", token, 2, address)
+        name = self._name()
         self._lines.append(f"ld.shared.b16 h{2 * name}, [{at}+{2 * (side * width + after)}];")
         self._lines.append(f"mov.b32 r{name}, {{0, h{2 * name}}};")
         return f"r{name}"

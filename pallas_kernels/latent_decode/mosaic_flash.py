@@ -138,9 +138,11 @@ def merge(
     else:
         lse = plgpu.load(lse_ref, layout=BY_ROW, optimized=False)
         new_top = jnp.maximum(top, lse)
-        decay, weight = jnp.exp2(top - new_top), jnp.exp2(lse - new_top)
+        decay = jnp.exp2(top - new_top)
+        weight = jnp.exp2(lse - new_top)
         _tell(sm, event, [decay, weight], None)
-        top, total = new_top, total * decay + weight
+        top = new_top
+        total = total * decay + weight
     own = outputs.at[:, spec.columns(side)]
     values = plgpu.load(own, layout=plgpu.Layout.WGMMA, optimized=False).astype(jnp.float32)
     acc = acc * lax.broadcast_in_dim(decay, acc.shape, [0])

@@ -14,8 +14,12 @@ from pallas_kernels.mosaic_flash import ROWS
 from pallas_kernels.mosaic_gpu import first_page_of
 from pallas_kernels.paged_decode.plan import DecodePlan, make_plan
 
-BLOCKS, MIN_TILES = 132, 4  # of the grid at most, and of a share at least; not tuned
-MOST_WIDTH, MOST_VALUE = 576, 512  # what shared memory and registers hold
+# of the grid at most, and of a share at least; not tuned
+BLOCKS = 132
+MIN_TILES = 4
+# what shared memory and registers hold
+MOST_WIDTH = 576
+MOST_VALUE = 512
 
 
 def plan(
@@ -36,7 +40,8 @@ def plan(
 
 def check(q: Array, pages: Array, value_dim: int) -> None:
     """Raise ValueError for shapes and types that the kernel does not take."""
-    (_, N, W), (_, C, width) = q.shape, pages.shape
+    _, N, W = q.shape
+    _, C, width = pages.shape
     if q.dtype not in (jnp.bfloat16, jnp.float16) or pages.dtype != q.dtype:
         raise ValueError(
             f"mosaic_gpu latent_decode takes bfloat16 or float16 throughout, got q {q.dtype}, "

@@ -58,7 +58,8 @@ def _launch(spec: Spec, splits: int, phase: str, given: tuple[Array, ...]) -> tu
     ):
         *found, o_ref, parts_o, parts_lse = rest
         # Owners wait for their followers, which have higher splits: those start first
-        split, tile = splits - 1 - lax.axis_index("split"), lax.axis_index("tile")
+        split = splits - 1 - lax.axis_index("split")
+        tile = lax.axis_index("tile")
         low, high, r0, r1, *first_row, home, followers = (
             splits_ref[split, i] for i in range(SPLIT_FIELDS)
         )
@@ -68,7 +69,8 @@ def _launch(spec: Spec, splits: int, phase: str, given: tuple[Array, ...]) -> tu
             *(spec, phase, sm, split, tile, low, high, r0, r1, tuple(first_row), followers),
             *(flags, rows_ref),
         )
-        outputs, parts = (o_ref, parts_o, parts_lse), tuple(found) or (parts_o, parts_lse)
+        outputs = (o_ref, parts_o, parts_lse)
+        parts = tuple(found) or (parts_o, parts_lse)
 
         @pl.when(lax.axis_index("wg") == 2)
         def _() -> None:
@@ -162,7 +164,8 @@ class _Block(NamedTuple):
             at = jnp.minimum(r + 1, self.spec.B - 1)
             following = [self.rows_ref[at, i] for i in range(ROW_FIELDS)]
             first, last, length, zero, n = carry
-            begin, end = jnp.maximum(self.low, first), jnp.minimum(self.high, last)
+            begin = jnp.maximum(self.low, first)
+            end = jnp.minimum(self.high, last)
             fields = (first, last, length, zero, begin, end)
             pl.when(end > begin)(lambda: step(r, fields, n))
             return (*following, n + (end > begin).astype(jnp.int32))
@@ -172,7 +175,8 @@ class _Block(NamedTuple):
 
 def _produce(block: _Block, q_ref: Any, pages_ref: Any, table: PageTable) -> None:
     """The producer warpgroup: copies of queries and of tiles."""
-    spec, sm = block.spec, block.sm
+    spec = block.spec
+    sm = block.sm
 
     def row(r, fields, n):  # type: ignore[no-untyped-def]
         _, _, length, zero, begin, end = fields
@@ -210,7 +214,8 @@ def _copy_tile(
     spec: Spec, pages_ref: Any, table: PageTable, place: tuple[Array, ...], to: Any, barrier: Any
 ) -> None:
     """TMA copies of the tile of a row from token `first` on; pages past the last repeat it."""
-    (row, first, length), C = place, jnp.int32(spec.C)
+    row, first, length = place
+    C = jnp.int32(spec.C)
     if spec.C >= ROWS:
         page = pages_ref.at[table[row, lax.div(first, C)]]
         within = pl.ds(pl.multiple_of(lax.rem(first, C), ROWS), ROWS)
@@ -227,7 +232,8 @@ def _consume(
 ) -> None:
     """A consumer warpgroup: its columns of the outputs of the share's rows. `parts` are those that
     followers left."""
-    spec, sm = block.spec, block.sm
+    spec = block.spec
+    sm = block.sm
 
     def row(r, fields, n):  # type: ignore[no-untyped-def]
         first, last, length, zero, begin, end = fields
@@ -267,7 +273,8 @@ def _consume(
 
 def _store(block: _Block, outputs: tuple[Any, Any, Any], r: Array, ours: Array) -> None:
     """An owner's row into the output; a follower's part into device memory, with a flag."""
-    (o_ref, parts_o, parts_lse), lse = outputs, block.sm["sums"].at[LSE]
+    o_ref, parts_o, parts_lse = outputs
+    lse = block.sm["sums"].at[LSE]
 
     @pl.when(ours)
     def _() -> None:

@@ -43,7 +43,8 @@ def absorbed(q_TNH: Array, up: UpProjections) -> Array:
     """Queries that meet entries, `q_TNW`: multiplied by the up-projection of keys where they do
     not turn."""
     plain = up.keys_NEV.shape[1]
-    q_TNE, turned = q_TNH[..., :plain], q_TNH[..., plain:]
+    q_TNE = q_TNH[..., :plain]
+    turned = q_TNH[..., plain:]
     q_TNV = jnp.einsum("tne,nev->tnv", q_TNE, up.keys_NEV, precision=_precision(q_TNH))
     return jnp.concatenate([q_TNV, turned], axis=-1)
 

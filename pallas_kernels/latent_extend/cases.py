@@ -88,7 +88,8 @@ def inputs(case: Case, seed: int = 0) -> Inputs:
     options = {**case.options, "window": None, "softcap": None}
     for start, chunk, own in zip(case.starts, case.chunks, entries, strict=True):
         if chunk:
-            latent, turned = own[:, 0, : case.rank], own[:, :, case.rank :]
+            latent = own[:, 0, : case.rank]
+            turned = own[:, :, case.rank :]
             shared = np.repeat(turned, case.heads, axis=1)
             k = np.concatenate([np.einsum("tv,nev->tne", latent, keys), shared], axis=-1)
             v = np.einsum("tv,nfv->tnf", latent, values)

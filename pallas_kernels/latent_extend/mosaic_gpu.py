@@ -94,7 +94,8 @@ def plan(
     room = room_of(tokens, lengths_R.shape[0], page_size)
     fits_R = _shortest(pages_R, room)
     if no_split or max(widths) > WIDEST:
-        fits_R, expanded = jnp.zeros_like(fits_R), None
+        fits_R = jnp.zeros_like(fits_R)
+        expanded = None
     else:
         lengths = (jnp.where(fits_R, lengths_R, 0), jnp.where(fits_R, kv_lengths_R, 0))
         work = extend.plan(
@@ -187,7 +188,8 @@ def latent_extend(
     Takes what `latent_decode` takes; heads of up to 256 are expanded, wider ones always absorbed.
     `interpret` is a `plgpu.InterpretGPUParams` for machines without a GPU.
     """
-    (T, N, H), F = q_TNH.shape, up.values_NFV.shape[1]
+    T, N, H = q_TNH.shape
+    F = up.values_NFV.shape[1]
     planned = options.get("plan") or plan(
         page_table_RM,
         starts_R,
@@ -200,7 +202,8 @@ def latent_extend(
         no_split=options.get("no_split", False),
         tuning=tuning,
     )
-    first_page, o_TNF = options.get("first_page"), jnp.zeros((*q_TNH.shape[:2], F), q_TNH.dtype)
+    first_page = options.get("first_page")
+    o_TNF = jnp.zeros((*q_TNH.shape[:2], F), q_TNH.dtype)
     if planned.expanded is not None:
         rows = planned.expanded
         pools = _expanded(pages_PCW, rows.page_E, first_page, up)
@@ -266,7 +269,8 @@ def _expanded(
     page_E = page_E if first_page is None else page_E + first_page
     rank = up.keys_NEV.shape[-1]
     entry_ECW = pages_PCW.at[page_E].get(mode="clip")
-    latent_ECV, turned_ECR = entry_ECW[..., :rank], entry_ECW[..., rank:]
+    latent_ECV = entry_ECW[..., :rank]
+    turned_ECR = entry_ECW[..., rank:]
     k_ECNH = jnp.einsum("ecv,nhv->ecnh", latent_ECV, up.keys_NEV)
     v_ECNF = jnp.einsum("ecv,nfv->ecnf", latent_ECV, up.values_NFV)
     shared = jnp.broadcast_to(turned_ECR[:, :, None], (*k_ECNH.shape[:-1], turned_ECR.shape[-1]))

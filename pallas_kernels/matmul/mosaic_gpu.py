@@ -92,6 +92,7 @@ def matmul_parts(
     """See `pallas_kernels.matmul`. Raises what `check` raises. `interpret` is a
     `plgpu.InterpretGPUParams` for machines without a GPU."""
     check(x_TI, w_OI)
-    (T, I), O = x_TI.shape, w_OI.shape[0]  # noqa: E741
+    T, I = x_TI.shape
+    O = w_OI.shape[0]
     sizes = tuning or tuning_of(T, O, I)
     return parts_of(x_TI, Weight(Plain(), (w_OI,), O), sizes, interpret)

@@ -37,7 +37,7 @@ def is_faster(rows: int, weight_bytes: int) -> bool:
     return any(weight_bytes in size and rows in count for size, count in FASTER)
 
 
-def tuning_of(T: int, O: int, I: int) -> Tuning:  # noqa: E741
+def tuning_of(T: int, O: int, I: int) -> Tuning:
     """Sizes for x `[T, I]` and a weight `[O, I]`."""
     shape = T, O, I
     return best_of(shape, lambda *tile: tuning_with(shape, *tile), TILES)

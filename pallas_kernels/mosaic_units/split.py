@@ -60,7 +60,7 @@ class Split(NamedTuple):
     """
 
     T: int
-    O: int  # noqa: E741
+    O: int
     dtype: Any
     steps: int
     warpgroups: int
@@ -115,7 +115,8 @@ class Split(NamedTuple):
     @property
     def results(self) -> list[jax.ShapeDtypeStruct]:
         """Of whole blocks of rows, and the sums of the shares of others; of both what there is."""
-        rest, width = (self.down - self.whole) * self.height, self.bands * self.tokens
+        rest = (self.down - self.whole) * self.height
+        width = self.bands * self.tokens
         # Copies end with the array; what registers hold is stored in full
         whole = jax.ShapeDtypeStruct((width if self.is_exact else self.T, self.O), self.dtype)
         shared = jax.ShapeDtypeStruct((self.shares, width, rest), jnp.float32)
@@ -165,7 +166,8 @@ class Split(NamedTuple):
 
     def _each_joined(self, block: Array, run: Callable[[Unit, Array], None]) -> Array:
         """The same where two tiles of tokens share columns out together."""
-        each, own = 2 * self.shares - 1, segments_of(self.steps, self.shares)
+        each = 2 * self.shares - 1
+        own = segments_of(self.steps, self.shares)
         if self.blocks < self.down * each:
             own += fewer_segments_of(self.steps, self.shares)
         place = lax.div(block, jnp.int32(each))
@@ -201,7 +203,8 @@ class Split(NamedTuple):
     ) -> None:
         """Write `[ROWS, tokens]` of products as rows of tokens, or as a share that is added later;
         `made` are the `results`."""
-        row, tokens = self.row(unit, wg), pl.ds(unit.token, self.tokens)
+        row = self.row(unit, wg)
+        tokens = pl.ds(unit.token, self.tokens)
 
         def from_registers(ref: Any) -> None:
             store(ref.T, y if interpret else _single(y))
@@ -231,11 +234,12 @@ class Split(NamedTuple):
             tokens = pl.ds(pl.multiple_of(unit.token + first, 8), some)
             plgpu.copy_smem_to_gmem(own, y_ref.at[tokens, pl.ds(row, ROWS)])
 
-    def parts(self, results: list[Array], T: int, O: int) -> Product:  # noqa: E741
+    def parts(self, results: list[Array], T: int, O: int) -> Product:
         """The product `[T, O]` of the `results`, of which shares of columns are left apart."""
         if self.whole == self.down:
             return results[0][:T, :O]
-        done, cut = results[0] if self.whole else None, self.whole * self.height
+        done = results[0] if self.whole else None
+        cut = self.whole * self.height
         return Parts(results[-1], (), (T, O), self.dtype, done, cut)
 
 

@@ -63,7 +63,9 @@ def arithmetic_of(spec: Spec) -> Arithmetic:
 
 
 def _scratch_of_16_bits(spec: Spec) -> dict[str, Any]:
-    stages, queries, swapped = spec.tuning.stages, spec.tuning.queries, spec.tuning.swapped
+    stages = spec.tuning.stages
+    queries = spec.tuning.queries
+    swapped = spec.tuning.swapped
     rows = spec.group if swapped else ROWS
     scratch = {
         "q": plgpu.SMEM((queries, rows, spec.H), spec.dtype, transforms=tiled(spec.H)),
@@ -117,7 +119,9 @@ def _keys_for_rows(
 ) -> None:
     def step(i: Array, carry: Any) -> Any:
         at = lax.rem(tiles.entry + i, jnp.int32(spec.tuning.stages))
-        first, keys, values = tiles.position(i), sm["k"].at[at], sm["v"].at[at]
+        first = tiles.position(i)
+        keys = sm["k"].at[at]
+        values = sm["v"].at[at]
         return step_over(
             *(sm, at),
             lambda: _scores_swapped(spec, sm["q"].at[slot], keys, first, tiles.length),

@@ -73,19 +73,25 @@ def attend_clusters(
 
 
 def _launch(spec: Spec, splits: int, given: tuple[Array, ...]) -> tuple[Array, ...]:
-    G, cluster, consumers = spec.G, spec.tuning.cluster, spec.tuning.consumers
-    stages, queries = spec.tuning.stages, spec.tuning.queries
-    merged, way = spec.interpret is None, arithmetic_of(spec)
+    G = spec.G
+    cluster = spec.tuning.cluster
+    consumers = spec.tuning.consumers
+    stages = spec.tuning.stages
+    queries = spec.tuning.queries
+    merged = spec.interpret is None
+    way = arithmetic_of(spec)
 
     def decode_cluster(q_ref, *refs, **sm):  # type: ignore[no-untyped-def]
-        pool_refs, refs = refs[: way.pools], refs[way.pools :]
+        pool_refs = refs[: way.pools]
+        refs = refs[way.pools :]
         table_ref, page_ref, lengths_ref, rows_ref, splits_ref, *rest = refs
         *sinks_ref, o_ref, parts_o, parts_lse = rest
         rank = lax.axis_index("rank") if cluster > 1 else jnp.int32(0)
         # An owner waits for its followers, which have higher splits and so come first in the grid.
         # `splits_of` does not rely on clusters starting in that order: all fit on the chip at once.
         split = splits - 1 - lax.axis_index("split")
-        h, wg = lax.axis_index("head"), lax.axis_index("wg")
+        h = lax.axis_index("head")
+        wg = lax.axis_index("wg")
         low, high, r0, r1, *first_row, home, followers = (
             splits_ref[split, i] for i in range(SPLIT_FIELDS)
         )
@@ -233,7 +239,8 @@ class _Share(NamedTuple):
             at = jnp.minimum(r + 1, self.spec.B - 1)
             following = [self.rows_ref[at, i] for i in range(ROW_FIELDS)]
             first, last, length, zero, tiles, busy, live = carry
-            begin, end = jnp.maximum(self.low, first), jnp.minimum(self.high, last)
+            begin = jnp.maximum(self.low, first)
+            end = jnp.minimum(self.high, last)
             mine = lax.div(
                 jnp.maximum(end - begin - self.rank + (cluster - 1), 0), jnp.int32(cluster)
             )
@@ -254,7 +261,8 @@ class _Share(NamedTuple):
 def _outputs(spec: Spec, splits: int) -> tuple[jax.ShapeDtypeStruct, ...]:
     """`o_BNH`, and the parts that cross the cuts between clusters: outputs and log2-sum-exps. Where
     the kernel is interpreted: accumulator, maximum and sum of every row and block."""
-    H, group = spec.H, spec.group
+    H = spec.H
+    group = spec.group
     if spec.interpret is None:
         return (
             jax.ShapeDtypeStruct((spec.B, spec.N, H), spec.dtype),
@@ -269,8 +277,10 @@ def _outputs(spec: Spec, splits: int) -> tuple[jax.ShapeDtypeStruct, ...]:
 
 def _scratch(spec: Spec) -> dict[str, Any]:
     """Shared memory and barriers of one block."""
-    stages, queries = spec.tuning.stages, spec.tuning.queries
-    merged, way = spec.interpret is None, arithmetic_of(spec)
+    stages = spec.tuning.stages
+    queries = spec.tuning.queries
+    merged = spec.interpret is None
+    way = arithmetic_of(spec)
     scratch = {
         "o": plgpu.SMEM((2, spec.group, spec.H + PAD), jnp.float32),
         "top": plgpu.SMEM((2, ROWS), jnp.float32),

@@ -167,7 +167,8 @@ def plan(
 def check(q: Array, k_pages: Array, v_pages: Array) -> None:
     """Raise ValueError for shapes and types that the kernel does not take."""
     check_pages("decode", q, k_pages, v_pages)
-    N, K = q.shape[1], k_pages.shape[1]
+    N = q.shape[1]
+    K = k_pages.shape[1]
     if N % K:
         raise ValueError(
             f"mosaic_gpu decode takes a whole number of query heads a KV head, got {N} over {K}"
@@ -196,7 +197,8 @@ def decode_attention(
     check(q_BNH, k_pages, v_pages)
     B, N, H = q_BNH.shape
     _, K, C, _ = k_pages.shape
-    itemsize, window = k_pages.dtype.itemsize, options.get("window")
+    itemsize = k_pages.dtype.itemsize
+    window = options.get("window")
     no_split = options.get("no_split", False)
     tiles, G = tiles_of(N, K, itemsize)
     group = padded_heads(G)

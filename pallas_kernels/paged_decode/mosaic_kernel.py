@@ -76,11 +76,9 @@ def _launch(
     pools = 2 if spec.kv_dtype is None else 3
 
     def decode_attend(q_ref, *refs, **sm):  # type: ignore[no-untyped-def]
-        pool_refs, (*fixed, rows_ref, splits_ref), rest = (
-            refs[:pools],
-            refs[pools : pools + 5],
-            refs[pools + 5 :],
-        )
+        pool_refs = refs[:pools]
+        *fixed, rows_ref, splits_ref = refs[pools : pools + 5]
+        rest = refs[pools + 5 :]
         *more, o_ref, parts_o, parts_lse = rest
         found = (parts_o, parts_lse)
         if phase == "merge":
@@ -88,11 +86,9 @@ def _launch(
             found = (merge_o, merge_lse)
         # Blocks start in the order of the grid. A row's followers have higher splits than its
         # owner, which waits for them: they start first.
-        split, h, wg = (
-            splits - 1 - lax.axis_index("split"),
-            lax.axis_index("head"),
-            lax.axis_index("wg"),
-        )
+        split = splits - 1 - lax.axis_index("split")
+        h = lax.axis_index("head")
+        wg = lax.axis_index("wg")
         low, high, r0, r1, *first_row, home, followers = (
             splits_ref[split, i] for i in range(SPLIT_FIELDS)
         )
@@ -214,8 +210,11 @@ def _produce(
 ) -> None:
     """The producer warpgroup: copies of queries, of tiles of keys and values, and of the parts
     `merged` that followers left."""
-    spec, sm, ring = block.spec, block.sm, block.ring
-    stages, queries = spec.tuning.stages, spec.tuning.queries
+    spec = block.spec
+    sm = block.sm
+    ring = block.ring
+    stages = spec.tuning.stages
+    queries = spec.tuning.queries
     first_part = (block.split + 1) * spec.group
 
     def row(r, fields, n):  # type: ignore[no-untyped-def]
@@ -259,7 +258,9 @@ def _consume(
 ) -> None:
     """The consumer warpgroup: attention over the share. An owner stores the row with `store(row,
     first query)`; a follower leaves its part in `parts` and raises the owner's flag."""
-    spec, sm, ring = block.spec, block.sm, block.ring
+    spec = block.spec
+    sm = block.sm
+    ring = block.ring
     stages = jnp.int32(spec.tuning.stages)
 
     def row(r, fields, n):  # type: ignore[no-untyped-def]
@@ -338,7 +339,9 @@ def _store_heads(spec: Spec, o: Any, to: Any, h: Array, begin: Array | int) -> N
 
 def _leave_part(block: _Block, parts: tuple[Any, Any]) -> None:
     """A follower's part into device memory, visible when this returns."""
-    (outputs, lse), group, sm = parts, block.spec.group, block.sm
+    outputs, lse = parts
+    group = block.spec.group
+    sm = block.sm
     part = pl.ds(pl.multiple_of(block.split * group, group), group)
     plgpu.copy_smem_to_gmem(sm["lse_out"].at[pl.ds(0, group)], lse.at[block.h, part])
     for c, column in enumerate(block.spec.columns):
@@ -349,7 +352,8 @@ def _leave_part(block: _Block, parts: tuple[Any, Any]) -> None:
 
 def _scratch(spec: Spec) -> dict[str, Any]:
     """Shared memory and barriers of one block."""
-    stages, queries = spec.tuning.stages, spec.tuning.queries
+    stages = spec.tuning.stages
+    queries = spec.tuning.queries
     scratch = {
         "o": plgpu.SMEM((spec.H // spec.width, ROWS, spec.width), spec.dtype),
         "lse_out": plgpu.SMEM((ROWS,), jnp.float32),

@@ -24,7 +24,8 @@ from pallas_kernels.mosaic_flash import LOG2E, NEVER
 from pallas_kernels.paged_decode.mosaic_flash import Spec
 from pallas_kernels.paged_decode.mosaic_peers import PAD
 
-WARPS, WARP_TOKENS = 4, 16
+WARPS = 4
+WARP_TOKENS = 16
 # Below any sum of weights; where nothing was seen, outputs are 0 times its inverse
 LEAST_TOTAL = 2.0**-126
 
@@ -94,11 +95,14 @@ def offsets(m: Machine, spec: Spec) -> list[Any]:
     """Where a lane's words of a tile lie: of keys for each 16 of H, in the row of its token g, then
     of values for each 32 of H and two tokens. The same for every tile, they are found once a row of
     the batch."""
-    H, piece = spec.H, min(spec.H, 128)
+    H = spec.H
+    piece = min(spec.H, 128)
     mine = m.times(m.warp, WARP_TOKENS)
-    token, sub = m.add(mine, m.g), m.times(m.c, 4)
+    token = m.add(mine, m.g)
+    sub = m.times(m.c, 4)
     keys = [m.offset(H, token, sub, s % piece // 16, s // piece) for s in range(0, H, 16)]
-    chunk, sub = m.bits(m.g, 2, 1), m.times(m.bits(m.g, 0, 2), 4)
+    chunk = m.bits(m.g, 2, 1)
+    sub = m.times(m.bits(m.g, 0, 2), 4)
     tokens = [m.add(m.add(mine, m.times(m.c, 2)), i) for i in range(2)]
     return keys + [
         m.offset(H, token, sub, m.add(chunk, b % piece // 16), b // piece)
@@ -129,7 +133,8 @@ def fold(
     tile's first token and the row's length, and `row` its constants."""
     first, length = place
     count = spec.H * spec.group // 64
-    queries, at = row[:count], row[count:] or offsets(m, spec)
+    queries = row[:count]
+    at = row[count:] or offsets(m, spec)
     mine = m.times(m.warp, WARP_TOKENS)
 
     def seen(token: Any) -> Any:
@@ -150,7 +155,10 @@ def fold(
         for i, ok in enumerate(visible)
     ]
     inverse = [m.exp2(m.fmul(x, -1.0)) for x in logs]
-    top, total, decays, weights = [], [], [], []
+    top = []
+    total = []
+    decays = []
+    weights = []
     for n, score in enumerate(scores):
         pairs = []
         for i in range(2):  # query 2c + i of these 8
@@ -318,7 +326,8 @@ def _sink(
     """Maximum and total of a query's sink: a key with no value."""
     if not logits:
         return None
-    top, total = m.constant(NEVER), m.constant(0.0)
+    top = m.constant(NEVER)
+    total = m.constant(0.0)
     for i, logit in enumerate(logits):
         here = m.both(m.equal(query, m.add(own, i)), m.equal(counts, 1))
         top = m.select(here, m.fmax(m.fmul(logit, LOG2E), NEVER), top)
@@ -336,7 +345,8 @@ def clear(m: Machine, spec: Spec, kept: tuple[Any, Any, Any]) -> None:
 
 def _fours(m: Machine, spec: Spec) -> list[tuple[Any, Any]]:
     """Query and first of four columns of each unit of a lane."""
-    mine, bits = m.add(m.times(m.warp, 32), m.lane), (spec.H // 4).bit_length() - 1
+    mine = m.add(m.times(m.warp, 32), m.lane)
+    bits = (spec.H // 4).bit_length() - 1
     units = [m.add(mine, first) for first in range(0, spec.group * spec.H // 4, LANES)]
     return [(m.right(unit, bits), m.times(m.bits(unit, 0, bits), 4)) for unit in units]
 
@@ -344,7 +354,8 @@ def _fours(m: Machine, spec: Spec) -> list[tuple[Any, Any]]:
 def _keep(
     m: Machine, kept: tuple[Any, Any, Any], at: tuple[Any, Any, Any], state: tuple[Any, Any, Any]
 ) -> None:
-    (query, column, place), (top, total, four) = at, state
+    query, column, place = at
+    top, total, four = state
     m.put_words(kept[0], place, four)
     first = m.equal(column, 0)
     m.put_word(kept[1], query, top, first)

@@ -62,10 +62,8 @@ def keep_group(acc: Array, kept: Any, at: Array) -> None:
         thread = _thread()
         first_warp = ut.arith.cmpi(ut.arith.CmpIPredicate.ult, thread, _i32(32))
         lane = ut.arith.remui(thread, _i32(32))
-        row, column = (
-            ut.arith.divui(lane, _i32(4)),
-            ut.arith.muli(ut.arith.remui(lane, _i32(4)), _i32(2)),
-        )
+        row = ut.arith.divui(lane, _i32(4))
+        column = ut.arith.muli(ut.arith.remui(lane, _i32(4)), _i32(2))
         offset = _sum(_times(_scalar(at), group * stride), _times(row, stride), column)
         pointer = ut.getelementptr(ut.memref_ptr(kept), [offset], _f32())
         # [columns / 8, half]: rows from 0 and from 8 of the warp's sixteen
@@ -94,7 +92,8 @@ def keep_columns(acc: Array, kept: Any, at: Array, first: int) -> None:
     @plgpu.inline_mgpu(arg_types=(plgpu.Layout.WGMMA, plgpu.RefType(), SCALAR))
     def keep(_: Any, acc: Any, kept: Any, at: Any) -> None:
         thread = _thread()
-        warp, lane = ut.arith.divui(thread, _i32(32)), ut.arith.remui(thread, _i32(32))
+        warp = ut.arith.divui(thread, _i32(32))
+        lane = ut.arith.remui(thread, _i32(32))
         row = _sum(_times(warp, 16), ut.arith.divui(lane, _i32(4)), _i32(first))
         column = _times(ut.arith.remui(lane, _i32(4)), 2)
         new = ut.arith.cmpi(ut.arith.CmpIPredicate.uge, warp, _i32(again // 16)) if again else None
@@ -160,7 +159,9 @@ def merge_peers(
     parts of the next split follow them.
     """
     spec = unit.spec
-    cluster, group, H = spec.tuning.cluster, spec.group, spec.H
+    cluster = spec.tuning.cluster
+    group = spec.group
+    H = spec.H
     scalars = unit.rank, unit.own, unit.at, ours.astype(jnp.int32), followers
 
     @plgpu.inline_mgpu(arg_types=(*[plgpu.RefType()] * 6, *[SCALAR] * 5))
@@ -171,10 +172,8 @@ def merge_peers(
             unit = _sum(_times(rank, THREADS), _thread(), _i32(i * THREADS * cluster))
             inside = ut.arith.cmpi(ut.arith.CmpIPredicate.ult, unit, _i32(_units(spec)))
             unit = ut.arith.minui(unit, _i32(_units(spec) - 1))
-            query, column = (
-                ut.arith.divui(unit, _i32(H // 4)),
-                _times(ut.arith.remui(unit, _i32(H // 4)), 4),
-            )
+            query = ut.arith.divui(unit, _i32(H // 4))
+            column = _times(ut.arith.remui(unit, _i32(H // 4)), 4)
             row = _sum(own, query)
             place = ut.getelementptr(
                 sums, [_sum(_times(_sum(_times(at, group), row), H + PAD), column)], _f32()
@@ -192,7 +191,9 @@ def merge_peers(
             state = _with_followers(
                 state, followers, (part_o, part_lse), (group * H, part), (group, query)
             )
-            top, total, mixed = state[0], state[1], state[2:]
+            top = state[0]
+            total = state[1]
+            mixed = state[2:]
             values = [ut.arith.divf(x, total, fastmath=_fast()) for x in mixed]
             is_ours = ut.arith.cmpi(ut.arith.CmpIPredicate.ne, ours, _i32(0))
             to_out = ut.arith.andi(inside, is_ours)

@@ -45,7 +45,8 @@ def copy_tile(
 ) -> None:
     """TMA copies of one K and one V tile of head `h`."""
     for pages_ref, name in zip(pools, ("k", "v"), strict=True):
-        dst, barrier = sm[name].at[at], sm[f"{name}_full"].at[at]
+        dst = sm[name].at[at]
+        barrier = sm[f"{name}_full"].at[at]
         for j, (page, within) in enumerate(pages):
             src = (
                 pages_ref.at[page, h]
@@ -91,7 +92,8 @@ def copy_parts(
 ) -> None:
     """TMA copies of `ROWS` rows of parts of head `h` from `first` on: outputs where values go, in
     as many copies as those take, and log2-sum-exps."""
-    (outputs, lse), (h, first) = parts, place
+    outputs, lse = parts
+    h, first = place
     plgpu.copy_gmem_to_smem(
         lse.at[h, pl.ds(first, ROWS)], sm["lse_in"].at[at], sm["lse_full"].at[at]
     )
@@ -116,7 +118,8 @@ def query_layout(H: int) -> Any:
 def copy_queries(spec: Spec, q_ref: Any, first: Array, dst: Any) -> None:
     """Rows `first` to `first + group` of q into the first rows of a tile. By registers: tiled TMA
     copies begin at multiples of 8 rows."""
-    size, layout = min(spec.group, MOST_QUERIES), query_layout(spec.H)
+    size = min(spec.group, MOST_QUERIES)
+    layout = query_layout(spec.H)
     for at in range(0, spec.group, size):
         source = q_ref.at[pl.ds(first + at if at else first, size)]
         dst.at[pl.ds(at, size)][...] = plgpu.load(source, layout=layout, optimized=False)

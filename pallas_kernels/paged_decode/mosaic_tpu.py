@@ -33,7 +33,8 @@ def decode_attention(
     """
     check(q_BNH, k_pages, v_pages)
     page_table_BM = shifted(page_table_BM, options)
-    N, K = q_BNH.shape[1], k_pages.shape[1]
+    N = q_BNH.shape[1]
+    K = k_pages.shape[1]
     pages = mosaic_tpu.pages_per_tile(k_pages, K, MOST_TOKENS)
     spec = mosaic_tpu.Spec.of(1, options, heads=K, pages=pages, interpret=interpret)
     q_BKRH = items.pack_decode(q_BNH, K, mosaic_tpu.sublanes(q_BNH.dtype))

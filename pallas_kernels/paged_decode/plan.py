@@ -77,7 +77,8 @@ def make_plan(
         edges = jnp.min(jnp.where(ahead, start_B, total), axis=1)
         longest = (total + used - 1) // used + merge
         cuts = edges if no_split else jnp.where(jnp.max(jnp.diff(edges)) <= longest, edges, cuts)
-    low_S, high_S = cuts[:-1], cuts[1:]
+    low_S = cuts[:-1]
+    high_S = cuts[1:]
 
     def row_field(tile_S: jax.Array, field_B: jax.Array) -> jax.Array:
         """Per split the field of the row that this tile of the line belongs to; 0 past the end of

@@ -22,7 +22,8 @@ def decode_attention(
     """See `pallas_kernels.paged_decode`. All rows walk their tiles together, from the first that
     any row sees to the longest row's last."""
     page_table_BM = shifted(page_table_BM, options)
-    window, sinks = options.get("window"), options.get("sinks")
+    window = options.get("window")
+    sinks = options.get("sinks")
     B, N, H = q_BNH.shape
     _, K, C, _ = k_pages.shape
     pages = tiles.pages_per_tile(C)

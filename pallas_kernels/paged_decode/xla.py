@@ -24,9 +24,12 @@ def decode_attention(
     """See `pallas_kernels.paged_decode`. Takes what the reference takes."""
     check(q_BNH, k_pages, v_pages)
     page_table_BM = shifted(page_table_BM, options)
-    N, K = q_BNH.shape[1], k_pages.shape[1]
+    N = q_BNH.shape[1]
+    K = k_pages.shape[1]
     q_BKRH = items.pack_decode(q_BNH, K, 1)
-    pools, rows = pools_of(k_pages, v_pages, options), items.decode_items(lengths_B)
-    spec, sinks = items.Spec.of(1, options), options.get("sinks")
+    pools = pools_of(k_pages, v_pages, options)
+    rows = items.decode_items(lengths_B)
+    spec = items.Spec.of(1, options)
+    sinks = options.get("sinks")
     out = xla.attend(spec, q_BKRH, pools, page_table_BM, rows, sinks)
     return items.unpack_decode(out, N)

@@ -66,7 +66,10 @@ class Share(NamedTuple):
 
         Returns the number of key tiles, and of units with keys.
         """
-        spec, low, high, items_ref = self.spec, self.low, self.high, self.items_ref
+        spec = self.spec
+        low = self.low
+        high = self.high
+        items_ref = self.items_ref
         size = jnp.int32(spec.size)
 
         def advance(u: Array, carry: tuple[Array, ...]) -> tuple[Array, ...]:
@@ -106,7 +109,8 @@ def produce(
     sm: dict[str, Any],
 ) -> None:
     """Copies a unit's queries, and its keys and values through the ring."""
-    size, C = spec.size, spec.C
+    size = spec.size
+    C = spec.C
     last_page = lax.div(unit.keys - 1, jnp.int32(C))
 
     def places(t: Array) -> Iterator[tuple[Any, ...]]:

@@ -96,7 +96,8 @@ def merge(carry: Carry, part: Array, lse: Array) -> Carry:
     """Adds a part: the output `[ROWS, H]` over other keys, and the log2 of their sum of weights."""
     acc, top, total = carry
     new_top = jnp.maximum(top, lse)
-    decay, weight = jnp.exp2(top - new_top), jnp.exp2(lse - new_top)
+    decay = jnp.exp2(top - new_top)
+    weight = jnp.exp2(lse - new_top)
     acc = acc * lax.broadcast_in_dim(decay, acc.shape, [0]) + part.astype(
         jnp.float32
     ) * lax.broadcast_in_dim(weight, acc.shape, [0])
@@ -116,8 +117,6 @@ def add_sinks(carry: Carry, sinks: list[Array], here: Array) -> Carry:
         for i, logit in enumerate(logits):
             sink_of_row = jnp.where(head == i, logit, sink_of_row)
     new_top = jnp.maximum(top, sink_of_row)
-    decay, weight = (
-        jnp.exp2(top - new_top),
-        jnp.where(sink_of_row > NEVER, jnp.exp2(sink_of_row - new_top), 0.0),
-    )
+    decay = jnp.exp2(top - new_top)
+    weight = jnp.where(sink_of_row > NEVER, jnp.exp2(sink_of_row - new_top), 0.0)
     return acc * lax.broadcast_in_dim(decay, acc.shape, [0]), new_top, total * decay + weight

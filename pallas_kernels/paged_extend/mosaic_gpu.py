@@ -101,7 +101,8 @@ def stored(key: int, value: int) -> tuple[int, int]:
 def check(q: Array, k_pages: Array, v_pages: Array) -> None:
     """Raise ValueError for shapes and types that the kernel does not take."""
     check_pages("extend", q, k_pages, v_pages, UNEQUAL)
-    N, K = q.shape[1], k_pages.shape[1]
+    N = q.shape[1]
+    K = k_pages.shape[1]
     if N % K:
         raise ValueError(
             f"mosaic_gpu extend takes a whole number of query heads a KV head, got {N} over {K}"

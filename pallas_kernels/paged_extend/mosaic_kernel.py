@@ -64,23 +64,25 @@ def _launch(
     `given` ends with sinks if the model has them, then with the parts to merge if `phase` is
     "merge". In phase "parts" nothing is merged; in phase "both" this launch merges its own parts.
     """
-    groups, stages = spec.tuning.groups, spec.tuning.stages
+    groups = spec.tuning.groups
+    stages = spec.tuning.stages
     pools = 2 if spec.kv_dtype is None else 3
 
     def extend_attend(q_ref, *refs, **sm):  # type: ignore[no-untyped-def]
-        pool_refs, (table_ref, page_ref, items_ref, splits_ref, *rest) = refs[:pools], refs[pools:]
+        pool_refs = refs[:pools]
+        table_ref, page_ref, items_ref, splits_ref, *rest = refs[pools:]
         *more, o_ref, parts_o, parts_lse = rest
         if phase == "merge":
             *sinks_ref, merge_o, merge_lse = more
         else:
-            sinks_ref, merge_o, merge_lse = more, parts_o, parts_lse
+            sinks_ref = more
+            merge_o = parts_o
+            merge_lse = parts_lse
         # Blocks start in the order of the grid. Owners wait for their followers, which have higher
         # splits: those start first.
-        split, h, wg = (
-            splits - 1 - lax.axis_index("split"),
-            lax.axis_index("head"),
-            lax.axis_index("wg"),
-        )
+        split = splits - 1 - lax.axis_index("split")
+        h = lax.axis_index("head")
+        wg = lax.axis_index("wg")
         low, high, u0, u1, home, followers, *first_item = (
             splits_ref[split, i] for i in range(SPLIT_FIELDS)
         )
@@ -203,7 +205,9 @@ def _leave_part(spec: Spec, sm: dict[str, Any], wg: Array, outputs: Any, lse: An
 
 def _scratch(spec: Spec) -> dict[str, Any]:
     """Shared memory and barriers of one block."""
-    groups, stages, columns = spec.tuning.groups, spec.tuning.stages, len(spec.columns)
+    groups = spec.tuning.groups
+    stages = spec.tuning.stages
+    columns = len(spec.columns)
     scratch = {
         "q_in": plgpu.SMEM((groups, columns, ROWS, spec.width), spec.dtype),
         "o": plgpu.SMEM((groups, spec.F // spec.width, ROWS, spec.width), spec.dtype),
@@ -330,6 +334,7 @@ def boxes(own: Any, count: Any, *, even: bool) -> Iterator[tuple[Any, Any, int]]
     if even:
         odd = own & 1
         yield odd == 1, own, 1
-        own, count = own + odd, count - odd
+        own = own + odd
+        count = count - odd
     for size in (32, 16, 8, 4, 2, 1):
         yield (count & size) != 0, own + (count & (ROWS - 2 * size)), size

@@ -78,7 +78,8 @@ def produce(
     def _(t: Array) -> None:
         for side, name in enumerate(("k", "v")):
             j = 2 * (t - begin) + side
-            slot, at = lax.rem(j, jnp.int32(SLOTS)), take(name, t)
+            slot = lax.rem(j, jnp.int32(SLOTS))
+            at = take(name, t)
             plgpu.barrier_wait(sm["raw_full"].at[slot])
             _widen(spec, sm, slot, sm[name].at[at], keys - t * spec.size)
             plgpu.commit_smem()

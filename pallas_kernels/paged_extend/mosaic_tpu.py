@@ -37,7 +37,8 @@ def extend_attention(
     """
     check(q_TNH, k_pages, v_pages)
     page_table_RM = shifted(page_table_RM, options)
-    (T, N, _), K = q_TNH.shape, k_pages.shape[1]
+    T, N, _ = q_TNH.shape
+    K = k_pages.shape[1]
     queries = queries_per_tile(T, N // K)
     pages = mosaic_tpu.pages_per_tile(k_pages, 1, SCORES * K // (queries * N))
     spec = mosaic_tpu.Spec.of(queries, options, heads=1, pages=pages, interpret=interpret)

@@ -97,7 +97,8 @@ def make_plan(
     if cut.no_split:
         _, begin_S, end_S, _ = unit_at(cuts)
         cuts = jnp.where((begin_S == cuts) | (cuts == total), cuts, end_S)
-    low_S, high_S = cuts[:-1], cuts[1:]
+    low_S = cuts[:-1]
+    high_S = cuts[1:]
     some_S = high_S > low_S
 
     def split_at(tile_S: jax.Array) -> jax.Array:
@@ -129,7 +130,9 @@ def _items(
     starts_R: jax.Array, lengths_R: jax.Array, kv_lengths_R: jax.Array, cut: Cut, window: int | None
 ) -> tuple[list[jax.Array], jax.Array]:
     """The fields of all items, and how many key tiles each has: one at least, if it has tokens."""
-    R, tokens, queries = starts_R.shape[0], cut.tokens, cut.queries
+    R = starts_R.shape[0]
+    tokens = cut.tokens
+    queries = cut.queries
     live_R = lengths_R > 0
     row_R = jnp.arange(R, dtype=jnp.int32)
 
@@ -159,7 +162,9 @@ def _items(
     def pick(values_X: jax.Array) -> jax.Array:
         return jnp.sum(jnp.where(mine_IX, values_X, 0), axis=1)
 
-    begin, end, live = pick(begin_X), pick(end_X), pick(live_X.astype(jnp.int32)) > 0
+    begin = pick(begin_X)
+    end = pick(end_X)
+    live = pick(live_X.astype(jnp.int32)) > 0
     low = begin + (item_I - pick(before_X)) * queries
     high = jnp.minimum(low + queries, end)
     at = jnp.clip(low, 0, max(tokens - queries, 0))

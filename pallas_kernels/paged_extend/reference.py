@@ -37,11 +37,15 @@ def extend_attention(
     most T / QUERY_TILE + 2R tiles, and only those in use run.
     """
     page_table_RM = shifted(page_table_RM, options)
-    window, sinks = options.get("window"), options.get("sinks")
-    scale, softcap = options["scale"], options.get("softcap")
+    window = options.get("window")
+    sinks = options.get("sinks")
+    scale = options["scale"]
+    softcap = options.get("softcap")
     T, N, H = q_TNH.shape
     _, K, C, _ = k_pages.shape
-    G, Q, V = N // K, QUERY_TILE, v_pages.shape[-1]
+    G = N // K
+    Q = QUERY_TILE
+    V = v_pages.shape[-1]
     pages = tiles.pages_per_tile(C)
     tokens = pages * C
     table = tiles.padded_table(page_table_RM, pages)
@@ -57,7 +61,8 @@ def extend_attention(
 
     def query_tile(item: Array, out: Array) -> Array:
         row = jnp.sum(ends_R <= item)
-        first, end = first_R[row], kv_lengths_R[row]
+        first = first_R[row]
+        end = kv_lengths_R[row]
         tile_start = (first // Q + item - (ends_R[row] - tiles_R[row])) * Q
         at = Q + starts_R[row] + tile_start - first  # where the tile lies in the padded tokens
         query = tile_start + jnp.arange(Q)

@@ -28,11 +28,13 @@ def extend_attention(
     """See `pallas_kernels.paged_extend`. Takes what the reference takes."""
     check(q_TNH, k_pages, v_pages)
     page_table_RM = shifted(page_table_RM, options)
-    T, K = q_TNH.shape[0], k_pages.shape[1]
+    T = q_TNH.shape[0]
+    K = k_pages.shape[1]
     queries = min(QUERIES, T)
     chunks = items.chunk_items(starts_R, lengths_R, kv_lengths_R, T, queries)
     packed_q = items.pack_chunks(q_TNH, chunks, K)
     pools = pools_of(k_pages, v_pages, options)
-    spec, sinks = items.Spec.of(queries, options), options.get("sinks")
+    spec = items.Spec.of(queries, options)
+    sinks = options.get("sinks")
     packed_out = xla.attend(spec, packed_q, pools, page_table_RM, chunks.items, sinks)
     return items.unpack_chunks(packed_out, chunks)

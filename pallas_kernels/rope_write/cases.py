@@ -74,7 +74,11 @@ CASES = (
 def inputs(case: Case, seed: int = 0) -> Inputs:
     """The parts of a case; the angles are any, not those of positions."""
     rng = np.random.default_rng(seed)
-    P, C, H, N, K = case.num_pages, case.page_size, case.head_dim, case.heads, case.kv_heads
+    P = case.num_pages
+    C = case.page_size
+    H = case.head_dim
+    N = case.heads
+    K = case.kv_heads
     T = case.kept + case.dropped
     places = rng.permutation(P * C)[: case.kept]
     order = rng.permutation(T)
@@ -101,7 +105,9 @@ def _expected(
     case: Case, made: tuple, pages: tuple[np.ndarray, ...], page: np.ndarray, offset: np.ndarray
 ) -> tuple:
     qkv, cos, sin, bias, norms = made
-    N, K, dim = case.heads, case.kv_heads, case.dim or case.head_dim
+    N = case.heads
+    K = case.kv_heads
+    dim = case.dim or case.head_dim
     x = qkv.astype(np.float64) + (0 if bias is None else bias)
     kinds = [x[:, :N], x[:, N : N + K], x[:, N + K :]]
     for i in range(2):

@@ -29,13 +29,16 @@ from pallas_kernels.rope_write.rows import HeadRows
 # Up to this many tokens small tiles fill the device sooner; beyond, large tiles keep more bytes in
 # flight
 FEW_TOKENS = 512
-SMALL_TILE, LARGE_TILE = 8, 32  # heads
+# heads
+SMALL_TILE = 8
+LARGE_TILE = 32
 
 
 def check(rows: HeadRows, k_pages: Array, v_pages: Array) -> None:
     """Raise ValueError for shapes and types that the kernel does not take."""
     given = f"qkv {rows.qkv.shape}, k {k_pages.shape}, v {v_pages.shape}"
-    dtype, pool = rows.qkv.dtype, k_pages.dtype
+    dtype = rows.qkv.dtype
+    pool = k_pages.dtype
     if (
         dtype not in (jnp.bfloat16, jnp.float16)
         or v_pages.dtype != pool
@@ -101,10 +104,15 @@ def _launch(
     pages, offsets in them, and the first page."""
     quantised = len(pools) > 2
     T, _, H = rows.qkv.shape
-    N, K, half, count = rows.queries, rows.keys, H // 2, rows.dim or H
-    q_tile, k_tile = tile_of(N, T), tile_of(K, T)
+    N = rows.queries
+    K = rows.keys
+    half = H // 2
+    count = rows.dim or H
+    q_tile = tile_of(N, T)
+    k_tile = tile_of(K, T)
     source = _Source.of(rows.qkv)
-    biased, normed = rows.bias is not None, rows.norms is not None
+    biased = rows.bias is not None
+    normed = rows.norms is not None
     fixed = quantised and rows.kv_scales is not None
     optional = [
         *([rows.bias] if biased else []),
@@ -113,15 +121,20 @@ def _launch(
     ]
 
     def rope_write_kernel(cos_ref, sin_ref, page_ref, offset_ref, first_ref, *rest):  # type: ignore[no-untyped-def]
-        qkv_refs, rest = rest[: len(source.arrays)], rest[len(source.arrays) :]
-        pool_refs, (*given, q_ref) = rest[: len(pools)], rest[len(pools) :]
-        bias_ref, scales_ref = given[0] if biased else None, given[biased] if fixed else None
-        tile, t = lax.axis_index("tile"), lax.axis_index("token")
+        qkv_refs = rest[: len(source.arrays)]
+        rest = rest[len(source.arrays) :]
+        pool_refs = rest[: len(pools)]
+        *given, q_ref = rest[len(pools) :]
+        bias_ref = given[0] if biased else None
+        scales_ref = given[biased] if fixed else None
+        tile = lax.axis_index("tile")
+        t = lax.axis_index("token")
         halves = pl.ds(0, half), pl.ds(half, half)
 
         def load(first: Array | int, heads: int) -> list[Array]:
             """Both halves of some heads, bias added, float32."""
-            own, layout = pl.ds(first, heads), _layout(heads, half)
+            own = pl.ds(first, heads)
+            layout = _layout(heads, half)
             loads = [lambda ref, at=at: _load(ref.at[own, at], layout) for at in halves]
             x = [source.heads(t, load, *qkv_refs).astype(jnp.float32) for load in loads]
             if bias_ref is None:
@@ -130,13 +143,15 @@ def _launch(
 
         def turned(first: Array | int, heads: int, weight_ref: Any) -> list[Array]:
             """Both halves of some heads, normed and rotated."""
-            shape, layout = (heads, half), _layout(heads, half)
+            shape = (heads, half)
+            layout = _layout(heads, half)
 
             def row(ref: Any) -> Array:
                 return lax.broadcast_in_dim(_load(ref, layout.reduce(0)), shape, [1])
 
             one, two = load(first, heads)
-            cos, sin = row(cos_ref.at[t]), row(sin_ref.at[t])
+            cos = row(cos_ref.at[t])
+            sin = row(sin_ref.at[t])
             if weight_ref is not None:
                 squares = jnp.sum(one * one + two * two, axis=1)
                 scale = lax.broadcast_in_dim(
@@ -158,14 +173,16 @@ def _launch(
 
         @pl.when(tile >= N // q_tile)
         def _keys_and_values() -> None:
-            page, offset = page_ref[t] + first_ref[0], offset_ref[t]
+            page = page_ref[t] + first_ref[0]
+            offset = offset_ref[t]
             first = (tile - N // q_tile) * k_tile
             values = load(N + K + first, k_tile)
             keys = turned(N + first, k_tile, given[-1] if normed else None)
 
             @pl.when(page < pools[0].shape[0])
             def _() -> None:
-                own, sides = pl.ds(first, k_tile), [keys, values]
+                own = pl.ds(first, k_tile)
+                sides = [keys, values]
                 if quantised:
                     for side in range(2):
                         fixed_scale = (
@@ -207,8 +224,10 @@ def tile_of(heads: int, tokens: int) -> int:
 def _layout(heads: int, half: int) -> Any:
     """Rows over warps and columns over lanes, so that a sum over a row stays within a warp; with
     few rows warps, and of a single row of 48 half the lanes, do the same work."""
-    layout, copies = functools.partial(plgpu.Layout.TILED, vector_dim=-1), plgpu.Replicated
-    unit, word = math.gcd(heads, 8), math.gcd(half // 16, 16)
+    layout = functools.partial(plgpu.Layout.TILED, vector_dim=-1)
+    copies = plgpu.Replicated
+    unit = math.gcd(heads, 8)
+    word = math.gcd(half // 16, 16)
     if unit < 8 and half % 32 == 0:  # a warp a row
         tiling = plgpu.Tiling(((unit, half), (half // 32,)))
         warps = {4: (-3,), 2: (-3, copies(2)), 1: (copies(4),)}[unit]

@@ -43,7 +43,8 @@ class HeadRows:
     @property
     def of_one_shard(self) -> HeadRows:
         """`[T, C, H]` of `[T, 1, C, H]`."""
-        qkv, bias = self.qkv, self.bias
+        qkv = self.qkv
+        bias = self.bias
         own = qkv.shaped(*qkv.shape[2:]) if isinstance(qkv, Parts) else whole(qkv)[:, 0]
         return dataclasses.replace(self, qkv=own, bias=None if bias is None else bias[0])
 

@@ -30,8 +30,11 @@ from pallas_kernels.route import mosaic_lanes as lanes
 from pallas_kernels.route.mosaic_lanes import Spec, Weighing
 from pallas_kernels.route.rules import Rule, normalised, softmax, unchanged
 
-MOST_EXPERTS, MOST_CHOICES = 256, 16
-MOST_TOGETHER, MOST_GROUPED = 64, 256  # tokens of one launch, and of a block that groups
+MOST_EXPERTS = 256
+MOST_CHOICES = 16
+# tokens of one launch, and of a block that groups
+MOST_TOGETHER = 64
+MOST_GROUPED = 256
 MOST_WARPGROUPS = 8  # as many as a block may have; each token more of a warp takes as long again
 WEIGHINGS = {
     (softmax, unchanged): Weighing(sigmoid=False, normalised=False),
@@ -91,7 +94,8 @@ def route(
 
 def spec_of(T: int, E: int, rule: Rule, interpret: Any = None) -> Spec:
     """The kernel's parameters for logits `[T, E]`; groups are those of `grouped_matmul.group`."""
-    K, shared = rule.choices, T <= MOST_SHARED
+    K = rule.choices
+    shared = T <= MOST_SHARED
     tile = shared_tile(T) if shared else tile_for(T, K, E)
     return Spec(
         T=T,
@@ -142,7 +146,8 @@ def _choose_and_group(spec: Spec, given: tuple[Array, ...]) -> tuple[Array, ...]
     warpgroups = min(spec.fours, MOST_WARPGROUPS)
 
     def route_tokens(*refs: Any, chosen: Any, bits: Any, begin: Any, done: Any) -> None:
-        scores, made = refs[: len(given)], refs[len(given) :]
+        scores = refs[: len(given)]
+        made = refs[len(given) :]
         wg = lax.axis_index("wg")
         pl.when(wg == 0)(lambda: _do(spec, lanes.clear, bits, *made[4:-1]))
 
@@ -175,7 +180,8 @@ def _count(spec: Spec, chosen: Any, bits: Any, begin: Any, made: tuple[Any, ...]
 def _groups(spec: Spec) -> list[jax.ShapeDtypeStruct]:
     """Expert and rows of each tile, their number, the row of each choice, where tiles differ the
     token of each row, and the weights of all choices."""
-    tiles, choices = _integers(spec.tiles), _integers(spec.T * spec.K)
+    tiles = _integers(spec.tiles)
+    choices = _integers(spec.T * spec.K)
     rows = [] if spec.shared else [_integers(spec.rows)]
     return [tiles, tiles, _integers(1), choices, *rows, _weights(spec)]
 

@@ -12,7 +12,8 @@ from typing import Any, NamedTuple
 
 from pallas_kernels.lanes import LANES, Machine
 
-WARP, WARPS = 32, LANES // 32
+WARP = 32
+WARPS = LANES // 32
 LOWEST = -(2**31)  # below every score
 LOG2E = math.log2(math.e)
 
@@ -162,10 +163,13 @@ def lay_out(
 ) -> None:
     """Gives each expert the tiles that its tokens need, in the order of experts. `begin` gets the
     row of the first token of each word of bits. Every warp counts, and each writes a share."""
-    rows, tiles, ahead = [], [], m.constant(0)
+    rows = []
+    tiles = []
+    ahead = m.constant(0)
     for j in range(spec.held):
         e = m.add(m.times(m.lane, spec.held), j)
-        words, size = [], m.constant(0)
+        words = []
+        size = m.constant(0)
         for w in range(spec.words):
             words.append(size)
             at = m.add(m.times(m.imin(e, spec.E - 1), spec.words), w)

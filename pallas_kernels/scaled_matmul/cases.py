@@ -147,7 +147,8 @@ def _rounded(case: Case, given: Inputs, group: int) -> np.ndarray:
 
 def _shifted(x: np.ndarray) -> np.ndarray:
     """x as integers from each row's smallest number on, 0 among them."""
-    low, high = np.minimum(x.min(1, keepdims=True), 0), np.maximum(x.max(1, keepdims=True), 0)
+    low = np.minimum(x.min(1, keepdims=True), 0)
+    high = np.maximum(x.max(1, keepdims=True), 0)
     scale = np.where(low == high, np.float32(1), (high - low) * np.float32(1 / 255))
     zero = np.rint(-128 - low * (1 / scale))
     return (np.clip(np.rint(x * (1 / scale) + zero), -128, 127) - zero) * scale.astype(np.float64)

@@ -50,7 +50,8 @@ def conversion(first: int, columns: int, groups: int, dtype: str, integers: bool
 
 
 def _lines(first: int, columns: int, groups: int, dtype: str, integers: bool) -> Iterator[str]:
-    outputs, own = columns // 4, _TYPES[dtype]
+    outputs = columns // 4
+    own = _TYPES[dtype]
     yield ".reg .b32 lane, row, at, place, magic, bits, part, low, high, w<4>;"
     # Results may take the registers of operands
     yield f".reg .b16 h<2>;\n.reg .b32 s<{2 * groups + 1}>;\nmov.b32 at, ${outputs};"

@@ -35,7 +35,8 @@ def expert_rows(
     if inputs == "given":
         assert given_E is not None
         return _by_expert(x, dtype, groups, given_E, interpret)
-    tokens, whole = groups.place_TK.shape[0], x.shape[0] == groups.rows
+    tokens = groups.place_TK.shape[0]
+    whole = x.shape[0] == groups.rows
     room = groups.rows if whole or not groups.shared else groups.tile
     places = None if whole or groups.shared else groups.place_TK
     if inputs == "token" and mosaic_rounding.takes(x, dtype):
@@ -55,7 +56,8 @@ def expert_rows(
 
 def _by_expert(x: Array, dtype: Any, groups: Groups, given_E: Array, interpret: Any) -> Rows:
     """Rows rounded with the scales of their experts."""
-    (tiles,), tile = groups.expert_W.shape, groups.tile
+    (tiles,) = groups.expert_W.shape
+    tile = groups.tile
     x = tile_rows(x, groups, interpret)
     if x.shape[0] < groups.rows:
         x = jnp.tile(jnp.pad(x, ((0, tile - x.shape[0]), (0, 0))), (tiles, 1))

@@ -73,13 +73,15 @@ class Bytes(NamedTuple):
         """Of the groups that a slot touches."""
         if self.group is None:
             return []
-        own, last = self._own(rows), rows.refs[1].shape[1] - 1
+        own = self._own(rows)
+        last = rows.refs[1].shape[1] - 1
         first = lax.div(step * K, jnp.int32(self.group))
         places = (jnp.minimum(first + i, last) for i in range(max(1, K // self.group)))
         return [_load(own.at[:, place]) for place in places]
 
     def operand(self, spec: Spec, place: Place, scales: list[Array], sm: dict[str, Any]) -> Any:
-        (slot, wg, first), columns = place, spec.operand
+        slot, wg, first = place
+        columns = spec.operand
         group = self.group or K
         held = scales[first // group :][: max(1, columns // group)]
         rows = pl.ds(wg * ROWS, ROWS)
@@ -199,7 +201,8 @@ def _product(
     interpret: Any,
     made: Any,
 ) -> Product:
-    (T, I), O = x_TI.shape, w_OI.shape[0]  # noqa: E741
+    T, I = x_TI.shape
+    O = w_OI.shape[0]
     scale = jnp.pad(scale_OG, ((0, -O % ROWS), (0, 0))) if O % ROWS else scale_OG
     sizes = tuning or converted_tuning(T, O, I)
     return parts_of(x_TI, _weight(w_OI, scale, group), sizes, interpret, made)

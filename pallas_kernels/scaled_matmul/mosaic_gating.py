@@ -75,10 +75,13 @@ def of_any_width(
     product: Parts, rounding: Rounding, gating: Gating, *, interpret: Any = None
 ) -> RoundedRows:
     """`gated_rows` by a warpgroup a row."""
-    T, F, dtype = product.shape[0], product.shape[1] // 2, product.dtype
+    T = product.shape[0]
+    F = product.shape[1] // 2
+    dtype = product.dtype
     own = rows_of(T)
     size = min(PIECE, F)
-    pieces, rest = F // size, F % size
+    pieces = F // size
+    rest = F % size
 
     def gated_rows_kernel(y_ref, rows_ref, columns_ref, numbers_ref, scale_ref, held):  # type: ignore[no-untyped-def]
         first = lax.axis_index("rows") * own
@@ -126,7 +129,9 @@ def _activate(
 ) -> list[Array]:
     """Activate some columns of the rows, which are then `held`; their magnitudes, or the larger
     ones of these and `most`. The product, its scales of rows and those of columns are `given`."""
-    (y_ref, rows_ref, columns_ref), F, dtype = given, held.shape[-1], held.dtype
+    y_ref, rows_ref, columns_ref = given
+    F = held.shape[-1]
+    dtype = held.dtype
     gate_scale, up_scale = (_load(columns_ref.at[pl.ds(at, width)]) for at in (begin, begin + F))
     narrow = partial(narrowed, dtype=dtype, layout=row_layout(width), interpret=interpret)
     found = []

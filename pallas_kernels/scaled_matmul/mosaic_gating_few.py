@@ -24,7 +24,9 @@ from pallas_kernels.scaled_matmul.mosaic_rounding import NUMBERS, numbers_of, re
 from pallas_kernels.scaled_matmul.plan import FEW_ROWS
 from pallas_kernels.scaled_matmul.rounding import RoundedRows, Rounding
 
-LINE, LINES = 128, 4  # columns of a line; lines of a tile, one for each warp
+# columns of a line; lines of a tile, one for each warp
+LINE = 128
+LINES = 4
 TILE = LINES * LINE
 MOST_TILES = 7 * TEAM
 # A warp has a line, so that its largest number is found within the warp
@@ -105,14 +107,19 @@ def gated_rows(
 
     `interpret` is a `plgpu.InterpretGPUParams` for machines without a GPU.
     """
-    given, dtype, T = _Given.of(product), product.dtype, product.shape[0]
-    width, lines = given.width, given.width // LINE
+    given = _Given.of(product)
+    dtype = product.dtype
+    T = product.shape[0]
+    width = given.width
+    lines = given.width // LINE
     team = Team(blocks or blocks_of(T, interpret))
 
     def gated_rows_kernel(*refs, most, met):  # type: ignore[no-untyped-def]
         *given_refs, numbers_ref, scale_ref = refs
-        done_ref, shares_ref = given_refs[0], given_refs[-1]
-        t, member = lax.axis_index("row"), team.member()
+        done_ref = given_refs[0]
+        shares_ref = given_refs[-1]
+        t = lax.axis_index("row")
+        member = team.member()
 
         def half(line: Any, shared: bool) -> list[Array]:
             """A tile of gate or up, or its shares, from this line of the product on."""
@@ -149,7 +156,8 @@ def gated_rows(
         largest = functools.reduce(jnp.maximum, [most[i] for i in range(TEAM * LINES)])
         scale = scale_of(largest)
         for tile, y in zip(tiles, made, strict=True):
-            numbers, place = numbers_of(y, scale), numbers_ref.at[t, _lines(tile.line)]
+            numbers = numbers_of(y, scale)
+            place = numbers_ref.at[t, _lines(tile.line)]
             pl.when(tile.own)(lambda numbers=numbers, place=place: store(place, numbers))
 
         @pl.when(member == 0)
@@ -189,14 +197,16 @@ def _tiles(given: _Given, member: Array) -> Iterator[_Tile]:
 def _batches(given: _Given, tiles: list[_Tile], most: int) -> Iterator[list[_Tile]]:
     """Tiles whose numbers are loaded at once, into `most` registers."""
     batch: list[_Tile] = []
-    room, pair = most, LINES // 2
+    room = most
+    pair = LINES // 2
     shares = 0 if given.shares is None else LINES * len(given.shares)
     gate = pair if given.cut else shares
     for tile in tiles:
         needs = gate + (shares if tile.shared else pair)
         if batch and needs > room:
             yield batch
-            batch, room = [], most
+            batch = []
+            room = most
         batch.append(tile)
         room -= needs
     yield batch

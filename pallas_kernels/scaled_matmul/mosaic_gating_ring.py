@@ -105,9 +105,12 @@ def gated_rows(
 
     `interpret` is a `plgpu.InterpretGPUParams` for machines without a GPU.
     """
-    T, F, dtype = product.shape[0], product.shape[1] // 2, product.dtype
+    T = product.shape[0]
+    F = product.shape[1] // 2
+    dtype = product.dtype
     spec = _Spec(T, F, dtype, in_kernels(gating), interpret)
-    columns, rows = (2 * spec.lines, LINE), results(F, rounding.rows)
+    columns = (2 * spec.lines, LINE)
+    rows = results(F, rounding.rows)
     numbers, scale = launch(
         functools.partial(_kernel, spec),
         (product.sums.reshape(T, *columns), product.scales[0], product.scales[1].reshape(columns)),
@@ -132,7 +135,8 @@ def gated_rows(
 def _kernel(spec: _Spec, *refs: Any, **sm: Any) -> None:
     y_ref, rows_ref, columns_ref, numbers_ref, scale_ref = refs
     ring, most, full, met = (sm[name] for name in ("ring", "most", "full", "met"))
-    block, wg = lax.axis_index("block"), lax.axis_index("wg")
+    block = lax.axis_index("block")
+    wg = lax.axis_index("wg")
     count = lax.div(spec.T - 1 - block, jnp.int32(spec.blocks)) + 1
 
     def copy(i: Any) -> None:
@@ -147,7 +151,8 @@ def _kernel(spec: _Spec, *refs: Any, **sm: Any) -> None:
     tiles = _tiles(spec, wg, columns_ref)
 
     def round_row(i: Array, by_row: Array) -> Array:
-        t, at = block + i * spec.blocks, lax.rem(i, jnp.int32(spec.slots))
+        t = block + i * spec.blocks
+        at = lax.rem(i, jnp.int32(spec.slots))
         following = rows_ref[jnp.minimum(t + spec.blocks, spec.T - 1)]
         told = most.at[lax.rem(i, jnp.int32(2))]
         plgpu.barrier_wait(full.at[at])

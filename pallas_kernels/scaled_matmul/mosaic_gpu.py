@@ -37,8 +37,8 @@ class _Spec(NamedTuple):
     """Static parameters of a compiled kernel: shapes, types and sizes."""
 
     T: int
-    O: int  # noqa: E741
-    I: int  # noqa: E741
+    O: int
+    I: int
     dtype: Any
     numbers: Any
     grouped: bool
@@ -48,7 +48,9 @@ class _Spec(NamedTuple):
     @property
     def split(self) -> Split:
         # Copies of results are of 64 columns
-        tuning, steps, rows = self.tuning, self.I // K, -(-self.O // ROWS) * ROWS
+        tuning = self.tuning
+        steps = self.I // K
+        rows = -(-self.O // ROWS) * ROWS
         return Split(
             self.T, rows, self.dtype, steps, tuning.warpgroups, tuning.tokens, tuning.shares
         )
@@ -137,7 +139,9 @@ def scaled_parts(
         numbers, scale = rounded_inputs(x_TI, w_OI.dtype, group, inputs)
         sums = mosaic_converted.scaled_sums(numbers, w_OI, scale_OG, group, interpret=interpret)
         return (sums * scale).astype(x_TI.dtype)
-    (T, I), (O, G), dtype = x_TI.shape, scale_OG.shape, x_TI.dtype  # noqa: E741
+    T, I = x_TI.shape
+    O, G = scale_OG.shape
+    dtype = x_TI.dtype
     sizes = tuning or tuning_of(T, O, I, G > 1)
     own = tuning is not None or is_faster(T, G > 1)
     # Rows beyond x are not written, but copies have tiles of eight full rows
@@ -148,7 +152,8 @@ def scaled_parts(
         x_TI = mosaic_rounding.rounded_rows(x_TI, room, interpret=interpret)
     if isinstance(x_TI, RoundedRows):
         own_rows = x_TI.sized(room)
-        numbers, scale = own_rows.numbers, own_rows.scale[:, None]
+        numbers = own_rows.numbers
+        scale = own_rows.scale[:, None]
     else:
         numbers, scale = rounded_inputs(x_TI, w_OI.dtype, group, inputs, input_scale)
         scale = jnp.broadcast_to(scale, (T, scale.shape[1]))
@@ -182,10 +187,12 @@ def scaled_sums(
 
 
 def _multiply(spec: _Spec, x: Array, w: Array, scales: Scales) -> list[Array]:
-    split, tuning = spec.split, spec.tuning
+    split = spec.split
+    tuning = spec.tuning
 
     def kernel(x_ref, w_ref, rows_ref, tokens_ref, *made, **sm):  # type: ignore[no-untyped-def]
-        block, wg = lax.axis_index("block"), lax.axis_index("wg")
+        block = lax.axis_index("block")
+        wg = lax.axis_index("wg")
         scales = Scales(rows_ref, tokens_ref)
 
         @pl.when(wg == tuning.warpgroups)
@@ -243,8 +250,10 @@ def _fill(spec: _Spec, given: tuple[Any, ...], unit: Unit, done: Array, sm: dict
 
     @pl.loop(0, unit.steps)
     def _(t):  # type: ignore[no-untyped-def]
-        slot, step = take(sm["free"], done + t, spec.tuning.stages), unit.first + t
-        full, columns = sm["full"].at[slot], pl.ds(pl.multiple_of(step * K, K), K)
+        slot = take(sm["free"], done + t, spec.tuning.stages)
+        step = unit.first + t
+        full = sm["full"].at[slot]
+        columns = pl.ds(pl.multiple_of(step * K, K), K)
         plgpu.copy_gmem_to_smem(w_ref.at[rows, columns], sm["w"].at[slot], full)
         plgpu.copy_gmem_to_smem(x_ref.at[tokens, columns], sm["x"].at[slot], full)
         if spec.grouped:

@@ -106,7 +106,8 @@ def grouped_scaled_matmul(
     rows = expert_rows(x_PI, w.values.dtype, groups, w.inputs, w.input_scale, w.group, interpret)
     tile = expert_tile(groups.tile, grouped)
     expert_W, used, rows_W = _cut(groups, groups.tile // tile)
-    (tiles,), (_, O, I) = expert_W.shape, w.values.shape  # noqa: E741
+    (tiles,) = expert_W.shape
+    _, O, I = w.values.shape
     shared = rows.numbers.shape[0] < tiles * tile
     units = Units(
         tiles,
@@ -147,16 +148,20 @@ def _multiply(
     weight: tuple[Array, Array],
     bias_EO: Array | None,
 ) -> Array:
-    units, tuning = spec.units, spec.units.tuning
+    units = spec.units
+    tuning = spec.units.tuning
     blocks = min(PROCESSORS, units.tiles * units.across)
-    groups, room = weight[1].shape[-1], rows.scales.shape[1]
+    groups = weight[1].shape[-1]
+    room = rows.scales.shape[1]
     scales = jnp.broadcast_to(rows.scales, (groups, room)) if spec.grouped else rows.scales[0]
     given = (*plan, rows.numbers, *weight, scales, *(() if bias_EO is None else (bias_EO,)))
 
     def kernel(expert_ref, used_ref, *rest, **sm):  # type: ignore[no-untyped-def]
-        rows_ref, refs = rest[0], rest[units.rows is None :]
+        rows_ref = rest[0]
+        refs = rest[units.rows is None :]
         x_ref, w_ref, scale_ref, tokens_ref, *out_refs = refs
-        block, wg = lax.axis_index("block"), lax.axis_index("wg")
+        block = lax.axis_index("block")
+        wg = lax.axis_index("wg")
 
         def own_units(run: Callable[[Unit, Array], None]) -> Array:
             return each_unit(units, (expert_ref, used_ref, rows_ref), (block, blocks), run)
@@ -200,7 +205,8 @@ def _multiply(
 
 def _scratch(spec: _Spec) -> dict[str, Any]:
     """The ring, and results on their way out."""
-    units, (warpgroups, stages, _) = spec.units, spec.units.tuning
+    units = spec.units
+    warpgroups, stages, _ = spec.units.tuning
     scratch = {
         "x": plgpu.SMEM((stages, units.tile, K), spec.numbers, transforms=one.TILED),
         "w": plgpu.SMEM((stages, 2 * units.half, K), spec.numbers, transforms=one.TILED),
@@ -215,7 +221,8 @@ def _scratch(spec: _Spec) -> dict[str, Any]:
 
 def _fill(spec: _Spec, given: tuple[Any, ...], unit: Unit, done: Array, sm: dict[str, Any]) -> None:
     """Fill the ring with one unit's rows of the weight and of x, and with scales of groups."""
-    (x_ref, w_ref, scales_ref), units = given, spec.units
+    x_ref, w_ref, scales_ref = given
+    units = spec.units
     row = row_of_x(unit.row, units.shared)
 
     @pl.loop(0, units.steps)
@@ -239,7 +246,8 @@ def _product(
     sm: dict[str, Any],
 ) -> list[Array]:
     """Both parts of a warpgroup's rows of the weight times `width` tokens, scaled."""
-    units, last = spec.units, spec.units.O - ROWS
+    units = spec.units
+    last = spec.units.O - ROWS
     first = unit.column + wg * ROWS
     # Rows beyond the weight are never stored, but plain loads must stay within the array
     places = (jnp.minimum(first + part * units.apart, last) for part in range(2))
@@ -296,7 +304,8 @@ def _summed(
 ) -> list[Array]:
     """Sums of all columns in the tensor cores. A slot is released one step late, while the next
     products run."""
-    units, stages = spec.units, jnp.int32(spec.units.tuning.stages)
+    units = spec.units
+    stages = jnp.int32(spec.units.tuning.stages)
 
     def multiply(*parts):  # type: ignore[no-untyped-def]
         @pl.loop(0, units.steps)

@@ -49,7 +49,7 @@ def rounded_rows(
     the rows of each tile that matter, and the height of tiles. `interpret` is a
     `plgpu.InterpretGPUParams` for machines without a GPU.
     """
-    T, I = x_TI.shape  # noqa: E741
+    T, I = x_TI.shape
     plan = places_TK if places_TK is not None else taken[0] if taken is not None else None
     choices = 1 if places_TK is None else places_TK.shape[1]
 

@@ -61,12 +61,13 @@ class Tuning(NamedTuple):
     shares: int
 
 
-def tuning_of(T: int, O: int, I: int, grouped: bool) -> Tuning:  # noqa: E741
+def tuning_of(T: int, O: int, I: int, grouped: bool) -> Tuning:
     """Sizes for x `[T, I]` and a weight `[O, I]`, `grouped` if columns have scales of their own."""
     most = PROMOTED if grouped else TOKENS[-1]
     tokens = next((width for width in TOKENS if width >= min(T, most)), most)
     warpgroups = 4 if tokens <= 64 else 2
-    blocks, bands = -(-O // (warpgroups * ROWS)), -(-T // tokens)
+    blocks = -(-O // (warpgroups * ROWS))
+    bands = -(-T // tokens)
     # A step of 8 bits moves twice the bytes of one of 4, for which shares are counted; to end a
     # unit takes about a step
     shares = shares_of(blocks, bands, -(-I // K), tokens * warpgroups // 2 + 64)
@@ -80,10 +81,11 @@ def stages_of(tokens: int, warpgroups: int) -> int:
     return min(MOST_STAGES, (SHARED_BYTES - staged) // slot)
 
 
-def converted_tuning(T: int, O: int, I: int) -> ConvertedTuning:  # noqa: E741
+def converted_tuning(T: int, O: int, I: int) -> ConvertedTuning:
     """Sizes for x `[T, I]` in 16 bits and a weight `[O, I]` of 8 that is converted in registers. Of
     slots with 256 tokens two alone would fit."""
-    shape, tiles = (T, O, I), {tile: time for tile, time in TILES.items() if tile[0] < TOKENS[-1]}
+    shape = (T, O, I)
+    tiles = {tile: time for tile, time in TILES.items() if tile[0] < TOKENS[-1]}
     return best_of(shape, lambda *tile: converted_with(shape, tile, 0), tiles)
 
 
@@ -92,10 +94,12 @@ def converted_with(
 ) -> ConvertedTuning:
     """The same for T, O and I with a given tile, where a kernel keeps so many bytes of shared
     memory for itself."""
-    (T, O, I), (tokens, warpgroups) = shape, tile  # noqa: E741
+    T, O, I = shape
+    tokens, warpgroups = tile
     slot = (2 * tokens + warpgroups * ROWS) * K
     room = SHARED_BYTES - kept - 2 * min(tokens, STAGED) * ROWS * warpgroups
-    blocks, bands = -(-O // (warpgroups * ROWS)), -(-T // tokens)
+    blocks = -(-O // (warpgroups * ROWS))
+    bands = -(-T // tokens)
     shares = shares_of(blocks, bands, -(-I // K), tokens * warpgroups // 2 + 64)
     return ConvertedTuning(tokens, warpgroups, K, min(MOST_STAGES, room // slot), shares)
 

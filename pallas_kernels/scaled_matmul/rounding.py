@@ -23,7 +23,9 @@ from jax.typing import DTypeLike
 # of columns; with a scale that was given for all tokens; with one and a zero point for each token
 INPUTS = ("plain", "token", "group", "given", "shifted")
 IN_16_BITS = ("plain", "shifted")  # of these, which products take in 16 bits
-LEAST, MOST = -128, 127  # of shifted integers
+# of shifted integers
+LEAST = -128
+MOST = 127
 
 
 @jax.tree_util.register_dataclass
@@ -95,7 +97,8 @@ def rounded(x: Array, dtype: DTypeLike, group: int) -> tuple[Array, Array]:
 
     The last group may be cut off. Zeros alone have the scale 1.
     """
-    exact, columns = x.astype(jnp.float32), x.shape[-1]
+    exact = x.astype(jnp.float32)
+    columns = x.shape[-1]
     missing = -columns % group
     wide = jnp.pad(exact, [(0, 0)] * (x.ndim - 1) + [(0, missing)]) if missing else exact
     most = jnp.max(jnp.abs(wide).reshape(*x.shape[:-1], -1, group), axis=-1)
@@ -148,7 +151,8 @@ def in_steps(x_TI: Array, dtype: DTypeLike) -> tuple[Array, Array]:
 def rounded_by(x: Array, scale: Array, dtype: DTypeLike, group: int = 1) -> Array:
     """x times 1/scale as numbers of the type; what is out of range becomes the nearest in it."""
     integer = jnp.issubdtype(dtype, jnp.integer)
-    low, high = jnp.iinfo(dtype).min if integer else -largest(dtype), largest(dtype)
+    low = jnp.iinfo(dtype).min if integer else -largest(dtype)
+    high = largest(dtype)
     y = jnp.clip(x.astype(jnp.float32) * spread(1 / scale, group, x.shape[-1]), low, high)
     return (jnp.round(y) if integer else y).astype(dtype)
 

@@ -109,7 +109,8 @@ def check(q_TNH: Any, k_TKH: Any, v_TKH: Any) -> None:
             "mosaic_gpu segment_attention takes bfloat16 or float16, "
             f"got q {q_TNH.dtype}, k {k_TKH.dtype}, v {v_TKH.dtype}"
         )
-    (_, N, H), (_, K, HK) = q_TNH.shape, k_TKH.shape
+    _, N, H = q_TNH.shape
+    _, K, HK = k_TKH.shape
     if H not in STAGES or HK != H or v_TKH.shape != k_TKH.shape or N % K:
         raise ValueError(
             "mosaic_gpu segment_attention takes head_dim 64, 96 or 128 and equally many heads of "
@@ -136,7 +137,8 @@ def segment_attention(
     check(q_TNH, k_TKH, v_TKH)
     planned = plan or _plan(segments, window=window)
     tokens, N, H = q_TNH.shape
-    rest, K = -tokens % SIZE, k_TKH.shape[1]
+    rest = -tokens % SIZE
+    K = k_TKH.shape[1]
     whole = [jnp.pad(x, ((0, rest), (0, 0), (0, 0))) for x in (q_TNH, k_TKH, v_TKH)]
     spec = Spec(
         K=K,
@@ -212,7 +214,8 @@ def _scratch(spec: Spec) -> dict[str, Any]:
 
 def _each_unit(spec: Spec, tiles_ref: Any, run: Callable[[Unit], None]) -> tuple[Array, Array]:
     """Call `run` for each of the block's units; returns how many units and tiles of keys it has."""
-    block, N = lax.axis_index("block"), jnp.int32(spec.N)
+    block = lax.axis_index("block")
+    N = jnp.int32(spec.N)
 
     def body(i: Array, done: Array) -> Array:
         at = block + i * spec.blocks
@@ -253,7 +256,8 @@ def _consume(
     rows = pl.ds(pl.multiple_of(unit.row + wg * ROWS, ROWS), ROWS)
     place = lax.rem(unit.number, jnp.int32(QUERIES))
     plgpu.barrier_wait(sm["q_full"].at[place])
-    q, p_sm = sm["q"].at[place, own], sm["p"].at[wg] if "p" in sm else None
+    q = sm["q"].at[place, own]
+    p_sm = sm["p"].at[wg] if "p" in sm else None
 
     def step(j, carry, masked):  # type: ignore[no-untyped-def]
         at = lax.rem(unit.done + j, jnp.int32(spec.stages))

@@ -35,15 +35,19 @@ def plan(segments: Segments, *, window: int | None) -> SegmentPlan:
     begin, end = (jnp.pad(x.astype(jnp.int32), (0, rest)) for x in sides)
     place = jnp.arange(begin.shape[0], dtype=jnp.int32)
     if window is not None:
-        begin, end = jnp.maximum(begin, place - window), jnp.minimum(end, place + window + 1)
+        begin = jnp.maximum(begin, place - window)
+        end = jnp.minimum(end, place + window + 1)
     live = end > begin
-    begin, end = jnp.where(live, begin, 0), jnp.where(live, end, 0)
-    begin_IQ, end_IQ = begin.reshape(-1, SIZE), end.reshape(-1, SIZE)
+    begin = jnp.where(live, begin, 0)
+    end = jnp.where(live, end, 0)
+    begin_IQ = begin.reshape(-1, SIZE)
+    end_IQ = end.reshape(-1, SIZE)
     least = jnp.where(live, begin, len(place)).reshape(-1, SIZE).min(axis=1)
     high = (end_IQ.max(axis=1) + (SIZE - 1)) // SIZE
     low = jnp.minimum(least // SIZE, high)
     full_low = (begin_IQ.max(axis=1) + (SIZE - 1)) // SIZE
     full_high = end_IQ.min(axis=1) // SIZE
     some = full_high > full_low
-    full_low, full_high = jnp.where(some, full_low, low), jnp.where(some, full_high, low)
+    full_low = jnp.where(some, full_low, low)
+    full_high = jnp.where(some, full_high, low)
     return SegmentPlan(begin, end, jnp.stack([low, full_low, full_high, high], axis=1))

@@ -35,7 +35,8 @@ def segment_attention(
     def beside(x: Array) -> Array:
         return jnp.pad(x, ((reach, reach + rest), (0, 0), (0, 0)))
 
-    k_SKH, v_SKH = beside(k_TKH), beside(v_TKH)
+    k_SKH = beside(k_TKH)
+    v_SKH = beside(v_TKH)
     precision = lax.Precision.HIGHEST if q_TNH.dtype == jnp.float32 else None
 
     def attend(start: Array, q_QNH: Array, first_Q: Array, end_Q: Array) -> Array:

@@ -159,7 +159,7 @@ def test_every_case_is_right_in_the_interpreter(case: Case) -> None:
 def test_a_models_shape_equals_the_reference_on_a_card(
     product: str, columns: int | None, rows: int
 ) -> None:
-    O, I = LAYER_SHAPES[product]  # noqa: E741
+    O, I = LAYER_SHAPES[product]
     case = plain(
         name=product, tokens=rows, outputs=O, columns=I, group=columns, integers=columns == 32
     )
@@ -283,7 +283,7 @@ def test_experts_whose_rows_fill_no_blocks_go_tile_by_tile() -> None:
     I=st.integers(1, 150).map(lambda x: 128 * x),
 )
 @settings(max_examples=40)
-def test_any_sizes_have_a_plan_that_fits_the_card(T: int, O: int, I: int) -> None:  # noqa: E741
+def test_any_sizes_have_a_plan_that_fits_the_card(T: int, O: int, I: int) -> None:
     tokens, warpgroups, columns, stages, shares, _ = plan.converted_tuning(T, O, I)
     slot = 2 * tokens * columns + warpgroups * 64 * columns
     staged = 2 * min(tokens, 64) * 64 * warpgroups

@@ -71,7 +71,7 @@ def test_the_product_equals_float64(place: str, dtype: str, gating: Gated) -> No
 @pytest.mark.parametrize("rows", [1, 63, 64, 65, 128, 192, 200, 256, 257, 512, 1500, 2048])
 @pytest.mark.parametrize("model", MODEL_SHAPES)
 def test_a_models_shape_equals_the_reference_on_a_card(model: str, rows: int) -> None:
-    O, I = MODEL_SHAPES[model]  # noqa: E741
+    O, I = MODEL_SHAPES[model]
     gating = GELU if "Gemma" in model else SILU
     keys = jax.random.split(jax.random.key(rows))
     x = jax.random.normal(keys[0], (rows, I), jnp.bfloat16)
@@ -86,8 +86,8 @@ def test_a_models_shape_equals_the_reference_on_a_card(model: str, rows: int) ->
 )
 @pytest.mark.parametrize("rows", [7, 100, 700])
 def test_widths_that_no_wide_copy_divides_equal_the_reference_on_a_card(
-    O: int,  # noqa: E741
-    I: int,  # noqa: E741
+    O: int,
+    I: int,
     rows: int,
 ) -> None:
     keys = jax.random.split(jax.random.key(rows))
@@ -126,7 +126,7 @@ def test_every_class_of_rows_and_cluster_is_right_on_a_card(rows: int, cluster: 
 
 @given(M=any_rows, O=any_outputs, I=any_inputs)
 @settings(max_examples=60)
-def test_any_sizes_have_a_plan_that_fits_the_card(M: int, O: int, I: int) -> None:  # noqa: E741
+def test_any_sizes_have_a_plan_that_fits_the_card(M: int, O: int, I: int) -> None:
     tuning = plan.tuning_of(M, O, I)
     F, groups = O // 2, tuning.warpgroups
     assert tuning.rows in plan.WARPGROUPS and tuning.cluster in (1, 2)
@@ -164,7 +164,7 @@ def test_the_model_prefers_full_rounds_of_the_processors() -> None:
 
 @given(M=any_rows, O=any_outputs, I=any_inputs)
 @settings(max_examples=40)
-def test_modelled_time_is_no_less_than_reading_the_weight(M: int, O: int, I: int) -> None:  # noqa: E741
+def test_modelled_time_is_no_less_than_reading_the_weight(M: int, O: int, I: int) -> None:
     seconds = plan._seconds(M, O, I, plan.tuning_of(M, O, I))
     assert seconds >= 2 * O * I / plan.MEMORY_RATE
 
@@ -172,7 +172,7 @@ def test_modelled_time_is_no_less_than_reading_the_weight(M: int, O: int, I: int
 def test_every_measured_size_is_one_that_the_kernel_takes(repo: pathlib.Path) -> None:
     for path in (repo / "pallas_kernels/gated_matmul/tuned").glob("*.json"):
         for name, sizes in json.loads(path.read_text())["sizes"].items():
-            O, I, M = (int(x) for x in name.split("x"))  # noqa: E741
+            O, I, M = (int(x) for x in name.split("x"))
             tuning = Tuning(**sizes)
             assert tuning.stages <= plan.stages_of(tuning.rows, tuning.n, O // 2), name
             assert O % 16 == 0 and I % plan.K == 0 and M > 0, name

@@ -36,7 +36,7 @@ shapes = {
 
 @settings(max_examples=60, deadline=None)
 @given(**shapes)
-def test_sizes_are_legal_for_every_shape(M: int, O: int, I: int) -> None:  # noqa: E741
+def test_sizes_are_legal_for_every_shape(M: int, O: int, I: int) -> None:
     found = tuning_of(M, O, I)
     assert found.rows in WARPGROUPS and found.n % 16 == 0
     assert 16 <= found.n <= MAX_N[found.rows]
@@ -46,7 +46,7 @@ def test_sizes_are_legal_for_every_shape(M: int, O: int, I: int) -> None:  # noq
 
 @settings(max_examples=60, deadline=None)
 @given(**shapes)
-def test_ring_and_staged_outputs_fit_shared_memory(M: int, O: int, I: int) -> None:  # noqa: E741
+def test_ring_and_staged_outputs_fit_shared_memory(M: int, O: int, I: int) -> None:
     found = tuning_of(M, O, I)
     height = found.rows // found.warpgroups
     chunk = chunk_of(height, found.n // 2, found.warpgroups, O // 2)
@@ -59,8 +59,8 @@ def test_ring_and_staged_outputs_fit_shared_memory(M: int, O: int, I: int) -> No
 @given(**shapes)
 def test_staged_chunks_divide_a_blocks_columns_in_boxes_that_divide_the_output(
     M: int,
-    O: int,  # noqa: E741
-    I: int,  # noqa: E741
+    O: int,
+    I: int,
 ) -> None:
     found = tuning_of(M, O, I)
     width = found.n // 2
@@ -79,7 +79,7 @@ def test_bands_cover_all_rows_and_none_is_empty(M: int, rows: int) -> None:
 
 @pytest.mark.parametrize("M", [1, 64, 65, 128, 129, 192, 193, 256])
 def test_up_to_256_rows_are_one_band(M: int) -> None:
-    for O, I in MODEL_SHAPES.values():  # noqa: E741
+    for O, I in MODEL_SHAPES.values():
         assert bands(M, tuning_of(M, O, I).rows) == 1
 
 
@@ -117,7 +117,7 @@ def test_the_kernel_is_taken_within_its_measured_bounds(rows: int, mib: int, fas
 
 
 def test_a_back_end_is_none_where_it_is_slower_refuses_or_is_the_reference() -> None:
-    def shape(M: int, O: int, dtype: str = "bfloat16") -> tuple[jax.ShapeDtypeStruct, ...]:  # noqa: E741
+    def shape(M: int, O: int, dtype: str = "bfloat16") -> tuple[jax.ShapeDtypeStruct, ...]:
         types = jnp.dtype(dtype)
         return jax.ShapeDtypeStruct((M, 4096), types), jax.ShapeDtypeStruct((O, 4096), types)
 

@@ -101,7 +101,7 @@ def test_every_case_is_right_in_the_interpreter(case: Case) -> None:
 @pytest.mark.parametrize("rows", [1, 16, 64, 100, 256, 300, 512, 2500])
 @pytest.mark.parametrize("product", LAYER_SHAPES)
 def test_a_models_shape_equals_the_reference_on_a_card(product: str, rows: int) -> None:
-    O, I = LAYER_SHAPES[product]  # noqa: E741
+    O, I = LAYER_SHAPES[product]
     case = Case(name=product, tokens=rows, outputs=O, inputs=I)
     x, plain = inputs(case)
     x, w = jnp.asarray(x, jnp.bfloat16), packed(case, plain, jnp.bfloat16)
@@ -197,7 +197,7 @@ def test_the_assembly_makes_the_operand_of_the_tensor_cores(
     group=st.sampled_from([16, 32, 64, 128, 256, 384, 3584]),
 )
 @settings(max_examples=60)
-def test_any_sizes_have_a_plan_that_fits_the_card(T: int, O: int, I: int, group: int) -> None:  # noqa: E741
+def test_any_sizes_have_a_plan_that_fits_the_card(T: int, O: int, I: int, group: int) -> None:
     sizes = plan.tuning_of(T, O, I, group)
     assert sizes.tokens % 8 == 0 and sizes.tokens <= 256 and sizes.columns in plan.COLUMNS
     assert sizes.columns % group == 0 or group % sizes.columns == 0
@@ -210,7 +210,7 @@ def test_any_sizes_have_a_plan_that_fits_the_card(T: int, O: int, I: int, group:
 
 def test_tiles_are_no_wider_than_their_number_needs() -> None:
     for rows in (72, 100, 192, 256, 320, 1152, 2048):
-        for O, I in LAYER_SHAPES.values():  # noqa: E741
+        for O, I in LAYER_SHAPES.values():
             tokens = plan.tuning_of(rows, O, I, 128).tokens
             assert tokens < rows / -(-rows // tokens) + 8, rows
 
@@ -220,7 +220,7 @@ def test_many_tokens_leave_few_processors_idle() -> None:
     have 1.19 and 1.31 at 512 and 1,152."""
     for rows in (512, 1152, 2048):
         busiest, mean = 0, 0.0
-        for O, I in LAYER_SHAPES.values():  # noqa: E741
+        for O, I in LAYER_SHAPES.values():
             sizes = plan.tuning_of(rows, O, I, 128)
             own = mosaic_gpu.Spec(rows, O, I, ZEROS, jnp.bfloat16, sizes, None)
             spec = own.split
@@ -254,7 +254,7 @@ def test_every_unit_is_computed_once(split: Split) -> None:
 @pytest.mark.parametrize("product", LAYER_SHAPES)
 def test_most_processors_stream_a_models_weights_at_decode(product: str, rows: int) -> None:
     """Slots of the busiest processor against the mean; a share of the rest is counted alike."""
-    O, I = LAYER_SHAPES[product]  # noqa: E741
+    O, I = LAYER_SHAPES[product]
     sizes = plan.tuning_of(rows, O, I, 128)
     own = mosaic_gpu.Spec(rows, O, I, ZEROS, jnp.bfloat16, sizes, None)
     spec = own.split

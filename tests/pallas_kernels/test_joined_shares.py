@@ -66,7 +66,7 @@ def test_a_block_of_rows_has_no_more_thread_blocks_than_there_are() -> None:
 
 
 def test_down_of_a_large_decode_leaves_no_processor_idle() -> None:
-    O, I = LAYER_SHAPES["down"]  # noqa: E741
+    O, I = LAYER_SHAPES["down"]
     sizes = plan.tuning_of(256, O, I, 128)
     split = mosaic_gpu.Spec(
         256, O, I, mosaic_gpu.Words(128, "zeros"), jnp.bfloat16, sizes, None
@@ -117,7 +117,7 @@ def test_a_row_has_the_same_bits_in_either_tile(place: str) -> None:
 @pytest.mark.gpu
 @pytest.mark.parametrize("rows", [160, 256])
 def test_down_of_a_model_is_right_on_a_card(rows: int) -> None:
-    O, I = LAYER_SHAPES["down"]  # noqa: E741
+    O, I = LAYER_SHAPES["down"]
     case = Case(name="", tokens=rows, outputs=O, inputs=I)
     values, plain = inputs(case)
     x, w = jnp.asarray(values, jnp.bfloat16), packed(case, plain, "bfloat16")

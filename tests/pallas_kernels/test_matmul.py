@@ -52,7 +52,7 @@ LARGE = [
 ]
 
 
-def given_arrays(T: int, O: int, I: int, dtype: str) -> tuple[np.ndarray, np.ndarray]:  # noqa: E741
+def given_arrays(T: int, O: int, I: int, dtype: str) -> tuple[np.ndarray, np.ndarray]:
     """x and a weight of this type; products are of order 1."""
     rng = np.random.default_rng(T + O)
     x = rng.standard_normal((T, I)).astype(np.float32)
@@ -72,7 +72,7 @@ def launched(place: str, x: Any, w: Any, tuning: Tuning | None = None) -> np.nda
     "at", range(5), ids=["whole", "shared", "tokens cut", "outputs cut", "few"]
 )
 def test_the_product_equals_float64(place: str, at: int) -> None:
-    for T, O, I, *sizes in pick(place, [SMALL[at]], [*SMALL, *LARGE][at::5]):  # noqa: E741
+    for T, O, I, *sizes in pick(place, [SMALL[at]], [*SMALL, *LARGE][at::5]):
         for dtype in pick(place, ["bfloat16"], ERROR):
             x, w = given_arrays(T, O, I, dtype)
             got = launched(place, x, w, *sizes)
@@ -85,7 +85,7 @@ def test_the_product_equals_float64(place: str, at: int) -> None:
 @pytest.mark.parametrize("rows", [129, 192, 256, 288, 544, 576])
 @pytest.mark.parametrize("product", LAYER_SHAPES)
 def test_a_models_shape_equals_the_reference_on_a_card(product: str, rows: int) -> None:
-    O, I = LAYER_SHAPES[product]  # noqa: E741
+    O, I = LAYER_SHAPES[product]
     x, w = given_arrays(rows, O, I, "bfloat16")
     got = launched(CARD, x, w)
     assert relative_error(got, jax.jit(reference)(x, w)) < 5e-3
@@ -113,7 +113,7 @@ def test_the_reference_keeps_the_type_and_is_whole() -> None:
     O=st.integers(1, 5000).map(lambda n: 8 * n),
     I=st.integers(1, 400).map(lambda n: 64 * n),
 )
-def test_sizes_fit_the_card_and_no_share_waits_for_another(T: int, O: int, I: int) -> None:  # noqa: E741
+def test_sizes_fit_the_card_and_no_share_waits_for_another(T: int, O: int, I: int) -> None:
     tokens, warpgroups, columns, stages, shares, joined = plan.tuning_of(T, O, I)
     slots = stages * 2 * columns * (tokens + warpgroups * ROWS)
     assert slots + 2 * min(tokens, STAGED) * ROWS * warpgroups <= plan.SHARED_BYTES

@@ -138,7 +138,7 @@ def test_the_kernel_lowers_for_cuda(model: str, rows: int) -> None:
     ("O", "I", "rows"),
     [(2 * 5464, 4096, 64), (2 * 13656, 4096, 2048), (2 * 104, 64, 2000), (9728, 896, 160)],
 )
-def test_widths_that_no_wide_copy_divides_lower_too(O: int, I: int, rows: int) -> None:  # noqa: E741
+def test_widths_that_no_wide_copy_divides_lower_too(O: int, I: int, rows: int) -> None:
     x, w = (jax.ShapeDtypeStruct(shape, jnp.bfloat16) for shape in ((rows, I), (O, I)))
     assert (
         "mosaic_gpu_v2"

@@ -132,7 +132,7 @@ def test_every_case_is_right_on_a_card(case: Case) -> None:
 @pytest.mark.parametrize("kind", ["rows", "blocks", "integers"])
 @pytest.mark.parametrize("product", LAYER_SHAPES)
 def test_a_models_shape_equals_the_reference_on_a_card(product: str, kind: str, rows: int) -> None:
-    O, I = LAYER_SHAPES[product]  # noqa: E741
+    O, I = LAYER_SHAPES[product]
     group, rounding = (128, "group") if kind == "blocks" else (None, "token")
     case = Case(
         name="",
@@ -196,7 +196,7 @@ def test_tokens_beyond_the_last_do_not_reach_others() -> None:
     ],
 )
 def test_the_kernel_lowers_for_cuda(rows: int, group: int, dtype: str) -> None:
-    O = 4608 if rows > 1 else 4616  # noqa: E741  # and widths that no tile divides
+    O = 4608 if rows > 1 else 4616  # and widths that no tile divides
     x, w, s = (
         jax.ShapeDtypeStruct(shape, kind)
         for shape, kind in (
@@ -219,7 +219,7 @@ def test_the_kernel_lowers_for_cuda(rows: int, group: int, dtype: str) -> None:
     grouped=st.booleans(),
 )
 @settings(max_examples=60)
-def test_any_sizes_have_a_plan_that_fits_the_card(T: int, O: int, I: int, grouped: bool) -> None:  # noqa: E741
+def test_any_sizes_have_a_plan_that_fits_the_card(T: int, O: int, I: int, grouped: bool) -> None:
     sizes = plan.tuning_of(T, O, I, grouped)
     assert sizes.tokens in plan.TOKENS and (not grouped or sizes.tokens <= plan.PROMOTED)
     slot = (sizes.tokens + sizes.warpgroups * ROWS) * plan.K + 4 * sizes.tokens
@@ -232,7 +232,7 @@ def test_any_sizes_have_a_plan_that_fits_the_card(T: int, O: int, I: int, groupe
 @pytest.mark.parametrize("product", LAYER_SHAPES)
 def test_most_processors_stream_a_models_weights_at_decode(product: str, rows: int) -> None:
     """Slots of the busiest processor against the mean."""
-    O, I = LAYER_SHAPES[product]  # noqa: E741
+    O, I = LAYER_SHAPES[product]
     sizes = plan.tuning_of(rows, O, I, False)
     spec = mosaic_gpu._Spec(rows, O, I, jnp.bfloat16, jnp.float8_e4m3fn, False, sizes, None).split
     busy = [0] * PROCESSORS

@@ -148,7 +148,8 @@ class CompileWorkers(contextlib.AbstractContextManager["CompileWorkers"]):
         Workers turn to a stage when they have begun all programs of those before. Each stage calls
         it from one thread.
         """
-        exports, coming = programs.executables.exports, programs.executables.coming
+        exports = programs.executables.exports
+        coming = programs.executables.coming
         if exports is None or not self._workers:
             return
         wanted = [*map(programs.name, filter(programs.is_kept, keys))]

@@ -88,7 +88,8 @@ def unused_bytes(device: Any, fraction: float) -> int:
 
 def card_bytes(device: Any) -> tuple[int, int]:
     """Free and all memory of a GPU of this host. Raises RuntimeError when the driver refuses."""
-    free, total = ctypes.c_size_t(), ctypes.c_size_t()
+    free = ctypes.c_size_t()
+    total = ctypes.c_size_t()
     failed = _call(
         ctypes.CDLL("libcuda.so.1"),
         device.local_hardware_id,
@@ -120,7 +121,8 @@ def _own_gpus(devices: Iterable[jax.Device]) -> list[int]:
 
 def _may_share(ordinal: int) -> bool:
     """Whether kernels of other processes may run beside ours on a GPU."""
-    device, shared = ctypes.c_int(), ctypes.c_int()
+    device = ctypes.c_int()
+    shared = ctypes.c_int()
     calls: list[tuple[Any, ...]] = [
         ("cuInit", 0),
         ("cuDeviceGet", ctypes.byref(device), ordinal),
@@ -134,7 +136,8 @@ def _may_share(ordinal: int) -> bool:
 
 def _trim(driver: ctypes.CDLL, ordinal: int) -> None:
     """XLA's cuda_async allocator takes from the device's default pool."""
-    device, pool = ctypes.c_int(), ctypes.c_void_p()
+    device = ctypes.c_int()
+    pool = ctypes.c_void_p()
     failed = _call(
         driver,
         ordinal,
@@ -151,7 +154,8 @@ def _trim(driver: ctypes.CDLL, ordinal: int) -> None:
 
 def _call(driver: ctypes.CDLL, ordinal: int, calls: list[tuple[Any, ...]]) -> str | None:
     """Call CUDA's driver API in the context that JAX's client made; returns what failed."""
-    device, context = ctypes.c_int(), ctypes.c_void_p()
+    device = ctypes.c_int()
+    context = ctypes.c_void_p()
     enter: list[tuple[Any, ...]] = [
         ("cuInit", 0),
         ("cuDeviceGet", ctypes.byref(device), ordinal),

@@ -9,7 +9,9 @@ from pathlib import Path
 from jaxllm.config import EngineConfig, Resolved
 
 HEAD = 1 << 20  # bytes of each file, with the names and shapes of its tensors
-SAMPLES, SAMPLE = 256, 4096  # evenly over each file, and bytes of each
+# evenly over each file, and bytes of each
+SAMPLES = 256
+SAMPLE = 4096
 
 
 def prefix_root(config: EngineConfig, resolved: Resolved) -> bytes:

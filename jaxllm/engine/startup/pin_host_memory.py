@@ -95,7 +95,8 @@ class Pinning:
     def pin_wanted(self, wanted: Wanted, report: Report) -> None:
         """Pin as much as the host has. Where that is too little, the log says so, and the engine
         runs without."""
-        regions, trouble = wanted.regions(room_now()), ""
+        regions = wanted.regions(room_now())
+        trouble = ""
         with report.phase(PHASE) as progress:
             try:
                 self.pin(regions, wanted.devices, progress)

@@ -62,8 +62,10 @@ class PageFetcher:
         seconds: float,
     ):
         self._client = TogetherClient(client, THREADS)
-        self._runner, self._scheduler = runner, scheduler
-        self._layout, self._seconds = layout, seconds
+        self._runner = runner
+        self._scheduler = scheduler
+        self._layout = layout
+        self._seconds = seconds
         assert runner.swapper is not None and scheduler.offload is not None, REFUSED
         runner.swapper.prepare(scheduler.offload.host.num_pages)
         self._threads = DaemonThreads(THREADS, "kv-fetch")
@@ -87,7 +89,8 @@ class PageFetcher:
         assert self._runner.swapper is not None, REFUSED
         # The room is there before the pages are: more memory would have to be pinned first, which
         # takes seconds
-        kv_manager, first = self._scheduler.kv_manager, choices[0]
+        kv_manager = self._scheduler.kv_manager
+        first = choices[0]
         places = kv_manager.promise(first)
         for choice in choices[1:]:
             kv_manager.pin(choice, first.pinned)
@@ -96,7 +99,8 @@ class PageFetcher:
             if not fetch.places.keys().isdisjoint(first.pinned):
                 fetch.choices.extend(choices)  # it goes on when those before are aborted
         if places:
-            arrived, waiting = queue.SimpleQueue[tuple[bytes, Page]](), [*choices]
+            arrived = queue.SimpleQueue[tuple[bytes, Page]]()
+            waiting = [*choices]
             until = time.monotonic() + self._seconds
             ended = self._threads.submit(self._fetch, waiting, address, [*places], arrived, until)
             self._fetches.append(_Fetch(waiting, places, arrived, ended))
@@ -104,7 +108,8 @@ class PageFetcher:
 
     def collect(self) -> None:
         """Give host memory what has come. Requests compute what will not come any more."""
-        offload, swapper = self._scheduler.offload, self._runner.swapper
+        offload = self._scheduler.offload
+        swapper = self._runner.swapper
         assert offload is not None and swapper is not None, REFUSED
         for fetch in [*self._fetches]:
             ended = fetch.ended.done()  # asked first: nothing comes after it
@@ -137,7 +142,8 @@ class PageFetcher:
         arrived: queue.SimpleQueue[tuple[bytes, Page]],
         until: float,
     ) -> None:
-        came, swapper = 0, self._runner.swapper
+        came = 0
+        swapper = self._runner.swapper
         assert swapper is not None, REFUSED
 
         def keep(key: bytes, page: np.ndarray) -> None:

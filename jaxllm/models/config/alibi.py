@@ -18,7 +18,8 @@ def with_alibi(spec: ModelSpec, kind: type[Alibi] = Alibi, scale: float = 1.0) -
 
     Raises ConfigError where query heads share key heads: a key holds what one query head adds.
     """
-    heads, layers = spec.heads(1), len(spec.layers)
+    heads = spec.heads(1)
+    layers = len(spec.layers)
     if heads.kv != heads.query:
         raise ConfigError(
             f"config.json: alibi is true with {heads.query} query heads over {heads.kv} key heads; "

@@ -133,7 +133,8 @@ def keep_stage(model: Model, table: list[Rule], stage: Stage) -> list[Rule]:
     """Drop the modules that other stages of a pipeline have; returns the rules of those that stay,
     whose layers are numbered anew."""
     assert isinstance(model, Decoder), "models that pool run in one stage"
-    own, found = stage.layers(len(model.layers)), []
+    own = stage.layers(len(model.layers))
+    found = []
     model.keep_stage(stage)
     for rule in table:
         module, _, rest = rule.parameter.partition(".")
@@ -236,7 +237,8 @@ def ignored(spec: ModelSpec) -> dict[str, str | None]:
             found |= {f"{name}.{leaf}": None for leaf in ("weight", "bias")}
     if spec.tied and spec.has_head:
         for names in _forms(spec):
-            (head,), (embed,) = names["head"], names["embed"]
+            (head,) = names["head"]
+            (embed,) = names["embed"]
             found[f"{head}.weight"] = f"{embed}.weight"
     return found
 

@@ -36,8 +36,10 @@ def encoder_spec(
 
     Raises ConfigError when a value is missing or cannot work.
     """
-    query, width = positive(hf, "num_attention_heads"), positive(hf, "hidden_size")
-    layers, dim = positive(hf, "num_hidden_layers"), width // query
+    query = positive(hf, "num_attention_heads")
+    width = positive(hf, "hidden_size")
+    layers = positive(hf, "num_hidden_layers")
+    dim = width // query
     if width % query or dim % 2:
         raise ConfigError(
             f"config.json: hidden_size {width} does not divide into {query} heads of an even width"

@@ -36,7 +36,8 @@ from jaxllm.nn.mlp import FeedForward, GatedMLP
 
 INNER_EPS = 1e-6  # of the norms inside attention, whatever `rms_norm_eps` says
 SIZES = ("n_routed_experts", "moe_intermediate_size")
-_ATTENTION, _OWN = "model.layers.{}.self_attn", "layers.{}.attention"
+_ATTENTION = "model.layers.{}.self_attn"
+_OWN = "layers.{}.attention"
 
 
 def latent_names(router: tuple[str, ...]) -> Mapping[str, tuple[str, ...]]:
@@ -71,7 +72,8 @@ def latent_spec(hf: Config, **router: str) -> ModelSpec:
             raise ConfigError(
                 f"config.json: {key} is {hf[key]}; at most {MAX_HEAD_DIM} is supported"
             )
-    rank, rope = positive(hf, "kv_lora_rank"), positive(hf, "qk_rope_head_dim")
+    rank = positive(hf, "kv_lora_rank")
+    rope = positive(hf, "qk_rope_head_dim")
     spec = transformer_spec({**hf, "head_dim": rope})
     # Of a token, for absorbed queries and expanded keys and values. Compiled for an H200, a step of
     # 8,192 tokens holds 1,670 numbers a head with 16 heads, 1,729 with 128; 1,760 are counted.
@@ -89,8 +91,10 @@ def latent_decoder(
 ) -> Decoder:
     """The model with fresh parameters; `routing` are fields of `nn.routers.Routing`. Raises
     ConfigError."""
-    hf, parts = spec.config, Parts(spec, shards, init)
-    sizes, dense = mixture(hf, *SIZES), dense_layers(hf)
+    hf = spec.config
+    parts = Parts(spec, shards, init)
+    sizes = mixture(hf, *SIZES)
+    dense = dense_layers(hf)
 
     def gated(inner: int) -> GatedMLP:
         return GatedMLP(init, spec.width, inner, shards, spec.activation, flag(hf, "mlp_bias"))
@@ -134,6 +138,7 @@ def _scale(hf: Config, dim: int) -> float:
     settings = rope_parameters(hf)
     if settings["rope_type"] == "default" or not settings.get("mscale_all_dim"):
         return dim**-0.5
-    factor, weight = number(settings, "factor"), number(settings, "mscale_all_dim")
+    factor = number(settings, "factor")
+    weight = number(settings, "mscale_all_dim")
     growth = 0.1 * weight * math.log(factor) + 1 if factor > 1 else 1.0
     return dim**-0.5 * growth**2

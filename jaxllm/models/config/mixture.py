@@ -18,7 +18,9 @@ from jaxllm.nn.mixture.routers import GroupLimit, Router, Routing, normalised, u
 from jaxllm.nn.mlp import FeedForward, GatedMLP
 
 MAX_EXPERTS = 2**14  # each has names of its own
-DENSE, SPARSE = "dense", "sparse"  # in mlp_layer_types
+# in mlp_layer_types
+DENSE = "dense"
+SPARSE = "sparse"
 FUSED = ("gate_up_proj", "down_proj")  # of all experts, as newer checkpoints may hold them
 
 
@@ -47,7 +49,8 @@ def mixture_spec(spec: ModelSpec, sizes: Mixture) -> ModelSpec:
 def sparse_layers(hf: Config) -> frozenset[int]:
     """Layers with a mixture where `mlp_only_layers` and `decoder_sparse_step` decide it. Raises
     ConfigError."""
-    dense, layers = hf.get("mlp_only_layers") or [], positive(hf, "num_hidden_layers")
+    dense = hf.get("mlp_only_layers") or []
+    layers = positive(hf, "num_hidden_layers")
     if not isinstance(dense, list) or any(type(layer) is not int for layer in dense):
         raise ConfigError(
             f"config.json: mlp_only_layers is {dense!r:.80}; it must be a list of layers' numbers"
@@ -59,7 +62,8 @@ def sparse_layers(hf: Config) -> frozenset[int]:
 def dense_layers(hf: Config) -> frozenset[int]:
     """Layers without a mixture where `mlp_layer_types`, or else `first_k_dense_replace`, decides
     it. Raises ConfigError."""
-    layers, types = positive(hf, "num_hidden_layers"), hf.get("mlp_layer_types")
+    layers = positive(hf, "num_hidden_layers")
+    types = hf.get("mlp_layer_types")
     if types is None:
         return frozenset(range(min(whole(hf, "first_k_dense_replace"), layers)))
     known = isinstance(types, list) and all(kind in (DENSE, SPARSE) for kind in types)
@@ -75,13 +79,15 @@ def group_limit(hf: Config, experts: int, best: int) -> GroupLimit | None:
 
     Raises ConfigError.
     """
-    groups, kept = positive(hf, "n_group"), positive(hf, "topk_group")
+    groups = positive(hf, "n_group")
+    kept = positive(hf, "topk_group")
     if experts % groups or kept > groups or best * groups > experts:
         raise ConfigError(
             f"config.json: n_group is {groups} and topk_group {kept}; {experts} experts must "
             f"divide into groups of at least {best}, of which topk_group stay"
         )
-    choices, left = positive(hf, "num_experts_per_tok"), kept * (experts // groups)
+    choices = positive(hf, "num_experts_per_tok")
+    left = kept * (experts // groups)
     if choices > left:
         raise ConfigError(
             f"config.json: num_experts_per_tok is {choices}, but topk_group leaves {left} experts "
@@ -105,7 +111,9 @@ def sigmoid_routing(hf: Config, experts: int) -> dict[str, Any]:
 def sigmoid_mixtures(parts: Parts, sizes: Mixture, shared: int) -> Callable[[int], FeedForward]:
     """The feed-forward of each layer: dense by `dense_layers`, else a mixture by `sigmoid_routing`
     with this many shared experts. Raises ConfigError."""
-    spec, hf, dense = parts.spec, parts.spec.config, dense_layers(parts.spec.config)
+    spec = parts.spec
+    hf = parts.spec.config
+    dense = dense_layers(parts.spec.config)
 
     def gated(inner: int) -> GatedMLP:
         return GatedMLP(parts.init, spec.width, inner, parts.shards, spec.activation)
@@ -190,7 +198,8 @@ def routed(
 
     Raises ConfigError where experts do not divide over the shards.
     """
-    split, activation = expert_split(spec, shards), spec.activation
+    split = expert_split(spec, shards)
+    activation = spec.activation
     return MixtureMLP(
         router(router_init or init, spec.width, sizes.experts, Routing(sizes.choices, **routing)),
         Experts.plain(init, sizes.experts, spec.width, sizes.inner, activation, split),

@@ -26,7 +26,8 @@ from jaxllm.models.config.sentence_transformers import (
 from jaxllm.pooling import ALL, DenseMap, Pooling
 
 LOGIT_SCORE = "1_LogitScore/config.json"
-CLASSIFIER, TOKEN_CLASSIFIER = "ForSequenceClassification", "ForTokenClassification"
+CLASSIFIER = "ForSequenceClassification"
+TOKEN_CLASSIFIER = "ForTokenClassification"
 # Ends of architectures' names that are made for pooling
 POOLING_ARCHITECTURES = (CLASSIFIER, TOKEN_CLASSIFIER, "Model", "ForTextEncoding")
 MAX_LABELS = 2**16
@@ -53,7 +54,8 @@ class Wish:
 def read_pooling(model_dir: Path, hf: Config, wish: Wish) -> Pooling | None:
     """How the model pools; None when it generates. Raises ConfigError."""
     own = family(str(hf.get("model_type")))
-    encodes, spelling = getattr(own, "ENCODES", False), getattr(own, "SPELLING", {})
+    encodes = getattr(own, "ENCODES", False)
+    spelling = getattr(own, "SPELLING", {})
     inner = hf if encodes else getattr(own, "read", dict)(hf)
     hf = {**common_keys(inner, spelling), **common_keys(hf, spelling)}
     found = (_encoder if encodes else _decoder)(model_dir, hf, wish)
@@ -81,7 +83,8 @@ def _decoder(model_dir: Path, hf: Config, wish: Wish) -> Pooling | None:
 
 
 def _causal(model_dir: Path, hf: Config, wish: Wish) -> Pooling | None:
-    own, name = family(str(hf.get("model_type"))), architecture(hf)
+    own = family(str(hf.get("model_type")))
+    name = architecture(hf)
     tokens = _score_tokens(model_dir, hf) if wish.runner != "generate" else ()
     if tokens and wish.convert in ("auto", "none", "classify"):
         return _token_classifier(model_dir, hf, tokens)
@@ -118,7 +121,8 @@ def _encoder(model_dir: Path, hf: Config, wish: Wish) -> Pooling:
             f"config.json: {hf['model_type']} is an encoder, which cannot generate; "
             "use --runner pooling or auto"
         )
-    own, modules = family(hf["model_type"]), modules_of(model_dir)
+    own = family(hf["model_type"])
+    modules = modules_of(model_dir)
     classifies = architecture(hf).endswith((CLASSIFIER, TOKEN_CLASSIFIER))
     if wish.convert == "embed" or not (classifies or wish.convert == "classify"):
         return replace(_embedder(model_dir, hf, modules, "cls"), bidirectional=True)
@@ -150,7 +154,8 @@ def _embedder(
     folders = dict(modules)
     width = positive(hf, "hidden_size")
     modes = modes_of(model_dir / folders["Pooling"]) if "Pooling" in folders else (usual,)
-    size, maps = width * len(modes), []
+    size = width * len(modes)
+    maps = []
     for kind, folder in modules:
         if kind == "Dense":
             maps.append(dense_map(model_dir, folder, size))
@@ -194,11 +199,9 @@ def _score_tokens(model_dir: Path, hf: Config) -> tuple[tuple[int, int | None], 
     if not path.is_file():
         return ()
     found = read_json(path)
-    first, second, vocab = (
-        found.get("true_token_id"),
-        found.get("false_token_id"),
-        positive(hf, "vocab_size"),
-    )
+    first = found.get("true_token_id")
+    second = found.get("false_token_id")
+    vocab = positive(hf, "vocab_size")
     legal = (type(token) is int and 0 <= token < vocab for token in (first, second or 0))
     if type(first) is not int or not all(legal):
         raise ConfigError(
@@ -218,7 +221,8 @@ def _named_tokens(model_dir: Path, hf: Config, texts: Any) -> tuple[tuple[int, i
         )
     from tokenizers import Tokenizer
 
-    vocabulary, ids = Tokenizer.from_file(str(path)), list[int]()
+    vocabulary = Tokenizer.from_file(str(path))
+    ids = list[int]()
     for text in texts:
         token = vocabulary.token_to_id(str(text))
         if token is None:
@@ -304,7 +308,8 @@ def _labels(hf: Config) -> tuple[str, ...]:
 
 def _label_activation(model_dir: Path, hf: Config, count: int) -> str:
     """What makes scores of labels' logits: as cross-encoders say, else by the kind of problem."""
-    nested, path = hf.get("sentence_transformers"), model_dir / SETTINGS
+    nested = hf.get("sentence_transformers")
+    path = model_dir / SETTINGS
     settings = read_json(path) if path.is_file() else nested if isinstance(nested, Mapping) else {}
     name = settings.get("activation_fn") or hf.get("sbert_ce_default_activation_function")
     if name is not None:

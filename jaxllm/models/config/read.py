@@ -130,7 +130,8 @@ def read_config(
         )
     hf = check_sizes(directory, overrides)
     source = add_quantisation(directory, hf)
-    problems, model_type = [], hf.get("model_type")
+    problems = []
+    model_type = hf.get("model_type")
     if _foreign_code(hf):
         problems.append(
             "it asks for remote code (auto_map), which is never run; "
@@ -166,7 +167,8 @@ def add_quantisation(directory: Path, hf: dict[str, Any]) -> str:
 
 def _foreign_code(hf: Config) -> bool:
     """Whether a model class of `auto_map` lies in a module that no family file stands for."""
-    named, model_type = hf.get("auto_map"), str(hf.get("model_type")).replace("-", "_")
+    named = hf.get("auto_map")
+    model_type = str(hf.get("model_type")).replace("-", "_")
     if not isinstance(named, dict) or model_type not in families():
         return bool(named)
     own = getattr(family(model_type), "REMOTE_CODE", ())
@@ -276,7 +278,8 @@ def positive(hf: Config, key: str) -> int:
 
     Raises ConfigError when it is missing, not a positive integer, or too large to be meant.
     """
-    value, limit = hf.get(key), MAX_LAYERS if key == "num_hidden_layers" else MAX_SIZE
+    value = hf.get(key)
+    limit = MAX_LAYERS if key == "num_hidden_layers" else MAX_SIZE
     if type(value) is not int or value < 1:
         raise ConfigError(f"config.json: {key} is {value!r:.80}; it must be a positive integer")
     if value > limit:

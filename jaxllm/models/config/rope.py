@@ -46,7 +46,8 @@ def layer_ropes(hf: Config, dim: int, turning: int, types: Sequence[str]) -> tup
     nested = bool(_nested(hf))
     of_type: dict[str, Rope] = {}
     for kind in dict.fromkeys(types):
-        own, passing = rope(hf, turning, kind if nested else None), (dim - turning) // 2
+        own = rope(hf, turning, kind if nested else None)
+        passing = (dim - turning) // 2
         of_type[kind] = PartialRope(own, passing) if passing else own
     return tuple(of_type[kind] for kind in types)
 
@@ -174,7 +175,8 @@ def _llama3(settings: dict[str, Any], hf: Config, dim: int) -> Rope:
     """Long wavelengths are stretched by `factor`, short ones kept, those between interpolated."""
     inv_freq = _inv_freq(settings, dim)
     factor = number(settings, "factor")
-    low, high = number(settings, "low_freq_factor"), number(settings, "high_freq_factor")
+    low = number(settings, "low_freq_factor")
+    high = number(settings, "high_freq_factor")
     if high <= low:
         raise ConfigError(
             f"config.json: high_freq_factor {high} must be larger than low_freq_factor {low}"
@@ -187,7 +189,8 @@ def _llama3(settings: dict[str, Any], hf: Config, dim: int) -> Rope:
 
 def _longrope(settings: dict[str, Any], hf: Config, dim: int) -> Rope:
     """Each frequency divided by a factor of its own, from one of two lists."""
-    original, length = _original_length(settings, hf), positive(hf, "max_position_embeddings")
+    original = _original_length(settings, hf)
+    length = positive(hf, "max_position_embeddings")
     stretch = number(settings, "factor", length / original)
     if settings.get("attention_factor") is not None:
         scale = number(settings, "attention_factor")
@@ -229,8 +232,10 @@ def _yarn(settings: dict[str, Any], hf: Config, dim: int) -> Rope:
     low = dimension(number(settings, "beta_fast", 32.0))
     high = dimension(number(settings, "beta_slow", 1.0))
     if settings.get("truncate", True):
-        low, high = math.floor(low), math.ceil(high)
-    low, high = max(low, 0), min(high, dim - 1)
+        low = math.floor(low)
+        high = math.ceil(high)
+    low = max(low, 0)
+    high = min(high, dim - 1)
     high = high + 0.001 if high == low else high
     interpolated = np.clip((np.arange(dim // 2, dtype=np.float32) - low) / (high - low), 0, 1)
     inv_freq = _inv_freq(settings, dim)

@@ -63,7 +63,8 @@ def prompts_of(model_dir: Path, hf: Config) -> tuple[tuple[str, str], ...]:
     """Types of inputs with the texts before them: `task_instructions` of config.json, else the
     `prompts` of sentence-transformers. What is no text is left out, as in vLLM. Raises
     ConfigError."""
-    path, found = model_dir / SETTINGS, hf.get("task_instructions")
+    path = model_dir / SETTINGS
+    found = hf.get("task_instructions")
     if not found and os.path.lexists(path):
         found = read_json(path).get("prompts")
     named = found.items() if isinstance(found, Mapping) else ()

@@ -237,7 +237,8 @@ def make_spec(
     Raises ConfigError when the configuration cannot work on any number of devices.
     """
     own = family(config.get("model_type", ""))
-    read, spelling = getattr(own, "read", dict), getattr(own, "SPELLING", {})
+    read = getattr(own, "read", dict)
+    spelling = getattr(own, "SPELLING", {})
     given = read(config)
     hf = {**own.DEFAULTS, **common_keys(given, spelling)}
     with named_as_in_file(given, spelling):
@@ -261,7 +262,8 @@ def _first(reasons: Iterable[str | None]) -> str | None:
 def _with_ends(spec: ModelSpec) -> ModelSpec:
     """The same with those ends of sequences that tokens have. Small models keep the ids of large
     ones, which end nothing. Raises ConfigError for an id that is negative."""
-    given, vocab = spec.eos_token_ids, spec.vocab_size
+    given = spec.eos_token_ids
+    vocab = spec.vocab_size
     if wrong := [token for token in given if token < 0]:
         raise ConfigError(
             f"eos_token_id {wrong[0]} is not in the vocabulary of {vocab} tokens; "
@@ -285,7 +287,8 @@ def _pooling(given: Mapping[str, Any]) -> Pooling:
 
 def read_spec(model_dir: str | Path, wish: Wish | None = None) -> ModelSpec:
     """The spec of a model directory, served as the operator wishes. Raises ConfigError."""
-    wish, directory = wish or Wish(), Path(model_dir)
+    wish = wish or Wish()
+    directory = Path(model_dir)
     hf = read_config(model_dir, wish.overrides)
     spec = replace(make_spec(hf), pooling=read_pooling(directory, hf, wish))
     if beyond := [token for token in eos_token_ids(hf) if token >= spec.vocab_size]:

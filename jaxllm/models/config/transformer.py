@@ -45,7 +45,9 @@ WRAPPER_PREFIXES: Mapping[str, str | None] = {
         for part in ("vision_tower", "multi_modal_projector", "visual", "embed_vision")
     ),
 }
-FULL, SLIDING = "full_attention", "sliding_attention"  # in layer_types
+# in layer_types
+FULL = "full_attention"
+SLIDING = "sliding_attention"
 MAX_HEAD_DIM = 2**14  # a frequency is computed for each pair
 
 # Module of the decoder → checkpoint tensors without ".weight" and ".bias"; {} is a layer's number
@@ -71,7 +73,8 @@ LLAMA_NAMES: Mapping[str, tuple[str, ...]] = {
 def checked_types(hf: Config) -> list[str] | None:
     """The type of each layer by `layer_types`, None where they are not given. Raises ConfigError
     for another number of them, or others."""
-    layers, types = positive(hf, "num_hidden_layers"), hf.get("layer_types")
+    layers = positive(hf, "num_hidden_layers")
+    types = hf.get("layer_types")
     if types is not None and (
         not isinstance(types, list)
         or len(types) != layers
@@ -120,7 +123,8 @@ def transformer_spec(
 
     Raises ConfigError when a value is missing or cannot work.
     """
-    query, width = positive(hf, "num_attention_heads"), positive(hf, "hidden_size")
+    query = positive(hf, "num_attention_heads")
+    width = positive(hf, "hidden_size")
     kv = query if hf.get("num_key_value_heads") is None else positive(hf, "num_key_value_heads")
     dim = _head_dim(hf, query, width, 1 if still else 2)
     turning = dim if still else turning_dims(hf, dim)
@@ -129,7 +133,8 @@ def transformer_spec(
             f"config.json: {hf['model_type']} models turn whole heads; partial_rotary_factor "
             "must be 1"
         )
-    layers, length = positive(hf, "num_hidden_layers"), context_length(hf)
+    layers = positive(hf, "num_hidden_layers")
+    length = context_length(hf)
     types = checked_types(hf) or [FULL] * layers
     pairs = -(-dim // 2)
     order = () if still else rotary_order(dim, turning + turning % 2, paired)
@@ -201,7 +206,9 @@ class Parts:
         init: Init,
         norm_kind: Callable[[Init, int, float], Norm] = RMSNorm,
     ):
-        self.spec, self.shards, self.init = spec, shards, init
+        self.spec = spec
+        self.shards = shards
+        self.init = init
         self._norm_kind = norm_kind
         for layer in spec.attention_layers:
             spec.heads(shards, layer)  # so that heads which do not divide are refused at once
@@ -220,7 +227,8 @@ class Parts:
     ) -> tuple[RMSNorm, RMSNorm]:
         """Norms of each query head and of each key head of a layer, see `ModelSpec.heads`."""
         heads = self.spec.heads(self.shards, layer)
-        dim, order = heads.stored_dim, heads.key_order
+        dim = heads.stored_dim
+        order = heads.key_order
         query, key = (kind(self.init, dim, self.spec.norm_eps, "head_dim", order) for _ in "qk")
         return query, key
 
@@ -242,7 +250,8 @@ class Parts:
 
     def gated_mlp(self, bias: bool = False) -> GatedMLP:
         """A gated feed-forward."""
-        width, activation = self.spec.width, self.spec.activation
+        width = self.spec.width
+        activation = self.spec.activation
         return GatedMLP(self.init, width, self.spec.inner_width, self.shards, activation, bias)
 
     def mlp(self, bias: bool = True) -> MLP:
@@ -290,7 +299,8 @@ class Parts:
         head_bias: bool = False,
     ) -> Decoder:
         """The model of one `block(layer)` for each layer; `norm` stands for its final one."""
-        spec, vocab = self.spec, self.spec.vocab_size
+        spec = self.spec
+        vocab = self.spec.vocab_size
         width = spec.width if project is None else project.out[0]
         axis = vocab_axis(vocab, self.shards)
         bias = LogitsBias(self.init, vocab, axis) if spec.tied and head_bias else None
@@ -323,7 +333,8 @@ def one_window(hf: Config) -> Callable[[int], int | None]:
 def layer_window(hf: Config) -> Callable[[int], int | None]:
     """The sliding window of each layer where `layer_types`, or `use_sliding_window` with
     `max_window_layers`, decide it. Raises ConfigError when they contradict each other."""
-    layers, types = positive(hf, "num_hidden_layers"), checked_types(hf)
+    layers = positive(hf, "num_hidden_layers")
+    types = checked_types(hf)
     window = (
         positive(hf, "sliding_window")
         if flag(hf, "use_sliding_window") and hf.get("sliding_window") is not None

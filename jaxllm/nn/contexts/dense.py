@@ -86,7 +86,8 @@ class DenseContext(PlainRows):
     def attend_latent(self, layer: int, rows: LatentRows, *, scale: float) -> Array:
         """The same over entries, which are keys, and whose first numbers are values."""
         rank = rows.up.keys_NEV.shape[-1]
-        q_TNW, entry_T1W = absorbed(rows.q_TNH, rows.up), rows.entry_TW[:, None]
+        q_TNW = absorbed(rows.q_TNH, rows.up)
+        entry_T1W = rows.entry_TW[:, None]
         o_TNV = self._attend(q_TNW, entry_T1W, entry_T1W[..., :rank], scale)
         return projected(o_TNV, rows.up)
 

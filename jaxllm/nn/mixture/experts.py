@@ -70,13 +70,18 @@ class ExpertMaps(nnx.Module):
     ):
         self.held = (split.held(shape[0]), *shape[1:])
         self.weight: ExpertWeight = init.normal(self.held, axes, Dense)
-        self.axes, self.shape, self.dtype = axes, shape, init.dtype
+        self.axes = axes
+        self.shape = shape
+        self.dtype = init.dtype
         self.bias = init.full(self.held[:2], axes[:2], 0.0) if bias else None
-        self.parts, self.split = parts, split
+        self.parts = parts
+        self.split = split
 
     def hold(self, kind: WeightFormat) -> None:
         """Have empty weights of this format in place of plain numbers."""
-        (*out, inp), parts, shards = self.held, self.parts, self.split.shards
+        *out, inp = self.held
+        parts = self.parts
+        shards = self.split.shards
         shape = Shape(tuple(out), (inp,), self.axes, (), shards, parts, self.dtype)
         self.weight = HeldExperts(kind, shape)
 
@@ -144,7 +149,8 @@ class Tensors:
         experts, out, inp = self.maps.shape
         if self.fused:
             return self.maps.pieces(self.names[0], leaf, columns)
-        part, inp = out // self.maps.parts, inp if columns is None else columns
+        part = out // self.maps.parts
+        inp = inp if columns is None else columns
         return tuple(
             Piece(
                 leaf_of(self.names[block.start // part * experts + expert], leaf),
@@ -159,7 +165,9 @@ class Tensors:
         )
 
     def each(self, leaf: str, columns: int = 1) -> tuple[Piece, ...]:
-        experts, source, view = self.maps.shape[0], (1, columns), (1, 1, columns)
+        experts = self.maps.shape[0]
+        source = (1, columns)
+        view = (1, 1, columns)
         return tuple(
             Piece(leaf_of(name, leaf), source, view, index // experts, row=index % experts)
             for index, name in enumerate(self.names)

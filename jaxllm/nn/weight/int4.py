@@ -36,14 +36,17 @@ class Int4(nnx.Module):
     """
 
     def __init__(self, kind: WeightFormat, shape: Shape):
-        columns, rows = shape.columns, math.prod(shape.out)
-        blocks, chunks = -(-rows // ROWS), -(-columns // SLOT) * (SLOT // CHUNK)
+        columns = shape.columns
+        rows = math.prod(shape.out)
+        blocks = -(-rows // ROWS)
+        chunks = -(-columns // SLOT) * (SLOT // CHUNK)
         groups = -(-chunks * CHUNK // _group(kind, columns))
         # Blocks of rows are those of the first axis where each shard has whole ones; columns are
         # split where each shard has whole slots and groups
         divides = (rows // shape.shards) % ROWS == 0 and shape.out[0] % shape.shards == 0
         first = shape.axes[0] if divides else None
-        own, one = columns // shape.shards, kind.group is None
+        own = columns // shape.shards
+        one = kind.group is None
         divides = columns % (SLOT * shape.shards) == 0 and (one or own % (kind.group or 1) == 0)
         second = shape.inp_axis if divides else None
         values = jnp.zeros((blocks, chunks, *WORDS), jnp.int32)
@@ -52,7 +55,8 @@ class Int4(nnx.Module):
         self.values = nnx.Param(values, axes=(first, second, None, None))
         self.scales = nnx.Param(scales, axes=of_scales)
         self.others = None if kind.form == SYMMETRIC else nnx.Param(scales, axes=of_scales)
-        self.kind, self.shape = kind, shape
+        self.kind = kind
+        self.shape = shape
         self._parts = blocks, chunks
 
     def rounding(self, tokens: int, context: RowContext) -> None:
@@ -90,10 +94,12 @@ class Int4(nnx.Module):
         return context.gated_product(x_TI, plain.reshape(1, 2, -1, plain.shape[1]), gating)
 
     def _factors(self, x: Array, context: RowContext) -> tuple[Array, op.Int4]:
-        values, shape = self.values[...], self.shape
+        values = self.values[...]
+        shape = self.shape
         # A device has all rows or its share of them, and all columns or its share
         blocks, chunks = (a // b for a, b in zip(self._parts, values.shape[:2], strict=True))
-        rows, columns = math.prod(shape.out) // blocks, shape.columns // chunks
+        rows = math.prod(shape.out) // blocks
+        columns = shape.columns // chunks
         return shape.flat(x, columns, context.collective), self._weight(rows, columns)
 
     def grouped(
@@ -104,7 +110,8 @@ class Int4(nnx.Module):
         bias_EO: Array | None,
         gating: Gating | None,
     ) -> Array | None:
-        own, parts = self.shape, self.values[...].shape[1:3]
+        own = self.shape
+        parts = self.values[...].shape[1:3]
         if parts != self._parts or self.kind.inputs != "plain":  # or rows are shared out
             return None
         weight = self._weight(math.prod(own.out), own.columns)
@@ -119,7 +126,8 @@ class Int4(nnx.Module):
         return fits and bool(op.GROUPED.suited(target))
 
     def _weight(self, rows: int, columns: int) -> op.Int4:
-        others, offsets = self.others, self.kind.form == OFFSETS
+        others = self.others
+        offsets = self.kind.form == OFFSETS
         held = None if others is None else others[...]
         return op.Int4(
             self.values[...],
@@ -132,7 +140,8 @@ class Int4(nnx.Module):
         )
 
     def rules(self, path: str, fill: Fill) -> Iterator[Rule]:
-        kind, columns = self.kind, self.shape.columns
+        kind = self.kind
+        columns = self.shape.columns
         size = columns if kind.rounded else row_bytes(kind, columns)
         leaf = "weight" if kind.rounded else "weight.rows"
         yield Rule(path, fill(leaf, size), rounded=Rounded(kind, (*self.shape.out, size)))
@@ -178,7 +187,8 @@ def _table(kind: WeightFormat) -> str | None:
 
 def row_parts(kind: WeightFormat, rows: Array, columns: int) -> tuple[Array, Array, Array]:
     """Numbers, scales and zero points or offsets in the bytes of rows."""
-    groups, half = groups_of(kind, columns), -(-columns // 2)
+    groups = groups_of(kind, columns)
+    half = -(-columns // 2)
     numbers = jnp.stack([rows[:, :half] & 15, rows[:, :half] >> 4], axis=-1)
 
     def floats(first: int) -> Array:

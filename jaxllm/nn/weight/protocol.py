@@ -154,7 +154,9 @@ class Shape:
 
     def shaped(self, y_TO: Array, collective: Collective) -> Array:
         """`[T, rows]` → `[T, *out]`: of all rows of a split map this device's alone."""
-        (T, held), out, axis = y_TO.shape, list(self.out), self.out_axis
+        T, held = y_TO.shape
+        out = list(self.out)
+        axis = self.out_axis
         if axis is None or held == math.prod(out):
             y = y_TO.reshape(T, *out)
             return y if axis is None else collective.own(y, 1 + axis)

@@ -51,13 +51,15 @@ class Scaled(nnx.Module):
         self.scale = nnx.Param(scale, axes=of_scale)
         added = kind.form == OFFSETS
         self.offset = nnx.Param(scale.astype(shape.dtype), axes=of_scale) if added else None
-        self.kind, self.shape = kind, shape
+        self.kind = kind
+        self.shape = shape
         # Those of parts that are alike, but for an expert's, see `_scales`
         ones = jnp.ones((shape.tensors, 1), jnp.float32)
         self.input_scale = nnx.Param(ones, axes=(None, None)) if kind.inputs == "given" else None
 
     def rounding(self, tokens: int, context: RowContext) -> op.Rounding | None:
-        kind, grouped = self.kind, self.scale.shape[-1] > 1
+        kind = self.kind
+        grouped = self.scale.shape[-1] > 1
         if kind.numbers != "fp8" or kind.inputs != "token" or grouped or self.shape.order:
             return None
         if kind.bound is not None:  # kernels that round in passing know none
@@ -71,13 +73,17 @@ class Scaled(nnx.Module):
         return self.shape.parted(self._parts(x, context), context.collective)
 
     def sums(self, x_TD: Array, context: RowContext) -> Array:
-        values, scale, inputs = self.values[...], self.scale[...], self.kind.inputs
+        values = self.values[...]
+        scale = self.scale[...]
+        inputs = self.kind.inputs
         backend = op.choose(context.target, x_TD, values, scale, self.group, inputs)
         how = {"group": self.group, "inputs": inputs, "backend": backend}
         return self.shape.shaped(_scaled_sums(x_TD, values, scale, **how), context.collective)
 
     def looked_up(self, token_T: Array, context: RowContext, vocab: int) -> Array:
-        values, scale, columns = self.values[...], self.scale[...], self.shape.columns
+        values = self.values[...]
+        scale = self.scale[...]
+        columns = self.shape.columns
         offset = None if self.offset is None else self.offset[...]
 
         def plain(place: Array) -> Array:
@@ -89,7 +95,9 @@ class Scaled(nnx.Module):
         return context.collective.rows(plain, token_T, len(values), self.shape.out[0])
 
     def _parts(self, x: op.Inputs, context: RowContext) -> Product:
-        values, scale, inputs = self.values[...], self.scale[...], self.kind.inputs
+        values = self.values[...]
+        scale = self.scale[...]
+        inputs = self.kind.inputs
         w_OI, scale_OG = (each.reshape(-1, each.shape[-1]) for each in (values, scale))
         x_TI = x
         if isinstance(x, Array):
@@ -116,7 +124,8 @@ class Scaled(nnx.Module):
         expert may have unlike ones, which the reference takes; kernels, the largest."""
         if self.input_scale is None:
             return [None]
-        scales, is_expert = self.input_scale[...].reshape(-1), len(self.shape.out) == 1
+        scales = self.input_scale[...].reshape(-1)
+        is_expert = len(self.shape.out) == 1
         return [jnp.max(scales)] if self.is_kernel(backend) or not is_expert else [*scales]
 
     def grouped(
@@ -146,7 +155,8 @@ class Scaled(nnx.Module):
     def takes_all(self, target: Target) -> bool:
         if self.offset is not None:
             return False
-        sizes, gated = self.shape.of_device, self.shape.tensors > 1
+        sizes = self.shape.of_device
+        gated = self.shape.tensors > 1
         return op.experts_fit(target, sizes, gated, self.kind.group, self.kind.inputs)
 
     def gated(
@@ -225,7 +235,8 @@ def _scale_dtype(kind: WeightFormat, shape: Shape) -> DTypeLike:
 @functools.partial(jax.jit, static_argnames="group")
 def _with_offsets(y_TO: Array, x_TI: Array, offset_OG: Array, group: int) -> Array:
     """y plus each offset times the sum of its group's inputs, in float32."""
-    (tokens, columns), groups = x_TI.shape, offset_OG.shape[1]
+    tokens, columns = x_TI.shape
+    groups = offset_OG.shape[1]
     filled = jnp.pad(x_TI, ((0, 0), (0, groups * group - columns)))
     sum_TG = filled.reshape(tokens, groups, group).sum(axis=2, dtype=jnp.float32)
     added_TO = contract(sum_TG, offset_OG.astype(jnp.float32), 1)

@@ -31,7 +31,9 @@ class HeldTable(nnx.Module):
     def __init__(self, kind: WeightFormat, vocab: int, width: int, dtype: DTypeLike):
         rows = jnp.zeros((vocab, row_bytes(kind, width)), jnp.uint8)
         self.rows = nnx.Param(rows, axes=(None, None))
-        self.kind, self.width, self.dtype = kind, width, dtype
+        self.kind = kind
+        self.width = width
+        self.dtype = dtype
 
     def looked_up(self, token_T: Array, context: RowContext, vocab: int) -> Array:
         return plain_rows(self.kind, self.rows[...][token_T], self.width).astype(self.dtype)
@@ -44,7 +46,8 @@ def held_table(kind: WeightFormat, shape: Shape) -> Scaled | HeldTable:
     """An empty table of this format; one of 8 bits may be a head."""
     if kind.numbers in DTYPES:
         return held_head(kind, shape)
-    (vocab,), (width,) = shape.out, shape.inp
+    (vocab,) = shape.out
+    (width,) = shape.inp
     return HeldTable(kind, vocab, width, shape.dtype)
 
 

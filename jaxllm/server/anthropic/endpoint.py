@@ -18,7 +18,8 @@ from jaxllm.server.transport.gone import unless_gone
 class Messages(Chat):
     """POST /v1/messages"""
 
-    fields, reply = MESSAGES_FIELDS, MessagesReply
+    fields = MESSAGES_FIELDS
+    reply = MessagesReply
 
     def parse(self, body: dict[str, Any]) -> ChatRequest:
         """See `requests.parse_messages`."""

@@ -100,7 +100,9 @@ def _result(block: Block, at: str, names: dict[str, str]) -> Message:
 
 def _assistant(content: Any, at: str, names: dict[str, str]) -> Iterator[Message]:
     """Texts, thoughts and calls of an earlier answer. Redacted thoughts are another server's."""
-    texts, thoughts, calls = [], [], []
+    texts = []
+    thoughts = []
+    calls = []
     for where, block in _blocks(content, at):
         match block.get("type"):
             case "thinking":
@@ -108,7 +110,8 @@ def _assistant(content: Any, at: str, names: dict[str, str]) -> Iterator[Message
             case "redacted_thinking":
                 pass
             case "tool_use":
-                id, name = _string(block, "id", where), _string(block, "name", where)
+                id = _string(block, "id", where)
+                name = _string(block, "name", where)
                 arguments = block.get("input")
                 if not isinstance(arguments, dict):
                     raise bad_request(

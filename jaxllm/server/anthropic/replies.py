@@ -32,7 +32,8 @@ PING = b'event: ping\ndata: {"type":"ping"}\n\n'
 class MessagesReply(PartsReply):
     """/v1/messages"""
 
-    prefix, kind = "msg_", "message"
+    prefix = "msg_"
+    kind = "message"
 
     def __init__(
         self, id: str, model: str, fingerprint: str, spec: ReplySpec, n: int, names: TokenNames

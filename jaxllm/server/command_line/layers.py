@@ -111,7 +111,9 @@ def read_options(
 def _model_names(argv: list[str]) -> tuple[list[str], list[str]]:
     """The models of a command line that names several, and its other words; of any other line no
     names, and all of it."""
-    names, rest, words = [], [], iter(argv)
+    names = []
+    rest = []
+    words = iter(argv)
     for word in words:
         if word == "--model":
             names.append(next(words, ""))

@@ -26,7 +26,9 @@ def flag_type[T](read: Callable[[str], T]) -> Callable[[str], T]:
     return kind
 
 
-integer, length, real = flag_type(human_int), flag_type(token_count), flag_type(number)
+integer = flag_type(human_int)
+length = flag_type(token_count)
+real = flag_type(number)
 
 
 def json_object(text: str) -> dict[str, Any]:

@@ -98,13 +98,15 @@ class EngineClient:
     async def connect(self, sock: socket.socket, process_id: int | None = None) -> None:
         """Start the engine at the other end and wait until it takes requests; callable again
         after its death. Raises EngineDied."""
-        config, began = self._config, time.monotonic()
+        config = self._config
+        began = time.monotonic()
         self.progress = StartProgress()
         if self._resolved is not None:  # requests are checked against the first engine's context
             config = dataclasses.replace(config, max_model_len=self._resolved.max_model_len)
         self._connection = EngineConnection(self._receive, self._lost, process_id)
         ready = await self._connection.start(sock, Start(config, self._tells_prefixes))
-        self._resolved, self.hash_start = ready.resolved, ready.hash_start
+        self._resolved = ready.resolved
+        self.hash_start = ready.hash_start
         self._start_seconds = time.monotonic() - began
 
     @property
@@ -218,7 +220,9 @@ class EngineClient:
             raise bad_request(sanitize(problem))
         match command:
             case UpdateWeights():
-                self._weights, self._sleep = command, None  # other weights wake it
+                # other weights wake it
+                self._weights = command
+                self._sleep = None
             case Sleep(level) if self._sleep is None or level > self._sleep.level:
                 self._sleep = command
             case WakeUp():

@@ -47,8 +47,11 @@ class EngineConnection(asyncio.Protocol):
         process_id: int | None,
     ):
         """`receive` gets the messages of each read, `lost` is called once, after `died`."""
-        self._receive, self._lost, self._process_id = receive, lost, process_id
-        self._looked, self._exiting = -LOOK_SECONDS, False
+        self._receive = receive
+        self._lost = lost
+        self._process_id = process_id
+        self._looked = -LOOK_SECONDS
+        self._exiting = False
         self._frames = Frames[ToServer](ToServer)
         self._transport: asyncio.Transport | None = None
         loop = asyncio.get_running_loop()

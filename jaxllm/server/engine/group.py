@@ -47,7 +47,8 @@ class EngineGroup:
     ):
         """`seed` decides the draws of requests without a seed of their own, where there are several
         engines: each would draw the same."""
-        self.clients, self.max_queued_tokens = tuple(clients), max_queued_tokens
+        self.clients = tuple(clients)
+        self.max_queued_tokens = max_queued_tokens
         self._seeds = random.Random(seed)
 
     def check_alike(self) -> None:
@@ -126,14 +127,16 @@ class EngineGroup:
         prompts fit: nothing is in flight, or all together stay within their capacity and
         `max_queued_tokens`."""
         alive = self._alive()
-        present, capacity = self.choices, sum(client.capacity for client in alive)
+        present = self.choices
+        capacity = sum(client.capacity for client in alive)
         if present and present + choices > capacity:
             raise overloaded(
                 f"the queue is full ({present} of {capacity} choices in flight, "
                 f"{choices} more asked for); try again later",
                 "queue_full",
             )
-        limit, waiting = self.max_queued_tokens, self.waiting_tokens
+        limit = self.max_queued_tokens
+        waiting = self.waiting_tokens
         if limit is not None and waiting and waiting + tokens > limit:
             raise overloaded(
                 f"the queue is full ({waiting} of {limit} tokens of prompts wait, {tokens} more "

@@ -14,7 +14,8 @@ class Outbox:
     thread sends that; `limit` bytes of it at most, or a message more."""
 
     def __init__(self, sock: socket.socket, limit: int = LIMIT):
-        self._sock, self._limit = sock, limit
+        self._sock = sock
+        self._limit = limit
         self._changed = threading.Condition()
         self._kept: deque[bytes] = deque()
         self._size = 0

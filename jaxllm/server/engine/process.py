@@ -93,7 +93,9 @@ class EngineProcess:
         factory: Factory,
         orphan: Callable[[float], None] = lambda _: None,
     ):
-        self._sock, self._factory, self._orphan = sock, factory, orphan
+        self._sock = sock
+        self._factory = factory
+        self._orphan = orphan
         self._grace = 0.0
         self._reader = threading.Thread(target=self._read, name="engine-reader", daemon=True)
         self._told_to_end = False
@@ -190,7 +192,8 @@ class EngineProcess:
             self._send_outputs(engine, deltas)
 
     def _send_outputs(self, engine: AnyEngine, deltas: list[TextDelta]) -> None:
-        prefixes, self._prefixes = self._prefixes, []
+        prefixes = self._prefixes
+        self._prefixes = []
         self._send(Outputs(deltas, engine.stats(), prefixes))
 
     def _step(self, engine: AnyEngine) -> list[TextDelta]:

@@ -107,12 +107,14 @@ class Stream:
                 await self._waiter
             finally:
                 self._waiter = None
-        ready, self._ready = self._ready, []
+        ready = self._ready
+        self._ready = []
         return ready
 
     def begin_write(self) -> None:
         """Count deltas as the client's backlog from now until `next_deltas`."""
-        self._writing, self._backlog = True, 0
+        self._writing = True
+        self._backlog = 0
 
     def write_at_once(self, write: Callable[[int, TextDelta], bool]) -> None:
         """Have deltas written as they come while `next_deltas` waits, which then sleeps on: a task

@@ -34,7 +34,9 @@ class EngineSupervisor:
         name: str = "the engine",
         start_title: str | None = None,
     ):
-        self._client, self._command, self._max_restarts = client, command, max_restarts
+        self._client = client
+        self._command = command
+        self._max_restarts = max_restarts
         self._name = name
         self._start_title = start_title
         self._process: subprocess.Popen[bytes] | None = None

@@ -65,7 +65,8 @@ def of_engine(config: EngineConfig, number: int) -> EngineConfig:
             f"--kv-transfer-config: engines of --data-parallel-size fetch pages and send none, and "
             f"kv_role is {transfer.kv_role}; set it to kv_consumer, or start a server for each"
         )
-    traces, events = config.profiler_dir, KVEventSettings.read(config.kv_events_config)
+    traces = config.profiler_dir
+    events = KVEventSettings.read(config.kv_events_config)
     return dataclasses.replace(
         config,
         profiler_dir=None if traces is None else f"{traces}/engine-{number}",

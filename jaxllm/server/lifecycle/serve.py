@@ -232,7 +232,8 @@ def address(options: Options, sock: socket.socket) -> str:
 
 def announce(options: Options, names: Sequence[str], sock: socket.socket) -> None:
     """Log the address, and a warning when everybody on the network may use it."""
-    settings, routes = options.settings, "OpenAI protocol under /v1"
+    settings = options.settings
+    routes = "OpenAI protocol under /v1"
     where = address(options, sock)
     if options.uds is None:
         host, port = sock.getsockname()[:2]

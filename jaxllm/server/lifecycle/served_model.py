@@ -49,7 +49,8 @@ class ServedModel:
     state: ServerState
 
     def __init__(self, options: Options, model_dir: Path, command: tuple[str, ...]):
-        self._options, self._model_dir = options, model_dir
+        self._options = options
+        self._model_dir = model_dir
         self.names = options.settings.served
         self.name = self.names[0]
         self.loading = False
@@ -215,7 +216,8 @@ def start_title(model: str, engine: int, several: bool) -> str:
 
 def progress(before: EngineStats, now: EngineStats, seconds: float) -> str:
     """What an engine did in the seconds between two snapshots."""
-    hits, queries = now.prefix_hits - before.prefix_hits, now.prefix_queries - before.prefix_queries
+    hits = now.prefix_hits - before.prefix_hits
+    queries = now.prefix_queries - before.prefix_queries
     prompt = (now.prompt_tokens - before.prompt_tokens) / seconds
     generated = (now.generation_tokens - before.generation_tokens) / seconds
     return (

@@ -47,6 +47,7 @@ def continued_marker(conversation: Conversation, formats: Formats) -> str | None
     thought."""
     if formats.reasoning is None or not conversation.continue_final_message:
         return None
-    text, markers = conversation.messages[-1]["content"], formats.reasoning
+    text = conversation.messages[-1]["content"]
+    markers = formats.reasoning
     found = {text.rfind(marker): marker for marker in (*markers.starts, *markers.ends)}
     return found[max(found)] if max(found) >= 0 else markers.ends[0]

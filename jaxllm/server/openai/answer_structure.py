@@ -95,7 +95,8 @@ def thought_pieces(reasoning: type[ReasoningParser], prompt: str) -> Pieces:
     the prompt has ended it."""
     if prompt.rstrip().endswith(reasoning.ends):
         return ()
-    start, end = reasoning.starts[0], reasoning.ends[0]
+    start = reasoning.starts[0]
+    end = reasoning.ends[0]
     rest: Pieces = (FreeText(end), Literal(end + reasoning.between))
     if not reasoning.between:  # which is the beginning of the next message's head
         rest = (*rest, NEWLINES)
@@ -107,7 +108,8 @@ def call_pieces(request: ChatRequest, parser: type[ToolParser]) -> tuple[str, Pi
 
     The marker is "" in formats where text may begin in the same way.
     """
-    section, tools = parser.section, request.tools
+    section = parser.section
+    tools = request.tools
     number = request.conversation.calls
     calls = [
         parser.pieces(tool.name, tool.parameters | OF_OBJECTS, number) for tool in tools.callable

@@ -28,7 +28,9 @@ CONTENT = b'{"content":'
 class ChatReply(PartsReply):
     """/v1/chat/completions"""
 
-    prefix, kind, chunk_kind = "chatcmpl-", "chat.completion", "chat.completion.chunk"
+    prefix = "chatcmpl-"
+    kind = "chat.completion"
+    chunk_kind = "chat.completion.chunk"
 
     def _first_head(self, prompt: int) -> bytes:
         ids = self._prompt_token_ids(prompt)
@@ -39,7 +41,8 @@ class ChatReply(PartsReply):
     def _chunks(self, index: int, choice: Choice, delta: TextDelta) -> list[bytes]:
         chunks = []
         if not choice.started:
-            choice.started, choice.begin = True, b'{"index":%d,"delta":' % index
+            choice.started = True
+            choice.begin = b'{"index":%d,"delta":' % index
             opening = {"role": self._spec.role, "content": ""}
             deltas = [opening, *({"content": text} for text in self._spec.texts or ())]
             goes_on = GOES_ON[:-1] + b',"token_ids":[]}' if self._spec.token_ids else GOES_ON
@@ -145,7 +148,8 @@ def around(part: TextPart) -> tuple[bytes, ...]:
 def message_fields(parts: Iterable[Part], echo: str) -> dict[str, Any]:
     """The fields of a message that the parts of an answer make, after echoed text. `content` is
     null beside calls without text."""
-    content, reasoning = [echo] if echo else [], []
+    content = [echo] if echo else []
+    reasoning = []
     calls: list[dict[str, Any]] = []
     arguments: list[list[str]] = []
     for part in parts:

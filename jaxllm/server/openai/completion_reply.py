@@ -45,7 +45,9 @@ class Columns:
 class CompletionReply(Reply):
     """/v1/completions"""
 
-    prefix, kind, chunk_kind = "cmpl-", "text_completion", "text_completion"
+    prefix = "cmpl-"
+    kind = "text_completion"
+    chunk_kind = "text_completion"
 
     def __init__(
         self, id: str, model: str, fingerprint: str, spec: ReplySpec, n: int, names: TokenNames
@@ -57,12 +59,14 @@ class CompletionReply(Reply):
         """As for every reply; when only the prompts are scored, generated tokens do not count."""
         choice = super()._update_choice(prompt, delta)
         if not self._spec.generates:
-            choice.tokens, choice.stop_reason = 0, None
+            choice.tokens = 0
+            choice.stop_reason = None
             choice.finish_reason = choice.finish_reason and "length"
         return choice
 
     def _chunks(self, index: int, choice: Choice, delta: TextDelta) -> list[bytes]:
-        first, choice.started = not choice.started, True
+        first = not choice.started
+        choice.started = True
         made = self._choice(index, choice, delta.text, unpack_delta(delta), echoes=first)
         made |= self._ids(index, delta.token_ids, begins=first)
         if first and self._spec.generates:
@@ -90,7 +94,8 @@ class CompletionReply(Reply):
     ) -> dict[str, Any]:
         """A choice's object with generated text; `echoes` puts the requested echo before it."""
         if not self._spec.generates:
-            text, logprobs = "", None
+            text = ""
+            logprobs = None
         before, prompt_columns = self._echo_of(index // self._n) if echoes else ("", None)
         return {
             "index": index,
@@ -140,7 +145,8 @@ class CompletionReply(Reply):
 
     def _token_entry(self, at: TokenLogprobs) -> tuple[str, float, orjson.Fragment]:
         """A token's text, its log-probability, and those of the most likely texts."""
-        text, logprob = self._names.token_text(at.token_id), finite(at.logprob)
+        text = self._names.token_text(at.token_id)
+        logprob = finite(at.logprob)
         top: dict[str, float] = {}
         for id, value in at.top:
             top.setdefault(self._names.token_text(id), finite(value))

@@ -118,7 +118,8 @@ def is_thinking(choice: Choice) -> bool:
 def by_token(delta: TextDelta, names: TokenNames) -> Iterator[TextDelta]:
     """A delta for each token of one, as if they had come one at a time. Text that was held back
     before comes with the first, and text that is no token's own with the last."""
-    ids, text = delta.token_ids, delta.text.encode()
+    ids = delta.token_ids
+    text = delta.text.encode()
     packed = delta.logprobs
     width = 0 if packed is None else len(packed) // len(ids)
     decoder = codecs.getincrementaldecoder("utf-8")("replace")
@@ -126,7 +127,8 @@ def by_token(delta: TextDelta, names: TokenNames) -> Iterator[TextDelta]:
     for number, (id, end) in enumerate(zip(ids, _ends(text, ids, names), strict=True)):
         last = number == len(ids) - 1
         row = None if packed is None else packed[number * width :][:width]
-        piece, at = decoder.decode(text[at : len(text) if last else end], last), end
+        piece = decoder.decode(text[at : len(text) if last else end], last)
+        at = end
         if last:
             yield msgspec.structs.replace(delta, token_ids=[id], text=piece, logprobs=row)
         else:
@@ -152,7 +154,8 @@ def _ends(text: bytes, ids: Sequence[int], names: TokenNames) -> list[int]:
 def _laid(text: bytes, owns: list[bytes], at: int) -> tuple[list[int], bool]:
     """Where each token's text ends if the first begins there; those that do not follow have none.
     And whether they reach the end of the text, of which the last one's may be held back."""
-    ends, cut = [], False
+    ends = []
+    cut = False
     for own in owns:
         at += len(own) if text.startswith(own, at) else 0
         cut = cut or (at < len(text) and own.startswith(text[at:]))

@@ -148,7 +148,9 @@ class Reply:
         self.id = self.prefix + id
         self.created = int(time.time())
         self._common = {"created": self.created, "model": model, "system_fingerprint": fingerprint}
-        self._spec, self._n, self._names = spec, n, names
+        self._spec = spec
+        self._n = n
+        self._names = names
         self._choices = [Choice() for _ in range(len(spec.prompts) * n)]
         self._prompt_tokens = sum(map(len, spec.prompts))
         self._cached = [0] * len(spec.prompts)
@@ -165,7 +167,8 @@ class Reply:
 
     def with_usage(self, at_end: bool, always: bool) -> None:
         """Put usage into a last chunk, or into every chunk; other chunks then carry null."""
-        self._usage_at_end, self._usage_in_chunks = at_end, always
+        self._usage_at_end = at_end
+        self._usage_in_chunks = always
         if at_end:
             self._event_tail = b'],"usage":null}\n\n'
 
@@ -242,7 +245,8 @@ class Reply:
 
     def usage(self) -> dict[str, Any]:
         """Token counts so far."""
-        prompt, completion = self._prompt_tokens, sum(choice.tokens for choice in self._choices)
+        prompt = self._prompt_tokens
+        completion = sum(choice.tokens for choice in self._choices)
         return {
             "prompt_tokens": prompt,
             "completion_tokens": completion,
@@ -264,7 +268,8 @@ class Reply:
         if delta.prompt_logprobs is not None:
             self._prompt_packed[prompt] = delta.prompt_logprobs
         if delta.finish_reason is not None:
-            choice.finish_reason, choice.stop_reason = delta.finish_reason, delta.stop_reason
+            choice.finish_reason = delta.finish_reason
+            choice.stop_reason = delta.stop_reason
             self._misses[prompt] = delta.prefix_miss or self._misses[prompt]
         return choice
 

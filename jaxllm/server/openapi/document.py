@@ -15,7 +15,9 @@ from jaxllm.server.middleware.auth import ADMIN_PATHS, is_open
 from jaxllm.server.openapi import bodies, replies, responses
 from jaxllm.server.openapi.schema import BOOL, STRING, Schema, array, one_of, ref
 
-JSON, EVENTS, LINES = "application/json", "text/event-stream", "application/x-ndjson"
+JSON = "application/json"
+EVENTS = "text/event-stream"
+LINES = "application/x-ndjson"
 BYTES = "application/octet-stream"
 PARTS = array(one_of(("weights", "kv_cache")), minItems=2, maxItems=2) | {"uniqueItems": True}
 SCHEMAS = bodies.BODIES | responses.BODIES | replies.REPLIES | responses.REPLIES

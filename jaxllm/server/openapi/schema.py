@@ -65,7 +65,8 @@ def unsupported(neutral: Iterable[Any]) -> Schema:
 
 def option(name: str, **bounds: Any) -> Schema:
     """A sampling option by its entry of the table, with other bounds of an endpoint."""
-    row, default = OPTIONS[name], default_of(name)
+    row = OPTIONS[name]
+    default = default_of(name)
     more = {} if default is None else {"default": default}
     return field(_KINDS[row.kind](row) | bounds, row.doc, **more)
 

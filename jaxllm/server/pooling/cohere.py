@@ -59,7 +59,9 @@ class CohereRequest:
 class Embed(PoolingEndpoint):
     """POST /v2/embed"""
 
-    param, prefix, fields = "texts", "embd", COHERE_FIELDS
+    param = "texts"
+    prefix = "embd"
+    fields = COHERE_FIELDS
     cut = CUT
 
     def parse(self, body: dict[str, Any]) -> CohereRequest:
@@ -69,7 +71,8 @@ class Embed(PoolingEndpoint):
             raise bad_request("images are not read; send texts", "images")
         if (body.get("texts") is None) == (body.get("inputs") is None):
             raise bad_request("texts is required, or inputs in its place", "texts")
-        options, types = _options(body, rules), _types(body)
+        options = _options(body, rules)
+        types = _types(body)
         size = options.params.dimensions or options.pooling.size
         if size % 8 and not set(types).isdisjoint(IN_BITS):
             raise bad_request(
@@ -77,7 +80,8 @@ class Embed(PoolingEndpoint):
                 f"{' and '.join(IN_BITS)}, or choose another output_dimension",
                 "embedding_types",
             )
-        cut, prefix = one_of(body, "truncate", TRUNCATE) != "NONE", _prefix(body, options.pooling)
+        cut = one_of(body, "truncate", TRUNCATE) != "NONE"
+        prefix = _prefix(body, options.pooling)
         texts: list[str] | None = None
         contents: list[Any] = []
         if body.get("texts") is None:
@@ -104,7 +108,8 @@ class Embed(PoolingEndpoint):
 
     async def tokenise(self, request: CohereRequest) -> list[Pair]:
         """A model with a chat template gets the text for a type of inputs as its system's."""
-        params, limit = request.options.params, self._state.resolved.max_model_len
+        params = request.options.params
+        limit = self._state.resolved.max_model_len
         cut = params.length(limit), params.truncation_side
         if request.conversations:
             found = [
@@ -149,7 +154,8 @@ class Embed(PoolingEndpoint):
 
 def _options(body: dict[str, Any], rules: Rules) -> Options:
     """The options that other pooling routes have, too. Raises ApiError."""
-    truncate, most = one_of(body, "truncate", TRUNCATE), read_optional(body, "max_tokens", int)
+    truncate = one_of(body, "truncate", TRUNCATE)
+    most = read_optional(body, "max_tokens", int)
     limit = rules.resolved.max_model_len
     if most is not None and not 1 <= most <= limit:
         raise bad_request(f"max_tokens must be from 1 to {limit}, got {most}", "max_tokens")
@@ -191,7 +197,8 @@ def _types(body: dict[str, Any]) -> list[str]:
 
 def _prefix(body: dict[str, Any], pooling: Pooling) -> str:
     """The model's text for the type of the inputs. Raises ApiError for a type without one."""
-    kind, known = read_optional(body, "input_type", str), dict(pooling.prompts)
+    kind = read_optional(body, "input_type", str)
+    known = dict(pooling.prompts)
     if kind is None:
         return ""
     if kind not in known:

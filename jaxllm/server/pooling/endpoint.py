@@ -50,7 +50,8 @@ class PoolingEndpoint(Endpoint):
     cut = "send truncate_prompt_tokens"
 
     async def _run(self, request: Any, gone: asyncio.Future[None], send: Any) -> None:
-        options, id = self.options(request), secrets.token_hex(16)
+        options = self.options(request)
+        id = secrets.token_hex(16)
         prompts = await unless_gone(gone, self.tokenise(request))
         numbers = options.pooling.size * (
             sum(len(prompt.ids) for prompt in prompts)

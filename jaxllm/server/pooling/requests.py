@@ -154,9 +154,11 @@ def read_inputs(body: dict[str, Any], rules: Rules, *tasks: str) -> InputRequest
     )
     special = read_field(body, "add_special_tokens", bool, True)
     if body.get("messages") is None:
-        inputs, conversation = _input_list(body.get("input"), rules, options.params), None
+        inputs = _input_list(body.get("input"), rules, options.params)
+        conversation = None
     elif body.get("input") is None:
-        inputs, conversation = [], read_conversation(body, rules, answered=False)
+        inputs = []
+        conversation = read_conversation(body, rules, answered=False)
     else:
         raise bad_request("input and messages exclude each other; send one of them", "input")
     if form.encoding == "bytes" and len(inputs) > MAX_DESCRIBED:

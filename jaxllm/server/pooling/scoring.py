@@ -62,8 +62,10 @@ class PairEndpoint(PoolingEndpoint):
 
     async def tokenise(self, request: PairRequest) -> list[Pair]:
         """A classifier reads the two texts of a pair together."""
-        params, limit = request.options.params, self._state.resolved.max_model_len
-        length, most = params.length(limit), request.most_of_right
+        params = request.options.params
+        limit = self._state.resolved.max_model_len
+        length = params.length(limit)
+        most = request.most_of_right
 
         def encode(tokenizer: Tokenizer) -> list[Pair]:
             if request.options.pooling.task == "classify":
@@ -80,7 +82,8 @@ class PairEndpoint(PoolingEndpoint):
         """The score of each pair."""
         if request.options.pooling.task == "classify":
             return [float(vector[0]) for vector in vectors]
-        left, right = vectors[: len(request.left)], vectors[len(request.left) :]
+        left = vectors[: len(request.left)]
+        right = vectors[len(request.left) :]
         left = [*left] * (len(right) // len(left))
         return [cosine(one, other) for one, other in zip(left, right, strict=True)]
 
@@ -88,7 +91,8 @@ class PairEndpoint(PoolingEndpoint):
 class Score(PairEndpoint):
     """POST /score, /v1/score"""
 
-    prefix, fields = "score", SCORE_FIELDS
+    prefix = "score"
+    fields = SCORE_FIELDS
 
     def parse(self, body: dict[str, Any]) -> PairRequest:
         """The two sides under any of their names. Raises ApiError."""
@@ -112,7 +116,8 @@ class Score(PairEndpoint):
 class Rerank(PairEndpoint):
     """POST /rerank, /v1/rerank, /v2/rerank"""
 
-    prefix, fields = "rerank", RERANK_FIELDS
+    prefix = "rerank"
+    fields = RERANK_FIELDS
 
     def parse(self, body: dict[str, Any]) -> PairRequest:
         """One query and its documents. Raises ApiError."""

@@ -53,7 +53,8 @@ class InputEndpoint(PoolingEndpoint):
 
     async def tokenise(self, request: InputRequest) -> list[Pair]:
         """Texts are encoded, token ids stay."""
-        params, limit = request.options.params, self._state.resolved.max_model_len
+        params = request.options.params
+        limit = self._state.resolved.max_model_len
         if request.conversation is not None:
             ids = await self._state.render(request.conversation, params.length(limit) is not None)
             return [Pair(params.truncated(ids, limit))]
@@ -75,7 +76,8 @@ class VectorEndpoint(InputEndpoint):
 
     def reply(self, request: InputRequest, id: str, pooled: Pooled) -> Reply:
         """vLLM's form: where each vector lies in the bytes is told in the header `metadata`."""
-        form, vectors = request.form, pooled.vectors
+        form = request.form
+        vectors = pooled.vectors
         if form.encoding not in ("bytes", "bytes_only"):
             return super().reply(request, id, pooled)
         parts = [packed(vector, form) for vector in vectors]

@@ -197,7 +197,8 @@ class Renders:
     async def _reply(self, lane: int, job: bytes) -> dict[str, Any]:
         if self._closed:
             raise shutting_down()
-        waiting, size = self.waiting[lane], self.waiting_bytes[lane] + len(job)
+        waiting = self.waiting[lane]
+        size = self.waiting_bytes[lane] + len(job)
         if waiting >= MAX_WAITING[lane] or (waiting and size > MAX_WAITING_BYTES[lane]):
             raise overloaded(
                 f"{waiting} conversations wait to be rendered, {self.waiting_bytes[lane]} bytes; "

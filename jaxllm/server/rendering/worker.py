@@ -141,7 +141,8 @@ def main() -> None:
     # Sent to every process of a service
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
-    lines, out = sys.stdin.buffer, sys.stdout.buffer
+    lines = sys.stdin.buffer
+    out = sys.stdout.buffer
     hello = orjson.loads(lines.readline())
     renderer = Renderer(hello["facts"])
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))

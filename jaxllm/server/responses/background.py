@@ -65,16 +65,20 @@ class Background(Stored):
         """It has ended: store what it has become."""
         with self._store.changing(self):
             self.turn.items += map(encode, answer.output.items)
-            self.body, self.answer = orjson.dumps(answer.shape()), None
+            self.body = orjson.dumps(answer.shape())
+            self.answer = None
         self._wake()
 
     async def follow(self, after: int, send: Any) -> None:
         """Send the events after this number as they come, over ASGI."""
         await send({"type": "http.response.start", "status": 200, "headers": stream_headers()})
-        at, more = after + 1, True
+        at = after + 1
+        more = True
         while more:
-            changed, more = self._changed, not self.body
-            ready, at = self.events[at:], max(at, len(self.events))
+            changed = self._changed
+            more = not self.body
+            ready = self.events[at:]
+            at = max(at, len(self.events))
             if ready or not more:
                 data = b"".join(ready)
                 await send({"type": "http.response.body", "body": data, "more_body": more})

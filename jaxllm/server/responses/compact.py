@@ -19,7 +19,8 @@ class CompactReply(ResponsesReply):
 
     def full_reply(self) -> dict[str, Any]:
         """The reply."""
-        made, request = super().full_reply(), self.answer.request
+        made = super().full_reply()
+        request = self.answer.request
         before = [] if request.before is None else request.before.history()
         items = [orjson.loads(item) for _, item in [*before, *map(encode, request.items)]]
         kept = [item for item in items if item["type"] == "message" and item["role"] == "user"]

@@ -45,14 +45,16 @@ logger = logging.getLogger("jaxllm.server")
 class Create(Chat):
     """Makes one response for one owner. `store` is None when responses are not kept."""
 
-    param, fields = "input", FIELDS
+    param = "input"
+    fields = FIELDS
     shape = ResponsesReply
     compacts = False  # whether every request asks for a summary of the conversation
     counts = False  # whether prompts are counted in place of being answered
 
     def __init__(self, server_state: ServerState, store: ResponseStore | None, owner: Owner):
         super().__init__(server_state)
-        self._store, self._owner = store, owner
+        self._store = store
+        self._owner = owner
         self._answer: Answer
 
     def parse(self, body: dict[str, Any]) -> ResponsesRequest:
@@ -115,7 +117,8 @@ class Create(Chat):
 
     async def _make(self, request: ResponsesRequest, response: Background) -> None:
         """Make a response in the background, whatever happens."""
-        answer, events = self._answer, []
+        answer = self._answer
+        events = []
         try:
             with self._state.working():
                 await super()._run(request, response.cancelled, response.collect)
@@ -164,7 +167,8 @@ class Create(Chat):
 
     def _resolved(self, items: list[Item]) -> list[Item]:
         """The items, with those that references name in their places. Raises ApiError."""
-        found, size = [], 0
+        found = []
+        size = 0
         for at, item in enumerate(items):
             if item["type"] == "item_reference":
                 stored = self._referred(item, f"input[{at}]")
@@ -184,7 +188,8 @@ class Create(Chat):
 
     def _referred(self, item: Item, at: str) -> bytes:
         """The JSON of the item that a reference names. Raises ApiError(404)."""
-        id, stored = item.get("id"), None
+        id = item.get("id")
+        stored = None
         if self._store is not None and isinstance(id, str):
             stored = self._store.find_item(id, self._owner)
         if stored is None:

@@ -48,11 +48,13 @@ class Shortened(Sequence[list[Message]]):
     user to begin with, and the last `after`. The result of a call never stands without it."""
 
     def __init__(self, messages: list[Message], after: int = 0):
-        roles, end = [one["role"] for one in messages], len(messages) - after
+        roles = [one["role"] for one in messages]
+        end = len(messages) - after
         first = next((at for at, role in enumerate(roles[:end]) if role != "system"), end)
         users = [at for at, role in enumerate(roles[:end]) if role == "user"]
         last = users[-1] if users else first
-        head, begun = messages[:first], messages[:first] + messages[last:end][:1]
+        head = messages[:first]
+        begun = messages[:first] + messages[last:end][:1]
         self._messages = messages
         # What stands before the messages from a place on
         self._cuts: list[tuple[list[Message], int]] = [([], 0)]
@@ -79,7 +81,9 @@ async def fitting(
 ) -> list[int]:
     """The token ids of the first of `shorter` that `room` tokens hold, else of the last. Raises
     what `render` does for these."""
-    low, high, at = 0, len(shorter) - 1, 0
+    low = 0
+    high = len(shorter) - 1
+    at = 0
     best: list[int] | None = None
     while low <= high:
         try:
@@ -90,7 +94,8 @@ async def fitting(
                 raise
             fits = False
         if fits:
-            best, high = ids, at - 1
+            best = ids
+            high = at - 1
         else:
             low = at + 1
         at = (low + high) // 2

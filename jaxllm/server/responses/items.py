@@ -97,7 +97,8 @@ class Chat:
     def summarise(self) -> None:
         """Ask for a summary in place of an answer."""
         self._messages.append({"role": "user", "content": SUMMARISE})
-        self.tools.functions, self.tools.places = [], []
+        self.tools.functions = []
+        self.tools.places = []
 
     def _message(self, item: Item, at: str) -> None:
         role = item.get("role")

@@ -43,7 +43,8 @@ class Output:
     def feed(self, parts: Sequence[Part], logprobs: list[Any] | None = None) -> list[Event]:
         """The events of the parts that some tokens complete. `logprobs` are those of the tokens;
         None if they cannot be text of the reply, which alone shows its own."""
-        waiting, self._logprobs = self._logprobs, []
+        waiting = self._logprobs
+        self._logprobs = []
         events: list[Event] = []
         new = logprobs or []
         for part in parts:
@@ -99,7 +100,8 @@ class Output:
     def _close(self, complete: bool) -> list[Event]:
         if self._open is None:
             return []
-        item, self._open = self._open, None
+        item = self._open
+        self._open = None
         events = item.end(complete)
         self.items.append(item.shape())
         return events

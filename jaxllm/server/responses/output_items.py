@@ -33,7 +33,8 @@ class Item:
     prefix = ""
 
     def __init__(self, index: int):
-        self.id, self.index = new_id(self.prefix), index
+        self.id = new_id(self.prefix)
+        self.index = index
         self.status = "in_progress"
         self._texts: list[str] = []
 
@@ -116,7 +117,8 @@ class Message(Item):
         return [self._inner(type, content_index=0, delta=text, logprobs=logprobs)]
 
     def _last(self) -> list[Event]:
-        type, whole = "response.output_text.done", self._logprobs
+        type = "response.output_text.done"
+        whole = self._logprobs
         done = self._inner(type, content_index=0, text=self.text, logprobs=whole)
         return [done, self._part("response.content_part.done")]
 
@@ -125,8 +127,11 @@ class Thought(Item):
     """Reasoning as its content. `sealed` adds it in the form that stateless clients send back."""
 
     prefix = "rs"
-    field, kind, place = "content", "reasoning_text", "content_index"
-    text_event, part_event = "response.reasoning_text", "response.content_part"
+    field = "content"
+    kind = "reasoning_text"
+    place = "content_index"
+    text_event = "response.reasoning_text"
+    part_event = "response.content_part"
 
     def __init__(self, index: int, sealed: bool):
         super().__init__(index)
@@ -160,8 +165,11 @@ class Thought(Item):
 class Summary(Thought):
     """Reasoning as its own summary, for clients that requested one: there they look for it."""
 
-    field, kind, place = "summary", "summary_text", "summary_index"
-    text_event, part_event = "response.reasoning_summary_text", "response.reasoning_summary_part"
+    field = "summary"
+    kind = "summary_text"
+    place = "summary_index"
+    text_event = "response.reasoning_summary_text"
+    part_event = "response.reasoning_summary_part"
 
 
 class Call(Item):
@@ -175,7 +183,8 @@ class Call(Item):
 
     def __init__(self, index: int, call_id: str, origin: Origin):
         super().__init__(index)
-        self.call_id, self.origin = call_id, origin
+        self.call_id = call_id
+        self.origin = origin
 
     def shape(self) -> dict[str, Any]:
         """A function call."""
@@ -223,7 +232,8 @@ class CustomCall(Call):
     def end(self, complete: bool) -> list[Event]:
         """The input as one delta, then the call."""
         self.status = "completed" if complete else "incomplete"
-        text, type = self._input(), "response.custom_tool_call_input"
+        text = self._input()
+        type = "response.custom_tool_call_input"
         return [
             self._inner(f"{type}.delta", delta=text),
             self._inner(f"{type}.done", input=text),

@@ -30,7 +30,10 @@ class Answer:
     """
 
     def __init__(self, id: str, request: ResponsesRequest, stored: bool, output: Output):
-        self.id, self.request, self.stored, self.output = id, request, stored, output
+        self.id = id
+        self.request = request
+        self.stored = stored
+        self.output = output
         self.status = "queued" if request.background else "in_progress"
         self.created = int(time.time())
         self.ended: int | None = None
@@ -122,7 +125,8 @@ class ResponsesReply(PartsReply):
         """The server-sent events for one delta."""
         events: list[Event] = []
         if not self._started:
-            self._started, self.answer.status = True, "in_progress"
+            self._started = True
+            self.answer.status = "in_progress"
             events += self.answer.opening()
         return b"".join(self.answer.encoded(events + self._grow(prompt, delta)))
 

@@ -20,8 +20,11 @@ from jaxllm.server.responses.items import Chat, Item
 from jaxllm.server.responses.store import Turn
 from jaxllm.server.responses.tools import Origin, Tools
 
-MAX_METADATA, MAX_KEY, MAX_VALUE = 16, 64, 512
-LOGPROBS, SEALED = "message.output_text.logprobs", "reasoning.encrypted_content"
+MAX_METADATA = 16
+MAX_KEY = 64
+MAX_VALUE = 512
+LOGPROBS = "message.output_text.logprobs"
+SEALED = "reasoning.encrypted_content"
 # The rest of what `include` may name belongs to hosted tools and images, which no answer has.
 INCLUDES = frozenset(
     f"{LOGPROBS} {SEALED} file_search_call.results web_search_call.results "
@@ -225,12 +228,14 @@ def raise_renamed(error: ApiError, tools: Tools) -> NoReturn:
         return tools.places[int(found[1])]
 
     root = re.split(r"[.\[]", error.param or "")[0]
-    here, message = RENAMED.get(root, error.param), error.message
+    here = RENAMED.get(root, error.param)
+    message = error.message
     for name, new in RENAMED.items():
         if name == root or "_" in name:  # the others are words, too
             message = re.sub(rf"\b{name}\b", new, message)
     if root == "tools" and error.param is not None:
-        here, message = _PLACE.sub(place, error.param), _PLACE.sub(place, message)
+        here = _PLACE.sub(place, error.param)
+        message = _PLACE.sub(place, message)
     error.message = message
     error.param = here
     raise error from None

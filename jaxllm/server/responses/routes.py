@@ -28,7 +28,8 @@ class Making:
     """An ASGI endpoint that makes a response for the owner of the request's key."""
 
     def __init__(self, routes: ResponseRoutes, kind: type[Create]):
-        self._routes, self._kind = routes, kind
+        self._routes = routes
+        self._kind = kind
 
     async def __call__(self, scope: dict[str, Any], receive: Any, send: Any) -> None:
         """ASGI"""
@@ -66,7 +67,8 @@ class ResponseRoutes:
     """What the routes share: the store."""
 
     def __init__(self, server_state: ServerState, store: ResponseStore | None):
-        self._state, self._store = server_state, store
+        self._state = server_state
+        self._store = store
         settings = server_state.settings
         self._keys = digests((*settings.api_keys, *settings.admin_keys))
 
@@ -119,7 +121,8 @@ class ResponseRoutes:
         """The items that a response was made from, page by page."""
         items = self.find(request).input_items()
         limit = read_number(request, "limit", LISTED, MAX_LISTED)
-        order, after = request.query_params.get("order", "desc"), request.query_params.get("after")
+        order = request.query_params.get("order", "desc")
+        after = request.query_params.get("after")
         if order not in ("asc", "desc"):
             raise bad_request(f"order must be asc or desc, got {describe(order)}", "order")
         if order == "desc":

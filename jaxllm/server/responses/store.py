@@ -42,7 +42,8 @@ class Turn:
 
     def history(self) -> list[Encoded]:
         """All items up to this turn's last, oldest first."""
-        turns, turn = [self], self.before
+        turns = [self]
+        turn = self.before
         while turn is not None:
             turns.append(turn)
             turn = turn.before
@@ -98,7 +99,9 @@ class ResponseStore:
         max_bytes: int = MAX_BYTES,
         clock: Callable[[], float] = time.monotonic,
     ):
-        self._max_responses, self._max_bytes, self._clock = max_responses, max_bytes, clock
+        self._max_responses = max_responses
+        self._max_bytes = max_bytes
+        self._clock = clock
         self._stored: dict[str, Stored] = {}  # oldest first
         # Copies of items, by the numbers of their turns
         self._items: dict[tuple[Owner, str], dict[int, bytes]] = {}

@@ -93,7 +93,8 @@ class Tools:
         self.shown.append(tool)
 
     def _add_namespace(self, tool: dict[str, Any], at: str) -> None:
-        namespace, members = read_name(tool, at), tool.get("tools")
+        namespace = read_name(tool, at)
+        members = tool.get("tools")
         if not isinstance(members, list):
             raise bad_request(f"{at}.tools must be a list, got {describe(members)}", f"{at}.tools")
         for number, member in enumerate(members):
@@ -119,7 +120,8 @@ class Tools:
             if self.origins[name] == origin and self.declared[name] == declared:
                 return  # agents repeat themselves
             raise bad_request(f"{at} is another tool of the name {describe(name)}", at)
-        self.origins[name], self.declared[name] = origin, declared
+        self.origins[name] = origin
+        self.declared[name] = declared
         self.functions.append(declared)
         self.places.append(at)
 
@@ -143,7 +145,8 @@ class Tools:
 
     def _allow(self, choice: dict[str, Any]) -> Any:
         """Keep the allowed tools only; the mode."""
-        listed, mode = choice.get("tools"), choice.get("mode", "auto")
+        listed = choice.get("tools")
+        mode = choice.get("mode", "auto")
         if not isinstance(listed, list) or mode not in ("auto", "required"):
             raise bad_request(
                 "tool_choice of type allowed_tools must have a list of tools, "
@@ -160,7 +163,8 @@ class Tools:
             for function, place in zip(self.functions, self.places, strict=True)
             if function["function"]["name"] in allowed
         ]
-        self.functions, self.places = [one for one, _ in kept], [place for _, place in kept]
+        self.functions = [one for one, _ in kept]
+        self.places = [place for _, place in kept]
         return mode
 
     def _find(self, tool: Any, at: str) -> str:

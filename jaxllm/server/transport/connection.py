@@ -37,7 +37,10 @@ class Chunks:
 
     def __init__(self, cycle: Any):
         self._cycle = cycle
-        self._flow, self._conn, self._transport = cycle.flow, cycle.conn, cycle.transport
+        # Found at once, for every token
+        self._flow = cycle.flow
+        self._conn = cycle.conn
+        self._transport = cycle.transport
 
     @property
     def open(self) -> bool:
@@ -52,5 +55,7 @@ class Chunks:
 
 
 def framed(data: bytes) -> bytes:
-    """A chunk."""
-    return b"%x\r\n%b\r\n" % (len(data), data) if data else b""
+    """A chunk; nothing for no data, since an empty chunk ends the body."""
+    if not data:
+        return b""
+    return b"%x\r\n%b\r\n" % (len(data), data)

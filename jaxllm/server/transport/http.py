@@ -62,7 +62,8 @@ class HttpProtocol(H11Protocol):
     def __init__(self, *args: Any, **kwargs: Any):
         super().__init__(*args, **kwargs)
         self.conn = Connection(h11.SERVER, MAX_UNPARSED)
-        self._application, self.app = self.app, self._run_application
+        self._application = self.app
+        self.app = self._run_application
         self._head_timer: asyncio.TimerHandle | None = None
         self._write_timer: asyncio.TimerHandle | None = None
         self._end_timer: asyncio.TimerHandle | None = None
@@ -74,7 +75,8 @@ class HttpProtocol(H11Protocol):
         """ASGI; the message that starts a response gets what writes its chunks. A head is written
         with the part of the body that follows at once, and the end of a body with its last part: a
         write costs as much as all else of a short reply."""
-        cycle, transport = self.cycle, self.transport
+        cycle = self.cycle
+        transport = self.transport
 
         async def sending(message: Message) -> None:
             transport.hold()
@@ -211,7 +213,8 @@ class LingeringTransport:
     """A transport whose `close` is its protocol's `linger`, and which can hold what is written."""
 
     def __init__(self, transport: asyncio.Transport, protocol: HttpProtocol):
-        self._transport, self._protocol = transport, protocol
+        self._transport = transport
+        self._protocol = protocol
         self._held: list[bytes] = []
         # Found at once, for every token
         self.write: Callable[[bytes], None] = transport.write
@@ -244,14 +247,14 @@ def parse_error(why: BaseException | None, whole_head: bool) -> ApiError:
     """The reply to input that h11 cannot parse, in or after a head."""
     if isinstance(why, h11.RemoteProtocolError) and why.error_status_hint == 431 and not whole_head:
         return head_too_large(f"more than {MAX_UNPARSED} bytes")
-    what = str(why).partition(": bytearray(")[0]  # the client knows what it has sent
-    return bad_request(f"this is no HTTP/1.1 request: {sanitize(what)}", code="invalid_http")
+    reason = str(why).partition(": bytearray(")[0]  # the client knows what it has sent
+    return bad_request(f"this is no HTTP/1.1 request: {sanitize(reason)}", code="invalid_http")
 
 
-def head_too_large(what: str) -> ApiError:
-    """The 431."""
+def head_too_large(size: str) -> ApiError:
+    """The 431; `size` says how large the head is."""
     limits = f"at most {MAX_HEADERS} headers of {MAX_HEAD_BYTES} bytes together are taken"
-    return ApiError(431, f"the head of the request has {what}; {limits}", code="headers_too_large")
+    return ApiError(431, f"the head of the request has {size}; {limits}", code="headers_too_large")
 
 
 def head_error(version: str, headers: Sequence[tuple[bytes, bytes]]) -> ApiError | None:
@@ -289,9 +292,9 @@ class HeaderLimits:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """ASGI"""
-        refusal = (
-            head_error(scope["http_version"], scope["headers"]) if scope["type"] == "http" else None
-        )
+        refusal = None
+        if scope["type"] == "http":
+            refusal = head_error(scope["http_version"], scope["headers"])
         if refusal is None:
             return await self._app(origin_form(scope), receive, send)
         refusal.headers["connection"] = "close"

@@ -10,7 +10,9 @@ def route_path(scope: Mapping[str, Any]) -> str:
     """The path that the router sees: the ASGI path without the root path. No header changes it."""
     path = scope["path"]
     root = scope.get("root_path", "")
-    return path[len(root) :] if root and path.startswith(root + "/") else path
+    if root and path.startswith(root + "/"):
+        return path[len(root) :]
+    return path
 
 
 def header(headers: list[tuple[bytes, bytes]], name: bytes) -> bytes | None:

@@ -22,12 +22,15 @@ def bound(host: str, port: int, uds: str | None) -> Iterator[socket.socket]:
     """`bind`'s socket, at an address that no other server has bound in this way. The file of a
     Unix socket goes with it, if it is still this one's."""
     with bind(host, port, uds) as sock, claimed(sock):
-        own = None if uds is None else _file(uds)
+        if uds is None:
+            yield sock
+            return
+        bound_file = _file(uds)
         try:
             yield sock
         finally:
             with contextlib.suppress(OSError):
-                if uds is not None and _file(uds) == own:
+                if _file(uds) == bound_file:
                     Path(uds).unlink()
 
 
@@ -58,8 +61,8 @@ def _taken(host: str, port: int, error: OSError) -> ConfigError:
 
 def _file(path: str) -> tuple[int, int, int]:
     """Which file is there: the number of one that is gone may be another's."""
-    found = Path(path).stat()
-    return found.st_dev, found.st_ino, found.st_mtime_ns
+    status = Path(path).stat()
+    return status.st_dev, status.st_ino, status.st_mtime_ns
 
 
 def bind(host: str, port: int, uds: str | None) -> socket.socket:
@@ -67,15 +70,15 @@ def bind(host: str, port: int, uds: str | None) -> socket.socket:
     if uds is not None:
         return bind_unix(Path(uds))
     try:
-        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        addresses = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     except OSError as error:
         raise ConfigError(
             f"cannot listen on {host}: {error.strerror or error}; check --host"
         ) from None
-    family, kind, protocol, _, address = found[0]
+    family, socket_type, protocol, _, address = addresses[0]
     # With the protocol named, asyncio turns Nagle's algorithm off. It would hold a token back, up
     # to 40 ms, until the client has acknowledged the one before.
-    sock = socket.socket(family, kind, protocol)
+    sock = socket.socket(family, socket_type, protocol)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         sock.bind(address)
@@ -96,8 +99,9 @@ def bind_unix(path: Path) -> socket.socket:
         sock.bind(str(path))
     except OSError as error:
         sock.close()
-        taken = "stop the program that listens there, remove what else is there, or "
-        remedy = f"{taken if error.errno == errno.EADDRINUSE else ''}choose another --uds"
+        remedy = "choose another --uds"
+        if error.errno == errno.EADDRINUSE:
+            remedy = f"stop the program that listens there, remove what else is there, or {remedy}"
         raise ConfigError(f"cannot listen on {path}: {error.strerror or error}; {remedy}") from None
     return sock
 

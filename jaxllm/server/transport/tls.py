@@ -75,15 +75,15 @@ class Certificates:
             self.refresh()
 
     def _versions(self) -> list[tuple[int, int, int] | None]:
-        """What changes with a file; a link that points elsewhere is another file."""
-        found: list[tuple[int, int, int] | None] = []
+        """Of each file, what changes with it; a link that points elsewhere is another file."""
+        versions: list[tuple[int, int, int] | None] = []
         for path in self._files.paths():
             try:
                 status = os.stat(path)
-                found.append((status.st_mtime_ns, status.st_ino, status.st_size))
+                versions.append((status.st_mtime_ns, status.st_ino, status.st_size))
             except (OSError, ValueError):  # ValueError: no path at all
-                found.append(None)
-        return found
+                versions.append(None)
+        return versions
 
     def _loaded(self) -> ssl.SSLContext:
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)  # TLS 1.2 and later

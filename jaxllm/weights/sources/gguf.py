@@ -46,7 +46,8 @@ def _tensors(model: Model) -> GgufTensors:
     for whole, (kind, parts) in checkpoint_parts(model).items():
         del tensors[whole], types[whole]
         for suffix, part in zip(PARTS, parts, strict=False):
-            tensors[whole + suffix], types[whole + suffix] = part, "F32"
+            tensors[whole + suffix] = part
+            types[whole + suffix] = "F32"
         types[whole + INTEGERS] = kind
     entries = {name: Entry(types[name], each.shape, 0, 0) for name, each in tensors.items()}
     return GgufTensors(model.paths[0].name, entries, tensors, model)

@@ -177,7 +177,9 @@ def open_file(path: Path) -> SafetensorsFile:
 
 def _entry(name: str, value: Any) -> Entry:
     try:
-        dtype, shape, (begin, end) = value["dtype"], value["shape"], value["data_offsets"]
+        dtype = value["dtype"]
+        shape = value["shape"]
+        begin, end = value["data_offsets"]
         legal = isinstance(dtype, str) and all(
             type(n) is int and 0 <= n < 2**63 for n in (*shape, begin, end)
         )
@@ -194,7 +196,8 @@ def _layout_problems(file: str, entries: dict[str, Entry], data_bytes: int) -> l
     Tensors must have the bytes of their shape, follow each other without holes or overlaps, and end
     with the file.
     """
-    problems, position = [], 0
+    problems = []
+    position = 0
     for name, entry in sorted(entries.items(), key=lambda item: (item[1].begin, item[1].end)):
         where = f"{file}: {name:.100}"
         if entry.dtype in STORED_DTYPES and entry.end - entry.begin != (
