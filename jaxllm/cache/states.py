@@ -139,20 +139,20 @@ def scan_step(
 def scan_chunks(cell: Cell, states: State, rows: Any, row_T: Array) -> tuple[State, Any]:
     """The `states` `[R, ...]` of R sequences after the tokens of `rows`, and what `cell` gives for
     these; token t belongs to sequence `row_T[t]`, or to none if that is R."""
-    padding = tuple(jnp.zeros((1, *state.shape[1:]), state.dtype) for state in states)
-    every = tuple(map(lambda *parts: jnp.concatenate(parts), states, padding))
+    # One more state, for padding
+    states = tuple(jnp.pad(state, [(0, 1)] + [(0, 0)] * (state.ndim - 1)) for state in states)
 
-    def advance(every: State, token: tuple[Array, Any]) -> tuple[State, Any]:
+    def advance(states: State, token: tuple[Array, Any]) -> tuple[State, Any]:
         number, row = token
-        state, output = cell(tuple(state[number] for state in every), row)
+        changed, output = cell(tuple(state[number] for state in states), row)
         written = (
-            states.at[number].set(new.astype(states.dtype))
-            for states, new in zip(every, state, strict=True)
+            state.at[number].set(new.astype(state.dtype))
+            for state, new in zip(states, changed, strict=True)
         )
         return tuple(written), output
 
-    every, output = lax.scan(advance, every, (row_T, rows))
-    return tuple(state[:-1] for state in every), output
+    states, output = lax.scan(advance, states, (row_T, rows))
+    return tuple(state[:-1] for state in states), output
 
 
 def scan_tokens(cell: Cell, rows: Any, begins_T: Array) -> Any:

@@ -109,7 +109,9 @@ def plan_host(
 
 def _whole_pages(option: str, size: float, page: int) -> int:
     """Pages of `page` bytes in `size` GiB. Raises ConfigError where a size holds none."""
-    if size and size * GIB < page:
+    if not size:
+        return 0
+    if size * GIB < page:
         raise ConfigError(
             f"{option} {size:g} GiB holds no KV page, which takes {page / GIB:.4f} GiB; "
             "raise it, or leave it out"
