@@ -47,7 +47,9 @@ class Devices:
         source: WeightSource,
         give_back: Callable[[], None] = lambda: None,
     ):
-        self._runner, self._source, self._give_back = runner, source, give_back
+        self._runner = runner
+        self._source = source
+        self._give_back = give_back
         self._asleep = False
 
     def run(self, launch: Launch) -> None:

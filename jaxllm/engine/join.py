@@ -31,7 +31,8 @@ OWN = frozenset(
     }
 )
 # Files whose names and sizes tell checkpoints apart; of those that are read at start the contents
-WEIGHTS, READ = (".safetensors", ".gguf"), (".json",)
+WEIGHTS = (".safetensors", ".gguf")
+READ = (".json",)
 CONNECT_SECONDS = 300  # for JAX's own connections
 
 logger = logging.getLogger("jaxllm.engine")

@@ -45,8 +45,11 @@ class Sleeper:
         shares_pages: bool = False,
     ):
         assert not isinstance(parts.runner, StageFollower), "a host that follows is told to sleep"
-        self.runner, self.source, self._give_back = parts.runner, parts.weights, parts.give_back
-        self._forget, self._busy = forget, busy
+        self.runner = parts.runner
+        self.source = parts.weights
+        self._give_back = parts.give_back
+        self._forget = forget
+        self._busy = busy
         self.level = 0
         self._shares_pages = shares_pages
 

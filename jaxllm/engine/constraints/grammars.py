@@ -306,10 +306,8 @@ class Grammars:
 
     def _install(self, request: Request, future: Future[Matcher]) -> str | None:
         """Give a choice its grammar; returns the reason where that failed."""
-        params, options = (
-            request.params,
-            request.logits_options or LogitsOptions(self._everything_W),
-        )
+        params = request.params
+        options = request.logits_options or LogitsOptions(self._everything_W)
         sole = not options.constraints and bool((options.allowed_W == self._everything_W).all())
         # Log-probabilities need draws
         no_logprobs = (

@@ -35,8 +35,13 @@ class ThinkingLimit:
         end_ids: Sequence[int],
         decode: Callable[[Sequence[int]], str],
     ):
-        self._left, self._thinking, self._over = budget, begun, False
-        self._starts, self._ends, self._end_ids, self._decode = starts, ends, end_ids, decode
+        self._left = budget
+        self._thinking = begun
+        self._over = False
+        self._starts = starts
+        self._ends = ends
+        self._end_ids = end_ids
+        self._decode = decode
         self._forced = 0  # tokens of the end marker
         longest = max(len(end.encode()) for end in ends)
         self._tail: deque[int] = deque(maxlen=max(MAX_START, longest + 1))

@@ -87,7 +87,8 @@ def run_host_processors(
 ) -> np.ndarray:
     """float32 logits `[V]` after all functions, in order. Logits of minus infinity stay so. Raises
     HostProcessorError."""
-    impossible_V, no_nan = np.isneginf(logits_V), not np.isnan(logits_V).any()
+    impossible_V = np.isneginf(logits_V)
+    no_nan = not np.isnan(logits_V).any()
     for function in functions:
         name = f"the logits processor {getattr(function, '__name__', type(function).__name__)}"
         try:

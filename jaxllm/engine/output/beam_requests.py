@@ -32,10 +32,13 @@ class BeamRequests:
 
     def __init__(self, rules: Rules, root: Request, scheduler: Scheduler):
         self.search = BeamSearch(rules)
-        self.root, self._scheduler = root, scheduler
+        self.root = root
+        self._scheduler = scheduler
         self._family = PromptSharing([root], slots=rules.width)
         self._tops: dict[Request, list[tuple[int, float]]] = {}
-        root.sharing, root.max_tokens, root.top = self._family, 1, max(root.top, self.search.needed)
+        root.sharing = self._family
+        root.max_tokens = 1
+        root.top = max(root.top, self.search.needed)
         root.is_beam = True
 
     @property
@@ -128,7 +131,8 @@ class BeamSearchManager:
         choice."""
         beams = self.open[request.id]
         root = beams.root
-        root.first_token_at, root.last_token_at = root.first_token_at or now, now
+        root.first_token_at = root.first_token_at or now
+        root.last_token_at = now
         if not beams.add_top_tokens(request, top):
             return []
         del self.open[request.id]
@@ -157,7 +161,9 @@ class BeamSearchManager:
 
     def _delta(self, root: Request, index: int, one: Finished) -> TextDelta:
         """A finished sequence as the only delta of a choice."""
-        params, beam, text = root.params, one.beam, ""
+        params = root.params
+        beam = one.beam
+        text = ""
         detok = self._make_detokenizer(root)
         if detok is not None:
             hidden = one.stop is not None and not params.include_stop_str_in_output

@@ -88,7 +88,8 @@ class BeamSearch:
         Tokens stand most likely first, at least `needed` of them or the whole vocabulary.
         Returns the index of the old beam that each new one continues, [] when the search is over.
         """
-        rules, length = self.rules, len(self.beams[0].tokens) + 1
+        rules = self.rules
+        length = len(self.beams[0].tokens) + 1
         last = length == rules.max_tokens
         going: list[_Continuation] = []
         for place, one in enumerate(self._ranked(tops, length)):

@@ -13,7 +13,8 @@ class StreamInterval:
     token of a choice goes at once, and its end takes the others along."""
 
     def __init__(self, params: SamplingParams):
-        self._interval, self._open = params.stream_interval, params.samples
+        self._interval = params.stream_interval
+        self._open = params.samples
         self._held: list[list[TextDelta]] = [[] for _ in range(params.samples)]
         # New tokens of each choice; so the first completes an interval
         self._tokens = [params.stream_interval - 1] * params.samples
@@ -26,13 +27,15 @@ class StreamInterval:
     def hold(self, delta: TextDelta) -> list[TextDelta]:
         """Keep a delta. Returns what the client gets now: all of its choice that was kept, as one,
         or nothing."""
-        held, index = self._held[delta.index], delta.index
+        held = self._held[delta.index]
+        index = delta.index
         held.append(delta)
         self._tokens[index] += len(delta.token_ids)
         self._open -= delta.finish_reason is not None
         if self._tokens[index] < self._interval and delta.finish_reason is None:
             return []
-        self._held[index], self._tokens[index] = [], 0
+        self._held[index] = []
+        self._tokens[index] = 0
         return [joined(held)]
 
 

@@ -37,7 +37,8 @@ class StopStrings:
     """
 
     def __init__(self, stops: Sequence[str], include: bool = False):
-        self._stops, self._include = stops, include
+        self._stops = stops
+        self._include = include
         self._longest = max(map(len, stops), default=0)
         # Characters that the start of a stop string can end with
         self._inside = frozenset("".join(stop[:-1] for stop in stops))
@@ -90,11 +91,9 @@ class Detokenizer:
     """
 
     def __init__(self, tokenizer: Tokenizer, prompt: list[int], params: SamplingParams):
-        self._tokenizer, self._skip, self._min_tokens = (
-            tokenizer,
-            params.skip_special_tokens,
-            params.min_tokens,
-        )
+        self._tokenizer = tokenizer
+        self._skip = params.skip_special_tokens
+        self._min_tokens = params.min_tokens
         self._stops = (
             StopStrings(params.stop_strings, params.include_stop_str_in_output)
             if params.stop_strings
@@ -138,7 +137,8 @@ class Detokenizer:
         another is its bare content."""
         if not self._joined:
             return self._decode(token)
-        text, content = self._decode(token), self._joined.get(token)
+        text = self._decode(token)
+        content = self._joined.get(token)
         if content is not None and self._after_added:
             text = content
         self._after_added = content is not None
@@ -148,7 +148,8 @@ class Detokenizer:
         self._pending.append(token)
         text = self._next(token)
         if text is not None:
-            self._tail, self._pending = self._pending, []
+            self._tail = self._pending
+            self._pending = []
             if self._stream is None:
                 self._restart()
             return text
@@ -193,7 +194,8 @@ class Detokenizer:
     def _new_text(self) -> str:
         """The text that the pending tokens add to the tail's. They may complete a character at the
         end of a prompt."""
-        before, whole = self._text(self._tail), self._text([*self._tail, *self._pending])
+        before = self._text(self._tail)
+        whole = self._text([*self._tail, *self._pending])
         while not whole.startswith(before):
             before = before[:-1]
         return whole[len(before) :]

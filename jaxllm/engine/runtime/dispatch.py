@@ -231,7 +231,9 @@ class Dispatcher:
             variant = self.programs.variant(key)
             bound = self._bound[key] = self.programs.get(key), variant.takes, variant.gives
         program, takes, gives = bound
-        read, write, given = self._device.read, self._device.write, iter(inputs)
+        read = self._device.read
+        write = self._device.write
+        given = iter(inputs)
         results = program(*[read(x) if type(x) is Resident else next(given) for x in takes])
         found = []
         for at, result in zip(gives, results if len(gives) > 1 else (results,), strict=True):
@@ -307,7 +309,8 @@ class Dispatcher:
         self._buffers: dict[Key, HostBuffers] = {}
         rings: dict[tuple[str, int], HostBuffers] = {}
         for key in self.programs.lattice:
-            program, size = PROGRAMS[key.program], self.programs.variant(key).buffer_size
+            program = PROGRAMS[key.program]
+            size = self.programs.variant(key).buffer_size
             if size:
                 if (key.program, size) not in rings:
                     rings[key.program, size] = HostBuffers(

@@ -103,7 +103,8 @@ class Programs:
         XLA times kernels on the device. A program for which there is no memory beside others is
         tried again by itself; raises ConfigError if there is none then.
         """
-        keys, crowded = [key for key in keys if key not in self._compiled], []
+        keys = [key for key in keys if key not in self._compiled]
+        crowded = []
         workers = max(2, (os.cpu_count() or 2) // 2)
         with ThreadPoolExecutor(workers, thread_name_prefix="compile") as pool:
             for done, (key, made) in enumerate(

@@ -50,7 +50,9 @@ class HostBuffers:
     """
 
     def __init__(self, size: int, sharding: NamedSharding, slots: int):
-        self._size, self._sharding, self._next = size, sharding, 0
+        self._size = size
+        self._sharding = sharding
+        self._next = 0
         self._pinned = [
             place(np.zeros(size, np.int32), sharding)
             for _ in range(slots if is_pinned(sharding) else 0)
@@ -81,7 +83,8 @@ class HostBuffers:
             whole = np.zeros(self._size, np.int32)  # a copy: JAX may keep what it is given
             whole[: buffer.size] = buffer
             return place(whole, self._sharding)
-        leased, self._leased = self._leased, None
+        leased = self._leased
+        self._leased = None
         views = self._next_views() if leased is None else self._views[self._next - 1]
         for view in views:
             if view is not buffer:
@@ -96,7 +99,8 @@ class HostBuffers:
     def _next_views(self) -> list[np.ndarray]:
         """The memory of the next buffer on each device, as soon as the program that took it last
         has ended."""
-        slot, self._next = self._next, (self._next + 1) % len(self._pinned)
+        slot = self._next
+        self._next = (self._next + 1) % len(self._pinned)
         if (busy := self._busy[slot]) is not None:
             busy.block_until_ready()
         return self._views[slot]

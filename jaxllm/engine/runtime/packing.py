@@ -48,7 +48,9 @@ class Layout:
     """
 
     def __init__(self, shapes: Shapes):
-        self.shapes, self.spans, self.size = shapes, dict[str, slice](), 0
+        self.shapes = shapes
+        self.spans = dict[str, slice]()
+        self.size = 0
         for name, (shape, _) in shapes.items():
             self.spans[name] = slice(self.size, self.size + math.prod(shape))
             self.size += -(-math.prod(shape) // ALIGN) * ALIGN
@@ -107,7 +109,8 @@ class ChunkLayout:
         """The arrays by name. Per token: its id, position, and chunk row. Per chunk: its slot, its
         first token's index, tokens, tokens with the cached prefix, tokens whose KV exists already,
         whether it samples, and the slot's state."""
-        t, r = self.shape.tokens, self.shape.chunks
+        t = self.shape.tokens
+        r = self.shape.chunks
         ints: Shapes = dict.fromkeys(("token", "position", "row"), ((t,), np.int32))
         ints |= dict.fromkeys(PER_CHUNK, ((r,), np.int32))
         params, table = ((r, width) for width in (width_of(SLOT_PARAMS), self.table_width))
@@ -129,7 +132,8 @@ class ChunkViews:
     """
 
     def __init__(self, layout: ChunkLayout, buffer: np.ndarray):
-        self._rows, self._arrays = layout.shape.chunks, layout.arrays.views(buffer)
+        self._rows = layout.shape.chunks
+        self._arrays = layout.arrays.views(buffer)
         spans = [layout.arrays.spans[name] for name in PER_CHUNK]
         # Arrays of equal sizes stand at equal distances
         self._chunks = buffer[spans[0].start :][: len(spans) * (spans[1].start - spans[0].start)]
@@ -143,7 +147,8 @@ class ChunkViews:
 
     def write(self, chunks: Sequence[Chunk]) -> None:
         """Write chunks into a buffer without any."""
-        arrays, start = self._arrays, 0
+        arrays = self._arrays
+        start = 0
         for row, chunk in enumerate(chunks):
             end = start + chunk.length
             _write_ints(arrays["token"], start, chunk.request.tokens(chunk.start, chunk.end))
@@ -156,7 +161,8 @@ class ChunkViews:
     def _write_slot(self, row: int, start: int, chunk: Chunk) -> None:
         """A chunk carries its request's whole slot, so a recycled slot keeps nothing of its last
         request."""
-        request, done = chunk.request, len(chunk.request.output)
+        request = chunk.request
+        done = len(chunk.request.output)
         self._chunks[:, row] = (
             request.slot,
             start,
@@ -180,7 +186,8 @@ def _write_ints(array: np.ndarray, start: int, values: Sequence[int]) -> None:
 
 
 def _write_params(matrix: np.ndarray, row: int, request: Request) -> None:
-    params, start = request.params, row * matrix.shape[1]
+    params = request.params
+    start = row * matrix.shape[1]
     _PARAMS.pack_into(
         matrix,
         start * INT32_BYTES,

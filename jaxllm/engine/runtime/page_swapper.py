@@ -73,7 +73,8 @@ class PageSwapper:
     """
 
     def __init__(self, programs: Programs, traffic: Traffic):
-        self._programs, self._traffic = programs, traffic
+        self._programs = programs
+        self._traffic = traffic
         shapes = programs.shapes
         (self._pages,) = page_counts(shapes.kv)
         self._width = shapes.moved_pages
@@ -111,7 +112,8 @@ class PageSwapper:
         """Places whose saves failed, each reported once; no later plan may fetch from them. Waits
         for nothing."""
         self._poll()
-        lost, self._lost = sorted(self._lost), set()
+        lost = sorted(self._lost)
+        self._lost = set()
         return lost
 
     def fetches_done(self) -> bool:
@@ -215,7 +217,8 @@ class PageSwapper:
             kv, full = self._timed(kv, self._width)
         for _ in range(RUNS):
             kv, one = self._timed(kv, 1)
-        self._kept, self._fetched = {}, {}
+        self._kept = {}
+        self._fetched = {}
         self._traffic.saved = self._traffic.loaded = 0
         return kv, Link.measured(self._width, one, full)
 

@@ -58,7 +58,8 @@ class PoolingRunner(Dispatcher):
 
     def collect(self, step: PooledStep) -> list[np.ndarray]:
         """Wait for a step's results, float32: of each chunk [E], or [its tokens, E]."""
-        found, chunks = read(step.vectors), step.plan.chunks
+        found = read(step.vectors)
+        chunks = step.plan.chunks
         if not self._of_tokens:
             return [*found[: len(chunks)]]
         ends = itertools.accumulate(chunk.length for chunk in chunks)
@@ -77,9 +78,11 @@ class PoolingRunner(Dispatcher):
     def _run(self, plan: Plan, shape: ExtendShape) -> Array:
         sizes = shape.tokens, shape.chunks
         if self._encodes:
-            key, buffer = Key("encode", sizes), pack_prompts(plan.chunks, *sizes)
+            key = Key("encode", sizes)
+            buffer = pack_prompts(plan.chunks, *sizes)
         else:
-            key, layout = Key("pool", sizes), self.shapes.chunk_layouts[shape]
+            key = Key("pool", sizes)
+            layout = self.shapes.chunk_layouts[shape]
             buffer = np.zeros(layout.arrays.size, np.int32)
             layout.pack_chunks(buffer, plan.chunks, self.shapes.slots)
         (vectors,) = self.run(Launch(((key, buffer),)))

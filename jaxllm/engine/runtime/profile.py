@@ -14,7 +14,8 @@ class Profiler:
     trace at a time."""
 
     def __init__(self, directory: str | None):
-        self._directory, self._running = directory, False
+        self._directory = directory
+        self._running = False
 
     def start(self) -> None:
         """Start a trace. Raises ConfigError without a directory, while a trace runs, or if the

@@ -47,9 +47,12 @@ class Resident(NamedTuple):
         return getattr(found, self.field) if self.field else found
 
 
-WEIGHTS, KV, STATE = Resident("weights"), Resident("kv"), Resident("state")
+WEIGHTS = Resident("weights")
+KV = Resident("kv")
+STATE = Resident("state")
 PEERS = Resident("peers")
-COUNTS, LOGITS_PARAMS = Resident("counts"), Resident("logits_params")
+COUNTS = Resident("counts")
+LOGITS_PARAMS = Resident("logits_params")
 
 
 class DeviceArrays:

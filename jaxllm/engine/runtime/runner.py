@@ -198,7 +198,8 @@ class Runner(Dispatcher):
     ) -> list[tuple[Request, str]]:
         """Replace the allowed tokens of these requests. Returns requests that have none, with the
         reason; see `pack_bitmask`."""
-        failures, key = [], Key("apply_token_bitmask")
+        failures = []
+        key = Key("apply_token_bitmask")
         for some in batched(requests, BITMASK_ROWS):
             buffer = self._buffers[key].lease()
             failures += pack_bitmask(buffer, some, token_bitmask, self.shapes)
@@ -216,7 +217,8 @@ class Runner(Dispatcher):
             calls.append((Key("process_logits", (n,)), None))
             if rewritten := _rewritten_rows(forwarded):
                 self.run(Launch(tuple(calls)))
-                failures, calls = self._rewrite_logits(n, rewritten), []
+                failures = self._rewrite_logits(n, rewritten)
+                calls = []
         calls.append((self._sample_key(n, forwarded.needs), None))
         if max(forwarded.needs, default=0) >= LOGPROBS:
             top = max([request.top for request in plan.emitters if request is not None])
@@ -228,7 +230,9 @@ class Runner(Dispatcher):
 
     def collect(self, result: StepResult) -> Collected:
         """Wait for a step's tokens. Raises PeerTimeout when a device was not heard."""
-        plan, rows, scored = result.forwarded.plan, result.forwarded.rows, result.forwarded.scored
+        plan = result.forwarded.plan
+        rows = result.forwarded.rows
+        scored = result.forwarded.scored
         places = slice(len(rows)) if isinstance(rows, range) else list(rows)
         tokens = token_rows(read(result.token)[places])
         self.check_peers()
@@ -287,7 +291,8 @@ class Runner(Dispatcher):
 
     def _warm_up_slots(self) -> None:
         """`warm_up` of what requests ask of their slots' logits."""
-        layout, bitmask = slot_layout(self.shapes.logits_params), Key("apply_token_bitmask")
+        layout = slot_layout(self.shapes.logits_params)
+        bitmask = Key("apply_token_bitmask")
         trash = np.zeros(layout.size, np.int32)
         layout.views(trash)["slot"][:] = self.slots
         for _ in range(RECORDING_RUNS):
@@ -380,11 +385,13 @@ class Runner(Dispatcher):
         """Change rows of the processed logits by host functions; returns why rows failed, by their
         index in the step. Slow: all logits of the step travel to the host and back."""
         at = Resident("processed_logits", logit_rows)
-        logits, failures = self._device.read(at), dict[int, str]()
+        logits = self._device.read(at)
+        failures = dict[int, str]()
         values = np.array(logits)
         for index, row, request in rewritten:
             assert request.logits_options is not None
-            functions, output = request.logits_options.functions, list(request.output)
+            functions = request.logits_options.functions
+            output = list(request.output)
             try:
                 values[row] = run_host_processors(functions, output, values[row])
             except HostProcessorError as error:

@@ -24,7 +24,8 @@ type Columns = Mapping[str, tuple[slice, type]]
 
 def _columns(**sizes: tuple[int, type]) -> Columns:
     """Columns side by side, by name: (width in elements, dtype)."""
-    found, end = {}, 0
+    found = {}
+    end = 0
     for name, (width, dtype) in sizes.items():
         found[name] = slice(end, end + width), dtype
         end += width

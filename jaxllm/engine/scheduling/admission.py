@@ -66,10 +66,12 @@ class AdmissionEstimator:
     def expected_tokens(self, request: Request) -> int:
         """Tokens that the request is expected to generate yet: the mean of finished requests that
         generated more than it has."""
-        done, limit = request.num_scheduled_outputs, request.max_tokens
+        done = request.num_scheduled_outputs
+        limit = request.max_tokens
         total = float(max(UNKNOWN_LENGTH, 2 * done))
         if len(self._shares) >= MIN_HISTORY:
-            at, count = bisect_right(self._shares, done / limit), len(self._shares)
+            at = bisect_right(self._shares, done / limit)
+            count = len(self._shares)
             total = limit * self._tail_sums[at] / (count - at) if at < count else 2.0 * done
         return max(1, min(limit, round(total)) - done)
 
@@ -92,7 +94,8 @@ class AdmissionEstimator:
         rows = len(running) + 1
         steps = self.worthwhile_steps(request.num_tokens, rows, step_cost)
         for group, pool in enumerate(pools):
-            used, size = pool.num_pages - pool.free + pages.taken[group], pool.page_size
+            used = pool.num_pages - pool.free + pages.taken[group]
+            size = pool.page_size
             if peak_bound(used, rows, size, steps) <= pool.num_pages:
                 continue
             demands = self._demands(group, pool, running, request, pages)
@@ -109,14 +112,16 @@ class AdmissionEstimator:
         pages: AdmissionPages,
     ) -> Iterator[PageDemand]:
         """What the running requests and this one do to the pool of a cache group."""
-        size, limit = pool.page_size, pool.lifetime.decode_bound(pool.page_size)
+        size = pool.page_size
+        limit = pool.lifetime.decode_bound(pool.page_size)
         for r in running:
             table = r.tables[group]
             own = len(table.pages) - max(table.found, table.out_of_window)
             spare = len(table.pages) * size - max(r.computed, r.prefill_end)
             demand = PageDemand(self.expected_tokens(r), own, spare)
             yield from bounded(demand, len(table.pages) - table.out_of_window, limit, size)
-        table, fresh = pages.tables[group], pages.fresh[group]
+        table = pages.tables[group]
+        fresh = pages.fresh[group]
         spare = (len(table.pages) + fresh) * size - request.num_tokens
         demand = PageDemand(self.expected_tokens(request), fresh, spare)
         yield from bounded(demand, len(table.pages) - table.out_of_window + fresh, limit, size)
@@ -155,11 +160,9 @@ def peak(used: float, demands: Iterable[PageDemand], page_size: int, horizon: fl
     """The most pages in use within `horizon` steps, when `used` are now and every running request
     grows a token a step until its end."""
     ascending = sorted(demands)
-    alive, spare, highest = (
-        sum(demand.grows for demand in ascending),
-        sum(demand.spare for demand in ascending),
-        float(used),
-    )
+    alive = sum(demand.grows for demand in ascending)
+    spare = sum(demand.spare for demand in ascending)
+    highest = float(used)
     # Just before this one ends; a page is half full on average
     for demand in ascending if horizon > 0 else ():
         when = min(demand.steps, horizon)

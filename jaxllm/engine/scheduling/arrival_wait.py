@@ -57,8 +57,10 @@ class ArrivalWait:
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        self._clock, self._arrived = clock, -math.inf
-        self._decodes, self._chunks = WaitEstimate(), WaitEstimate()
+        self._clock = clock
+        self._arrived = -math.inf
+        self._decodes = WaitEstimate()
+        self._chunks = WaitEstimate()
         # The estimate for the step that runs, and the longest wait
         self._now: tuple[WaitEstimate, float] | None = None
         self._used: WaitEstimate | None = None

@@ -30,7 +30,8 @@ _MOST_TOKENS_REGION_GPU = 512  # one more for the largest steps of many slots
 _REGION_SPAN = (2, 32)
 _LOGITS_GPU = (16, 64, 128, 256)  # rows of logits: fewer cost the same on the way to a token
 _COPIES = (16, 64)  # pages copied at once
-_SCORE_GPU, _SCORE_CPU = 256, 32
+_SCORE_GPU = 256
+_SCORE_CPU = 32
 _TOKENS_CPU = (16, 32, 64, 256, 1024, 4096, 16384)
 _MAX_CHUNKS = 64
 # Rows, to which the largest shapes are rounded up: cuBLASLt's products of 8 bits take no other

@@ -85,7 +85,9 @@ def prefill_budget(seconds: Mapping[object, float], stall: float) -> PrefillBudg
 
     regions = sorted({shape.decodes for shape in taken})
     few = min(stall, FEW_TOKENS_STALL)
-    one, several, most = ONE_PROMPT_SHARE * few, SEVERAL_PROMPTS_SHARE * few, STALL_SHARE * stall
+    one = ONE_PROMPT_SHARE * few
+    several = SEVERAL_PROMPTS_SHARE * few
+    most = STALL_SHARE * stall
     bounds = tuple(
         (rows, largest(rows, one), largest(rows, several), largest(rows, most)) for rows in regions
     )
@@ -106,7 +108,8 @@ def added_by_chunks(seconds: Mapping[object, float], buckets: Buckets, plan: Pla
     measured. 0 when it measured nothing, None for a step without chunks."""
     if not plan.chunks:
         return None
-    tokens, rows = sum(chunk.length for chunk in plan.chunks), len(plan.decodes)
+    tokens = sum(chunk.length for chunk in plan.chunks)
+    rows = len(plan.decodes)
     whole = seconds.get(buckets.fit_extend(tokens, len(plan.chunks), rows), 0.0)
     return max(0.0, CERTAIN_SHARE * (whole - seconds.get(buckets.fit_decode(max(1, rows)), 0.0)))
 
@@ -127,7 +130,9 @@ class ChunkPlanner:
         kv_manager: KVCacheManager,
         queues: Sequence[RequestQueue],
     ):
-        self._limits, self._buckets, self._kv_manager = limits, buckets, kv_manager
+        self._limits = limits
+        self._buckets = buckets
+        self._kv_manager = kv_manager
         self._queues = queues
         self.budget: PrefillBudget | None = None
         self.taper: Taper | None = None
@@ -203,7 +208,8 @@ class ChunkPlanner:
 
     def _advance(self, chunk: Chunk) -> None:
         """Count the chunk as computed and index the pages it fills."""
-        request, end = chunk.request, chunk.end
+        request = chunk.request
+        end = chunk.end
         if not request.has_run:
             self._kv_manager.counts.note_first_run(request)
         request.computed = end

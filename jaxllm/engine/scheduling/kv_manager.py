@@ -62,7 +62,8 @@ class KVCacheManager:
     """
 
     def __init__(self, pools: Sequence[PagePool]):
-        self.pools, self.page_size = tuple(pools), pools[0].page_size
+        self.pools = tuple(pools)
+        self.page_size = pools[0].page_size
         self.prefixes = PrefixLookup(self.pools)
         self.counts = PrefixCounts(self.prefixes)
         self.offload: OffloadManager | None = None
@@ -77,14 +78,17 @@ class KVCacheManager:
         else."""
         tokens = request.num_tokens
         tables, kept, shared = self.prefixes.reusable(request, newest)
-        host_pages, joined = list[int](), list[int]()
+        host_pages = list[int]()
+        joined = list[int]()
         if self.offload is not None and request.scored >= request.score_end:
             keys = request.hashes[len(tables[0].pages) : (tokens - 1) // self.page_size]
             host_pages = self.offload.lookup(keys, bool(request.pinned))
             joined = self.offload.in_transit(keys[: len(host_pages)])
             tables[0].pages += joined
-            kept, host_pages = kept + len(joined) * self.page_size, host_pages[len(joined) :]
-        fresh, taken = [], []
+            kept = kept + len(joined) * self.page_size
+            host_pages = host_pages[len(joined) :]
+        fresh = []
+        taken = []
         for pool, table in zip(self.pools, tables, strict=True):
             end = min(pool.pages_for(tokens), table.out_of_window + pool.max_resident(tokens))
             fresh.append(end - len(table.pages))
@@ -106,7 +110,8 @@ class KVCacheManager:
         `prefill_end`, `capacity`), ends what host memory keeps for it, and makes a lender copy its
         last page before it writes on.
         """
-        tokens, found = request.num_tokens, len(pages.tables[0].pages)
+        tokens = request.num_tokens
+        found = len(pages.tables[0].pages)
         keys = request.hashes[found : found + len(pages.host_pages)] if pages.host_pages else []
         if self.offload is not None:
             # Before pages are handed out, whose contents may need space in host memory
@@ -165,8 +170,10 @@ class KVCacheManager:
 
     def pop_page_changes(self) -> tuple[tuple[PageCopy, ...], tuple[TableWrite, ...]]:
         """Page copies and table writes since the last call."""
-        copies, writes = tuple(self._copies), tuple(self._table_writes)
-        self._copies, self._table_writes = [], []
+        copies = tuple(self._copies)
+        writes = tuple(self._table_writes)
+        self._copies = []
+        self._table_writes = []
         return copies, writes
 
     def release(self, request: Request) -> None:
@@ -188,7 +195,8 @@ class KVCacheManager:
         listeners. Raises ValueError for a page that holds another prefix."""
         if not self.index_outputs:
             end = min(end, len(request.prompt.tokens))
-        first, last = start // self.page_size, end // self.page_size
+        first = start // self.page_size
+        last = end // self.page_size
         if first >= last or not self.prefixes.indexes:
             return
         self.prefixes.hash_pages(request, end)

@@ -69,8 +69,11 @@ class OffloadManager:
     """
 
     def __init__(self, host: HostTier, index: PrefixIndex, max_fetches: int):
-        self.host, self.index, self.max_fetches = host, index, max_fetches
-        self.link, self.compute_seconds = Link(), float("inf")
+        self.host = host
+        self.index = index
+        self.max_fetches = max_fetches
+        self.link = Link()
+        self.compute_seconds = float("inf")
         self.fetches_done: Callable[[], bool] = lambda: True
         self.forget_all()
 
@@ -179,7 +182,9 @@ class OffloadManager:
         puts = tuple((transfer.host_page, transfer.page) for transfer in self._ready)
         moves = Moves(tuple(self._saves), tuple(self._fetches), puts)
         self.host.unpin(transfer.key for transfer in reversed(self._ready))
-        self._saves, self._fetches, self._ready = [], [], []
+        self._saves = []
+        self._fetches = []
+        self._ready = []
         return moves if moves.saves or moves.fetches or moves.puts else None
 
     def cancel(self, request: Request) -> None:

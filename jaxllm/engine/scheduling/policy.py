@@ -80,6 +80,7 @@ class RequestQueue:
 
     def pop_all(self) -> list[Request]:
         """Take every request out. Returns them in order."""
-        taken, self._sorted = self._sorted, []
+        taken = self._sorted
+        self._sorted = []
         self._members.clear()
         return taken

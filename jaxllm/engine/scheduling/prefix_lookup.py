@@ -30,7 +30,8 @@ class PrefixLookup:
     """
 
     def __init__(self, pools: Sequence[PagePool]):
-        self.pools, self.page_size = pools, pools[0].page_size
+        self.pools = pools
+        self.page_size = pools[0].page_size
         self.indexes = tuple(pool.index for pool in pools if pool.index is not None)
         if len(self.indexes) not in (0, len(pools)):
             raise ValueError("either every pool of a model has a prefix index or none")
@@ -184,7 +185,9 @@ class PrefixLookup:
         windowed = [
             group for group, pool in enumerate(self.pools) if pool.lifetime.window is not None
         ]
-        turn, settled = 0, 0  # how many groups in a row agree with `count`
+        # how many groups in a row agree with `count`
+        turn = 0
+        settled = 0
         while settled < len(windowed):
             group = windowed[turn]
             first = self.pools[group].out_of_window(count * self.page_size)
@@ -192,17 +195,20 @@ class PrefixLookup:
             # nothing costs one look-up
             for i in chain(range(first, count)[:1], range(count - 1, first, -1)):
                 if self._find_page(group, request, newest, i) is None:
-                    count, settled = i, 0
+                    count = i
+                    settled = 0
                     break
             else:
-                settled, turn = settled + 1, (turn + 1) % len(windowed)
+                settled = settled + 1
+                turn = (turn + 1) % len(windowed)
         return count
 
     def _find_page(self, group: int, request: Request, newest: Chunk | None, i: int) -> int | None:
         """The page that holds page i of the request's tokens, or will after this step."""
         page = self.indexes[group].find(request.hashes[i])
         if page is None and newest is not None:
-            owner, size = newest.request, self.page_size
+            owner = newest.request
+            size = self.page_size
             written = range(newest.start // size, newest.end // size)
             if i in written and request.hashes[i] == owner.hashes[i]:
                 return owner.tables[group].pages[i]

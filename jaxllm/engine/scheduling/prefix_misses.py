@@ -53,7 +53,8 @@ class PrefixMisses:
         """The hash that the request's first page would have without salt and adapter."""
         if request.cache_salt is None and request.adapter is None:
             return request.hashes[0]
-        index, hashes = self._indexes[0], list[bytes]()
+        index = self._indexes[0]
+        hashes = list[bytes]()
         index.extend(hashes, request.keys(0, index.page_size))
         return hashes[0]
 

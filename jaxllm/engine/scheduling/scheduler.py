@@ -48,10 +48,13 @@ class Scheduler:
         self.preemptions = 0
         self.kv_manager = KVCacheManager(pools)
         self.events = PrefixEvents(pools)
-        self.pools, self.page_size = self.kv_manager.pools, self.kv_manager.page_size
-        self._step_cost, self._policy = buckets.step_cost, policy
+        self.pools = self.kv_manager.pools
+        self.page_size = self.kv_manager.page_size
+        self._step_cost = buckets.step_cost
+        self._policy = policy
         self._arrivals = 0
-        self._waiting, self._running = RequestQueue(), RequestQueue()
+        self._waiting = RequestQueue()
+        self._running = RequestQueue()
         self._swapped = RequestQueue()  # they come back before new requests start
         queues = self._swapped, self._waiting
         self.chunk_planner = ChunkPlanner(limits, buckets, self.kv_manager, queues)
@@ -152,12 +155,14 @@ class Scheduler:
     def add(self, request: Request) -> None:
         """Queue a new request. Raises ValueError for one that can never run, which the engine
         should have refused."""
-        own, new = len(request.prompt.tokens), request.max_tokens
+        own = len(request.prompt.tokens)
+        new = request.max_tokens
         if not own or new < 1 or not self.fits(own + new - 1):
             raise ValueError(f"request {request.id} can never run: {own} prompt tokens, {new} new")
         if request.status is not Status.WAITING or request in self._waiting:
             raise ValueError(f"request {request.id} was added before")
-        rank, self._arrivals = self.rank(request), self._arrivals + 1
+        rank = self.rank(request)
+        self._arrivals = self._arrivals + 1
         request.order = (rank, self._arrivals)
         self._waiting.insert(request)
 

@@ -20,7 +20,9 @@ class Slots:
     """
 
     def __init__(self, count: int, groups: int = 1):
-        self.count, self._groups, self.turn = count, groups, groups - 1
+        self.count = count
+        self._groups = groups
+        self.turn = groups - 1
         self.searches: list[PromptSharing] = []  # that hold slots
         # Of each group; the last is assigned next
         self._free = [list(range(count))[group::groups][::-1] for group in range(groups)]
@@ -62,7 +64,8 @@ class Slots:
     def available(self, request: Request, waiting: int) -> bool:
         """Whether there is a slot for the request, one of `waiting`, in the group whose turn it is.
         A group gets no more than its share of all requests while others could run some."""
-        search, free = request.sharing, self._free[self.turn]
+        search = request.sharing
+        free = self._free[self.turn]
         if search is not None and search.active and search.slots:
             return bool(search.spare) and search.spare[-1] % self._groups == self.turn
         needed = search.slots if search is not None and search.slots else 1
@@ -72,7 +75,8 @@ class Slots:
 
     def assign(self, request: Request) -> int:
         """Take a slot for the request."""
-        search, free = request.sharing, self._free[self.turn]
+        search = request.sharing
+        free = self._free[self.turn]
         if search is None or not search.slots:
             return free.pop()
         if not search.active:

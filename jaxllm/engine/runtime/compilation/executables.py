@@ -60,7 +60,9 @@ class Executables:
         exports: Exports | None = None,
         platform: str = "cpu",
     ):
-        self._options, self.exports, self.platform = options, exports, platform
+        self._options = options
+        self.exports = exports
+        self.platform = platform
         self.coming: dict[str, Future[None]] = {}
         self.hung = False
         self.late: frozenset[str] = frozenset()

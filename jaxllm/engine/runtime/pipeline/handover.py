@@ -14,7 +14,8 @@ from jaxllm.engine.runtime.compilation.xla_options import APART
 from jaxllm.mesh import LAYER
 
 # Axes of the devices of both stages
-STAGE, DEVICE = "stage", "device"
+STAGE = "stage"
+DEVICE = "device"
 
 
 class Handover:
@@ -31,7 +32,8 @@ class Handover:
         both = Mesh(devices, (STAGE, DEVICE), axis_types=(AxisType.Auto,) * 2)
         count = target.size
         self._shared = count > 1 and width % count == 0
-        given, made = PartitionSpec(STAGE), PartitionSpec(STAGE, DEVICE if self._shared else None)
+        given = PartitionSpec(STAGE)
+        made = PartitionSpec(STAGE, DEVICE if self._shared else None)
         self._given = NamedSharding(both, given)
         self._parts = NamedSharding(target, PartitionSpec(None, LAYER if self._shared else None))
         whole = NamedSharding(target, PartitionSpec())

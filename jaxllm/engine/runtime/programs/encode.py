@@ -31,7 +31,8 @@ def encoded_prompts(
 ) -> Array:
     """float32 `[R, E]`, the vector of each prompt of `buffer`."""
     batch = layout.unpack(buffer)
-    start, end = batch["start"], batch["start"] + batch["length"]
+    start = batch["start"]
+    end = batch["start"] + batch["length"]
     first_T, end_T = (jnp.pad(x, (0, 1))[batch["row"]] for x in (start, end))
     context = SegmentContext(
         Segments(first_T, end_T, longest), model.backend, model.collective, model.target
@@ -54,18 +55,22 @@ def pack_prompts(chunks: Sequence[Chunk], tokens: int, prompts: int) -> np.ndarr
     no tokens."""
     layout = prompt_layout(tokens, prompts)
     buffer = np.zeros(layout.size, np.int32)
-    arrays, used = layout.views(buffer), len(chunks)
+    arrays = layout.views(buffer)
+    used = len(chunks)
     lengths = np.array([chunk.length for chunk in chunks], np.int32)
-    starts, total = np.cumsum(lengths) - lengths, int(lengths.sum())
+    starts = np.cumsum(lengths) - lengths
+    total = int(lengths.sum())
     row = np.repeat(np.arange(used, dtype=np.int32), lengths)
     place = np.arange(total, dtype=np.int32) - starts[row]
     ids = itertools.chain.from_iterable(chunk.request.prompt.tokens for chunk in chunks)
     second = np.array([chunk.request.second_text or chunk.length for chunk in chunks], np.int32)
     arrays["token"][:total] = np.fromiter(ids, np.int32, total)
-    arrays["position"][:total], arrays["row"][:total] = place, row
+    arrays["position"][:total] = place
+    arrays["row"][:total] = row
     arrays["row"][total:] = prompts
     arrays["second"][:total] = place >= second[row]
-    arrays["start"][:used], arrays["length"][:used] = starts, lengths
+    arrays["start"][:used] = starts
+    arrays["length"][:used] = lengths
     return buffer
 
 

@@ -60,7 +60,8 @@ def pack_copies(
 ) -> list[tuple[Key, np.ndarray]]:
     """Calls that copy pages in order, (source, target, cache group) each. What is left of a call
     copies to `DROP_PAGE`."""
-    sizes, calls = shapes.buckets.copies, []
+    sizes = shapes.buckets.copies
+    calls = []
     of_group = [
         [pair[:2] for pair in copies if pair[2] == group] for group in range(shapes.num_groups)
     ]

@@ -96,7 +96,8 @@ def pack_slot(request: Request, shapes: StepShapes) -> list[np.ndarray]:
     """Buffers of `set_slot` with what a request asks of tokens, its prompt and its output. They go
     before the first sampling of a request in its slot, newly admitted or back from preemption."""
     assert request.logits_options is not None
-    params, size = request.params, shapes.vocab_size
+    params = request.params
+    size = shapes.vocab_size
     enabled = [name for name in params.logits_processors or () if isinstance(name, str)]
     # Nothing else reads the prompt
     read = request.prompt.tokens if enabled or is_set(params, "repetition_penalty") else []
@@ -106,7 +107,8 @@ def pack_slot(request: Request, shapes: StepShapes) -> list[np.ndarray]:
         "allowed": request.logits_options.allowed_W,
         "custom": custom_of(shapes.model.processors, enabled, params.extra_args or {}),
     } | _bias_arrays(params.logit_bias or {}, size)
-    layout, buffers = slot_layout(shapes.logits_params), []
+    layout = slot_layout(shapes.logits_params)
+    buffers = []
     for first in range(0, max(1, len(request.output)), OUTPUT_TOKENS):
         said = request.output[first : first + OUTPUT_TOKENS]
         arrays["first"] = np.array([first == 0], np.int32)
@@ -147,7 +149,9 @@ def pack_bitmask(
     `apply_token_bitmask`. Returns requests that have none, with the reason; they keep their former
     ones."""
     layout = bitmask_layout(shapes.slots, shapes.logits_params.allowed.shape[1])
-    places, nowhere, failures = layout.views(buffer), shapes.slots + 1, []
+    places = layout.views(buffer)
+    nowhere = shapes.slots + 1
+    failures = []
     places["slot"][len(requests) :] = nowhere
     places["slot"][: len(requests)] = [request.slot for request in requests]
     for row, why in token_bitmask(requests, places["allowed"]):

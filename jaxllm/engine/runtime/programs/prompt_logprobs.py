@@ -52,7 +52,8 @@ def prompt_logits(
     model: Model, weights: tuple[Array, ...], hidden_states: Array, row: Array
 ) -> Array:
     """The logits behind some rows of the `hidden_states` that `extend` left."""
-    module, kernels = model.rebuild(weights), RowKernels(model.target, model.collective)
+    module = model.rebuild(weights)
+    kernels = RowKernels(model.target, model.collective)
     carry = module.unpacked(model.collective.sum(hidden_states[row]))
     return module.logits(module.after_attention(carry, kernels), kernels)
 
@@ -96,7 +97,8 @@ class PromptScores:
 
 
 def _build(shapes: StepShapes, rows: int, width: int) -> Variant:
-    states, row = Resident("hidden_states"), shapes.array((rows,), np.int32)
+    states = Resident("hidden_states")
+    row = shapes.array((rows,), np.int32)
     logits_of = shapes.per_device(
         functools.partial(prompt_logits, shapes.model),
         (shapes.weights, shapes.hidden_states, row),

@@ -50,7 +50,8 @@ def sample(
 
     A step that gives n tokens a row would return them as [Q, n] with counts [Q].
     """
-    slots, emit = forward_output.slots, forward_output.emit
+    slots = forward_output.slots
+    emit = forward_output.emit
     now = device_columns(progress[slots], PROGRESS)
     columns = device_columns(params[slots], SLOT_PARAMS)
     rows = draw_rows(columns, now["position"] + 1, now["min_left"] > 0)
@@ -114,7 +115,8 @@ def logprobs(
 
 def _build_sample(shapes: StepShapes, rows: int, sampler: int) -> Variant:
     progress = Resident("state", field="progress")
-    logits, output = Resident("logits", rows), Resident("forward_output", rows)
+    logits = Resident("logits", rows)
+    output = Resident("forward_output", rows)
     takes = (logits, output, progress, Resident("state", field="params"), PEERS)
     function: Callable = functools.partial(
         sample, shapes.draw, Sampler(sampler), shapes.draw_backend

@@ -47,11 +47,13 @@ class SlotUpdate:
     """
 
     def __init__(self, shapes: StepShapes, layout: ChunkLayout | None):
-        slots, head = shapes.slots, head_layout(shapes.slots, shapes.row_writes)
+        slots = shapes.slots
+        head = head_layout(shapes.slots, shapes.row_writes)
         self._width = shapes.table_width // shapes.num_groups
         self._buffer = np.zeros(buffer_size(shapes, layout), np.int32)
         self._head = head.views(self._buffer)
-        self._head["rows"][:], self._head["slot"][:] = slots, slots + 1
+        self._head["rows"][:] = slots
+        self._head["slot"][:] = slots + 1
         self._chunks = None
         if layout is not None:
             self._chunks = ChunkViews(layout, self._buffer[head.size :])
@@ -65,7 +67,8 @@ class SlotUpdate:
         if plan.decodes:
             head["rows"][: len(plan.decodes)] = plan.slots
         for at, (slot, column, page, group) in enumerate(plan.table_writes):
-            head["slot"][at], head["index"][at] = slot, column + group * self._width
+            head["slot"][at] = slot
+            head["index"][at] = column + group * self._width
             head["page"][at] = page
         if self._chunks is not None:
             self._chunks.write(plan.chunks)
@@ -87,7 +90,8 @@ def buffer_size(shapes: StepShapes, layout: ChunkLayout | None) -> int:
 
 
 def _build(shapes: StepShapes) -> Variant:
-    table, rows = Resident("state", field="table"), Resident("state", field="rows")
+    table = Resident("state", field="table")
+    rows = Resident("state", field="rows")
     return Variant(
         functools.partial(update_slots, shapes.row_writes, local=shapes.replicated),
         takes=(table, rows, shapes.host_buffer(buffer_size(shapes, None))),
