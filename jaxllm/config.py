@@ -77,7 +77,10 @@ def human_int(text: str) -> int:
     number, unit = found.groups()
     # Small letters are powers of a thousand, large ones of 1,024
     scale = (10**3 if unit.islower() else 2**10) ** " kmgt".index(unit.lower() or " ")
-    value = float(number) * scale if "." in number else int(number) * scale
+    if "." in number:
+        value = float(number) * scale
+    else:
+        value = int(number) * scale
     if value != int(value):
         raise ConfigError(f"{text!r} is no whole number")
     return int(value)
@@ -100,7 +103,9 @@ def token_count(value: Any) -> int | str | None:
         return value
     if not isinstance(value, str):
         raise ConfigError(f'{value!r:.80} is no number of tokens (write 8192, "32k" or "auto")')
-    return "auto" if value.strip().lower() == "auto" else human_int(value)
+    if value.strip().lower() == "auto":
+        return "auto"
+    return human_int(value)
 
 
 type Legal = tuple[str, Callable[[Any], bool]]  # what a value must be, and whether it is

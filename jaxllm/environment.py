@@ -73,6 +73,11 @@ def installed(name: str) -> str | None:
 def processor(cpuinfo: str = "/proc/cpuinfo") -> str:
     """The processor's model name from the operating system."""
     path = Path(cpuinfo)
-    lines = path.read_text(errors="replace").splitlines() if path.exists() else []
+    if path.exists():
+        lines = path.read_text(errors="replace").splitlines()
+    else:
+        lines = []
     names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return names[0] if names else platform.processor() or platform.machine()
+    if names:
+        return names[0]
+    return platform.processor() or platform.machine()

@@ -85,7 +85,9 @@ class LLM(PoolingCalls):
         **arguments: Any,
     ):
         self.config = EngineConfig(model=model, **engine_arguments(arguments))
-        template = None if chat_template is None else template_text(chat_template)
+        template = None
+        if chat_template is not None:
+            template = template_text(chat_template)
         if template is not None:
             check_template(template)
         self.engine = load_engine(self.config, ConsoleReport(), logits_processors)
@@ -223,7 +225,9 @@ class LLM(PoolingCalls):
     def _decoded_prompt(self, output: RequestOutput, params: BeamSearchParams) -> str | None:
         tokenizer = self.engine.tokenizer
         ids = output.prompt_token_ids
-        return None if tokenizer is None else tokenizer.decode(ids, params.skip_special_tokens)
+        if tokenizer is None:
+            return None
+        return tokenizer.decode(ids, params.skip_special_tokens)
 
     def chat(
         self,
@@ -255,7 +259,9 @@ class LLM(PoolingCalls):
             RequestError, OptionError: as `generate`.
             TemplateError: the template refused a conversation or failed on it.
         """
-        template = None if chat_template is None else template_text(chat_template)
+        template = None
+        if chat_template is not None:
+            template = template_text(chat_template)
         variables = dict(chat_template_kwargs or {})
         documents = variables.pop("documents", None)
         inputs: list[Input] = []
@@ -274,7 +280,8 @@ class LLM(PoolingCalls):
 
     def _tokenized(self, prompt: PromptType) -> Input:
         text, ids = text_or_ids(prompt)
-        ids = self._reader().encode(text or "") if ids is None else ids
+        if ids is None:
+            ids = self._reader().encode(text or "")
         return text, ids, cache_salt(prompt)
 
     def _params(

@@ -64,8 +64,12 @@ def find(model: str, revision: str | None = None, download_dir: str | None = Non
         return Located(Path(__file__).parent / "demo")
     path = Path(os.path.expanduser(model))  # an unknown user's stays as it is
     if path.is_dir():
-        lone = None if (path / "config.json").exists() else model_file(path)
-        return Located(path) if lone is None else Located(*model_directory(lone, download_dir))
+        lone = None
+        if not (path / "config.json").exists():
+            lone = model_file(path)
+        if lone is None:
+            return Located(path)
+        return Located(*model_directory(lone, download_dir))
     if path.is_file() and path.suffix == SUFFIX:
         return Located(*model_directory(path, download_dir))
     if path.is_file():
@@ -119,9 +123,10 @@ def _download(model: str, revision: str | None, download_dir: str | None) -> Pat
             )
         )
     except Exception as error:
-        cause = (
-            str(error).strip().splitlines()[0][:200] if str(error).strip() else type(error).__name__
-        )
+        if str(error).strip():
+            cause = str(error).strip().splitlines()[0][:200]
+        else:
+            cause = type(error).__name__
         raise ConfigError(
             f"no model at {model}: not a local directory, and the hub did not give it ({cause}); "
             "check the name, HF_ENDPOINT and HF_TOKEN, or pass a local directory"

@@ -22,12 +22,16 @@ SMALL = 20  # vLLM's default of --max-logprobs
 
 def most_logprobs(wished: int, vocab_size: int) -> int:
     """Most log-probabilities of a token that a request may ask for; a wish of -1 sets no limit."""
-    return vocab_size if wished < 0 else min(wished, vocab_size)
+    if wished < 0:
+        return vocab_size
+    return min(wished, vocab_size)
 
 
 def widths(most: int) -> tuple[int, ...]:
     """How many of the most likely tokens a program's variants return."""
-    return (min(SMALL, most),) if most <= SMALL else (SMALL, most)
+    if most <= SMALL:
+        return (min(SMALL, most),)
+    return (SMALL, most)
 
 
 def trimmed(packed: np.ndarray, count: int) -> np.ndarray:
@@ -100,11 +104,9 @@ def packed_from(entries: Iterable[TokenLogprobs], count: int) -> bytes:
 
 def total(packed: bytes | bytearray, tokens: int) -> float:
     """The sum of the log-probabilities of `tokens` chosen tokens."""
-    return (
-        math.fsum(np.frombuffer(packed, np.float32).reshape(tokens, -1)[:, 0].tolist())
-        if tokens
-        else 0.0
-    )
+    if tokens:
+        return math.fsum(np.frombuffer(packed, np.float32).reshape(tokens, -1)[:, 0].tolist())
+    return 0.0
 
 
 def prompt_entries(found: PromptLogprobs, prompt: Sequence[int]) -> Iterator[TokenLogprobs]:

@@ -114,7 +114,10 @@ def _of_whole_stages(size: int, stages: int, devices: Sequence[jax.Device]) -> l
     fewest = min(hosts.values(), key=len)
     if each * size > len(fewest):
         where = "" if len(hosts) == 1 else "on one host "
-        wish = f"{each} stages of {size} devices need" if each > 1 else f"a stage of {size} needs"
+        if each > 1:
+            wish = f"{each} stages of {size} devices need"
+        else:
+            wish = f"a stage of {size} needs"
         raise ConfigError(
             f"{wish} {each * size} devices, but {where}there are "
             f"{len(fewest)} ({fewest[0].platform}); lower --pipeline-parallel-size or "
@@ -198,7 +201,10 @@ def per_device(function: Callable, mesh: Mesh, takes: Any, gives: Any) -> Callab
 
 
 def _spec(array: Any) -> PartitionSpec:
-    where = array if isinstance(array, NamedSharding) else array.sharding
+    if isinstance(array, NamedSharding):
+        where = array
+    else:
+        where = array.sharding
     return where.spec
 
 

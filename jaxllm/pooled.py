@@ -30,14 +30,18 @@ class PoolingParams:
 
     def length(self, limit: int) -> int | None:
         """Tokens that a prompt is cut to, where the model takes `limit`; None when it is not."""
-        return limit if self.truncate_prompt_tokens == -1 else self.truncate_prompt_tokens
+        if self.truncate_prompt_tokens == -1:
+            return limit
+        return self.truncate_prompt_tokens
 
     def truncated(self, ids: list[int], limit: int) -> list[int]:
         """The token ids that are computed of a prompt."""
         count = self.length(limit)
         if count is None or len(ids) <= count:
             return ids
-        return ids[:count] if self.truncation_side == "right" else ids[-count:]
+        if self.truncation_side == "right":
+            return ids[:count]
+        return ids[-count:]
 
 
 def check_params(pooling: Pooling, params: PoolingParams, limit: int) -> None:
@@ -82,7 +86,9 @@ def check_task(pooling: Pooling | None, *tasks: str) -> Pooling:
             "wrong_runner",
         )
     if pooling.task not in tasks:
-        given = "embeddings" if pooling.task in EMBEDDINGS else "classes"
+        given = "classes"
+        if pooling.task in EMBEDDINGS:
+            given = "embeddings"
         of = "every token" if pooling.of_tokens else "a whole prompt"
         raise RequestError(
             f"this model gives {given} of {of} ({pooling.task}), not what was asked for "
@@ -123,8 +129,13 @@ def result(pooling: Pooling, pooled: bytes, params: PoolingParams) -> np.ndarray
         vector = vector.reshape(-1, pooling.size)
     if pooling.task in EMBEDDINGS:
         vector = vector[..., : params.dimensions]
-        wanted = pooling.normalises if params.use_activation is None else params.use_activation
-        return normalised(vector) if wanted else vector
+        if params.use_activation is None:
+            wanted = pooling.normalises
+        else:
+            wanted = params.use_activation
+        if wanted:
+            return normalised(vector)
+        return vector
     if params.use_activation is False:
         return vector
     return ACTIVATIONS[pooling.activation](vector)

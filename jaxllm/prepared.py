@@ -65,7 +65,9 @@ def prepared(
     if wishes.seed is None:
         values["seed"] = additions.seed
     changes = {name: value for name, value in values.items() if value != getattr(wishes, name)}
-    return _changed(wishes, changes) if changes else wishes
+    if changes:
+        return _changed(wishes, changes)
+    return wishes
 
 
 def count_logprobs(wishes: SamplingParams, name: str, resolved: Resolved) -> int | None:
@@ -77,7 +79,10 @@ def count_logprobs(wishes: SamplingParams, name: str, resolved: Resolved) -> int
     size = resolved.vocab_size
     count = size if wish < 0 else wish
     if count > resolved.max_logprobs:
-        shown = f"-1, the whole vocabulary of {size} tokens" if wish < 0 else str(wish)
+        if wish < 0:
+            shown = f"-1, the whole vocabulary of {size} tokens"
+        else:
+            shown = str(wish)
         raise RequestError(
             f"{name} must be at most {resolved.max_logprobs} (--max-logprobs), got {shown}", name
         )

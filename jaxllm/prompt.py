@@ -34,4 +34,6 @@ class Prompt:
     def keys(self) -> list[int]:
         """What is hashed for prefixes: prompts share pages where their keys are equal. It is
         `tokens` itself where nothing else is said."""
-        return self.tokens if self.own_keys is None else self.own_keys
+        if self.own_keys is None:
+            return self.tokens
+        return self.own_keys

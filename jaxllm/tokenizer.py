@@ -134,7 +134,10 @@ class Tokenizer:
         of its response template, transformers' description of the output. Regexes in the latter
         come with the model and are not run; without escapes they show their markers."""
         template = self.templates
-        shown = list(template.values()) if isinstance(template, dict) else [template or ""]
+        if isinstance(template, dict):
+            shown = list(template.values())
+        else:
+            shown = [template or ""]
         level = [getattr(self.hf, "response_template", None)]
         while level:
             shown += [item.replace("\\", "") for item in level if isinstance(item, str)]
@@ -154,7 +157,9 @@ class Tokenizer:
         stay; without these if not `special`. Many texts are encoded on all cores, outside Python's
         lock."""
         found: list[list[int]] = []
-        own = self.backend.num_special_tokens_to_add(False) if special else 0
+        own = 0
+        if special:
+            own = self.backend.num_special_tokens_to_add(False)
         room = max(0, (limit or 0) - own)
         for start in range(0, len(texts), AT_ONCE):
             some = list(texts[start : start + AT_ONCE])
@@ -283,17 +288,17 @@ class Tokenizer:
             return ""
         before = self.backend.decode([self._anchor], skip_special_tokens=False)
         both = self.backend.decode([self._anchor, id], skip_special_tokens=False)
-        return (
-            both[len(before) :]
-            if both.startswith(before)
-            else self.backend.decode([id], skip_special_tokens=False)
-        )
+        if both.startswith(before):
+            return both[len(before) :]
+        return self.backend.decode([id], skip_special_tokens=False)
 
     @functools.cached_property
     def _anchor(self) -> int:
         """A token that is decoded before another, which then keeps its leading space."""
         ids = self.encode("a", add_special_tokens=False)
-        return ids[-1] if ids else 0
+        if ids:
+            return ids[-1]
+        return 0
 
 
 def _load_by_transformers(path: str | Path, revision: str | None) -> Any:

@@ -16,5 +16,8 @@ def amount(size: int, down: bool = False) -> str:
         ),
         (2**10, "KiB"),
     )
-    hundredths = 100 * size // unit if down else -(-100 * size // unit)
+    if down:
+        hundredths = 100 * size // unit
+    else:
+        hundredths = -(-100 * size // unit)
     return f"{hundredths / 100:.2f} {name}"

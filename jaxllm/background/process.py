@@ -66,7 +66,9 @@ class JobProcess:
     def pid(self) -> int | None:
         """The process's id; None where there is none, or it was given up."""
         process = self._process
-        return None if process is None else process.pid
+        if process is None:
+            return None
+        return process.pid
 
     def start_process(self) -> None:
         """Start the process before the first job, which shows a failure."""

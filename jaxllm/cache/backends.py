@@ -207,7 +207,9 @@ def reason_of(target: Target) -> str:
     """Why a target's own back end is what it is."""
     own = own_backend(target)
     is_portable = ALL.runs_anywhere(own) and target.platform != PORTABLE.platform
-    return f"{target.title} has no kernel of its own" if is_portable else target.title
+    if is_portable:
+        return f"{target.title} has no kernel of its own"
+    return target.title
 
 
 def tile_tokens(name: str) -> int:

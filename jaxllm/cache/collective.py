@@ -173,7 +173,9 @@ class AllReduce:
     @property
     def of_expert(self) -> Collective:
         devices = self.group.devices // self.expert_groups
-        return ALONE if devices == 1 else AllReduce(Group(WIDTH, devices))
+        if devices == 1:
+            return ALONE
+        return AllReduce(Group(WIDTH, devices))
 
     def _backend(self, part: Array) -> str:
         """What adds up parts like this one."""

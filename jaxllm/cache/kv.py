@@ -245,4 +245,6 @@ def _attend(
     if T > B:
         places = (inputs.chunk_tables_RM, *inputs.chunks)
         parts.append(extend(q_TNH[B:], *pages, *places, **options, plan=plans.extend))
-    return parts[0] if len(parts) == 1 else jnp.concatenate(parts)
+    if len(parts) == 1:
+        return parts[0]
+    return jnp.concatenate(parts)

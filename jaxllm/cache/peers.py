@@ -53,7 +53,9 @@ def choose_sums(mesh: Mesh, rows: int, width: int, dtype: Any) -> Sums:
     except ValueError as error:
         return Sums(XLA, str(error))
     refused = refusal(mesh, LAYER)
-    return Sums(BACKEND, "a trial was right") if refused is None else Sums(XLA, refused)
+    if refused is None:
+        return Sums(BACKEND, "a trial was right")
+    return Sums(XLA, refused)
 
 
 def inbox_layout(mesh: Mesh, rows: int, width: int, logit_rows: int) -> Layout:

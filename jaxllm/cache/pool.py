@@ -46,21 +46,23 @@ class Lifetime:
 
     def out_of_window(self, position: int, page_size: int) -> int:
         """Pages at the start of a sequence that no token from `position` on reads."""
-        return (
-            0
-            if self.window is None
-            else max(0, position - self.window + 2 - self.tile) // page_size
-        )
+        if self.window is None:
+            return 0
+        return max(0, position - self.window + 2 - self.tile) // page_size
 
     def max_resident(self, num_tokens: int, page_size: int) -> int:
         """Pages that a request of `num_tokens` tokens holds at once, at most."""
         needed = -(-num_tokens // page_size)
         most = max(self.chunk, self.decoded)
-        return needed if self.window is None else min(needed, self._at_once(most, page_size))
+        if self.window is None:
+            return needed
+        return min(needed, self._at_once(most, page_size))
 
     def decode_bound(self, page_size: int) -> int | None:
         """Pages that a request holds while it decodes, however long it becomes; None: unbounded."""
-        return None if self.window is None else self._at_once(self.decoded, page_size)
+        if self.window is None:
+            return None
+        return self._at_once(self.decoded, page_size)
 
     def _at_once(self, tokens: int, page_size: int) -> int:
         """Pages that hold what a step of `tokens` tokens of a request reads and writes, wherever in

@@ -44,7 +44,10 @@ def run(argv: list[str]) -> int:
         return 0
     if verb not in VERBS:
         meant = difflib.get_close_matches(verb, VERBS, 1)
-        hint = f"did you mean {meant[0]}?" if meant else f"one of {', '.join(VERBS)}"
+        if meant:
+            hint = f"did you mean {meant[0]}?"
+        else:
+            hint = f"one of {', '.join(VERBS)}"
         print(f"jaxllm: unknown verb {verb!r}; {hint}", file=sys.stderr)
         return 2
     return VERBS[verb](rest)
@@ -103,7 +106,9 @@ def bench(argv: list[str]) -> int:
     sys.path.insert(0, "")
     if argv[:1] == ["serve"]:  # vLLM's name of it
         argv = ["serving", *argv[1:]]
-    name = f"benchmarks.{argv[0]}" if argv and not argv[0].startswith("-") else "benchmarks"
+    name = "benchmarks"
+    if argv and not argv[0].startswith("-"):
+        name = f"benchmarks.{argv[0]}"
     if importlib.util.find_spec("benchmarks") is None or importlib.util.find_spec(name) is None:
         print(
             f"jaxllm bench: no {name} here; run it from a checkout of the repository, "
@@ -111,9 +116,10 @@ def bench(argv: list[str]) -> int:
             file=sys.stderr,
         )
         return 2
-    sys.argv = (
-        [f"jaxllm bench {argv[0]}", *argv[1:]] if name != "benchmarks" else ["jaxllm bench", *argv]
-    )
+    if name != "benchmarks":
+        sys.argv = [f"jaxllm bench {argv[0]}", *argv[1:]]
+    else:
+        sys.argv = ["jaxllm bench", *argv]
     runpy.run_module(name, run_name="__main__", alter_sys=True)
     return 0
 
@@ -152,7 +158,9 @@ def _told(text: str, argv: list[str]) -> int:
     """Print it: status 0 where help was asked for, else 2 and on stderr."""
     helped = _asks_help(argv)
     print(text, file=sys.stdout if helped else sys.stderr)
-    return 0 if helped else 2
+    if helped:
+        return 0
+    return 2
 
 
 def _asks_help(argv: list[str]) -> bool:

@@ -50,7 +50,9 @@ class Client:
         """An event with choices. Raises Refused."""
         try:
             event: dict[str, Any] = json.loads(data)
-            message = str(event["error"]["message"]) if "error" in event else None
+            message = None
+            if "error" in event:
+                message = str(event["error"]["message"])
             strange = message is None and not isinstance(event["choices"], list)
         except (ValueError, LookupError, TypeError):
             raise self._stranger() from None
@@ -72,7 +74,9 @@ class Client:
         if self.key is not None:
             headers["authorization"] = f"Bearer {self.key}"
         try:
-            data = None if body is None else json.dumps(body, ensure_ascii=False).encode()
+            data = None
+            if body is not None:
+                data = json.dumps(body, ensure_ascii=False).encode()
         except UnicodeEncodeError:  # bytes of the command line or of a file, kept as surrogates
             raise Refused("the text is not valid UTF-8") from None
         try:

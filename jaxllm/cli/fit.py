@@ -32,14 +32,19 @@ def check(argv: list[str], environ: Mapping[str, str]) -> int:
     models = parse_models(argv, environ, prog=PROGRAM)
     failed = False
     for options in models:
-        name = options.settings.served[0] if len(models) > 1 else ""
+        name = ""
+        if len(models) > 1:
+            name = options.settings.served[0]
         try:
             model_dir = find_model(options)
             launch, *_ = engine_launches(options, model_dir)
         except ConfigError as error:
             failed |= _refuse(name, error)
             continue
-        unfit = _in_process(name, launch) if name else _check(name, launch)
+        if name:
+            unfit = _in_process(name, launch)
+        else:
+            unfit = _check(name, launch)
         failed |= unfit or _check_chats(name, options, model_dir)
     return int(failed)
 

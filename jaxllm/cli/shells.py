@@ -22,7 +22,9 @@ def script(shell: str, verbs: Iterable[str]) -> str:
     """The script of one of SHELLS."""
     if shell == "fish":
         return _fish(verbs)
-    begin = "autoload -U +X bashcompinit && bashcompinit\n" if shell == "zsh" else ""
+    begin = ""
+    if shell == "zsh":
+        begin = "autoload -U +X bashcompinit && bashcompinit\n"
     return begin + _bash(verbs)
 
 
@@ -95,7 +97,11 @@ def _fish(verbs: Iterable[str]) -> str:
 
 def _fish_line(seen: str, action: argparse.Action) -> str:
     names = [f"-l {flag[2:]}" for flag in action.option_strings if flag.startswith("--")]
-    takes = " -r" if action.nargs != 0 else ""
-    chosen = f" -f -a {shlex.quote(' '.join(map(str, action.choices)))}" if action.choices else ""
+    takes = ""
+    if action.nargs != 0:
+        takes = " -r"
+    chosen = ""
+    if action.choices:
+        chosen = f" -f -a {shlex.quote(' '.join(map(str, action.choices)))}"
     help = shlex.quote((action.help or "") % vars(action))
     return f"complete -c jaxllm -n {seen} {' '.join(names)}{takes}{chosen} -d {help}"

@@ -37,7 +37,10 @@ class Conversation:
 
     def reset(self, system: str | None) -> None:
         """Forget all messages, and begin with these instructions if there are any."""
-        self.messages = [] if system is None else [{"role": "system", "content": system}]
+        if system is None:
+            self.messages = []
+        else:
+            self.messages = [{"role": "system", "content": system}]
 
     def answer(self, text: str) -> Parts:
         """Parts of the answer as they come, and whether each is reasoning.
@@ -142,7 +145,9 @@ def _lines() -> Iterator[str]:
     if sys.stdin.isatty():
         with contextlib.suppress(ImportError):
             import readline  # noqa: F401, lets `input` edit and remember lines
-    prompt = "> " if sys.stdin.isatty() else ""
+    prompt = ""
+    if sys.stdin.isatty():
+        prompt = "> "
     with contextlib.suppress(EOFError, KeyboardInterrupt):
         while True:
             try:

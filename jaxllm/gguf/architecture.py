@@ -200,7 +200,9 @@ def _fitting(name: str, *tensors: Deferred) -> Iterator[None]:
 def _layer(name: str) -> tuple[str, str]:
     """The number of a tensor's layer, "" for none, and its name with {} for that."""
     match = LAYER.fullmatch(name)
-    return ("", name) if match is None else (match[1], f"blk.{{}}.{match[2]}")
+    if match is None:
+        return ("", name)
+    return (match[1], f"blk.{{}}.{match[2]}")
 
 
 def _named(
@@ -212,7 +214,9 @@ def _named(
         return {}
     whole = names.get(inner, "")
     if whole == "" and stem in names:
-        whole = None if names[stem] is None else f"{names[stem]}.{leaf}"
+        whole = None
+        if names[stem] is not None:
+            whole = f"{names[stem]}.{leaf}"
     if whole is None:
         return {}
     template = (whole or name).replace("{}", layer, 1)

@@ -18,7 +18,9 @@ def halves(tensor: Deferred, heads: int) -> Deferred:
 
 def row(tensor: Deferred) -> Deferred:
     """A vector as a matrix of one row; a matrix stays."""
-    return tensor.reshape((1, *tensor.shape)) if len(tensor.shape) == 1 else tensor
+    if len(tensor.shape) == 1:
+        return tensor.reshape((1, *tensor.shape))
+    return tensor
 
 
 def plus(tensor: Deferred, value: float) -> Deferred:

@@ -74,12 +74,16 @@ def scaling(own: Metadata) -> dict[str, Any] | None:
             f"{own.architecture}.rope.scaling.type is {kind!r:.40}; {', '.join(KINDS)} are read: "
             "convert the model again"
         )
-    factor = own.number("rope.scale_linear") if factor is None and kind == "linear" else factor
+    if factor is None and kind == "linear":
+        factor = own.number("rope.scale_linear")
     if kind not in ("linear", "yarn") or factor is None:
         return None
     original = own.count("rope.scaling.original_context_length")
     betas = {key: own.number(f"rope.scaling.yarn_{key}") for key in ("beta_fast", "beta_slow")}
-    more = {} if kind == "linear" else {"original_max_position_embeddings": original, **betas}
+    if kind != "linear":
+        more = {"original_max_position_embeddings": original, **betas}
+    else:
+        more = {}
     return {"rope_type": kind, "factor": factor, **{k: v for k, v in more.items() if v}}
 
 
@@ -109,7 +113,9 @@ def stretched(model: Model) -> dict[str, Any]:
         attention_factor=1.0,
         original_max_position_embeddings=model.metadata.count("context_length"),
     )
-    return {} if found is None else {"rope_scaling": found}
+    if found is None:
+        return {}
+    return {"rope_scaling": found}
 
 
 def turning_share(own: Metadata) -> float | None:
@@ -119,7 +125,9 @@ def turning_share(own: Metadata) -> float | None:
     width = own.count("embedding_length")
     heads = own.count("attention.head_count")
     dim = dim or (width // heads if width and heads else None)
-    return turning / dim if turning and dim else None
+    if turning and dim:
+        return turning / dim
+    return None
 
 
 def routed_experts(own: Metadata) -> dict[str, Any]:

@@ -87,7 +87,9 @@ class StoredTensor:
 
         scales, offsets = (part(which, grouped, size // group) for which in (1, 2))
         found = (part(0, self.shape, size), scales, offsets)
-        return found if kind in OFFSETS else found[:2]
+        if kind in OFFSETS:
+            return found
+        return found[:2]
 
     def _read(
         self, size: int, part: Callable[[np.ndarray], np.ndarray], bounds: Bounds
@@ -191,7 +193,9 @@ class _Header:
         version = self._number(NUMBERS[4])
         if version not in VERSIONS:
             swapped = int.from_bytes(int(version).to_bytes(4, "little"), "big") in VERSIONS
-            kind = "it is big-endian" if swapped else f"its version is {version}"
+            kind = "it is big-endian"
+            if not swapped:
+                kind = f"its version is {version}"
             raise _Fault(f"{kind}; versions 2 and 3 are read, little-endian: convert it again")
         self._tensors = self._count("tensors", 24)
         self._keys = self._count("keys", 13)

@@ -62,7 +62,9 @@ class Metadata:
         return value
 
     def _whole(self, key: str) -> str:
-        return key[1:] if key.startswith(".") else f"{self.architecture}.{key}"
+        if key.startswith("."):
+            return key[1:]
+        return f"{self.architecture}.{key}"
 
     def _error(self, key: str, value: Any, meant: str) -> ConfigError:
         return ConfigError(

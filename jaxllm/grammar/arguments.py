@@ -192,7 +192,10 @@ class Writer:
     def _with_key(self, key: Literal | RawText, value: Pieces) -> Pieces:
         """A key, a value and what stands around them."""
         text = self._layout.text
-        around = text if text is not None and isinstance(value[0], RawText) else self._layout.json
+        if text is not None and isinstance(value[0], RawText):
+            around = text
+        else:
+            around = self._layout.json
         begin = self._layout.before_key
         end = around[0]
         head: Piece
@@ -281,7 +284,9 @@ def _counted(
         raise ValueError(
             "maxProperties is only supported where all declared properties fit into it"
         )
-    left = None if most is None else most - required - len(optional)
+    left = None
+    if most is not None:
+        left = most - required - len(optional)
     rest = _repeated(more, left)
     if not missing:
         return (*map(Maybe, optional), *rest)

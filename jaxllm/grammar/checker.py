@@ -83,7 +83,9 @@ class Checker:
         """The grammar of a job that was compiled before, else None, without waiting. Raises
         StructureError as `compile_within`."""
         verdict = self._recall(job.key)
-        return None if verdict is None else verdict.for_kind(job.kind)
+        if verdict is None:
+            return None
+        return verdict.for_kind(job.kind)
 
     def end_processes(self) -> None:
         """End the processes; verdicts stay. A call that waits for a process ends with an error."""
@@ -166,8 +168,6 @@ class Compiler(JobProcess):
                 "the process that compiled this grammar was killed; "
                 "try again when the machine has memory left"
             )
-        return (
-            Verdict(error=TOO_MUCH, spent=True)
-            if "spent" in reply
-            else Verdict(reply.get("grammar", ""), reply.get("error", ""))
-        )
+        if "spent" in reply:
+            return Verdict(error=TOO_MUCH, spent=True)
+        return Verdict(reply.get("grammar", ""), reply.get("error", ""))

@@ -187,7 +187,10 @@ def convert(
         return composed(job, specials, regexes, convert)
     if kind == "structural_tag":
         return _tagged(value["tags"], job["whitespace"], specials, regexes)
-    schema = {"type": "object"} if kind == "json_object" else value
+    if kind == "json_object":
+        schema = {"type": "object"}
+    else:
+        schema = value
     schema = schema_options(schema, job["whitespace"], regexes)
     return json.dumps({"grammars": [{"json_schema": schema}]})
 

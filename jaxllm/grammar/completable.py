@@ -47,7 +47,9 @@ def _all(schema: Any) -> Iterator[Any]:
 def _check_repeats(schema: Any) -> None:
     """Raises ValueError where two keys must be there that no schema names: they may be the same,
     and then there is one."""
-    least = schema.get("minProperties") if isinstance(schema, Mapping) else None
+    least = None
+    if isinstance(schema, Mapping):
+        least = schema.get("minProperties")
     if isinstance(least, (int, float)) and least > len(schema.get("required") or ()) + 1:
         raise ValueError(
             f"minProperties is {least:.9g}, which cannot be held where two keys or more are free, "
@@ -236,4 +238,6 @@ def _item(part: Schema, place: int) -> Any:
 
 def _number(part: Schema, keyword: str) -> int:
     value = part.get(keyword)
-    return int(value) if isinstance(value, (int, float)) else 0
+    if isinstance(value, (int, float)):
+        return int(value)
+    return 0

@@ -26,17 +26,22 @@ def inexact(schema: Any) -> str | None:
     all are exact. An upper bound of 64-bit integers or more forbids nothing, so it counts as
     exact."""
     if not isinstance(schema, dict):
-        return next(filter(None, map(inexact, schema)), None) if isinstance(schema, list) else None
+        if isinstance(schema, list):
+            return next(filter(None, map(inexact, schema)), None)
+        return None
     for keyword, value in schema.items():
         if keyword in ANNOTATIONS:
             continue
         if keyword in HOLDS_VALUES:
             wrong = next((number for number in _numbers(value) if not _exact(number)), None)
-            found = None if wrong is None else f"{keyword} holds {_shown(wrong)}"
+            found = None
+            if wrong is not None:
+                found = f"{keyword} holds {_shown(wrong)}"
         elif keyword in BOUNDS and _is_number(value):
-            found = (
-                None if _exact(value) or _idle(keyword, value) else f"{keyword} is {_shown(value)}"
-            )
+            if _exact(value) or _idle(keyword, value):
+                found = None
+            else:
+                found = f"{keyword} is {_shown(value)}"
         elif keyword in NAMES_SCHEMAS and isinstance(value, dict):
             found = next(filter(None, map(inexact, value.values())), None)
         else:
@@ -77,4 +82,6 @@ def _idle(keyword: str, bound: int | float) -> bool:
 
 
 def _shown(number: int | float) -> str:
-    return repr(number) if isinstance(number, float) or abs(number) < 2**65 else "a larger number"
+    if isinstance(number, float) or abs(number) < 2**65:
+        return repr(number)
+    return "a larger number"

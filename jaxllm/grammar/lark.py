@@ -48,7 +48,9 @@ def schema_options(
 def literal(text: str, specials: Mapping[str, int]) -> str:
     """Text as Lark, in which special tokens are tokens."""
     if not specials:
-        return quoted(text) if text else ""
+        if text:
+            return quoted(text)
+        return ""
     parts = re.split(
         "(" + "|".join(re.escape(s) for s in sorted(specials, key=len, reverse=True)) + ")", text
     )
@@ -74,7 +76,10 @@ def composed(
     grammars: list[dict[str, Any]] = [{"lark_grammar": lark}]
     for name, nested in composer.nested.items():
         text = convert(nested, specials, regexes)
-        inner = json.loads(text)["grammars"][0] if text.startswith("{") else {"lark_grammar": text}
+        if text.startswith("{"):
+            inner = json.loads(text)["grammars"][0]
+        else:
+            inner = {"lark_grammar": text}
         grammars.append(inner | {"name": name})
     return json.dumps({"grammars": grammars})
 

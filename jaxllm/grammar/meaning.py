@@ -277,7 +277,9 @@ def _combined(keyword: str, schemas: list[Any]) -> Any:
     """Schemas under a keyword, as far as it takes one; of none, everything does."""
     if not schemas:
         return True
-    return {keyword: schemas} if len(schemas) > 1 else schemas[0]
+    if len(schemas) > 1:
+        return {keyword: schemas}
+    return schemas[0]
 
 
 def overlapping(cases: Iterable[Case]) -> bool:
@@ -395,14 +397,20 @@ def _property(part: Schema, name: str) -> Any:
             found.append(schema)
         elif matches is None:
             possible.append(schema)
-    return both(found) if found else either([*possible, part.get("additionalProperties", True)])
+    if found:
+        return both(found)
+    return either([*possible, part.get("additionalProperties", True)])
 
 
 def _mapping(schema: Schema, keyword: str) -> Mapping[str, Any]:
     value = schema.get(keyword)
-    return value if isinstance(value, Mapping) else {}
+    if isinstance(value, Mapping):
+        return value
+    return {}
 
 
 def _list(schema: Schema, keyword: str) -> list[Any]:
     value = schema.get(keyword)
-    return value if isinstance(value, list) else []
+    if isinstance(value, list):
+        return value
+    return []

@@ -29,7 +29,8 @@ def _simple(pattern: str) -> re.Pattern[str] | None:
         return None
     inner = pattern.removeprefix("^")
     ends = inner.endswith("$") and not inner.endswith("\\$")
-    inner = inner[:-1] if ends else inner
+    if ends:
+        inner = inner[:-1]
     at = 0
     variable = 0
     unbounded = 0
@@ -51,4 +52,6 @@ def found_in(pattern: str, text: str) -> bool | None:
     # What letters are beyond ASCII is not the same everywhere
     known = len(text) <= MAX_TEXT and (text.isascii() or "\\w" not in pattern)
     compiled = _simple(pattern) if known else None
-    return None if compiled is None else compiled.search(text) is not None
+    if compiled is None:
+        return None
+    return compiled.search(text) is not None

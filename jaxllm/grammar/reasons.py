@@ -13,4 +13,6 @@ def plain(error: str) -> str:
         "Enable 'coerce_one_of' option to approximate oneOf with anyOf",
         "Where several cases may match, write anyOf",
     )
-    return NOTHING_ENDS if text == "NoExtensionBias" else text
+    if text == "NoExtensionBias":
+        return NOTHING_ENDS
+    return text

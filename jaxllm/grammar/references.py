@@ -48,7 +48,9 @@ def referred(reference: str, root: Any, searched: Callable[[], None] = lambda: N
 
 def _document(base: str, root: Any, searched: Callable[[], None]) -> Any:
     """The schema inside `root` whose identifier is `base`."""
-    whole = root.get("$id") if isinstance(root, Mapping) else None
+    whole = None
+    if isinstance(root, Mapping):
+        whole = root.get("$id")
     if not isinstance(whole, str):
         whole = ""
     wanted = urljoin(whole, base)
@@ -128,7 +130,9 @@ def alone(schema: Any, root: Any) -> Any:
 
     def copied(part: Any) -> Any:
         made = changed(part, copied)
-        reference = made.get("$ref") if isinstance(made, dict) else None
+        reference = None
+        if isinstance(made, dict):
+            reference = made.get("$ref")
         if not isinstance(reference, str):
             return made
         try:

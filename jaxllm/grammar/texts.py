@@ -123,7 +123,9 @@ class Regexes:
         matcher = LLMatcher(self._tokenizer, grammar, log_level=0, limits=parser_limits())
         if not matcher.is_error():
             matcher.compute_bitmask()
-        return matcher.get_error() if matcher.is_error() else ""
+        if matcher.is_error():
+            return matcher.get_error()
+        return ""
 
     def _matcher(self, lark: str) -> LLMatcher:
         grammar = LLMatcher.grammar_from_lark(lark)
@@ -270,4 +272,6 @@ def _whole_group(pattern: str) -> str | None:
     inner = "".join(tokens[1:-1])
     if inner.startswith("?:"):
         return inner[2:]
-    return None if inner.startswith("?") else inner
+    if inner.startswith("?"):
+        return None
+    return inner

@@ -65,7 +65,9 @@ class Follower:
             raise self._refused(error) from None
         if not isinstance(answer, Welcome):
             self._channel.close()
-            reason = answer.reason if isinstance(answer, Failed) else "it speaks out of turn"
+            reason = "it speaks out of turn"
+            if isinstance(answer, Failed):
+                reason = answer.reason
             raise ConfigError(f"the controller at {place.where} refused this host: {shown(reason)}")
         self._reader = threading.Thread(target=self._read, name="controller", daemon=True)
         self._reader.start()

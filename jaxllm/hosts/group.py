@@ -42,7 +42,9 @@ class Place:
     @property
     def where(self) -> str:
         """The controller's address, for messages."""
-        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+        if ":" in self.host:
+            return f"[{self.host}]:{self.port}"
+        return f"{self.host}:{self.port}"
 
 
 class Hosts(Protocol):

@@ -133,4 +133,6 @@ def received(peer: socket.socket) -> int:
         info = peer.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, RECEIVED.stop)
     except OSError:  # no TCP
         return -1
-    return int.from_bytes(info[RECEIVED], sys.byteorder) if len(info) == RECEIVED.stop else -1
+    if len(info) == RECEIVED.stop:
+        return int.from_bytes(info[RECEIVED], sys.byteorder)
+    return -1

@@ -59,7 +59,9 @@ class KVEventSettings:
         if type(enabled) is not bool:
             raise refused("enable_kv_cache_events must be true or false")
         found = cls(**{name: value for name, value in config.items() if name in known})
-        return found if enabled else None
+        if enabled:
+            return found
+        return None
 
     def __post_init__(self) -> None:
         for name, allowed in (("publisher", PUBLISHERS), ("format", FORMATS)):
@@ -104,13 +106,20 @@ class KVEventSettings:
     def binds(self) -> bool:
         """Whether the PUB socket binds."""
         everywhere = EVERYWHERE.match(self.endpoint) is not None
-        return is_local(self.endpoint) or everywhere if self.bind is None else self.bind
+        if self.bind is None:
+            return is_local(self.endpoint) or everywhere
+        return self.bind
 
     @property
     def bound(self) -> list[str]:
         """The addresses to which sockets bind."""
-        own = [self.endpoint] if self.binds else []
-        return own if self.replay_endpoint is None else [*own, self.replay_endpoint]
+        if self.binds:
+            own = [self.endpoint]
+        else:
+            own = []
+        if self.replay_endpoint is None:
+            return own
+        return [*own, self.replay_endpoint]
 
     @property
     def exposed(self) -> list[str]:
@@ -129,7 +138,9 @@ def moved(address: str, by: int) -> str:
     head, colon, port = address.rpartition(":")
     if address.startswith("tcp:"):
         return f"{head}{colon}{int(port) + by}"
-    return f"{address}-{by}" if by else address
+    if by:
+        return f"{address}-{by}"
+    return address
 
 
 def is_address(value: Any) -> bool:

@@ -50,7 +50,9 @@ class Driver:
         """Run requests that this engine has validated. `add_delta` is given everything that becomes
         of them, and says whether a request has ended."""
         engine = self._engine
-        bar = progress_bar(len(requests)) if use_tqdm else None
+        bar = None
+        if use_tqdm:
+            bar = progress_bar(len(requests))
         try:
             with frozen_heap():
                 for delta in self._deltas(requests):

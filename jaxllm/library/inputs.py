@@ -47,14 +47,19 @@ def as_list(prompts: PromptType | Sequence[PromptType]) -> list[PromptType]:
             f"got {type(prompts).__name__}",
             "prompt",
         )
-    items = prompts.tolist() if hasattr(prompts, "tolist") else list(prompts)
+    if hasattr(prompts, "tolist"):
+        items = prompts.tolist()
+    else:
+        items = list(prompts)
     if not isinstance(items, list):
         raise RequestError(
             "prompts must be text, token ids, dicts or a list of them, "
             f"got one number, {items!r:.80}",
             "prompt",
         )
-    return [items] if items and isinstance(items[0], (int, np.integer)) else items
+    if items and isinstance(items[0], (int, np.integer)):
+        return [items]
+    return items
 
 
 def text_or_ids(prompt: PromptType) -> tuple[str | None, list[int] | None]:
@@ -80,7 +85,9 @@ def text_or_ids(prompt: PromptType) -> tuple[str | None, list[int] | None]:
 
 def cache_salt(prompt: PromptType) -> str | None:
     """The salt of a prompt that is a dict."""
-    return prompt.get("cache_salt") if isinstance(prompt, MAPPINGS) else None
+    if isinstance(prompt, MAPPINGS):
+        return prompt.get("cache_salt")
+    return None
 
 
 def token_ids(ids: Any) -> list[int]:
@@ -90,8 +97,13 @@ def token_ids(ids: Any) -> list[int]:
         raise RequestError(
             f"a prompt must be text or token ids, got {type(ids).__name__}", "prompt"
         )
-    found = ids.tolist() if hasattr(ids, "tolist") else list(ids)
-    return np.asarray(found).tolist() if found and isinstance(found[0], np.integer) else found
+    if hasattr(ids, "tolist"):
+        found = ids.tolist()
+    else:
+        found = list(ids)
+    if found and isinstance(found[0], np.integer):
+        return np.asarray(found).tolist()
+    return found
 
 
 def params_of(given: SamplingParams | Sequence[SamplingParams], count: int) -> list[SamplingParams]:
@@ -102,7 +114,10 @@ def params_of(given: SamplingParams | Sequence[SamplingParams], count: int) -> l
             f"got {type(given).__name__}",
             "sampling_params",
         )
-    params = [given] * count if isinstance(given, SamplingParams) else list(given)
+    if isinstance(given, SamplingParams):
+        params = [given] * count
+    else:
+        params = list(given)
     if len(params) != count:
         raise RequestError(
             f"{count} prompts but {len(params)} sampling_params; give one, or one for each prompt",
@@ -146,7 +161,10 @@ def conversations_of(messages: Any) -> list[Any]:
     """One conversation or several, as a list. Raises RequestError unless each message has a role
     and content that is text: a template might drop anything else silently."""
     single = isinstance(messages, Sequence) and messages and isinstance(messages[0], Mapping)
-    found = [messages] if single or not _is_list(messages) else list(messages)
+    if single or not _is_list(messages):
+        found = [messages]
+    else:
+        found = list(messages)
     for conversation in found:
         check_conversation(conversation)
     return found
@@ -166,7 +184,10 @@ def check_conversation(messages: Any) -> None:
                 "messages",
             )
         content = message.get("content")
-        parts = content if isinstance(content, Sequence) and not isinstance(content, str) else ()
+        if isinstance(content, Sequence) and not isinstance(content, str):
+            parts = content
+        else:
+            parts = ()
         wrong = [
             part
             for part in parts

@@ -104,7 +104,9 @@ class PromptPositions(LazySequence[dict[int, Logprob] | None]):
         return 1 + len(self._rest)
 
     def _entry(self, index: int) -> dict[int, Logprob] | None:
-        return self._rest[index - 1] if index else None
+        if index:
+            return self._rest[index - 1]
+        return None
 
 
 def nameless(token: int) -> None:

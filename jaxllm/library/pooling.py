@@ -121,7 +121,8 @@ class PoolingCalls:
         pooling = check_task(self.engine.resolved.pooling, "embed", "classify")
         left, right = ([d] if isinstance(d, str) else list(d) for d in (data_1, data_2))
         count = pair_count(len(left), len(right))
-        left = left * count if len(left) == 1 else left
+        if len(left) == 1:
+            left = left * count
         if pooling.task == "classify":
             check_labels(pooling)
             limit = params.length(self.engine.resolved.max_model_len)

@@ -44,7 +44,9 @@ def build(spec: ModelSpec, shards: int, init: Init) -> Decoder:
     bias, normed = (flag(spec.config, key) for key in ("attention_bias", "use_qk_norm"))
 
     def block(layer: int) -> Block:
-        norms = NormedHeads(init, parts.heads, spec.norm_eps, HeadLayerNorm) if normed else None
+        norms = None
+        if normed:
+            norms = NormedHeads(init, parts.heads, spec.norm_eps, HeadLayerNorm)
         attention = parts.attention(layer, qkv_bias=bias, out_bias=bias, head_map=norms)
         return parts.parallel_block(attention, parts.gated_mlp())
 

@@ -70,8 +70,13 @@ def spec(hf: Config) -> ModelSpec:
     every = positive(hf, "sliding_window_pattern")
 
     def usual(layer: int) -> str:
-        last = (layer + 1) % prefix if layer < first else (layer - first + 1) % every
-        return SLIDING if last else FULL
+        if layer < first:
+            last = (layer + 1) % prefix
+        else:
+            last = (layer - first + 1) % every
+        if last:
+            return SLIDING
+        return FULL
 
     hf = typed(hf, usual)
     eps = hf["layer_norm_eps" if hf.get("rms_norm_eps") is None else "rms_norm_eps"]
@@ -92,7 +97,10 @@ def _widths(hf: Config) -> tuple[int, int]:
     """Of a dense layer's feed-forward, and of all shared experts. Raises ConfigError."""
     inner = positive(hf, "intermediate_size")
     own = "prefix_dense_intermediate_size"
-    dense = inner if hf.get(own) is None else positive(hf, own)
+    if hf.get(own) is None:
+        dense = inner
+    else:
+        dense = positive(hf, own)
     return dense, shared_experts(hf, "num_shared_experts") * inner
 
 
@@ -109,7 +117,10 @@ def _routing(hf: Config) -> dict[str, Any]:
     """Fields of `nn.routers.Routing`. Raises ConfigError."""
     if _choice(hf, "expert_selection_fn", "softmax", "sigmoid") == "softmax":  # of the chosen
         return {"score": unchanged, "weigh": softmax}
-    weigh = normalised if flag(hf, "norm_topk_prob") else unchanged
+    if flag(hf, "norm_topk_prob"):
+        weigh = normalised
+    else:
+        weigh = unchanged
     return {"score": jax.nn.sigmoid, "weigh": weigh}
 
 
@@ -135,7 +146,10 @@ def build(spec: ModelSpec, shards: int, init: Init) -> Decoder:
         made = routed(spec, shards, init, sizes, **_routing(hf))
         if not shared_width:
             return made
-        kind = AveragedMLP if how == "average" else MixtureMLP
+        if how == "average":
+            kind = AveragedMLP
+        else:
+            kind = MixtureMLP
         return kind(made.router, made.experts, gated(shared_width))
 
     def block(layer: int) -> Block:

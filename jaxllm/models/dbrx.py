@@ -118,7 +118,10 @@ def build(spec: ModelSpec, shards: int, init: Init) -> Decoder:
     sizes = mixture(hf, *SIZES)
     split = expert_split(spec, shards)
     limit = optional(hf, "clip_qkv")
-    weigh = unchanged if hf.get("moe_normalize_expert_weights") is None else normalised
+    if hf.get("moe_normalize_expert_weights") is None:
+        weigh = unchanged
+    else:
+        weigh = normalised
 
     def block(layer: int) -> Block:
         experts = Experts.plain(

@@ -97,7 +97,9 @@ def build(spec: ModelSpec, shards: int, init: Init) -> Decoder:
     def mlp(layer: int) -> FeedForward:
         if (layer + 1) % interval or not start <= layer <= last:
             return gated(positive(hf, "intermediate_size"))
-        beside = gated(sizes.inner * shared) if shared else None
+        beside = None
+        if shared:
+            beside = gated(sizes.inner * shared)
         return routed(spec, shards, init, sizes, beside, router=StaticsRouter, corrected=True)
 
     def block(layer: int) -> Block:

@@ -63,7 +63,8 @@ def spec(hf: Config) -> ModelSpec:
     alibi = flag(hf, "alibi")
     parallel = new or flag(hf, "parallel_attn")
     plain = transformer_spec(with_inner({**hf, "num_key_value_heads": heads}), still=alibi)
-    plain = with_alibi(plain, RoundedAlibi) if alibi else plain
+    if alibi:
+        plain = with_alibi(plain, RoundedAlibi)
     return replace(plain, config=hf, carry_width=(2 if parallel else 1) * plain.width)
 
 
@@ -74,9 +75,14 @@ def build(spec: ModelSpec, shards: int, init: Init) -> Decoder:
     bias = flag(hf, "bias")
     new = flag(hf, "new_decoder_architecture")
     parallel = new or flag(hf, "parallel_attn")
-    one_norm = hf.get("num_ln_in_parallel_attn") == 1 if new else parallel
+    if new:
+        one_norm = hf.get("num_ln_in_parallel_attn") == 1
+    else:
+        one_norm = parallel
 
-    head_map = BiasedKeys(parts.heads.dim) if flag(hf, "alibi") else None
+    head_map = None
+    if flag(hf, "alibi"):
+        head_map = BiasedKeys(parts.heads.dim)
 
     def norm() -> LayerNorm:
         return TwoNameNorm(init, spec.width, spec.norm_eps)

@@ -37,7 +37,10 @@ def build(spec: ModelSpec, shards: int, init: Init) -> Decoder:
     parts = Parts(spec, shards, init)
     sizes = mixture(spec.config, *SIZES)
     bias = flag(hf, "attention_bias")
-    weigh = normalised if flag(hf, "norm_topk_prob") else unchanged
+    if flag(hf, "norm_topk_prob"):
+        weigh = normalised
+    else:
+        weigh = unchanged
 
     def block(layer: int) -> Block:
         norms = NormedHeads(init, parts.heads, spec.norm_eps, WholeRMSNorm)

@@ -60,7 +60,9 @@ def build(spec: ModelSpec, shards: int, init: Init) -> Decoder:
     mlp = sigmoid_mixtures(parts, sizes, shared_experts(hf))
 
     def block(layer: int) -> Block:
-        norms = parts.qk_norms() if normed else None
+        norms = None
+        if normed:
+            norms = parts.qk_norms()
         return parts.block(parts.attention(layer, qkv_bias=bias, qk_norms=norms), mlp(layer))
 
     return parts.decoder(block)

@@ -55,16 +55,24 @@ def build(spec: ModelSpec, shards: int, init: Init) -> Decoder:
     """The model with fresh parameters. Raises ConfigError."""
     parts = Parts(spec, shards, init, LayerNorm)
     hf = spec.config
-    scale = parts.heads.dim**-0.5 if flag(hf, "scale_attn_weights") else 1.0
+    scale = 1.0
+    if flag(hf, "scale_attn_weights"):
+        scale = parts.heads.dim**-0.5
     falling = flag(hf, "scale_attn_by_inverse_layer_idx")
 
     def block(layer: int) -> Block:
-        own = scale / (layer + 1) if falling else scale
+        if falling:
+            own = scale / (layer + 1)
+        else:
+            own = scale
         attention = parts.attention(layer, qkv_bias=True, out_bias=True, scale=own)
         mlp = parts.mlp()
         turns = spec.scheme is not None and spec.scheme.method in TURNING
         for linear in (attention.qkv, attention.out, mlp.up, mlp.down):
-            linear.layout = Layout.OUT_IN_PACKED if turns else Layout.IN_OUT
+            if turns:
+                linear.layout = Layout.OUT_IN_PACKED
+            else:
+                linear.layout = Layout.IN_OUT
         return parts.block(attention, mlp)
 
     return parts.decoder(block, embed=parts.positioned())

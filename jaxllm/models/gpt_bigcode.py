@@ -37,7 +37,10 @@ def build(spec: ModelSpec, shards: int, init: Init) -> Decoder:
     parts = Parts(spec, shards, init, LayerNorm)
     hf = spec.config
     scale = None if flag(hf, "scale_attn_weights") else 1.0
-    layout = Layout.OUT_IN if flag(hf, "multi_query") else Layout.GROUPED
+    if flag(hf, "multi_query"):
+        layout = Layout.OUT_IN
+    else:
+        layout = Layout.GROUPED
 
     def block(layer: int) -> Block:
         attention = parts.attention(layer, qkv_bias=True, out_bias=True, scale=scale)

@@ -57,9 +57,14 @@ def _layer_types(hf: Config) -> list[str]:
     names and how often these follow each other. Raises ConfigError."""
     layers = positive(hf, "num_hidden_layers")
     given = hf.get("attention_layers")
-    key = "attention_types" if given is None else "attention_layers"
+    key = "attention_layers"
+    if given is None:
+        key = "attention_types"
     with suppress(KeyError, TypeError, ValueError):
-        pairs = hf[key] if given is None else [(given, 1)]
+        if given is None:
+            pairs = hf[key]
+        else:
+            pairs = [(given, 1)]
         found = [TYPES[name] for names, count in pairs for name in names * min(count, layers + 1)]
         if len(found) == layers:
             return found

@@ -54,7 +54,10 @@ def build(spec: ModelSpec, shards: int, init: Init) -> Decoder:
     """The model with fresh parameters. Raises ConfigError."""
     parts = Parts(spec, shards, init, LayerNorm)
     bias = flag(spec.config, "attention_bias")
-    kind = ParallelBlock if flag(spec.config, "use_parallel_residual") else Block
+    if flag(spec.config, "use_parallel_residual"):
+        kind = ParallelBlock
+    else:
+        kind = Block
 
     def block(layer: int) -> Block:
         attention = parts.attention(layer, qkv_bias=bias, out_bias=bias)

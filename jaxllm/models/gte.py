@@ -146,6 +146,8 @@ def build(spec: ModelSpec, shards: int, init: Init) -> Decoder:
             mlp=mlp,
         )
 
-    types = 0 if config["type_vocab_size"] == 0 else positive(config, "type_vocab_size")
+    types = 0
+    if config["type_vocab_size"] != 0:
+        types = positive(config, "type_vocab_size")
     embed = EncoderEmbedding(init, spec.vocab_size, width, norm=norm(), types=types)
     return encoder(spec, embed, [block() for _ in spec.layers], NoNorm())

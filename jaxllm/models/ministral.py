@@ -14,6 +14,9 @@ build = mistral.build
 
 def spec(hf: Config) -> ModelSpec:
     """The spec of a complete configuration. Raises ConfigError."""
-    usual = FULL if hf.get("sliding_window") is None else SLIDING
+    if hf.get("sliding_window") is None:
+        usual = FULL
+    else:
+        usual = SLIDING
     hf = typed(hf, lambda layer: usual)
     return transformer_spec(hf, type_window(hf))

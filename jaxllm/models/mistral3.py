@@ -31,7 +31,9 @@ def read(hf: Config) -> dict[str, Any]:
 
 
 def _family(hf: Config) -> ModuleType:
-    return ministral3 if hf.get("text_model_type") == "ministral3" else mistral
+    if hf.get("text_model_type") == "ministral3":
+        return ministral3
+    return mistral
 
 
 def spec(hf: Config) -> ModelSpec:

@@ -51,7 +51,10 @@ def read(hf: Config) -> dict[str, Any]:
     """The configuration with the rotary settings of each type of layer, which older files have
     beside each other."""
     given = hf.get("rope_parameters")
-    settings = given if isinstance(given, dict) else {}
+    if isinstance(given, dict):
+        settings = given
+    else:
+        settings = {}
     nested = {}
     for kind, (name, theta) in THETAS.items():
         own = settings.get(kind) or {}
@@ -79,7 +82,10 @@ def layer_types(hf: Config) -> list[str]:
     layers = positive(hf, "num_hidden_layers")
     every = positive(hf, "global_attn_every_n_layers")
     usual = ["sliding_attention" if layer % every else "full_attention" for layer in range(layers)]
-    types = usual if hf.get("layer_types") is None else hf["layer_types"]
+    if hf.get("layer_types") is None:
+        types = usual
+    else:
+        types = hf["layer_types"]
     legal = isinstance(types, list) and len(types) == layers
     if not legal or any(kind not in list(THETAS) for kind in types):
         raise ConfigError(
@@ -128,7 +134,9 @@ def build(spec: ModelSpec, shards: int, init: Init) -> Decoder:
         return LayerNorm(init, width, spec.norm_eps, flag(config, "norm_bias"))
 
     def block(layer: int) -> Block:
-        window = reach if types[layer] == "sliding_attention" else None
+        window = None
+        if types[layer] == "sliding_attention":
+            window = reach
         return Block(
             attention_norm=norm() if layer else NoNorm(),
             attention=attention(spec, shards, init, bias=bias, window=window),

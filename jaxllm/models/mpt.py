@@ -101,7 +101,10 @@ def build(spec: ModelSpec, shards: int, init: Init) -> Decoder:
     parts = Parts(spec, shards, init, functools.partial(LayerNorm, bias=False))
     dim = parts.heads.dim
     limit = optional(spec.config, "clip_qkv")
-    head_map = BiasedKeys(dim) if limit is None else ClippedBiasedKeys(dim, limit)
+    if limit is None:
+        head_map = BiasedKeys(dim)
+    else:
+        head_map = ClippedBiasedKeys(dim, limit)
 
     def block(layer: int) -> Block:
         attention = parts.attention(layer, scale=_scale(spec), head_map=head_map)

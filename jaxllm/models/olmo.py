@@ -27,7 +27,9 @@ def build(spec: ModelSpec, shards: int, init: Init) -> Decoder:
     parts = Parts(spec, shards, init, BareLayerNorm)
     bias = flag(spec.config, "attention_bias")
     limit = optional(spec.config, "clip_qkv")
-    clip = None if limit is None else Clipped(limit)
+    clip = None
+    if limit is not None:
+        clip = Clipped(limit)
 
     def block(layer: int) -> Block:
         attention = parts.attention(layer, qkv_bias=bias, out_bias=bias, head_map=clip)

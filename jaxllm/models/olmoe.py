@@ -60,7 +60,10 @@ def build(spec: ModelSpec, shards: int, init: Init) -> Decoder:
     sizes = mixture(spec.config, *SIZES)
     bias = flag(hf, "attention_bias")
     limit = optional(hf, "clip_qkv")
-    weigh = normalised if flag(hf, "norm_topk_prob") else unchanged
+    if flag(hf, "norm_topk_prob"):
+        weigh = normalised
+    else:
+        weigh = unchanged
 
     def norms() -> NormedHeads:
         if limit is not None:

@@ -52,14 +52,20 @@ def build(spec: ModelSpec, shards: int, init: Init) -> Decoder:
     parts = Parts(spec, shards, init, LayerNorm if affine else BareLayerNorm)
     bias = flag(hf, "enable_bias")
     before = flag(hf, "do_layer_norm_before")
-    kind = Block if before else ResidualNormBlock
+    if before:
+        kind = Block
+    else:
+        kind = ResidualNormBlock
     into, back = _projections(spec, init)
 
     def block(layer: int) -> Block:
         attention = parts.attention(layer, qkv_bias=bias, out_bias=bias)
         return parts.block(attention, parts.mlp(bias), kind)
 
-    norm = None if before and not flag(hf, "_remove_final_layer_norm") else NoNorm()
+    if before and not flag(hf, "_remove_final_layer_norm"):
+        norm = None
+    else:
+        norm = NoNorm()
     return parts.decoder(block, embed=parts.positioned(SPARE, into), norm=norm, project=back)
 
 

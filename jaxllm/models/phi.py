@@ -78,7 +78,9 @@ def build(spec: ModelSpec, shards: int, init: Init) -> Decoder:
     normed = flag(spec.config, "qk_layernorm")
 
     def block(layer: int) -> Block:
-        norms = NormedHeads(init, parts.heads, spec.norm_eps, SharedLayerNorm) if normed else None
+        norms = None
+        if normed:
+            norms = NormedHeads(init, parts.heads, spec.norm_eps, SharedLayerNorm)
         attention = parts.attention(layer, qkv_bias=True, out_bias=True, head_map=norms)
         return parts.parallel_block(attention, parts.mlp())
 

@@ -31,7 +31,8 @@ def read(hf: Config) -> dict[str, Any]:
         settings = found.get(key)
         if isinstance(settings, dict):
             name = settings.get("rope_type", settings.get("type"))
-            name = "longrope" if name in ("su", "yarn") else name
+            if name in ("su", "yarn"):
+                name = "longrope"
             found[key] = {**settings, **({} if name is None else {"rope_type": name})}
     return found
 

@@ -51,7 +51,9 @@ def spec(hf: Config) -> ModelSpec:
     types = hf.get("layer_types")
     if types is None:
         slides = flag(hf, "use_sliding_window") and hf.get("sliding_window") is not None
-        first = window_start(hf) if slides else 0
+        first = 0
+        if slides:
+            first = window_start(hf)
         given["layer_types"] = [
             "sliding_attention" if slides and layer % 2 == 0 and layer < first else "full_attention"
             for layer in range(positive(hf, "num_hidden_layers"))
@@ -66,7 +68,10 @@ def build(spec: ModelSpec, shards: int, init: Init) -> Decoder:
     sizes = mixture(spec.config, *SIZES)
     bias = flag(hf, "qkv_bias")
     sparse = sparse_layers(hf)
-    weigh = normalised if flag(hf, "norm_topk_prob") else unchanged
+    if flag(hf, "norm_topk_prob"):
+        weigh = normalised
+    else:
+        weigh = unchanged
 
     def dense(inner: str) -> GatedMLP:
         return GatedMLP(init, spec.width, positive(hf, inner), shards, spec.activation)

@@ -31,7 +31,9 @@ SIZES = ("num_experts", "moe_intermediate_size")
 def spec(hf: Config) -> ModelSpec:
     """The spec of a complete configuration. Raises ConfigError."""
     wanted = flag(hf, "use_sliding_window") and hf.get("sliding_window") is not None
-    window = positive(hf, "sliding_window") if wanted else None
+    window = None
+    if wanted:
+        window = positive(hf, "sliding_window")
     return mixture_spec(transformer_spec(hf, lambda layer: window), mixture(hf, *SIZES))
 
 
@@ -42,7 +44,10 @@ def build(spec: ModelSpec, shards: int, init: Init) -> Decoder:
     sizes = mixture(spec.config, *SIZES)
     bias = flag(hf, "attention_bias")
     sparse = sparse_layers(hf)
-    weigh = normalised if flag(hf, "norm_topk_prob") else unchanged
+    if flag(hf, "norm_topk_prob"):
+        weigh = normalised
+    else:
+        weigh = unchanged
 
     def mlp(layer: int) -> FeedForward:
         if layer in sparse:

@@ -75,7 +75,9 @@ def build(spec: ModelSpec, shards: int, init: Init) -> Decoder:
     parallel = flag(hf, "use_parallel_residual")
 
     def block(layer: int) -> Block:
-        norms = NormedHeads(init, parts.heads, spec.norm_eps, OwnLayerNorm) if normed else None
+        norms = None
+        if normed:
+            norms = NormedHeads(init, parts.heads, spec.norm_eps, OwnLayerNorm)
         return (ParallelBlock if parallel else Block)(
             attention_norm=parts.norm(),
             attention=parts.attention(layer, qkv_bias=bias, head_map=norms),

@@ -101,7 +101,10 @@ class Attention(nnx.Module):
         self.kv_scales: nnx.Param | None = None
         self.heads = heads
         self.window = scoring.window
-        self.scale = heads.dim**-0.5 if scoring.scale is None else scoring.scale
+        if scoring.scale is None:
+            self.scale = heads.dim**-0.5
+        else:
+            self.scale = scoring.scale
         self.softcap = scoring.softcap
 
     def take_kv_scales(self) -> None:
@@ -131,19 +134,26 @@ class Attention(nnx.Module):
     def _rows(self, x_TD: Inputs, rotation: Rotation, context: RowContext) -> HeadRows:
         """Heads in the model's order: shard x holds query heads from x·N/X on, and their KV
         heads."""
-        bias = None if self.qkv.bias is None else self.qkv.bias[...]
+        bias = None
+        if self.qkv.bias is not None:
+            bias = self.qkv.bias[...]
         product: Product = self.qkv.product_part(x_TD, context)
         norms = None
         eps = 0.0
         if self.head_map is not None:
-            product = whole(product) if bias is None else whole(product) + bias
+            if bias is None:
+                product = whole(product)
+            else:
+                product = whole(product) + bias
             queries = self.heads.query_per_shard
             product, rotation = self.head_map(product, queries, rotation, context)
             bias = None
         if self.q_norm is not None and self.k_norm is not None:
             norms = (self.q_norm.weight[...], self.k_norm.weight[...])
             eps = self.q_norm.eps
-        scales = None if self.kv_scales is None else self.kv_scales[...]
+        scales = None
+        if self.kv_scales is not None:
+            scales = self.kv_scales[...]
         cos, sin = stored_angles(rotation, self.heads)
         queries = self.heads.query_per_shard
         dim = narrow_dim(self.heads)
@@ -163,4 +173,6 @@ def stored_angles(rotation: Rotation, heads: Heads) -> tuple[Array, Array]:
 
 def narrow_dim(heads: Heads) -> int | None:
     """Numbers of a head that are its own, where it is stored wider; None: all."""
-    return None if heads.stored_dim == heads.dim else heads.dim
+    if heads.stored_dim == heads.dim:
+        return None
+    return heads.dim

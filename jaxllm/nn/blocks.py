@@ -44,7 +44,9 @@ class Carry(NamedTuple):
     ) -> tuple[Array, Inputs]:
         """The residual stream with everything added, and its norm, plain or as its `reader` may
         have it."""
-        rounding = None if reader is None else reader.rounding(len(self.x_TD), context)
+        rounding = None
+        if reader is not None:
+            rounding = reader.rounding(len(self.x_TD), context)
         if self.part_TD is not None:
             return norm.add(self.x_TD, self.part_TD, context, rounding)
         if self.delta_TD is not None:
@@ -59,7 +61,9 @@ class Carry(NamedTuple):
 
     @property
     def _with_delta(self) -> Array:
-        return self.x_TD if self.delta_TD is None else self.x_TD + whole(self.delta_TD)
+        if self.delta_TD is None:
+            return self.x_TD
+        return self.x_TD + whole(self.delta_TD)
 
     def rows(self, row_R: Array) -> Carry:
         """These rows alone."""
@@ -76,7 +80,8 @@ class Carry(NamedTuple):
         What is summed later costs nothing where nobody asks for it.
         """
         packed_TD = collective.once(self._with_delta)
-        packed_TD = packed_TD if self.part_TD is None else packed_TD + whole(self.part_TD)
+        if self.part_TD is not None:
+            packed_TD = packed_TD + whole(self.part_TD)
         if self.beside_TE is None:
             return packed_TD
         return jnp.concatenate([packed_TD, collective.once(self.beside_TE)], axis=1)
@@ -180,7 +185,9 @@ class SandwichBlock(Block):
 
 def _later(norm: Norm, y_TD: Array) -> Product:
     """The norm of y, which the norm that follows takes along where it can."""
-    return norm.later(y_TD) if isinstance(norm, RMSNorm) else norm(y_TD)
+    if isinstance(norm, RMSNorm):
+        return norm.later(y_TD)
+    return norm(y_TD)
 
 
 class PostNormBlock(Block):
@@ -227,7 +234,10 @@ class ParallelBlock(Block):
         self, layer: int, carry: Carry, rotation: Rotation, context: AttentionContext
     ) -> Carry:
         x_TD, normed_TD = carry.normed(self.attention_norm, context)
-        beside_TD = normed_TD if self.mlp_norm is None else self.mlp_norm(x_TD)
+        if self.mlp_norm is None:
+            beside_TD = normed_TD
+        else:
+            beside_TD = self.mlp_norm(x_TD)
         return Carry(x_TD, self.attention(layer, normed_TD, rotation, context), beside_TD)
 
     def feed_forward(self, carry: Carry, context: RowContext) -> Carry:

@@ -101,13 +101,20 @@ class Decoder(nnx.Module):
         """Hidden states that the head reads, [R, D], of any rows of `through_attention`."""
         assert self.norm is not None
         normed_RD = self.layers[-1].feed_forward(carry, context).normed(self.norm, context)[1]
-        return normed_RD if self.project is None else self.project(normed_RD, context)
+        if self.project is None:
+            return normed_RD
+        return self.project(normed_RD, context)
 
     def unpacked(self, packed_RE: Array) -> Carry:
         """The carry of which `Carry.packed` made these rows, summed over devices. It has no
         facts: who needs some brings them."""
-        width = self._head_sizes[1] if self.project is None else self.project.inp[0]
-        beside_RE = packed_RE[:, width:] if packed_RE.shape[1] > width else None
+        if self.project is None:
+            width = self._head_sizes[1]
+        else:
+            width = self.project.inp[0]
+        beside_RE = None
+        if packed_RE.shape[1] > width:
+            beside_RE = packed_RE[:, width:]
         return Carry(packed_RE[:, :width], None, beside_RE)
 
     def keep_stage(self, stage: Stage) -> None:
@@ -172,10 +179,18 @@ class Decoder(nnx.Module):
 
     def _head(self) -> tuple[HeadWeight, Array | None]:
         """The weight and the bias of the head."""
-        table = self.embed if self.head is None else self.head
+        if self.head is None:
+            table = self.embed
+        else:
+            table = self.head
         assert table is not None
-        tied = None if self.logits_bias is None else self.logits_bias.weight
-        bias = tied if self.head is None else self.head.bias
+        tied = None
+        if self.logits_bias is not None:
+            tied = self.logits_bias.weight
+        if self.head is None:
+            bias = tied
+        else:
+            bias = self.head.bias
         # A table that is the head is held as one
         return cast(HeadWeight, table.weight), None if bias is None else bias[...]
 

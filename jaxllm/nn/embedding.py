@@ -129,7 +129,8 @@ class PositionedEmbedding(Embedding):
 
     def __call__(self, token_T: Array, position_T: Array, context: RowContext) -> Array:
         x_TD = super().__call__(token_T, position_T, context)
-        x_TD = x_TD if self.project is None else self.project(x_TD, context)
+        if self.project is not None:
+            x_TD = self.project(x_TD, context)
         return x_TD + self.positions.weight[...][position_T + self.first]
 
 
@@ -177,4 +178,6 @@ class EncoderEmbedding(Embedding):
 
 def vocab_axis(vocab: int, shards: int) -> str | None:
     """Logical axis of a vocabulary dimension; None (replicated) where it does not divide."""
-    return "vocab" if vocab % shards == 0 else None
+    if vocab % shards == 0:
+        return "vocab"
+    return None

@@ -38,12 +38,18 @@ class HeadNorm(Stored):
     """A norm of query heads, or of key heads, with a weight for each dimension of each head."""
 
     def __init__(self, init: Init, heads: Heads, eps: float, *, keys: bool):
-        count = heads.kv_per_shard if keys else heads.query_per_shard
+        if keys:
+            count = heads.kv_per_shard
+        else:
+            count = heads.query_per_shard
         shape = (heads.shards, count, heads.stored_dim)
         self.weight = init.full(shape, ("shard", None, "head_dim"), 1.0)
         self.heads = heads
         self.eps = eps
-        self.repeat = heads.repeat if keys else 1
+        if keys:
+            self.repeat = heads.repeat
+        else:
+            self.repeat = 1
 
     def __call__(self, x_TXCH: Array, context: RowContext) -> Array:
         raise NotImplementedError

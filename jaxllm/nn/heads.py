@@ -34,7 +34,9 @@ class Heads:
     @property
     def stored_dim(self) -> int:
         """Width of a head in weights and pages."""
-        return self.dim if self.width is None else self.width
+        if self.width is None:
+            return self.dim
+        return self.width
 
     @property
     def key_order(self) -> tuple[int, ...]:

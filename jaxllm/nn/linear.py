@@ -45,7 +45,10 @@ class Linear(nnx.Module):
     ):
         self.weight: Weight = init.normal((*out, *inp), axes, Dense)
         self.axes = axes
-        self.bias = init.full(out, axes[: len(out)], 0.0) if bias else None
+        if bias:
+            self.bias = init.full(out, axes[: len(out)], 0.0)
+        else:
+            self.bias = None
         self.out = out
         self.inp = inp
         self.dtype = init.dtype
@@ -93,7 +96,9 @@ class Linear(nnx.Module):
 
     def part(self, x: Inputs, context: RowContext) -> Product:
         """The map for a norm that adds it to something, and so adds up what is in parts."""
-        return self.product_part(x, context) if self.bias is None else self(x, context)
+        if self.bias is None:
+            return self.product_part(x, context)
+        return self(x, context)
 
     def product_part(self, x: Inputs, context: RowContext) -> Product:
         """x · weight for callers that add the bias later, and add up what is in parts."""
@@ -139,8 +144,13 @@ class Linear(nnx.Module):
                 steps += (Ordered((*kept[index], *given), 2, rows.order),)
             if order:
                 steps += (Ordered((*filled[index], *given), len(view) - 1, order),)
-            repeat = 1 if rows is None else rows.repeat
-            source = stored[::-1] if turned else stored
+            repeat = 1
+            if rows is not None:
+                repeat = rows.repeat
+            if turned:
+                source = stored[::-1]
+            else:
+                source = stored
             yield Piece(
                 f"{name}.{leaf}",
                 source,

@@ -124,12 +124,16 @@ class LayerNorm(Stored):
 
     def __init__(self, init: Init, width: int, eps: float, bias: bool = True):
         self.weight = init.full((width,), ("embed",), 1.0)
-        self.bias = init.full((width,), ("embed",), 0.0) if bias else None
+        if bias:
+            self.bias = init.full((width,), ("embed",), 0.0)
+        else:
+            self.bias = None
         self.eps = eps
 
     def __call__(self, x: Array) -> Array:
         y = _standard(x, self.eps) * self.weight[...].astype(jnp.float32)
-        y = y if self.bias is None else y + self.bias[...].astype(jnp.float32)
+        if self.bias is not None:
+            y = y + self.bias[...].astype(jnp.float32)
         return y.astype(x.dtype)
 
     def add(

@@ -80,7 +80,10 @@ class DynamicRope(Rope):
     original: int
 
     def __call__(self, position_T: Array, prompt_length_T: Array | None) -> Rotation:
-        prompt_length = jnp.max(position_T) + 1 if prompt_length_T is None else prompt_length_T
+        if prompt_length_T is None:
+            prompt_length = jnp.max(position_T) + 1
+        else:
+            prompt_length = prompt_length_T
         length_T = jnp.maximum(position_T + 1, prompt_length)
         growth_T = self.factor * length_T.astype(jnp.float32) / self.original - (self.factor - 1)
         growth_T = jnp.where(length_T > self.original, growth_T, 1.0)
@@ -108,7 +111,10 @@ class LongRope(Rope):
     length: int
 
     def __call__(self, position_T: Array, prompt_length_T: Array | None) -> Rotation:
-        chosen = self.long if self.length > self.original else self.short
+        if self.length > self.original:
+            chosen = self.long
+        else:
+            chosen = self.short
         return chosen(position_T, prompt_length_T)
 
     def serving(self, length: int) -> Rope:
@@ -213,4 +219,6 @@ def rotary_order(dim: int, turning: int, paired: bool) -> tuple[int, ...]:
     rest = tuple(range(turning, dim))
     half = (dim - turning) // 2
     order = (*first, *rest[:half], *second, *rest[half:])
-    return () if order == tuple(range(dim)) else order
+    if order == tuple(range(dim)):
+        return ()
+    return order

@@ -46,7 +46,9 @@ class RowFacts:
     def __getitem__(self, name: str) -> Array:
         """Raises KeyError for a fact that this forward's caller does not bring."""
         column = self._columns[name]
-        return column if self._row_R is None else column[self._row_R]
+        if self._row_R is None:
+            return column
+        return column[self._row_R]
 
     def tree_flatten(self) -> tuple[tuple[dict[str, Array], Array | None], None]:
         """For JAX."""

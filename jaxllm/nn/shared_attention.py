@@ -55,7 +55,10 @@ class SharedAttention(nnx.Module):
         self.heads = heads
         self.back = back
         self.window = scoring.window
-        self.scale = heads.dim**-0.5 if scoring.scale is None else scoring.scale
+        if scoring.scale is None:
+            self.scale = heads.dim**-0.5
+        else:
+            self.scale = scoring.scale
         self.softcap = scoring.softcap
 
     @property
@@ -67,7 +70,9 @@ class SharedAttention(nnx.Module):
         self, layer: int, x_TD: Inputs, rotation: Rotation, context: AttentionContext
     ) -> Product:
         product = self.query.product_part(x_TD, context)
-        bias = None if self.query.bias is None else self.query.bias[...]
+        bias = None
+        if self.query.bias is not None:
+            bias = self.query.bias[...]
         norms = None
         eps = 0.0
         if self.q_norm is not None:

@@ -63,7 +63,10 @@ class Fp4Matrix(PackedTensor):
                 "the checkpoint again"
             )
         with np.errstate(over="ignore"):
-            scales = scales * number if self.whole == "times" else scales / number
+            if self.whole == "times":
+                scales = scales * number
+            else:
+                scales = scales / number
         check_scales(own, scales)
         return scales
 

@@ -38,10 +38,14 @@ class Fp4Groups:
 
     @property
     def title(self) -> str:
-        return "nvfp4" if self.group == NVFP4 else "mxfp4"
+        if self.group == NVFP4:
+            return "nvfp4"
+        return "mxfp4"
 
     def usual(self, shape: tuple[int, ...]) -> WeightFormat | None:
-        return WeightFormat(FP4, self.group) if len(shape) == 2 else None
+        if len(shape) == 2:
+            return WeightFormat(FP4, self.group)
+        return None
 
     def tensors(self, stored: Mapping[str, Header]) -> Iterator[Fp4Matrix]:
         for name, found in stored.items():
@@ -66,7 +70,10 @@ def fp4_matrix(
     ]
     for index, number in enumerate(numbers):
         if number in stored or index == 0:
-            shape = stored[number].shape if number in stored else ONE[0]
+            if number in stored:
+                shape = stored[number].shape
+            else:
+                shape = ONE[0]
             found.append(PackedPart(number, shape if shape in ONE else ONE[0], ("F32",)))
     return Fp4Matrix(name, (rows, columns), tuple(found), group, whole if numbers else "")
 

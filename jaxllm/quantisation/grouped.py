@@ -65,7 +65,9 @@ class GroupedMatrix(PackedTensor):
 
     @property
     def format(self) -> WeightFormat | None:
-        group = self.group if self.group < self.shape[1] else None
+        group = None
+        if self.group < self.shape[1]:
+            group = self.group
         kind = _held(self.bits, group, self.symmetric)
         return kind and replace(kind, ordered=self.ordered)
 
@@ -105,7 +107,10 @@ class GroupedMatrix(PackedTensor):
         columns = self.shape[1]
         groups = self.groups(arrays, slice(0, columns))
         wanted = np.arange(columns) // self.group
-        found = np.arange(columns) if self.ordered else np.argsort(groups, kind="stable")
+        if self.ordered:
+            found = np.arange(columns)
+        else:
+            found = np.argsort(groups, kind="stable")
         if np.array_equal(groups[found], wanted):
             return found
         if self.ordered:
@@ -147,7 +152,9 @@ class Int4Rows(PackedTensor):
     def unpack(self, arrays: Arrays, bounds: Bounds) -> np.ndarray:
         own = self.matrix
         rows = slice(*bounds[0])
-        zeros = None if own.symmetric else own.zeros(arrays, rows)
+        zeros = None
+        if not own.symmetric:
+            zeros = own.zeros(arrays, rows)
         return rows_of(own.by_group(arrays, bounds[0]), own.checked_scales(arrays, rows), zeros)[
             :, slice(*bounds[1])
         ]
@@ -225,19 +232,25 @@ class Grouping:
 
     @property
     def title(self) -> str:
-        columns = "rows" if self.group is None else f"{self.group} columns"
+        columns = "rows"
+        if self.group is not None:
+            columns = f"{self.group} columns"
         return f"{self.bits} bits with scales of {columns}"
 
     def usual(self, shape: tuple[int, ...], symmetric: bool) -> WeightFormat | None:
         """What a matrix of this shape is held in."""
         if len(shape) != 2:
             return None
-        group = self.group if self.group is not None and self.group < shape[1] else None
+        group = None
+        if self.group is not None and self.group < shape[1]:
+            group = self.group
         return _held(self.bits, group, symmetric)
 
     def bits_of(self, columns: int, words: int) -> int:
         """Bits of a number, so many of which take so many words."""
-        return words * WORD // columns if self.mixed and columns else self.bits
+        if self.mixed and columns:
+            return words * WORD // columns
+        return self.bits
 
     def group_of(self, columns: int, groups: int) -> int:
         """Columns of a group, where so many are stored."""
@@ -322,4 +335,6 @@ def checked_groups(part: PackedPart, groups: np.ndarray, count: int) -> np.ndarr
 def size(stored: Mapping[str, Header], name: str, axis: int) -> int:
     """Entries of a stored matrix along an axis; 0 where there is none of that name."""
     found = stored.get(name)
-    return found.shape[axis] if found is not None and len(found.shape) == 2 else 0
+    if found is not None and len(found.shape) == 2:
+        return found.shape[axis]
+    return 0

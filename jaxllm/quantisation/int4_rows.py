@@ -20,7 +20,9 @@ GROUP_BYTES: Mapping[str, int] = MappingProxyType({SYMMETRIC: 4, ZEROS: 5, OFFSE
 
 def groups_of(kind: WeightFormat, columns: int) -> int:
     """Groups of a row."""
-    return 1 if kind.group is None else -(-columns // kind.group)
+    if kind.group is None:
+        return 1
+    return -(-columns // kind.group)
 
 
 def row_bytes(kind: WeightFormat, columns: int) -> int:

@@ -60,9 +60,17 @@ class ScaledMatrix(PackedTensor):
         if self.shifted and self.grid.inputs != "plain":
             return None
         columns = self.grid.columns
-        group = columns if columns < self.shape[1] else None
-        inputs = "token" if group is None and self.grid.inputs == "group" else self.grid.inputs
-        form = OFFSETS if self.shifted else SYMMETRIC
+        group = None
+        if columns < self.shape[1]:
+            group = columns
+        if group is None and self.grid.inputs == "group":
+            inputs = "token"
+        else:
+            inputs = self.grid.inputs
+        if self.shifted:
+            form = OFFSETS
+        else:
+            form = SYMMETRIC
         numbers = NUMBERS[self.parts[0].dtypes[0]]
         return WeightFormat(numbers, group, inputs, form, bound=self.grid.bound)
 
@@ -87,7 +95,9 @@ class ScaledMatrix(PackedTensor):
         matrix, scales, *others = arrays
         (top, bottom), (left, right) = bounds
         scales = _blocks(scales, self.shape, self.grid)
-        zeros = _blocks(others[-1], self.shape, self.grid) if self.shifted else None
+        zeros = None
+        if self.shifted:
+            zeros = _blocks(others[-1], self.shape, self.grid)
         values = VALUES[self.parts[0].dtypes[0]][matrix[top:bottom, left:right].view(np.uint8)]
         column = np.arange(left, right) // self.grid.columns
         rows = self.grid.rows
@@ -196,7 +206,10 @@ def scaled_matrix(
     blocks = (-(-numbers.shape[0] // grid.rows), -(-numbers.shape[1] // grid.columns))
 
     def part(other: str, wanted: tuple[int, ...], dtypes: tuple[str, ...]) -> PackedPart:
-        found = stored[other].shape if other in stored else wanted
+        if other in stored:
+            found = stored[other].shape
+        else:
+            found = wanted
         alike = [size for size in found if size != 1] == [size for size in wanted if size != 1]
         return PackedPart(other, found if alike else wanted, dtypes)
 

@@ -132,7 +132,9 @@ class PackQuantized:
     @property
     def title(self) -> str:
         weights = ", ".join(each.title for each in self.groupings)
-        return weights if self.inputs is None else f"{weights}, inputs in {self.inputs}"
+        if self.inputs is None:
+            return weights
+        return f"{weights}, inputs in {self.inputs}"
 
     def usual(self, shape: tuple[int, ...]) -> WeightFormat | None:
         return with_inputs(self.groupings[0].usual(shape, symmetric=True), self.inputs)
@@ -173,7 +175,10 @@ class PackQuantized:
         `known`, so many groups; where none do, the first."""
 
         def fits(each: Packing) -> bool:
-            columns = words * WORD // each.bits if known is None else known
+            if known is None:
+                columns = words * WORD // each.bits
+            else:
+                columns = known
             group = each.group or columns
             return -(-columns * each.bits // WORD) == words and -(-columns // group) == groups
 
@@ -186,7 +191,9 @@ def _columns(name: str, stored: Mapping[str, Header]) -> int | None:
     if found is None or found.shape != (2,) or not isinstance(stored, Stored):
         return None
     columns = int(stored.read(name)[1])
-    return columns if columns > 0 else None
+    if columns > 0:
+        return columns
+    return None
 
 
 def read(groups: Mapping[str, Mapping[str, Any]]) -> PackQuantized:
@@ -204,7 +211,10 @@ def read_inputs(where: str, given: Mapping[str, Any]) -> str | None:
     inputs = given.get("input_activations")
     if not inputs:
         return None
-    asked = inputs if isinstance(inputs, dict) else {}
+    if isinstance(inputs, dict):
+        asked = inputs
+    else:
+        asked = {}
     kind = asked.get("type", "int")
     strategy = asked.get("strategy", "token")
     told = asked.get("num_bits"), asked.get("dynamic"), asked.get("symmetric", True)

@@ -28,7 +28,9 @@ def read_scheme(method: object, settings: Mapping[str, Any]) -> Scheme:
 
     Raises ConfigError for an unknown method and for settings that it cannot have.
     """
-    found = common_name(method) if isinstance(method, str) else None
+    found = None
+    if isinstance(method, str):
+        found = common_name(method)
     if found not in methods():
         raise ConfigError(f"methods that are read are {', '.join(methods())}")
     name = f"jaxllm.quantisation.schemes.{found.replace('-', '_')}"

@@ -68,7 +68,9 @@ class FourBits(Group):
 
     @property
     def title(self) -> str:
-        return "int4" if self.numbers is None else f"int4, inputs in {self.numbers}"
+        if self.numbers is None:
+            return "int4"
+        return f"int4, inputs in {self.numbers}"
 
 
 @dataclass(frozen=True)
@@ -99,7 +101,9 @@ class ScaledGroups:
                 size or whole for size, whole in zip(group.block, found.shape, strict=True)
             )
             owner = name.removesuffix("weight")
-            given = f"{owner}input_scale" if group.inputs == "given" else None
+            given = None
+            if group.inputs == "given":
+                given = f"{owner}input_scale"
             zero = f"{owner}weight_zero_point"
             grid = Grid(rows, columns, group.inputs)
             yield scaled_matrix(
@@ -201,7 +205,10 @@ def _inputs(where: str, inputs: Any, kind: str) -> str:
     """How inputs are rounded, from a group's input_activations."""
     if inputs is None:
         return "plain"
-    asked = inputs if isinstance(inputs, dict) else {}
+    if isinstance(inputs, dict):
+        asked = inputs
+    else:
+        asked = {}
     strategy = asked.get("strategy", "tensor")
     same = asked.get("type", "int") == kind
     found = _roundings(asked, kind).get(strategy if isinstance(strategy, str) else "")
@@ -219,5 +226,11 @@ def _roundings(asked: Mapping[str, Any], kind: str) -> Mapping[str, str]:
     dynamic = asked.get("dynamic", False)
     symmetric = asked.get("symmetric", True)
     if symmetric is True:
-        return INPUTS if dynamic is True else {"tensor": "given"} if dynamic is False else {}
-    return SHIFTED if dynamic is True and symmetric is False and kind == "int" else {}
+        if dynamic is True:
+            return INPUTS
+        if dynamic is False:
+            return {"tensor": "given"}
+        return {}
+    if dynamic is True and symmetric is False and kind == "int":
+        return SHIFTED
+    return {}

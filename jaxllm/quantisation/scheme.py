@@ -51,7 +51,10 @@ class Stored(dict[str, Header]):
 
 def modules(stored: Mapping[str, Header], name: str) -> tuple[str, ...]:
     """What settings may call the module of a tensor."""
-    spelled = stored.spellings(name) if isinstance(stored, Stored) else (name,)
+    if isinstance(stored, Stored):
+        spelled = stored.spellings(name)
+    else:
+        spelled = (name,)
     return tuple(each.rpartition(".")[0] for each in spelled)
 
 

@@ -56,7 +56,9 @@ class WeightFormat:
     @property
     def title(self) -> str:
         """What operators read."""
-        scales = "rows" if self.group is None else f"{self.group} columns"
+        scales = "rows"
+        if self.group is not None:
+            scales = f"{self.group} columns"
         inputs = {
             "plain": "inputs as they are",
             "token": "inputs with scales of tokens",
@@ -65,9 +67,15 @@ class WeightFormat:
             "shifted": "inputs with scales and zero points of tokens",
         }
         own = {SYMMETRIC: "scales", ZEROS: "scales and zero points", OFFSETS: "scales and offsets"}
-        order = "" if self.ordered else " in an order of their own"
-        bound = "" if self.bound is None else f" up to {self.bound:g}"
-        of = "" if self.input_numbers is None else f" in {self.input_numbers}"
+        order = " in an order of their own"
+        if self.ordered:
+            order = ""
+        bound = ""
+        if self.bound is not None:
+            bound = f" up to {self.bound:g}"
+        of = ""
+        if self.input_numbers is not None:
+            of = f" in {self.input_numbers}"
         given = inputs[self.inputs].replace("inputs", f"inputs{of}")
         return f"{self.numbers} with {own[self.form]} of {scales}{order}, {given}{bound}"
 

@@ -28,7 +28,9 @@ def needed(params: SamplingParams) -> Sampler:
         return Sampler.FILTERED
     if params.greedy:
         return Sampler.GREEDY
-    return Sampler.FILTERED if any(is_set(params, name) for name in FILTERS) else Sampler.RANDOM
+    if any(is_set(params, name) for name in FILTERS):
+        return Sampler.FILTERED
+    return Sampler.RANDOM
 
 
 def needs(params: SamplingParams) -> int:

@@ -23,7 +23,9 @@ def generation_config(directory: str | Path) -> dict[str, Any]:
     """What the model's generation_config.json says, {} when it has none. Raises ConfigError as
     `read_json`."""
     path = Path(directory) / "generation_config.json"
-    return read_json(path) if os.path.lexists(path) else {}
+    if os.path.lexists(path):
+        return read_json(path)
+    return {}
 
 
 def sampling_defaults(found: Mapping[str, Any]) -> dict[str, Any]:

@@ -329,12 +329,16 @@ class SamplingParams:
     @property
     def stop_strings(self) -> list[str]:
         """`stop` as a list."""
-        return [self.stop] if isinstance(self.stop, str) else list(self.stop or [])
+        if isinstance(self.stop, str):
+            return [self.stop]
+        return list(self.stop or [])
 
     def stops(self, eos_ids: Iterable[int]) -> set[int]:
         """Token ids that end an output of a model with these end-of-sequence ids."""
         ends = set(self.stop_token_ids or ())
-        return ends if self.ignore_eos else ends.union(eos_ids)
+        if self.ignore_eos:
+            return ends
+        return ends.union(eos_ids)
 
     def truncated(self, prompt: list[int], max_model_len: int) -> list[int]:
         """A prompt after `truncate_prompt_tokens`. Raises `OptionError` when that exceeds the

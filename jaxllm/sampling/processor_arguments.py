@@ -52,7 +52,9 @@ def processors_of(functions: Sequence[Function]) -> tuple[Processor, ...]:
             )
         if any(name == other.name for other in found):
             raise ConfigError(f"logits_processors holds two functions named {name}")
-        start = found[-1].start + found[-1].width if found else 0
+        start = 0
+        if found:
+            start = found[-1].start + found[-1].width
         found.append(Processor(name, function, _defaults(name, function), start))
     return tuple(found)
 
@@ -78,7 +80,9 @@ def custom_of(
 
 def length_of(default: Default) -> int:
     """How many numbers an argument has, by its default."""
-    return len(default) if isinstance(default, tuple) else 1
+    if isinstance(default, tuple):
+        return len(default)
+    return 1
 
 
 def _defaults(name: str, function: Function) -> tuple[tuple[str, Default], ...]:
@@ -87,7 +91,10 @@ def _defaults(name: str, function: Function) -> tuple[tuple[str, Default], ...]:
         if parameter.kind is not inspect.Parameter.KEYWORD_ONLY:
             continue
         default = parameter.default
-        numbers = default if isinstance(default, tuple) and default else (default,)
+        if isinstance(default, tuple) and default:
+            numbers = default
+        else:
+            numbers = (default,)
         if any(
             isinstance(number, bool) or not isinstance(number, (int, float)) for number in numbers
         ):

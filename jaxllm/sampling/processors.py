@@ -53,9 +53,10 @@ def apply_processor(
     arguments = {}
     for name, default in processor.defaults:
         length = length_of(default)
-        arguments[name] = (
-            custom_SC[:, at : at + length] if isinstance(default, tuple) else custom_SC[:, at]
-        )
+        if isinstance(default, tuple):
+            arguments[name] = custom_SC[:, at : at + length]
+        else:
+            arguments[name] = custom_SC[:, at]
         at += length
     found_SV = processor.function(logits_SV, state, **arguments)
     return jnp.where(custom_SC[:, processor.start, None] != 0, found_SV, logits_SV)

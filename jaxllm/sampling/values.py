@@ -85,14 +85,16 @@ def legal(row: Option) -> str:
     if row.kind == "biases":
         return f"{row.low:g} to {row.high:g}, up to {row.max_items}"
     if row.low is not None and row.high is not None:
-        high = "" if row.high >= 2**31 - 1 else f"{row.high:g}"
-        low = (
-            f"{'>' if row.open_low else '≥'} {row.low:g}"
-            if abs(row.low) < 2**31
-            else "64-bit integer"
-            if abs(row.low) > 2**31
-            else "32-bit integer"
-        )
+        if row.high >= 2**31 - 1:
+            high = ""
+        else:
+            high = f"{row.high:g}"
+        if abs(row.low) < 2**31:
+            low = f"{'>' if row.open_low else '≥'} {row.low:g}"
+        elif abs(row.low) > 2**31:
+            low = "64-bit integer"
+        else:
+            low = "32-bit integer"
         return ", ".join(
             [low + (f", ≤ {high}" if high else ""), *(f"or {value}" for value in row.also)]
         )
@@ -114,13 +116,11 @@ def _number(value: Any) -> int | float | None:
         return value
     if isinstance(value, bool):
         return None
-    return (
-        int(value)
-        if isinstance(value, Integral)
-        else float(value)
-        if isinstance(value, Real)
-        else None
-    )
+    if isinstance(value, Integral):
+        return int(value)
+    if isinstance(value, Real):
+        return float(value)
+    return None
 
 
 def _truth(value: Any) -> bool | None:
@@ -129,21 +129,29 @@ def _truth(value: Any) -> bool | None:
         return value
     kind = getattr(getattr(value, "dtype", None), "kind", None)
     ndim = getattr(value, "ndim", None)
-    return bool(value) if kind == "b" and ndim == 0 else None
+    if kind == "b" and ndim == 0:
+        return bool(value)
+    return None
 
 
 def _items(value: Any) -> list[Any] | None:
     """A list, tuple, set or 1-D array as a list; None for anything else."""
     if isinstance(value, (list, tuple, set, frozenset, range)):
-        return list(value) if not isinstance(value, list) else value
-    return (
-        value.tolist() if getattr(value, "ndim", None) == 1 and hasattr(value, "tolist") else None
-    )
+        if not isinstance(value, list):
+            return list(value)
+        return value
+    if getattr(value, "ndim", None) == 1 and hasattr(value, "tolist"):
+        return value.tolist()
+    return None
 
 
 def plain(bound: float | None) -> str:
     """A bound in decimal, whole numbers with all their digits."""
-    return "" if bound is None else str(int(bound)) if bound == int(bound) else f"{bound:g}"
+    if bound is None:
+        return ""
+    if bound == int(bound):
+        return str(int(bound))
+    return f"{bound:g}"
 
 
 def _bounded(name: str, row: Option, value: float) -> None:
@@ -178,7 +186,10 @@ def _int(name: str, row: Option, value: Any) -> int:
     number = _number(value)
     if isinstance(number, float) and abs(number) >= LARGEST_READ and math.isfinite(number):
         # An integer that the JSON reader rounded, perhaps to a bound; it is out of range here too
-        beyond = "a larger number" if number > 2**65 else str(int(number))
+        if number > 2**65:
+            beyond = "a larger number"
+        else:
+            beyond = str(int(number))
         _outside(name, row, "a lower number" if number < 0 else beyond)
     if isinstance(number, float) and abs(number) > EXACT_FLOAT:
         raise OptionError(
@@ -215,7 +226,9 @@ def _strings(name: str, row: Option, value: Any) -> Any:
                 f"each string of {name} must have 1 to {MAX_STOP_CHARS} characters, "
                 f"got {len(text)}",
             )
-    return value if isinstance(value, str) else items
+    if isinstance(value, str):
+        return value
+    return items
 
 
 def _structure(name: str, row: Option, value: Any) -> StructuredOutputsParams:
@@ -316,7 +329,9 @@ def _argument(name: str, key: str, value: Any) -> Any:
     numbers = [_number(item) for item in items]
     if any(number is None or not abs(number) < 2**64 for number in numbers):
         raise OptionError(name, f"{name}[{key!r:.20}] must be a finite number or a list of them")
-    return numbers if items[0] is not value else numbers[0]
+    if items[0] is not value:
+        return numbers
+    return numbers[0]
 
 
 def _stopping(name: str, row: Option, value: Any) -> bool | str:

@@ -133,14 +133,15 @@ class Routes:
             refuse_unsupported(body, TOOL_FIELDS, "/tokenize with messages")
             text = read_field(body, "prompt", str, "")
             check_chars(len(text), self._state.rules, "prompt")
-            ids = (
-                await self._state.in_thread(
+            if text:
+                ids = await self._state.in_thread(
                     self._state.encode, text, read_field(body, "add_special_tokens", bool, True)
                 )
-                if text
-                else []
-            )
-        names = [self._state.names.token_text(id) for id in ids] if strings else None
+            else:
+                ids = []
+        names = None
+        if strings:
+            names = [self._state.names.token_text(id) for id in ids]
         return Json(
             {
                 "count": len(ids),
@@ -171,7 +172,9 @@ def build(*states: ServerState, missing: Sequence[Sequence[str]] = ()) -> Any:
     """The ASGI application: the routes behind keys and, if configured, CORS. Each of several models
     has its own. `missing` are the names of models that could not be loaded."""
     first, *others = states
-    store = ResponseStore() if first.settings.response_store else None
+    store = None
+    if first.settings.response_store:
+        store = ResponseStore()
     app: Any = routes(first, store)
     if others or missing:
         apps = [app, *(routes(state, store) for state in others)]

@@ -82,7 +82,8 @@ class ByModel:
                 app = self._app_of[self._named(dict(Request(scope).query_params))]
             elif path.startswith(f"{MODELS}/"):
                 name = path.removeprefix(f"{MODELS}/")
-                app = self._app_of[self._named({"model": name})] if name else app
+                if name:
+                    app = self._app_of[self._named({"model": name})]
             elif scope["method"] == "POST" and path in self._posts:
                 scope[PARSED] = await self._bodies.read_json(scope, receive)
                 app = self._app_of[self._named(scope[PARSED])]
@@ -119,7 +120,9 @@ class ByModel:
         found = {state.settings.served[0]: readiness(state) for state in self._states}
         found |= dict.fromkeys(self._missing.values(), "dead")
         ready = "ready" in found.values()
-        status = "ready" if ready else found[self._states[0].settings.served[0]]
+        status = "ready"
+        if not ready:
+            status = found[self._states[0].settings.served[0]]
         return Json({"status": status, "models": found}, 200 if ready else 503)
 
     def _load(self) -> Response:

@@ -47,11 +47,10 @@ class Endpoint:
         try:
             body = await self._state.bodies.read_json(scope, receive)
             self._state.count_unknown_fields(body, self.fields)
-            request = (
-                await self._state.in_thread(self.parse, body)
-                if has_many_ids(body.get(self.param) or body.get("input_ids"))
-                else self.parse(body)
-            )
+            if has_many_ids(body.get(self.param) or body.get("input_ids")):
+                request = await self._state.in_thread(self.parse, body)
+            else:
+                request = self.parse(body)
             gone = asyncio.ensure_future(until_gone(receive))
             try:
                 with self._state.working():

@@ -39,7 +39,9 @@ class ApiError(Exception):
     @property
     def type(self) -> str:
         """OpenAI's error type for the status."""
-        general = "server_error" if self.status >= 500 else "invalid_request_error"
+        general = "invalid_request_error"
+        if self.status >= 500:
+            general = "server_error"
         return ERROR_TYPES.get(self.status, general)
 
     def envelope(self) -> dict[str, dict[str, str | None]]:
@@ -141,14 +143,21 @@ def sanitize(text: str) -> str:
 def bounded(text: str) -> str:
     """`text` without control characters, cut at MAX_MESSAGE characters."""
     text = _CONTROL.sub(" ", text[: 2 * MAX_MESSAGE]).encode("utf-8", "replace").decode("utf-8")
-    return text if len(text) <= MAX_MESSAGE else text[: MAX_MESSAGE - 1] + "…"
+    if len(text) <= MAX_MESSAGE:
+        return text
+    return text[: MAX_MESSAGE - 1] + "…"
 
 
 def describe(value: object) -> str:
     """A client's value for an error message, cut at MAX_ECHO; containers are not echoed."""
     if isinstance(value, (list, dict)):
         return f"a {type(value).__name__} of {len(value)}"
-    text = (
-        "null" if value is None else repr(value).lower() if isinstance(value, bool) else repr(value)
-    )
-    return text if len(text) <= MAX_ECHO else text[: MAX_ECHO - 1] + "…"
+    if value is None:
+        text = "null"
+    elif isinstance(value, bool):
+        text = repr(value).lower()
+    else:
+        text = repr(value)
+    if len(text) <= MAX_ECHO:
+        return text
+    return text[: MAX_ECHO - 1] + "…"

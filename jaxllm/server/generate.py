@@ -101,7 +101,9 @@ class Generate(Endpoint):
         check_prompt_scoring([len(ids) for ids in prompts], params[0])
         end = self.prompt_end(request, prompts)
         structure = self.structure(request, end)
-        grammar = None if structure is None else await self._state.grammar(structure)
+        grammar = None
+        if structure is not None:
+            grammar = await self._state.grammar(structure)
         thinking = self.thinking_budget(request, end)
         requests = [
             GenerateRequest(
@@ -116,11 +118,10 @@ class Generate(Endpoint):
             )
             for number, ids in enumerate(prompts)
         ]
-        spec = (
-            await self._state.in_thread(self.reply_spec, request, prompts, end)
-            if generation.echo
-            else self.reply_spec(request, prompts, end)
-        )
+        if generation.echo:
+            spec = await self._state.in_thread(self.reply_spec, request, prompts, end)
+        else:
+            spec = self.reply_spec(request, prompts, end)
         if generation.transfer.shares:
             spec = replace(spec, page_offer=self._state.resolved.page_offer)
         return requests, spec, structure
@@ -217,7 +218,9 @@ class Completions(Generate):
     def token_id_prompts(self, request: CompletionRequest) -> list[list[int]] | None:
         """The prompts, if all came as token ids."""
         ids = [prompt for prompt in request.prompts if isinstance(prompt, list)]
-        return ids if len(ids) == len(request.prompts) else None
+        if len(ids) == len(request.prompts):
+            return ids
+        return None
 
     async def tokenise(self, request: CompletionRequest) -> list[list[int]]:
         """Texts are encoded, token ids stay."""
@@ -301,18 +304,18 @@ class Chat(Generate):
         """A continued message keeps its role. With echo, the last message is repeated if it has
         the answer's role."""
         last = request.conversation.messages[-1]
-        role = last["role"] if request.conversation.continue_final_message else "assistant"
+        role = "assistant"
+        if request.conversation.continue_final_message:
+            role = last["role"]
         spec = replace(
             super().reply_spec(request, prompts, prompt_end),
             role=role,
             hides_reasoning=not request.include_reasoning,
             new_pipeline=new_pipeline(request, self._state.formats, prompt_end),
         )
-        return (
-            replace(spec, texts=[last["content"]])
-            if request.generation.echo and last["role"] == role
-            else spec
-        )
+        if request.generation.echo and last["role"] == role:
+            return replace(spec, texts=[last["content"]])
+        return spec
 
 
 def log_cached(reply: Reply) -> None:
@@ -334,12 +337,17 @@ def changed_options(generation: Generation) -> str:
         for name in OPTIONS
         if (value := getattr(generation.params, name)) != default_of(name)
     }
-    names = [] if generation.structure is None else [generation.structure.field]
+    if generation.structure is not None:
+        names = [generation.structure.field]
+    else:
+        names = []
     names += [
         f"{name}[{len(value)}]" if isinstance(value, list) else name
         for name, value in changed.items()
     ]
-    return f", with {', '.join(names)}" if names else ""
+    if names:
+        return f", with {', '.join(names)}"
+    return ""
 
 
 async def send_whole(stream: Stream, reply: Reply, send: Any) -> None:

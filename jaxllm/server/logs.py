@@ -40,7 +40,9 @@ class JsonFormatter(logging.Formatter):
 
 def _clean(value: Any) -> Any:
     """Text that UTF-8 can hold."""
-    return value.encode("utf-8", "replace").decode() if isinstance(value, str) else value
+    if isinstance(value, str):
+        return value.encode("utf-8", "replace").decode()
+    return value
 
 
 def configure(level: str, format: str, access: bool = False) -> None:

@@ -176,7 +176,9 @@ class Metrics(Observer, Collector):
 
     def _finish(self, entry: InFlight, delta: TextDelta, now: float) -> None:
         """Count a choice that has ended, and its request with the last of them."""
-        reason = delta.finish_reason if delta.finish_reason in FINISH_REASONS else "error"
+        reason = "error"
+        if delta.finish_reason in FINISH_REASONS:
+            reason = delta.finish_reason
         self._finished[reason] += 1
         if delta.prefix_miss in PREFIX_MISSES:
             self._misses[delta.prefix_miss] += 1

@@ -59,7 +59,9 @@ class LatencyWindow:
         count = sum(recent)
         quantiles = {name: quantile(self._bounds, recent, q) for name, q in QUANTILES.items()}
         between = {name: bucket(self._bounds, recent, q) for name, q in QUANTILES.items()}
-        mean = seconds / count if count else None
+        mean = None
+        if count:
+            mean = seconds / count
         return {"count": count, "recent": is_recent, "mean": mean, **quantiles, "between": between}
 
 
@@ -128,7 +130,9 @@ def quantile(bounds: Sequence[float], counts: Sequence[int], q: float) -> float 
         return None
     number, share = where
     low, high = limits(bounds, number)
-    return low if high is None else low + (high - low) * share
+    if high is None:
+        return low
+    return low + (high - low) * share
 
 
 def bucket(

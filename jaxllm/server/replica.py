@@ -77,7 +77,10 @@ class ReplicaRoutes:
         host, port = request.scope.get("server") or (None, None)
         reached = host if port is not None else None  # a Unix socket has none
         count = len(self._state.client.clients)
-        each = [events.of_engine(number) for number in range(count)] if count > 1 else [events]
+        if count > 1:
+            each = [events.of_engine(number) for number in range(count)]
+        else:
+            each = [events]
         return Json([source(one, reached) for one in each])
 
     def _check_model(self, request: Request) -> None:
@@ -126,7 +129,9 @@ def engine_health(client: EngineClient, stall_seconds: float) -> dict[str, Any]:
     """The same of one engine, which is "stalled" after so many seconds without a step."""
     stats = client.stats
     silence = client.seconds_without_step()
-    status = "ok" if client.alive else _absence(client)
+    status = "ok"
+    if not client.alive:
+        status = _absence(client)
     if client.alive and silence > stall_seconds:
         status = "stalled"
     return {
@@ -147,8 +152,12 @@ def readiness(server_state: ServerState) -> str:
         return "draining"
     if server_state.resting or client.stats.sleep_level:
         return "sleeping"
-    return "full" if client.choices >= client.capacity else "ready"
+    if client.choices >= client.capacity:
+        return "full"
+    return "ready"
 
 
 def _absence(client: EngineClient | EngineGroup) -> str:
-    return "restarting" if client.restarting else "dead"
+    if client.restarting:
+        return "restarting"
+    return "dead"

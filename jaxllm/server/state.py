@@ -148,7 +148,9 @@ class ServerState:
             [engine.first_token for engine in self.metrics],
             [engine.between_tokens for engine in self.metrics],
         )
-        signs = "" if tokenizer is None else tokenizer.format_signs or ""
+        signs = ""
+        if tokenizer is not None:
+            signs = tokenizer.format_signs or ""
         self.has_thinking_switch = "enable_thinking" in signs
         self.notes = read_notes(Path(self.resolved.model_dir))
         self.names: TokenNames = NamelessTokens() if tokenizer is None else tokenizer
@@ -161,9 +163,10 @@ class ServerState:
         self.idle = asyncio.Event()
         self.idle.set()
         self._threads = ThreadPoolExecutor(2, thread_name_prefix="tokenize")
-        self.grammars = (
-            None if tokenizer is None else GrammarQueue(Checker(special_tokens(tokenizer.backend)))
-        )
+        if tokenizer is None:
+            self.grammars = None
+        else:
+            self.grammars = GrammarQueue(Checker(special_tokens(tokenizer.backend)))
         self.renders = renders
         if renders is None and tokenizer is not None:
             self.renders = renders_of(tokenizer, settings.template_kwargs)
@@ -262,11 +265,9 @@ class ServerState:
 
     def decode_prompt(self, prompt: list[int]) -> str:
         """The text of a prompt, special tokens included; empty without a tokenizer."""
-        return (
-            ""
-            if self.tokenizer is None
-            else self.tokenizer.decode(prompt, skip_special_tokens=False)
-        )
+        if self.tokenizer is None:
+            return ""
+        return self.tokenizer.decode(prompt, skip_special_tokens=False)
 
     async def render(self, conversation: Conversation, truncated: bool = False) -> list[int]:
         """Token ids of a conversation, which are `truncated` afterwards. Raises ApiError."""

@@ -47,7 +47,10 @@ class Tracing:
             raise ConfigError(
                 "--otlp-traces-endpoint needs OpenTelemetry: pip install 'jaxllm[otel]'"
             ) from None
-        self._endpoint = endpoint if url.path.strip("/") else endpoint.rstrip("/") + PATH
+        if url.path.strip("/"):
+            self._endpoint = endpoint
+        else:
+            self._endpoint = endpoint.rstrip("/") + PATH
 
     @functools.cached_property
     def _provider(self) -> Any:

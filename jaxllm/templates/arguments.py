@@ -140,7 +140,10 @@ def closed_beginnings(text: str, cut_texts: bool = False) -> Iterator[str]:
         elif stack and mark == stack[-1]:
             stack.pop()
             first = first or (0 if stack else token.end())
-        end = token.start() if mark == "," else token.end()
+        if mark == ",":
+            end = token.start()
+        else:
+            end = token.end()
     closers = "".join(reversed(stack))
     if not cut_text and _WHOLE(text):
         yield text + closers

@@ -84,8 +84,12 @@ def _call_with_arguments(call: Any, traits: TemplateTraits) -> Any:
 def _function_of(call: Any) -> Mapping[str, Any]:
     """The name and the arguments of a call, which may stand in it without a "function" around
     them; nothing for what is no call."""
-    function = call.get("function", call) if isinstance(call, Mapping) else None
-    return function if isinstance(function, Mapping) else {}
+    function = None
+    if isinstance(call, Mapping):
+        function = call.get("function", call)
+    if isinstance(function, Mapping):
+        return function
+    return {}
 
 
 def arguments_for(arguments: Any, traits: TemplateTraits) -> Any:
@@ -98,10 +102,15 @@ def arguments_for(arguments: Any, traits: TemplateTraits) -> Any:
         arguments = {}
     if not isinstance(arguments, dict):
         text = _as_text(arguments)
-        value = None if only_texts else object_of(text)
+        value = None
+        if not only_texts:
+            value = object_of(text)
         if value is None and traits.texts:
             return text
-        arguments = understood(text) if value is None else value
+        if value is None:
+            arguments = understood(text)
+        else:
+            arguments = value
     elif only_texts:
         return text_of(arguments)
     if traits.any_values:
@@ -111,7 +120,9 @@ def arguments_for(arguments: Any, traits: TemplateTraits) -> Any:
 
 def _as_text(value: Any) -> str:
     """A text as it is, another value as JSON."""
-    return value if isinstance(value, str) else text_of(value)
+    if isinstance(value, str):
+        return value
+    return text_of(value)
 
 
 # System messages
@@ -125,7 +136,10 @@ def _systems_placed(messages: Iterable[Message], traits: TemplateTraits) -> Iter
     begun = False  # whether a message was no system message
     for message in messages:
         if message["role"] == "system":
-            shown = traits.late_system if begun else traits.system
+            if begun:
+                shown = traits.late_system
+            else:
+                shown = traits.system
             if not shown:
                 waiting.append(message.get("content"))
             elif begun:
@@ -334,7 +348,9 @@ def _contents_shown(messages: Iterable[Message], traits: TemplateTraits) -> Iter
 
 def _calls_alone(message: Message, traits: TemplateTraits) -> Message:
     """A message of calls without text."""
-    usual = "empty" if "content" in message else "absent"
+    usual = "absent"
+    if "content" in message:
+        usual = "empty"
     is_shown = message.get("content", "") is not None and usual in traits.contents
     if is_shown or not traits.contents:
         return message

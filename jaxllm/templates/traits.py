@@ -99,7 +99,9 @@ class TemplateTraits:
             late = "shown"
         else:
             late = "put into the user's next turn"
-        turns = "any order" if self.any_turns else "user and assistant in turn; neighbours joined"
+        turns = "user and assistant in turn; neighbours joined"
+        if self.any_turns:
+            turns = "any order"
         return [("late system messages", late), ("turns", turns)]
 
     def _turn_rows(self) -> list[tuple[str, str]]:

@@ -34,7 +34,10 @@ class Deferred:
         if isinstance(index, int):
             own = (index, index + 1)
             return Deferred(self.shape[1:], lambda bounds: self.read((own, *bounds))[0])
-        given = index if isinstance(index, tuple) else (index,)
+        if isinstance(index, tuple):
+            given = index
+        else:
+            given = (index,)
         slices = given + (slice(None),) * (len(self.shape) - len(given))
         cut = [own.indices(size)[:2] for own, size in zip(slices, self.shape, strict=True)]
 

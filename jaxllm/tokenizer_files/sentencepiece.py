@@ -54,7 +54,10 @@ class SentencePiece:
             "bos_token": settings.token("bos_token") or model.training.bos_piece,
             "eos_token": settings.token("eos_token") or model.training.eos_piece,
         }
-        begin = [roles["bos_token"]] if settings.flag("add_bos_token", self.begins) else []
+        if settings.flag("add_bos_token", self.begins):
+            begin = [roles["bos_token"]]
+        else:
+            begin = []
         end = [roles["eos_token"]] if settings.flag("add_eos_token", False) else []
         frame(backend, [*begin, *self.before], end)
         return Built(

@@ -76,7 +76,9 @@ def names_own_code(directory: Path) -> bool:
 
 
 def _optional(path: Path) -> dict[str, Any]:
-    return read_json(path) if path.exists() else {}
+    if path.exists():
+        return read_json(path)
+    return {}
 
 
 def _class(values: Mapping[str, Any]) -> str:
@@ -84,7 +86,8 @@ def _class(values: Mapping[str, Any]) -> str:
     if name is None:
         own = values.get("auto_map")
         paths = own.get("AutoTokenizer") if isinstance(own, dict) else own
-        paths = [paths] if isinstance(paths, str) else paths
+        if isinstance(paths, str):
+            paths = [paths]
         first = next((path for path in paths or () if isinstance(path, str)), "")
         name = first.rpartition(".")[2]
     if not isinstance(name, str):

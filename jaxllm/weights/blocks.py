@@ -105,4 +105,6 @@ def _read(source: Tensor) -> Tensor:
     if isinstance(source, Deferred):
         return source
     found = np.empty(source.shape, source.dtype)
-    return found if mapped.read(source, found) else source
+    if mapped.read(source, found):
+        return found
+    return source

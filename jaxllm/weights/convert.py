@@ -133,7 +133,9 @@ def _settings(source: Path, dtype: str | None) -> dict[str, object]:
 
 
 def _new_dtype(stored: str, dtype: str | None) -> str:
-    return DTYPES[dtype] if dtype is not None and stored in PLAIN_DTYPES else stored
+    if dtype is not None and stored in PLAIN_DTYPES:
+        return DTYPES[dtype]
+    return stored
 
 
 def _shards(parts: Iterable[Part], limit: int) -> Iterator[list[Part]]:
@@ -152,7 +154,9 @@ def _write_shards(checkpoint: Checkpoint, shards: list[list[Part]], folder: Path
     count = len(shards)
     places = dict[str, str]()
     for number, shard in enumerate(shards, 1):
-        name = f"model-{number:05}-of-{count:05}.safetensors" if count > 1 else "model.safetensors"
+        name = "model.safetensors"
+        if count > 1:
+            name = f"model-{number:05}-of-{count:05}.safetensors"
         places |= {part.name: name for part in shard}
         with (folder / name).open("xb") as file:
             first = header(shard)

@@ -43,7 +43,12 @@ def resolve_dtype(requested: str, stored: str | None, platform: str) -> jnp.dtyp
         )
     name = {"half": "float16", "float": "float32"}.get(requested, requested)
     if name == "auto":
-        name = "float32" if platform == "cpu" else stored if stored == "float16" else "bfloat16"
+        if platform == "cpu":
+            name = "float32"
+        elif stored == "float16":
+            name = stored
+        else:
+            name = "bfloat16"
     return jnp.dtype(name)
 
 
@@ -64,7 +69,9 @@ def weight_formats(
             f"{spec.scheme.method}; leave it out"
         )
     if spec.scheme is None:
-        return {} if wish is None else _online(spec, wish)
+        if wish is None:
+            return {}
+        return _online(spec, wish)
     maps = list(_maps(spec))
     if load_format == "dummy":
         formats = _likely(spec.scheme, [own.pieces for own in maps])

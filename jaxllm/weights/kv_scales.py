@@ -37,7 +37,9 @@ def kv_scales(
         layers = range(len(spec.layers))
         entries = checkpoint.entries
         scales = [_layer_scales(checkpoint, entries, spec, layer) for layer in layers]
-    return scales if any(scales) else []
+    if any(scales):
+        return scales
+    return []
 
 
 def _layer_scales(

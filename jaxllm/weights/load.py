@@ -51,7 +51,8 @@ def load(
     are lost, also when loading fails. A `loader` serves several loads.
     """
     is_read = reads_files(load_format)
-    outline = outline if is_read else outline.rounding()
+    if not is_read:
+        outline = outline.rounding()
     likes = outline.likes
     overwritten = dict(zip(likes, before, strict=False))
     rounding = Rounding(likes, outline.dtype, loader or Loader(), overwritten)

@@ -84,4 +84,6 @@ def _file_of(view: np.ndarray) -> MappedFile | None:
     while isinstance(base, np.ndarray):
         base = base.base
     owner = base.obj if isinstance(base, memoryview) else base
-    return owner if isinstance(owner, MappedFile) else None
+    if isinstance(owner, MappedFile):
+        return owner
+    return None

@@ -56,12 +56,16 @@ class Outline:
 
     def at(self, stage: Stage) -> Outline:
         """The same model's outline of another stage; itself for its own."""
-        return self if stage == self.stage else outline(self.spec, self.mesh, self.dtype, stage)
+        if stage == self.stage:
+            return self
+        return outline(self.spec, self.mesh, self.dtype, stage)
 
     def rounding(self) -> Outline:
         """The same with all weights in few bits made of plain ones; itself where they are."""
         spec = self.spec.rounding()
-        return self if spec is self.spec else outline(spec, self.mesh, self.dtype, self.stage)
+        if spec is self.spec:
+            return self
+        return outline(spec, self.mesh, self.dtype, self.stage)
 
 
 def outline(spec: ModelSpec, mesh: Mesh, dtype: DTypeLike, stage: Stage = WHOLE) -> Outline:

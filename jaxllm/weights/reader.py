@@ -119,7 +119,9 @@ class Checkpoint:
     def missing(self, names: set[str]) -> list[str]:
         """Those of `names` that no file holds, without those of files in `problems`."""
         held = {*self._home, *self._packed, *self._excused}
-        return sorted(names - held) if self._complete else []
+        if self._complete:
+            return sorted(names - held)
+        return []
 
     def is_zero_bias(self, name: str) -> bool:
         """Whether this is the bias of a packed matrix, and has no effect: AutoGPTQ writes one for
@@ -146,7 +148,9 @@ class Checkpoint:
 
     def _piece(self, piece: Piece) -> Piece:
         """The piece of the tensor as it is stored, packed or plain."""
-        return piece if piece.name in self._packed else piece.of_plain()
+        if piece.name in self._packed:
+            return piece
+        return piece.of_plain()
 
     def view(self, name: str) -> Tensor:
         """The tensor as a read-only view of its file; a packed one is unpacked where it is read."""

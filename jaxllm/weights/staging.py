@@ -198,6 +198,7 @@ def _write(
     at = jax.lax.dynamic_index_in_dim(places, slot, keepdims=False)
     at = jax.lax.optimization_barrier(at)  # a CPU would look it up for every entry
     found = jax.lax.dynamic_slice(staged, (at[0],), (math.prod(block) * size,))
-    found = found.reshape(-1, size) if size > 1 else found
+    if size > 1:
+        found = found.reshape(-1, size)
     chunk = jax.lax.bitcast_convert_type(found, target.dtype).reshape(block)
     return jax.lax.dynamic_update_slice(target, chunk, tuple(at[1 : 1 + target.ndim]))

@@ -94,11 +94,10 @@ class LogitsOptionsReader:
 
     def _end_ids(self, thinking: ThinkingBudget) -> list[int]:
         """The tokens of the marker that ends reasoning. Raises RequestError."""
-        ids = (
-            []
-            if self._tokenizer is None
-            else self._tokenizer.encode(thinking.ends[0], add_special_tokens=False)
-        )
+        if self._tokenizer is not None:
+            ids = self._tokenizer.encode(thinking.ends[0], add_special_tokens=False)
+        else:
+            ids = []
         if not ids or max(ids) >= self._vocab_size:
             raise RequestError(
                 f"the model has no tokens for {thinking.ends[0][:40]!r}, which ends its reasoning",
@@ -188,7 +187,9 @@ class LogitsOptionsReader:
                     f"extra_args has {argument[:40]!r}, which no processor of this request takes",
                     "extra_args",
                 )
-            found = len(value) if isinstance(value, list) else 1
+            found = 1
+            if isinstance(value, list):
+                found = len(value)
             if lengths[argument] != {found}:
                 wanted = " and ".join(map(str, sorted(lengths[argument])))
                 raise RequestError(

@@ -71,7 +71,9 @@ class RequestFactory:
         if seed is None:
             seed = self._seeds.draw()
         state = RequestState()
-        sharing = PromptSharing(state.choices) if params.samples > 1 else None
+        sharing = None
+        if params.samples > 1:
+            sharing = PromptSharing(state.choices)
         for index in range(1 if params.use_beam_search else params.samples):
             scores = params.prompt_logprobs is not None and index == 0
             choice = Request(

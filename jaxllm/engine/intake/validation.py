@@ -55,7 +55,9 @@ def check_prompt(
         )
     if len(prompt) > longest:
         generates = longest < resolved.max_model_len
-        room = " and at least one must be generated" if generates else ""
+        room = ""
+        if generates:
+            room = " and at least one must be generated"
         raise RequestError(
             f"this model's maximum context length is {resolved.max_model_len} tokens, "
             f"but the prompt has {len(prompt)} tokens{room}; "
@@ -75,7 +77,9 @@ def check_prompt(
 def check_ranking(params: SamplingParams, logprobs_mode: str) -> None:
     """Raises RequestError when choices are ranked, but the engine gives no log-probabilities."""
     if logprobs_mode.endswith("logits") and params.ranked:
-        name = "use_beam_search" if params.use_beam_search else "best_of"
+        name = "best_of"
+        if params.use_beam_search:
+            name = "use_beam_search"
         raise RequestError(
             f"{name} compares log-probabilities, which an engine with "
             f"--logprobs-mode {logprobs_mode} does not give; leave it out",
@@ -212,7 +216,9 @@ def validate_search(
 
 def _divided(resolved: Resolved) -> str:
     stages = resolved.pipeline_parallel_size
-    return "" if stages == 1 else f" over {stages} stages"
+    if stages == 1:
+        return ""
+    return f" over {stages} stages"
 
 
 def max_pages(pools: Sequence[PagePool], prompt: int, tokens: int, width: int) -> list[int]:

@@ -93,7 +93,9 @@ class BeamSearch:
         last = length == rules.max_tokens
         going: list[_Continuation] = []
         for place, one in enumerate(self._ranked(tops, length)):
-            stop = one.token if one.token in rules.stops else None
+            stop = None
+            if one.token in rules.stops:
+                stop = one.token
             if place < rules.width and (last or stop is not None):
                 self._finish(self._continued(one, tops), stop)
             elif stop is None and not last and len(going) < rules.width:
@@ -139,9 +141,8 @@ class BeamSearch:
             return False
         if rules.early_stopping is True:
             return True
-        hoped = (
-            rules.max_tokens
-            if rules.early_stopping == "never" and rules.length_penalty > 0
-            else length
-        )
+        if rules.early_stopping == "never" and rules.length_penalty > 0:
+            hoped = rules.max_tokens
+        else:
+            hoped = length
         return self._score(best, hoped) <= self.finished[-1].score

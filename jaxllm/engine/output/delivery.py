@@ -46,7 +46,9 @@ def holder(params: SamplingParams) -> Holder | None:
     """What holds back the deltas of a request; None where each goes at once."""
     if params.ranked:
         return BestOf(params)
-    return StreamInterval(params) if params.stream_interval > 1 else None
+    if params.stream_interval > 1:
+        return StreamInterval(params)
+    return None
 
 
 def deliverable(holders: dict[str, Holder], deltas: list[TextDelta]) -> list[TextDelta]:

@@ -48,8 +48,12 @@ class StopStrings:
     def feed(self, new: str, may_end: bool = True) -> TextStep:
         """Add a piece. A stop string that is complete with it ends the text if it `may_end`."""
         text = self._open + new
-        shown = len(self._open) if self._include else 0
-        hit = self._first(text, len(self._open)) if may_end else None
+        shown = 0
+        if self._include:
+            shown = len(self._open)
+        hit = None
+        if may_end:
+            hit = self._first(text, len(self._open))
         if hit is not None:
             end, start, stop = hit
             self._open = ""
@@ -60,7 +64,9 @@ class StopStrings:
 
     def finish(self) -> str:
         """The text that was held back."""
-        held = "" if self._include else self._open
+        held = ""
+        if not self._include:
+            held = self._open
         self._open = ""
         return held
 
@@ -71,7 +77,9 @@ class StopStrings:
             for stop in self._stops
             if (at := text.find(stop, max(0, old - len(stop) + 1))) >= 0
         ]
-        return min(found) if found else None
+        if found:
+            return min(found)
+        return None
 
     def _beginning(self, text: str) -> int:
         """Length of the longest suffix of the text that starts a stop string."""
@@ -100,11 +108,12 @@ class Detokenizer:
             else None
         )
         spaced = self._skip or params.spaces_between_special_tokens
-        self._joined = (
-            {}
-            if spaced
-            else {id: token.content for id, token in tokenizer.get_added_tokens_decoder().items()}
-        )
+        if spaced:
+            self._joined = {}
+        else:
+            self._joined = {
+                id: token.content for id, token in tokenizer.get_added_tokens_decoder().items()
+            }
         self._after_added = False
         self._tail = self._tail_of(prompt)  # the last tokens that decode to whole characters
         # Decodes the tokens after the tail; None when it cannot
@@ -157,7 +166,9 @@ class Detokenizer:
             self._pending = []
             # The stream would keep it and decode it again with every next token
             self._restart()
-        return self._flush() if len(self._pending) >= MAX_UNDECODED else ""
+        if len(self._pending) >= MAX_UNDECODED:
+            return self._flush()
+        return ""
 
     def _next(self, token: int) -> str | None:
         """The text that `token` completes, None when there is none yet."""
@@ -169,7 +180,9 @@ class Detokenizer:
             except BaseException:  # out of step, or a panic in native code, which is no Exception
                 self._stream = None
         text = self._new_text()
-        return None if not text or text.endswith(BROKEN) else text
+        if not text or text.endswith(BROKEN):
+            return None
+        return text
 
     def _flush(self) -> str:
         """The pending tokens as they are, although a character is incomplete. The tail stays, so
@@ -187,9 +200,10 @@ class Detokenizer:
         """Start a stream after the tail. A tail that ends within a character gets none: the stream
         would repeat its text."""
         broken = self._text(self._tail).endswith(BROKEN)
-        self._stream = (
-            None if broken else DecodeStream(ids=self._tail, skip_special_tokens=self._skip)
-        )
+        if broken:
+            self._stream = None
+        else:
+            self._stream = DecodeStream(ids=self._tail, skip_special_tokens=self._skip)
 
     def _new_text(self) -> str:
         """The text that the pending tokens add to the tail's. They may complete a character at the

@@ -37,7 +37,12 @@ class EngineWatch(StepObserver):
         collected, or when it was launched if that was later."""
         began = max(self._launches.popleft(), self._collected)
         now = time.perf_counter()
-        kind = "decode" if not plan.chunks else "mixed" if plan.decodes else "prefill"
+        if not plan.chunks:
+            kind = "decode"
+        elif plan.decodes:
+            kind = "mixed"
+        else:
+            kind = "prefill"
         total = self._totals[kind]
         total.steps += 1
         total.seconds += now - began

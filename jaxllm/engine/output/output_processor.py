@@ -119,7 +119,9 @@ class OutputProcessor:
         is of the last token."""
         assert request.logits_options is not None
         failure = accept_token(request.logits_options.constraints, token)
-        grammar = self._grammars.states.get(request) if is_last else None
+        grammar = None
+        if is_last:
+            grammar = self._grammars.states.get(request)
         if failure is None and grammar is not None:
             failure = grammar.error
         if failure is not None:

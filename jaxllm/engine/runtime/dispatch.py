@@ -156,7 +156,10 @@ class Dispatcher:
         # Executable, arguments and results of each program that has run
         self._bound: dict[Key, tuple[jax.stages.Compiled, tuple[Any, ...], tuple[Any, ...]]] = {}
         model = self.shapes.model
-        self._inboxes = None if model.peers is None else Inboxes(model.mesh, LAYER, model.peers)
+        if model.peers is None:
+            self._inboxes = None
+        else:
+            self._inboxes = Inboxes(model.mesh, LAYER, model.peers)
         self._traffic = Traffic()
         # The host then reads results in place
         self._results_pinned = self.shapes.host.memory_kind == PINNED
@@ -178,7 +181,9 @@ class Dispatcher:
     @property
     def traffic(self) -> Traffic:
         """Pages moved between the pool and host memory so far."""
-        return self._traffic if self.swapper is None else self.swapper.traffic
+        if self.swapper is None:
+            return self._traffic
+        return self.swapper.traffic
 
     def move(self, moves: Moves) -> None:
         """Run a plan's transfers between pool and host memory, before its forward."""
@@ -190,8 +195,13 @@ class Dispatcher:
     def lost(self) -> list[int]:
         """As of `PageSwapper`: a page is lost with one stage's part of it."""
         before = self.before.lost()
-        own = [] if self.swapper is None else self.swapper.lost()
-        return sorted({*own, *before}) if before else own
+        if self.swapper is not None:
+            own = self.swapper.lost()
+        else:
+            own = []
+        if before:
+            return sorted({*own, *before})
+        return own
 
     def fetches_done(self) -> bool:
         """As of `PageSwapper`."""
@@ -221,7 +231,9 @@ class Dispatcher:
 
     def sent(self, key: Key, buffer: np.ndarray | None) -> tuple[Array, ...]:
         """The buffer of a program as the device gets it; () where it takes none."""
-        return () if buffer is None else (self._buffers[key].send(buffer),)
+        if buffer is None:
+            return ()
+        return (self._buffers[key].send(buffer),)
 
     def call(self, key: Key, *inputs: Any) -> list[Any]:
         """Dispatch one program. `inputs` are its arguments that do not stay on the device; returns

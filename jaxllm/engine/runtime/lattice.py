@@ -60,7 +60,9 @@ class Programs:
     def get(self, key: Key) -> jax.stages.Compiled:
         """The executable of a key; waits where another thread compiles it."""
         program = self._compiled.get(key)
-        return self._make(key) if program is None else program
+        if program is None:
+            return self._make(key)
+        return program
 
     def variant(self, key: Key) -> Variant:
         """The function of a key, with the arrays that it takes and gives."""
@@ -224,7 +226,10 @@ class Programs:
 
     def name(self, key: Key) -> str:
         """The program's name between starts: its sizes, and the sizes of pool and tables."""
-        pages = page_counts(self.shapes.kv) if self.variant(key).uses_pages else (0,)
+        if self.variant(key).uses_pages:
+            pages = page_counts(self.shapes.kv)
+        else:
+            pages = (0,)
         parts = key.program, *key.sizes, "of", self.shapes.table_width, *pages
         return "-".join(map(str, parts))
 
@@ -245,11 +250,9 @@ def needed_bytes(program: jax.stages.Compiled) -> int:
     """Bytes that a program needs on one device beside its arguments: temporaries, and outputs that
     take no argument's buffer."""
     found = program.memory_analysis()
-    return (
-        0
-        if found is None
-        else found.temp_size_in_bytes + found.output_size_in_bytes - found.alias_size_in_bytes
-    )
+    if found is None:
+        return 0
+    return found.temp_size_in_bytes + found.output_size_in_bytes - found.alias_size_in_bytes
 
 
 def weight_leaves(state: Any) -> tuple[tuple[Array, ...], jax.tree_util.PyTreeDef]:

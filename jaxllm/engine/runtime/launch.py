@@ -85,7 +85,10 @@ class HostBuffers:
             return place(whole, self._sharding)
         leased = self._leased
         self._leased = None
-        views = self._next_views() if leased is None else self._views[self._next - 1]
+        if leased is None:
+            views = self._next_views()
+        else:
+            views = self._views[self._next - 1]
         for view in views:
             if view is not buffer:
                 view[: buffer.size] = buffer

@@ -69,7 +69,10 @@ class Layout:
             part = buffer[self.spans[name]]
             if dtype is not np.int32:
                 part = part.view(dtype)
-            found[name] = part if len(shape) == 1 else part.reshape(shape)
+            if len(shape) == 1:
+                found[name] = part
+            else:
+                found[name] = part.reshape(shape)
         return found
 
     def unpack(self, buffer: Array) -> dict[str, Array]:

@@ -47,7 +47,9 @@ NO_PAGES = "a program that moves KV pages failed on the device"
 def far_memory(platform: str) -> str | None:
     """Kind of memory for pages that leave a device: pinned, which the device accesses directly; on
     CPU the usual one."""
-    return None if platform == "cpu" else PINNED
+    if platform == "cpu":
+        return None
+    return PINNED
 
 
 class _Trip(NamedTuple):
@@ -130,7 +132,10 @@ class PageSwapper:
         self._wanted = frozenset()
         for place in self._lost:
             self._leaving.pop(place, None)
-        fetched = jax.device_put(fetched, dict.fromkeys(fetched, self._near)) if fetched else {}
+        if fetched:
+            fetched = jax.device_put(fetched, dict.fromkeys(fetched, self._near))
+        else:
+            fetched = {}
         known = self._fetched | fetched
         for batch in batched(moves.puts, self._width):
             kv = self._put(kv, [known[place] for place, _ in batch], [page for _, page in batch])

@@ -42,7 +42,10 @@ class PoolingRunner(Dispatcher):
 
     def __init__(self, programs: Programs, weights: tuple[Array, ...], kv: KVCache):
         super().__init__(programs, weights, kv)
-        self.depth = 1 if self.shapes.platform == "cpu" else MAX_DEPTH
+        if self.shapes.platform == "cpu":
+            self.depth = 1
+        else:
+            self.depth = MAX_DEPTH
         pooling = self.shapes.pooling
         self._encodes = pooling is not None and pooling.bidirectional
         self._of_tokens = pooling is not None and pooling.of_tokens

@@ -43,8 +43,11 @@ class Resident(NamedTuple):
     def shapes(self, shapes: StepShapes) -> Any:
         """The arrays as shapes with shardings."""
         found = getattr(shapes, self.name)
-        found = found(self.rows) if self.rows else found
-        return getattr(found, self.field) if self.field else found
+        if self.rows:
+            found = found(self.rows)
+        if self.field:
+            return getattr(found, self.field)
+        return found
 
 
 WEIGHTS = Resident("weights")
@@ -78,7 +81,9 @@ class DeviceArrays:
         if found is None:
             like = Resident(name, rows).shapes(self._shapes)
             found = self._arrays[name, rows] = self._shapes.zeros(like)
-        return getattr(found, field) if field else found
+        if field:
+            return getattr(found, field)
+        return found
 
     def write(self, at: Resident, value: Any) -> None:
         """Replace an array, or one field of a tree."""

@@ -179,7 +179,10 @@ class Runner(Dispatcher):
         results = self.run(self.pack(plan, shape))
         if isinstance(shape, ExtendShape):
             closes_gaps = self.shapes.buckets.closes_gaps(shape)
-            first = len(plan.decodes) if closes_gaps else shape.decodes
+            if closes_gaps:
+                first = len(plan.decodes)
+            else:
+                first = shape.decodes
             rows: Sequence[int] = (
                 *range(len(plan.decodes)),
                 *range(first, first + len(plan.chunks)),
@@ -190,7 +193,9 @@ class Runner(Dispatcher):
             {decode.request.needs for decode in plan.decodes}
             | {chunk.request.needs for chunk in plan.chunks if chunk.final}
         )
-        scored = PromptScores(spans(plan), results) if results else None
+        scored = None
+        if results:
+            scored = PromptScores(spans(plan), results)
         return Forwarded(plan, rows, self.shapes.buckets.logit_rows(shape), needs, scored)
 
     def apply_token_bitmask(
@@ -236,8 +241,13 @@ class Runner(Dispatcher):
         places = slice(len(rows)) if isinstance(rows, range) else list(rows)
         tokens = token_rows(read(result.token)[places])
         self.check_peers()
-        scores = scored.collect() if scored is not None else []
-        logprobs = StepLogprobs(read(result.packed)[places]) if result.packed is not None else None
+        if scored is not None:
+            scores = scored.collect()
+        else:
+            scores = []
+        logprobs = None
+        if result.packed is not None:
+            logprobs = StepLogprobs(read(result.packed)[places])
         return Collected(plan, tokens, logprobs, scores, result.failures, result.unused)
 
     def pack(self, plan: Plan, shape: int | ExtendShape) -> Launch:
@@ -287,7 +297,10 @@ class Runner(Dispatcher):
         # A group of a pipeline has one step in flight while its next one is planned
         alone = self.shapes.platform != "cpu" and not self._tells
         short = min(self.seconds.values()) < SHORT_STEP
-        self.depth = MAX_DEPTH if alone and (deep or short) else 1
+        if alone and (deep or short):
+            self.depth = MAX_DEPTH
+        else:
+            self.depth = 1
 
     def _warm_up_slots(self) -> None:
         """`warm_up` of what requests ask of their slots' logits."""
@@ -362,10 +375,15 @@ class Runner(Dispatcher):
         and the plan's chunks."""
         update = self._updates.get(shape)
         if update is None:
-            layout = None if shape is None else self.shapes.chunk_layouts[shape]
+            layout = None
+            if shape is not None:
+                layout = self.shapes.chunk_layouts[shape]
             update = self._updates[shape] = SlotUpdate(self.shapes, layout)
         self._packed_slots = plan.slots
-        key = Key("update_slots") if shape is None else forward_key(shape)
+        if shape is None:
+            key = Key("update_slots")
+        else:
+            key = forward_key(shape)
         return key, update.pack(plan)
 
     def _sample_key(self, rows: int, needs: frozenset[int]) -> Key:
@@ -402,7 +420,9 @@ class Runner(Dispatcher):
 
 def forward_rows(shape: int | ExtendShape) -> int:
     """Rows that the forward of a decode bucket or an extend shape computes."""
-    return shape.tokens + shape.decodes if isinstance(shape, ExtendShape) else shape
+    if isinstance(shape, ExtendShape):
+        return shape.tokens + shape.decodes
+    return shape
 
 
 def token_rows(tokens: np.ndarray) -> list[list[int]]:

@@ -152,9 +152,9 @@ class StepShapes:
     def host(self) -> NamedSharding:
         """Where host and programs meet. On GPUs it is pinned host memory: programs access it in
         order with their other work, while a copy to or from other memory takes a millisecond."""
-        return (
-            self.replicated.with_memory_kind(PINNED) if self.platform == "gpu" else self.replicated
-        )
+        if self.platform == "gpu":
+            return self.replicated.with_memory_kind(PINNED)
+        return self.replicated
 
     @functools.cached_property
     def split_vocab(self) -> NamedSharding:
@@ -187,7 +187,9 @@ class StepShapes:
     def peers(self) -> tuple[jax.ShapeDtypeStruct, ...]:
         """`Inboxes.arrays`; () where XLA adds up."""
         layout = self.model.peers
-        return () if layout is None else inbox_shapes(self.model.mesh, layout)
+        if layout is None:
+            return ()
+        return inbox_shapes(self.model.mesh, layout)
 
     def draw(self, peers: tuple[Array, ...]) -> Draw:
         """How a device samples from the logits that it has, with its part of `peers`."""

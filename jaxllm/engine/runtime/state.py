@@ -77,7 +77,10 @@ def device_columns(matrix_RW: Array, columns: Columns) -> dict[str, Array]:
     """A matrix's columns by name inside a compiled program: `[R]`, or `[R, n]` for width n."""
     found = {}
     for name, (place, dtype) in columns.items():
-        part = matrix_RW[:, place] if place.stop - place.start > 1 else matrix_RW[:, place.start]
+        if place.stop - place.start > 1:
+            part = matrix_RW[:, place]
+        else:
+            part = matrix_RW[:, place.start]
         if dtype is np.bool:
             part = part != 0
         elif dtype is not np.int32:

@@ -72,7 +72,10 @@ class AdmissionEstimator:
         if len(self._shares) >= MIN_HISTORY:
             at = bisect_right(self._shares, done / limit)
             count = len(self._shares)
-            total = limit * self._tail_sums[at] / (count - at) if at < count else 2.0 * done
+            if at < count:
+                total = limit * self._tail_sums[at] / (count - at)
+            else:
+                total = 2.0 * done
         return max(1, min(limit, round(total)) - done)
 
     def worthwhile_steps(self, tokens: int, rows: int, step_cost: int) -> float:
@@ -189,11 +192,10 @@ def fits_fully(
     for group, pool in enumerate(pools):
         left = pool.free - pages.taken[group]
         for r in (*running, request):
-            owned = (
-                len(pages.tables[group].pages) + pages.fresh[group]
-                if r is request
-                else len(r.tables[group].pages)
-            )
+            if r is request:
+                owned = len(pages.tables[group].pages) + pages.fresh[group]
+            else:
+                owned = len(r.tables[group].pages)
             total = pool.pages_for(len(r.prompt.tokens) + r.max_tokens) + (r.sharing is not None)
             left -= max(0, total - owned)
         if left < 0:

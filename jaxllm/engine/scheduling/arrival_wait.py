@@ -90,7 +90,10 @@ class ArrivalWait:
             self._used.learn(margin)
         elif not late(margin):
             self._chunks.was_late = False
-        self._now = (self._decodes, math.inf) if added is None else (self._chunks, added)
+        if added is None:
+            self._now = (self._decodes, math.inf)
+        else:
+            self._now = (self._chunks, added)
         self._used = None
 
     def device_idle(self) -> None:

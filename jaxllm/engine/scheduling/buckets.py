@@ -98,8 +98,14 @@ class Buckets:
             )
         cpu = platform == "cpu"
         top = _aligned(max_num_batched_tokens)
-        slots = max_num_seqs if cpu or max_num_seqs <= _UNALIGNED_GPU else _aligned(max_num_seqs)
-        pairs = _pairs_cpu(top, slots) if cpu else _pairs(top, slots)
+        if cpu or max_num_seqs <= _UNALIGNED_GPU:
+            slots = max_num_seqs
+        else:
+            slots = _aligned(max_num_seqs)
+        if cpu:
+            pairs = _pairs_cpu(top, slots)
+        else:
+            pairs = _pairs(top, slots)
         # From the largest beside the widest region on, all hold as many prompts: a step with more
         # tokens beside fewer decodes may have any of them
         largest = max(tokens for tokens, region in pairs if region == slots)
@@ -219,7 +225,10 @@ class Buckets:
     def logit_rows(self, shape: int | ExtendShape) -> int:
         """Rows of logits of a decode bucket or an extend shape: one per decode row and chunk,
         padded."""
-        needed = shape.decodes + shape.chunks if isinstance(shape, ExtendShape) else shape
+        if isinstance(shape, ExtendShape):
+            needed = shape.decodes + shape.chunks
+        else:
+            needed = shape
         return next(rows for rows in self.logits if rows >= min(needed, self.logits[-1]))
 
     def closes_gaps(self, shape: ExtendShape) -> bool:
@@ -251,9 +260,14 @@ class Buckets:
             return whole, tokens
         now = max(below)
         # Decodes make the next step run anyway
-        step = self.step_cost // 2 if decodes else self.step_cost
+        if decodes:
+            step = self.step_cost // 2
+        else:
+            step = self.step_cost
         cost = now + step + self._cheapest(tokens - now, 1, decodes)[0]
-        return (cost, now) if cost < whole else (whole, tokens)
+        if cost < whole:
+            return (cost, now)
+        return (whole, tokens)
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-able form."""
@@ -318,7 +332,9 @@ def _beside(region: int, top: int) -> int:
     """Chunk tokens of the largest step beside `region` decode rows. A step has `top` tokens in all,
     and rows that no token can fill take as long as others; small steps keep theirs, so that decodes
     leave room for prompts."""
-    return top - region if top >= 4 * region else top
+    if top >= 4 * region:
+        return top - region
+    return top
 
 
 def _aligned(rows: int, to: int = _ALIGN) -> int:
@@ -334,7 +350,10 @@ def _fill(tokens: int, region: int, top: int) -> int:
 
 def _decode_rows(max_num_seqs: int, cpu: bool) -> tuple[int, ...]:
     """Row counts up to `max_num_seqs`: factors of four on CPU, finer elsewhere."""
-    rows = [4**i for i in range(16)] if cpu else list(_DECODE_GPU)
+    if cpu:
+        rows = [4**i for i in range(16)]
+    else:
+        rows = list(_DECODE_GPU)
     while rows[-1] < max_num_seqs:
         rows.append(rows[-1] + max(32, 2 ** (rows[-1].bit_length() - 1) // 2))
     return (*(r for r in rows if r < max_num_seqs), max_num_seqs)

@@ -91,7 +91,9 @@ def prefill_budget(seconds: Mapping[object, float], stall: float) -> PrefillBudg
     bounds = tuple(
         (rows, largest(rows, one), largest(rows, several), largest(rows, most)) for rows in regions
     )
-    return PrefillBudget(bounds) if bounds else None
+    if bounds:
+        return PrefillBudget(bounds)
+    return None
 
 
 def seconds_per_token(seconds: Mapping[object, float]) -> float:
@@ -179,7 +181,10 @@ class ChunkPlanner:
         if most < 1 or self.whole_prompts:
             return most
         budget = self.budget if num_decodes else None
-        enough = 2 * most if budget is None else 4 * budget.max_tokens
+        if budget is None:
+            enough = 2 * most
+        else:
+            enough = 4 * budget.max_tokens
         tokens = self._prompt_tokens(prefilling, enough)
         if self.taper is not None:
             most = min(most, self.taper.tokens(tokens))
@@ -204,7 +209,9 @@ class ChunkPlanner:
         if self.whole_prompts:
             return last
         length = last.length - (total - self._buckets.trim(total, len(chunks), num_decodes))
-        return Chunk(last.request, last.start, length, False) if 0 < length < last.length else last
+        if 0 < length < last.length:
+            return Chunk(last.request, last.start, length, False)
+        return last
 
     def _advance(self, chunk: Chunk) -> None:
         """Count the chunk as computed and index the pages it fills."""

@@ -94,11 +94,11 @@ class KVCacheManager:
             fresh.append(end - len(table.pages))
             taken.append(fresh[-1] + sum(pool.references(page) == 0 for page in table.resident))
         # Its next token copies a shared page; running siblings on that page may take one, too
-        reserve = (
-            1 + sum(r.status is Status.RUNNING and r.capacity <= tokens for r in request.siblings)
-            if kept == tokens
-            else 0
-        )
+        reserve = 0
+        if kept == tokens:
+            reserve = 1 + sum(
+                r.status is Status.RUNNING and r.capacity <= tokens for r in request.siblings
+            )
         return AdmissionPages(tables, kept, len(joined), shared, host_pages, fresh, taken, reserve)
 
     def allocate(self, request: Request, pages: AdmissionPages) -> None:
@@ -112,7 +112,10 @@ class KVCacheManager:
         """
         tokens = request.num_tokens
         found = len(pages.tables[0].pages)
-        keys = request.hashes[found : found + len(pages.host_pages)] if pages.host_pages else []
+        if pages.host_pages:
+            keys = request.hashes[found : found + len(pages.host_pages)]
+        else:
+            keys = []
         if self.offload is not None:
             # Before pages are handed out, whose contents may need space in host memory
             self.offload.host.pin(keys)
@@ -128,7 +131,10 @@ class KVCacheManager:
         request.kept = pages.kept + len(pages.host_pages) * self.page_size
         request.prefill_end = tokens
         request.computed = min(request.kept, tokens - 1)
-        request.capacity = tokens if request.kept == tokens else self._capacity(request)
+        if request.kept == tokens:
+            request.capacity = tokens
+        else:
+            request.capacity = self._capacity(request)
         if pages.shared is not None:
             lender = pages.shared.lender
             lender.capacity = min(lender.capacity, pages.shared.verified)

@@ -49,7 +49,10 @@ class Link(NamedTuple):
     @staticmethod
     def measured(width: int, one: float, full: float) -> Link:
         """From the seconds of one page and of `width` pages."""
-        page = max(0.0, full - one) / (width - 1) if width > 1 else full
+        if width > 1:
+            page = max(0.0, full - one) / (width - 1)
+        else:
+            page = full
         return Link(width, max(0.0, full - width * page), page)
 
     def seconds(self, pages: int) -> float:
@@ -125,7 +128,9 @@ class OffloadManager:
             return found
         found = list(takewhile(lambda page: page not in self.host.promised, found))
         faster = self.link.seconds(len(found)) < len(found) * self.compute_seconds
-        return found if faster else []
+        if faster:
+            return found
+        return []
 
     def in_transit(self, hashes: Sequence[bytes]) -> list[int]:
         """Pages that the longest run of `hashes`, from the first on, is on its way to."""
@@ -185,7 +190,9 @@ class OffloadManager:
         self._saves = []
         self._fetches = []
         self._ready = []
-        return moves if moves.saves or moves.fetches or moves.puts else None
+        if moves.saves or moves.fetches or moves.puts:
+            return moves
+        return None
 
     def cancel(self, request: Request) -> None:
         """Bring the request nothing more: it gives its pages back. What others wait for, too, is

@@ -188,7 +188,9 @@ def pages_of_decode(count: int, page_size: int) -> int:
     """Pages of a cache group that a plan gives a decode of `count` inputs at most: new ones for
     these, and a copy of a page that others may read, if its first input goes there. With one input
     it is one or the other."""
-    return 1 if count == 1 else 1 + -(-count // page_size)
+    if count == 1:
+        return 1
+    return 1 + -(-count // page_size)
 
 
 @dataclass(frozen=True, slots=True)

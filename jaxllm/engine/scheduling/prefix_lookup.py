@@ -43,11 +43,9 @@ class PrefixLookup:
         start = len(request.hashes) * self.page_size
         if self.indexes and end - start >= self.page_size:
             owner = None if self.shared else request.siblings[0].id
-            root = (
-                None
-                if request.hashes
-                else self.indexes[0].root(request.cache_salt, request.adapter, owner)
-            )
+            root = None
+            if not request.hashes:
+                root = self.indexes[0].root(request.cache_salt, request.adapter, owner)
             self.indexes[0].extend(request.hashes, request.keys(start, end), root)
 
     def forget(self, request: Request) -> None:
@@ -65,7 +63,9 @@ class PrefixLookup:
         token, which is computed anyway."""
         self.hash_pages(request, request.num_tokens)
         keys = request.hashes[: (request.num_tokens - 1) // self.page_size]
-        return keys[len(self.indexes[0].match(keys, len(keys))) :] if self.indexes else keys
+        if self.indexes:
+            return keys[len(self.indexes[0].match(keys, len(keys))) :]
+        return keys
 
     def reusable(
         self, request: Request, newest: Chunk | None
@@ -81,7 +81,9 @@ class PrefixLookup:
         # Tokens to be scored must be computed
         scored = request.scored >= request.score_end
         lent = self.lends and scored and request.sharing is not None
-        shared = self._shared_pages(request, newest) if lent else None
+        shared = None
+        if lent:
+            shared = self._shared_pages(request, newest)
         if shared is None:
             count, hits = self._indexed_prefix(request, newest)
             return hits, count * self.page_size, None

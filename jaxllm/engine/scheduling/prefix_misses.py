@@ -43,11 +43,15 @@ class PrefixMisses:
         if found > 0:
             return "new_text"
         plain = self._plain_start(request)
-        here = None if self._indexes[0].find(plain) is None else (None, None)
+        here = None
+        if self._indexes[0].find(plain) is not None:
+            here = (None, None)
         salt, adapter = here or self._starts.get(plain, (request.cache_salt, request.adapter))
         if adapter != request.adapter:
             return "adapter"
-        return "salt" if salt != request.cache_salt else "new_text"
+        if salt != request.cache_salt:
+            return "salt"
+        return "new_text"
 
     def _plain_start(self, request: Request) -> bytes:
         """The hash that the request's first page would have without salt and adapter."""

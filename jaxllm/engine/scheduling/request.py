@@ -91,7 +91,9 @@ class PageTable:
     @property
     def resident(self) -> list[int]:
         """The pages that the request holds."""
-        return self.pages[self.out_of_window :] if self.out_of_window else self.pages
+        if self.out_of_window:
+            return self.pages[self.out_of_window :]
+        return self.pages
 
 
 @dataclass(slots=True, eq=False)
@@ -183,7 +185,9 @@ class Request:
     @property
     def pages(self) -> list[int]:
         """Its pages in the first cache group."""
-        return self.tables[0].pages if self.tables else []
+        if self.tables:
+            return self.tables[0].pages
+        return []
 
     @property
     def times(self) -> RequestTimes:
@@ -199,7 +203,9 @@ class Request:
     @property
     def siblings(self) -> Sequence[Request]:
         """The choices of its prompt, itself included."""
-        return (self,) if self.sharing is None else self.sharing.members
+        if self.sharing is None:
+            return (self,)
+        return self.sharing.members
 
     @property
     def verified(self) -> int:

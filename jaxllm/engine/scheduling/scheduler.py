@@ -328,7 +328,9 @@ class Scheduler:
         had = self._had_chunks[self._slots.turn]
         found = self._select(had, not had)
         # Pages in transit delay no other request
-        return found if any(found) else self._select(not had, had)
+        if any(found):
+            return found
+        return self._select(not had, had)
 
     def check(self) -> None:
         """Raise `PoolError` if pages or slots are leaked or shared wrongly."""
@@ -380,7 +382,9 @@ class Scheduler:
         """Tokens that drafts may take beside so many decodes: half of those that are left, where
         prompts want them too."""
         left = max(0, self.limits.max_num_batched_tokens - num_decodes)
-        return left // 2 if prefilling or self.waiting else left
+        if prefilling or self.waiting:
+            return left // 2
+        return left
 
     # --- admission
 

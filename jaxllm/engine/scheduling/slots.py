@@ -53,9 +53,14 @@ class Slots:
         pages of a search are in transit none of its beams starts: it will share them.
         """
         beams = [beam for search in self.searches for beam in search.members if _waits(beam)]
-        first = min(beams, key=by_order) if beams else waiting.first
+        if beams:
+            first = min(beams, key=by_order)
+        else:
+            first = waiting.first
         if not first.is_beam:
-            return first if first.tokens_known else None
+            if first.tokens_known:
+                return first
+            return None
         if any(beam.pages_in_transit for beam in first.siblings):
             return None
         ready = (beam for beam in first.siblings if _waits(beam) and beam.tokens_known)
@@ -68,7 +73,9 @@ class Slots:
         free = self._free[self.turn]
         if search is not None and search.active and search.slots:
             return bool(search.spare) and search.spare[-1] % self._groups == self.turn
-        needed = search.slots if search is not None and search.slots else 1
+        needed = 1
+        if search is not None and search.slots:
+            needed = search.slots
         held = self.count - sum(map(len, self._free))
         own = len(range(self.turn, self.count, self._groups)) - len(free)
         return len(free) >= needed and own * self._groups < held + waiting

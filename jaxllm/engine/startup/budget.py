@@ -78,7 +78,9 @@ class MemoryBudget:
     @property
     def unpacked(self) -> str:
         """What weights are unpacked from, for messages."""
-        return "" if self.packing is None else f" unpacked from {self.packing}"
+        if self.packing is None:
+            return ""
+        return f" unpacked from {self.packing}"
 
     @property
     def breakdown(self) -> str:

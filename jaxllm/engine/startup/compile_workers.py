@@ -92,17 +92,17 @@ class WorkerSpec:
         if platform == "cpu" or not count:
             return cls(0)
         fitting = min(count, (spare - OWN_BYTES) // DEVICE_BYTES)
-        return (
-            cls(fitting, True, platform)
-            if platform == "gpu" and devices == 1 and fitting >= 3
-            else cls(count)
-        )
+        if platform == "gpu" and devices == 1 and fitting >= 3:
+            return cls(fitting, True, platform)
+        return cls(count)
 
 
 def early_count(cores: int) -> int:
     """Workers to start before the engine's devices are known; none where cores are few."""
     count = min(MAX_WORKERS, int(cores * CORE_SHARE))
-    return count if count >= 3 else 0
+    if count >= 3:
+        return count
+    return 0
 
 
 @dataclass

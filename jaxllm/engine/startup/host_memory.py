@@ -85,11 +85,12 @@ def plan_host(
             "keys depend on the prompt's length (dynamic RoPE) and no prefix is shared; "
             "leave it out, or lower --max-model-len to that length"
         )
-    swap = (
-        (SWAP_SPACE if config.swap_space is None else config.swap_space)
-        if config.preemption_mode == "swap"
-        else 0.0
-    )
+    swap = 0.0
+    if config.preemption_mode == "swap":
+        if config.swap_space is None:
+            swap = SWAP_SPACE
+        else:
+            swap = config.swap_space
     cached = _whole_pages("--kv-offloading-size", config.kv_offloading_size or 0, page * shards)
     pages = _whole_pages("--swap-space", swap, page) + cached
     if pages * page * shards > room.size:

@@ -171,7 +171,10 @@ def pool_pages(config: EngineConfig, budget: MemoryBudget, need: KVRequirements)
 
 def smallest_pool(config: EngineConfig, budget: MemoryBudget, need: KVRequirements) -> int:
     """Pages of the smallest pool that holds one longest request."""
-    rounding = 1 if budget.shared or size_flag(config) is not None else PAGE_ROUND
+    if budget.shared or size_flag(config) is not None:
+        rounding = 1
+    else:
+        rounding = PAGE_ROUND
     return -(-need.pages_per_request // rounding) * rounding
 
 
@@ -200,4 +203,6 @@ def size_flag(config: EngineConfig) -> str | None:
     if config.num_gpu_blocks_override is not None:
         return f"--num-gpu-blocks-override {config.num_gpu_blocks_override}"
     size = config.kv_cache_memory_bytes
-    return None if size is None else f"--kv-cache-memory-bytes {size}"
+    if size is None:
+        return None
+    return f"--kv-cache-memory-bytes {size}"

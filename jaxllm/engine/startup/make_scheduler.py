@@ -108,7 +108,9 @@ def _most_fetches(resolved: Resolved, transfer: KVTransferSettings | None) -> in
 def make_pool(config: EngineConfig, resolved: Resolved, window: int | None, pages: int) -> PagePool:
     """The pages of one cache group. Indexes of all groups have the same hashes."""
     indexed = resolved.enable_prefix_caching or resolved.host_pages > 0
-    index = PrefixIndex(resolved.page_size, prefix_root(config, resolved)) if indexed else None
+    index = None
+    if indexed:
+        index = PrefixIndex(resolved.page_size, prefix_root(config, resolved))
     lifetime = Lifetime(
         window, resolved.max_num_batched_tokens, tile_tokens(resolved.attention_backend)
     )

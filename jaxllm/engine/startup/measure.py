@@ -170,12 +170,16 @@ def _for_pools(
 def kept_need(programs: Programs) -> int | None:
     """Bytes that the largest step needs, where an earlier start has measured it."""
     exports = _exports_of(programs)
-    return None if exports is None else exports.figures().get(FIGURE)
+    if exports is None:
+        return None
+    return exports.figures().get(FIGURE)
 
 
 def _exports_of(programs: Programs) -> Exports | None:
     # What is kept knows nothing of research code
-    return None if programs.shapes.model.processors else programs.executables.exports
+    if programs.shapes.model.processors:
+        return None
+    return programs.executables.exports
 
 
 def measured_need(model: ModelPlan, plan: MemoryPlan, programs: Programs) -> int:
@@ -223,7 +227,9 @@ def sizing_depths(model: ModelPlan) -> tuple[int, ...]:
     depth = len(model.spec.layers)
     kinds = layer_kinds(model)
     few = max(LEAST_LAYERS, 1 + max(map(kinds.index, kinds)))
-    return (few, 2 * few) if 2 * few < depth else (depth,)
+    if 2 * few < depth:
+        return (few, 2 * few)
+    return (depth,)
 
 
 def layer_kinds(model: ModelPlan) -> list[Hashable]:
@@ -272,7 +278,9 @@ def _worker_spec(model: ModelPlan) -> WorkerSpec:
     """Workers for a first start, within the device memory that this engine leaves to others."""
     share = model.config.gpu_memory_utilization
     platform = model.device.platform
-    limit = limit_bytes(model.device, share) if platform == "gpu" else 0
+    limit = 0
+    if platform == "gpu":
+        limit = limit_bytes(model.device, share)
     spare = int(limit / share) - limit
     devices = model.mesh.size * model.stage.count
     return WorkerSpec.within(os.cpu_count() or 1, platform, devices, spare)

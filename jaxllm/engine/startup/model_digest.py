@@ -53,4 +53,6 @@ def _files(model: Path) -> list[Path]:
     if model.is_file():
         return [model]
     weights = [path for end in ("safetensors", "gguf") for path in model.glob(f"*.{end}")]
-    return [model / "config.json", *sorted(weights)] if weights else [model / "config.json"]
+    if weights:
+        return [model / "config.json", *sorted(weights)]
+    return [model / "config.json"]

@@ -135,7 +135,9 @@ class Pinning:
     @property
     def rows(self) -> list[tuple[str, str]]:
         """Rows of the start-up table."""
-        return [("host memory pinned", amount(self.size))] if self.size else []
+        if self.size:
+            return [("host memory pinned", amount(self.size))]
+        return []
 
 
 @contextmanager

@@ -52,4 +52,6 @@ def programs_folder() -> Path | None:
     """Where lowered programs are kept, beside XLA's own cache; None where that is no local
     directory."""
     cache = jax.config.jax_compilation_cache_dir
-    return Path(cache) / FOLDER if cache and "://" not in cache else None
+    if cache and "://" not in cache:
+        return Path(cache) / FOLDER
+    return None

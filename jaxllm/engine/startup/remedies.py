@@ -43,8 +43,13 @@ def too_small(
     if may_shorten(config):
         requests = f"requests of up to {need.page_size} tokens"
     size = amount(need.bytes_of(pages), down=True)
-    supply = f"{flag} gives {size}" if flag else budget.available
-    fits = f"the longest that fits is {longest} tokens" if longest else "no length fits"
+    if flag:
+        supply = f"{flag} gives {size}"
+    else:
+        supply = budget.available
+    fits = "no length fits"
+    if longest:
+        fits = f"the longest that fits is {longest} tokens"
     return (
         f"to serve {requests}, {wanted} of KV cache is needed, but {supply}; {fits}. "
         f"What helps: {'; or '.join(remedies(config, budget, need, smaller))}"
@@ -60,11 +65,10 @@ def too_large(
 ) -> str:
     """The error of a pool of `pages` that was asked for and has no room."""
     fitting = need.pages_in(max(0, budget.for_pages))
-    largest = (
-        f"--num-gpu-blocks-override {fitting}"
-        if config.num_gpu_blocks_override is not None
-        else f"--kv-cache-memory-bytes {need.bytes_of(fitting)}"
-    )
+    if config.num_gpu_blocks_override is not None:
+        largest = f"--num-gpu-blocks-override {fitting}"
+    else:
+        largest = f"--kv-cache-memory-bytes {need.bytes_of(fitting)}"
     helps = f"ask for at most {largest}, or leave it out"
     if fitting < need.pages_per_request:
         unset = replace(config, num_gpu_blocks_override=None, kv_cache_memory_bytes=None)
@@ -116,13 +120,15 @@ def remedies(
     size = need.bytes_of(smallest_pool(config, budget, need))
     deficit = size - budget.for_pages
     longest = fitting_length(config, budget, need)
-    helps = [f"--max-model-len {longest} (or auto)"] if longest else []
+    if longest:
+        helps = [f"--max-model-len {longest} (or auto)"]
+    else:
+        helps = []
     if size_flag(config) is not None:
-        enough = (
-            f"--kv-cache-memory-bytes {size}"
-            if config.num_gpu_blocks_override is None
-            else f"--num-gpu-blocks-override {need.pages_per_request}"
-        )
+        if config.num_gpu_blocks_override is None:
+            enough = f"--kv-cache-memory-bytes {size}"
+        else:
+            enough = f"--num-gpu-blocks-override {need.pages_per_request}"
         helps += [enough] if deficit <= 0 else []
     else:
         helps += _larger_share(config, budget, need, deficit)

@@ -40,7 +40,9 @@ def make_runner(model: ModelPlan, loaded: Sequence[Loaded], report: Report) -> R
         return Runner(programs, weights, pages[-1])
     last = model.stage
     first = loaded[0].programs.shapes.stage
-    way_in = None if first.is_first else _handover(model, first.index)
+    way_in = None
+    if not first.is_first:
+        way_in = _handover(model, first.index)
     stages = [
         StageDispatcher(stage.programs, stage.weights, kv)
         for stage, kv in zip(loaded, pages, strict=True)

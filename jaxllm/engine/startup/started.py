@@ -260,6 +260,8 @@ def _early_workers(config: EngineConfig) -> int:
     if config.enforce_eager or config.nnodes > 1 or not may_use_cuda() or folder is None:
         return 0
     try:
-        return 0 if folder.is_dir() and any(folder.iterdir()) else early_count(os.cpu_count() or 1)
+        if folder.is_dir() and any(folder.iterdir()):
+            return 0
+        return early_count(os.cpu_count() or 1)
     except OSError:  # another user's: nothing will be kept
         return 0

@@ -96,7 +96,9 @@ def _stage_rows(model: ModelPlan, resolved: Resolved) -> Rows:
     layers = "; ".join(f"layers {part.start} to {part.stop - 1}" for part in parts)
     waves = f"{count} groups of {resolved.step_seqs} requests in turn"
     hosts = model.wishes.hosts.count
-    where = "" if hosts == 1 else f", {count // hosts} a host, the last on host 0"
+    where = ""
+    if hosts != 1:
+        where = f", {count // hosts} a host, the last on host 0"
     return [("stages", f"{layers} on {model.mesh.size} devices each{where}; {waves}")]
 
 
@@ -116,7 +118,9 @@ def _expert_rows(model: ModelPlan) -> Rows:
     groups = model.mesh.shape["expert"]
     share = -(-sizes.experts // groups)
     shards = devices // groups
-    width = f"{sizes.inner // shards} of {sizes.inner} columns of each" if shards > 1 else "whole"
+    width = "whole"
+    if shards > 1:
+        width = f"{sizes.inner // shards} of {sizes.inner} columns of each"
     return [("experts of a device", f"{share} of {sizes.experts}, {width}")]
 
 
@@ -130,7 +134,9 @@ def _memory_rows(memory: MemoryPlan, resolved: Resolved, largest_step: int | Non
         f"{resolved.num_pages} pages × {size} = {tokens} tokens",
         *(f"{pages} pages for {_layers_with(window)}" for window, pages in more),
     ]
-    needed = "an estimate" if largest_step is None else f"{largest_step / GIB:.2f} GiB needed"
+    needed = "an estimate"
+    if largest_step is not None:
+        needed = f"{largest_step / GIB:.2f} GiB needed"
     return [
         ("usable memory", f"{budget.usable / GIB:.2f} GiB per device"),
         ("weights", f"{budget.weights / GIB:.2f} GiB per device{budget.unpacked}"),
@@ -150,7 +156,9 @@ def _memory_rows(memory: MemoryPlan, resolved: Resolved, largest_step: int | Non
 
 def _layers_with(window: int | None) -> str:
     """What a further cache group is for."""
-    return "layers with other heads" if window is None else f"layers with a window of {window}"
+    if window is None:
+        return "layers with other heads"
+    return f"layers with a window of {window}"
 
 
 def _format_rows(model: ModelPlan) -> Rows:
@@ -170,7 +178,9 @@ def _format_rows(model: ModelPlan) -> Rows:
     token = model.need.group_bytes / model.need.page_size
     products = {backend(form, model.target) for form in counts}
     has_kernels = all(has_kernel(form, model.target) for form in counts)
-    slow = "" if has_kernels else " (plain JAX: may be slower than 16 bits)"
+    slow = " (plain JAX: may be slower than 16 bits)"
+    if has_kernels:
+        slow = ""
     return [
         *([] if spec.scheme is None else [("checkpoint", spec.scheme.title)]),
         ("quantised weights", forms),
@@ -189,7 +199,9 @@ def _format_rows(model: ModelPlan) -> Rows:
 def _head_row(spec: ModelSpec) -> str:
     """What makes logits."""
     form = spec.formats.get(table_name(spec) if spec.tied else head_name(spec))
-    text = "plain numbers" if form is None else f"{form.numbers}, summed in float32"
+    text = "plain numbers"
+    if form is not None:
+        text = f"{form.numbers}, summed in float32"
     if spec.tied:
         text += ", also the table of tokens"
     return text
@@ -235,7 +247,9 @@ def _window_row(model: ModelPlan, memory: MemoryPlan) -> str:
         return "none"
     tokens = " and ".join(str(window) for window in sorted(windows))
     if memory.need.windows == (None,):
-        why = "pages may go to host memory" if model.host.pages else "no sequence is longer"
+        why = "no sequence is longer"
+        if model.host.pages:
+            why = "pages may go to host memory"
         return f"{tokens} tokens; pages behind it are kept, since {why}"
     pages = " and ".join(map(str, memory.need.group_pages_per_request))
     return f"{tokens} tokens; pages behind it are given back: a request holds at most {pages}"
@@ -246,7 +260,9 @@ def _host_row(model: ModelPlan) -> str:
     if not host.pages:
         return "holds no pages"
     size = amount(host.pages * model.need.group_bytes * model.mesh.size * model.stage.count)
-    cached = f", {host.cached} of them for cached prefixes" if host.cached else ""
+    cached = ""
+    if host.cached:
+        cached = f", {host.cached} of them for cached prefixes"
     return f"{host.pages} pages, {size}{cached}; {host.moved} move at once"
 
 

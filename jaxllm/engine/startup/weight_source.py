@@ -82,7 +82,9 @@ def check_weights(model: ModelPlan, use_cache: bool = False) -> None:
     """Raise the ConfigError that reading the engine's own weights would raise. Weights that are
     kept are right, if the engine will `use_cache`."""
     wishes = model.wishes
-    cache = wishes.weight_cache if use_cache else None
+    cache = None
+    if use_cache:
+        cache = wishes.weight_cache
     weights.check(wishes.files, model.outline, wishes.config.load_format, cache)
 
 

@@ -56,7 +56,9 @@ class Wishes:
     def weight_cache(self) -> Path | None:
         """The directory that keeps weights, if one is wanted."""
         wanted = self.config.weight_cache_dir
-        return None if wanted is None else Path(os.path.expanduser(wanted)).absolute()
+        if wanted is None:
+            return None
+        return Path(os.path.expanduser(wanted)).absolute()
 
 
 def read_wishes(config: EngineConfig, hosts: Hosts = ALONE) -> Wishes:

@@ -62,7 +62,12 @@ def _groups(own: Metadata) -> dict[str, Any]:
     if groups is None or kept is None:
         groups, kept = {256: (8, 4), 160: (8, 3)}.get(own.count("expert_count") or 0, (1, 1))
     sigmoid = own.count("expert_gating_func") == SIGMOID
-    method = "noaux_tc" if sigmoid else "group_limited_greedy" if groups > 1 else "greedy"
+    if sigmoid:
+        method = "noaux_tc"
+    elif groups > 1:
+        method = "group_limited_greedy"
+    else:
+        method = "greedy"
     return {"n_group": groups, "topk_group": kept, "topk_method": method}
 
 

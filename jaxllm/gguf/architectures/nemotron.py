@@ -31,7 +31,9 @@ def _turning(own: Metadata) -> float | None:
     heads = own.count("attention.head_count")
     dim = own.count("attention.key_length")
     other = dim is not None and width and heads and dim != width // heads
-    return None if other else turning_share(own)
+    if other:
+        return None
+    return turning_share(own)
 
 
 def _less_one(tensor: Deferred, own: Metadata) -> Deferred:

@@ -29,11 +29,16 @@ def config(model: Model) -> dict[str, Any]:
     width = own.count("embedding_length")
     heads = own.count("attention.head_count")
     turning = own.count("rope.dimension_count")
-    dim = width // heads if width and heads else None
+    dim = None
+    if width and heads:
+        dim = width // heads
     scale = own.number("rope.scaling.attn_factor")
     short = "rope_factors_short.weight"
     long = "rope_factors_long.weight"
-    scaled = {} if scale is None else {"attention_factor": scale}
+    if scale is not None:
+        scaled = {"attention_factor": scale}
+    else:
+        scaled = {}
     return base_config(
         model,
         "phi3",

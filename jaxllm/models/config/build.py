@@ -161,21 +161,29 @@ def read_name(spec: ModelSpec, tensors: Container[str]) -> Callable[[str], str |
         if prefix is None:
             return name
         own = prefixes[prefix]
-        return None if own is None else own + name.removeprefix(prefix)
+        if own is None:
+            return None
+        return own + name.removeprefix(prefix)
 
     names = family(spec.model_type).NAMES
     body, _, embed = names["embed"][0].partition(".")
     bare = f"{embed}.weight" in tensors
-    maps = () if spec.pooling is None else spec.pooling.maps
+    if spec.pooling is not None:
+        maps = spec.pooling.maps
+    else:
+        maps = ()
     given = [*names.get("head", ()), *(name for each in maps for name in (each.name, each.norm))]
     behind = {f"{each}.{leaf}" for each in given for leaf in ("weight", "bias")}
 
     def read(name: str) -> str | None:
         for old, new in LAYER_NORMS.items():
-            name = name.removesuffix(old) + new if name.endswith(old) else name
+            if name.endswith(old):
+                name = name.removesuffix(old) + new
         if not bare:
             return common(name)
-        return name if name in behind else f"{body}.{name}"
+        if name in behind:
+            return name
+        return f"{body}.{name}"
 
     return read
 
@@ -197,7 +205,10 @@ def spellings(spec: ModelSpec) -> Callable[[str], tuple[str, ...]]:
 def folders(spec: ModelSpec) -> list[str]:
     """Folders beside the checkpoint that hold further tensors, which the rules call by
     `folder/name`."""
-    maps = () if spec.pooling is None else spec.pooling.maps
+    if spec.pooling is not None:
+        maps = spec.pooling.maps
+    else:
+        maps = ()
     return [each.name.partition("/")[0] for each in maps if "/" in each.name]
 
 
@@ -232,7 +243,10 @@ def ignored(spec: ModelSpec) -> dict[str, str | None]:
         found |= dict.fromkeys(name for pair in kv_scale_names(spec, layer) for name in pair)
         found |= dict.fromkeys(name.format(layer) for name in own)
     if spec.pooling is not None:
-        unused = () if spec.pooling.token_logits else family(spec.model_type).NAMES.get("head", ())
+        if not spec.pooling.token_logits:
+            unused = family(spec.model_type).NAMES.get("head", ())
+        else:
+            unused = ()
         for name in (*unused, "score"):
             found |= {f"{name}.{leaf}": None for leaf in ("weight", "bias")}
     if spec.tied and spec.has_head:
@@ -248,7 +262,9 @@ def unused_prefixes(spec: ModelSpec) -> tuple[str, ...]:
     predict further tokens."""
     prefixes: Callable[[ModelSpec], tuple[str, ...]] | None
     prefixes = getattr(family(spec.model_type), "unused", None)
-    return () if prefixes is None else prefixes(spec)
+    if prefixes is None:
+        return ()
+    return prefixes(spec)
 
 
 def attention_name(spec: ModelSpec, layer: int) -> str:

@@ -103,7 +103,9 @@ def latent_decoder(
         if layer in dense:
             return gated(positive(hf, "intermediate_size"))
         shared = shared_experts(hf)
-        beside = gated(sizes.inner * shared) if shared else None
+        beside = None
+        if shared:
+            beside = gated(sizes.inner * shared)
         return routed(spec, shards, init, sizes, beside, **routing)
 
     def block(layer: int) -> Block:
@@ -140,5 +142,7 @@ def _scale(hf: Config, dim: int) -> float:
         return dim**-0.5
     factor = number(settings, "factor")
     weight = number(settings, "mscale_all_dim")
-    growth = 0.1 * weight * math.log(factor) + 1 if factor > 1 else 1.0
+    growth = 1.0
+    if factor > 1:
+        growth = 0.1 * weight * math.log(factor) + 1
     return dim**-0.5 * growth**2

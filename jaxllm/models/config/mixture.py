@@ -93,7 +93,9 @@ def group_limit(hf: Config, experts: int, best: int) -> GroupLimit | None:
             f"config.json: num_experts_per_tok is {choices}, but topk_group leaves {left} experts "
             "to choose from"
         )
-    return None if groups == 1 else GroupLimit(groups, kept, best)
+    if groups == 1:
+        return None
+    return GroupLimit(groups, kept, best)
 
 
 def sigmoid_routing(hf: Config, experts: int) -> dict[str, Any]:
@@ -121,7 +123,9 @@ def sigmoid_mixtures(parts: Parts, sizes: Mixture, shared: int) -> Callable[[int
     def feed_forward(layer: int) -> FeedForward:
         if layer in dense:
             return gated(positive(hf, "intermediate_size"))
-        beside = gated(sizes.inner * shared) if shared else None
+        beside = None
+        if shared:
+            beside = gated(sizes.inner * shared)
         routing = sigmoid_routing(hf, sizes.experts)
         return routed(spec, parts.shards, parts.init, sizes, beside, **routing)
 
@@ -130,7 +134,9 @@ def sigmoid_mixtures(parts: Parts, sizes: Mixture, shared: int) -> Callable[[int
 
 def shared_experts(hf: Config, key: str = "n_shared_experts") -> int:
     """How many experts compute every token; null and 0 are none. Raises ConfigError."""
-    return 0 if hf.get(key) is None else whole(hf, key)
+    if hf.get(key) is None:
+        return 0
+    return whole(hf, key)
 
 
 def predicting_layers(spec: ModelSpec) -> tuple[str, ...]:

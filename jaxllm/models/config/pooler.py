@@ -17,7 +17,10 @@ def as_wished(own: Pooling, wish: Mapping[str, Any], width: int) -> Pooling:
     """How a model of this width pools when it would pool as `own`. Raises ConfigError when it
     cannot do what is wished."""
     task, mode = _read(own, wish)
-    modes = own.modes if mode is None else (mode,)
+    if mode is None:
+        modes = own.modes
+    else:
+        modes = (mode,)
     if task.startswith(OF_TOKENS) != (modes == (ALL,)):
         raise _refused(
             f"the task {task} does not go with the pooling type {modes[0].upper()}; "
@@ -29,7 +32,10 @@ def as_wished(own: Pooling, wish: Mapping[str, Any], width: int) -> Pooling:
             f"the checkpoint's first map takes {own.maps[0].inputs} numbers, and a pool of "
             f"{modes[0].upper()} gives {given}; leave it out"
         )
-    size = own.size if own.maps or own.token_logits else given
+    if own.maps or own.token_logits:
+        size = own.size
+    else:
+        size = given
     return replace(own, task=task, modes=modes, size=size)
 
 
@@ -41,11 +47,18 @@ def _read(own: Pooling, wish: Mapping[str, Any]) -> tuple[str, str | None]:
     if kind not in (None, *TYPES):
         raise _refused(f"pooling_type must be one of {', '.join(TYPES)}, got {kind!r:.80}")
     whole = own.task.removeprefix(OF_TOKENS)
-    usual = own.task if kind is None else OF_TOKENS + whole if kind == "ALL" else whole
+    if kind is None:
+        usual = own.task
+    elif kind == "ALL":
+        usual = OF_TOKENS + whole
+    else:
+        usual = whole
     task = wish.get("task") or usual
     if task not in (whole, OF_TOKENS + whole):
         raise _refused(f"task must be {whole} or {OF_TOKENS}{whole} here, got {task!r:.80}")
-    mode = None if kind is None else TYPES[kind]
+    mode = None
+    if kind is not None:
+        mode = TYPES[kind]
     return task, ALL if mode is None and task.startswith(OF_TOKENS) else mode
 
 

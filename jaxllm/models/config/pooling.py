@@ -56,7 +56,10 @@ def read_pooling(model_dir: Path, hf: Config, wish: Wish) -> Pooling | None:
     own = family(str(hf.get("model_type")))
     encodes = getattr(own, "ENCODES", False)
     spelling = getattr(own, "SPELLING", {})
-    inner = hf if encodes else getattr(own, "read", dict)(hf)
+    if encodes:
+        inner = hf
+    else:
+        inner = getattr(own, "read", dict)(hf)
     hf = {**common_keys(inner, spelling), **common_keys(hf, spelling)}
     found = (_encoder if encodes else _decoder)(model_dir, hf, wish)
     if not wish.pooler:
@@ -85,7 +88,10 @@ def _decoder(model_dir: Path, hf: Config, wish: Wish) -> Pooling | None:
 def _causal(model_dir: Path, hf: Config, wish: Wish) -> Pooling | None:
     own = family(str(hf.get("model_type")))
     name = architecture(hf)
-    tokens = _score_tokens(model_dir, hf) if wish.runner != "generate" else ()
+    if wish.runner != "generate":
+        tokens = _score_tokens(model_dir, hf)
+    else:
+        tokens = ()
     if tokens and wish.convert in ("auto", "none", "classify"):
         return _token_classifier(model_dir, hf, tokens)
     modules = modules_of(model_dir)
@@ -102,7 +108,10 @@ def _causal(model_dir: Path, hf: Config, wish: Wish) -> Pooling | None:
                 "use --runner pooling or auto"
             )
         return None
-    task = "classify" if wish.convert in ("auto", "none") and classifies else wish.convert
+    if wish.convert in ("auto", "none") and classifies:
+        task = "classify"
+    else:
+        task = wish.convert
     if task == "classify":
         return _classifier(model_dir, hf, classifies)
     return _embedder(model_dir, hf, modules)
@@ -111,7 +120,9 @@ def _causal(model_dir: Path, hf: Config, wish: Wish) -> Pooling | None:
 def architecture(hf: Config) -> str:
     """The first of `architectures`, "" where there is none."""
     names = hf.get("architectures")
-    return str(names[0]) if isinstance(names, list) and names else ""
+    if isinstance(names, list) and names:
+        return str(names[0])
+    return ""
 
 
 def _encoder(model_dir: Path, hf: Config, wish: Wish) -> Pooling:
@@ -132,7 +143,8 @@ def _encoder(model_dir: Path, hf: Config, wish: Wish) -> Pooling:
     labels = _labels(hf)
     if architecture(hf).endswith(TOKEN_CLASSIFIER):
         maps = (_linear_head(hf, labels, "classifier"),)
-        maps = own.token_classifier(hf, len(labels)) if hasattr(own, "token_classifier") else maps
+        if hasattr(own, "token_classifier"):
+            maps = own.token_classifier(hf, len(labels))
         return replace(_of_tokens(model_dir, hf, labels, maps), bidirectional=True)
     mode, maps = own.classifier(hf, len(labels))
     return Pooling(
@@ -153,7 +165,10 @@ def _embedder(
     pool, normalised."""
     folders = dict(modules)
     width = positive(hf, "hidden_size")
-    modes = modes_of(model_dir / folders["Pooling"]) if "Pooling" in folders else (usual,)
+    if "Pooling" in folders:
+        modes = modes_of(model_dir / folders["Pooling"])
+    else:
+        modes = (usual,)
     size = width * len(modes)
     maps = []
     for kind, folder in modules:
@@ -322,4 +337,6 @@ def _label_activation(model_dir: Path, hf: Config, count: int) -> str:
     problem: Any = hf.get("problem_type")
     if problem == "regression":
         return "identity"
-    return "sigmoid" if count == 1 or problem == "multi_label_classification" else "softmax"
+    if count == 1 or problem == "multi_label_classification":
+        return "sigmoid"
+    return "softmax"

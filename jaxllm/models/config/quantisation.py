@@ -22,14 +22,20 @@ def weight_scheme(hf: Mapping[str, Any], source: str = KEY) -> Scheme | None:
     quantisation = hf.get(KEY)
     if quantisation in (None, {}) or leaves_weights(quantisation):
         return None
-    given = quantisation if isinstance(quantisation, dict) else {}
+    if isinstance(quantisation, dict):
+        given = quantisation
+    else:
+        given = {}
     own = isinstance(given.get("quantization"), dict)  # hf_quant_config.json
     method = given.get("quant_method", "modelopt" if own else None)
     try:
         return read_scheme(method, given)
     except ConfigError as error:
         name = str(method or "unknown method")
-        shown = name if name.isprintable() else repr(name)
+        if name.isprintable():
+            shown = name
+        else:
+            shown = repr(name)
         raise ConfigError(
             f"{source} ({shown:.80}) is not supported; {error}; use another "
             "or an unquantized checkpoint, or one that quantises keys and values alone, to FP8"
@@ -47,9 +53,17 @@ def kv_cache_dtype(quantisation: Any) -> str | None:
     wanted = _settings(quantisation)
     scheme = wanted.get("kv_cache_scheme")
     if isinstance(scheme, dict):
-        return "fp8_e4m3" if scheme.get("num_bits") == 8 and scheme.get("type") == "float" else None
-    algorithm = wanted.get("kv_cache_quant_algo", "") if scheme is None else ""
-    return "fp8_e4m3" if algorithm == "FP8" else "auto" if algorithm is None else None
+        if scheme.get("num_bits") == 8 and scheme.get("type") == "float":
+            return "fp8_e4m3"
+        return None
+    algorithm = ""
+    if scheme is None:
+        algorithm = wanted.get("kv_cache_quant_algo", "")
+    if algorithm == "FP8":
+        return "fp8_e4m3"
+    if algorithm is None:
+        return "auto"
+    return None
 
 
 def leaves_weights(quantisation: Any) -> bool:
@@ -73,7 +87,9 @@ def _is_read(quantisation: dict[str, Any]) -> bool:
 
 def _settings(quantisation: dict[str, Any]) -> dict[str, Any]:
     own = quantisation.get("quantization")  # of hf_quant_config.json
-    return own if isinstance(own, dict) else quantisation
+    if isinstance(own, dict):
+        return own
+    return quantisation
 
 
 def _changes_weights(quantisation: dict[str, Any]) -> bool:

@@ -79,7 +79,9 @@ def summary(model_type: str) -> str:
 def state(model_type: str) -> str:
     """What models of a family do here. The family's file is read without running it."""
     names = {node.id for node in ast.walk(_parsed(model_type)) if isinstance(node, ast.Name)}
-    return "pools" if "ENCODES" in names else "generates or pools"
+    if "ENCODES" in names:
+        return "pools"
+    return "generates or pools"
 
 
 def _parsed(model_type: str) -> ast.Module:
@@ -88,9 +90,13 @@ def _parsed(model_type: str) -> ast.Module:
 
 def unknown(model_type: object) -> str:
     """Why a model type is refused, with the families that run and the nearest of them."""
-    written = model_type.lower() if isinstance(model_type, str) else ""
+    written = ""
+    if isinstance(model_type, str):
+        written = model_type.lower()
     near = get_close_matches(written, families(), 1, 0.4)
-    nearest = f"; the nearest is {near[0]}" if near else ""
+    nearest = ""
+    if near:
+        nearest = f"; the nearest is {near[0]}"
     return (
         f"model_type {model_type!r:.80} is not supported "
         f"(supported: {', '.join(families())}){nearest}"
@@ -109,7 +115,9 @@ def with_dtype(config: Config, dtype: str) -> dict[str, Any]:
         for key, value in config.items()
         if isinstance(value, dict) and ("dtype" in value or "torch_dtype" in value)
     }
-    name = "torch_dtype" if "torch_dtype" in config else "dtype"
+    name = "dtype"
+    if "torch_dtype" in config:
+        name = "torch_dtype"
     return {**config, **inner, name: dtype}
 
 
@@ -250,7 +258,12 @@ def eos_token_ids(hf: Config) -> set[int]:
     Raises ConfigError for anything else. Whether the ids lie in the vocabulary is checked later.
     """
     value = hf.get("eos_token_id")
-    ids = value if isinstance(value, list) else [] if value is None else [value]
+    if isinstance(value, list):
+        ids = value
+    elif value is None:
+        ids = []
+    else:
+        ids = [value]
     if any(type(i) is not int for i in ids):
         raise ConfigError(
             f"eos_token_id is {value!r:.80}; it must be an integer, a list of integers or null"
@@ -264,7 +277,9 @@ def stored_dtype(hf: Config) -> str | None:
     Raises ConfigError for anything but one of STORED_DTYPES.
     """
     value = next((hf[key] for key in ("dtype", "torch_dtype") if hf.get(key) is not None), None)
-    name = None if value is None else str(value).removeprefix("torch.")
+    name = None
+    if value is not None:
+        name = str(value).removeprefix("torch.")
     if name not in (None, *STORED_DTYPES):
         raise ConfigError(
             f"config.json: dtype {value!r:.80} is not supported "
@@ -279,7 +294,10 @@ def positive(hf: Config, key: str) -> int:
     Raises ConfigError when it is missing, not a positive integer, or too large to be meant.
     """
     value = hf.get(key)
-    limit = MAX_LAYERS if key == "num_hidden_layers" else MAX_SIZE
+    if key == "num_hidden_layers":
+        limit = MAX_LAYERS
+    else:
+        limit = MAX_SIZE
     if type(value) is not int or value < 1:
         raise ConfigError(f"config.json: {key} is {value!r:.80}; it must be a positive integer")
     if value > limit:
@@ -325,7 +343,9 @@ def settings_of(hf: Config, key: str) -> dict[str, Any]:
 
 def optional(settings: Mapping[str, Any], key: str) -> float | None:
     """A positive number, None where it is missing or null. Raises ConfigError as `number`."""
-    return None if settings.get(key) is None else number(settings, key)
+    if settings.get(key) is None:
+        return None
+    return number(settings, key)
 
 
 def whole(hf: Config, key: str) -> int:

@@ -48,7 +48,10 @@ def layer_ropes(hf: Config, dim: int, turning: int, types: Sequence[str]) -> tup
     for kind in dict.fromkeys(types):
         own = rope(hf, turning, kind if nested else None)
         passing = (dim - turning) // 2
-        of_type[kind] = PartialRope(own, passing) if passing else own
+        if passing:
+            of_type[kind] = PartialRope(own, passing)
+        else:
+            of_type[kind] = own
     return tuple(of_type[kind] for kind in types)
 
 
@@ -83,7 +86,9 @@ def rotary_share(hf: Config) -> float:
             "dimensions of a head"
         )
     share = turning / dim
-    return share if int(dim * share) == turning else math.nextafter(share, 1)
+    if int(dim * share) == turning:
+        return share
+    return math.nextafter(share, 1)
 
 
 def check_even(hf: Config, dim: int) -> None:
@@ -126,7 +131,9 @@ def _found(hf: Config) -> Any:
 def _nested(hf: Config) -> list[Any]:
     """The settings of each layer type, [] where all layers have the same."""
     found = _found(hf)
-    return [v for v in found.values() if isinstance(v, dict)] if isinstance(found, dict) else []
+    if isinstance(found, dict):
+        return [v for v in found.values() if isinstance(v, dict)]
+    return []
 
 
 def _given(hf: Config) -> list[Any]:
@@ -236,7 +243,8 @@ def _yarn(settings: dict[str, Any], hf: Config, dim: int) -> Rope:
         high = math.ceil(high)
     low = max(low, 0)
     high = min(high, dim - 1)
-    high = high + 0.001 if high == low else high
+    if high == low:
+        high = high + 0.001
     interpolated = np.clip((np.arange(dim // 2, dtype=np.float32) - low) / (high - low), 0, 1)
     inv_freq = _inv_freq(settings, dim)
     return _static(
@@ -247,7 +255,9 @@ def _yarn(settings: dict[str, Any], hf: Config, dim: int) -> Rope:
 
 def _yarn_scale(settings: dict[str, Any], factor: float) -> float:
     def scale(weight: float) -> float:
-        return 0.1 * weight * math.log(factor) + 1.0 if factor > 1 else 1.0
+        if factor > 1:
+            return 0.1 * weight * math.log(factor) + 1.0
+        return 1.0
 
     if settings.get("attention_factor") is not None:
         return number(settings, "attention_factor")

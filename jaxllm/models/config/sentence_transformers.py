@@ -56,7 +56,9 @@ def length_limit(model_dir: Path) -> int | None:
     if not os.path.lexists(path):
         return None
     found = read_json(path)
-    return None if found.get("max_seq_length") is None else positive(found, "max_seq_length")
+    if found.get("max_seq_length") is None:
+        return None
+    return positive(found, "max_seq_length")
 
 
 def prompts_of(model_dir: Path, hf: Config) -> tuple[tuple[str, str], ...]:
@@ -104,7 +106,10 @@ def modes_of(folder: Path) -> tuple[str, ...]:
     if given is None:
         found = tuple(mode for switch, mode in _SWITCHES.items() if flag(config, switch))
     else:
-        names = given if isinstance(given, list) else [given]
+        if isinstance(given, list):
+            names = given
+        else:
+            names = [given]
         found = tuple(_NAMES.get(str(name), "") for name in names)
     if not found or "" in found:
         raise ConfigError(f"{path}: the pooling mode must be one of {', '.join(MODES)}")

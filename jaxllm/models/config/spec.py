@@ -129,11 +129,9 @@ class ModelSpec:
             self.query_heads, cache.heads, cache.key_dim, shards, cache.order, cache.width
         )
         if problem := heads.problem():
-            remedy = (
-                "choose a tensor_parallel_size that divides the heads"
-                if shards > 1
-                else "config.json is inconsistent"
-            )
+            remedy = "config.json is inconsistent"
+            if shards > 1:
+                remedy = "choose a tensor_parallel_size that divides the heads"
             raise ConfigError(f"{problem}; {remedy}")
         return heads
 
@@ -191,7 +189,9 @@ class ModelSpec:
         """The same model, whose weights in few bits are made of plain ones at load; itself where
         they are already, or there are none."""
         kinds = {name: replace(kind, rounded=True) for name, kind in self.formats.items()}
-        return self if kinds == self.formats else replace(self, formats=kinds)
+        if kinds == self.formats:
+            return self
+        return replace(self, formats=kinds)
 
     def with_widths(self, widths: Iterable[int | None]) -> ModelSpec:
         """The same model with the heads of each layer stored at its width; None is their own."""
@@ -246,12 +246,16 @@ def make_spec(
         for layer in spec.attention_layers:
             spec.heads(1, layer)
     spec = _with_ends(spec)
-    spec = spec if depth is None else spec.first_layers(depth)
+    if depth is not None:
+        spec = spec.first_layers(depth)
     spec = spec.serving(length or spec.context_length).with_scales(scales)
-    spec = spec if widths is None else spec.with_widths(widths)
+    if widths is not None:
+        spec = spec.with_widths(widths)
     kinds = {name: WeightFormat(**kind) for kind, names in formats for name in names}
     spec = replace(spec, formats=kinds)
-    return spec if pooling is None else replace(spec, pooling=_pooling(pooling))
+    if pooling is None:
+        return spec
+    return replace(spec, pooling=_pooling(pooling))
 
 
 def _first(reasons: Iterable[str | None]) -> str | None:
@@ -298,5 +302,9 @@ def read_spec(model_dir: str | Path, wish: Wish | None = None) -> ModelSpec:
             ", ".join(map(str, sorted(beyond)[:5])),
             spec.vocab_size,
         )
-    limit = None if spec.pooling is None else length_limit(directory)
-    return spec if limit is None else replace(spec, context_length=min(limit, spec.context_length))
+    limit = None
+    if spec.pooling is not None:
+        limit = length_limit(directory)
+    if limit is None:
+        return spec
+    return replace(spec, context_length=min(limit, spec.context_length))

@@ -101,7 +101,9 @@ def type_window(hf: Config) -> Callable[[int], int | None]:
     Raises ConfigError.
     """
     types = checked_types(hf) or []
-    window = positive(hf, "sliding_window") if SLIDING in types else None
+    window = None
+    if SLIDING in types:
+        window = positive(hf, "sliding_window")
     return lambda layer: window if types[layer] == SLIDING else None
 
 
@@ -125,9 +127,15 @@ def transformer_spec(
     """
     query = positive(hf, "num_attention_heads")
     width = positive(hf, "hidden_size")
-    kv = query if hf.get("num_key_value_heads") is None else positive(hf, "num_key_value_heads")
+    if hf.get("num_key_value_heads") is None:
+        kv = query
+    else:
+        kv = positive(hf, "num_key_value_heads")
     dim = _head_dim(hf, query, width, 1 if still else 2)
-    turning = dim if still else turning_dims(hf, dim)
+    if still:
+        turning = dim
+    else:
+        turning = turning_dims(hf, dim)
     if turning != dim and not partial:
         raise ConfigError(
             f"config.json: {hf['model_type']} models turn whole heads; partial_rotary_factor "
@@ -137,8 +145,13 @@ def transformer_spec(
     length = context_length(hf)
     types = checked_types(hf) or [FULL] * layers
     pairs = -(-dim // 2)
-    order = () if still else rotary_order(dim, turning + turning % 2, paired)
-    odd = 2 * pairs if dim % 2 else None
+    if not still:
+        order = rotary_order(dim, turning + turning % 2, paired)
+    else:
+        order = ()
+    odd = None
+    if dim % 2:
+        odd = 2 * pairs
     ropes = (NoRope(pairs),) * layers if still else layer_ropes(hf, dim, turning, types)
     dynamic = any(isinstance(getattr(rope, "turning", rope), DynamicRope) for rope in ropes)
     return ModelSpec(
@@ -166,9 +179,14 @@ def transformer_spec(
 
 
 def _head_dim(hf: Config, query: int, width: int, multiple: int) -> int:
-    dim = width // query if hf.get("head_dim") is None else positive(hf, "head_dim")
+    if hf.get("head_dim") is None:
+        dim = width // query
+    else:
+        dim = positive(hf, "head_dim")
     if not 1 <= dim <= MAX_HEAD_DIM or dim % multiple:
-        needs = "rotary embedding needs a positive even number" if multiple > 1 else "1 at least"
+        needs = "1 at least"
+        if multiple > 1:
+            needs = "rotary embedding needs a positive even number"
         raise ConfigError(f"config.json: head_dim is {dim}; {needs}, at most {MAX_HEAD_DIM}")
     return dim
 
@@ -286,7 +304,9 @@ class Parts:
     @property
     def table_axis(self) -> str | None:
         """Logical axis of the token table's vocabulary: only a table that is the head is split."""
-        return vocab_axis(self.spec.vocab_size, self.shards) if self.spec.tied else None
+        if self.spec.tied:
+            return vocab_axis(self.spec.vocab_size, self.shards)
+        return None
 
     def decoder(
         self,
@@ -301,9 +321,14 @@ class Parts:
         """The model of one `block(layer)` for each layer; `norm` stands for its final one."""
         spec = self.spec
         vocab = self.spec.vocab_size
-        width = spec.width if project is None else project.out[0]
+        if project is None:
+            width = spec.width
+        else:
+            width = project.out[0]
         axis = vocab_axis(vocab, self.shards)
-        bias = LogitsBias(self.init, vocab, axis) if spec.tied and head_bias else None
+        bias = None
+        if spec.tied and head_bias:
+            bias = LogitsBias(self.init, vocab, axis)
         return Decoder(
             embed=self.embedding() if embed is None else embed,
             layers=[block(layer) for layer in range(len(spec.layers))],
@@ -326,7 +351,9 @@ def window_start(hf: Config) -> int:
 
 def one_window(hf: Config) -> Callable[[int], int | None]:
     """`sliding_window` for every layer, where it is given. Raises ConfigError."""
-    window = None if hf.get("sliding_window") is None else positive(hf, "sliding_window")
+    window = None
+    if hf.get("sliding_window") is not None:
+        window = positive(hf, "sliding_window")
     return lambda layer: window
 
 
@@ -335,13 +362,14 @@ def layer_window(hf: Config) -> Callable[[int], int | None]:
     `max_window_layers`, decide it. Raises ConfigError when they contradict each other."""
     layers = positive(hf, "num_hidden_layers")
     types = checked_types(hf)
-    window = (
-        positive(hf, "sliding_window")
-        if flag(hf, "use_sliding_window") and hf.get("sliding_window") is not None
-        else None
-    )
+    window = None
+    if flag(hf, "use_sliding_window") and hf.get("sliding_window") is not None:
+        window = positive(hf, "sliding_window")
     if types is None:
-        first = window_start(hf) if window is not None else layers
+        if window is not None:
+            first = window_start(hf)
+        else:
+            first = layers
         return lambda layer: window if window is not None and layer >= first else None
     if window is None and SLIDING in types:
         raise ConfigError(

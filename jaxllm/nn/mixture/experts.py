@@ -73,7 +73,10 @@ class ExpertMaps(nnx.Module):
         self.axes = axes
         self.shape = shape
         self.dtype = init.dtype
-        self.bias = init.full(self.held[:2], axes[:2], 0.0) if bias else None
+        if bias:
+            self.bias = init.full(self.held[:2], axes[:2], 0.0)
+        else:
+            self.bias = None
         self.parts = parts
         self.split = split
 
@@ -89,7 +92,10 @@ class ExpertMaps(nnx.Module):
     def blocks(self) -> Iterator[range]:
         """The rows of the parts, one after the other, in the order in which the map has them."""
         part = self.shape[1] // self.parts
-        own = part // self.split.shards if self.parts > 1 else part
+        if self.parts > 1:
+            own = part // self.split.shards
+        else:
+            own = part
         for first in range(0, part, own):
             for start in range(first, self.shape[1], part):
                 yield range(start, start + own)
@@ -105,7 +111,10 @@ class ExpertMaps(nnx.Module):
             [name for name in names if ("{}" in name) == numbered] for numbered in (True, False)
         )
         each = [name.format(expert) for name in single for expert in range(self.shape[0])]
-        several = [Tensors(self, tuple(each), fused=False)] if each else []
+        if each:
+            several = [Tensors(self, tuple(each), fused=False)]
+        else:
+            several = []
         return [*several, *(Tensors(self, (name,), fused=True) for name in fused)]
 
     def rules(self, *names: str) -> Iterator[Rule]:
@@ -124,14 +133,19 @@ class ExpertMaps(nnx.Module):
     def own_bias(self, context: RowContext) -> Array | None:
         """The bias, where there is one; where inputs are split, this device's part of a sum."""
         if self.bias is None or not is_split(self.axes[2]):
-            return None if self.bias is None else self.bias[...]
+            if self.bias is None:
+                return None
+            return self.bias[...]
         return context.collective.of_expert.once(self.bias[...])
 
     def pieces(self, name: str, leaf: str, columns: int | None) -> tuple[Piece, ...]:
         """Those of the tensor `name` with all experts; of `columns`, where these are given."""
         view = (*self.shape[:2], self.shape[2] if columns is None else columns)
         blocks = [*self.blocks]
-        order = tuple(row for block in blocks for row in block) if len(blocks) > self.parts else ()
+        if len(blocks) > self.parts:
+            order = tuple(row for block in blocks for row in block)
+        else:
+            order = ()
         steps = (Ordered(view, 1, order),) if order else ()
         return (Piece(leaf_of(name, leaf), view, view, steps=steps),)
 
@@ -150,7 +164,8 @@ class Tensors:
         if self.fused:
             return self.maps.pieces(self.names[0], leaf, columns)
         part = out // self.maps.parts
-        inp = inp if columns is None else columns
+        if columns is not None:
+            inp = columns
         return tuple(
             Piece(
                 leaf_of(self.names[block.start // part * experts + expert], leaf),
@@ -177,7 +192,9 @@ class Tensors:
 def _rows(block: range, part: int, inp: int) -> tuple[Part, ...]:
     """Takes the rows of a block from the tensor of its part."""
     start = block.start % part
-    return () if len(block) == part else (Part((part, inp), 0, start, start + len(block)),)
+    if len(block) == part:
+        return ()
+    return (Part((part, inp), 0, start, start + len(block)),)
 
 
 def leaf_of(name: str, leaf: str) -> str:
@@ -252,7 +269,9 @@ class MixtureMLP(nnx.Module):
 
     def __call__(self, x_TD: Array, context: RowContext) -> Product:
         routed = self.experts(x_TD, *self.router(x_TD, context), context)
-        return routed if self.shared is None else routed.whole + whole(self.shared(x_TD, context))
+        if self.shared is None:
+            return routed
+        return routed.whole + whole(self.shared(x_TD, context))
 
 
 class AveragedMLP(MixtureMLP):

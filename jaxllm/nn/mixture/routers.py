@@ -50,25 +50,31 @@ class Router(nnx.Module):
 
     def __init__(self, init: Init, width: int, experts: int, routing: Routing):
         self.weight = init.normal((experts, width), (None, "embed"))
-        self.bias = init.full((experts,), (None,), 0.0) if routing.biased else None
-        self.correction = (
-            nnx.Param(jnp.zeros((experts,), jnp.float32), axes=(None,))
-            if routing.corrected
-            else None
-        )
+        if routing.biased:
+            self.bias = init.full((experts,), (None,), 0.0)
+        else:
+            self.bias = None
+        if routing.corrected:
+            self.correction = nnx.Param(jnp.zeros((experts,), jnp.float32), axes=(None,))
+        else:
+            self.correction = None
         self.routing = routing.shortest()
 
     def __call__(self, x_TD: Array, context: RowContext) -> tuple[Groups, Array]:
         """The rows of this device's experts, and weights (float32) of each token's choices,
         `[T, K]`."""
-        correction = None if self.correction is None else self.correction[...]
+        correction = None
+        if self.correction is not None:
+            correction = self.correction[...]
         return context.route(self.logits(x_TD), correction, self.routing)
 
     def logits(self, x_TD: Array) -> Array:
         """Of all experts, `[T, E]` in float32."""
         weight = self.weight[...]
         logits_TE = contract(x_TD.astype(weight.dtype), weight, 1, jnp.float32)
-        return logits_TE if self.bias is None else logits_TE + self.bias[...]
+        if self.bias is None:
+            return logits_TE
+        return logits_TE + self.bias[...]
 
     def rules(self, *names: str) -> Iterator[Rule]:
         """`names` are full names of checkpoint tensors: of the weight, the bias and the correction,

@@ -26,7 +26,9 @@ class Dense(nnx.Param):
     def product(self, x: Inputs, dims: int, context: RowContext) -> Array:
         assert isinstance(x, Array)  # no rounding is asked for
         found = context.product(x, self[...], dims)
-        return contract(x, self[...], dims) if found is None else whole(found)
+        if found is None:
+            return contract(x, self[...], dims)
+        return whole(found)
 
     def sums(self, x_TD: Array, context: RowContext) -> Array:
         return contract(x_TD, self[...], 1, jnp.float32)

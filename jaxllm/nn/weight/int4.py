@@ -44,17 +44,24 @@ class Int4(nnx.Module):
         # Blocks of rows are those of the first axis where each shard has whole ones; columns are
         # split where each shard has whole slots and groups
         divides = (rows // shape.shards) % ROWS == 0 and shape.out[0] % shape.shards == 0
-        first = shape.axes[0] if divides else None
+        first = None
+        if divides:
+            first = shape.axes[0]
         own = columns // shape.shards
         one = kind.group is None
         divides = columns % (SLOT * shape.shards) == 0 and (one or own % (kind.group or 1) == 0)
-        second = shape.inp_axis if divides else None
+        second = None
+        if divides:
+            second = shape.inp_axis
         values = jnp.zeros((blocks, chunks, *WORDS), jnp.int32)
         scales = jnp.zeros((blocks, groups, ROWS), shape.dtype)
         of_scales = (first, None if one else second, None)
         self.values = nnx.Param(values, axes=(first, second, None, None))
         self.scales = nnx.Param(scales, axes=of_scales)
-        self.others = None if kind.form == SYMMETRIC else nnx.Param(scales, axes=of_scales)
+        if kind.form == SYMMETRIC:
+            self.others = None
+        else:
+            self.others = nnx.Param(scales, axes=of_scales)
         self.kind = kind
         self.shape = shape
         self._parts = blocks, chunks
@@ -128,7 +135,9 @@ class Int4(nnx.Module):
     def _weight(self, rows: int, columns: int) -> op.Int4:
         others = self.others
         offsets = self.kind.form == OFFSETS
-        held = None if others is None else others[...]
+        held = None
+        if others is not None:
+            held = others[...]
         return op.Int4(
             self.values[...],
             self.scales[...],
@@ -142,8 +151,13 @@ class Int4(nnx.Module):
     def rules(self, path: str, fill: Fill) -> Iterator[Rule]:
         kind = self.kind
         columns = self.shape.columns
-        size = columns if kind.rounded else row_bytes(kind, columns)
-        leaf = "weight" if kind.rounded else "weight.rows"
+        if kind.rounded:
+            size = columns
+        else:
+            size = row_bytes(kind, columns)
+        leaf = "weight.rows"
+        if kind.rounded:
+            leaf = "weight"
         yield Rule(path, fill(leaf, size), rounded=Rounded(kind, (*self.shape.out, size)))
 
     @staticmethod
@@ -162,7 +176,10 @@ class Int4(nnx.Module):
     def rounded(kind: WeightFormat, plain: Array) -> dict[str, Array]:
         """The parameters of a plain weight `[*out, K]`, or of the bytes of its rows."""
         rows = plain.reshape(-1, plain.shape[-1])
-        columns = rows.shape[1] if kind.rounded else columns_of(kind, rows.shape[1])
+        if kind.rounded:
+            columns = rows.shape[1]
+        else:
+            columns = columns_of(kind, rows.shape[1])
         group = _group(kind, columns)
         if kind.rounded and (table := _table(kind)):
             numbers, scales = nearest(rows, group, plain.dtype, table)
@@ -178,11 +195,15 @@ class Int4(nnx.Module):
 
 def _group(kind: WeightFormat, columns: int) -> int:
     """Columns of a group; one that holds all fills slots of the kernel."""
-    return columns + -columns % SLOT if kind.group is None else kind.group
+    if kind.group is None:
+        return columns + -columns % SLOT
+    return kind.group
 
 
 def _table(kind: WeightFormat) -> str | None:
-    return None if kind.numbers == INT4 else kind.numbers
+    if kind.numbers == INT4:
+        return None
+    return kind.numbers
 
 
 def row_parts(kind: WeightFormat, rows: Array, columns: int) -> tuple[Array, Array, Array]:

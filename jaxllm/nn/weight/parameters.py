@@ -46,7 +46,9 @@ def contract(
     """
     left = tuple(range(x.ndim - dims, x.ndim))
     right = tuple(range(weight.ndim - dims, weight.ndim))
-    precision = lax.Precision.HIGHEST if x.dtype == jnp.float32 else None
+    precision = None
+    if x.dtype == jnp.float32:
+        precision = lax.Precision.HIGHEST
     return lax.dot_general(
         x, weight, ((left, right), ((), ())), precision=precision, preferred_element_type=out_dtype
     )

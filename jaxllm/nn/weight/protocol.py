@@ -123,7 +123,10 @@ class Shape:
     @property
     def columns(self) -> int:
         """Inputs that the checkpoint knows."""
-        last = sum(entry >= 0 for entry in self.order) if self.order else self.inp[-1]
+        if self.order:
+            last = sum(entry >= 0 for entry in self.order)
+        else:
+            last = self.inp[-1]
         return math.prod(self.inp[:-1]) * last
 
     @property
@@ -150,7 +153,9 @@ class Shape:
             stored = np.argsort(self.order, stable=True)
             x = x[..., stored[-sum(entry >= 0 for entry in self.order) :]]
         x_TI = x.reshape(x.shape[0], -1)
-        return x_TI if x_TI.shape[1] == columns else collective.placed(x_TI, columns)
+        if x_TI.shape[1] == columns:
+            return x_TI
+        return collective.placed(x_TI, columns)
 
     def shaped(self, y_TO: Array, collective: Collective) -> Array:
         """`[T, rows]` → `[T, *out]`: of all rows of a split map this device's alone."""
@@ -159,7 +164,9 @@ class Shape:
         axis = self.out_axis
         if axis is None or held == math.prod(out):
             y = y_TO.reshape(T, *out)
-            return y if axis is None else collective.own(y, 1 + axis)
+            if axis is None:
+                return y
+            return collective.own(y, 1 + axis)
         out[axis] //= math.prod(out) // held
         return y_TO.reshape(T, *out)
 

@@ -41,7 +41,9 @@ class Scaled(nnx.Module):
         groups = -(-columns // self.group)
         # Groups that devices would cut keep all columns on each
         divides = columns % self.group == 0 and groups % shape.shards == 0
-        by_columns = shape.inp_axis if divides else None
+        by_columns = None
+        if divides:
+            by_columns = shape.inp_axis
         values = jnp.zeros((*shape.out, columns), DTYPES[kind.numbers])
         scale = jnp.zeros((*shape.out, groups), _scale_dtype(kind, shape))
         rows = shape.axes[: len(shape.out)]
@@ -50,12 +52,18 @@ class Scaled(nnx.Module):
         of_scale = (*rows, None if whole_rows else by_columns)
         self.scale = nnx.Param(scale, axes=of_scale)
         added = kind.form == OFFSETS
-        self.offset = nnx.Param(scale.astype(shape.dtype), axes=of_scale) if added else None
+        if added:
+            self.offset = nnx.Param(scale.astype(shape.dtype), axes=of_scale)
+        else:
+            self.offset = None
         self.kind = kind
         self.shape = shape
         # Those of parts that are alike, but for an expert's, see `_scales`
         ones = jnp.ones((shape.tensors, 1), jnp.float32)
-        self.input_scale = nnx.Param(ones, axes=(None, None)) if kind.inputs == "given" else None
+        if kind.inputs == "given":
+            self.input_scale = nnx.Param(ones, axes=(None, None))
+        else:
+            self.input_scale = None
 
     def rounding(self, tokens: int, context: RowContext) -> op.Rounding | None:
         kind = self.kind
@@ -84,7 +92,9 @@ class Scaled(nnx.Module):
         values = self.values[...]
         scale = self.scale[...]
         columns = self.shape.columns
-        offset = None if self.offset is None else self.offset[...]
+        offset = None
+        if self.offset is not None:
+            offset = self.offset[...]
 
         def plain(place: Array) -> Array:
             rows = values[place].astype(jnp.float32) * op.spread(scale[place], self.group, columns)
@@ -102,7 +112,10 @@ class Scaled(nnx.Module):
         x_TI = x
         if isinstance(x, Array):
             x_TI = self._bounded(self.shape.flat(x, w_OI.shape[1], context.collective))
-        group = self.group if scale_OG.shape[1] > 1 else min(self.group, w_OI.shape[1])
+        if scale_OG.shape[1] > 1:
+            group = self.group
+        else:
+            group = min(self.group, w_OI.shape[1])
         backend = op.choose(context.target, x_TI, w_OI, scale_OG, group, inputs)
         given = self._scales(backend)
         how = {"group": group, "inputs": inputs, "backend": backend}
@@ -112,7 +125,10 @@ class Scaled(nnx.Module):
                 jnp.split(w_OI, len(given)), jnp.split(scale_OG, len(given)), given, strict=True
             )
         ]
-        product = each[0] if len(each) == 1 else jnp.concatenate([*map(whole, each)], axis=1)
+        if len(each) == 1:
+            product = each[0]
+        else:
+            product = jnp.concatenate([*map(whole, each)], axis=1)
         if self.offset is None:
             return product
         assert isinstance(x_TI, Array) and inputs == "plain"
@@ -126,7 +142,9 @@ class Scaled(nnx.Module):
             return [None]
         scales = self.input_scale[...].reshape(-1)
         is_expert = len(self.shape.out) == 1
-        return [jnp.max(scales)] if self.is_kernel(backend) or not is_expert else [*scales]
+        if self.is_kernel(backend) or not is_expert:
+            return [jnp.max(scales)]
+        return [*scales]
 
     def grouped(
         self,
@@ -138,7 +156,9 @@ class Scaled(nnx.Module):
     ) -> Array | None:
         if self.offset is not None:
             return None
-        given = None if self.input_scale is None else jnp.max(self.input_scale[...], axis=(1, 2))
+        given = None
+        if self.input_scale is not None:
+            given = jnp.max(self.input_scale[...], axis=(1, 2))
         weight = op.ScaledExperts(
             self.values[...], self.scale[...], self.group, self.kind.inputs, given
         )
@@ -150,7 +170,9 @@ class Scaled(nnx.Module):
 
     def _bounded(self, x: Array) -> Array:
         bound = self.kind.bound
-        return x if bound is None else jnp.clip(x, -bound, bound)
+        if bound is None:
+            return x
+        return jnp.clip(x, -bound, bound)
 
     def takes_all(self, target: Target) -> bool:
         if self.offset is not None:
@@ -229,7 +251,9 @@ def _scale_dtype(kind: WeightFormat, shape: Shape) -> DTypeLike:
     an eighth of the weight's bytes and more, and float16 rounds them 8 times finer than bfloat16
     the weights."""
     exact = jnp.dtype(shape.dtype).itemsize > jnp.dtype(jnp.float16).itemsize
-    return jnp.float32 if exact else kind.scales
+    if exact:
+        return jnp.float32
+    return kind.scales
 
 
 @functools.partial(jax.jit, static_argnames="group")

@@ -59,7 +59,9 @@ def held_head(kind: WeightFormat, shape: Shape) -> Scaled:
     if not split:
         return Scaled(kind, replace(shape, out=(vocab + -vocab % ROWS,)))
     uneven = vocab // shape.shards % COPIED_ROWS
-    return SharedHead(kind, shape) if uneven else Scaled(kind, shape)
+    if uneven:
+        return SharedHead(kind, shape)
+    return Scaled(kind, shape)
 
 
 class SharedHead(Scaled):

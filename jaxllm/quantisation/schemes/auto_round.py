@@ -42,7 +42,9 @@ def read(settings: Mapping[str, Any]) -> AutoRoundAwq | AutoRoundGptq:
                 f"{key} is {settings[key]!r:.40}; integers with inputs as they are, are read"
             )
     given = settings.get("packing_format", USUAL)
-    packing = OLDER.get(given, given) if isinstance(given, str) else None
+    packing = None
+    if isinstance(given, str):
+        packing = OLDER.get(given, given)
     if packing == AWQ:
         return AutoRoundAwq(read_grouping(settings, (4,)), GEMM)
     if packing not in GPTQ:

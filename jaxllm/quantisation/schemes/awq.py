@@ -194,7 +194,9 @@ class Awq:
 def read(settings: Mapping[str, Any]) -> Awq:
     """The scheme of these settings. Raises ConfigError."""
     given = settings.get("version") or "gemm"
-    version = VERSIONS.get(given.lower()) if isinstance(given, str) else None
+    version = None
+    if isinstance(given, str):
+        version = VERSIONS.get(given.lower())
     if version is None:
         raise ConfigError(f"version is {given!r:.40}; {' and '.join(VERSIONS)} are read")
     return Awq(read_grouping(settings, (4,)), version)

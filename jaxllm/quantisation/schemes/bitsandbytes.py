@@ -202,7 +202,9 @@ class BitsAndBytes:
     def usual(self, shape: tuple[int, ...]) -> WeightFormat | None:
         if len(shape) != 2:
             return None
-        return WeightFormat(INT8) if self.bits == 8 else WeightFormat(NF4, 64)
+        if self.bits == 8:
+            return WeightFormat(INT8)
+        return WeightFormat(NF4, 64)
 
     def tensors(self, stored: Mapping[str, Header]) -> Iterator[PackedTensor]:
         for name, found in stored.items():
@@ -230,9 +232,14 @@ def _block_matrix(state_name: str, stored: Stored) -> BlockMatrix:
     state = _state(state_name, stored.read(state_name))
     count = state.shape[0] * state.shape[1]
     blocks = -(-count // state.block)
-    dtype = stored[name].dtype if name in stored else "U8"
+    dtype = "U8"
+    if name in stored:
+        dtype = stored[name].dtype
     words = -(-count // 2) // STORAGE.get(dtype, 1)
-    maxima = ("U8",) if state.nested else ("F32",)
+    if state.nested:
+        maxima = ("U8",)
+    else:
+        maxima = ("F32",)
     parts = [
         PackedPart(name, (words, 1), tuple(STORAGE)),
         PackedPart(f"{name}.absmax", (blocks,), maxima),

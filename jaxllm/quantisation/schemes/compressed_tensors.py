@@ -89,7 +89,12 @@ def _completed(given: Any) -> Any:
     size = found.get("group_size")
     block = found.get("block_structure")
     if found.get("strategy") is None and (size is None or type(size) is int):
-        found["strategy"] = "tensor" if size is None else "channel" if size == -1 else "group"
+        if size is None:
+            found["strategy"] = "tensor"
+        elif size == -1:
+            found["strategy"] = "channel"
+        else:
+            found["strategy"] = "group"
     if isinstance(block, str) and re.fullmatch(r"\d{1,9}x\d{1,9}", block):
         found["block_structure"] = [int(part) for part in block.split("x")]
     return {"num_bits": 8} | found

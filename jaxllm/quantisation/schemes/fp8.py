@@ -49,8 +49,12 @@ class Fp8:
     def tensors(self, stored: Mapping[str, Header]) -> Iterator[ScaledMatrix]:
         for name, shape in matrices(stored, E4M3):
             owner = name.removesuffix("weight")
-            given = _named(owner, INPUT_SCALES, stored) if self.static else None
-            inputs = "token" if self.block is None else "group"
+            given = None
+            if self.static:
+                given = _named(owner, INPUT_SCALES, stored)
+            inputs = "group"
+            if self.block is None:
+                inputs = "token"
             grid = Grid(*(self.block or shape), "given" if self.static else inputs)
             yield scaled_matrix(name, stored, _named(owner, SCALES, stored), grid, given)
 

@@ -57,10 +57,18 @@ class GroupedNumbers(PackedTensor):
     @property
     def format(self) -> WeightFormat:
         group = self.columns // self.parts[1].shape[-1]
-        form = weight_format.OFFSETS if self.kind in OFFSETS else SYMMETRIC
+        if self.kind in OFFSETS:
+            form = weight_format.OFFSETS
+        else:
+            form = SYMMETRIC
         numbers = NUMBERS[self.kind]
-        own = group if group < self.columns else None
-        scales = FLOAT16 if numbers == INT8 else FLOAT32
+        own = None
+        if group < self.columns:
+            own = group
+        if numbers == INT8:
+            scales = FLOAT16
+        else:
+            scales = FLOAT32
         return WeightFormat(numbers, own, form=form, scales=scales)
 
     def leaves(self) -> tuple[PackedTensor, ...]:
@@ -85,14 +93,22 @@ class GroupedNumbers(PackedTensor):
         first = left // group
         columns = np.arange(left, right) // group - first
         numbers = np.asarray(arrays[0][(*own, slice(left, right))])
-        stands = TABLES[self.kind][numbers] if self.kind in TABLES else numbers
+        if self.kind in TABLES:
+            stands = TABLES[self.kind][numbers]
+        else:
+            stands = numbers
         scales, *offsets = (
             np.asarray(part[(*own, slice(first, -(-right // group)))])[..., columns]
             for part in arrays[1:]
         )
         values = stands.astype(np.float32) * scales
-        found = values + offsets[0] if offsets else values
-        return found.swapaxes(1, 2) if self.turned else found
+        if offsets:
+            found = values + offsets[0]
+        else:
+            found = values
+        if self.turned:
+            return found.swapaxes(1, 2)
+        return found
 
 
 @dataclass(frozen=True)

@@ -62,7 +62,9 @@ class ModelOpt:
 
     def usual(self, shape: tuple[int, ...]) -> WeightFormat | None:
         floats = self.algorithm in FLOATS_OF_4_BITS and len(shape) == 2
-        return WeightFormat(FP4, NVFP4) if floats else None
+        if floats:
+            return WeightFormat(FP4, NVFP4)
+        return None
 
     def tensors(self, stored: Mapping[str, Header]) -> Iterator[PackedTensor]:
         for name, found in stored.items():
@@ -100,7 +102,9 @@ def _floats_of_8_bits(name: str, algorithm: str, stored: Mapping[str, Header]) -
     owner = name.removesuffix("weight")
     shape = stored[name].shape
     rows, columns = (size or whole for size, whole in zip(block, shape, strict=True))
-    given = f"{owner}input_scale" if inputs == "given" else None
+    given = None
+    if inputs == "given":
+        given = f"{owner}input_scale"
     return scaled_matrix(name, stored, f"{owner}weight_scale", Grid(rows, columns, inputs), given)
 
 

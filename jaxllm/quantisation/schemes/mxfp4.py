@@ -74,7 +74,9 @@ class Mxfp4:
     title = method = "mxfp4"
 
     def usual(self, shape: tuple[int, ...]) -> WeightFormat | None:
-        return WeightFormat(FP4, BLOCK) if len(shape) == 3 else None
+        if len(shape) == 3:
+            return WeightFormat(FP4, BLOCK)
+        return None
 
     def tensors(self, stored: Mapping[str, Header]) -> Iterator[Mxfp4Experts]:
         for name, found in stored.items():

@@ -35,7 +35,9 @@ def message_of(error: ApiError) -> str:
 
 def envelope(error: ApiError, request_id: str | None) -> dict[str, Any]:
     """The body of an error's reply, and the data of an error event."""
-    general = "api_error" if error.status >= 500 else "invalid_request_error"
+    general = "invalid_request_error"
+    if error.status >= 500:
+        general = "api_error"
     return {
         "type": "error",
         "error": {"type": TYPES.get(error.status, general), "message": message_of(error)},

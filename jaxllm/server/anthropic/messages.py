@@ -33,7 +33,9 @@ def _read_system(value: Any) -> list[Message]:
         return []
     texts = [_text(block, at) for at, block in _blocks(value, "system")]
     text = "\n".join(text for text in texts if not text.startswith(BILLING))
-    return [{"role": "system", "content": text}] if text else []
+    if text:
+        return [{"role": "system", "content": text}]
+    return []
 
 
 def _read_messages(value: Any) -> Iterator[Message]:

@@ -77,13 +77,20 @@ class MessagesReply(PartsReply):
     def full_reply(self) -> dict[str, Any]:
         """The reply to a request without `stream`."""
         (choice,) = self._choices
-        parts = choice.parts if self.parsed else [Text(text) for text in choice.text if text]
+        if self.parsed:
+            parts = choice.parts
+        else:
+            parts = [Text(text) for text in choice.text if text]
         return self._message(blocks_of(merged(parts)), choice)
 
     def _message(self, content: list[dict[str, Any]], choice: Choice | None) -> dict[str, Any]:
         """The message; without a choice, one that has just begun."""
-        reason = None if choice is None else stop_reason(choice)
-        found = choice.stop_reason if choice is not None and reason == "stop_sequence" else None
+        reason = None
+        if choice is not None:
+            reason = stop_reason(choice)
+        found = None
+        if choice is not None and reason == "stop_sequence":
+            found = choice.stop_reason
         return {
             "id": self.id,
             "type": self.kind,
@@ -206,7 +213,9 @@ def stop_reason(choice: Choice) -> str:
         return STOP_REASONS.get(choice.finish_reason or "", "end_turn")
     if isinstance(choice.stop_reason, str):
         return "stop_sequence"
-    return "tool_use" if choice.called else "end_turn"
+    if choice.called:
+        return "tool_use"
+    return "end_turn"
 
 
 def event(name: str, body: dict[str, Any]) -> bytes:

@@ -17,5 +17,7 @@ def read_arguments(text: str) -> dict[str, Any]:
             value = orjson.loads(beginning)
         except orjson.JSONDecodeError:
             continue
-        return value if isinstance(value, dict) and is_shallow(value) else {}
+        if isinstance(value, dict) and is_shallow(value):
+            return value
+        return {}
     return {}

@@ -30,7 +30,10 @@ class Accepted:
         """The line of --help=all."""
         if self.values == () or (self.switch and self.values == ("false",)):
             return f"refused: {self.note}"
-        taken = "" if self.values is ANY or self.switch else f" ({', '.join(self.values)})"
+        if self.values is ANY or self.switch:
+            taken = ""
+        else:
+            taken = f" ({', '.join(self.values)})"
         return f"no effect{taken}: {self.note}"
 
 
@@ -221,11 +224,18 @@ def check_accepted(given: dict[str, list[str] | bool]) -> list[str]:
     notices = []
     for name, found in given.items():
         flag = ACCEPTED[name]
-        words = [str(found).lower()] if isinstance(found, bool) else found
-        shown = f"--no-{name}" if found is False else f"--{name}"
+        if isinstance(found, bool):
+            words = [str(found).lower()]
+        else:
+            words = found
+        if found is False:
+            shown = f"--no-{name}"
+        else:
+            shown = f"--{name}"
         text = " ".join(words).replace(" ", "").lower()
         if flag.values is not ANY and text not in flag.values:
-            shown = shown if flag.switch else " ".join([shown, *words])[:80]
+            if not flag.switch:
+                shown = " ".join([shown, *words])[:80]
             raise ConfigError(f"{shown} is not supported here: {flag.note}")
         notices.append(f"{shown} has no effect: {flag.note}")
     return notices

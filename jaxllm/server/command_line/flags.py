@@ -156,7 +156,9 @@ class Help(argparse.HelpFormatter):
             or action.default is False
             or action.default in ([], {}, "", argparse.SUPPRESS)
         )
-        return action.help if hidden else f"{action.help} (default: %(default)s)"
+        if hidden:
+            return action.help
+        return f"{action.help} (default: %(default)s)"
 
 
 def parser(prog: str = "python -m jaxllm.server") -> argparse.ArgumentParser:
@@ -221,11 +223,9 @@ def _accepted_flags(group: Any) -> None:
                 *flags, action=argparse.BooleanOptionalAction, default=None, help=help
             )
         else:
-            help = (
-                f"no effect: {' or '.join(map(str, accepted))} is accepted"
-                if accepted
-                else "not supported yet"
-            )
+            help = "not supported yet"
+            if accepted:
+                help = f"no effect: {' or '.join(map(str, accepted))} is accepted"
             group.add_argument(*flags, default=None, help=help)
     for name, flag in ACCEPTED.items():
         _accepted_flag(group, name, flag)

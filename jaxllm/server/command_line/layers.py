@@ -72,8 +72,13 @@ def _shown(name: str, value: Any) -> str:
     if name in SECRETS:
         return "***"
     plain = isinstance(value, str) and value.isprintable()
-    text = value if plain else json.dumps(value, default=str)
-    return text if len(text) <= MAX_SHOWN else text[: MAX_SHOWN - 1] + "…"
+    if plain:
+        text = value
+    else:
+        text = json.dumps(value, default=str)
+    if len(text) <= MAX_SHOWN:
+        return text
+    return text[: MAX_SHOWN - 1] + "…"
 
 
 def read_options(
@@ -121,7 +126,9 @@ def _model_names(argv: list[str]) -> tuple[list[str], list[str]]:
             names.append(word.partition("=")[2])
         else:
             rest.append(word)
-    return (names, rest) if len(names) > 1 else ([], argv)
+    if len(names) > 1:
+        return (names, rest)
+    return ([], argv)
 
 
 def _share(own: Layer, models: list[Layer], defaults: dict[str, Any]) -> Layer:
@@ -165,7 +172,9 @@ def _may_be_model(word: str) -> bool:
 def _meant(word: str, known: list[str]) -> str:
     """The end of a message about an unknown word: the known one that looks like it."""
     found = difflib.get_close_matches(word.partition("=")[0], known, 1, 0.75)
-    return f" (did you mean {found[0]}?)" if found else ""
+    if found:
+        return f" (did you mean {found[0]}?)"
+    return ""
 
 
 def _read_environment(
@@ -179,7 +188,10 @@ def _read_environment(
     for name, flag in known.items():
         text = environ.get(name, "")
         if text and not (OF_A_SERVICE.fullmatch(name) and "://" in text):
-            value = _listed(text) if actions[flag].nargs in ("+", "*") else text
+            if actions[flag].nargs in ("+", "*"):
+                value = _listed(text)
+            else:
+                value = text
             found[actions[flag].dest] = (_read(actions[flag], flag, value, name), name)
     others = (name for name in environ if name.startswith(PREFIX) and name not in names)
     notices = [
@@ -196,7 +208,9 @@ def _listed(text: str) -> list[Any] | str:
         value = orjson.loads(text)
     except ValueError:
         return text
-    return value if isinstance(value, list) else text
+    if isinstance(value, list):
+        return value
+    return text
 
 
 def _read_file(actions: dict[str, argparse.Action], path: Path) -> tuple[Layer, list[Layer]]:
@@ -275,7 +289,9 @@ def load_yaml(path: Path) -> dict[Any, Any]:
         value = yaml.load(text, _Loader)  # a SafeLoader
     except (yaml.YAMLError, ValueError, TypeError, RecursionError) as error:
         mark = getattr(error, "problem_mark", None)
-        line = "" if mark is None else f" in line {mark.line + 1}"
+        line = ""
+        if mark is not None:
+            line = f" in line {mark.line + 1}"
         problem = getattr(error, "problem", None) or "it is no text, or nested too deeply"
         raise ConfigError(f"--config {path} is no YAML{line}: {problem}") from None
     if not isinstance(value, dict):

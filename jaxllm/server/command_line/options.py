@@ -303,9 +303,13 @@ def _check_neutral_flag(name: str, value: Any) -> None:
     flag = name.replace("_", "-")
     if isinstance(value, str):
         shown = f"--{flag} {value:.80}"
-        value = int(value) if value.isdecimal() and len(value) < 20 else value
+        if value.isdecimal() and len(value) < 20:
+            value = int(value)
     else:
-        shown = f"--no-{flag}" if value is False else f"--{flag}"
+        if value is False:
+            shown = f"--no-{flag}"
+        else:
+            shown = f"--{flag}"
     check_neutral(name, value, shown)
 
 

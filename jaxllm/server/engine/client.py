@@ -265,7 +265,9 @@ class EngineClient:
             self._connection.hang_up()
 
     def _send(self, message: ToEngine) -> int:
-        return 0 if self._connection is None else self._connection.send(message)
+        if self._connection is None:
+            return 0
+        return self._connection.send(message)
 
     def _receive(self, messages: list[ToServer]) -> None:
         self.last_message = time.monotonic()
@@ -378,7 +380,9 @@ class EngineClient:
 
 
 def _starting(request: GenerateRequest | PoolingRequest) -> Add | Pool:
-    return Pool(request) if isinstance(request, PoolingRequest) else Add(request)
+    if isinstance(request, PoolingRequest):
+        return Pool(request)
+    return Add(request)
 
 
 def log_self_check(stats: EngineStats) -> None:

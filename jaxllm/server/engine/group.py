@@ -147,7 +147,9 @@ class EngineGroup:
 
     def draw_seed(self) -> int | None:
         """A seed for a prompt whose request has none; None where the one engine draws its own."""
-        return None if len(self.clients) == 1 else self._seeds.getrandbits(63)
+        if len(self.clients) == 1:
+            return None
+        return self._seeds.getrandbits(63)
 
     def fail_all(self, make: Callable[[], ApiError]) -> None:
         """End every request with an error of its own."""

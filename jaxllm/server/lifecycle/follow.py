@@ -47,7 +47,9 @@ def follow(config: EngineConfig, command: tuple[str, ...]) -> int:
             f"the engine process of host {config.node_rank} {way_of_ending(status)}; "
             f"the controller is at {where}; start the whole group again"
         )
-    return 1 if status else 0
+    if status:
+        return 1
+    return 0
 
 
 class Patience:

@@ -25,7 +25,9 @@ class Launch:
 
     def command(self, engine: tuple[str, ...]) -> tuple[str, ...]:
         """The command that starts it."""
-        return engine if self.devices is None else ("env", f"{DEVICES}={self.devices}", *engine)
+        if self.devices is None:
+            return engine
+        return ("env", f"{DEVICES}={self.devices}", *engine)
 
 
 def engine_launches(options: Options, model_dir: Path) -> list[Launch]:
@@ -47,7 +49,10 @@ def devices_of_engines(visible: str | None, engines: int, each: int) -> list[str
     """The devices of each engine, in the order of `visible`; None: of their numbers. Raises
     ConfigError."""
     needed = engines * each
-    found = list(map(str, range(needed))) if visible is None else visible.split(",")
+    if visible is None:
+        found = list(map(str, range(needed)))
+    else:
+        found = visible.split(",")
     if len(found) < needed:
         raise ConfigError(
             f"--data-parallel-size {engines} with {each} devices each needs {needed} devices, "

@@ -52,7 +52,9 @@ async def serve(
     options = models[0][0]
     wanted = [ServedModel(own, path, command) for own, path in models]
     starting = Starting(options.settings, lambda: _progress(wanted))
-    tls = None if options.tls is None else options.tls.context
+    tls = None
+    if options.tls is not None:
+        tls = options.tls.context
     server = http_server(starting, options.root_path, tls)
     listen(sock)
     serving = asyncio.ensure_future(server.serve(sockets=[sock]))
@@ -74,7 +76,9 @@ async def serve(
 def _progress(models: Sequence[ServedModel]) -> str:
     """How far the start is, in words."""
     waiting = [f"{model.name}: {model.progress}" for model in models if model.loading]
-    return f"loading {', '.join(waiting)}" if waiting else "starting"
+    if waiting:
+        return f"loading {', '.join(waiting)}"
+    return "starting"
 
 
 async def _load(wanted: Sequence[ServedModel], signals: Signals) -> list[ServedModel]:
@@ -196,7 +200,9 @@ async def drain(models: Sequence[ServedModel], signals: Signals, seconds: float)
     if signals.second.done():
         logger.warning("not waiting for %d requests", unfinished)
         return 128 + signals.second.result()
-    return 0 if all(engine.alive for model in models for engine in model.client.clients) else 1
+    if all(engine.alive for model in models for engine in model.client.clients):
+        return 0
+    return 1
 
 
 def together(works: Iterable[Coroutine[Any, Any, Any]]) -> asyncio.Task[None]:
@@ -225,8 +231,12 @@ def address(options: Options, sock: socket.socket) -> str:
     if options.uds is not None:
         return f"the Unix socket {options.uds}"
     host, port = sock.getsockname()[:2]
-    name = "localhost" if host in ("0.0.0.0", "::") else host
-    scheme = "http" if options.tls is None else "https"
+    name = "localhost"
+    if host not in ("0.0.0.0", "::"):
+        name = host
+    scheme = "https"
+    if options.tls is None:
+        scheme = "http"
     return f"{scheme}://{f'[{name}]' if ':' in name else name}:{port}"
 
 

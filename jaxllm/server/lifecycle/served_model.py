@@ -159,11 +159,17 @@ class ServedModel:
         )
         for name in formats.wrappers:
             logger.info("tags <%s> around a whole reply are taken off", name)
-        traits = {} if self.state.renders is None else self.state.renders.traits
+        if self.state.renders is not None:
+            traits = self.state.renders.traits
+        else:
+            traits = {}
         shown = "; ".join(f"{label}: {value}" for label, value in table_of(traits))
         if shown:
             is_faulty = any(template.fault for template in traits.values())
-            level = logging.WARNING if is_faulty else logging.INFO
+            if is_faulty:
+                level = logging.WARNING
+            else:
+                level = logging.INFO
             logger.log(level, "the chat template of %s shows histories so: %s", self.name, shown)
 
     async def keep_alive(self) -> None:
@@ -202,7 +208,10 @@ class ServedModel:
             for name, client, old, new in zip(names, clients, before, now, strict=True):
                 if new.steps != old.steps or client.in_flight:
                     since = old if new.steps >= old.steps else EngineStats()  # another process
-                    shown = name if len(clients) > 1 else self.name
+                    if len(clients) > 1:
+                        shown = name
+                    else:
+                        shown = self.name
                     logger.info("%s: %s", shown, progress(since, new, seconds))
             before = now
 
@@ -230,7 +239,10 @@ def progress(before: EngineStats, now: EngineStats, seconds: float) -> str:
 def read_generation_config(options: Options, model_dir: Path) -> dict[str, Any]:
     """Sampling options that requests start from. Raises ConfigError."""
     choice = options.generation_config
-    found = {} if choice == "vllm" else generation_config(model_dir if choice == "auto" else choice)
+    if choice != "vllm":
+        found = generation_config(model_dir if choice == "auto" else choice)
+    else:
+        found = {}
     defaults = sampling_defaults(found | options.override_generation_config)
     return defaults | {"stream_interval": options.stream_interval}
 

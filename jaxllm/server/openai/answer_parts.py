@@ -50,4 +50,6 @@ def continued_marker(conversation: Conversation, formats: Formats) -> str | None
     text = conversation.messages[-1]["content"]
     markers = formats.reasoning
     found = {text.rfind(marker): marker for marker in (*markers.starts, *markers.ends)}
-    return found[max(found)] if max(found) >= 0 else markers.ends[0]
+    if max(found) >= 0:
+        return found[max(found)]
+    return markers.ends[0]

@@ -34,9 +34,14 @@ def answer_structure(request: ChatRequest, formats: Formats, prompt: str) -> Str
     same request has nothing to constrain. Raises ApiError(400).
     """
     tools = request.tools
-    parser = formats.tools if tools.callable else None
+    parser = None
+    if tools.callable:
+        parser = formats.tools
     found = request.generation.structure
-    thought = () if formats.reasoning is None else thought_pieces(formats.reasoning, prompt)
+    if formats.reasoning is not None:
+        thought = thought_pieces(formats.reasoning, prompt)
+    else:
+        thought = ()
     if parser is not None and tools.mode == "required":
         marker, behind = call_pieces(request, parser)
         found = Structure("tools", Composition("calls", (*thought, Literal(marker), *behind)))
@@ -56,8 +61,12 @@ def _structured_text(
     request: ChatRequest, structure: Structure, formats: Formats, thought: Pieces
 ) -> Structure:
     """Text of the request's structure, or calls where they may be made. Raises ApiError(400)."""
-    begin = "" if formats.reasoning is None else formats.reasoning.reply
-    parser = formats.tools if request.tools.callable else None
+    begin = ""
+    if formats.reasoning is not None:
+        begin = formats.reasoning.reply
+    parser = None
+    if request.tools.callable:
+        parser = formats.tools
     if parser is None and not thought and not begin:
         return structure
     try:
@@ -81,7 +90,10 @@ def thinking_budget(request: ChatRequest, formats: Formats, prompt: str) -> Thin
     markers = formats.reasoning
     if request.thinking_budget is None or markers is None or prompt.rstrip().endswith(markers.ends):
         return None
-    also_ends = formats.tools.ends_thought() if formats.tools and request.tools.callable else ()
+    if formats.tools and request.tools.callable:
+        also_ends = formats.tools.ends_thought()
+    else:
+        also_ends = ()
     return ThinkingBudget(
         tokens=request.thinking_budget,
         begun=markers(prompt).thinking,
@@ -100,7 +112,9 @@ def thought_pieces(reasoning: type[ReasoningParser], prompt: str) -> Pieces:
     rest: Pieces = (FreeText(end), Literal(end + reasoning.between))
     if not reasoning.between:  # which is the beginning of the next message's head
         rest = (*rest, NEWLINES)
-    return rest if reasoning(prompt).thinking else (Maybe((Literal(start), *rest)),)
+    if reasoning(prompt).thinking:
+        return rest
+    return (Maybe((Literal(start), *rest)),)
 
 
 def call_pieces(request: ChatRequest, parser: type[ToolParser]) -> tuple[str, Pieces]:

@@ -45,7 +45,10 @@ class ChatReply(PartsReply):
             choice.begin = b'{"index":%d,"delta":' % index
             opening = {"role": self._spec.role, "content": ""}
             deltas = [opening, *({"content": text} for text in self._spec.texts or ())]
-            goes_on = GOES_ON[:-1] + b',"token_ids":[]}' if self._spec.token_ids else GOES_ON
+            if self._spec.token_ids:
+                goes_on = GOES_ON[:-1] + b',"token_ids":[]}'
+            else:
+                goes_on = GOES_ON
             chunks = [choice.begin + orjson.dumps(one) + goes_on for one in deltas]
         whole = delta.finish_reason is not None or delta.logprobs is not None
         if whole or self._spec.token_ids:
@@ -115,14 +118,18 @@ class ChatReply(PartsReply):
         return super().full_reply() | self._prompt_logprobs(0) | self._prompt_token_ids(0)
 
     def _logprobs(self, found: Iterable[TokenLogprobs] | None) -> dict[str, Any] | None:
-        return None if found is None else {"content": self._entries(found), "refusal": None}
+        if found is None:
+            return None
+        return {"content": self._entries(found), "refusal": None}
 
 
 def finish_reason(choice: Choice) -> str | None:
     """An answer that ends by itself with calls waits for their results; there are none of a call
     that a stop string has cut."""
     called = choice.called and choice.finish_reason == "stop" and not choice.cut
-    return "tool_calls" if called else choice.finish_reason
+    if called:
+        return "tool_calls"
+    return choice.finish_reason
 
 
 def part_delta(part: Part) -> bytes:
@@ -148,7 +155,10 @@ def around(part: TextPart) -> tuple[bytes, ...]:
 def message_fields(parts: Iterable[Part], echo: str) -> dict[str, Any]:
     """The fields of a message that the parts of an answer make, after echoed text. `content` is
     null beside calls without text."""
-    content = [echo] if echo else []
+    if echo:
+        content = [echo]
+    else:
+        content = []
     reasoning = []
     calls: list[dict[str, Any]] = []
     arguments: list[list[str]] = []

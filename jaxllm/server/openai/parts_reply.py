@@ -63,7 +63,9 @@ class PartsReply(Reply):
         """The parts that a delta completes, neighbours joined; to be called once with each."""
         pipeline = choice.pipeline
         if pipeline is None:
-            return [Text(delta.text)] if delta.text else []
+            if delta.text:
+                return [Text(delta.text)]
+            return []
         if len(delta.token_ids) > 1:  # a thought may end within
             return merged(
                 [part for one in self._by_token(delta) for part in self._parts(choice, one)]
@@ -81,11 +83,15 @@ class PartsReply(Reply):
                 choice.reasoning_tokens += choice.held_tokens
             broken = any(isinstance(part, ToolEnd) and not part.complete for part in parts)
             choice.cut = broken and isinstance(delta.stop_reason, str)
-        return parts if len(parts) < 2 else merged(parts)
+        if len(parts) < 2:
+            return parts
+        return merged(parts)
 
     def _by_token(self, delta: TextDelta) -> Iterable[TextDelta]:
         """The deltas of its tokens: ranked choices come as one, and a thought may end within."""
-        return (delta,) if len(delta.token_ids) < 2 else by_token(delta, self._names)
+        if len(delta.token_ids) < 2:
+            return (delta,)
+        return by_token(delta, self._names)
 
     def _hidden(self, choice: Choice, thought: bool) -> bool:
         """Whether a token that completed no part is one of hidden reasoning; `thought`: the text
@@ -121,12 +127,16 @@ def by_token(delta: TextDelta, names: TokenNames) -> Iterator[TextDelta]:
     ids = delta.token_ids
     text = delta.text.encode()
     packed = delta.logprobs
-    width = 0 if packed is None else len(packed) // len(ids)
+    width = 0
+    if packed is not None:
+        width = len(packed) // len(ids)
     decoder = codecs.getincrementaldecoder("utf-8")("replace")
     at = 0
     for number, (id, end) in enumerate(zip(ids, _ends(text, ids, names), strict=True)):
         last = number == len(ids) - 1
-        row = None if packed is None else packed[number * width :][:width]
+        row = None
+        if packed is not None:
+            row = packed[number * width :][:width]
         piece = decoder.decode(text[at : len(text) if last else end], last)
         at = end
         if last:

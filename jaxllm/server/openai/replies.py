@@ -128,7 +128,9 @@ class Choice:
     @property
     def logprobs(self) -> Iterator[TokenLogprobs] | None:
         """The log-probabilities so far of a reply that is sent whole; None without any."""
-        return each(self.packed, self.scored) if self.scored else None
+        if self.scored:
+            return each(self.packed, self.scored)
+        return None
 
 
 class Reply:
@@ -205,12 +207,14 @@ class Reply:
                 choice.reasoning_tokens += len(delta.token_ids)
             return orjson.dumps(delta.text).join(frame.around)
         index = prompt * self._n + delta.index
-        tail = (
-            b'],"usage":' + orjson.dumps(self.usage()) + b"}\n\n"
-            if self._usage_in_chunks
-            else self._event_tail
-        )
-        first_head = self._event_head if choice.started else self._first_head(prompt)
+        if self._usage_in_chunks:
+            tail = b'],"usage":' + orjson.dumps(self.usage()) + b"}\n\n"
+        else:
+            tail = self._event_tail
+        if choice.started:
+            first_head = self._event_head
+        else:
+            first_head = self._first_head(prompt)
         chunks = self._chunks(index, choice, delta)
         heads = [first_head, *[self._event_head] * len(chunks)]
         return b"".join([head + chunk + tail for head, chunk in zip(heads, chunks, strict=False)])
@@ -302,7 +306,9 @@ class Reply:
 
     def _token_ids(self, ids: list[int]) -> dict[str, Any]:
         """The field `token_ids` of a choice or chunk, if requested."""
-        return {"token_ids": ids} if self._spec.token_ids else {}
+        if self._spec.token_ids:
+            return {"token_ids": ids}
+        return {}
 
     def _full_choice(self, index: int, choice: Choice) -> dict[str, Any]:
         """A choice of a reply that is sent whole."""
@@ -357,7 +363,9 @@ def large(deltas: Iterable[tuple[int, TextDelta]]) -> bool:
 
 def unpack_delta(delta: TextDelta) -> list[TokenLogprobs] | None:
     """The log-probabilities of a delta's tokens, if requested."""
-    return None if delta.logprobs is None else unpacked(delta.logprobs, delta.token_ids)
+    if delta.logprobs is None:
+        return None
+    return unpacked(delta.logprobs, delta.token_ids)
 
 
 def json_fragment(value: Any) -> orjson.Fragment:
@@ -368,4 +376,6 @@ def json_fragment(value: Any) -> orjson.Fragment:
 
 def finite(logprob: float) -> float:
     """A log-probability that JSON can carry; NaN counts as the lowest."""
-    return logprob if logprob > LOWEST else LOWEST
+    if logprob > LOWEST:
+        return logprob
+    return LOWEST

@@ -152,7 +152,9 @@ def document(routes: Iterable[Route], root_path: str = "") -> dict[str, Any]:
 def operation(method: str, path: str) -> dict[str, Any]:
     """One method of one path."""
     known = OPERATIONS.get(f"{method} {path}") or OPERATIONS.get(path, Operation(path))
-    error = "AnthropicError" if is_messages_path(path) else "Error"
+    error = "Error"
+    if is_messages_path(path):
+        error = "AnthropicError"
     contents: dict[str, Schema] = {}
     if known.reply is not None:
         contents[JSON] = {"schema": ref(known.reply)}

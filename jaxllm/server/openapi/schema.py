@@ -77,12 +77,16 @@ def _number(kind: str, row: Option) -> Schema:
         found["exclusiveMinimum" if row.open_low else "minimum"] = plain(row.low)
     if row.high is not None:
         found["maximum"] = plain(row.high)
-    return either(found, one_of(row.also)) if row.also else found
+    if row.also:
+        return either(found, one_of(row.also))
+    return found
 
 
 def plain(bound: float) -> float:
     """A whole bound as an integer."""
-    return int(bound) if bound == int(bound) else bound
+    if bound == int(bound):
+        return int(bound)
+    return bound
 
 
 def _texts(row: Option) -> Schema:

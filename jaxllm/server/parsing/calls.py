@@ -253,7 +253,10 @@ class ToolParser(Machine):
         while True:
             yield from self.json_call(known)
             self._undecided = []
-            more = self._next_listed() if bracket == "[" else self._next_object()
+            if bracket == "[":
+                more = self._next_listed()
+            else:
+                more = self._next_object()
             if not (yield from more):
                 return
 
@@ -319,7 +322,9 @@ def blank_value(text: str, schema: Any, root: Any) -> str | None:
     allowed = types(schema, root)
     if not allowed or "string" in allowed:
         return typed(text, schema, root)
-    return "null" if "null" in allowed else None
+    if "null" in allowed:
+        return "null"
+    return None
 
 
 def json_pieces(before: str, name: str, key: str, schema: Any, after: str) -> Pieces:

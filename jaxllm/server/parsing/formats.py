@@ -50,7 +50,9 @@ def find_formats(reasoning: str, tools: str, template: str | None) -> Formats:
 
 def format_name(parser: type[ReasoningParser] | type[ToolParser] | None) -> str:
     """The name of a format."""
-    return "none" if parser is None else parser.__module__.rpartition(".")[2]
+    if parser is None:
+        return "none"
+    return parser.__module__.rpartition(".")[2]
 
 
 def chosen_format(

@@ -197,8 +197,12 @@ class Machine:
     def tried(self, reading: Reading[None]) -> Reading[bool]:
         """Reads what emits nothing, or takes nothing where that is malformed. → whether it was
         read. One such reading is never inside another."""
-        undecided = None if self._undecided is None else list(self._undecided)
-        recorded = None if self._recorded is None else list(self._recorded)
+        undecided = None
+        if self._undecided is not None:
+            undecided = list(self._undecided)
+        recorded = None
+        if self._recorded is not None:
+            recorded = list(self._recorded)
         self._tried = []
         try:
             yield from reading
@@ -338,7 +342,10 @@ class Machine:
         """Takes what a follower reads, at most so many characters. Raises Malformed."""
         left = most
         while True:
-            end = len(self._text) if left is None else min(len(self._text), self._at + left)
+            if left is None:
+                end = len(self._text)
+            else:
+                end = min(len(self._text), self._at + left)
             before = self._at
             at, written = value.read(self._text, before, end)
             self.advance(at)
@@ -357,5 +364,8 @@ class Machine:
                 raise Malformed
             if sink == self.arguments and not self._undecided:
                 hot = value.hot
-                self.clear = None if hot is None else Clear(self.fragment, hot)
+                if hot is None:
+                    self.clear = None
+                else:
+                    self.clear = Clear(self.fragment, hot)
             yield

@@ -54,7 +54,9 @@ class Words:
         """The word with which the text begins."""
         # Words behind it in their order are greater than the text; no other is between the two
         place = bisect.bisect_right(self._words, text) - 1
-        return self._words[place] if place >= 0 and text.startswith(self._words[place]) else None
+        if place >= 0 and text.startswith(self._words[place]):
+            return self._words[place]
+        return None
 
     def may_begin(self, text: str) -> bool:
         """Whether the text, which is no more than this so far, is the beginning of a word."""

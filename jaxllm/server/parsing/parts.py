@@ -60,7 +60,9 @@ def merged(parts: Iterable[Part]) -> list[Part]:
     """Joins neighbouring texts and neighbouring fragments of one call."""
     runs: list[list[Part]] = []
     for part in parts:
-        last = runs[-1][0] if runs else None
+        last = None
+        if runs:
+            last = runs[-1][0]
         if type(part) is type(last) and (
             isinstance(part, Text | Reasoning)
             or (isinstance(part, ToolArguments) and part.index == last.index)  # type: ignore[union-attr]

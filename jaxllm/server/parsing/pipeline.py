@@ -35,7 +35,10 @@ class Pipeline:
         self._keep = keep
         self._unwrapped = unwrapped
         self._reply = reply
-        self._reader = reply if reasoning is None else reasoning
+        if reasoning is None:
+            self._reader = reply
+        else:
+            self._reader = reasoning
 
     @property
     def thinking(self) -> bool:
@@ -59,7 +62,9 @@ class Pipeline:
         if self._unwrapped is not None and clear is not None and clear.make is Text:
             clear = _both(clear, self._unwrapped.clear)
         dropped = clear is not None and self._keep is not None and not self._keep(clear.make(""))
-        return None if dropped else clear
+        if dropped:
+            return None
+        return clear
 
     def feed(self, text: str) -> list[Part]:
         """Parts that are certain after this text."""
@@ -73,11 +78,16 @@ class Pipeline:
                 self._reader = self._reply
         if self._unwrapped is not None:
             parts = self._take_off(self._unwrapped, parts)
-        return parts if self._keep is None else list(filter(self._keep, parts))
+        if self._keep is None:
+            return parts
+        return list(filter(self._keep, parts))
 
     def finish(self) -> list[Part]:
         """The last parts, when no text follows."""
-        parts = [] if self._reader is None else self._reader.finish()
+        if self._reader is not None:
+            parts = self._reader.finish()
+        else:
+            parts = []
         if self._reader is not self._reply:
             parts = self._reply_in(parts)
             parts += [] if self._reply is None else self._reply.finish()
@@ -85,7 +95,9 @@ class Pipeline:
             parts = self._take_off(self._unwrapped, parts)
         if self._unwrapped is not None:
             parts += self._unwrapped.finish()
-        return parts if self._keep is None else list(filter(self._keep, parts))
+        if self._keep is None:
+            return parts
+        return list(filter(self._keep, parts))
 
     def _take_off(self, unwrapped: Unwrapped, parts: list[Part]) -> list[Part]:
         """Parts without the tags around the reply."""
@@ -131,7 +143,9 @@ def pipeline(
     `keep`: tells parts that are wanted from those that are dropped; None keeps all.
     `wrappers`: names of tags that are taken off where the reply has one around it.
     """
-    unwrapped = Unwrapped(wrappers) if wrappers else None
+    unwrapped = None
+    if wrappers:
+        unwrapped = Unwrapped(wrappers)
     calls = None
     if tools is not None and schemas is not None:
         calls = tools(schemas, new_ids(tools.ids, calls_before))

@@ -47,7 +47,10 @@ def shown_signs(
     parser: type[ToolParser] | type[ReasoningParser] | None, template: str | None
 ) -> tuple[str, ...]:
     """The signs of a format that a template has: all of a set, the first such set; or none."""
-    sets = () if parser is None else (parser.signs, *parser.other_signs)
+    if parser is not None:
+        sets = (parser.signs, *parser.other_signs)
+    else:
+        sets = ()
     return next((signs for signs in sets if all(sign in (template or "") for sign in signs)), ())
 
 
@@ -77,4 +80,6 @@ def _spoken(formats: dict[str, Any], template: str) -> Any:
     """Of the formats whose signs the template has, the one with most to show."""
     shown = {parser: sum(map(len, shown_signs(parser, template))) for parser in formats.values()}
     best = max(shown, key=lambda parser: shown[parser], default=None)
-    return best if best is not None and shown[best] else None
+    if best is not None and shown[best]:
+        return best
+    return None

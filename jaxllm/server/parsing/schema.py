@@ -65,7 +65,9 @@ def items_of(schema: Any, root: Any) -> Any:
 def types(schema: Any, root: Any) -> frozenset[str]:
     """Types that a schema inside `root` allows; empty if it does not say."""
     meaning = _meaning(schema, root)
-    return frozenset() if meaning.free else meaning.types
+    if meaning.free:
+        return frozenset()
+    return meaning.types
 
 
 def is_string(schema: Any, root: Any) -> bool:
@@ -86,9 +88,16 @@ def typed(text: str, schema: Any, root: Any) -> str:
     if text in meaning.texts:
         return encode_string(text)
     if meaning.any_text:
-        return "null" if text == "null" and "null" in meaning.types else encode_string(text)
-    types = frozenset(("object", "array")) if meaning.free else meaning.types - {"string"}
-    written = (as_json(text) or as_json(text, python=True)) if types else None
+        if text == "null" and "null" in meaning.types:
+            return "null"
+        return encode_string(text)
+    if meaning.free:
+        types = frozenset(("object", "array"))
+    else:
+        types = meaning.types - {"string"}
+    written = None
+    if types:
+        written = as_json(text) or as_json(text, python=True)
     if written is not None:
         written = written.strip()
         if any(written[0] in _FIRST_CHARACTERS[name] for name in types & _FIRST_CHARACTERS.keys()):

@@ -79,7 +79,8 @@ class TaggedCalls(ToolParser):
             while key is not None:
                 keys.add(key)
                 value, key = yield from self.argument(name, key, before, keys)
-                before = ", " if value else before
+                if value:
+                    before = ", "
             tag = yield from self.expect(tags.key, *self.closers, *self.open)
         if tag in self.open:  # of the next call: this one's closers are missing
             self.give_back(tag)
@@ -169,8 +170,13 @@ class TaggedCalls(ToolParser):
     def _pieces(cls, name: str, schema: Schema, gap: str) -> tuple[Literal, Arguments, Literal]:
         """One call from behind the tag of calls, with `gap` between tags."""
         tags = cls.tags
-        line = "\n" if tags.lines else ""
-        value_begin = gap + tags.value_begin if tags.value_begin else line
+        line = ""
+        if tags.lines:
+            line = "\n"
+        if tags.value_begin:
+            value_begin = gap + tags.value_begin
+        else:
+            value_begin = line
         around = (tags.value + value_begin, f"{line}{tags.value_end}{gap}")
         layout = Layout(
             before_key=tags.key,
@@ -181,7 +187,9 @@ class TaggedCalls(ToolParser):
             ends_key=(tags.value,),
             ends_text=(tags.value_end, tags.key),
         )
-        call = gap + tags.call if tags.call else ""
+        call = ""
+        if tags.call:
+            call = gap + tags.call
         head = f"{call}{name}{tags.named}{gap}"
         tail = gap.join(filter(None, (tags.call_end, tags.calls_end)))
         return (Literal(head), Arguments(schema, layout), Literal(tail))

@@ -89,9 +89,18 @@ class Value:
     def __init__(self, python: bool = False):
         self.done = self.failed = False
         self._partial = ""  # of a number or an escape
-        self._quotes = "\"'" if python else '"'
-        self._escapes = _PYTHON_ESCAPES if python else _ESCAPES
-        self._hex_digits = _PYTHON_HEX_DIGITS if python else _HEX_DIGITS
+        if python:
+            self._quotes = "\"'"
+        else:
+            self._quotes = '"'
+        if python:
+            self._escapes = _PYTHON_ESCAPES
+        else:
+            self._escapes = _ESCAPES
+        if python:
+            self._hex_digits = _PYTHON_HEX_DIGITS
+        else:
+            self._hex_digits = _HEX_DIGITS
         self._closers: list[str] = []
         self._comma: list[str] = []  # and its white space; dropped if a bracket closes next
         self._may_close = False
@@ -110,7 +119,9 @@ class Value:
     @property
     def hot(self) -> Callable[[str], object] | None:
         """Finds what is not written as it stands in text within a string; None outside one."""
-        return _HOT[self._quote] if self._step == self._string else None
+        if self._step == self._string:
+            return _HOT[self._quote]
+        return None
 
     def end(self) -> None:
         """No text follows: a value that is not done stays so."""
@@ -148,7 +159,10 @@ class Value:
         out.append(char)
         self._closers.append("}" if char == "{" else "]")
         self._may_close = True
-        self._step = self._key if char == "{" else self._value
+        if char == "{":
+            self._step = self._key
+        else:
+            self._step = self._value
         return at + 1
 
     def _key(self, text: str, at: int, end: int, out: list[str]) -> int:
@@ -186,7 +200,10 @@ class Value:
             return self._fail(at)
         self._comma = [","]
         self._may_close = True
-        self._step = self._key if self._closers[-1] == "}" else self._value
+        if self._closers[-1] == "}":
+            self._step = self._key
+        else:
+            self._step = self._value
         return at + 1
 
     def _write_comma(self, out: list[str]) -> None:
@@ -267,7 +284,9 @@ class Value:
             if len(self._partial) < wanted:
                 return at
             number = int(self._partial[2:], 16)
-            written = f"\\u{number:04x}" if number < 0x10000 else None
+            written = None
+            if number < 0x10000:
+                written = f"\\u{number:04x}"
             if written is None and number < 0x110000:
                 written = chr(number)
         else:
@@ -329,7 +348,9 @@ class EncodedObject:
         """Characters that are read and not written."""
         if self.failed:
             return self._held + self._object.pending + self._text
-        return self._held + self._object.pending + self._string.pending if self._opened else ""
+        if self._opened:
+            return self._held + self._object.pending + self._string.pending
+        return ""
 
     def _follow(self) -> None:
         """Follows the object through the string's text."""
@@ -359,11 +380,15 @@ def decoded(quoted: str) -> str:
 
 def _kept(escape: re.Match[str]) -> str:
     """An escape, or an escaped one of a surrogate."""
-    return "\\" + escape[0] if _SURROGATE(escape[0]) else escape[0]
+    if _SURROGATE(escape[0]):
+        return "\\" + escape[0]
+    return escape[0]
 
 
 def as_json(text: str, python: bool = False) -> str | None:
     """A whole text that is one value, as JSON; None if it is not."""
     value = Value(python)
     at, written = value.read(text + " ", 0, len(text) + 1)
-    return written if value.done and not text[at:].strip() else None
+    if value.done and not text[at:].strip():
+        return written
+    return None

@@ -90,7 +90,10 @@ class Embed(PoolingEndpoint):
             raise bad_request(f"texts must be a list, got {describe(body['texts'])}", "texts")
         else:
             texts = read_texts(body["texts"], rules, "texts", cut)
-            contents = [*texts] if prefix and self._state.renders is not None else []
+            if prefix and self._state.renders is not None:
+                contents = [*texts]
+            else:
+                contents = []
         with _named("inputs" if texts is None else "texts"):
             conversations = [_conversation(prefix, each, rules, cut) for each in contents]
         return CohereRequest(
@@ -104,7 +107,9 @@ class Embed(PoolingEndpoint):
 
     def field(self, request: CohereRequest, index: int) -> str:
         """The one of both that was sent."""
-        return "inputs" if request.texts is None else "texts"
+        if request.texts is None:
+            return "inputs"
+        return "texts"
 
     async def tokenise(self, request: CohereRequest) -> list[Pair]:
         """A model with a chat template gets the text for a type of inputs as its system's."""
@@ -160,7 +165,12 @@ def _options(body: dict[str, Any], rules: Rules) -> Options:
     if most is not None and not 1 <= most <= limit:
         raise bad_request(f"max_tokens must be from 1 to {limit}, got {most}", "max_tokens")
     same = {name: body[name] for name in ("model", "priority") if name in body}
-    kept = None if truncate == "NONE" else -1 if most is None else most
+    if truncate == "NONE":
+        kept = None
+    elif most is None:
+        kept = -1
+    else:
+        kept = most
     own = {
         "dimensions": body.get("output_dimension"),
         "truncate_prompt_tokens": kept,
@@ -202,7 +212,9 @@ def _prefix(body: dict[str, Any], pooling: Pooling) -> str:
     if kind is None:
         return ""
     if kind not in known:
-        names = f"has {', '.join(known)}" if known else "has none"
+        names = "has none"
+        if known:
+            names = f"has {', '.join(known)}"
         raise bad_request(
             f"input_type is {describe(kind)}; this model {names}: leave it out, or put an "
             "instruction into the text",
@@ -217,7 +229,9 @@ def _contents(value: Any) -> list[list[dict[str, str]]]:
         raise bad_request(f"inputs must be a list of 1 to {MAX_PROMPTS} objects", "inputs")
     found = []
     for at, each in enumerate(value):
-        parts = each.get("content") if isinstance(each, dict) else None
+        parts = None
+        if isinstance(each, dict):
+            parts = each.get("content")
         if not isinstance(parts, list) or not parts:
             raise bad_request(f"inputs[{at}] must have content, a list of parts", "inputs")
         for part in parts:
@@ -231,7 +245,10 @@ def _contents(value: Any) -> list[list[dict[str, str]]]:
 
 def _conversation(prefix: str, content: Any, rules: Rules, cut: bool) -> Conversation:
     """The model's text for the type of inputs, and one input."""
-    system = [{"role": "system", "content": prefix}] if prefix else []
+    if prefix:
+        system = [{"role": "system", "content": prefix}]
+    else:
+        system = []
     messages = [*system, {"role": "user", "content": content}]
     return Conversation(
         messages=read_messages(messages, rules, cut),
@@ -247,4 +264,6 @@ def _written(vectors: Sequence[np.ndarray], kind: str) -> list[Any]:
     if kind in ("float", "base64"):
         return [encode(vector, Form(encoding=kind)) for vector in vectors]
     bits = [np.packbits(vector >= 0) for vector in vectors]
-    return bits if kind == "ubinary" else [(each ^ 0x80).view(np.int8) for each in bits]
+    if kind == "ubinary":
+        return bits
+    return [(each ^ 0x80).view(np.int8) for each in bits]

@@ -61,14 +61,17 @@ class PoolingEndpoint(Endpoint):
         if numbers > MAX_KEPT:
             raise bad_request("too many vectors for one reply; send fewer inputs", self.param)
         is_cut = options.params.truncate_prompt_tokens is not None
-        remedy = "shorten it" if is_cut else f"shorten it or {self.cut}"
+        remedy = "shorten it"
+        if not is_cut:
+            remedy = f"shorten it or {self.cut}"
         for index, prompt in enumerate(prompts):
             self._check_length(len(prompt.ids), self.field(request, index), remedy)
         pooled = await self._pool(id, prompts, options, gone)
         reply = (request, f"{self.prefix}-{id}", pooled)
-        made = (
-            await asyncio.to_thread(self.reply, *reply) if numbers > LARGE else self.reply(*reply)
-        )
+        if numbers > LARGE:
+            made = await asyncio.to_thread(self.reply, *reply)
+        else:
+            made = self.reply(*reply)
         await made.send(send)
 
     def _check_length(self, tokens: int, param: str, remedy: str) -> None:

@@ -188,7 +188,10 @@ def read_texts(value: Any, rules: Rules, field: str, cut: bool) -> list[str]:
         raise bad_request(f"{field} must hold 1 to {MAX_PROMPTS} texts, got {len(given)}", field)
     texts: list[str] = []
     for each in given:
-        text = each.get("text") if isinstance(each, dict) else each
+        if isinstance(each, dict):
+            text = each.get("text")
+        else:
+            text = each
         if not isinstance(text, str):
             raise bad_request(f"{field} must hold texts, got {describe(text)}", field)
         check_chars(len(text), rules, field, cut)

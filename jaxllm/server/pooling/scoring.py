@@ -72,7 +72,12 @@ class PairEndpoint(PoolingEndpoint):
                 left = request.left * (len(request.right) // len(request.left))
                 pairs = zip(left, request.right, strict=True)
                 return [tokenizer.encode_pair(one, other, length, most) for one, other in pairs]
-            within = most if length is None else length if most is None else min(most, length)
+            if length is None:
+                within = most
+            elif most is None:
+                within = length
+            else:
+                within = min(most, length)
             sides = (request.left, length), (request.right, within)
             return [Pair(ids) for side in sides for ids in tokenizer.encode_all(*side)]
 

@@ -111,7 +111,9 @@ def answer(job: dict[str, Any], renderer: Renderer) -> dict[str, Any]:
         # A failed allocation is no matter of the template's text
         memory = isinstance(error.__context__, MemoryError)
         return {"memory": True} if memory else {"error": str(error)}
-    return {"text": text} if len(text) <= job["max_chars"] else {"chars": len(text)}
+    if len(text) <= job["max_chars"]:
+        return {"text": text}
+    return {"chars": len(text)}
 
 
 def answer_jobs(lines: BinaryIO, out: BinaryIO, renderer: Renderer, seconds: float) -> None:

@@ -39,7 +39,9 @@ class Background(Stored):
 
     def json(self) -> bytes:
         """The response as it is now."""
-        return self.body if self.answer is None else orjson.dumps(self.answer.shape())
+        if self.answer is None:
+            return self.body
+        return orjson.dumps(self.answer.shape())
 
     def cancel(self) -> None:
         """Stop making it; does nothing once it has ended."""

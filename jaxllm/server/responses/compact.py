@@ -21,7 +21,10 @@ class CompactReply(ResponsesReply):
         """The reply."""
         made = super().full_reply()
         request = self.answer.request
-        before = [] if request.before is None else request.before.history()
+        if request.before is not None:
+            before = request.before.history()
+        else:
+            before = []
         items = [orjson.loads(item) for _, item in [*before, *map(encode, request.items)]]
         kept = [item for item in items if item["type"] == "message" and item["role"] == "user"]
         return {

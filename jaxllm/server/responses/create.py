@@ -68,7 +68,9 @@ class Create(Chat):
             items.pop()
         request = parse_response(body, items, context, self._state.rules)
         if request.background and self._store_of(request) is None:
-            remedy = "send store: true" if self._store is not None else "leave it out"
+            remedy = "leave it out"
+            if self._store is not None:
+                remedy = "send store: true"
             raise bad_request(f"background needs responses that are stored; {remedy}", "background")
         return request
 
@@ -123,7 +125,10 @@ class Create(Chat):
             with self._state.working():
                 await super()._run(request, response.cancelled, response.collect)
         except ClientGone:
-            events = answer.end("cancelled", None) if answer.running else []
+            if answer.running:
+                events = answer.end("cancelled", None)
+            else:
+                events = []
         except Exception as error:
             if not isinstance(error, ApiError):
                 logger.exception("a background response failed")
@@ -153,7 +158,9 @@ class Create(Chat):
         return Stored(answer.id, self._owner, turn, len(inputs), orjson.dumps(answer.shape()))
 
     def _store_of(self, request: ResponsesRequest) -> ResponseStore | None:
-        return self._store if request.store else None
+        if request.store:
+            return self._store
+        return None
 
     async def _rendered(
         self, request: ResponsesRequest, messages: list[dict[str, Any]]
@@ -201,7 +208,9 @@ class Create(Chat):
         id = read_optional(body, "previous_response_id", str)
         if id is None:
             return NOTHING
-        found = None if self._store is None else self._store.find(id, self._owner)
+        found = None
+        if self._store is not None:
+            found = self._store.find(id, self._owner)
         if found is None:
             raise ApiError(
                 404,

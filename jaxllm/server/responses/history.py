@@ -52,7 +52,10 @@ class Shortened(Sequence[list[Message]]):
         end = len(messages) - after
         first = next((at for at, role in enumerate(roles[:end]) if role != "system"), end)
         users = [at for at, role in enumerate(roles[:end]) if role == "user"]
-        last = users[-1] if users else first
+        if users:
+            last = users[-1]
+        else:
+            last = first
         head = messages[:first]
         begun = messages[:first] + messages[last:end][:1]
         self._messages = messages
@@ -99,10 +102,15 @@ async def fitting(
         else:
             low = at + 1
         at = (low + high) // 2
-    return await render(shorter[-1]) if best is None else best
+    if best is None:
+        return await render(shorter[-1])
+    return best
 
 
 def room_for_prompt(context: int, max_tokens: int | None) -> int:
     """Tokens of a truncated prompt: the rest of the context is for the answer."""
-    wanted = context // ANSWER_SHARE if max_tokens is None else max_tokens
+    if max_tokens is None:
+        wanted = context // ANSWER_SHARE
+    else:
+        wanted = max_tokens
     return context - min(wanted, context // 2)

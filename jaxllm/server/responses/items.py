@@ -62,11 +62,18 @@ def _typed(item: Any, at: str) -> Item:
         raise bad_request(f"{at} must be an object, got {describe(item)}", at)
     kind = item.get("type")
     if kind is None:
-        kind = "message" if "role" in item else "item_reference" if "id" in item else None
+        if "role" in item:
+            kind = "message"
+        elif "id" in item:
+            kind = "item_reference"
+        else:
+            kind = None
     if kind == "compaction_summary":  # the older name
         kind = "compaction"
     if not isinstance(kind, str) or kind not in KNOWN:
-        what = "has no type" if kind is None else f"is of type {describe(kind)}"
+        what = "has no type"
+        if kind is not None:
+            what = f"is of type {describe(kind)}"
         raise bad_request(f"{at} {what}; this server takes {', '.join(sorted(KNOWN))}", at)
     return item | {"type": kind}
 
@@ -154,7 +161,9 @@ class Chat:
 
     def _compaction(self, item: Item, at: str) -> None:
         sealed = item.get("encrypted_content")
-        text = unseal(sealed) if isinstance(sealed, str) else None
+        text = None
+        if isinstance(sealed, str):
+            text = unseal(sealed)
         if text is None:
             raise bad_request(
                 f"{at}.encrypted_content was not made by this server; send the items it stands for",
@@ -176,7 +185,10 @@ class Chat:
         """The assistant's message that takes this field: the last one, unless it already has the
         field. A thought begins an answer; text behind calls stands beside them, as in a chat, so
         that nothing comes between them and their results."""
-        last = self._messages[-1] if self._messages else {"role": ""}
+        if self._messages:
+            last = self._messages[-1]
+        else:
+            last = {"role": ""}
         later = {"reasoning_content": ("reasoning_content", "content", "tool_calls")}
         taken = later.get(field, ("content",) if field == "content" else ())
         if last["role"] != "assistant" or any(last.get(name) for name in taken):
@@ -220,9 +232,14 @@ def read_text(content: Any, at: str) -> str:
     texts = []
     for number, part in enumerate(content):
         where = f"{at}[{number}]"
-        kind = part.get("type") if isinstance(part, dict) else None
+        kind = None
+        if isinstance(part, dict):
+            kind = part.get("type")
         if not isinstance(kind, str) or kind not in TEXT_PARTS:
-            what = describe(part) if kind is None else f"a part of type {describe(kind)}"
+            if kind is None:
+                what = describe(part)
+            else:
+                what = f"a part of type {describe(kind)}"
             raise bad_request(f"{where} is {what}; this model takes text parts only", where)
         text = part.get(TEXT_PARTS[kind])
         if not isinstance(text, str):

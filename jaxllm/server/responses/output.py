@@ -68,7 +68,9 @@ class Output:
 
     def snapshot(self) -> list[dict[str, Any]]:
         """The items so far; the open one without its text."""
-        return self.items if self._open is None else [*self.items, self._open.shape()]
+        if self._open is None:
+            return self.items
+        return [*self.items, self._open.shape()]
 
     def _part(self, part: Part) -> list[Event]:
         """The events of what is no text of the reply."""
@@ -82,7 +84,9 @@ class Output:
             return closed + self._begin(kind(len(self.items), call_id, origin))
         if isinstance(part, ToolArguments) and self._open is not None:
             return self._open.add(part.text, [])
-        return self._close(part.complete) if isinstance(part, ToolEnd) else []
+        if isinstance(part, ToolEnd):
+            return self._close(part.complete)
+        return []
 
     def _more(self, kind: type[Item], text: str, logprobs: list[Any]) -> list[Event]:
         """More text of an item of this kind, which is opened if need be."""

@@ -55,7 +55,10 @@ class Item:
     def end(self, complete: bool) -> list[Event]:
         """The events that close the item."""
         events = self._last()
-        self.status = "completed" if complete else "incomplete"
+        if complete:
+            self.status = "completed"
+        else:
+            self.status = "incomplete"
         return [*events, self._event("response.output_item.done", item=self.shape())]
 
     def shape(self) -> dict[str, Any]:
@@ -145,7 +148,10 @@ class Thought(Item):
         """A reasoning item."""
         item: dict[str, Any] = {"id": self.id, "type": "reasoning", "status": self.status}
         item["summary"] = []
-        item[self.field] = [] if self.status == "in_progress" else [self._content()]
+        if self.status == "in_progress":
+            item[self.field] = []
+        else:
+            item[self.field] = [self._content()]
         return item | ({"encrypted_content": seal(self.text)} if self._sealed else {})
 
     def _content(self) -> dict[str, str]:
@@ -223,15 +229,22 @@ class CustomCall(Call):
             arguments = orjson.loads(self.text)
         except orjson.JSONDecodeError:
             return self.text
-        found = arguments.get(INPUT) if isinstance(arguments, dict) else None
-        return found if isinstance(found, str) else self.text
+        found = None
+        if isinstance(arguments, dict):
+            found = arguments.get(INPUT)
+        if isinstance(found, str):
+            return found
+        return self.text
 
     def _deltas(self, text: str, logprobs: list[Any]) -> list[Event]:
         return []
 
     def end(self, complete: bool) -> list[Event]:
         """The input as one delta, then the call."""
-        self.status = "completed" if complete else "incomplete"
+        if complete:
+            self.status = "completed"
+        else:
+            self.status = "incomplete"
         text = self._input()
         type = "response.custom_tool_call_input"
         return [

@@ -34,7 +34,10 @@ class Answer:
         self.request = request
         self.stored = stored
         self.output = output
-        self.status = "queued" if request.background else "in_progress"
+        if request.background:
+            self.status = "queued"
+        else:
+            self.status = "in_progress"
         self.created = int(time.time())
         self.ended: int | None = None
         self.usage: dict[str, Any] | None = None
@@ -96,11 +99,15 @@ class Answer:
     def _error(self) -> dict[str, Any] | None:
         if self.error is None:
             return None
-        code = "server_error" if self.error.status >= 500 else "invalid_prompt"
+        code = "invalid_prompt"
+        if self.error.status >= 500:
+            code = "server_error"
         return {"code": code, "message": self.error.message, "param": self.error.param}
 
     def _incomplete(self) -> dict[str, str] | None:
-        return {"reason": "max_output_tokens"} if self.status == "incomplete" else None
+        if self.status == "incomplete":
+            return {"reason": "max_output_tokens"}
+        return None
 
 
 class ResponsesReply(PartsReply):
@@ -152,11 +159,15 @@ class ResponsesReply(PartsReply):
         parts = self._parts(choice, delta)
         thought = thought or is_thinking(choice)
         of_text = not thought or any(isinstance(part, Text) for part in parts)
-        logprobs = self._entries(unpack_delta(delta) or ()) if of_text else None
+        logprobs = None
+        if of_text:
+            logprobs = self._entries(unpack_delta(delta) or ())
         return self.answer.output.feed(parts, logprobs)
 
     def _status(self) -> str:
-        return "incomplete" if self._choices[0].finish_reason == "length" else "completed"
+        if self._choices[0].finish_reason == "length":
+            return "incomplete"
+        return "completed"
 
     def _usage(self) -> dict[str, Any]:
         """Token counts by the names of this endpoint."""

@@ -271,7 +271,9 @@ def read_format(body: dict[str, Any]) -> dict[str, Any] | None:
     form = read_field(body, "text", dict, {}).get("format")
     if form is None:
         return None
-    kind = form.get("type") if isinstance(form, dict) else None
+    kind = None
+    if isinstance(form, dict):
+        kind = form.get("type")
     if kind not in ("text", "json_object", "json_schema"):
         raise bad_request(
             "text.format must be an object of type text, json_object or json_schema, "

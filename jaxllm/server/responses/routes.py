@@ -164,7 +164,10 @@ def not_stored(message: str) -> ApiError:
 
 def json_reply(value: Any) -> Response:
     """A value, or what is JSON already, as a reply."""
-    body = value if isinstance(value, bytes) else orjson.dumps(value)
+    if isinstance(value, bytes):
+        body = value
+    else:
+        body = orjson.dumps(value)
     return Response(body, media_type="application/json")
 
 
@@ -182,8 +185,13 @@ def read_number(request: Request, name: str, default: int, most: int | None) -> 
     text = request.query_params.get(name)
     if text is None:
         return default
-    number = int(text) if text.isascii() and text.isdigit() and len(text) < 16 else -1
+    if text.isascii() and text.isdigit() and len(text) < 16:
+        number = int(text)
+    else:
+        number = -1
     if number < 0 or (most is not None and not 1 <= number <= most):
-        must = "a whole number" if most is None else f"from 1 to {most}"
+        must = "a whole number"
+        if most is not None:
+            must = f"from 1 to {most}"
         raise bad_request(f"{name} must be {must}, got {describe(text)}", name)
     return number

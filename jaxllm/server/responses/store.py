@@ -82,7 +82,10 @@ class Stored:
 
     def input_items(self) -> list[Encoded]:
         """What it was made from, oldest first: earlier turns and its own input."""
-        before = [] if self.turn.before is None else self.turn.before.history()
+        if self.turn.before is not None:
+            before = self.turn.before.history()
+        else:
+            before = []
         return before + self.turn.items[: self.inputs]
 
 
@@ -114,14 +117,18 @@ class ResponseStore:
         """The response, if this owner made it and it is still there."""
         self._trim()
         found = self._stored.get(id)
-        return found if found is not None and found.owner == owner else None
+        if found is not None and found.owner == owner:
+            return found
+        return None
 
     def find_item(self, id: str, owner: Owner) -> bytes | None:
         """The JSON of an item of a stored response or of a turn before, as the latest turn has
         it."""
         self._trim()
         copies = self._items.get((owner, id))
-        return None if copies is None else copies[max(copies)]
+        if copies is None:
+            return None
+        return copies[max(copies)]
 
     def keep(self, stored: Stored) -> None:
         """Store a response."""

@@ -76,7 +76,9 @@ class Tools:
             logger.debug("hosted tools were left out: %s", ", ".join(sorted(set(self.hosted))))
 
     def _add(self, tool: Any, at: str) -> None:
-        kind = tool.get("type") if isinstance(tool, dict) else None
+        kind = None
+        if isinstance(tool, dict):
+            kind = tool.get("type")
         if kind == "namespace":
             self._add_namespace(tool, at)
         elif kind in ("function", "custom"):
@@ -130,7 +132,9 @@ class Tools:
         ApiError(400)."""
         if value is None or value in MODES:
             return value
-        kind = value.get("type") if isinstance(value, dict) else None
+        kind = None
+        if isinstance(value, dict):
+            kind = value.get("type")
         if kind == "allowed_tools":
             return self._allow(value)
         if kind in ("function", "custom"):
@@ -184,7 +188,9 @@ def is_hosted(kind: Any) -> TypeGuard[str]:
 
 def joined_name(name: str, namespace: Any) -> str:
     """The name of a tool that the model sees."""
-    return f"{namespace.rstrip('_')}__{name}" if isinstance(namespace, str) else name
+    if isinstance(namespace, str):
+        return f"{namespace.rstrip('_')}__{name}"
+    return name
 
 
 def read_name(tool: dict[str, Any], at: str) -> str:

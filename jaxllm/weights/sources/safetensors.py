@@ -118,11 +118,9 @@ def _files(directory: Path, listed: dict[str, str], problems: list[str]) -> list
     found = [single] if single.exists() else sorted(directory.glob("*.safetensors"))
     if not found:
         pickles = sorted(path.name for path in directory.glob("*.bin"))
-        hint = (
-            f"; {pickles[0]} is a pickle, which is never read: convert it to safetensors"
-            if pickles
-            else ""
-        )
+        hint = ""
+        if pickles:
+            hint = f"; {pickles[0]} is a pickle, which is never read: convert it to safetensors"
         problems.append(f"no *.safetensors file{hint}")
     return found
 

@@ -105,7 +105,9 @@ class Executables:
     def options(self, program: str, rows: int) -> dict[str, Value]:
         """XLA's options for a program that computes so many rows."""
         found = self._options
-        return found.for_gpus(program, rows) if self.platform == "gpu" else found.at(program, rows)
+        if self.platform == "gpu":
+            return found.for_gpus(program, rows)
+        return found.at(program, rows)
 
     def tunes(self, program: str, rows: int) -> bool:
         """Whether XLA times kernels on the device for the matrix products of a program."""
@@ -124,7 +126,9 @@ class Executables:
             # Read back what was written: the first start then compiles the very program that
             # later ones look up
             program = self.exports.load(name)
-        return recipe.function if program is None else calling(name, program, recipe.out)
+        if program is None:
+            return recipe.function
+        return calling(name, program, recipe.out)
 
     def keep(self, name: str, recipe: Recipe) -> bool:
         """Lower a program and keep it; False where it cannot be kept."""

@@ -64,7 +64,10 @@ def fingerprint(facts: dict[str, Any], root: Path = _ROOT) -> str:
     digest = hashlib.sha256()
     for name in SOURCES:
         source = root / name
-        found = sorted(source.rglob("*")) if source.is_dir() else [source]
+        if source.is_dir():
+            found = sorted(source.rglob("*"))
+        else:
+            found = [source]
         for path in (p for p in found if p.suffix in (".py", ".json")):
             digest.update(f"{path.relative_to(root)}\0".encode())
             digest.update(hashlib.sha256(path.read_bytes()).digest())
@@ -99,7 +102,9 @@ class Exports:
         """The folder of a key, or None where it cannot be made or others could write to it."""
         try:
             root.mkdir(parents=True, exist_ok=True, mode=0o700)
-            return cls(root, key) if is_private(root) else None
+            if is_private(root):
+                return cls(root, key)
+            return None
         except OSError:
             return None
 
@@ -111,7 +116,9 @@ class Exports:
         """A lowered program."""
         found = self._read(f"{name}.stablehlo")
         try:
-            return None if found is None else jax.export.deserialize(bytearray(found))
+            if found is None:
+                return None
+            return jax.export.deserialize(bytearray(found))
         except Exception:  # whatever the reader raises on such bytes: the program is made anew
             return None
 
@@ -125,7 +132,9 @@ class Exports:
             found = json.loads(self._read("figures.json") or b"{}")
         except ValueError:
             return {}
-        return {k: v for k, v in found.items() if type(v) is int} if isinstance(found, dict) else {}
+        if isinstance(found, dict):
+            return {k: v for k, v in found.items() if type(v) is int}
+        return {}
 
     def keep_figures(self, figures: dict[str, int]) -> None:
         """Keep numbers for the next start."""
@@ -137,7 +146,9 @@ class Exports:
         except OSError:
             return None
         body = found[_DIGEST:]
-        return body if hashlib.sha256(body).digest() == found[:_DIGEST] else None
+        if hashlib.sha256(body).digest() == found[:_DIGEST]:
+            return body
+        return None
 
     def _write(self, name: str, body: bytes) -> None:
         """Write a file whole or not at all: another process may read it."""

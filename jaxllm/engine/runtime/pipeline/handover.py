@@ -57,7 +57,9 @@ class Handover:
             blank = self._blank = self._zeros(like.shape, like.dtype)
         own = [shard.data for shard in self._run(blank).addressable_shards]
         parts = jax.make_array_from_single_device_arrays(like.shape, self._parts, own)
-        return self._gather(parts) if self._shared else parts
+        if self._shared:
+            return self._gather(parts)
+        return parts
 
     def _run(self, array: Array) -> Array:
         rows, width = array.shape
@@ -69,6 +71,8 @@ class Handover:
 def _carry(share: int, whole: Array) -> Array:
     """What a device of the target gets: the source's columns, so many of them; one of the source
     gets zeros."""
-    start = lax.axis_index(DEVICE) * share if share < whole.shape[1] else 0
+    start = 0
+    if share < whole.shape[1]:
+        start = lax.axis_index(DEVICE) * share
     part = lax.dynamic_slice_in_dim(whole, start, share, axis=1)
     return lax.ppermute(part, STAGE, [(0, 1)])

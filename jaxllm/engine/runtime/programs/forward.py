@@ -83,7 +83,9 @@ class Forward:
 
 def _enter(shapes: StepShapes, tokens: int) -> Enter:
     """How rows enter the layers of these devices' stage."""
-    return Embed() if shapes.stage.is_first else Receive(shapes.handed(tokens))
+    if shapes.stage.is_first:
+        return Embed()
+    return Receive(shapes.handed(tokens))
 
 
 def _leave(shapes: StepShapes, logits: Leave) -> Leave:
