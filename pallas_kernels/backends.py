@@ -65,7 +65,9 @@ def _with_flags(plan: Any, change: Callable[[Any], Any]) -> Any:
     if not isinstance(plan, tuple):
         return plan
     parts = [_with_flags(part, change) for part in plan]
-    return plan._make(parts) if hasattr(plan, "_make") else tuple(parts)
+    if hasattr(plan, "_make"):
+        return plan._make(parts)
+    return tuple(parts)
 
 
 def shifted(table: Array, options: AttentionOptions) -> Array:
@@ -77,7 +79,9 @@ def shifted(table: Array, options: AttentionOptions) -> Array:
 def pools_of(k_pages: Array, v_pages: Array, options: AttentionOptions) -> tuple[Array, ...]:
     """Pages of keys and of values, then their scales where pages have scales."""
     scales = options.get("scales")
-    return (k_pages, v_pages) if scales is None else (k_pages, v_pages, scales)
+    if scales is None:
+        return (k_pages, v_pages)
+    return (k_pages, v_pages, scales)
 
 
 class UnknownBackend(KeyError):

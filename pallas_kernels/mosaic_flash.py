@@ -64,7 +64,9 @@ class PagedSpec(AttentionSpec):
     @property
     def width(self) -> int:
         """Columns of one plain buffer: layout inference of JAX 0.12 does not end on 256."""
-        return self.H if self.H < 128 else math.gcd(self.H, 128)
+        if self.H < 128:
+            return self.H
+        return math.gcd(self.H, 128)
 
     @property
     def columns(self) -> list[Any]:

@@ -137,7 +137,9 @@ def padded(x: Array, columns: int = 1) -> Array:
     and so many columns at a time."""
     rows = -x.shape[0] % 8 if x.shape[0] > 8 else 0
     beyond = -x.shape[1] % columns
-    return jnp.pad(x, ((0, rows), (0, beyond))) if rows or beyond else x
+    if rows or beyond:
+        return jnp.pad(x, ((0, rows), (0, beyond)))
+    return x
 
 
 def row_layout(width: int, dtype: Any = jnp.bfloat16) -> Any:
@@ -177,7 +179,9 @@ def banded(index: Array, places: int, bands: int, most: int) -> tuple[Array, Arr
 
 def head_dims(pages: DTypeLike) -> tuple[int, ...]:
     """Widths of heads that attention takes over pages of this type, ascending."""
-    return HEAD_DIMS_8_BITS if is_quantised(pages) else HEAD_DIMS
+    if is_quantised(pages):
+        return HEAD_DIMS_8_BITS
+    return HEAD_DIMS
 
 
 def check_pages(
@@ -214,7 +218,9 @@ def check_pages(
 
 def flags_buffer(splits_SF: Any) -> Any:
     """The buffer of a plan's flags that a call may write: that of an open plan, else a copy."""
-    return splits_SF if isinstance(splits_SF, jax.Ref) else jax.new_ref(splits_SF)
+    if isinstance(splits_SF, jax.Ref):
+        return splits_SF
+    return jax.new_ref(splits_SF)
 
 
 def raise_flag(flag: Any) -> None:
@@ -249,7 +255,9 @@ def await_flag(flag: Any, count: Array, lower: bool = True) -> None:
 
 def first_page_of(first_page: Array | None) -> Array:
     """The option `first_page` as int32 `[1]`; None is page 0."""
-    return jnp.zeros((1,), jnp.int32) if first_page is None else first_page.astype(jnp.int32)
+    if first_page is None:
+        return jnp.zeros((1,), jnp.int32)
+    return first_page.astype(jnp.int32)
 
 
 @dataclass(frozen=True)

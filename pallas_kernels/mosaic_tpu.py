@@ -152,11 +152,10 @@ def _fields(spec: Spec, given: Items, page_size: int) -> Array:
     first item in use."""
     row_W, position_W, keys_W = given
     W = row_W.shape[0]
-    first_W = (
-        jnp.zeros_like(keys_W)
-        if spec.window is None
-        else jnp.maximum(position_W - spec.window + 1, 0)
-    )
+    if spec.window is None:
+        first_W = jnp.zeros_like(keys_W)
+    else:
+        first_W = jnp.maximum(position_W - spec.window + 1, 0)
     page_W = first_W // page_size  # pages wholly before the window are not read
     end_W = -(-keys_W // page_size)
     tiles_W = jnp.where(keys_W > 0, -(-(end_W - page_W) // spec.pages), 0)

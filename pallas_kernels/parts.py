@@ -177,4 +177,6 @@ type Product = Array | Parts | WeightedRows | NormedRows
 
 def whole(product: Product) -> Array:
     """The product as one array."""
-    return product.whole if isinstance(product, Parts | WeightedRows | NormedRows) else product
+    if isinstance(product, Parts | WeightedRows | NormedRows):
+        return product.whole
+    return product

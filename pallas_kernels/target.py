@@ -59,7 +59,9 @@ class Target:
         """The kind of device, for a person."""
         if self.capability:
             return f"compute capability {self.capability}"
-        return self.platform.upper() if self.platform in ("cpu", "tpu") else self.platform
+        if self.platform in ("cpu", "tpu"):
+            return self.platform.upper()
+        return self.platform
 
 
 def features_of(capability: str) -> tuple[str, ...]:

@@ -66,11 +66,10 @@ def attend(
     C = pools[0].shape[2]
     row_W, position_W, keys_W = items
     pages = pages_per_tile(q_WKRH, pools[0])
-    first_W = (
-        jnp.zeros_like(keys_W)
-        if spec.window is None
-        else jnp.maximum(position_W - spec.window + 1, 0)
-    )
+    if spec.window is None:
+        first_W = jnp.zeros_like(keys_W)
+    else:
+        first_W = jnp.maximum(position_W - spec.window + 1, 0)
     page_W = jnp.where(keys_W > 0, first_W // C, 0)
     tiles = jnp.max(-(-(-(-keys_W // C) - page_W) // pages), initial=0)
     query_WR = position_W[:, None] + jnp.arange(R) % spec.queries

@@ -90,4 +90,6 @@ def portable_backend() -> str:
 
 def gather_backend(group: Group) -> str:
     """The back end of `gather` and `largest` over a group."""
-    return portable_backend() if group.inbox is None else inbox_backend()
+    if group.inbox is None:
+        return portable_backend()
+    return inbox_backend()

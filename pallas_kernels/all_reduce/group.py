@@ -41,7 +41,9 @@ class Layout:
     @property
     def slots(self) -> int:
         """Rows of a place that all send to. Two devices need none for what they send themselves."""
-        return 1 if self.devices == 2 else self.devices
+        if self.devices == 2:
+            return 1
+        return self.devices
 
     @property
     def one_shot_record(self) -> int:

@@ -83,7 +83,8 @@ def take(
         pointers = ut.memref_ptr(inbox), ut.memref_ptr(table)
         scalars = number.registers.item(), place.registers.item()
         made = _asm(text, [_i32()] * (count * len(slots)), *pointers, *scalars)
-        made = [made] if not isinstance(made, Sequence) else made
+        if not isinstance(made, Sequence):
+            made = [made]
         return tuple(make(made[i * count : (i + 1) * count]) for i in range(len(slots)))
 
     return list(run(row.inbox, row.table, row.number, row.place))

@@ -47,7 +47,10 @@ def check(group: Group, part_TD: Array) -> None:
         )
     layout = group.inbox.layout
     size = width * part_TD.dtype.itemsize
-    most = layout.one_shot if is_one_shot(group.devices, rows * size) else layout.two_shot
+    if is_one_shot(group.devices, rows * size):
+        most = layout.one_shot
+    else:
+        most = layout.two_shot
     if size > layout.row or not 1 <= rows <= most:
         raise ValueError(
             f"the inboxes of this all_reduce take 1 to {most} rows of at most {layout.row} bytes, "
@@ -115,7 +118,10 @@ def gather(x: Array, group: Group) -> Array:
             f"at most {inbox.layout.one_shot * W}, got {x.dtype}{list(x.shape)}"
         )
     layout = row_layout(W, jnp.int32)
-    words = x if x.dtype == jnp.int32 else lax.bitcast_convert_type(x, jnp.int32)
+    if x.dtype == jnp.int32:
+        words = x
+    else:
+        words = lax.bitcast_convert_type(x, jnp.int32)
     given = jnp.pad(words.reshape(-1), (0, rows * W - x.size)).reshape(rows, W)
 
     def gather_kernel(x_ref, words_ref, table_ref, out_ref):  # type: ignore[no-untyped-def]
@@ -136,7 +142,9 @@ def gather(x: Array, group: Group) -> Array:
     shape = jax.ShapeDtypeStruct((X, rows, W), jnp.int32)
     found = _launch(gather_kernel, (given,), group, shape)
     out = found.reshape(X, rows * W)[:, : x.size].reshape(X, *x.shape)
-    return out if x.dtype == jnp.int32 else lax.bitcast_convert_type(out, x.dtype)
+    if x.dtype == jnp.int32:
+        return out
+    return lax.bitcast_convert_type(out, x.dtype)
 
 
 def _sum(group: Group, rows: int, layout: Any, refs: tuple[Any, Any, Any, Any]) -> Array:
@@ -169,15 +177,21 @@ def _send(
 def _added(group: Group, part: Array, layout: Any, at: tuple[Row, Region], x_ref: Any) -> Array:
     """The parts that come, in the order of their devices, so that all get the same bits. Two
     devices need no order."""
-    x = None if x_ref is None else _load(x_ref, layout)
+    x = None
+    if x_ref is not None:
+        x = _load(x_ref, layout)
     take_some = functools.partial(take, part.shape, part.dtype, layout, *at)
     total: Any = part.astype(jnp.float32) if group.devices == 2 else None
     words = part.shape[0] * part.dtype.itemsize // (4 * LANES)
     for slots in [[0]] if group.devices == 2 else _at_once(group.devices, words):
         for found in take_some(slots):
             wide = found.astype(jnp.float32)
-            total = wide if total is None else total + wide
-    total = total if x is None else x.astype(jnp.float32) + total
+            if total is None:
+                total = wide
+            else:
+                total = total + wide
+    if x is not None:
+        total = x.astype(jnp.float32) + total
     return total.astype(part.dtype)
 
 

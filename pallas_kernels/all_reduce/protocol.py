@@ -178,7 +178,9 @@ def _load(place: int, names: Sequence[str]) -> str:
 
 
 def _width(names: Sequence[str]) -> str:
-    return f".v{len(names)}" if len(names) > 1 else ""
+    if len(names) > 1:
+        return f".v{len(names)}"
+    return ""
 
 
 def _block(lines: Sequence[str]) -> str:

@@ -50,7 +50,9 @@ def in_kernels(gating: Gating) -> Gating:
     their tanh is wrong by 5e-4, and without a division, which would take longer than the rest: it
     is the square of a reciprocal root."""
     argument = ARGUMENTS.get(gating.activation) if isinstance(gating, Gated) else None
-    return gating if argument is None else functools.partial(_by_sigmoid, argument)
+    if argument is None:
+        return gating
+    return functools.partial(_by_sigmoid, argument)
 
 
 def _by_sigmoid(argument: Callable[[Array], Array], gate: Array, up: Array) -> Array:

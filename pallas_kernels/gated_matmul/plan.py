@@ -96,13 +96,18 @@ def _measured() -> dict[str, dict[str, int]]:
 def tuning_of(M: int, O: int, I: int) -> Tuning:
     """The sizes for M rows of x and a weight `[O, I]`."""
     entry = _measured().get(f"{O}x{I}x{M}")
-    return Tuning(**entry) if entry else _modelled(M, O, I)
+    if entry:
+        return Tuning(**entry)
+    return _modelled(M, O, I)
 
 
 def _modelled(M: int, O: int, I: int) -> Tuning:
     """The candidate with the least modelled time, among those with at least four slots: with fewer,
     loads wait for products."""
-    heights = [min(rows for rows in WARPGROUPS if rows >= M)] if M <= 256 else [128, 192, 256]
+    if M <= 256:
+        heights = [min(rows for rows in WARPGROUPS if rows >= M)]
+    else:
+        heights = [128, 192, 256]
     found = []
     for rows, cluster in itertools.product(heights, (1, 2)):
         for n in range(16, min(MAX_N[rows], O) + 1, 16):

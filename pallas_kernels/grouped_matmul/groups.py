@@ -50,7 +50,9 @@ class Groups(NamedTuple):
     @property
     def shared(self) -> int | None:
         """Tokens that every tile holds; None where tiles differ."""
-        return self.place_TK.shape[0] if self.token_P is None else None
+        if self.token_P is None:
+            return self.place_TK.shape[0]
+        return None
 
     @property
     def tile(self) -> int:
@@ -66,7 +68,9 @@ class Groups(NamedTuple):
 
     def rows_of(self, x_TD: Array) -> Array:
         """The rows of all tiles, or the tokens themselves where every tile holds them."""
-        return x_TD if self.token_P is None else x_TD[self.token_P]
+        if self.token_P is None:
+            return x_TD
+        return x_TD[self.token_P]
 
 
 def tile_for(tokens: int, choices: int, experts: int) -> int:
@@ -123,7 +127,9 @@ def share_tokens(expert_TK: Array, experts: int) -> Groups:
 
 def shared_tile(tokens: int) -> int:
     """Rows of a tile that holds all of few tokens."""
-    return SMALLEST_TILE if tokens <= SMALLEST_TILE else MOST_SHARED
+    if tokens <= SMALLEST_TILE:
+        return SMALLEST_TILE
+    return MOST_SHARED
 
 
 def _chosen_below(expert_TK: Array, experts: int) -> Callable[[Array | int], Array]:

@@ -155,7 +155,10 @@ class _Block:
             @pl.loop(0, product.spec.steps)
             def _(t):  # type: ignore[no-untyped-def]
                 slot = take(free, done + t, stages)
-                source = product.x_ref if copy is copy_tokens else product.w_ref
+                if copy is copy_tokens:
+                    source = product.x_ref
+                else:
+                    source = product.w_ref
                 copy(product.spec, source, unit, t, slot, self.sm)
 
         plgpu.set_max_registers(PRODUCER_REGISTERS, action="decrease")
@@ -192,8 +195,13 @@ def _launch(
 
     def kernel(flags_ref, expert_ref, used_ref, *rest, **sm):  # type: ignore[no-untyped-def]
         *given, hidden_ref, y_ref = rest
-        rows_ref = given.pop(0) if first.rows is None else None
-        source_ref = given.pop() if phase == "second" else hidden_ref
+        rows_ref = None
+        if first.rows is None:
+            rows_ref = given.pop(0)
+        if phase == "second":
+            source_ref = given.pop()
+        else:
+            source_ref = hidden_ref
         x_ref, gate_up_ref, down_ref, *bias_refs = given
         gate_up_bias, down_bias = ((bias_refs.pop(0),) if has else () for has in biased)
         products = (

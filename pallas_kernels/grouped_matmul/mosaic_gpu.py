@@ -60,7 +60,9 @@ class Spec(NamedTuple):
     @property
     def F(self) -> int:
         """Columns of y."""
-        return self.O if self.gating is None else self.O // 2
+        if self.gating is None:
+            return self.O
+        return self.O // 2
 
     @property
     def half(self) -> int:
@@ -75,7 +77,9 @@ class Spec(NamedTuple):
     @property
     def apart(self) -> int:
         """Rows of the weight from the first of one part to that of the other."""
-        return self.half if self.gating is None else self.F
+        if self.gating is None:
+            return self.half
+        return self.F
 
     @property
     def steps(self) -> int:
@@ -124,7 +128,10 @@ def check_units(w: Any, groups: Groups, gating: Any, columns: int) -> None:
     """Raise ValueError unless the sizes of w `[E, O, I]` fit tiles with so many columns, and Mosaic
     has the gating's functions."""
     if not fits_units(w.shape[1], w.shape[2], gating is not None, columns) or 0 in w.shape:
-        outputs = ROWS if gating is None else 2 * ROWS
+        if gating is None:
+            outputs = ROWS
+        else:
+            outputs = 2 * ROWS
         raise ValueError(
             f"mosaic_gpu grouped_matmul takes O a multiple of {outputs} and I of {columns}, "
             f"got w {w.shape}"
@@ -254,14 +261,19 @@ def unit_at(spec: Spec, place: Array, expert_ref: Any, rows_ref: Any) -> Unit:
     tile = lax.div(place, jnp.int32(spec.across))
     column = lax.rem(place, jnp.int32(spec.across)) * spec.width
     row = pl.multiple_of(tile * spec.tile, 8)
-    rows = rows_ref[tile] if spec.rows is None else spec.rows
+    if spec.rows is None:
+        rows = rows_ref[tile]
+    else:
+        rows = spec.rows
     return Unit(tile, expert_ref[tile], row, rows, column)
 
 
 def row_of_x(row: Array, shared: bool) -> Array:
     """The first row of x of a tile that begins at `row`, or at 0 where all tiles share rows."""
     # Not a constant: the compiler would reject a slice that ends beyond the array
-    return pl.multiple_of(row * 0, 8) if shared else row
+    if shared:
+        return pl.multiple_of(row * 0, 8)
+    return row
 
 
 def at_width(widths: tuple[int, ...], rows: Array | int, run: Callable[[int], None]) -> None:

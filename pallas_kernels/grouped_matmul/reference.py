@@ -21,7 +21,9 @@ def grouped_matmul(
     gating: Callable[[Array, Array], Array] | None,
 ) -> Array:
     """See `pallas_kernels.grouped_matmul`."""
-    precision = lax.Precision.HIGHEST if x_PI.dtype == jnp.float32 else None
+    precision = None
+    if x_PI.dtype == jnp.float32:
+        precision = lax.Precision.HIGHEST
 
     def product(x_RI: Array, expert: Array) -> Array:
         return lax.dot_general(
@@ -46,8 +48,12 @@ def by_tile(
 
     def tile_of(x_RI: Array, expert: Array) -> Array:
         y_RO = product(x_RI, expert).astype(jnp.float32)
-        y_RO = y_RO if bias_EO is None else y_RO + bias_EO[expert].astype(jnp.float32)
-        y = y_RO if gating is None else gating(*jnp.split(y_RO, 2, axis=1))
+        if bias_EO is not None:
+            y_RO = y_RO + bias_EO[expert].astype(jnp.float32)
+        if gating is None:
+            y = y_RO
+        else:
+            y = gating(*jnp.split(y_RO, 2, axis=1))
         return y.astype(x_PI.dtype)
 
     (tiles,) = groups.expert_W.shape
@@ -57,7 +63,8 @@ def by_tile(
         x_RI = jnp.pad(x_PI, ((0, tile - x_PI.shape[0]), (0, 0)))
         x_WRI = jnp.broadcast_to(x_RI, (tiles, tile, I))
     else:
-        x_PI = x_PI if x_PI.shape[0] == groups.rows else groups.rows_of(x_PI)
+        if x_PI.shape[0] != groups.rows:
+            x_PI = groups.rows_of(x_PI)
         x_WRI = x_PI.reshape(tiles, tile, I)
     width = jax.eval_shape(tile_of, x_WRI[0], groups.expert_W[0]).shape[1]
     x_WRI, zeros_WRO = zeros_after(x_WRI, (tiles, tile, width), x_PI.dtype)

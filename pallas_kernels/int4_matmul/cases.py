@@ -66,7 +66,9 @@ def inputs(case: Case, seed: int = 0) -> tuple[np.ndarray, Plain]:
     x = rng.standard_normal((case.tokens, case.inputs)).astype(np.float32)
     groups = (case.outputs, -(-case.inputs // case.group))
     numbers = rng.integers(0, 16, (case.outputs, case.inputs), dtype=np.uint8)
-    typical = 64 if case.form == "iq4" else 5
+    typical = 5
+    if case.form == "iq4":
+        typical = 64
     scales = (rng.random(groups) + 0.5) / (typical * case.inputs**0.5)
     others: dict[str, Any] = {
         "zeros": rng.integers(0, 16, groups).astype(np.float32),
@@ -80,9 +82,9 @@ def packed(case: Case, plain: Plain, dtype: Any) -> Int4:
 
     def values(form: str) -> Any:
         held = plain.scales if form == "scales" else plain.others if form == case.form else None
-        return (
-            None if held is None else jnp.asarray(values_of(held, case.inputs, case.group), dtype)
-        )
+        if held is None:
+            return None
+        return jnp.asarray(values_of(held, case.inputs, case.group), dtype)
 
     words = jnp.asarray(words_of(plain.numbers))
     return Int4(

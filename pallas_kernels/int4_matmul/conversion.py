@@ -105,7 +105,9 @@ def _lines(columns: int, group: int, dtype: str, form: str, outputs: int) -> Ite
     kind = _PAIRS[dtype]
     integers = _INTEGERS[dtype]
     others = form in ("zeros", "offsets")
-    floats = _FLOATS[dtype] if form == FP4 else None
+    floats = None
+    if form == FP4:
+        floats = _FLOATS[dtype]
     is_table = form in TABLES and not floats
     yield ".reg .b32 lane, row, at, pair, bits, sign, moved, magic, unit, base, factor;"
     yield ".reg .b32 from<3>, w<4>, s<2>, z<2>, o<2>, lift<2>;"
@@ -148,7 +150,10 @@ def _constants(integers: _Integers, form: str) -> Iterator[str]:
     yield f"mov.b32 magic, {integers.magic:#x};"
     yield from (f"mov.b32 lift{i}, {lift:#x};" for i, lift in enumerate(integers.lifts))
     yield f"mov.b32 unit, {integers.unit:#x};\nmov.b32 base, {integers.base:#x};"
-    zero = integers.base if form == "offsets" else integers.middle
+    if form == "offsets":
+        zero = integers.base
+    else:
+        zero = integers.middle
     yield f"mov.b32 z0, {zero:#x};\nmov.b32 z1, z0;"
 
 
@@ -181,7 +186,9 @@ def _float_word(step: int, kind: str, floats: _Floats) -> Iterator[str]:
     its scale."""
     for r in range(4):
         for name, left in (("sign", floats.sign - 4 * r), ("bits", floats.rest - 4 * r)):
-            way = "shl" if left >= 0 else "shr"
+            way = "shr"
+            if left >= 0:
+                way = "shl"
             yield f"{way}.{'b' if left >= 0 else 'u'}32 {name}, w{step % 4}, {abs(left)};"
         yield f"and.b32 bits, bits, {floats.rests:#010x};"
         yield f"lop3.b32 bits, sign, {floats.signs:#010x}, bits, 0xea;"  # (sign & mask) | bits

@@ -159,7 +159,8 @@ def _convert(spec: Spec, words: Words, place: Place, staged: Any, sm: dict[str, 
     excess = words.excess(spec.dtype)
     for first in range(0, SLOT, spec.operand):
         weights = operand(spec, words, place._replace(column=first), sm)
-        weights = weights[...] if spec.interpret is not None else weights
+        if spec.interpret is not None:
+            weights = weights[...]
         if excess != 1:
             weights = weights * jnp.asarray(excess, spec.dtype)
         staged[:, pl.ds(first, spec.operand)] = weights

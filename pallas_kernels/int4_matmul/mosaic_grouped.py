@@ -113,7 +113,9 @@ def _spec(x: Array, w: Weight, groups: Groups, gating: Gating | None, interpret:
     parts = 1 if gating is None else 2
     rows = blocks // parts * ROWS
     warpgroups = 4 if tile <= 64 else 2
-    kept = 0 if gating is None else warpgroups // 2 * ROWS * (tile + APART) * 4
+    kept = 0
+    if gating is not None:
+        kept = warpgroups // 2 * ROWS * (tile + APART) * 4
     sizes = w.numbers.tuning((groups.rows, rows, x.shape[1]), (tile, warpgroups), kept)
     sizes = sizes._replace(shares=1)
     own = one.Spec(groups.rows, rows, x.shape[1], w.numbers, x.dtype, sizes, interpret, parts)
@@ -125,7 +127,10 @@ def _finished(y_PO: Array, groups: Groups, bias_EO: Array | None, gating: Gating
     y_WRO = y_PO.astype(jnp.float32).reshape(len(groups.expert_W), groups.tile, -1)
     if bias_EO is not None:
         y_WRO += bias_EO[groups.expert_W][:, None].astype(jnp.float32)
-    y = y_WRO if gating is None else gating(*jnp.split(y_WRO, 2, axis=-1))
+    if gating is None:
+        y = y_WRO
+    else:
+        y = gating(*jnp.split(y_WRO, 2, axis=-1))
     return y.astype(y_PO.dtype).reshape(len(y_PO), -1)
 
 
@@ -135,7 +140,10 @@ def _multiply(
     split = spec.one.split
     warpgroups = spec.one.tuning.warpgroups
     arrays = [x, *(part.reshape(-1, *part.shape[2:]) for part in w.arrays)]
-    biases = [] if bias_EO is None else [bias_EO]
+    if bias_EO is not None:
+        biases = [bias_EO]
+    else:
+        biases = []
     blocks = min(PROCESSORS, split.bands * split.down)
 
     plan = (groups.expert_W, groups.used, *(() if spec.rows else (groups.rows_W,)))

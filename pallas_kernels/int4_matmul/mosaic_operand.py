@@ -156,7 +156,10 @@ class Spec(NamedTuple):
     def split(self) -> Split:
         steps = -(-self.I // self.K)
         warpgroups = self.tuning.warpgroups // self.parts
-        made = self.dtype if self.made is None else self.made
+        if self.made is None:
+            made = self.dtype
+        else:
+            made = self.made
         return Split(
             *(self.T, self.O, made, steps, warpgroups),
             *(self.tuning.tokens, self.tuning.shares, self.tuning.joined),
@@ -183,7 +186,9 @@ class Words(NamedTuple):
 
     def excess(self, dtype: Any) -> float:
         """What sums are multiplied with."""
-        return EXCESS[jnp.dtype(dtype).name] if self.form == FP4 else 1.0
+        if self.form == FP4:
+            return EXCESS[jnp.dtype(dtype).name]
+        return 1.0
 
     def tuning(self, shape: tuple[int, int, int], tile: tuple[int, int], kept: int) -> Tuning:
         return with_room(tuning_with(*shape, self.group, *tile), self.group, kept)
@@ -192,7 +197,10 @@ class Words(NamedTuple):
         ring = spec.tuning.stages, spec.tuning.warpgroups
         values = plgpu.SMEM((*ring, self.groups(spec.K), ROWS), spec.dtype)
         words = plgpu.SMEM((*ring, spec.K // CHUNK, *WORDS), jnp.int32)
-        others = {"others": values} if self.form in FORMS[1:] else {}
+        if self.form in FORMS[1:]:
+            others = {"others": values}
+        else:
+            others = {}
         return {"w": words, "scales": values, **others}
 
     def copy(
@@ -216,7 +224,9 @@ class Words(NamedTuple):
 
     def finished(self, spec: Spec, rows: Rows, y: Array) -> Array:
         excess = self.excess(spec.dtype)
-        return y if excess == 1 else y * jnp.float32(excess)
+        if excess == 1:
+            return y
+        return y * jnp.float32(excess)
 
 
 def operand(spec: Spec, words: Words, place: Place, sm: dict[str, Any]) -> Any:
@@ -231,7 +241,9 @@ def operand(spec: Spec, words: Words, place: Place, sm: dict[str, Any]) -> Any:
         held, scales, *others = (ref[...][None] for ref in refs)
         zeros, offsets = (others[0] if words.form == form else None for form in FORMS[1:])
         a = sm["a"].at[wg]
-        table = words.form if words.form in TABLES else None
+        table = None
+        if words.form in TABLES:
+            table = words.form
         own = Int4(held, scales, zeros, offsets, rows=ROWS, group=group, table=table)
         a[...] = dequantised(own, K, spec.dtype) / jnp.asarray(words.excess(spec.dtype), spec.dtype)
         plgpu.commit_smem()

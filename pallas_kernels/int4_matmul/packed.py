@@ -86,7 +86,9 @@ class Int4:
         """One of `FORMS` or of `TABLES`."""
         if self.table is not None:
             return self.table
-        return "zeros" if self.zeros is not None else FORMS[2 * (self.offsets is not None)]
+        if self.zeros is not None:
+            return "zeros"
+        return FORMS[2 * (self.offsets is not None)]
 
     @property
     def bytes(self) -> int:

@@ -134,7 +134,12 @@ def tuning_with(
 ) -> Tuning:
     """The same with a given tile. A slot's columns are whole groups, or a part of one."""
     wide = tokens <= 32 and -(-O // (warpgroups * ROWS)) * I >= LARGE_STEPS * PROCESSORS * 256
-    most = 256 if wide else 128 if tokens <= 128 else 64
+    if wide:
+        most = 256
+    elif tokens <= 128:
+        most = 128
+    else:
+        most = 64
     columns = max(c for c in COLUMNS if c <= most and (c % group == 0 or group % c == 0))
     return with_columns(T, O, I, group, tokens, warpgroups, columns)
 

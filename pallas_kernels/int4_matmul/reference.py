@@ -13,7 +13,9 @@ def int4_matmul(x_TI: Array, w: Int4) -> Array:
     """See `pallas_kernels.int4_matmul`. The weight is a temporary in x's type."""
     x_TI, w = together(x_TI, w)
     weight = dequantised(w, x_TI.shape[1], x_TI.dtype)
-    precision = lax.Precision.HIGHEST if x_TI.dtype == jnp.float32 else None
+    precision = None
+    if x_TI.dtype == jnp.float32:
+        precision = lax.Precision.HIGHEST
     y = lax.dot_general(
         x_TI,
         weight,

@@ -67,9 +67,9 @@ def run(
         (splat,) * len(scalars),
         (REGISTERS,) * len(arrays),
     )
-    returned = (
-        plgpu.ShapeDtypeStruct((LANES, results), jnp.int32, layout=REGISTERS) if results else None
-    )
+    returned = None
+    if results:
+        returned = plgpu.ShapeDtypeStruct((LANES, results), jnp.int32, layout=REGISTERS)
 
     @plgpu.inline_mgpu(arg_types=types, return_type=returned)
     def written(

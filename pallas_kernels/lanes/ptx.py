@@ -278,4 +278,6 @@ class Ptx:
 
 
 def _immediate(x: Any) -> str:
-    return f"0f{struct.pack('>f', x).hex().upper()}" if isinstance(x, float) else str(x)
+    if isinstance(x, float):
+        return f"0f{struct.pack('>f', x).hex().upper()}"
+    return str(x)

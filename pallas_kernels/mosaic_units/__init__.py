@@ -27,7 +27,9 @@ def time_of(blocks: int, bands: int, steps: int, tile: int, shares: int) -> floa
     """
     if shares == 1:
         return -(-blocks * bands // PROCESSORS) * steps
-    whole = blocks * bands // PROCESSORS if bands == 1 else 0
+    whole = 0
+    if bands == 1:
+        whole = blocks * bands // PROCESSORS
     rest = blocks * bands - whole * PROCESSORS
     rounds = -(-rest * shares // PROCESSORS)
     return whole * steps + rounds * (-(-steps // shares) + tile / 64) + LAUNCH_STEPS + shares / 8

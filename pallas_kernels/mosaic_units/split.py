@@ -89,7 +89,9 @@ class Split(NamedTuple):
         if self.shares == 1:
             return self.down
         processors = mosaic_units.PROCESSORS
-        return self.down // processors * processors if self.bands == 1 else 0
+        if self.bands == 1:
+            return self.down // processors * processors
+        return 0
 
     @property
     def places(self) -> int:
@@ -238,7 +240,9 @@ class Split(NamedTuple):
         """The product `[T, O]` of the `results`, of which shares of columns are left apart."""
         if self.whole == self.down:
             return results[0][:T, :O]
-        done = results[0] if self.whole else None
+        done = None
+        if self.whole:
+            done = results[0]
         cut = self.whole * self.height
         return Parts(results[-1], (), (T, O), self.dtype, done, cut)
 

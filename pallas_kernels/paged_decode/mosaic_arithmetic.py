@@ -59,7 +59,9 @@ def arithmetic_of(spec: Spec) -> Arithmetic:
     """The version for these pages and sizes."""
     if spec.kv_dtype is not None:
         return NARROW
-    return KEYS_FOR_ROWS if spec.tuning.swapped else QUERIES_FOR_ROWS
+    if spec.tuning.swapped:
+        return KEYS_FOR_ROWS
+    return QUERIES_FOR_ROWS
 
 
 def _scratch_of_16_bits(spec: Spec) -> dict[str, Any]:
@@ -136,7 +138,9 @@ def _keys_for_rows(
 
 def _spans(H: int) -> list[tuple[int, int]]:
     """(first row, rows) of the blocks of weighted values that products take of H rows."""
-    return [(min(at, H - ROWS), ROWS) for at in range(0, H, ROWS)] if H % ROWS else [(0, H)]
+    if H % ROWS:
+        return [(min(at, H - ROWS), ROWS) for at in range(0, H, ROWS)]
+    return [(0, H)]
 
 
 def _start_swapped(spec: Spec, sinks: list[Array] | None, own: Array, begins: Array) -> Any:

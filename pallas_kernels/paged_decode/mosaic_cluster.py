@@ -59,7 +59,10 @@ def attend_clusters(
     parts, which are merged outside of the kernel.
     """
     merged = spec.interpret is None
-    splits_SF = flags_buffer(plan.splits_SF) if merged else plan.splits_SF[...]
+    if merged:
+        splits_SF = flags_buffer(plan.splits_SF)
+    else:
+        splits_SF = plan.splits_SF[...]
     given = (
         q,
         *pools,
@@ -69,7 +72,9 @@ def attend_clusters(
         *(() if sinks is None else (sinks.astype(jnp.float32),)),
     )
     out = _launch(spec, splits_SF.shape[0], given)
-    return out[0] if merged else _merge(spec, DecodePlan(plan.rows_B4, splits_SF), *out)
+    if merged:
+        return out[0]
+    return _merge(spec, DecodePlan(plan.rows_B4, splits_SF), *out)
 
 
 def _launch(spec: Spec, splits: int, given: tuple[Array, ...]) -> tuple[Array, ...]:
@@ -127,7 +132,9 @@ def _launch(spec: Spec, splits: int, given: tuple[Array, ...]) -> tuple[Array, .
         @pl.when(wg == 0)
         def _consumer() -> None:
             plgpu.set_max_registers(registers_of(consumers), action="increase")
-            sinks_G = [sinks_ref[0][h * G + i] for i in range(G)] if sinks_ref else None
+            sinks_G = None
+            if sinks_ref:
+                sinks_G = [sinks_ref[0][h * G + i] for i in range(G)]
 
             def row(r, ends, tiles, busy, live):  # type: ignore[no-untyped-def]
                 first, last = ends

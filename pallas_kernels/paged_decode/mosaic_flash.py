@@ -67,11 +67,15 @@ class Spec(PagedSpec):
     @property
     def parts(self) -> int:
         """Slots of the ring of parts, where keys and values have one of their own."""
-        return 1 if self.H > 128 else 2
+        if self.H > 128:
+            return 1
+        return 2
 
     def kv_head(self, h: Array) -> Array:
         """The KV head of block `h`."""
-        return h if self.tiles == 1 else lax.div(h, jnp.int32(self.tiles))
+        if self.tiles == 1:
+            return h
+        return lax.div(h, jnp.int32(self.tiles))
 
     @property
     def overlap(self) -> int:
@@ -93,7 +97,10 @@ class Spec(PagedSpec):
     def first_query(self, b: Array, h: Array) -> tuple[Array, Array]:
         """First of the `group` rows of q `[B * N, H]` that a block reads, and where among them its
         own G begin (0 but at the end)."""
-        own = b * self.N + self.first_head(h) if self.overlap else (b * self.K + h) * self.G
+        if self.overlap:
+            own = b * self.N + self.first_head(h)
+        else:
+            own = (b * self.K + h) * self.G
         first = jnp.minimum(own, max(self.B * self.N - self.group, 0))
         return first, own - first
 

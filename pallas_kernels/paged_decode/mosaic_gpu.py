@@ -120,7 +120,9 @@ def sizes_of(head_dim: int, itemsize: int, rows: int, heads: int, kv_heads: int)
     """
     if heads // kv_heads <= MOST_CLUSTERED:
         tuning = default_tuning(head_dim, itemsize, rows, kv_heads)
-        return fitting(tuning, head_dim, heads // kv_heads) if tuning.swapped else tuning
+        if tuning.swapped:
+            return fitting(tuning, head_dim, heads // kv_heads)
+        return tuning
     tuning = default_tuning(head_dim, itemsize)  # cases have sizes of clusters
     group = padded_heads(tiles_of(heads, kv_heads, itemsize)[1])
     shortest = max(tuning.min_tiles, group // 8)

@@ -59,7 +59,10 @@ def attend(
     splits = plan.splits_SF.shape[0]
 
     def launch(phase: str, splits_SF: Any, *parts: Array) -> tuple[Array, Array, Array]:
-        more = parts if sinks is None else (sinks.astype(jnp.float32), *parts)
+        if sinks is None:
+            more = parts
+        else:
+            more = (sinks.astype(jnp.float32), *parts)
         return _launch(spec, splits, phase, (q, *pools, *rows, plan.rows_B4, splits_SF, *more))
 
     return merged(spec.interpret, launch, plan.splits_SF)
@@ -92,11 +95,10 @@ def _launch(
         low, high, r0, r1, *first_row, home, followers = (
             splits_ref[split, i] for i in range(SPLIT_FIELDS)
         )
-        chunks = (
-            jnp.int32(0)
-            if phase == "parts"
-            else lax.div(followers * spec.group + ROWS - 1, jnp.int32(ROWS))
-        )
+        if phase == "parts":
+            chunks = jnp.int32(0)
+        else:
+            chunks = lax.div(followers * spec.group + ROWS - 1, jnp.int32(ROWS))
         block = _Block(
             *(spec, phase, sm, split, h, low, high, r0, r1, tuple(first_row), home, followers),
             *(chunks, rows_ref, splits_ref),
@@ -111,7 +113,9 @@ def _launch(
         @pl.when(wg == 0)
         def _consumer() -> None:
             plgpu.set_max_registers(registers_of(spec.tuning.consumers), action="increase")
-            sinks = [more[0][spec.first_head(h) + i] for i in range(spec.G)] if more else None
+            sinks = None
+            if more:
+                sinks = [more[0][spec.first_head(h) + i] for i in range(spec.G)]
 
             def store(r: Array, begin: Array | int) -> None:
                 _store_heads(spec, sm["o"], o_ref.at[r], h, begin)
@@ -243,7 +247,10 @@ def _produce(
         copy_parts(spec, ring, merged, (block.h, first_part + c * ROWS), sm, at)
 
     # Every arrival is waited for, so that the barriers end in the phase they began in.
-    tiles = ring.entry(block.chunks) if spec.kv_dtype is None else block.high - block.low
+    if spec.kv_dtype is None:
+        tiles = ring.entry(block.chunks)
+    else:
+        tiles = block.high - block.low
     drain(sm["free"], tiles, stages)
     if spec.kv_dtype is not None:
         drain(sm["part_free"], block.chunks, ring.slots)

@@ -140,11 +140,9 @@ def fold(
     def seen(token: Any) -> Any:
         position = m.add(first, token)
         inside = m.below(position, length)
-        return (
-            inside
-            if spec.window is None
-            else m.both(inside, m.below(m.add(length, -spec.window - 1), position))
-        )
+        if spec.window is None:
+            return inside
+        return m.both(inside, m.below(m.add(length, -spec.window - 1), position))
 
     key = m.add(mine, m.g)
     scores = _scores(m, spec, (tile.k, at[: spec.H // 16]), queries)
@@ -185,7 +183,9 @@ def fold(
 
 
 def _factor(spec: Spec) -> float:
-    return spec.scale * LOG2E if spec.softcap is None else spec.scale / spec.softcap
+    if spec.softcap is None:
+        return spec.scale * LOG2E
+    return spec.scale / spec.softcap
 
 
 def _scores(
@@ -304,7 +304,10 @@ def gather(
             for warp in range(WARPS * spec.tuning.consumers)
         ]
         sink = _sink(m, query, *sinks)
-        top = found[0][0] if sink is None else m.fmax(found[0][0], sink[0])
+        if sink is None:
+            top = found[0][0]
+        else:
+            top = m.fmax(found[0][0], sink[0])
         for other, _ in found[1:]:
             top = m.fmax(top, other)
         below = m.fmul(top, -1.0)

@@ -79,7 +79,10 @@ def copy_tile(
 ) -> None:
     """TMA copies of keys, scales and values of one tile of head `h`."""
     (page, within), *_ = pages
-    here = (slice(None),) if within is None else (pl.ds(pl.multiple_of(within, TILE), TILE),)
+    if within is None:
+        here = (slice(None),)
+    else:
+        here = (pl.ds(pl.multiple_of(within, TILE), TILE),)
     k_ref, v_ref, scales_ref = (pool.at[page, h] for pool in pools)
     plgpu.copy_gmem_to_smem(k_ref.at[here], sm["k"].at[at], sm["k_full"].at[at])
     plgpu.copy_gmem_to_smem(

@@ -96,7 +96,9 @@ def keep_columns(acc: Array, kept: Any, at: Array, first: int) -> None:
         lane = ut.arith.remui(thread, _i32(32))
         row = _sum(_times(warp, 16), ut.arith.divui(lane, _i32(4)), _i32(first))
         column = _times(ut.arith.remui(lane, _i32(4)), 2)
-        new = ut.arith.cmpi(ut.arith.CmpIPredicate.uge, warp, _i32(again // 16)) if again else None
+        new = None
+        if again:
+            new = ut.arith.cmpi(ut.arith.CmpIPredicate.uge, warp, _i32(again // 16))
         pointer = ut.getelementptr(
             ut.memref_ptr(kept),
             [_sum(_times(_scalar(at), group * stride), _times(column, stride), row)],
@@ -236,11 +238,10 @@ def _joined(found: list[tuple[Any, Any, list[Any]]]) -> list[Any]:
     for one, total, sums in found:
         weight = _unary("ex2.approx.ftz.f32", ut.arith.subf(one, top))
         weighted = [ut.arith.mulf(weight, x) for x in (total, *sums)]
-        state = (
-            [ut.arith.addf(a, b) for a, b in zip(state, weighted, strict=True)]
-            if state
-            else weighted
-        )
+        if state:
+            state = [ut.arith.addf(a, b) for a, b in zip(state, weighted, strict=True)]
+        else:
+            state = weighted
     return [top, *state]
 
 
@@ -275,11 +276,10 @@ def _with_followers(
 def _peer(pointer: Any, rank: int, count: int) -> list[Any]:
     """Read 1 or 4 floats at this shared address in the block `rank` of the cluster."""
     names = ", ".join(f"${i}" for i in range(count))
-    load = (
-        f"ld.shared::cluster.v4.f32 {{{names}}}"
-        if count == 4
-        else f"ld.shared::cluster.f32 {names}"
-    )
+    if count == 4:
+        load = f"ld.shared::cluster.v4.f32 {{{names}}}"
+    else:
+        load = f"ld.shared::cluster.f32 {names}"
     code = (
         f"{{ .reg .b32 there; mapa.shared::cluster.u32 there, ${count}, {rank}; {load}, [there]; }}"
     )
@@ -288,7 +288,9 @@ def _peer(pointer: Any, rank: int, count: int) -> list[Any]:
 
 def _loaded(code: str, pointer: Any, count: int) -> list[Any]:
     found = ut.inline_ptx(code, pointer, result_types=[_f32()] * count, has_side_effects=True)
-    return list(found) if isinstance(found, Sequence) else [found]
+    if isinstance(found, Sequence):
+        return list(found)
+    return [found]
 
 
 def _packed(dtype: Any, low: Any, high: Any) -> Any:

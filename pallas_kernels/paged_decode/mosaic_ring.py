@@ -48,11 +48,10 @@ def copy_tile(
         dst = sm[name].at[at]
         barrier = sm[f"{name}_full"].at[at]
         for j, (page, within) in enumerate(pages):
-            src = (
-                pages_ref.at[page, h]
-                if within is None
-                else pages_ref.at[page, h, pl.ds(pl.multiple_of(within, TILE), TILE)]
-            )
+            if within is None:
+                src = pages_ref.at[page, h]
+            else:
+                src = pages_ref.at[page, h, pl.ds(pl.multiple_of(within, TILE), TILE)]
             plgpu.copy_gmem_to_smem(
                 src, dst if spec.copies == 1 else dst.at[pl.ds(j * spec.C, spec.C)], barrier
             )

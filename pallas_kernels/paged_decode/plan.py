@@ -59,9 +59,10 @@ def make_plan(
     B = lengths_B.shape[0]
     row_B = jnp.arange(B, dtype=jnp.int32)
     lengths_B = lengths_B.astype(jnp.int32)
-    skipped_B = (
-        jnp.zeros_like(lengths_B) if window is None else jnp.maximum(lengths_B - window, 0) // tile
-    )
+    if window is None:
+        skipped_B = jnp.zeros_like(lengths_B)
+    else:
+        skipped_B = jnp.maximum(lengths_B - window, 0) // tile
     tiles_B = (lengths_B + (tile - 1)) // tile - skipped_B
     start_B = jnp.sum(jnp.where(row_B[None, :] < row_B[:, None], tiles_B[None, :], 0), axis=1)
     end_B = start_B + tiles_B
@@ -76,7 +77,10 @@ def make_plan(
         ahead = (tiles_B > 0) & (start_B >= cuts[:, None])
         edges = jnp.min(jnp.where(ahead, start_B, total), axis=1)
         longest = (total + used - 1) // used + merge
-        cuts = edges if no_split else jnp.where(jnp.max(jnp.diff(edges)) <= longest, edges, cuts)
+        if no_split:
+            cuts = edges
+        else:
+            cuts = jnp.where(jnp.max(jnp.diff(edges)) <= longest, edges, cuts)
     low_S = cuts[:-1]
     high_S = cuts[1:]
 

@@ -30,7 +30,10 @@ def decode_attention(
     tokens = pages * C
     table = tiles.padded_table(page_table_BM, pages)
     q_BKGH = (q_BNH.astype(jnp.float32) * options["scale"]).reshape(B, K, N // K, H)
-    first_B = jnp.zeros_like(lengths_B) if window is None else jnp.maximum(lengths_B - window, 0)
+    if window is None:
+        first_B = jnp.zeros_like(lengths_B)
+    else:
+        first_B = jnp.maximum(lengths_B - window, 0)
 
     def step(tile: Array, carry: tiles.Carry) -> tiles.Carry:
         position = tile * tokens + jnp.arange(tokens)

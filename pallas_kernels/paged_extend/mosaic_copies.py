@@ -126,7 +126,10 @@ def produce(
     def copy(ref: Any, t: Array, dst: Any, barrier: Any) -> None:
         for j, (page, head, within, tokens) in enumerate(places(t)):
             own = slice(None) if within is None else pl.ds(within, tokens)
-            src = ref.at[page, own, head] if spec.tokens_first else ref.at[page, head, own]
+            if spec.tokens_first:
+                src = ref.at[page, own, head]
+            else:
+                src = ref.at[page, head, own]
             plgpu.copy_gmem_to_smem(src, dst if size < C else dst.at[pl.ds(j * C, C)], barrier)
 
     def slot(name: str, t: Array) -> Array:

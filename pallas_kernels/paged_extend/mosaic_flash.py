@@ -73,7 +73,9 @@ class Spec(PagedSpec):
         Three warpgroups start with 168 each and may have 504 together: one that asks for more than
         the others gave back waits for ever. Widening of 8-bit pages needs some in the producer.
         """
-        return (40, 232) if self.kv_dtype is None else (88, 208)
+        if self.kv_dtype is None:
+            return (40, 232)
+        return (88, 208)
 
 
 def causal(spec: Spec, query: Array, scores: Array) -> Array:

@@ -49,7 +49,10 @@ def attend(
     splits = plan.splits_SF.shape[0]
 
     def launch(phase: str, splits_SF: Any, *parts: Array) -> tuple[Array, Array, Array]:
-        more = parts if sinks is None else (sinks.astype(jnp.float32), *parts)
+        if sinks is None:
+            more = parts
+        else:
+            more = (sinks.astype(jnp.float32), *parts)
         given = (q, *pools, *table, plan.items_I8, splits_SF, *more)
         return _launch(spec, splits, phase, given)
 

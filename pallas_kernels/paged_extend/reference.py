@@ -57,7 +57,9 @@ def extend_attention(
     tiles_R = query_tiles(first_R, kv_lengths_R)
     ends_R = jnp.cumsum(tiles_R)
 
-    sinks_KP = None if sinks is None else jnp.tile(sinks.astype(jnp.float32).reshape(K, G), (1, Q))
+    sinks_KP = None
+    if sinks is not None:
+        sinks_KP = jnp.tile(sinks.astype(jnp.float32).reshape(K, G), (1, Q))
 
     def query_tile(item: Array, out: Array) -> Array:
         row = jnp.sum(ends_R <= item)
@@ -67,11 +69,10 @@ def extend_attention(
         at = Q + starts_R[row] + tile_start - first  # where the tile lies in the padded tokens
         query = tile_start + jnp.arange(Q)
         live = (query >= first) & (query < end)
-        low = (
-            jnp.zeros_like(first)
-            if window is None
-            else jnp.maximum(jnp.maximum(tile_start, first) - window + 1, 0)
-        )
+        if window is None:
+            low = jnp.zeros_like(first)
+        else:
+            low = jnp.maximum(jnp.maximum(tile_start, first) - window + 1, 0)
         high = jnp.minimum(tile_start + Q, end)
         q_KQH = lax.dynamic_slice_in_dim(q, at, Q).transpose(1, 0, 2, 3).reshape(K, Q * G, H)
 

@@ -45,4 +45,6 @@ def rope_write(
 def beside(attention: str) -> str:
     """The back end of the write beside one of attention: its own, or the reference where it has
     none, since XLA's scatter is in place, too."""
-    return attention if attention in BACKENDS else next(iter(BACKENDS))
+    if attention in BACKENDS:
+        return attention
+    return next(iter(BACKENDS))

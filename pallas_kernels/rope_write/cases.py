@@ -92,7 +92,9 @@ def inputs(case: Case, seed: int = 0) -> Inputs:
 
     angle = rng.uniform(0, 2 * np.pi, (T, H // 2))
     pages = normal(P, K, C, H), normal(P, K, C, H)
-    norms = (normal(H), normal(H)) if case.norm else None
+    norms = None
+    if case.norm:
+        norms = (normal(H), normal(H))
     cos, sin = (f(angle).astype(np.float32) for f in (np.cos, np.sin))
     made = (normal(T, N + 2 * K, H), cos, sin, normal(N + 2 * K, H) if case.bias else None, norms)
     for rows in (made[0], made[3]):

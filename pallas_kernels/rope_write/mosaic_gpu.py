@@ -125,8 +125,12 @@ def _launch(
         rest = rest[len(source.arrays) :]
         pool_refs = rest[: len(pools)]
         *given, q_ref = rest[len(pools) :]
-        bias_ref = given[0] if biased else None
-        scales_ref = given[biased] if fixed else None
+        bias_ref = None
+        if biased:
+            bias_ref = given[0]
+        scales_ref = None
+        if fixed:
+            scales_ref = given[biased]
         tile = lax.axis_index("tile")
         t = lax.axis_index("token")
         halves = pl.ds(0, half), pl.ds(half, half)
@@ -185,11 +189,11 @@ def _launch(
                 sides = [keys, values]
                 if quantised:
                     for side in range(2):
-                        fixed_scale = (
-                            None
-                            if scales_ref is None
-                            else _load(scales_ref.at[own, side], _layout(k_tile, half).reduce(1))
-                        )
+                        fixed_scale = None
+                        if scales_ref is not None:
+                            fixed_scale = _load(
+                                scales_ref.at[own, side], _layout(k_tile, half).reduce(1)
+                            )
                         sides[side], scale = _scaled(
                             sides[side], pool_refs[side].dtype, fixed_scale
                         )
@@ -217,7 +221,10 @@ def tile_of(heads: int, tokens: int) -> int:
     """Heads of one tile: a divisor of `heads`, and a multiple of the largest number up to 8 of
     which a layout exists."""
     unit = math.gcd(heads, 8)
-    most = SMALL_TILE if tokens <= FEW_TOKENS else LARGE_TILE
+    if tokens <= FEW_TOKENS:
+        most = SMALL_TILE
+    else:
+        most = LARGE_TILE
     return max(size for size in range(unit, max(unit, most) + 1, unit) if heads % size == 0)
 
 

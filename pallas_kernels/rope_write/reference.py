@@ -26,7 +26,10 @@ def rope_write(
         row_TK = _rows(k_pages, _places(k_pages, page_T, first_page), offset_T)
         return q_TNH, _put(k_pages, row_TK, k_TKH), _put(v_pages, row_TK, v_TKH)
     q_TNH, k_TKH, v_TKH = exactly_rotated(rows)
-    given = (None, None) if rows.kv_scales is None else tuple(rows.kv_scales.T)
+    if rows.kv_scales is None:
+        given = (None, None)
+    else:
+        given = tuple(rows.kv_scales.T)
     (k8, k_scale_TK), (v8, v_scale_TK) = (
         quantise(x, k_pages.dtype, scale) for x, scale in zip((k_TKH, v_TKH), given, strict=True)
     )
@@ -49,7 +52,8 @@ def _places(pages: Array, page_T: Array, first_page: Array | None) -> Array:
     """Where each token's page lies. Dropped tokens get a page each, so that "unique_indices" holds
     and no back end needs to order or guard the writes."""
     P = pages.shape[0]
-    page_T = page_T if first_page is None else page_T + first_page
+    if first_page is not None:
+        page_T = page_T + first_page
     return jnp.where(page_T < P, page_T, P + jnp.arange(page_T.shape[0], dtype=page_T.dtype))
 
 

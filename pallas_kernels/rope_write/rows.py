@@ -45,7 +45,10 @@ class HeadRows:
         """`[T, C, H]` of `[T, 1, C, H]`."""
         qkv = self.qkv
         bias = self.bias
-        own = qkv.shaped(*qkv.shape[2:]) if isinstance(qkv, Parts) else whole(qkv)[:, 0]
+        if isinstance(qkv, Parts):
+            own = qkv.shaped(*qkv.shape[2:])
+        else:
+            own = whole(qkv)[:, 0]
         return dataclasses.replace(self, qkv=own, bias=None if bias is None else bias[0])
 
 

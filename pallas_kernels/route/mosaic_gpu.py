@@ -88,7 +88,9 @@ def route(
         made = _choose_and_group(spec, given)
     expert_W, rows_W, used, place, *token_P, weight = made
     place_TK, weight_TK = (x.reshape(T, spec.K) for x in (place, weight))
-    token = token_P[0] if token_P else None
+    token = None
+    if token_P:
+        token = token_P[0]
     return Groups(expert_W, rows_W, used, token, place_TK), weight_TK
 
 
@@ -96,7 +98,10 @@ def spec_of(T: int, E: int, rule: Rule, interpret: Any = None) -> Spec:
     """The kernel's parameters for logits `[T, E]`; groups are those of `grouped_matmul.group`."""
     K = rule.choices
     shared = T <= MOST_SHARED
-    tile = shared_tile(T) if shared else tile_for(T, K, E)
+    if shared:
+        tile = shared_tile(T)
+    else:
+        tile = tile_for(T, K, E)
     return Spec(
         T=T,
         E=E,
@@ -182,7 +187,10 @@ def _groups(spec: Spec) -> list[jax.ShapeDtypeStruct]:
     token of each row, and the weights of all choices."""
     tiles = _integers(spec.tiles)
     choices = _integers(spec.T * spec.K)
-    rows = [] if spec.shared else [_integers(spec.rows)]
+    if not spec.shared:
+        rows = [_integers(spec.rows)]
+    else:
+        rows = []
     return [tiles, tiles, _integers(1), choices, *rows, _weights(spec)]
 
 

@@ -92,7 +92,9 @@ def choose(m: Machine, spec: Spec, logits: Any, correction: list[Any], token: An
         if spec.weighing.sigmoid:
             return m.reciprocal(m.fadd(m.exp2(m.fmul(x, -LOG2E)), 1.0))
         power = _power(m, x, peak)
-        return m.fmul(power, m.reciprocal(total)) if whole else power
+        if whole:
+            return m.fmul(power, m.reciprocal(total))
+        return power
 
     for words in correction:
         own = [m.word(words, m.imin(e, spec.E - 1)) for e in experts]
@@ -218,7 +220,10 @@ def place(
     for pair, there, t, expert, weight in _pairs(m, spec, chosen):
         at = _word_of(m, spec, expert, t)
         lower = m.subtract(m.left(m.constant(1), m.band(t, 31)), 1)  # bits of earlier tokens
-        ahead = t if spec.shared else m.ones(m.band(m.word(bits, at), lower))
+        if spec.shared:
+            ahead = t
+        else:
+            ahead = m.ones(m.band(m.word(bits, at), lower))
         row = m.add(m.word(begin, at), ahead)
         m.put_word(rows, pair, row, there)
         m.put_word(weights, pair, m.as_float(weight), there)

@@ -77,10 +77,15 @@ class Rule:
         choose, and no weight sees it.
         """
         score_TE = self.score(logit_TE)
-        rank_TE = score_TE if correction_E is None else score_TE + correction_E
-        rank_TE = rank_TE if self.limit is None else self.limit(rank_TE)
+        if correction_E is None:
+            rank_TE = score_TE
+        else:
+            rank_TE = score_TE + correction_E
+        if self.limit is not None:
+            rank_TE = self.limit(rank_TE)
         rank_TK, expert_TK = lax.top_k(rank_TE, self.choices)
-        chosen_TK = (
-            rank_TK if correction_E is None else jnp.take_along_axis(score_TE, expert_TK, axis=1)
-        )
+        if correction_E is None:
+            chosen_TK = rank_TK
+        else:
+            chosen_TK = jnp.take_along_axis(score_TE, expert_TK, axis=1)
         return expert_TK, self.weigh(chosen_TK) * self.scale

@@ -132,16 +132,24 @@ def _rounded(case: Case, given: Inputs, group: int) -> np.ndarray:
         return given.x.astype(np.float64)
     if case.inputs == "shifted":
         return _shifted(given.x)
-    size = group if case.inputs == "group" else case.columns
+    if case.inputs == "group":
+        size = group
+    else:
+        size = case.columns
     starts = np.arange(0, case.columns, size)
-    limit = 127 if case.integers else 448
+    limit = 448
+    if case.integers:
+        limit = 127
     scale = np.maximum.reduceat(np.abs(given.x), starts, axis=1) * np.float32(1 / limit)
     scale = np.where(scale == 0, np.float32(1), scale)
     if case.inputs == "given":
         scale = np.full((case.tokens, 1), given.given)
     wide = _columns(scale, size, case.columns)
     inside = np.clip(given.x * (1 / wide), -128 if case.integers else -limit, limit)
-    numbers = np.rint(inside) if case.integers else inside.astype(ml_dtypes.float8_e4m3fn)
+    if case.integers:
+        numbers = np.rint(inside)
+    else:
+        numbers = inside.astype(ml_dtypes.float8_e4m3fn)
     return numbers.astype(np.float64) * wide
 
 

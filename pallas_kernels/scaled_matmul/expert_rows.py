@@ -37,10 +37,18 @@ def expert_rows(
         return _by_expert(x, dtype, groups, given_E, interpret)
     tokens = groups.place_TK.shape[0]
     whole = x.shape[0] == groups.rows
-    room = groups.rows if whole or not groups.shared else groups.tile
-    places = None if whole or groups.shared else groups.place_TK
+    if whole or not groups.shared:
+        room = groups.rows
+    else:
+        room = groups.tile
+    if whole or groups.shared:
+        places = None
+    else:
+        places = groups.place_TK
     if inputs == "token" and mosaic_rounding.takes(x, dtype):
-        taken = (groups.rows_W, groups.tile) if whole else None
+        taken = None
+        if whole:
+            taken = (groups.rows_W, groups.tile)
         made = mosaic_rounding.rounded_rows(
             x, room, places_TK=places, taken=taken, interpret=interpret
         )

@@ -203,7 +203,10 @@ def _product(
 ) -> Product:
     T, I = x_TI.shape
     O = w_OI.shape[0]
-    scale = jnp.pad(scale_OG, ((0, -O % ROWS), (0, 0))) if O % ROWS else scale_OG
+    if O % ROWS:
+        scale = jnp.pad(scale_OG, ((0, -O % ROWS), (0, 0)))
+    else:
+        scale = scale_OG
     sizes = tuning or converted_tuning(T, O, I)
     return parts_of(x_TI, _weight(w_OI, scale, group), sizes, interpret, made)
 

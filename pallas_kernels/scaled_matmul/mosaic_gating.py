@@ -43,7 +43,9 @@ def supports(product: Product, rounding: Rounding) -> bool:
 
 def rows_of(tokens: int) -> int:
     """Rows of a warpgroup. Of more than two a processor has too few warpgroups at once."""
-    return 2 if tokens >= SHARING else 1
+    if tokens >= SHARING:
+        return 2
+    return 1
 
 
 def gates(gating: Gating) -> bool:

@@ -199,8 +199,13 @@ def _batches(given: _Given, tiles: list[_Tile], most: int) -> Iterator[list[_Til
     batch: list[_Tile] = []
     room = most
     pair = LINES // 2
-    shares = 0 if given.shares is None else LINES * len(given.shares)
-    gate = pair if given.cut else shares
+    shares = 0
+    if given.shares is not None:
+        shares = LINES * len(given.shares)
+    if given.cut:
+        gate = pair
+    else:
+        gate = shares
     for tile in tiles:
         needs = gate + (shares if tile.shared else pair)
         if batch and needs > room:

@@ -58,7 +58,9 @@ class _Spec(NamedTuple):
     @property
     def sums(self) -> Any:
         """The type that the tensor cores add up in."""
-        return jnp.int32 if self.numbers == jnp.int8 else jnp.float32
+        if self.numbers == jnp.int8:
+            return jnp.int32
+        return jnp.float32
 
     @property
     def promoted(self) -> bool:
@@ -145,9 +147,15 @@ def scaled_parts(
     sizes = tuning or tuning_of(T, O, I, G > 1)
     own = tuning is not None or is_faster(T, G > 1)
     # Rows beyond x are not written, but copies have tiles of eight full rows
-    rows = T if T <= 8 else T + -T % 8
+    if T <= 8:
+        rows = T
+    else:
+        rows = T + -T % 8
     spec = _Spec(rows, O, I, dtype, w_OI.dtype.type, G > 1, sizes, interpret)
-    room = spec.split.bands * sizes.tokens if own else T
+    if own:
+        room = spec.split.bands * sizes.tokens
+    else:
+        room = T
     if G == 1 and inputs in ("token", "group") and mosaic_rounding.takes(x_TI, w_OI.dtype):
         x_TI = mosaic_rounding.rounded_rows(x_TI, room, interpret=interpret)
     if isinstance(x_TI, RoundedRows):
@@ -160,12 +168,18 @@ def scaled_parts(
         numbers, scale = (jnp.pad(part, ((0, room - T), (0, 0))) for part in (numbers, scale))
     if not own:
         # Sums of 16 bits, where these have float32's range, are half of what XLA writes and reads
-        held = jnp.bfloat16 if dtype == jnp.bfloat16 else jnp.float32
+        if dtype == jnp.bfloat16:
+            held = jnp.bfloat16
+        else:
+            held = jnp.float32
         sums = product_of(numbers, w_OI, dtype, held)[None]
         return Parts(sums, (scale[:, 0], scale_OG[:, 0]), (T, O), dtype)
     weight = jnp.pad(scale_OG, ((0, -O % ROWS), (0, 0)))
     tokens = jnp.broadcast_to(scale.T, (G, room))
-    scales = Scales(weight, tokens) if G > 1 else Scales(weight[:, 0], tokens[0])
+    if G > 1:
+        scales = Scales(weight, tokens)
+    else:
+        scales = Scales(weight[:, 0], tokens[0])
     return spec.split.parts(_multiply(spec, numbers, w_OI, scales), T, O)
 
 
@@ -271,11 +285,10 @@ def _product(
     if spec.grouped:
         own = Scales(scales.weight.at[rows], None)
         return _promoted(spec, unit, done, wg, own, sm)
-    y = (
-        _promoted(spec, unit, done, wg, None, sm)
-        if spec.promoted
-        else _summed(spec, unit, done, wg, sm)
-    )
+    if spec.promoted:
+        y = _promoted(spec, unit, done, wg, None, sm)
+    else:
+        y = _summed(spec, unit, done, wg, sm)
     return _scaled(y, scales.weight.at[rows], scales.tokens.at[pl.ds(unit.token, y.shape[1])])
 
 
@@ -287,7 +300,9 @@ def _promoted(
 
     def step(t: Array, total: Array) -> Array:
         slot = lax.rem(done + t, jnp.int32(spec.tuning.stages))
-        rows = None if own is None else load(own.weight.at[:, unit.first + t], 1)
+        rows = None
+        if own is not None:
+            rows = load(own.weight.at[:, unit.first + t], 1)
         plgpu.barrier_wait(sm["full"].at[slot])
 
         def multiply(acc: Any) -> Array:

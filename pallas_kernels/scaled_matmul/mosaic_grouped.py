@@ -51,7 +51,9 @@ class _Spec(NamedTuple):
     @property
     def sums(self) -> Any:
         """The type that the tensor cores add up in."""
-        return jnp.int32 if self.numbers == jnp.int8 else jnp.float32
+        if self.numbers == jnp.int8:
+            return jnp.int32
+        return jnp.float32
 
     @property
     def promoted(self) -> bool:
@@ -122,7 +124,10 @@ def grouped_scaled_matmul(
         interpret,
     )
     spec = _Spec(units, w.values.dtype.type, grouped)
-    scale = w.scale if grouped else w.scale[:, :, 0]
+    if grouped:
+        scale = w.scale
+    else:
+        scale = w.scale[:, :, 0]
     plan = (expert_W, used, *(() if groups.shared else (rows_W,)))
     return _multiply(spec, plan, rows, (w.values, scale), bias_EO)
 
@@ -153,7 +158,10 @@ def _multiply(
     blocks = min(PROCESSORS, units.tiles * units.across)
     groups = weight[1].shape[-1]
     room = rows.scales.shape[1]
-    scales = jnp.broadcast_to(rows.scales, (groups, room)) if spec.grouped else rows.scales[0]
+    if spec.grouped:
+        scales = jnp.broadcast_to(rows.scales, (groups, room))
+    else:
+        scales = rows.scales[0]
     given = (*plan, rows.numbers, *weight, scales, *(() if bias_EO is None else (bias_EO,)))
 
     def kernel(expert_ref, used_ref, *rest, **sm):  # type: ignore[no-untyped-def]

@@ -50,8 +50,15 @@ def rounded_rows(
     `plgpu.InterpretGPUParams` for machines without a GPU.
     """
     T, I = x_TI.shape
-    plan = places_TK if places_TK is not None else taken[0] if taken is not None else None
-    choices = 1 if places_TK is None else places_TK.shape[1]
+    if places_TK is not None:
+        plan = places_TK
+    elif taken is not None:
+        plan = taken[0]
+    else:
+        plan = None
+    choices = 1
+    if places_TK is not None:
+        choices = places_TK.shape[1]
 
     def rounded_rows_kernel(x_ref, *refs):  # type: ignore[no-untyped-def]
         *plan_ref, numbers_ref, scale_ref = refs

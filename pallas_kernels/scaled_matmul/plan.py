@@ -63,9 +63,14 @@ class Tuning(NamedTuple):
 
 def tuning_of(T: int, O: int, I: int, grouped: bool) -> Tuning:
     """Sizes for x `[T, I]` and a weight `[O, I]`, `grouped` if columns have scales of their own."""
-    most = PROMOTED if grouped else TOKENS[-1]
+    if grouped:
+        most = PROMOTED
+    else:
+        most = TOKENS[-1]
     tokens = next((width for width in TOKENS if width >= min(T, most)), most)
-    warpgroups = 4 if tokens <= 64 else 2
+    warpgroups = 2
+    if tokens <= 64:
+        warpgroups = 4
     blocks = -(-O // (warpgroups * ROWS))
     bands = -(-T // tokens)
     # A step of 8 bits moves twice the bytes of one of 4, for which shares are counted; to end a
@@ -106,7 +111,9 @@ def converted_with(
 
 def expert_tile(tile: int, promoted: bool) -> int:
     """Tokens of a unit of experts' products in tiles of so many: registers hold four sums of 64."""
-    return min(tile, MOST_EXPERT_TOKENS) if promoted else tile
+    if promoted:
+        return min(tile, MOST_EXPERT_TOKENS)
+    return tile
 
 
 def expert_tuning(

@@ -88,7 +88,10 @@ class Rounding(NamedTuple):
 
 def largest(dtype: DTypeLike) -> float:
     """The largest number of the type whose negative it has, too."""
-    exact = jnp.iinfo if jnp.issubdtype(dtype, jnp.integer) else jnp.finfo
+    if jnp.issubdtype(dtype, jnp.integer):
+        exact = jnp.iinfo
+    else:
+        exact = jnp.finfo
     return float(exact(dtype).max)
 
 
@@ -100,7 +103,10 @@ def rounded(x: Array, dtype: DTypeLike, group: int) -> tuple[Array, Array]:
     exact = x.astype(jnp.float32)
     columns = x.shape[-1]
     missing = -columns % group
-    wide = jnp.pad(exact, [(0, 0)] * (x.ndim - 1) + [(0, missing)]) if missing else exact
+    if missing:
+        wide = jnp.pad(exact, [(0, 0)] * (x.ndim - 1) + [(0, missing)])
+    else:
+        wide = exact
     most = jnp.max(jnp.abs(wide).reshape(*x.shape[:-1], -1, group), axis=-1)
     scale = jnp.where(most == 0, 1.0, most * (1 / largest(dtype)))
     return rounded_by(exact, scale, dtype, group), scale
@@ -151,7 +157,10 @@ def in_steps(x_TI: Array, dtype: DTypeLike) -> tuple[Array, Array]:
 def rounded_by(x: Array, scale: Array, dtype: DTypeLike, group: int = 1) -> Array:
     """x times 1/scale as numbers of the type; what is out of range becomes the nearest in it."""
     integer = jnp.issubdtype(dtype, jnp.integer)
-    low = jnp.iinfo(dtype).min if integer else -largest(dtype)
+    if integer:
+        low = jnp.iinfo(dtype).min
+    else:
+        low = -largest(dtype)
     high = largest(dtype)
     y = jnp.clip(x.astype(jnp.float32) * spread(1 / scale, group, x.shape[-1]), low, high)
     return (jnp.round(y) if integer else y).astype(dtype)
@@ -159,4 +168,6 @@ def rounded_by(x: Array, scale: Array, dtype: DTypeLike, group: int = 1) -> Arra
 
 def spread(scale: Array, group: int, columns: int) -> Array:
     """Scales `[..., G]` as those of each column, `[..., columns]` or `[..., 1]`."""
-    return scale if scale.shape[-1] == 1 else jnp.repeat(scale, group, axis=-1)[..., :columns]
+    if scale.shape[-1] == 1:
+        return scale
+    return jnp.repeat(scale, group, axis=-1)[..., :columns]

@@ -261,7 +261,9 @@ def _consume(
 
     def step(j, carry, masked):  # type: ignore[no-untyped-def]
         at = lax.rem(unit.done + j, jnp.int32(spec.stages))
-        mask = functools.partial(_mask, bounds, rows, unit.tile(j)) if masked else None
+        mask = None
+        if masked:
+            mask = functools.partial(_mask, bounds, rows, unit.tile(j))
         plgpu.barrier_wait(sm["k_full"].at[at])
         scores = product(q, sm["k"].at[at].T, (ROWS, SIZE), lambda: None)
         plgpu.barrier_arrive(sm["k_free"].at[at])

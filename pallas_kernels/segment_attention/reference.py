@@ -28,7 +28,8 @@ def segment_attention(
     """
     tokens, heads, dim = q_TNH.shape
     reach = min(segments.longest - 1, tokens - 1)
-    reach = reach if window is None else min(reach, window)
+    if window is not None:
+        reach = min(reach, window)
     rest = -tokens % BLOCK
     width = BLOCK + 2 * reach
 
