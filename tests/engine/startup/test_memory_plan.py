@@ -372,3 +372,18 @@ def test_an_estimate_refuses_only_where_no_step_is_going_to_be_compiled(tiny_dir
     full = replace(model.budget, weights=2**40)
     with pytest.raises(ConfigError, match="of KV cache is needed"):
         first_plan(replace(model, budget=full))
+
+
+def test_a_start_tries_smaller_steps_before_it_names_one(tiny_dir: str) -> None:
+    config = EngineConfig(
+        model=tiny_dir, max_model_len=64, max_num_seqs=2, max_num_batched_tokens=512
+    )
+    model = decide(config, tiny_dir).model
+    model = replace(model, budget=replace(model.budget, usable=64 * MIB, shared=False))
+    steps = Steps(3 * MIB, 3 * MIB)  # 96 MiB for 512 tokens
+    with pytest.raises(ConfigError, match=r"What helps: --max-num-batched-tokens \d+") as error:
+        fitted(model, steps)
+    (tokens,) = re.findall(r"--max-num-batched-tokens (\d+)", str(error.value))
+    smaller = model.with_steps(int(tokens), 2)
+    smaller = replace(smaller, budget=replace(smaller.budget, shared=False))
+    assert fitted(smaller, steps).max_model_len == 64
