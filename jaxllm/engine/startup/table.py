@@ -161,7 +161,7 @@ def _format_rows(model: ModelPlan) -> Rows:
     counts = Counter(spec.formats.values())
     forms = "; ".join(f"{count} matrices in {form.title}" for form, count in counts.items())
     plain = weights.outline(replace(spec, formats={}), model.mesh, model.dtype)
-    saved = shard_bytes(jax.tree.leaves(plain)) - model.budget.weights
+    saved = shard_bytes(jax.tree.leaves(plain.state)) - model.budget.weights
     paths = jax.tree_util.tree_leaves_with_path(model.outline.state)
     others = shard_bytes(leaf for path, leaf in paths if _is_plain(path))
     module = nnx.merge(model.outline.graphdef, model.outline.state)
