@@ -52,8 +52,6 @@ UNMENDED = frozenset(
         "jaxllm/engine/startup",
         "jaxllm/engine/startup/pipeline",
         "jaxllm/engine/transfer",
-        "jaxllm/gguf",
-        "jaxllm/gguf/architectures",
         "jaxllm/grammar",
         "jaxllm/hosts",
         "jaxllm/kv_events",
