@@ -80,8 +80,6 @@ UNMENDED = frozenset(
         "jaxllm/server/responses",
         "jaxllm/templates",
         "jaxllm/tensors",
-        "jaxllm/tokenizer_files",
-        "jaxllm/tokenizer_files/formats",
         "jaxllm/weights",
         "jaxllm/weights/sources",
         "pallas_kernels",
