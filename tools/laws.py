@@ -80,8 +80,6 @@ UNMENDED = frozenset(
         "jaxllm/server/responses",
         "jaxllm/templates",
         "jaxllm/tensors",
-        "jaxllm/weights",
-        "jaxllm/weights/sources",
         "pallas_kernels",
         "pallas_kernels/add_norm",
         "pallas_kernels/all_reduce",
