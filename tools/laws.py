@@ -64,7 +64,6 @@ UNMENDED = frozenset(
         "jaxllm/nn/weight",
         "jaxllm/quantisation",
         "jaxllm/quantisation/schemes",
-        "jaxllm/sampling",
         "jaxllm/server",
         "jaxllm/server/anthropic",
         "jaxllm/server/command_line",
