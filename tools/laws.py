@@ -52,7 +52,6 @@ UNMENDED = frozenset(
         "jaxllm/engine/startup",
         "jaxllm/engine/startup/pipeline",
         "jaxllm/engine/transfer",
-        "jaxllm/grammar",
         "jaxllm/hosts",
         "jaxllm/kv_events",
         "jaxllm/kv_transfer",
