@@ -76,7 +76,6 @@ UNMENDED = frozenset(
         "jaxllm/server/pooling",
         "jaxllm/server/rendering",
         "jaxllm/server/responses",
-        "jaxllm/templates",
         "jaxllm/tensors",
         "pallas_kernels",
         "pallas_kernels/add_norm",
