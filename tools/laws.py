@@ -53,7 +53,6 @@ UNMENDED = frozenset(
         "jaxllm/engine/startup/pipeline",
         "jaxllm/engine/transfer",
         "jaxllm/hosts",
-        "jaxllm/kv_transfer",
         "jaxllm/library",
         "jaxllm/models",
         "jaxllm/models/config",
