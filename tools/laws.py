@@ -52,7 +52,6 @@ UNMENDED = frozenset(
         "jaxllm/engine/startup",
         "jaxllm/engine/startup/pipeline",
         "jaxllm/engine/transfer",
-        "jaxllm/library",
         "jaxllm/models",
         "jaxllm/models/config",
         "jaxllm/nn",
