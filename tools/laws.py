@@ -38,7 +38,6 @@ UNMENDED = frozenset(
         "jaxllm",
         "jaxllm/background",
         "jaxllm/cache",
-        "jaxllm/cli",
         "jaxllm/connections",
         "jaxllm/engine",
         "jaxllm/engine/constraints",
