@@ -36,7 +36,6 @@ FIELDS = frozenset({"kind"})
 UNMENDED = frozenset(
     {
         "jaxllm",
-        "jaxllm/background",
         "jaxllm/cache",
         "jaxllm/connections",
         "jaxllm/engine",
