@@ -37,7 +37,6 @@ UNMENDED = frozenset(
     {
         "jaxllm",
         "jaxllm/cache",
-        "jaxllm/connections",
         "jaxllm/engine",
         "jaxllm/engine/constraints",
         "jaxllm/engine/intake",
