@@ -111,15 +111,15 @@ def check_names(value: Any, control_tokens: tuple[str, ...]) -> None:
     while level:
         objects = [item for item in level if isinstance(item, dict)]
         lists = [item for item in level if isinstance(item, (list, tuple))]
-        for one in objects:
-            names.update(dict.fromkeys(map(str, one)))
-        level = [item for one in objects for item in one.values()]
-        level += [item for one in lists for item in one]
+        for mapping in objects:
+            names.update(dict.fromkeys(map(str, mapping)))
+        level = [item for mapping in objects for item in mapping.values()]
+        level += [item for items in lists for item in items]
     text = "\0".join(names)
-    found = next((token for token in control_tokens if token in text), None)
-    if found is not None:
+    control = next((token for token in control_tokens if token in text), None)
+    if control is not None:
         raise TemplateError(
-            f"the name of a member holds the control token {found!r}, "
+            f"the name of a member holds the control token {control!r}, "
             "which only values may hold; rename it"
         )
 

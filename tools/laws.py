@@ -35,7 +35,6 @@ EMPTY = frozenset(
 FIELDS = frozenset({"kind"})
 UNMENDED = frozenset(
     {
-        "jaxllm",
         "jaxllm/cache",
         "jaxllm/engine",
         "jaxllm/engine/constraints",
