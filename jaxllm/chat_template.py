@@ -132,7 +132,7 @@ def template_variables(template: Template) -> frozenset[str]:
 
 
 def known_variables(values: dict[str, Any], template: Template) -> dict[str, Any]:
-    """Those values that the template reads and the renderer does not set."""
+    """The values among `values` that the template reads and the renderer does not set."""
     known = template_variables(template) - RESERVED_TEMPLATE_NAMES
     return {name: value for name, value in values.items() if name in known}
 

@@ -337,7 +337,8 @@ class EngineConfig:
 
 
 def step_seqs(max_num_seqs: int, stages: int) -> int:
-    """Requests of a step: of several stages each works on those of a group of its own."""
+    """The most requests in one step. Of several pipeline stages, each works on another share of
+    them."""
     return -(-max_num_seqs // stages)
 
 
@@ -408,7 +409,7 @@ class Resolved:
 
     @property
     def step_seqs(self) -> int:
-        """See the function."""
+        """The most requests in one step, as `step_seqs` says."""
         return step_seqs(self.max_num_seqs, self.pipeline_parallel_size)
 
     @property

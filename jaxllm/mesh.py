@@ -75,7 +75,7 @@ def make_stage_meshes(
 
 
 def own_meshes(meshes: Sequence[Mesh]) -> dict[int, Mesh]:
-    """Those of the meshes of all stages that have devices of this process, by stage."""
+    """The meshes, of those of all stages, that have devices of this process, by stage."""
     process = jax.process_index()
     return {
         stage: mesh
@@ -231,8 +231,8 @@ class Stage:
         return self.index == self.count - 1
 
     def layers(self, total: int) -> range:
-        """Its layers of `total`. The earlier stages have one more where they do not divide, since
-        the last one has the head."""
+        """The numbers of the stage's layers, of `total` in the model. Where the stages do not
+        divide them, the earlier stages have one more, since the last one has the head."""
         share, rest = divmod(total, self.count)
         start = self.index * share + min(self.index, rest)
         return range(start, start + share + (self.index < rest))

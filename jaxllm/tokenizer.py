@@ -175,18 +175,22 @@ class Tokenizer:
         return sequences
 
     def encode_pair(
-        self, text: str, pair: str, limit: int | None = None, most_of_other: int | None = None
+        self,
+        text: str,
+        second_text: str,
+        limit: int | None = None,
+        most_of_second: int | None = None,
     ) -> Pair:
         """Token ids of two texts as the tokenizer joins them for a model that reads pairs.
 
-        The second is cut to `most_of_other` tokens, and so that both have at most `limit` with the
+        The second is cut to `most_of_second` tokens, and so that both have at most `limit` with the
         special ones.
         """
         first, second = (
-            self.backend.encode(part, add_special_tokens=False) for part in (text, pair)
+            self.backend.encode(part, add_special_tokens=False) for part in (text, second_text)
         )
-        if most_of_other is not None:
-            second.truncate(most_of_other)
+        if most_of_second is not None:
+            second.truncate(most_of_second)
         if limit is not None:
             room = limit - self.backend.num_special_tokens_to_add(True) - len(first.ids)
             second.truncate(max(0, room))

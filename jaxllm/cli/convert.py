@@ -38,7 +38,7 @@ def convert(argv: list[str], environ: Mapping[str, str]) -> int:
 
 
 def parser() -> argparse.ArgumentParser:
-    """Its options, of which making the parser imports no jax."""
+    """The parser of the verb's options. Making it imports no jax."""
     top = argparse.ArgumentParser(
         prog="jaxllm convert",
         description="Write a model's safetensors anew, in another type or in files of another "

@@ -139,9 +139,9 @@ def checkpoint_tensors(model: Model) -> dict[str, Deferred]:
 
 
 def checkpoint_parts(model: Model) -> dict[str, tuple[str, tuple[Deferred, ...]]]:
-    """Those of the tensors that are matrices of numbers in groups, or such of all experts
-    [E, out, in]: what numbers, and these with their scales and offsets. Raises ConfigError for an
-    unknown architecture."""
+    """By their names in a checkpoint, the tensors that are matrices of numbers in groups, or such
+    matrices of all experts [E, out, in]: the type of the numbers, and the numbers with their scales
+    and offsets. Raises ConfigError for an unknown architecture."""
     rules = architecture(model.metadata)
     matrices = dict(_joined_parts(rules.joins, model.tensors))
     for name, tensor in model.tensors.items():
@@ -156,7 +156,8 @@ def checkpoint_parts(model: Model) -> dict[str, tuple[str, tuple[Deferred, ...]]
 def _joined_parts(
     joins: tuple[Join, ...], tensors: Mapping[str, StoredTensor]
 ) -> Iterator[tuple[str, tuple[str, tuple[Deferred, ...]]]]:
-    """The parts of tensors that are put together of some in one type."""
+    """Names, types and parts of the tensors that are put together of several, where the file holds
+    all of these and in one type."""
     layers = sorted({_layer(name)[0] for name in tensors})
     for join in (join for join in joins if join.by_rows):
         for layer in layers:

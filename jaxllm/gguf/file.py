@@ -274,7 +274,8 @@ class _Header:
         return _native(np.frombuffer(self._take(count * dtype.itemsize), dtype))
 
     def _count(self, things: str, least: int) -> int:
-        """A count of things of at least so many bytes each."""
+        """The next number, a count of things of at least `least` bytes each. Raises _Fault, which
+        names the `things`, where the file is too short for them."""
         count = int(self._number(NUMBERS[10]))
         if count * least > len(self._data) - self._position:
             raise _Fault(
@@ -291,7 +292,7 @@ class _Header:
             raise _Fault(f"the text before byte {self._position} is not UTF-8; {REMEDY}") from None
 
     def _strings(self, count: int) -> list[str]:
-        """So many texts, in a loop of its own: vocabularies have hundreds of thousands."""
+        """The next `count` texts, in a loop of its own: vocabularies have hundreds of thousands."""
         data = self._data
         end = self._position
         texts = []

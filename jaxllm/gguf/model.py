@@ -33,7 +33,7 @@ class Model:
 
     @property
     def paths(self) -> tuple[Path, ...]:
-        """Of the files."""
+        """The paths of the files, in their order."""
         return tuple(file.path for file in self.files)
 
     def close(self) -> None:

@@ -120,7 +120,7 @@ class Channel:
             self._sock.sendall(self._code(self._role, -1, b""))
 
     def _code(self, sender: bytes, number: int, data: bytes) -> bytes:
-        """What proves that `sender` wrote its frame of this number."""
+        """The code, of `_CODE` bytes, which proves that `sender` wrote its frame of this number."""
         code = hashlib.blake2b(key=self._session, digest_size=_CODE)
         code.update(sender + struct.pack("<q", number))
         code.update(data)

@@ -53,7 +53,8 @@ class Shelf:
         return len(self._pages)
 
     def expect(self, keys: Sequence[bytes]) -> list[int]:
-        """Which of `keys` are neither here nor expected, as positions; they are expected now."""
+        """The positions of those `keys` that are neither here nor expected; they are expected
+        now."""
         with self._changed:
             missing = []
             for index, key in enumerate(keys):

@@ -75,7 +75,7 @@ class Peer:
     until: float
 
     def begin(self, seconds: float) -> None:
-        """What follows may take so long."""
+        """Let what follows take `seconds` from now."""
         self.until = time.monotonic() + seconds
 
     def read(self, size: int) -> bytes:

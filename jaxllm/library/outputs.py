@@ -200,7 +200,7 @@ class EmbeddingOutput:
 
     @property
     def hidden_size(self) -> int:
-        """Its length."""
+        """The number of the embedding's entries."""
         return len(self.embedding)
 
 

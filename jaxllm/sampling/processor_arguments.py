@@ -36,7 +36,7 @@ class Processor:
 
     @property
     def width(self) -> int:
-        """How many columns it has."""
+        """The number of columns that the processor takes: whether it runs, and its arguments."""
         return 1 + sum(length_of(default) for _, default in self.defaults)
 
 

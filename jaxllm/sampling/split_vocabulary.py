@@ -43,7 +43,7 @@ class SplitVocabulary:
         )
 
     def _best(self, logits_BW: Array) -> Array:
-        """Of equal logits the first."""
+        """int32 `token_B`, the tokens with the largest logits; of equal logits the first."""
         first = lax.axis_index(self.group.axis) * logits_BW.shape[1]
         place_B = first + jnp.argmax(logits_BW, axis=-1).astype(jnp.int32)
         # XLA's maximum on the CPU loses NaN in long rows

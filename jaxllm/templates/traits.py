@@ -77,7 +77,7 @@ class TemplateTraits:
 
     @classmethod
     def from_json(cls, members: dict[str, Any]) -> TemplateTraits:
-        """Those that `as_json` wrote."""
+        """The traits that `as_json` wrote."""
         return cls(**(members | {"contents": tuple(members["contents"])}))
 
     def as_json(self) -> dict[str, Any]:

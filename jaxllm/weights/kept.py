@@ -48,8 +48,8 @@ class Damaged(Exception):
 
 
 def digest(checkpoint: Checkpoint, scheme: object, rules: Sequence[Rule], likes: Likes) -> str:
-    """Of the checkpoint's files and tensors, of how parameters are made of them, and of these over
-    their devices."""
+    """A digest, 40 hexadecimal digits, of all that a kept entry depends on: the checkpoint's files
+    and tensors, how parameters are made of them, and how these lie on devices."""
     assert checkpoint.directory is not None, "arrays are not kept"
     files = sorted(
         (str(path.relative_to(checkpoint.directory)), path.stat().st_size, path.stat().st_mtime_ns)
@@ -187,7 +187,7 @@ def _bytes(array: np.ndarray) -> memoryview:
 
 
 def _sum(view: np.ndarray) -> int:
-    """Of a tensor in a file, which is read part by part."""
+    """The CRC-32 of a tensor in a file, which is read part by part."""
     stored = view.reshape(-1).view(np.uint8)
     checksum = 0
     scratch = np.empty(min(len(stored), READ_BYTES), np.uint8)

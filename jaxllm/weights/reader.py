@@ -119,7 +119,8 @@ class Checkpoint:
         return None
 
     def missing(self, names: set[str]) -> list[str]:
-        """Those of `names` that no file holds, without those of files in `problems`."""
+        """The names among `names` that no file holds, sorted. Tensors of files in `problems` are
+        not missing."""
         held = {*self._home, *self._packed, *self._excused}
         if self._complete:
             return sorted(names - held)

@@ -17,7 +17,7 @@ COMPILING = 4  # threads
 
 
 def filled_by(rule: Rule, names: Iterable[str]) -> list[str]:
-    """Those of the parameters' `names` that the rule fills."""
+    """The names among the parameters' `names` that the rule fills."""
     if rule.rounded is None:
         return [rule.parameter]
     return [name for name in names if name.startswith(f"{rule.parameter}.")]

@@ -123,12 +123,12 @@ def _made(device: jax.Device, count: int) -> list[Buffer]:
 
 
 def part_shape(like: jax.ShapeDtypeStruct) -> tuple[int, ...]:
-    """Of what each device holds of a parameter."""
+    """The shape of the part of a parameter that each device holds."""
     return like.sharding.shard_shape(like.shape)
 
 
 def part_bytes(like: jax.ShapeDtypeStruct) -> int:
-    """Of what each device holds of a parameter."""
+    """The bytes of the part of a parameter that each device holds."""
     return math.prod(part_shape(like)) * like.dtype.itemsize
 
 
