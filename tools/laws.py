@@ -86,7 +86,6 @@ UNMENDED = frozenset(
         "jaxllm/tokenizer_files/formats",
         "jaxllm/weights",
         "jaxllm/weights/sources",
-        "pallas_kernels/segment_attention",
     }
 )
 
