@@ -32,9 +32,9 @@ def load_tile(pages_PKCH: Array, table: Array, tile: Array, pages: int) -> Array
     """Tile number `tile` of each sequence, `[..., K, tokens, H]` float32. Table entries outside the
     pool read an arbitrary page, so the caller masks them."""
     ids = lax.dynamic_slice_in_dim(table, tile * pages, pages, axis=-1)
-    tile_KSCH = jnp.moveaxis(pages_PKCH.at[ids].get(mode="clip"), -4, -3)  # [..., K, pages, C, H]
-    *lead, K, S, C, H = tile_KSCH.shape
-    return tile_KSCH.reshape(*lead, K, S * C, H).astype(jnp.float32)
+    paged_tile = jnp.moveaxis(pages_PKCH.at[ids].get(mode="clip"), -4, -3)  # [..., K, pages, C, H]
+    *lead, K, S, C, H = paged_tile.shape
+    return paged_tile.reshape(*lead, K, S * C, H).astype(jnp.float32)
 
 
 def load_tiles(

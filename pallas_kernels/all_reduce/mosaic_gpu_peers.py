@@ -122,7 +122,7 @@ def gather(x: Array, group: Group) -> Array:
         words = x
     else:
         words = lax.bitcast_convert_type(x, jnp.int32)
-    words_RW = jnp.pad(words.reshape(-1), (0, rows * W - x.size)).reshape(rows, W)
+    padded_words = jnp.pad(words.reshape(-1), (0, rows * W - x.size)).reshape(rows, W)
 
     def gather_kernel(x_ref, words_ref, table_ref, out_ref):  # type: ignore[no-untyped-def]
         t = lax.axis_index("row")
@@ -140,8 +140,8 @@ def gather(x: Array, group: Group) -> Array:
                     store(out_ref.at[d, t], peer_part)
 
     shape = jax.ShapeDtypeStruct((X, rows, W), jnp.int32)
-    words_XRW = _launch(gather_kernel, (words_RW,), group, shape)
-    out = words_XRW.reshape(X, rows * W)[:, : x.size].reshape(X, *x.shape)
+    device_words = _launch(gather_kernel, (padded_words,), group, shape)
+    out = device_words.reshape(X, rows * W)[:, : x.size].reshape(X, *x.shape)
     if x.dtype == jnp.int32:
         return out
     return lax.bitcast_convert_type(out, x.dtype)
