@@ -59,7 +59,6 @@ UNMENDED = frozenset(
         "jaxllm/kv_events",
         "jaxllm/kv_transfer",
         "jaxllm/library",
-        "jaxllm/models/config",
         "jaxllm/nn",
         "jaxllm/nn/mixture",
         "jaxllm/nn/weight",
