@@ -62,8 +62,6 @@ UNMENDED = frozenset(
         "jaxllm/nn",
         "jaxllm/nn/mixture",
         "jaxllm/nn/weight",
-        "jaxllm/quantisation",
-        "jaxllm/quantisation/schemes",
         "jaxllm/sampling",
         "jaxllm/server",
         "jaxllm/server/anthropic",

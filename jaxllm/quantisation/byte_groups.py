@@ -30,7 +30,7 @@ class ByteMatrix(CompressedMatrix):
         return len(self.parts) == 2
 
     def numbers(self, arrays: Arrays, bounds: Bounds) -> np.ndarray:
-        return self._unsigned(0, arrays[0][tuple(slice(*each) for each in bounds)])
+        return self._unsigned(0, arrays[0][tuple(slice(*bound) for bound in bounds)])
 
     def scales(self, arrays: Arrays, rows: slice) -> np.ndarray:
         return arrays[1][rows]

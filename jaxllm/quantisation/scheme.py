@@ -55,7 +55,7 @@ def modules(stored: Mapping[str, Header], name: str) -> tuple[str, ...]:
         spelled = stored.spellings(name)
     else:
         spelled = (name,)
-    return tuple(each.rpartition(".")[0] for each in spelled)
+    return tuple(spelling.rpartition(".")[0] for spelling in spelled)
 
 
 @dataclass(frozen=True)
