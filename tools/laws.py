@@ -77,7 +77,6 @@ UNMENDED = frozenset(
         "jaxllm/server/rendering",
         "jaxllm/server/responses",
         "jaxllm/templates",
-        "jaxllm/tensors",
         "jaxllm/tokenizer_files",
         "jaxllm/tokenizer_files/formats",
         "jaxllm/weights",
