@@ -94,10 +94,13 @@ class Attention(nnx.Module):
             out_bias,
             order=heads.value_order,
         )
-        self.q_norm: RMSNorm | None
-        self.k_norm: RMSNorm | None
-        self.q_norm, self.k_norm = (None, None) if qk_norms is None else qk_norms
-        self.sinks = Sinks(init, heads.query) if sinks else None
+        self.q_norm: RMSNorm | None = None
+        self.k_norm: RMSNorm | None = None
+        if qk_norms is not None:
+            self.q_norm, self.k_norm = qk_norms
+        self.sinks: Sinks | None = None
+        if sinks:
+            self.sinks = Sinks(init, heads.query)
         self.kv_scales: nnx.Param | None = None
         self.heads = heads
         self.window = scoring.window
@@ -121,13 +124,16 @@ class Attention(nnx.Module):
     def __call__(
         self, layer: int, x_TD: Inputs, rotation: Rotation, context: AttentionContext
     ) -> Product:
+        sinks = None
+        if self.sinks is not None:
+            sinks = self.sinks.weight[...]
         o_TNH = context.attend(
             layer,
             self._rows(x_TD, rotation, context),
             scale=self.scale,
             window=self.window,
             softcap=self.softcap,
-            sinks=None if self.sinks is None else self.sinks.weight[...],
+            sinks=sinks,
         )
         return self.out.part(o_TNH, context)
 

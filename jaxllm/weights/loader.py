@@ -38,7 +38,7 @@ def compile_rounding(
 ) -> Callable[[jax.Array, dict[str, jax.Array]], dict[str, jax.Array]]:
     """The program (plain weight, arrays) → the parameters of these names and shapes, written into
     the arrays."""
-    one = functools.partial(rounded, given.kind)
+    one = functools.partial(rounded, given.format)
 
     def program(plain: jax.Array, room: dict[str, jax.Array]) -> dict[str, jax.Array]:
         made = jax.lax.map(one, plain) if given.experts else one(plain)

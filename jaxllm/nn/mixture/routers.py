@@ -79,8 +79,8 @@ class Router(nnx.Module):
     def rules(self, *names: str) -> Iterator[Rule]:
         """`names` are full names of checkpoint tensors: of the weight, the bias and the correction,
         as far as there are any; further such groups are other spellings."""
-        own = {"weight": self.weight, "bias": self.bias, "correction": self.correction}
-        held = {leaf: parameter for leaf, parameter in own.items() if parameter is not None}
+        parameters = {"weight": self.weight, "bias": self.bias, "correction": self.correction}
+        held = {leaf: parameter for leaf, parameter in parameters.items() if parameter is not None}
         for index, (leaf, parameter) in enumerate(held.items()):
             shape = parameter.get_value().shape
             first, *others = ((Piece(name, shape, shape),) for name in names[index :: len(held)])
