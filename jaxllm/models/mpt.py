@@ -94,7 +94,7 @@ def spec(hf: Config) -> ModelSpec:
 
 
 def _scale(spec: ModelSpec) -> float:
-    """That scores are multiplied by."""
+    """The number that scores are multiplied by."""
     return number(spec.config, "softmax_scale", spec.heads(1).dim ** -0.5)
 
 

@@ -94,13 +94,14 @@ class Attention(nnx.Module):
             out_bias,
             order=heads.value_order,
         )
-        self.q_norm: RMSNorm | None = None
-        self.k_norm: RMSNorm | None = None
+        q_norm = None
+        k_norm = None
         if qk_norms is not None:
-            self.q_norm, self.k_norm = qk_norms
-        self.sinks: Sinks | None = None
-        if sinks:
-            self.sinks = Sinks(init, heads.query)
+            q_norm, k_norm = qk_norms
+        # An attribute that was None cannot become a module, so each is set once
+        self.q_norm = q_norm
+        self.k_norm = k_norm
+        self.sinks = Sinks(init, heads.query) if sinks else None
         self.kv_scales: nnx.Param | None = None
         self.heads = heads
         self.window = scoring.window

@@ -69,8 +69,8 @@ class Linear(nnx.Module):
             self.weight = held(first, shape)
 
     def rounding(self, tokens: int, context: RowContext) -> Rounding | None:
-        """What the map takes in place of so many plain tokens, from a norm that can make it; None:
-        nothing else."""
+        """The rounding of inputs that the map takes in place of `tokens` plain ones, from a norm
+        that can make it; None where it takes plain ones alone."""
         return self.weight.rounding(tokens, context)
 
     def product(self, x: Inputs, context: RowContext) -> Array:

@@ -79,7 +79,8 @@ class PoolingModel(nnx.Module):
         length_R: Array,
         context: AttentionContext,
     ) -> Array:
-        """The same of an encoder; `second_T` is 1 for tokens of the second text of a pair."""
+        """The same results of an encoder; `second_T` is 1 for tokens of the second text of a
+        pair."""
         embed = self.body.embed
         assert embed is not None
         second = (second_T,) if isinstance(embed, EncoderEmbedding) else ()

@@ -164,7 +164,7 @@ class Alibi(NoRope):
         return super().__call__(position_T, prompt_length_T)._replace(key_TN=key_TN)
 
     def added(self, position_T: Array, slope_N: Array) -> Array:
-        """What the scores of keys get, [T, N]."""
+        """The numbers `[T, N]` that are added to the scores of keys."""
         return position_T[:, None] * slope_N
 
 

@@ -125,7 +125,7 @@ class Piece:
 
     @property
     def added(self) -> float:
-        """What is added to every stored number."""
+        """The sum of the numbers that are added to every stored number."""
         return sum(step.value for step in self.steps if isinstance(step, Plus))
 
 

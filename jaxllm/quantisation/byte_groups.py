@@ -58,8 +58,8 @@ class ByteMatrix(CompressedMatrix):
 def byte_matrix(
     name: str, stored: Mapping[str, Header], group: int, inputs: str | None, centred: bool
 ) -> ByteMatrix:
-    """The matrix `name`, so many columns of which share a scale, 0 for all of them. Unless it is
-    `centred`, it has zero points."""
+    """The matrix `name`, of which `group` columns share a scale; 0 stands for all columns. Unless
+    it is `centred`, it has zero points."""
     rows, columns = stored[name].shape
     size = group or columns
     grid = (rows, -(-columns // size))

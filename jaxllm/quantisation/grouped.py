@@ -247,13 +247,13 @@ class Grouping:
         return _held(self.bits, group, symmetric)
 
     def bits_of(self, columns: int, words: int) -> int:
-        """Bits of a number, so many of which take so many words."""
+        """Bits of a number, where the numbers of `columns` columns take `words` words."""
         if self.mixed and columns:
             return words * WORD // columns
         return self.bits
 
     def group_of(self, columns: int, groups: int) -> int:
-        """Columns of a group, where so many are stored."""
+        """Columns of a group, where `groups` groups are stored for `columns` columns."""
         group = self.group or columns
         if self.mixed and groups and -(-columns // group) != groups:
             return -(-columns // groups)

@@ -175,8 +175,8 @@ class PackQuantized:
             yield PackedMatrix(*fields, self.inputs)
 
     def _fitting(self, words: int, groups: int, known: int | None) -> list[Packing]:
-        """The settings that give a matrix of so many words a row, and so many columns if they are
-        `known`, so many groups; where none do, the first."""
+        """The settings with which a matrix of `words` words a row, and of `known` columns unless
+        that is None, has `groups` groups; where no settings do, the first."""
 
         def fits(packing: Packing) -> bool:
             if known is None:

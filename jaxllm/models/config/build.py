@@ -111,7 +111,7 @@ def head_name(spec: ModelSpec) -> str:
 
 
 def outline(spec: ModelSpec, shards: int, dtype: DTypeLike) -> Model:
-    """The same with ShapeDtypeStructs for arrays: nothing is allocated."""
+    """The same model with ShapeDtypeStructs for arrays: nothing is allocated."""
     return nnx.eval_shape(lambda: build(spec, shards, nnx.Rngs(0), dtype))
 
 
@@ -268,8 +268,8 @@ def ignored(spec: ModelSpec) -> dict[str, str | None]:
 
 
 def unused_prefixes(spec: ModelSpec) -> tuple[str, ...]:
-    """What names of tensors begin with that the family knows and does not use, such as layers that
-    predict further tokens."""
+    """The prefixes of names of tensors that the family knows and does not use, such as those of
+    layers that predict further tokens."""
     prefixes: Callable[[ModelSpec], tuple[str, ...]] | None
     prefixes = getattr(family(spec.model_type), "unused", None)
     if prefixes is None:

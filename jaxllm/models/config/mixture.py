@@ -140,8 +140,8 @@ def shared_experts(hf: Config, key: str = "n_shared_experts") -> int:
 
 
 def predicting_layers(spec: ModelSpec) -> tuple[str, ...]:
-    """What names of tensors begin with in layers that predict further tokens: those behind the
-    model's own. Raises ConfigError."""
+    """The prefixes of names of tensors in layers that predict further tokens, which are numbered
+    behind the model's own. Raises ConfigError."""
     layers = positive(spec.config, "num_hidden_layers")
     extra = whole(spec.config, "num_nextn_predict_layers")
     return tuple(f"model.layers.{layers + layer}." for layer in range(extra))
@@ -177,7 +177,7 @@ def mixture_names(
 
 
 def expert_split(spec: ModelSpec, shards: int) -> Split:
-    """How experts lie on so many devices. Raises ConfigError where their width does not divide."""
+    """How experts lie on `shards` devices. Raises ConfigError where their width does not divide."""
     assert spec.mixture is not None
     split = Split(spec.expert_groups, shards // spec.expert_groups)
     if spec.mixture.inner % split.shards:

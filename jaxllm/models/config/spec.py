@@ -269,8 +269,8 @@ def _first(reasons: Iterable[str | None]) -> str | None:
 
 
 def _with_ends(spec: ModelSpec) -> ModelSpec:
-    """The same with those ends of sequences that tokens have. Small models keep the ids of large
-    ones, which end nothing. Raises ConfigError for an id that is negative."""
+    """The same spec with the ends of sequences that the vocabulary has. Small models keep the ids
+    of large ones, which end nothing. Raises ConfigError for an id that is negative."""
     ends = spec.eos_token_ids
     vocab = spec.vocab_size
     if wrong := [token for token in ends if token < 0]:
@@ -290,7 +290,7 @@ def _names_of(formats: Mapping[str, WeightFormat]) -> list[tuple[WeightFormat, l
 
 
 def _pooling(fields: Mapping[str, Any]) -> Pooling:
-    """From the fields of a `Pooling`, as JSON holds them."""
+    """The `Pooling` of these fields, as JSON holds them."""
     maps = tuple(DenseMap(**dense) for dense in fields["maps"])
     lists = {name: tuple(fields[name]) for name in ("modes", "dimensions", "labels")}
     lists["token_logits"] = tuple(map(tuple, fields["token_logits"]))

@@ -139,7 +139,8 @@ class ExpertMaps(nnx.Module):
         return context.collective.of_expert.once(self.bias[...])
 
     def pieces(self, name: str, leaf: str, columns: int | None) -> tuple[Piece, ...]:
-        """Those of the tensor `name` with all experts; of `columns`, where these are given."""
+        """The pieces of the tensor `name` with all experts; `columns` are its columns, where it has
+        others than the weight."""
         view = (*self.shape[:2], self.shape[2] if columns is None else columns)
         blocks = [*self.blocks]
         if len(blocks) > self.parts:

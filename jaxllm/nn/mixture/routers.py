@@ -69,7 +69,7 @@ class Router(nnx.Module):
         return context.route(self.logits(x_TD), correction, self.routing)
 
     def logits(self, x_TD: Array) -> Array:
-        """Of all experts, `[T, E]` in float32."""
+        """The logits `[T, E]` of all experts, in float32."""
         weight = self.weight[...]
         logits_TE = contract(x_TD.astype(weight.dtype), weight, 1, jnp.float32)
         if self.bias is None:

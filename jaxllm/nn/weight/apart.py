@@ -57,7 +57,7 @@ class Apart(nnx.Module):
 
 @dataclass(frozen=True)
 class OnePart:
-    """What fills one part, as the only one; see `weight.protocol.Fill`."""
+    """The pieces that fill one part as if it were the only one; see `weight.protocol.Fill`."""
 
     all: Fill
     index: int

@@ -44,13 +44,14 @@ class Weight(Protocol):
     """
 
     def rounding(self, tokens: int, context: RowContext) -> Rounding | None:
-        """What `product` takes in place of so many plain tokens; None: nothing else."""
+        """The rounding of inputs that `product` takes in place of `tokens` plain ones; None where
+        it takes plain ones alone."""
 
     def product(self, x: Inputs, dims: int, context: RowContext) -> Array:
         """`[T, *inp]` → `[T, *out]`: the last `dims` axes are contracted."""
 
     def part(self, x: Inputs, dims: int, context: RowContext) -> Product:
-        """The same, in parts where that saves a launch, for a reader that adds them up."""
+        """The same product, in parts where that saves a launch, for a reader that adds them up."""
 
     def gated(
         self, x_TD: Inputs, gating: Gating, context: RowContext, rounding: Rounding | None
@@ -59,7 +60,7 @@ class Weight(Protocol):
         it; None where XLA's activation of the product is as fast."""
 
     def rules(self, path: str, fill: Fill) -> Iterator[Rule]:
-        """What fills the parameters, which lie at `path` in the map."""
+        """The rules that fill the parameters, which lie at `path` in the map."""
 
 
 class Table(Protocol):
@@ -69,7 +70,7 @@ class Table(Protocol):
         """The rows `[T, D]` of tokens, of V = `vocab`."""
 
     def rules(self, path: str, fill: Fill) -> Iterator[Rule]:
-        """What fills the parameters, which lie at `path` in the table."""
+        """The rules that fill the parameters, which lie at `path` in the table."""
 
 
 class HeadWeight(Weight, Table, Protocol):
@@ -94,7 +95,7 @@ class ExpertWeight(Protocol):
         """Each row times the weight of its expert, see `RowContext.grouped_product`."""
 
     def rules(self, path: str, fill: Fill) -> Iterator[Rule]:
-        """What fills the parameters, which lie at `path` in the map."""
+        """The rules that fill the parameters, which lie at `path` in the map."""
 
 
 @dataclass(frozen=True)

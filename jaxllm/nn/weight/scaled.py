@@ -144,8 +144,9 @@ class Scaled(nnx.Module):
         return _with_offsets(whole(product), x_TI, offset_OG, group)
 
     def _scales(self, backend: str) -> list[Array | None]:
-        """Those of inputs: of each part, as many rows after each other, or one of all. Parts of an
-        expert may have unlike ones, which the reference takes; kernels, the largest."""
+        """The scales of inputs: one for each part, which is an equal share of the rows, or one for
+        all. Parts of an expert may have unlike scales, which the reference takes; kernels take the
+        largest."""
         if self.input_scale is None:
             return [None]
         scales = self.input_scale[...].reshape(-1)
@@ -218,8 +219,8 @@ class Scaled(nnx.Module):
 
     @staticmethod
     def is_head(weight_format: WeightFormat, columns: int) -> bool:
-        """Whether a head of so many columns may have this format: its sums are float32, in Hopper's
-        kernel, too."""
+        """Whether a head of `columns` columns may have this format: its sums are float32, in
+        Hopper's kernel, too."""
         multiplies = Scaled.is_table(weight_format) and weight_format.form != OFFSETS
         return multiplies and op.takes_plain(columns, weight_format.group)
 

@@ -90,8 +90,8 @@ class SharedHead(Scaled):
 
 @dataclass(frozen=True)
 class FilledUp:
-    """What fills shares of `held` rows: `share` rows of the checkpoint each, of which the last is
-    repeated. See `weight.protocol.Fill`."""
+    """The pieces that fill shares of `held` rows with `share` rows of the checkpoint each, of which
+    the last is repeated. See `weight.protocol.Fill`."""
 
     all: Fill
     share: int
@@ -113,7 +113,7 @@ class FilledUp:
 
 
 def takes(weight_format: WeightFormat) -> bool:
-    """Whether a table that is no head can be held so."""
+    """Whether a table that is no head can have this format."""
     if weight_format.numbers in DTYPES:
         return Scaled.is_table(weight_format)
     return (
@@ -124,7 +124,7 @@ def takes(weight_format: WeightFormat) -> bool:
 
 
 def takes_head(weight_format: WeightFormat, columns: int) -> bool:
-    """Whether a head of so many columns, which may be the table, too, can be held so."""
+    """Whether a head of `columns` columns, which may be the table, too, can have this format."""
     return weight_format.numbers in DTYPES and Scaled.is_head(weight_format, columns)
 
 

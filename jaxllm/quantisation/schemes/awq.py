@@ -49,7 +49,7 @@ class Version(ABC):
 
     @abstractmethod
     def scales(self, shape: tuple[int, int], group: int) -> tuple[int, int]:
-        """The shape of its scales, for groups of so many columns."""
+        """The shape of its scales, for groups of `group` columns."""
 
     @abstractmethod
     def zeros(self, shape: tuple[int, int], group: int) -> tuple[int, int]:

@@ -90,7 +90,7 @@ class BlockMatrix(PackedTensor):
         return pairs[first % 2 : first % 2 + last - first].reshape(-1, columns)
 
     def maxima(self, arrays: Sequence[np.ndarray], first: int, last: int) -> np.ndarray:
-        """Of the blocks `first` to `last`, float32."""
+        """The maxima of the blocks `first` to `last`, float32. Raises ConfigError."""
         maxima = arrays[1][first:last]
         if self.state.nested:
             outer = np.arange(first, last) // self.state.nested
