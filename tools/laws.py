@@ -48,13 +48,6 @@ UNMENDED = frozenset(
         "jaxllm/engine/startup",
         "jaxllm/engine/startup/pipeline",
         "jaxllm/engine/transfer",
-        "jaxllm/models",
-        "jaxllm/models/config",
-        "jaxllm/nn",
-        "jaxllm/nn/mixture",
-        "jaxllm/nn/weight",
-        "jaxllm/quantisation",
-        "jaxllm/quantisation/schemes",
         "jaxllm/server",
         "jaxllm/server/anthropic",
         "jaxllm/server/command_line",
@@ -68,7 +61,6 @@ UNMENDED = frozenset(
         "jaxllm/server/pooling",
         "jaxllm/server/rendering",
         "jaxllm/server/responses",
-        "jaxllm/tensors",
     }
 )
 

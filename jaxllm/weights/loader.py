@@ -38,7 +38,7 @@ def compile_rounding(
 ) -> Callable[[jax.Array, dict[str, jax.Array]], dict[str, jax.Array]]:
     """The program (plain weight, arrays) → the parameters of these names and shapes, written into
     the arrays."""
-    round_plain = functools.partial(rounded, rounding.kind)
+    round_plain = functools.partial(rounded, rounding.format)
 
     def program(plain: jax.Array, room: dict[str, jax.Array]) -> dict[str, jax.Array]:
         made = jax.lax.map(round_plain, plain) if rounding.experts else round_plain(plain)
