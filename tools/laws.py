@@ -69,7 +69,6 @@ UNMENDED = frozenset(
         "jaxllm/sampling",
         "jaxllm/server",
         "jaxllm/server/anthropic",
-        "jaxllm/server/command_line",
         "jaxllm/server/engine",
         "jaxllm/server/lifecycle",
         "jaxllm/server/openai",
