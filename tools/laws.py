@@ -68,7 +68,6 @@ UNMENDED = frozenset(
         "jaxllm/quantisation/schemes",
         "jaxllm/sampling",
         "jaxllm/server",
-        "jaxllm/server/openapi",
         "jaxllm/server/page",
         "jaxllm/server/parsing",
         "jaxllm/server/parsing/tools",
