@@ -69,8 +69,6 @@ UNMENDED = frozenset(
         "jaxllm/sampling",
         "jaxllm/server",
         "jaxllm/server/page",
-        "jaxllm/server/parsing",
-        "jaxllm/server/parsing/tools",
         "jaxllm/server/pooling",
         "jaxllm/server/rendering",
         "jaxllm/server/responses",
