@@ -69,7 +69,6 @@ UNMENDED = frozenset(
         "jaxllm/sampling",
         "jaxllm/server",
         "jaxllm/server/page",
-        "jaxllm/server/responses",
         "jaxllm/templates",
         "jaxllm/tensors",
         "jaxllm/tokenizer_files",
