@@ -67,8 +67,6 @@ UNMENDED = frozenset(
         "jaxllm/quantisation",
         "jaxllm/quantisation/schemes",
         "jaxllm/sampling",
-        "jaxllm/server",
-        "jaxllm/server/page",
         "jaxllm/templates",
         "jaxllm/tensors",
         "jaxllm/tokenizer_files",
