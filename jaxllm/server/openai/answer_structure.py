@@ -82,7 +82,7 @@ def _structured_text(
                 structure.field,
             )
         text = (Either(((Literal(marker), *behind), text)),)
-    return Structure(structure.field, Composition(structure.params.kind, thought + text))
+    return Structure(structure.field, Composition(structure.params.constraint, thought + text))
 
 
 def thinking_budget(request: ChatRequest, formats: Formats, prompt: str) -> ThinkingBudget | None:

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 import msgspec
 import orjson
 
-from jaxllm.logprobs import each, prompt_entries, unpacked
+from jaxllm.logprobs import entries_of, prompt_entries, unpacked
 from jaxllm.messages import PromptLogprobs, TextDelta, TokenLogprobs
 from jaxllm.server.errors import ApiError
 from jaxllm.server.parsing.machine import Clear
@@ -129,7 +129,7 @@ class Choice:
     def logprobs(self) -> Iterator[TokenLogprobs] | None:
         """The log-probabilities so far of a reply that is sent whole; None without any."""
         if self.scored:
-            return each(self.packed, self.scored)
+            return entries_of(self.packed, self.scored)
         return None
 
 

@@ -68,7 +68,7 @@ def option(name: str, **bounds: Any) -> Schema:
     row = OPTIONS[name]
     default = default_of(name)
     more = {} if default is None else {"default": default}
-    return field(_KINDS[row.kind](row) | bounds, row.doc, **more)
+    return field(_KINDS[row.form](row) | bounds, row.doc, **more)
 
 
 def _number(number_type: str, row: Option) -> Schema:
