@@ -48,19 +48,6 @@ UNMENDED = frozenset(
         "jaxllm/engine/startup",
         "jaxllm/engine/startup/pipeline",
         "jaxllm/engine/transfer",
-        "jaxllm/server",
-        "jaxllm/server/anthropic",
-        "jaxllm/server/command_line",
-        "jaxllm/server/engine",
-        "jaxllm/server/lifecycle",
-        "jaxllm/server/openai",
-        "jaxllm/server/openapi",
-        "jaxllm/server/page",
-        "jaxllm/server/parsing",
-        "jaxllm/server/parsing/tools",
-        "jaxllm/server/pooling",
-        "jaxllm/server/rendering",
-        "jaxllm/server/responses",
     }
 )
 
