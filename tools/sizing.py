@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
+from typing import Any
 
 import jax
 
@@ -50,12 +51,14 @@ MODELS = (
     ("Llama 3.1 70B", "llama-3.1-70b", "int4"),
 )
 # What an accelerator takes by default, where a CPU takes less
-LIKE_A_GPU = {
-    "dtype": "bfloat16",
-    "block_size": 64,
-    "max_num_seqs": 256,
-    "max_num_batched_tokens": 8192,
-}
+LIKE_A_GPU: Mapping[str, Any] = MappingProxyType(
+    {
+        "dtype": "bfloat16",
+        "block_size": 64,
+        "max_num_seqs": 256,
+        "max_num_batched_tokens": 8192,
+    }
+)
 
 
 def plan_of(shape: str, quantization: str | None) -> ModelPlan:
@@ -72,7 +75,7 @@ def plan_of(shape: str, quantization: str | None) -> ModelPlan:
 
 
 def pool_tokens(plan: ModelPlan, memory: float) -> int:
-    """Tokens of the KV pool on a card of so many GiB; below 0 or 0 where the rest does not fit."""
+    """Tokens of the KV pool on a card of so many GiB; 0 where the rest does not fit."""
     budget = replace(plan.budget, usable=int(memory * SHARE * GIB), spare=SPARE, shared=False)
     if budget.for_pages <= 0:
         return 0
