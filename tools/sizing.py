@@ -71,7 +71,8 @@ def plan_of(shape: str, quantization: str | None) -> ModelPlan:
         )
         spec = read_spec(Path(directory), Wish.of(config))
         wishes = Wishes(config, weights.ModelFiles(Path(directory)), spec)
-        return plan_model(wishes, [make_mesh(1, jax.devices("cpu"))])
+        with wishes.files:
+            return plan_model(wishes, [make_mesh(1, jax.devices("cpu"))])
 
 
 def pool_tokens(plan: ModelPlan, memory: float) -> int:
