@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -103,6 +103,30 @@ class Settings:
     kv_events: KVEventSettings | None = None
 
 
+def _rules(
+    settings: Settings, resolved: Resolved, tokenizer: Tokenizer | None, defaults: dict[str, Any]
+) -> Rules:
+    """What requests of this model must keep to; without a tokenizer they bring token ids."""
+    rules = Rules(
+        resolved=resolved,
+        served=settings.served,
+        longest_token=1,
+        may_drop=False,
+        defaults=defaults,
+        template_kwargs=settings.template_kwargs,
+        force_usage=settings.force_usage,
+        infill=None,
+    )
+    if tokenizer is None:
+        return rules
+    return replace(
+        rules,
+        longest_token=tokenizer.longest_token,
+        may_drop=tokenizer.may_drop,
+        infill=find_infill(tokenizer),
+    )
+
+
 class ServerState:
     """One model. Only `draining` and the counters change after the start."""
 
@@ -124,16 +148,7 @@ class ServerState:
         self.client = client
         self.tokenizer = tokenizer
         self.resolved: Resolved = client.resolved
-        self.rules = Rules(
-            resolved=self.resolved,
-            served=settings.served,
-            longest_token=tokenizer.longest_token if tokenizer is not None else 1,
-            may_drop=tokenizer is not None and tokenizer.may_drop,
-            defaults=defaults,
-            template_kwargs=settings.template_kwargs,
-            force_usage=settings.force_usage,
-            infill=None if tokenizer is None else find_infill(tokenizer),
-        )
+        self.rules = _rules(settings, self.resolved, tokenizer, defaults)
         self.formats = find_formats(
             settings.reasoning_parser,
             settings.tool_call_parser,

@@ -127,20 +127,11 @@ def transformer_spec(
     """
     query = positive(hf, "num_attention_heads")
     width = positive(hf, "hidden_size")
-    if hf.get("num_key_value_heads") is None:
-        kv = query
-    else:
-        kv = positive(hf, "num_key_value_heads")
+    kv = _kv_heads(hf, query)
     dim = _head_dim(hf, query, width, 1 if still else 2)
-    if still:
-        turning = dim
-    else:
-        turning = turning_dims(hf, dim)
-    if turning != dim and not partial:
-        raise ConfigError(
-            f"config.json: {hf['model_type']} models turn whole heads; partial_rotary_factor "
-            "must be 1"
-        )
+    turning = dim
+    if not still:
+        turning = _turning(hf, dim, partial)
     layers = positive(hf, "num_hidden_layers")
     length = context_length(hf)
     types = checked_types(hf) or [FULL] * layers
@@ -178,6 +169,25 @@ def transformer_spec(
         served_length=length,
         config=hf,
     )
+
+
+def _kv_heads(hf: Config, query: int) -> int:
+    """Heads of keys and values: as many as of queries unless the configuration says otherwise."""
+    if hf.get("num_key_value_heads") is None:
+        return query
+    return positive(hf, "num_key_value_heads")
+
+
+def _turning(hf: Config, dim: int, partial: bool) -> int:
+    """Dimensions of a head that rotary positions turn; all, unless the family may turn a part.
+    Raises ConfigError."""
+    turning = turning_dims(hf, dim)
+    if turning != dim and not partial:
+        raise ConfigError(
+            f"config.json: {hf['model_type']} models turn whole heads; partial_rotary_factor "
+            "must be 1"
+        )
+    return turning
 
 
 def _head_dim(hf: Config, query: int, width: int, multiple: int) -> int:
