@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-from jaxllm.server.errors import ApiError, overloaded, shutting_down
+from jaxllm.server.errors import ApiError, bounded, overloaded, shutting_down
 from jaxllm.server.requests.body_fields import BodyFields
 from jaxllm.server.requests.digits import keep_digits, may_hold_long
 from jaxllm.server.requests.fields import read_object
@@ -108,7 +108,7 @@ def check_encoding(headers: list[tuple[bytes, bytes]]) -> None:
     if not COMPRESSED.isdisjoint(name.strip() for name in encoding.split(b",")):
         raise ApiError(
             415,
-            f"the body is compressed ({encoding.decode()}); send it as it is",
+            f"the body is compressed ({bounded(encoding.decode('latin-1'))}); send it as it is",
             code="unsupported_media_type",
         )
 

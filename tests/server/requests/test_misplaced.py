@@ -95,6 +95,11 @@ def test_compressed_bodies_are_refused_unread(server: Running) -> None:
     assert server.post(COMPLETIONS, PROMPT, **{"content-encoding": "identity"}).status == 200
 
 
+def test_an_encoding_that_is_no_text_is_refused_like_another(server: Running) -> None:
+    odd = server.post(COMPLETIONS, PROMPT, **{"content-encoding": "gzip, \xff\x80"})
+    assert (odd.status, odd.error["code"]) == (415, "unsupported_media_type")
+
+
 @pytest.mark.parametrize(
     ("value", "said"),
     [
