@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +14,16 @@ import numpy as np
 import pytest
 
 from jaxllm import models
+from jaxllm.cache.layer import PagedKV
 from jaxllm.cache.states import StateArrays
 from jaxllm.config import ConfigError, EngineConfig
 from jaxllm.engine.engine import Engine
 from jaxllm.engine.load import load_engine
+from jaxllm.engine.scheduling.buckets import Buckets
+from jaxllm.engine.startup.budget import measure_budget
+from jaxllm.mesh import make_mesh
 from jaxllm.messages import GenerateRequest, RequestError
+from jaxllm.models import ModelSpec
 from jaxllm.nn.contexts.dense import DenseContext
 from jaxllm.prompt import Prompt
 from jaxllm.sampling.options import SamplingParams
@@ -166,6 +172,23 @@ def test_keys_are_shared_within_a_stage(tmp_path: Path) -> None:
     layers = (FULL, SHARED, STATE, FULL)
     wanted = run(make(tmp_path, layers), PROMPTS, GREEDY)
     assert run(make(tmp_path, layers, pipeline_parallel_size=2), PROMPTS, GREEDY) == wanted
+
+
+@pytest.mark.parametrize(("stages", "shards"), [(1, 1), (2, 1), (2, 2)])
+def test_states_of_the_fullest_stage_are_counted(stages: int, shards: int) -> None:
+    spec = models.make_spec(hybrid.config(STATE, STATE, STATE, FULL, STATE))
+    config = EngineConfig(pipeline_parallel_size=stages)
+    meshes = [make_mesh(shards) for _ in range(stages)]
+    buckets = Buckets.build(4, 32, "cpu")
+    slots = buckets.decode[-1] * stages + 1
+
+    def resident(spec: ModelSpec) -> int:
+        return measure_budget(config, spec, meshes, (), buckets, 4, 0).resident
+
+    stateless = replace(spec, layers=(PagedKV(2, 8, 8),) * len(spec.layers))
+    layers = {1: 4, 2: 3}[stages]
+    size = layers * (hybrid.HEADS * hybrid.NUMBERS + hybrid.HEADS) * 4
+    assert resident(spec) - resident(stateless) == size * slots // shards
 
 
 @pytest.mark.parametrize("shards", [2, slow(4)])

@@ -160,6 +160,8 @@ class PrefixLookup:
             if pool.lifetime.window is None:
                 tables[group].pages = self._longest_prefix(group, request, newest, count)
                 count = len(tables[group].pages)
+        for table in tables:  # a later group may have fewer
+            del table.pages[count:]
         if any(pool.lifetime.window is not None for pool in self.pools):
             count = self._prefix_within_windows(request, newest, count)
             for group, (pool, table) in enumerate(zip(self.pools, tables, strict=True)):

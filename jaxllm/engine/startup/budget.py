@@ -23,7 +23,7 @@ from jaxllm.config import EngineConfig
 from jaxllm.engine.scheduling.buckets import Buckets
 from jaxllm.engine.startup.device_client import limit_bytes, unused_bytes
 from jaxllm.engine.startup.host_memory import available_bytes
-from jaxllm.mesh import layer_devices
+from jaxllm.mesh import layer_devices, stages
 from jaxllm.models import ModelSpec
 from jaxllm.nn import mlp
 from jaxllm.nn.weight import schemes
@@ -118,12 +118,12 @@ def measure_budget(
     shards = layer_devices(meshes[-1])
     shared = meshes[-1].devices.flat[0].platform == "cpu"
     step_tokens = buckets.max_rows
-    stages = config.pipeline_parallel_size
-    slots = buckets.decode[-1] * stages
+    count = config.pipeline_parallel_size
+    slots = buckets.decode[-1] * count
     resident = resident_bytes(buckets.logits, slots, spec.vocab_size, shards)
-    resident += spec_state_bytes(spec) * (slots + 1) // shards
-    if stages > 1:  # hidden states on their way, of each group
-        resident += stages * step_tokens * spec.width * itemsize
+    resident += states_bytes(spec, count) * (slots + 1) // shards
+    if count > 1:  # hidden states on their way, of each group
+        resident += count * step_tokens * spec.width * itemsize
     return MemoryBudget(
         usable=usable_bytes(config, [device for mesh in meshes for device in mesh.devices.flat]),
         weights=shard_bytes(weights),
@@ -136,9 +136,13 @@ def measure_budget(
     )
 
 
-def spec_state_bytes(spec: ModelSpec) -> int:
-    """Bytes of the recurrent states of one request, in all layers."""
-    return sum(state_bytes(cache) for cache in spec.layers if isinstance(cache, RecurrentState))
+def states_bytes(spec: ModelSpec, count: int) -> int:
+    """Bytes of the recurrent states of one request, in the layers of the one of `count` stages that
+    has most."""
+    sizes = [
+        state_bytes(cache) if isinstance(cache, RecurrentState) else 0 for cache in spec.layers
+    ]
+    return max(sum(sizes[layer] for layer in stage.layers(len(sizes))) for stage in stages(count))
 
 
 def usable_bytes(config: EngineConfig, devices: Iterable[Any]) -> int:

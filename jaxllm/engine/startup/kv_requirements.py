@@ -99,7 +99,8 @@ class KVRequirements:
         return sum(count * size for count, size in zip(counts, self.page_bytes, strict=True))
 
     def pages_in(self, size: int) -> int:
-        """The most pages whose bytes, with those of the other groups, are at most `size`."""
+        """The most pages whose bytes, with those of the other groups, are at most `size`. Not for
+        pages without bytes."""
         first, *others = self.page_bytes
         if not others:
             return size // first
@@ -157,10 +158,10 @@ def pool_pages(config: EngineConfig, budget: MemoryBudget, need: KVRequirements)
     requests at once can use."""
     if config.num_gpu_blocks_override is not None:
         return max(0, config.num_gpu_blocks_override)
-    if config.kv_cache_memory_bytes is not None:
-        return need.pages_in(max(0, config.kv_cache_memory_bytes))
     if not need.group_bytes:  # pages count tokens alone: no layer keeps anything in them
         return need.max_num_seqs * need.pages_per_request
+    if config.kv_cache_memory_bytes is not None:
+        return need.pages_in(max(0, config.kv_cache_memory_bytes))
     fitting = need.pages_in(max(0, budget.for_pages))
     if not budget.shared:
         return fitting // PAGE_ROUND * PAGE_ROUND

@@ -193,7 +193,7 @@ def _resolved(model: ModelPlan, memory: MemoryPlan) -> Resolved:
         max_num_batched_tokens=model.limits.max_num_batched_tokens,
         max_num_queued_reqs=config.max_num_queued_reqs or max(256, 8 * slots),
         vocab_size=spec.vocab_size,
-        eos_ids=model.wishes.eos_ids,
+        eos_ids=spec.eos_token_ids,
         tensor_parallel_size=layer_devices(model.mesh),
         expert_parallel_size=model.mesh.shape["expert"],
         max_logprobs=most_logprobs(config.max_logprobs, spec.vocab_size),

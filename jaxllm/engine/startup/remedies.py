@@ -63,7 +63,12 @@ def too_large(
     pages: int,
     smaller: Smaller | None,
 ) -> str:
-    """The error of a pool of `pages` that was asked for and has no room."""
+    """The error of a pool of `pages` that was asked for and has no room, or of pages without bytes
+    where not even the rest has room."""
+    if not need.group_bytes:
+        unset = replace(config, num_gpu_blocks_override=None, kv_cache_memory_bytes=None)
+        helps = "; or ".join(remedies(unset, budget, need, smaller))
+        return f"the model has no room: {budget.available}. What helps: {helps}"
     fitting = need.pages_in(max(0, budget.for_pages))
     if config.num_gpu_blocks_override is not None:
         largest = f"--num-gpu-blocks-override {fitting}"
@@ -95,12 +100,13 @@ def crowded(
             need, left / budget.workspace, smaller, lambda trial: _fits_beside(trial, size)
         )
     ]
-    fitting = need.pages_in(max(0, rest.for_pages - budget.workspace))
-    if fitting >= need.pages_per_request:
-        helps.append(
-            f"--num-gpu-blocks-override {fitting} "
-            f"(--kv-cache-memory-bytes {need.bytes_of(fitting)})"
-        )
+    if need.group_bytes:  # other pages leave a step no more room
+        fitting = need.pages_in(max(0, rest.for_pages - budget.workspace))
+        if fitting >= need.pages_per_request:
+            helps.append(
+                f"--num-gpu-blocks-override {fitting} "
+                f"(--kv-cache-memory-bytes {need.bytes_of(fitting)})"
+            )
     unset = replace(config, num_gpu_blocks_override=None, kv_cache_memory_bytes=None)
     flag = size_flag(config)
     if flag is not None and _holds_one(unset, budget, need):
@@ -120,10 +126,9 @@ def remedies(
     size = need.bytes_of(smallest_pool(config, budget, need))
     deficit = size - budget.for_pages
     longest = fitting_length(config, budget, need)
-    if longest:
-        helps = [f"--max-model-len {longest} (or auto)"]
-    else:
-        helps = []
+    helps: list[str] = []
+    if 0 < longest < need.max_model_len:
+        helps.append(f"--max-model-len {longest} (or auto)")
     if size_flag(config) is not None:
         if config.num_gpu_blocks_override is None:
             enough = f"--kv-cache-memory-bytes {size}"

@@ -7,7 +7,7 @@ import atexit
 import os
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
 
@@ -77,9 +77,11 @@ def start(
         leave_late: on CPUs, leave for `make_late` what an engine can be ready without.
     """
     wishes = read_wishes(config, hosts)
-    use_compilation_cache(wishes.config.compilation_cache_dir)
-    reserve_as(wishes.config)
-    with wishes.files, CompileWorkers(_early_workers(wishes.config)) as workers:
+    with ExitStack() as stack:
+        stack.enter_context(wishes.files)
+        use_compilation_cache(wishes.config.compilation_cache_dir)
+        reserve_as(wishes.config)
+        workers = stack.enter_context(CompileWorkers(_early_workers(wishes.config)))
         # JAX takes seconds to find GPUs, mostly without Python's lock, and XLA compiles without it
         pool = ThreadPoolExecutor(1, thread_name_prefix="tokenizer")
         reading = pool.submit(read_tokenizer, wishes)

@@ -41,18 +41,6 @@ class Wishes:
         return self.files.path
 
     @property
-    def eos_ids(self) -> tuple[int, ...]:
-        """The model's end-of-sequence ids. Raises ConfigError when a slot cannot hold them beside
-        a request's own stop ids."""
-        limit = MAX_STOP_IDS - MAX_STOP_TOKEN_IDS
-        if len(self.spec.eos_token_ids) > limit:
-            raise ConfigError(
-                f"config.json and generation_config.json name {len(self.spec.eos_token_ids)} "
-                f"end-of-sequence ids; at most {limit} are supported"
-            )
-        return self.spec.eos_token_ids
-
-    @property
     def weight_cache(self) -> Path | None:
         """The directory that keeps weights, if one is wanted."""
         wanted = self.config.weight_cache_dir
@@ -68,6 +56,7 @@ def read_wishes(config: EngineConfig, hosts: Hosts = ALONE) -> Wishes:
     with ExitStack() as stack:
         files = stack.enter_context(weights.ModelFiles(*located))
         spec = read_spec(files.path, Wish.of(config))
+        _check_ends(spec)
         if spec.pooling is not None and spec.pooling.bidirectional:
             config = replace(
                 config, num_gpu_blocks_override=ENCODER_PAGES, kv_cache_memory_bytes=None
@@ -75,3 +64,14 @@ def read_wishes(config: EngineConfig, hosts: Hosts = ALONE) -> Wishes:
         weights.check_shapes(files, spec, config.load_format)
         stack.pop_all()
     return Wishes(config, files, spec, hosts)
+
+
+def _check_ends(spec: ModelSpec) -> None:
+    """Raise ConfigError when a slot cannot hold the model's end-of-sequence ids beside a request's
+    own stop ids."""
+    limit = MAX_STOP_IDS - MAX_STOP_TOKEN_IDS
+    if len(spec.eos_token_ids) > limit:
+        raise ConfigError(
+            f"config.json and generation_config.json name {len(spec.eos_token_ids)} "
+            f"end-of-sequence ids; at most {limit} are supported"
+        )

@@ -15,7 +15,7 @@ from jaxllm.cache.layer import PagedKV
 from jaxllm.cache.pool import Lifetime, PagePool
 from jaxllm.cache.prefix import PrefixIndex
 from jaxllm.engine.scheduling.kv_manager import KVCacheManager
-from jaxllm.engine.scheduling.request import Request
+from jaxllm.engine.scheduling.request import Request, Status
 from jaxllm.engine.startup.kv_requirements import KVRequirements
 from jaxllm.prompt import Prompt
 from jaxllm.sampling.options import SamplingParams
@@ -53,7 +53,7 @@ def waiting(length: int) -> Request:
     )
 
 
-def windowed(windows: Sequence[int], pages: int, size: int = PAGE) -> KVCacheManager:
+def windowed(windows: Sequence[int | None], pages: int, size: int = PAGE) -> KVCacheManager:
     return KVCacheManager(
         [PagePool(pages, size, Counting(size, b"test"), Lifetime(window)) for window in windows]
     )
@@ -182,3 +182,21 @@ def test_short_requests_of_a_model_for_long_ones_run_at_once() -> None:
     assert most >= 12, "with pools for requests of 512 tokens alone it is 6"
     assert loop.add(prompt(400), 112) is not None
     loop.drain()
+
+
+def test_groups_that_keep_all_pages_give_as_many_of_a_prefix() -> None:
+    """Unlike heads may have pools of their own, and one of them may have evicted more."""
+    manager = windowed([None, None], 16)
+    writer = waiting(5 * PAGE)
+    manager.allocate(writer, manager.lookup(writer, None))
+    writer.computed = 5 * PAGE
+    manager.register(writer, 0, 5 * PAGE)
+    index = manager.prefixes.indexes[1]
+    index.forget(writer.hashes[3:])
+    reader = waiting(5 * PAGE)
+    pages = manager.lookup(reader, None)
+    assert [len(table.pages) for table in pages.tables] == [3, 3]
+    assert (pages.kept, pages.fresh) == (3 * PAGE, [2, 2])
+    manager.allocate(reader, pages)
+    reader.status = Status.RUNNING
+    manager.check([writer, reader])

@@ -362,6 +362,30 @@ def test_a_step_that_has_no_room_beside_the_pool_that_was_asked_for_is_told_what
     assert fitted(smaller, Steps(MIB, MIB)).num_pages == fitting
 
 
+def test_a_model_whose_pages_have_no_bytes_is_told_what_helps(tiny_dir: str) -> None:
+    """An encoder, or one whose layers all have states."""
+    model = on_a_card(tiny_dir)
+    model = replace(model, need=replace(model.need, page_bytes=(0,)))
+    room = replace(model.budget, workspace=0).for_pages
+    with pytest.raises(ConfigError, match="the model has no room") as error:
+        fitted(model, Steps(room + MIB, room + MIB))
+    assert "1.00 MiB is lacking" in str(error.value)
+    assert "What helps: --gpu-memory-utilization" in str(error.value)
+    assert "--max-model-len" not in str(error.value), "a shorter one needs as much"
+    encoder = replace(model.config, num_gpu_blocks_override=2**14)
+    encoder_model = replace(model, wishes=replace(model.wishes, config=encoder))
+    with pytest.raises(ConfigError, match="the largest step needs") as error:
+        fitted(encoder_model, Steps(2 * room, 2 * room))
+    assert "--num-gpu-blocks-override" not in str(error.value)
+    asked = EngineConfig(kv_cache_memory_bytes=MIB)
+    pages = plan_memory(asked, model.budget, model.need).num_pages
+    assert pages == model.need.max_num_seqs * model.need.pages_per_request
+    crowded = replace(model.budget, weights=2**40)
+    for config in (asked, encoder):
+        with pytest.raises(ConfigError, match="is lacking for the rest"):
+            plan_memory(config, crowded, model.need)
+
+
 def test_an_estimate_refuses_only_where_no_step_is_going_to_be_compiled(tiny_dir: str) -> None:
     model = on_a_card(tiny_dir)
     guessed = replace(model.budget, workspace=2**40)

@@ -136,7 +136,10 @@ def test_a_start_that_fails_leaves_no_file_open(tmp_path: Path) -> None:
         start(model, tmp_path, hf_overrides={"num_hidden_layers": 3})
     with pytest.raises(ConfigError, match="must be at least"):
         start(model, tmp_path, max_num_seqs=64, max_num_batched_tokens=16)
-    assert open_weights() == []
+    with pytest.raises(ConfigError, match=r"--compilation-cache-dir .* cannot be used") as error:
+        start(model, tmp_path, compilation_cache_dir=f"{model}/config.json/cache")
+    assert open_weights() == [], "also while somebody has the error, and with it the frames"
+    del error
 
 
 def test_a_model_is_outlined_once_whatever_a_start_asks_of_it(

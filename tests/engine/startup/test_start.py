@@ -191,3 +191,14 @@ def test_sizes_that_the_files_do_not_have_are_refused_before_the_tokenizer_is_re
     monkeypatch.setattr(started, "read_tokenizer", lambda *given: pytest.fail("it was read"))
     with pytest.raises(ConfigError, match="num_hidden_layers is 4096, the files hold 2 layers"):
         started.start(EngineConfig(model=str(tmp_path)), Report())
+
+
+@pytest.mark.usefixtures("cuda_installed")
+def test_more_ends_than_a_slot_holds_are_refused_before_the_tokenizer_is_read(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(started, "read_tokenizer", lambda *given: pytest.fail("it was read"))
+    source = str(load_golden("llama-gqa").directory)
+    config = EngineConfig(model=source, hf_overrides={"eos_token_id": list(range(17))})
+    with pytest.raises(ConfigError, match="end-of-sequence ids; at most 16 are supported"):
+        started.start(config, Report())
