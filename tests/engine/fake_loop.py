@@ -378,7 +378,7 @@ class Loop(LoopChecks):
             assert self.steps < limit, "requests do not end"
 
     def commit(self, plan: Plan, rows: list[list[int]]) -> None:
-        if plan.has_drafts:
+        if plan.drafts:
             self.scheduler.judge_drafts(plan, rows, self.jumped)
             self._note_accepted(plan, rows)
         for request, tokens in zip(plan.emitters, rows, strict=True):

@@ -22,10 +22,12 @@ class TextStep(msgspec.Struct, frozen=True, gc=False):  # made for every token
     Attributes:
         text: without anything that could become a stop string.
         stop: the stop string that ended the text.
+        count: of a text that was ended, the tokens up to its end.
     """
 
     text: str
     stop: str | None = None
+    count: int = 0
 
 
 class StopStrings:
@@ -128,13 +130,13 @@ class Detokenizer:
         if self._stops is None:
             return TextStep("".join([self._text_of(token) for token in tokens]))
         shown = ""
-        for token in tokens:
+        for count, token in enumerate(tokens, 1):
             self._fed += 1
             step = self._stops.feed(self._text_of(token), may_end=self._fed > self._min_tokens)
             shown += step.text
             if step.stop is not None:
                 self._pending = []
-                return TextStep(shown, step.stop)
+                return TextStep(shown, step.stop, count)
         return TextStep(shown)
 
     def finish(self) -> str:

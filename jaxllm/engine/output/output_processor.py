@@ -23,6 +23,7 @@ class Ending(NamedTuple):
     Attributes:
         reason: its finish_reason.
         stop: the stop token or the stop string, where the client is told of one.
+        hides_token: whether the last token is no part of the text.
         error: what went wrong, for the client.
         error_param: the field of the request that caused it, if one did.
     """
@@ -31,6 +32,7 @@ class Ending(NamedTuple):
     stop: int | str | None = None
     error: str | None = None
     error_param: str | None = None
+    hides_token: bool = False
 
 
 class OutputProcessor:
@@ -59,74 +61,79 @@ class OutputProcessor:
         """Append tokens, at least one, to a choice, up to the first that ends it. Returns their
         delta, the last one where they end it. If the choice has a grammar, that has followed all of
         them. `now` is Unix time in seconds; `logprobs` has a packed row for each token."""
-        params = request.params
         state = self._states[request.id]
-        detokenizer = state.detokenizers[request.index]
-        before = len(request.output)
-        last = before + len(tokens)
-        text = ""
         end: Ending | None = None
-        for count, token in enumerate(tokens, before + 1):
-            complete = False
-            if request.logits_options is not None:
-                complete, end = self._follow_token(request, token, is_last=count == last)
+        left = request.max_tokens - len(request.output)
+        count = 0
+        # Whatever a row does not need is behind this condition: a step has hundreds of rows
+        for token in tokens:
+            count += 1
+            if token in request.stops or count >= left or request.logits_options is not None:
+                end = self._end_of(request, token, count, is_last=count == len(tokens))
                 if end is not None:
                     break
-            stopped = token in request.stops and count > params.min_tokens
-            if detokenizer is not None:
-                hidden = stopped or (complete and token in self._resolved.eos_ids)
-                shown = not hidden or params.include_stop_str_in_output
-                step = detokenizer.feed([token] if shown else [])
-                text += step.text
-                if step.stop is not None:
-                    end = Ending("stop", step.stop)
-                    break
-            if stopped or complete:
-                named = stopped and (params.ignore_eos or token not in self._resolved.eos_ids)
-                end = Ending("stop", token if named else None)
-                break
-            if count >= request.max_tokens:
-                end = Ending("length")
-                break
-        if count < last:
-            logprobs = first_rows(logprobs, count - before, len(tokens))
-            tokens = tokens[: count - before]
+        text = ""
+        detokenizer = state.detokenizers[request.index]
+        if detokenizer is not None:
+            shown = tokens
+            if end is not None:
+                shown = tokens[: count - end.hides_token]
+            step = detokenizer.feed(shown)
+            text = step.text
+            if step.stop is not None:
+                end = Ending("stop", step.stop)
+                count = step.count
+        if end is not None:
+            logprobs = first_rows(logprobs, count, len(tokens))
+            tokens = tokens[:count]
         request.output += tokens
-        request.first_token_at = request.first_token_at or now
+        if not request.first_token_at:
+            request.first_token_at = now
         request.last_token_at = now
-        self._counters.generation_tokens += len(tokens)
-        self._scheduler.commit_tokens(request, len(tokens))
+        self._counters.generation_tokens += count
+        self._scheduler.commit_tokens(request, count)
         if end is not None:
             return self.finish_choice(request, end, tokens, text, logprobs)
-        scores = None
-        if params.prompt_logprobs is not None:
-            scores = state.take_prompt_logprobs(request.index)
-        return TextDelta(
+        delta = TextDelta(
             id=request.id,
             index=request.index,
             token_ids=tokens,
             text=text,
             logprobs=logprobs,
-            prompt_logprobs=scores,
             num_cached_tokens=request.num_cached_tokens,
         )
+        if request.params.prompt_logprobs is not None:
+            delta.prompt_logprobs = state.take_prompt_logprobs(request.index)
+        return delta
 
-    def _follow_token(
-        self, request: Request, token: int, *, is_last: bool
-    ) -> tuple[bool, Ending | None]:
-        """Let the constraints of a choice follow a token. Returns whether its grammar is complete
-        with it, and how it ends where one of them has failed. The grammar is ahead: what it knows
-        is of the last token."""
-        assert request.logits_options is not None
-        failure = accept_token(request.logits_options.constraints, token)
-        grammar = None
-        if is_last:
-            grammar = self._grammars.states.get(request)
-        if failure is None and grammar is not None:
-            failure = grammar.error
-        if failure is not None:
-            return False, Ending("error", error=failure, error_param="structured_outputs")
-        return grammar is not None and grammar.ended, None
+    def _end_of(self, request: Request, token: int, count: int, *, is_last: bool) -> Ending | None:
+        """How a token, the `count`-th of those that are being appended to a choice, ends it; None
+        where it goes on. Its constraints follow the token. Its grammar is ahead: what that
+        knows is of the last token."""
+        complete = False
+        if request.logits_options is not None:
+            failure = accept_token(request.logits_options.constraints, token)
+            grammar = None
+            if is_last:
+                grammar = self._grammars.states.get(request)
+            if failure is None and grammar is not None:
+                failure = grammar.error
+            if failure is not None:
+                return Ending(
+                    "error", error=failure, error_param="structured_outputs", hides_token=True
+                )
+            complete = grammar is not None and grammar.ended
+        params = request.params
+        length = len(request.output) + count
+        stopped = token in request.stops and length > params.min_tokens
+        if stopped or complete:
+            is_eos = token in self._resolved.eos_ids
+            named = stopped and (params.ignore_eos or not is_eos)
+            hides_token = (stopped or is_eos) and not params.include_stop_str_in_output
+            return Ending("stop", token if named else None, hides_token=hides_token)
+        if length >= request.max_tokens:
+            return Ending("length")
+        return None
 
     def finish_choice(
         self,

@@ -189,10 +189,7 @@ class Runner(Dispatcher):
             )
         else:
             rows = range(len(plan.decodes))
-        needs = frozenset(
-            {decode.request.needs for decode in plan.decodes}
-            | {chunk.request.needs for chunk in plan.chunks if chunk.final}
-        )
+        needs = frozenset({request.needs for request in plan.emitters if request is not None})
         scored = None
         if results:
             scored = PromptScores(spans(plan), results)
@@ -428,10 +425,11 @@ def forward_rows(shape: int | ExtendShape) -> int:
 def token_rows(tokens: np.ndarray) -> list[list[int]]:
     """The tokens of each row of a result: `[Q]`, a token a row, or `[Q, n]`, up to n. Negative
     numbers are none; they stand behind the tokens of a row."""
-    if tokens.ndim == 1:
-        return [[token] if token >= 0 else [] for token in tokens.tolist()]
-    counts = (tokens >= 0).sum(axis=1).tolist()
-    return [row[:count] for row, count in zip(tokens.tolist(), counts, strict=True)]
+    tokens_QN = tokens.reshape(len(tokens), -1)
+    rows: list[list[int]] = tokens_QN.tolist()
+    for row in np.flatnonzero(tokens_QN[:, -1] < 0).tolist():
+        rows[row] = [token for token in rows[row] if token >= 0]
+    return rows
 
 
 def _rewritten_rows(forwarded: Forwarded) -> list[tuple[int, int, Request]]:

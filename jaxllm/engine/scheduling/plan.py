@@ -49,7 +49,7 @@ class Decode(msgspec.Struct, frozen=True, gc=False):  # made for every row of ev
 
     request: Request
     first: int
-    count: int
+    count: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,6 +121,7 @@ class Plan:
             `pages_of_decode` of its inputs.
         moves: Transfers between pool and host memory, before the copies.
         group: Of the slots that run.
+        drafts: Drafts that its decodes have, in all: their inputs beyond one each.
     """
 
     decodes: tuple[Decode, ...]
@@ -130,21 +131,12 @@ class Plan:
     table_writes: tuple[TableWrite, ...] = ()
     moves: Moves | None = None
     group: int = 0
+    drafts: int = 0
 
     @property
     def tokens(self) -> int:
         """Tokens that it computes."""
-        return self.decoded + sum([chunk.length for chunk in self.chunks])
-
-    @functools.cached_property
-    def decoded(self) -> int:
-        """Inputs of its decodes."""
-        return sum([decode.count for decode in self.decodes])
-
-    @property
-    def has_drafts(self) -> bool:
-        """Whether a decode has drafts."""
-        return self.decoded > len(self.decodes)
+        return len(self.decodes) + self.drafts + sum([chunk.length for chunk in self.chunks])
 
     @functools.cached_property
     def emitters(self) -> list[Request | None]:

@@ -15,6 +15,7 @@ count on the KV that earlier ones write.
 from __future__ import annotations
 
 from collections.abc import Callable, Container, Iterable, Iterator, Sequence
+from typing import NamedTuple
 
 from jaxllm.cache.pool import PagePool
 from jaxllm.engine.scheduling.admission import AdmissionEstimator, fits_fully
@@ -29,8 +30,21 @@ from jaxllm.engine.scheduling.policy import Policy, RequestQueue, fcfs
 from jaxllm.engine.scheduling.request import Request, Status
 from jaxllm.engine.scheduling.slots import Slots
 
-# Decodes, chunks, and the requests preempted for them
-type Selected = tuple[list[Decode], tuple[Chunk, ...], list[Request]]
+
+class Selected(NamedTuple):
+    """What a step is to run.
+
+    Attributes:
+        decodes: rows of requests that continue their output.
+        drafts: that the decodes have, in all.
+        chunks: parts of prompts.
+        preempted: requests that went back to the queue for these.
+    """
+
+    decodes: list[Decode]
+    drafts: int
+    chunks: tuple[Chunk, ...]
+    preempted: list[Request]
 
 
 class Scheduler:
@@ -261,10 +275,9 @@ class Scheduler:
         request lives so long.
         """
         written = len(request.prompt.tokens) + len(request.output) - 1
-        verified = request.computed - request.drafts  # without a call: a step has hundreds of rows
-        if written > verified:
-            written = verified  # tokens that were not drawn are written later, as a chunk
         if written % self.page_size < new_tokens and request.status is Status.RUNNING:
+            # Tokens that were not drawn are written later, as a chunk
+            written = min(written, request.verified)
             self.kv_manager.register(request, max(0, written - new_tokens), written)
 
     def judge_drafts(
@@ -296,7 +309,7 @@ class Scheduler:
             offload.put_fetched(waits=False)
         for _ in range(self.limits.groups):
             self._slots.next_turn()
-            decodes, chunks, preempted = self._select_in_turn()
+            decodes, drafts, chunks, preempted = self._select_in_turn()
             self._had_chunks[self._slots.turn] = bool(chunks)
             if decodes or chunks or preempted:
                 break
@@ -318,6 +331,7 @@ class Scheduler:
             table_writes=table_writes,
             moves=moves,
             group=self._slots.turn,
+            drafts=drafts,
         )
 
     def _select_in_turn(self) -> Selected:
@@ -340,8 +354,9 @@ class Scheduler:
         self._slots.check(self._running)
 
     def _select(self, decode: bool, prefill: bool) -> Selected:
-        """Decodes, chunks, and the requests preempted for them."""
-        decodes = list[Decode]()
+        """What runs next: decodes, if wanted, and parts of prompts, if wanted."""
+        decoding = list[Request]()
+        positions = list[int]()
         prefilling = list[Request]()
         preempted = list[Request]()
         running = Status.RUNNING
@@ -357,26 +372,30 @@ class Scheduler:
                 ):
                     prefilling.append(request)
                 continue
-            if not decode or request.num_scheduled_outputs >= request.max_tokens:
+            scheduled = request.num_scheduled_outputs
+            if not decode or scheduled >= request.max_tokens:
                 continue  # its last token is in flight, or it is not the decodes' turn
             if position >= request.capacity:
                 # Drafts in flight may be all that the request still wants
                 end = min(position + 1, request.kv_end)
                 if not self._append_pages(request, end, preempted):
                     continue
-            decodes.append(Decode(request, position - request.drafts, 1))
+            decoding.append(request)
+            positions.append(position - request.drafts)
             request.computed = position + 1
-            request.num_scheduled_outputs += 1
+            request.num_scheduled_outputs = scheduled + 1
+        # Made together: a step has hundreds of rows
+        decodes = list(map(Decode, decoding, positions))
         drafts = 0
         if self._drafts is not None:
             undrafted = len(decodes)
             decodes = self._drafts.extend(decodes, self._spare_tokens(undrafted, prefilling))
             drafts = sum(decode.count for decode in decodes) - undrafted
         if not prefill:
-            return decodes, (), preempted
+            return Selected(decodes, drafts, (), preempted)
         admit = None if preempted else self._admissions
         chunks = self.chunk_planner.plan(prefilling, len(decodes), admit, drafts)
-        return decodes, chunks, preempted
+        return Selected(decodes, drafts, chunks, preempted)
 
     def _spare_tokens(self, num_decodes: int, prefilling: Sequence[Request]) -> int:
         """Tokens that drafts may take beside so many decodes: half of those that are left, where

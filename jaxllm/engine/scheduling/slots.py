@@ -34,7 +34,9 @@ class Slots:
 
     def of_turn(self, running: Iterable[Request]) -> list[Request]:
         """Those of the running requests whose turn it is."""
-        return [r for r in running if self._groups == 1 or r.slot % self._groups == self.turn]
+        if self._groups == 1:
+            return list(running)
+        return [r for r in running if r.slot % self._groups == self.turn]
 
     def arrived(self, running: Iterable[Request]) -> list[Request]:
         """The requests with a prompt to compute whose pages have come, of the first group that has

@@ -39,14 +39,15 @@ class Commit:
         for span, scores in step.scores:
             if span.request.status is not Status.FINISHED:
                 self._requests.states[span.request.id].add_prompt_logprobs(span, scores)
-        if plan.has_drafts:
+        if plan.drafts:
             self._scheduler.judge_drafts(plan, step.tokens, step.unused)
         # Names of this function's own are found faster, and a step has hundreds of rows
         append_tokens = self._output.append_tokens
         finished = Status.FINISHED
         step_logprobs = step.logprobs
         unused = step.unused
-        for row, (request, tokens) in enumerate(zip(plan.emitters, step.tokens, strict=True)):
+        rows = range(len(step.tokens))
+        for row, request, tokens in zip(rows, plan.emitters, step.tokens, strict=True):
             if request is None or request.status is finished:
                 continue
             if unused and request in unused:

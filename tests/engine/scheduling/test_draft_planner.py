@@ -38,7 +38,7 @@ def test_drafts_are_computed_tokens_but_verified_ones_only_once_they_are_accepte
     loop.step()
     before = len(request.output)
     plan = loop.scheduler.plan()
-    assert counts(plan) == [4] and plan.tokens == 4 and plan.has_drafts
+    assert counts(plan) == [4] and plan.tokens == 4 and plan.drafts
     assert (request.computed, request.drafts, request.verified) == (10, 3, 7)
     rows = loop.device.run(plan, set())
     loop.commit(plan, rows)
@@ -74,7 +74,7 @@ def test_nobody_is_preempted_for_drafts() -> None:
     three(loop)
     for number in range(2):
         added(loop, lasting(5, number, length=6), 5)
-    plan = step_until(loop, lambda plan: plan.has_drafts)
+    plan = step_until(loop, lambda plan: plan.drafts)
     assert counts(plan) == [4, 2], "one page is left, and two tokens go into the page before it"
     assert not plan.preempted
     loop.drain()
@@ -113,7 +113,7 @@ def test_a_jump_forgets_the_drafts_of_the_draw_that_is_not_used() -> None:
     loop = Loop(DRAFTING)
     three(loop)
     request = added(loop, lasting(30, 0, length=6), 30)
-    step_until(loop, lambda plan: plan.has_drafts)
+    step_until(loop, lambda plan: plan.drafts)
     loop.jump(request, 1)
     assert request in loop.jumped and request.drafts == 0
     assert request.computed == request.prefill_end - 1
