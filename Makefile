@@ -58,7 +58,7 @@ format: test-setup ## put the sources into their standard form
 	@$(PY) -m ruff check --fix .
 	@$(PY) -m ruff format .
 
-readme: test-setup ## write the generated tables of README.md and of docs (answers, figures, modes) anew
+readme: test-setup ## write the generated tables of README.md and of docs (answers, figures, modes, sizing) anew
 	@$(PY) -m tools.readme_tables
 
 house: test-setup ## count rooms, files, names and imports into docs/house.md

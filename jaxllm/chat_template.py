@@ -111,15 +111,15 @@ def check_names(value: Any, control_tokens: tuple[str, ...]) -> None:
     while level:
         objects = [item for item in level if isinstance(item, dict)]
         lists = [item for item in level if isinstance(item, (list, tuple))]
-        for one in objects:
-            names.update(dict.fromkeys(map(str, one)))
-        level = [item for one in objects for item in one.values()]
-        level += [item for one in lists for item in one]
+        for mapping in objects:
+            names.update(dict.fromkeys(map(str, mapping)))
+        level = [item for mapping in objects for item in mapping.values()]
+        level += [item for items in lists for item in items]
     text = "\0".join(names)
-    found = next((token for token in control_tokens if token in text), None)
-    if found is not None:
+    control = next((token for token in control_tokens if token in text), None)
+    if control is not None:
         raise TemplateError(
-            f"the name of a member holds the control token {found!r}, "
+            f"the name of a member holds the control token {control!r}, "
             "which only values may hold; rename it"
         )
 
@@ -132,7 +132,7 @@ def template_variables(template: Template) -> frozenset[str]:
 
 
 def known_variables(values: dict[str, Any], template: Template) -> dict[str, Any]:
-    """Those values that the template reads and the renderer does not set."""
+    """The values among `values` that the template reads and the renderer does not set."""
     known = template_variables(template) - RESERVED_TEMPLATE_NAMES
     return {name: value for name, value in values.items() if name in known}
 

@@ -71,10 +71,10 @@ def check_neutral(argument: str, value: Any, shown: str) -> None:
 def human_int(text: str) -> int:
     """4096, 32k = 32,000, 32K = 32,768, 1.5m, 2G = 2GiB. Raises ConfigError."""
     plain = re.sub(r"(?<=\d)\s*([KMGT])iB$", r"\1", text.strip().replace(",", "").replace("_", ""))
-    found = re.fullmatch(r"(-?\d+(?:\.\d+)?)([kmgtKMGT]?)", plain)
-    if found is None or len(text) > 64:
+    match = re.fullmatch(r"(-?\d+(?:\.\d+)?)([kmgtKMGT]?)", plain)
+    if match is None or len(text) > 64:
         raise ConfigError(f"{text!r:.80} is no number (write 8192, 32k, 32K or 32KiB)")
-    number, unit = found.groups()
+    number, unit = match.groups()
     # Small letters are powers of a thousand, large ones of 1,024
     scale = (10**3 if unit.islower() else 2**10) ** " kmgt".index(unit.lower() or " ")
     if "." in number:
@@ -337,7 +337,8 @@ class EngineConfig:
 
 
 def step_seqs(max_num_seqs: int, stages: int) -> int:
-    """Requests of a step: of several stages each works on those of a group of its own."""
+    """The most requests in one step. Of several pipeline stages, each works on another share of
+    them."""
     return -(-max_num_seqs // stages)
 
 
@@ -408,7 +409,7 @@ class Resolved:
 
     @property
     def step_seqs(self) -> int:
-        """See the function."""
+        """The most requests in one step, as `step_seqs` says."""
         return step_seqs(self.max_num_seqs, self.pipeline_parallel_size)
 
     @property

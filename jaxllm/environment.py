@@ -42,14 +42,15 @@ def fingerprint() -> dict[str, Any]:
     """
     import jax
 
+    cores = os.cpu_count()
+    if hasattr(os, "sched_getaffinity"):
+        cores = len(os.sched_getaffinity(0))
     return {
         "jaxllm": jaxllm.__version__,
         "python": platform.python_version(),
         "platform": platform.platform(),
         "cpu": processor(),
-        "cpu_cores": len(os.sched_getaffinity(0))
-        if hasattr(os, "sched_getaffinity")
-        else os.cpu_count(),
+        "cpu_cores": cores,
         "packages": {name: version for name in PACKAGES if (version := installed(name))},
         "devices": [
             {

@@ -265,16 +265,16 @@ class LLM(PoolingCalls):
         variables = dict(chat_template_kwargs or {})
         documents = variables.pop("documents", None)
         inputs: list[Input] = []
-        for given in conversations_of(messages):
-            conversation = TemplateInput(
-                messages=[dict(message) for message in given],
+        for conversation in conversations_of(messages):
+            template_input = TemplateInput(
+                messages=[dict(message) for message in conversation],
                 tools=tools,
                 documents=documents,
                 add_generation_prompt=add_generation_prompt,
                 continue_final_message=continue_final_message,
                 template_kwargs=variables,
             )
-            ids = self._reader().chat(conversation, chat_template=template)
+            ids = self._reader().chat(template_input, chat_template=template)
             inputs.append((self._reader().decode(ids, skip_special_tokens=False), ids, None))
         return self._run(inputs, self._params(sampling_params, len(inputs)), use_tqdm)
 
@@ -285,9 +285,9 @@ class LLM(PoolingCalls):
         return text, ids, cache_salt(prompt)
 
     def _params(
-        self, given: SamplingParams | Sequence[SamplingParams] | None, count: int
+        self, params: SamplingParams | Sequence[SamplingParams] | None, count: int
     ) -> list[SamplingParams]:
-        return params_of(self.get_default_sampling_params() if given is None else given, count)
+        return params_of(self.get_default_sampling_params() if params is None else params, count)
 
     def _grammars(self, params: list[SamplingParams]) -> list[str | None]:
         """The compiled structured output of each, None without one. Raises OptionError."""
@@ -296,12 +296,12 @@ class LLM(PoolingCalls):
             return [None] * len(params)
         checker = self._checker
         try:
-            found = {key: checker.compile_params(structure) for key, structure in wanted.items()}
+            compiled = {key: checker.compile_params(structure) for key, structure in wanted.items()}
         except StructureError as error:
             raise OptionError("structured_outputs", f"structured_outputs: {error}") from None
         finally:
             checker.end_processes()
-        return [found.get(id(p)) for p in params]
+        return [compiled.get(id(p)) for p in params]
 
     @functools.cached_property
     def _checker(self) -> Checker:
@@ -319,15 +319,15 @@ class LLM(PoolingCalls):
                 for r, (text, *_) in zip(requests, inputs, strict=True)
             }
             self._driver.run(requests, lambda d: outputs[d.id].add_delta(d), use_tqdm)
-        found = [outputs[r.id].output for r in requests]
-        failed = [choice.error for output in found for choice in output.outputs if choice.error]
+        results = [outputs[r.id].output for r in requests]
+        failed = [choice.error for output in results for choice in output.outputs if choice.error]
         if failed:
             logger.warning(
                 "%d choices failed (finish_reason error), the first with: %s",
                 len(failed),
                 failed[0],
             )
-        return found
+        return results
 
     def _requests(self, inputs: list[Input], params: list[SamplingParams]) -> list[GenerateRequest]:
         """The engine's requests, all checked."""

@@ -73,10 +73,12 @@ class StepLogprobs:
 
 def unpacked(packed: bytes | bytearray | memoryview, tokens: Sequence[int]) -> list[TokenLogprobs]:
     """The entries of tokens, one packed row each."""
-    return list(each(packed, tokens))
+    return list(entries_of(packed, tokens))
 
 
-def each(packed: bytes | bytearray | memoryview, tokens: Sequence[int]) -> Iterator[TokenLogprobs]:
+def entries_of(
+    packed: bytes | bytearray | memoryview, tokens: Sequence[int]
+) -> Iterator[TokenLogprobs]:
     """The entries of `unpacked`, one after another."""
     form, count = _row(len(packed) // max(1, len(tokens)))
     for token, (logprob, rank, *top) in zip(tokens, form.iter_unpack(packed), strict=True):
@@ -109,9 +111,9 @@ def total(packed: bytes | bytearray, tokens: int) -> float:
     return 0.0
 
 
-def prompt_entries(found: PromptLogprobs, prompt: Sequence[int]) -> Iterator[TokenLogprobs]:
+def prompt_entries(logprobs: PromptLogprobs, prompt: Sequence[int]) -> Iterator[TokenLogprobs]:
     """The entries of every token of the prompt but the first."""
-    return each(found.packed, prompt[1:])
+    return entries_of(logprobs.packed, prompt[1:])
 
 
 @functools.cache

@@ -71,24 +71,24 @@ def make_stage_meshes(
     if stages == 1:
         return [make_mesh(size, devices)]
     chosen = _of_whole_stages(size, stages, devices)
-    return [make_mesh(size, chosen[at * size :][:size]) for at in range(stages)]
+    return [make_mesh(size, chosen[index * size :][:size]) for index in range(stages)]
 
 
 def own_meshes(meshes: Sequence[Mesh]) -> dict[int, Mesh]:
-    """Those of the meshes of all stages that have devices of this process, by stage."""
-    own = jax.process_index()
+    """The meshes, of those of all stages, that have devices of this process, by stage."""
+    process = jax.process_index()
     return {
         stage: mesh
         for stage, mesh in enumerate(meshes)
-        if any(device.process_index == own for device in mesh.devices.flat)
+        if any(device.process_index == process for device in mesh.devices.flat)
     }
 
 
 def own_devices(meshes: Sequence[Mesh]) -> list[jax.Device]:
     """The devices of this process in these meshes."""
-    own = jax.process_index()
+    process = jax.process_index()
     return [
-        device for mesh in meshes for device in mesh.devices.flat if device.process_index == own
+        device for mesh in meshes for device in mesh.devices.flat if device.process_index == process
     ]
 
 
@@ -110,36 +110,36 @@ def _of_whole_stages(size: int, stages: int, devices: Sequence[jax.Device]) -> l
     for as many stages. The last stages are the controller's, which reads what is drawn. Raises
     ConfigError where there are too few."""
     hosts = _by_host(devices)
-    each = stages // len(hosts)
+    per_host = stages // len(hosts)
     fewest = min(hosts.values(), key=len)
-    if each * size > len(fewest):
+    if per_host * size > len(fewest):
         where = "" if len(hosts) == 1 else "on one host "
-        if each > 1:
-            wish = f"{each} stages of {size} devices need"
+        if per_host > 1:
+            wish = f"{per_host} stages of {size} devices need"
         else:
             wish = f"a stage of {size} needs"
         raise ConfigError(
-            f"{wish} {each * size} devices, but {where}there are "
+            f"{wish} {per_host * size} devices, but {where}there are "
             f"{len(fewest)} ({fewest[0].platform}); lower --pipeline-parallel-size or "
             "--tensor-parallel-size"
         )
     order = [*sorted(hosts.keys() - {0}), *hosts.keys() & {0}]
-    return [device for host in order for device in hosts[host][: each * size]]
+    return [device for host in order for device in hosts[host][: per_host * size]]
 
 
 def _of_every_host(count: int, devices: Sequence[jax.Device]) -> list[jax.Device]:
     """`count` of these devices, the first of each host and as many of each. Raises ConfigError
     where that cannot be."""
     hosts = _by_host(devices)
-    each, rest = divmod(count, len(hosts))
+    per_host, rest = divmod(count, len(hosts))
     fewest = min(map(len, hosts.values()))
-    if rest or each > fewest:
+    if rest or per_host > fewest:
         raise ConfigError(
             f"tensor_parallel_size {count} over {len(hosts)} hosts takes as many devices of each, "
             f"and one has {fewest}; set it to a multiple of {len(hosts)}, at most "
             f"{len(hosts) * fewest}"
         )
-    return [device for host in sorted(hosts) for device in hosts[host][:each]]
+    return [device for host in sorted(hosts) for device in hosts[host][:per_host]]
 
 
 def place(value: np.ndarray, sharding: jax.sharding.Sharding) -> jax.Array:
@@ -196,8 +196,10 @@ def per_device(function: Callable, mesh: Mesh, takes: Any, gives: Any) -> Callab
     """
     if mesh.size == 1:
         return function
-    given, made = (jax.tree.map(_spec, tree) for tree in (takes, gives))
-    return jax.shard_map(function, mesh=mesh, in_specs=given, out_specs=made, check_vma=False)
+    in_specs, out_specs = (jax.tree.map(_spec, tree) for tree in (takes, gives))
+    return jax.shard_map(
+        function, mesh=mesh, in_specs=in_specs, out_specs=out_specs, check_vma=False
+    )
 
 
 def _spec(array: Any) -> PartitionSpec:
@@ -229,11 +231,11 @@ class Stage:
         return self.index == self.count - 1
 
     def layers(self, total: int) -> range:
-        """Its layers of `total`. The earlier stages have one more where they do not divide, since
-        the last one has the head."""
-        each, rest = divmod(total, self.count)
-        start = self.index * each + min(self.index, rest)
-        return range(start, start + each + (self.index < rest))
+        """The numbers of the stage's layers, of `total` in the model. Where the stages do not
+        divide them, the earlier stages have one more, since the last one has the head."""
+        share, rest = divmod(total, self.count)
+        start = self.index * share + min(self.index, rest)
+        return range(start, start + share + (self.index < rest))
 
 
 WHOLE = Stage()

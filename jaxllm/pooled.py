@@ -86,12 +86,12 @@ def check_task(pooling: Pooling | None, *tasks: str) -> Pooling:
             "wrong_runner",
         )
     if pooling.task not in tasks:
-        given = "classes"
+        output = "classes"
         if pooling.task in EMBEDDINGS:
-            given = "embeddings"
+            output = "embeddings"
         of = "every token" if pooling.of_tokens else "a whole prompt"
         raise RequestError(
-            f"this model gives {given} of {of} ({pooling.task}), not what was asked for "
+            f"this model gives {output} of {of} ({pooling.task}), not what was asked for "
             f"({' or '.join(tasks)}); ask for that, or start it with another task in "
             "--pooler-config, or another model",
             None,
@@ -147,9 +147,9 @@ def normalised(vector: np.ndarray) -> np.ndarray:
     return vector / np.maximum(length, np.float32(1e-12))
 
 
-def cosine(one: np.ndarray, other: np.ndarray) -> float:
+def cosine(left: np.ndarray, right: np.ndarray) -> float:
     """The cosine of the angle between two vectors."""
-    return float(normalised(one) @ normalised(other))
+    return float(normalised(left) @ normalised(right))
 
 
 def _sigmoid(logits: np.ndarray) -> np.ndarray:

@@ -143,7 +143,7 @@ class Tokenizer:
             shown += [item.replace("\\", "") for item in level if isinstance(item, str)]
             objects = [item for item in level if isinstance(item, dict)]
             lists = [item for item in level if isinstance(item, list)]
-            level = [*chain(*(one.values() for one in objects), *lists)]
+            level = [*chain(*(mapping.values() for mapping in objects), *lists)]
         return "\n".join(shown) or None
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
@@ -156,37 +156,45 @@ class Tokenizer:
         """Token ids of texts, each cut at its `side` to `limit` tokens with the special ones, which
         stay; without these if not `special`. Many texts are encoded on all cores, outside Python's
         lock."""
-        found: list[list[int]] = []
-        own = 0
+        sequences: list[list[int]] = []
+        specials = 0
         if special:
-            own = self.backend.num_special_tokens_to_add(False)
-        room = max(0, (limit or 0) - own)
+            specials = self.backend.num_special_tokens_to_add(False)
+        room = max(0, (limit or 0) - specials)
         for start in range(0, len(texts), AT_ONCE):
-            some = list(texts[start : start + AT_ONCE])
+            batch = list(texts[start : start + AT_ONCE])
             whole = special and limit is None
-            for each in self.backend.encode_batch(some, add_special_tokens=whole):
+            for encoding in self.backend.encode_batch(batch, add_special_tokens=whole):
                 if limit is None:
-                    found.append(each.ids)
+                    sequences.append(encoding.ids)
                     continue
-                each.truncate(room, direction=side)
-                found.append(self.backend.post_process(each).ids if special else each.ids)
-        return found
+                encoding.truncate(room, direction=side)
+                sequences.append(
+                    self.backend.post_process(encoding).ids if special else encoding.ids
+                )
+        return sequences
 
     def encode_pair(
-        self, text: str, other: str, limit: int | None = None, most_of_other: int | None = None
+        self,
+        text: str,
+        second_text: str,
+        limit: int | None = None,
+        most_of_second: int | None = None,
     ) -> Pair:
         """Token ids of two texts as the tokenizer joins them for a model that reads pairs.
 
-        The second is cut to `most_of_other` tokens, and so that both have at most `limit` with the
+        The second is cut to `most_of_second` tokens, and so that both have at most `limit` with the
         special ones.
         """
-        one, two = (self.backend.encode(each, add_special_tokens=False) for each in (text, other))
-        if most_of_other is not None:
-            two.truncate(most_of_other)
+        first, second = (
+            self.backend.encode(part, add_special_tokens=False) for part in (text, second_text)
+        )
+        if most_of_second is not None:
+            second.truncate(most_of_second)
         if limit is not None:
-            room = limit - self.backend.num_special_tokens_to_add(True) - len(one.ids)
-            two.truncate(max(0, room))
-        joined = self.backend.post_process(one, two)
+            room = limit - self.backend.num_special_tokens_to_add(True) - len(first.ids)
+            second.truncate(max(0, room))
+        joined = self.backend.post_process(first, second)
         types = joined.type_ids
         return Pair(joined.ids, types.index(1) if 1 in types else 0)
 

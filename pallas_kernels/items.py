@@ -140,5 +140,5 @@ def unpack_chunks(o_WKRH: Array, chunks: Chunks) -> Array:
     o_SNH = (
         o_WKRH.reshape(W, K, R // Q, Q, H).transpose(0, 3, 1, 2, 4).reshape(W * Q, K * R // Q, H)
     )
-    found = o_SNH[jnp.maximum(chunks.place_T, 0)]
-    return jnp.where((chunks.place_T >= 0)[:, None, None], found, 0)
+    outputs = o_SNH[jnp.maximum(chunks.place_T, 0)]
+    return jnp.where((chunks.place_T >= 0)[:, None, None], outputs, 0)

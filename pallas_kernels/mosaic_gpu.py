@@ -41,17 +41,17 @@ TILED = tiled(64)
 
 def launch(
     kernel: Callable[..., None],
-    given: tuple[Any, ...],
+    operands: tuple[Any, ...],
     interpret: Any,
     compiler: dict[str, Any] | None = None,
     **options: Any,
 ) -> Any:
-    """Run a kernel on the inputs `given`; `interpret` is a `plgpu.InterpretGPUParams`, or None on a
+    """Run a kernel on its `operands`; `interpret` is a `plgpu.InterpretGPUParams`, or None on a
     card. `options` are those of `plgpu.kernel`, and `compiler` further compiler parameters."""
     params = plgpu.CompilerParams(approx_math=True, **(compiler or {}))
     if interpret is not None:
         options["interpret"] = interpret
-    return plgpu.kernel(kernel, compiler_params=params, **options)(*given)
+    return plgpu.kernel(kernel, compiler_params=params, **options)(*operands)
 
 
 def store(ref: Any, x: Array) -> None:
@@ -74,10 +74,12 @@ def narrowed(x: Array, dtype: Any, layout: Any, interpret: Any) -> Array:
         arg_types=(layout,), return_type=plgpu.ShapeDtypeStruct(x.shape, dtype, layout=layout)
     )
     def converted(_: Any, x: Any) -> Any:
-        kind = mgpu.utils.dtype_to_ir_type(jnp.dtype(dtype))
+        element_type = mgpu.utils.dtype_to_ir_type(jnp.dtype(dtype))
         if mgpu.utils.bitwidth(x.registers.flat[0].type) % 64:
-            return x.astype(kind)
-        registers = np.array([_narrowed(each, kind) for each in x.registers.flat], dtype=object)
+            return x.astype(element_type)
+        registers = np.array(
+            [_narrowed(register, element_type) for register in x.registers.flat], dtype=object
+        )
         return mgpu.FragmentedArray(
             _registers=registers.reshape(x.registers.shape), _layout=x.layout, _is_signed=None
         )
@@ -85,15 +87,15 @@ def narrowed(x: Array, dtype: Any, layout: Any, interpret: Any) -> Array:
     return converted(x)
 
 
-def _narrowed(register: Any, kind: Any) -> Any:
-    """A register, a vector of an even count of float32, as a vector of `kind`."""
+def _narrowed(register: Any, element_type: Any) -> Any:
+    """A register, a vector of an even count of float32, as a vector of `element_type`."""
     ut = mgpu.utils
-    pair = ut.ir.VectorType.get((2,), kind)
+    pair = ut.ir.VectorType.get((2,), element_type)
     i32, i64 = (ut.ir.IntegerType.get_signless(bits) for bits in (32, 64))
-    text = f"{{ .reg .b32 a, b; mov.b64 {{a, b}}, $1; cvt.rn.{kind}x2.f32 $0, b, a; }}"
+    text = f"{{ .reg .b32 a, b; mov.b64 {{a, b}}, $1; cvt.rn.{element_type}x2.f32 $0, b, a; }}"
     made = []
-    for at in range(0, ut.bitwidth(register.type) // 32, 2):
-        two = ut.bitcast(ut.vector_slice(register, slice(at, at + 2)), i64)
+    for start in range(0, ut.bitwidth(register.type) // 32, 2):
+        two = ut.bitcast(ut.vector_slice(register, slice(start, start + 2)), i64)
         made.append(ut.bitcast(ut.inline_ptx(text, two, result_types=i32), pair))
     return ut.vector_concat(made)
 
@@ -153,9 +155,9 @@ def row_layout(width: int, dtype: Any = jnp.bfloat16) -> Any:
 
 def take(free: Any, i: Array, slots: int) -> Array:
     """The slot of a ring's entry `i`, once it is free."""
-    at = lax.rem(i, jnp.int32(slots))
-    pl.when(i >= slots)(lambda: plgpu.barrier_wait(free.at[at]))
-    return at
+    slot = lax.rem(i, jnp.int32(slots))
+    pl.when(i >= slots)(lambda: plgpu.barrier_wait(free.at[slot]))
+    return slot
 
 
 def drain(free: Any, n: Array, slots: int) -> None:
@@ -206,8 +208,8 @@ def check_pages(
         raise ValueError(f"mosaic_gpu {op} takes 8-bit pages of 64 or 128 tokens, got {C}")
     widths = head_dims(k_pages.dtype)
     equal = H in widths and v_pages.shape == k_pages.shape
-    other = (HK, v_pages.shape[3]) in unequal and v_pages.shape[:3] == k_pages.shape[:3]
-    if HK != H or not (equal or (other and not eight)):
+    is_listed = (HK, v_pages.shape[3]) in unequal and v_pages.shape[:3] == k_pages.shape[:3]
+    if HK != H or not (equal or (is_listed and not eight)):
         raise ValueError(
             f"mosaic_gpu {op} takes head_dim {named(widths)} and equal K and V pools, "
             f"got q {q.shape}, k {k_pages.shape}, v {v_pages.shape}"

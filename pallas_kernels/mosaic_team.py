@@ -45,7 +45,7 @@ class Team(NamedTuple):
     blocks: int
 
     def launch(
-        self, kernel: Any, given: tuple[Any, ...], rows: int, interpret: Any, **options: Any
+        self, kernel: Any, operands: tuple[Any, ...], rows: int, interpret: Any, **options: Any
     ) -> Any:
         """Run a kernel, which finds its row on the axis "row" and `met` in its scratch."""
         warpgroups = TEAM // self.blocks
@@ -56,7 +56,7 @@ class Team(NamedTuple):
         options["scratch_types"] |= {"met": met}
         return launch(
             kernel,
-            given,
+            operands,
             interpret,
             # A thread reads what others have stored after `wait` alone
             {"unsafe_no_auto_barriers": True},
@@ -142,9 +142,9 @@ def _tell(ref: Any, x: Array, layout: Any, met: Any, blocks: int) -> None:
         warp, lane = (of(_thread(), _i32(WARP)) for of in (ut.arith.divui, ut.arith.remui))
         place = ut.getelementptr(ut.memref_ptr(ref), [warp], ut.ir.F32Type.get())
         told = ut.vector.extract(x.registers.item(), dynamic_position=[], static_position=[0])
-        own = ut.arith.cmpi(ut.arith.CmpIPredicate.ult, lane, _i32(blocks))
+        has_block = ut.arith.cmpi(ut.arith.CmpIPredicate.ult, lane, _i32(blocks))
         block = ut.arith.remui(lane, _i32(blocks))
-        _send("f32", place, told, met, block, predicate=own)
+        _send("f32", place, told, met, block, predicate=has_block)
 
     tell(ref, x, met)
 
@@ -174,19 +174,19 @@ def _wait(met: Any) -> None:
     wait(met)
 
 
-def _send(kind: str, place: Any, x: Any, met: Any, rank: Any, **options: Any) -> None:
+def _send(type_name: str, place: Any, x: Any, met: Any, rank: Any, **options: Any) -> None:
     """Store x at this place in another block, whose barrier counts it."""
     there = [
         ut.inline_ptx(
             "mapa.shared::cluster.u32 $0, $1, $2;",
-            own,
+            pointer,
             rank,
             result_types=ut.ir.IntegerType.get_signless(32),
         )
-        for own in (place, ut.memref_ptr(met))
+        for pointer in (place, ut.memref_ptr(met))
     ]
     ut.inline_ptx(
-        f"st.async.shared::cluster.mbarrier::complete_tx::bytes.{kind} [$0], $1, [$2];",
+        f"st.async.shared::cluster.mbarrier::complete_tx::bytes.{type_name} [$0], $1, [$2];",
         there[0],
         x,
         there[1],

@@ -85,7 +85,7 @@ def row_groups(table: Array) -> list[slice]:
     """Slices of rows whose page tables fit scalar memory together."""
     rows, width = table.shape
     size = max(1, TABLE_BYTES // (4 * width))
-    return [slice(at, at + size) for at in range(0, rows, size)]
+    return [slice(start, start + size) for start in range(0, rows, size)]
 
 
 def pages_per_tile(k_pages: Array, heads: int, max_tokens: int) -> int:
@@ -102,7 +102,7 @@ def attend(
     k_pages: Array,
     v_pages: Array,
     table: Array,
-    given: Items,
+    items: Items,
     sinks: Array | None,
 ) -> Array:
     """Attention of every item, `[W, K, R, H]`; `sinks` as in `AttentionOptions`. Raises ValueError
@@ -144,13 +144,13 @@ def attend(
         interpret=spec.interpret,
         name="paged_attention",
     )
-    return run(table.astype(jnp.int32).reshape(-1), _fields(spec, given, C), *inputs)
+    return run(table.astype(jnp.int32).reshape(-1), _fields(spec, items, C), *inputs)
 
 
-def _fields(spec: Spec, given: Items, page_size: int) -> Array:
+def _fields(spec: Spec, items: Items, page_size: int) -> Array:
     """The kernel's scalars, int32: `FIELDS` of each item, then the number of all tiles and the
     first item in use."""
-    row_W, position_W, keys_W = given
+    row_W, position_W, keys_W = items
     W = row_W.shape[0]
     if spec.window is None:
         first_W = jnp.zeros_like(keys_W)
@@ -187,9 +187,9 @@ def _kernel(
 
     def copies(head, item, tile, slot, act) -> None:  # type: ignore[no-untyped-def]
         """Start or await the copies of the pages in use of one tile."""
-        at = items_ref[item * FIELDS + 3] + tile * spec.pages
-        used = jnp.minimum(spec.pages, pl.cdiv(items_ref[item * FIELDS + 2], C) - at)
-        entry = items_ref[item * FIELDS] * width + at
+        first_page = items_ref[item * FIELDS + 3] + tile * spec.pages
+        used = jnp.minimum(spec.pages, pl.cdiv(items_ref[item * FIELDS + 2], C) - first_page)
+        entry = items_ref[item * FIELDS] * width + first_page
 
         @pl.loop(0, used)
         def _(j) -> None:  # type: ignore[no-untyped-def]
@@ -260,8 +260,8 @@ def _fold(spec: Spec, q_ref, k_ref, v_ref, carry, edge) -> None:  # type: ignore
             seen &= key > query + (position - spec.window)
         scores = jnp.where(seen, scores, HIDDEN)
         # A page may hold NaN, and 0 · NaN is NaN
-        own = lax.broadcasted_iota(jnp.int32, v.shape, 1) + first < keys
-        v = jnp.where(own, v.astype(jnp.float32), 0.0).astype(v.dtype)
+        valid = lax.broadcasted_iota(jnp.int32, v.shape, 1) + first < keys
+        v = jnp.where(valid, v.astype(jnp.float32), 0.0).astype(v.dtype)
     old = top_ref[...]
     top = jnp.maximum(old, jnp.max(scores, axis=2, keepdims=True))
     weights = jnp.exp2(scores - top[..., :1])

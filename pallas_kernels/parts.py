@@ -74,7 +74,7 @@ def in_shares(x_TI: Array, w_OI: Array) -> Parts:
     """x · wᵀ in shares of the columns, float32."""
     T, I = x_TI.shape
     O = w_OI.shape[0]
-    x_TSI, w_OSI = (each.reshape(-1, SHARES, I // SHARES) for each in (x_TI, w_OI))
+    x_TSI, w_OSI = (array.reshape(-1, SHARES, I // SHARES) for array in (x_TI, w_OI))
     sums = lax.dot_general(
         x_TSI, w_OSI, (((2,), (2,)), ((1,), (1,))), preferred_element_type=jnp.float32
     )

@@ -56,14 +56,14 @@ def clipped(x: Array, dtype: DTypeLike) -> Array:
     return jnp.maximum(jnp.minimum(x, limit), -limit)
 
 
-def quantise(x: Array, dtype: DTypeLike, given: Array | None = None) -> tuple[Array, Array]:
+def quantise(x: Array, dtype: DTypeLike, fixed_scale: Array | None = None) -> tuple[Array, Array]:
     """Float32 heads `[..., H]` as 8-bit floats `[..., H]` and scales `[...]` of `SCALE_DTYPE`.
 
-    Each head gets its own scale, or with `given` `[heads]` the scale of its place on the last axis
-    but one. Given scales may be too small: numbers out of range become the type's largest.
+    Each head gets its own scale, or with `fixed_scale` `[heads]` the scale of its place on the last
+    axis but one. Fixed scales may be too small: numbers out of range become the type's largest.
     """
-    if given is None:
+    if fixed_scale is None:
         scale = scale_of(jnp.max(jnp.abs(x), axis=-1), dtype)
         return (x * inverse_of(scale)[..., None]).astype(dtype), scale.astype(SCALE_DTYPE)
-    scaled = clipped(x * (1 / given.astype(jnp.float32))[:, None], dtype)
-    return scaled.astype(dtype), jnp.broadcast_to(given, x.shape[:-1])
+    scaled = clipped(x * (1 / fixed_scale.astype(jnp.float32))[:, None], dtype)
+    return scaled.astype(dtype), jnp.broadcast_to(fixed_scale, x.shape[:-1])

@@ -32,9 +32,9 @@ def load_tile(pages_PKCH: Array, table: Array, tile: Array, pages: int) -> Array
     """Tile number `tile` of each sequence, `[..., K, tokens, H]` float32. Table entries outside the
     pool read an arbitrary page, so the caller masks them."""
     ids = lax.dynamic_slice_in_dim(table, tile * pages, pages, axis=-1)
-    found = jnp.moveaxis(pages_PKCH.at[ids].get(mode="clip"), -4, -3)  # [..., K, pages, C, H]
-    *lead, K, S, C, H = found.shape
-    return found.reshape(*lead, K, S * C, H).astype(jnp.float32)
+    paged_tile = jnp.moveaxis(pages_PKCH.at[ids].get(mode="clip"), -4, -3)  # [..., K, pages, C, H]
+    *lead, K, S, C, H = paged_tile.shape
+    return paged_tile.reshape(*lead, K, S * C, H).astype(jnp.float32)
 
 
 def load_tiles(
@@ -45,9 +45,9 @@ def load_tiles(
     k, v = (load_tile(pool, table, tile, pages) for pool in pools)
     if scales_PK2C is None:
         return k, v
-    found = load_tile(scales_PK2C, table, tile, pages)  # [..., K, pages * 2, C]
-    *lead, rows, C = found.shape
-    scales = jnp.moveaxis(found.reshape(*lead, rows // 2, 2, C), -2, 0).reshape(
+    scale_tile = load_tile(scales_PK2C, table, tile, pages)  # [..., K, pages * 2, C]
+    *lead, rows, C = scale_tile.shape
+    scales = jnp.moveaxis(scale_tile.reshape(*lead, rows // 2, 2, C), -2, 0).reshape(
         2, *lead, rows // 2 * C, 1
     )
     return k * scales[0], v * scales[1]

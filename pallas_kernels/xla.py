@@ -84,7 +84,7 @@ def attend(
         id_WS = table[row_W[:, None], jnp.minimum(entry_WS, table.shape[1] - 1)]
         key_WT = (entry_WS[:, :, None] * C + jnp.arange(C)).reshape(W, pages * C)
         # A page may hold NaN, and 0 · NaN is NaN
-        own = (key_WT < keys_W[:, None])[:, None, :, None]
+        valid = (key_WT < keys_W[:, None])[:, None, :, None]
         k, v = _tile(pools, id_WS, q_WKRH.dtype)
         scores = multiply("ikrh,ikth->ikrt", q_WKRH, k) * spec.scale
         if spec.softcap is not None:
@@ -98,7 +98,7 @@ def attend(
         weights = jnp.exp(scores - base[..., None])
         decay = jnp.exp(old - base)
         mixed = mixed * decay[..., None] + multiply(
-            "ikrt,ikth->ikrh", weights.astype(v.dtype), jnp.where(own, v, 0)
+            "ikrt,ikth->ikrh", weights.astype(v.dtype), jnp.where(valid, v, 0)
         )
         return top, total * decay + weights.sum(axis=-1), mixed
 
@@ -112,11 +112,11 @@ def attend(
 
 def _tile(pools: tuple[Array, ...], id_WS: Array, dtype: DTypeLike) -> tuple[Array, Array]:
     """Keys and values `[W, K, S · C, H]` of these pages, in `dtype`."""
-    found = [jnp.moveaxis(pool.at[id_WS].get(mode="clip"), 1, 2).astype(dtype) for pool in pools]
-    if len(found) > 2:
-        found[:2] = (
+    planes = [jnp.moveaxis(pool.at[id_WS].get(mode="clip"), 1, 2).astype(dtype) for pool in pools]
+    if len(planes) > 2:
+        planes[:2] = (
             x * scale[..., None]
-            for x, scale in zip(found, jnp.moveaxis(found[2], -2, 0), strict=False)
+            for x, scale in zip(planes, jnp.moveaxis(planes[2], -2, 0), strict=False)
         )
-    k, v = (x.reshape(*x.shape[:2], -1, x.shape[-1]) for x in found[:2])
+    k, v = (x.reshape(*x.shape[:2], -1, x.shape[-1]) for x in planes[:2])
     return k, v

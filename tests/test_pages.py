@@ -18,6 +18,7 @@ SNIPPETS = {
     "api.md": "tests/test_readme.py",
     "benchmarks.md": "tests/benchmarks/test_commands.py",
     "clients.md": "tests/clients/agents.py",
+    "deploy.md": "tests/test_operator_pages.py",
     "hosts.md": "tests/server/test_docs.py",
     "llm.md": "tests/test_llm_docs.py",
     "modes.md": "tests/benchmarks/test_commands.py",

@@ -15,13 +15,16 @@ from pathlib import Path
 from jaxllm import models
 from jaxllm.sampling.options import OPTIONS, default_of
 from jaxllm.sampling.values import legal
-from tools import answer_tables
+from tools import answer_tables, sizing
 
 REPO = Path(__file__).parents[1]
 DOCS = REPO / "docs"
 PAGES = (
     REPO / "README.md",
-    *(DOCS / f"{name}.md" for name in ("answers", "families", "figures", "modes", "sampling")),
+    *(
+        DOCS / f"{name}.md"
+        for name in ("answers", "families", "figures", "modes", "sampling", "sizing")
+    ),
 )
 # The shapes whose figures README.md shows: a small model, a common one, in 8 bits, a mixture
 MAIN_SHAPES = ("qwen3-0.6b", "qwen2.5-7b", "qwen2.5-7b in fp8", "qwen3-30b-a3b")
@@ -105,6 +108,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "benchmarks": benchmarks,
     "modes": modes,
     "accuracy": accuracy,
+    "sizing": sizing.table,
 }
 
 

@@ -30,12 +30,14 @@ class DaemonThreads:
         self._unfinished = 0  # jobs
         self._closed = False
 
-    def submit[**P, T](self, work: Callable[P, T], *given: P.args, **named: P.kwargs) -> Future[T]:
+    def submit[**P, T](
+        self, work: Callable[P, T], *arguments: P.args, **named: P.kwargs
+    ) -> Future[T]:
         """Call `work` in one of the threads; after `close` it is cancelled."""
         future: Future[T] = Future()
         with self._lock:
             if not self._closed:
-                self._jobs.put((future, functools.partial(work, *given, **named)))
+                self._jobs.put((future, functools.partial(work, *arguments, **named)))
                 self._unfinished += 1
                 if len(self._threads) < min(self._count, self._unfinished):
                     name = f"{self._name}-{len(self._threads)}"
@@ -61,12 +63,12 @@ class DaemonThreads:
 
     def _taken(self) -> list[Future[Any]]:
         """The jobs that no thread has taken, which take jobs meanwhile."""
-        found = []
+        futures = []
         with suppress(queue.Empty):
             while True:
                 if (job := self._jobs.get_nowait()) is not None:
-                    found.append(job[0])
-        return found
+                    futures.append(job[0])
+        return futures
 
     def _run(self) -> None:
         while self._do_next():

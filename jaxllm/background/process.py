@@ -160,18 +160,18 @@ def read_line(process: subprocess.Popen[bytes], deadline: float, limit: int) -> 
     the line is longer than `limit`."""
     assert process.stdout is not None
     # `select.select` takes no file descriptor above 1023, which servers have
-    found = bytearray()
+    line = bytearray()
     poll = select.poll()
     poll.register(process.stdout, select.POLLIN)
-    while not found.endswith(b"\n"):
+    while not line.endswith(b"\n"):
         ready = poll.poll(max(0.0, deadline - time.monotonic()) * 1e3)
         data = os.read(process.stdout.fileno(), 1 << 16) if ready else b""
         if ready and not data:
             raise EOFError("no answer")
-        if not data or len(found) > limit:
+        if not data or len(line) > limit:
             raise OSError("no answer")
-        found += data
-    return bytes(found)
+        line += data
+    return bytes(line)
 
 
 def _write(process: subprocess.Popen[bytes], line: bytes) -> None:

@@ -30,7 +30,10 @@ usage: jaxllm VERB [options]
 
 def main(argv: list[str] | None = None) -> int:
     """Run one verb; returns the exit status: SIGPIPE's if `| head` ends."""
-    return while_read(lambda: run(sys.argv[1:] if argv is None else argv))
+    arguments = sys.argv[1:]
+    if argv is not None:
+        arguments = argv
+    return while_read(lambda: run(arguments))
 
 
 def run(argv: list[str]) -> int:
@@ -132,8 +135,8 @@ def models(argv: list[str]) -> int:
 
     rows = [(name, state(name), summary(name)) for name in families()]
     name_width, state_width = (max(len(row[column]) for row in rows) for column in (0, 1))
-    for name, what, text in rows:
-        print(f"{name:{name_width}}  {what:{state_width}}  {text}")
+    for name, status, text in rows:
+        print(f"{name:{name_width}}  {status:{state_width}}  {text}")
     return 0
 
 
@@ -149,17 +152,19 @@ def collect_env(argv: list[str]) -> int:
 
 def _without_options(verb: str, argv: list[str]) -> int:
     """The usage of a verb that is given options and takes none; see `_told`."""
-    line = next(line for line in USAGE.splitlines() if line.split()[:1] == [verb])
-    asked = f"usage: jaxllm {verb}\n\n{line.split(maxsplit=1)[1]}"
-    return _told(asked if _asks_help(argv) else f"jaxllm {verb} takes no options", argv)
+    text = f"jaxllm {verb} takes no options"
+    if _asks_help(argv):
+        line = next(line for line in USAGE.splitlines() if line.split()[:1] == [verb])
+        text = f"usage: jaxllm {verb}\n\n{line.split(maxsplit=1)[1]}"
+    return _told(text, argv)
 
 
 def _told(text: str, argv: list[str]) -> int:
     """Print it: status 0 where help was asked for, else 2 and on stderr."""
-    helped = _asks_help(argv)
-    print(text, file=sys.stdout if helped else sys.stderr)
-    if helped:
+    if _asks_help(argv):
+        print(text)
         return 0
+    print(text, file=sys.stderr)
     return 2
 
 

@@ -17,7 +17,7 @@ DTYPES = ("bfloat16", "float16", "float32")
 def convert(argv: list[str], environ: Mapping[str, str]) -> int:
     """Write the checkpoint. Returns 1 with the reason when that cannot be."""
     if "--as-served" in argv:
-        return _keep([each for each in argv if each != "--as-served"], environ)
+        return _keep([argument for argument in argv if argument != "--as-served"], environ)
     top = parser()
     args, others = top.parse_known_args(argv)
     if others:
@@ -38,7 +38,7 @@ def convert(argv: list[str], environ: Mapping[str, str]) -> int:
 
 
 def parser() -> argparse.ArgumentParser:
-    """Its options, of which making the parser imports no jax."""
+    """The parser of the verb's options. Making it imports no jax."""
     top = argparse.ArgumentParser(
         prog="jaxllm convert",
         description="Write a model's safetensors anew, in another type or in files of another "
@@ -71,8 +71,8 @@ def _keep(argv: list[str], environ: Mapping[str, str]) -> int:
     if not target or source.startswith("-") or target.startswith("-"):
         print("usage: jaxllm convert FROM TO --as-served [OPTIONS OF serve]", file=sys.stderr)
         return 2
-    given = [source, "--weight-cache-dir", target, *others]
-    options, *_ = parse_models(given, environ, prog="jaxllm convert")
+    arguments = [source, "--weight-cache-dir", target, *others]
+    options, *_ = parse_models(arguments, environ, prog="jaxllm convert")
     try:
         model_dir = find_model(options)
         kept = keep_weights(dataclasses.replace(options.config, model=str(model_dir)))

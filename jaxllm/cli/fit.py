@@ -64,7 +64,7 @@ def _check_chats(name: str, options: Options, model_dir: Path) -> bool:
         traits = found_traits(tokenizer.template_facts(), options.settings.template_kwargs)
     except (ConfigError, JobLost) as error:
         return _refuse(name, str(error))
-    _show(f"{name}: its chat template" if name else "its chat template", table_of(traits))
+    _show(f"{_prefix(name)}its chat template", table_of(traits))
     return False
 
 
@@ -111,5 +111,12 @@ def _show(title: str, rows: Rows) -> None:
 
 
 def _refuse(name: str, reason: ConfigError | str) -> bool:
-    print(f"{PROGRAM}: {f'{name}: ' if name else ''}{reason}", file=sys.stderr)
+    print(f"{PROGRAM}: {_prefix(name)}{reason}", file=sys.stderr)
     return True
+
+
+def _prefix(name: str) -> str:
+    """Which model a line is about; "" for the only one, which has no name."""
+    if not name:
+        return ""
+    return f"{name}: "

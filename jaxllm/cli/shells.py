@@ -35,12 +35,12 @@ def _options() -> dict[tuple[str, ...], list[argparse.Action]]:
     return {
         verbs: [
             action
-            for group in each._action_groups
+            for group in options._action_groups
             if group.title != ACCEPTED_TITLE
             for action in group._group_actions
             if action.option_strings
         ]
-        for verbs, each in parsers.items()
+        for verbs, options in parsers.items()
     }
 
 

@@ -6,7 +6,7 @@ import argparse
 import contextlib
 import math
 import sys
-from collections.abc import Generator, Iterator, Mapping
+from collections.abc import Generator, Iterable, Iterator, Mapping
 from typing import Any
 
 from jaxllm.cli.client import Client, Refused
@@ -87,7 +87,10 @@ def complete(argv: list[str], environ: Mapping[str, str]) -> int:
     try:
         client = _client(args, environ)
         body = _body(args, client)
-        for text in [args.quick] if args.quick is not None else _lines():
+        prompts: Iterable[str] = _lines()
+        if args.quick is not None:
+            prompts = [args.quick]
+        for text in prompts:
             events = client.events("/completions", body | {"prompt": text})
             texts = (choice["text"] for event in events for choice in event["choices"][:1])
             _show((text, False) for text in texts)
@@ -136,8 +139,8 @@ def _client(args: argparse.Namespace, environ: Mapping[str, str]) -> Client:
 
 def _body(args: argparse.Namespace, client: Client) -> dict[str, Any]:
     options = {"max_tokens": args.max_tokens, "temperature": args.temperature}
-    given = {name: value for name, value in options.items() if value is not None}
-    return {"model": args.model or client.model(), **given}
+    fields = {name: value for name, value in options.items() if value is not None}
+    return {"model": args.model or client.model(), **fields}
 
 
 def _lines() -> Iterator[str]:
@@ -146,14 +149,16 @@ def _lines() -> Iterator[str]:
         with contextlib.suppress(ImportError):
             import readline  # noqa: F401, lets `input` edit and remember lines
     prompt = ""
+    continued = ""  # the prompt of a line behind a backslash
     if sys.stdin.isatty():
         prompt = "> "
+        continued = "… "
     with contextlib.suppress(EOFError, KeyboardInterrupt):
         while True:
             try:
                 text = input(prompt)
                 while text.endswith("\\"):
-                    text = f"{text[:-1]}\n{input('… ' if prompt else '')}"
+                    text = f"{text[:-1]}\n{input(continued)}"
             except UnicodeDecodeError:
                 raise Refused("the text is not valid UTF-8") from None
             if text.strip():
@@ -168,7 +173,10 @@ def _converse(conversation: Conversation, system: str | None) -> int:
         if command == "/exit":
             break
         if command in ("/reset", "/system"):
-            conversation.reset((rest or system) if command == "/system" else system)
+            if command == "/system" and rest:
+                conversation.reset(rest)
+            else:
+                conversation.reset(system)
             continue
         try:
             _show(conversation.answer(text))
@@ -189,4 +197,7 @@ def _show(parts: Parts) -> None:
                 text = (DIM if reasoning else f"{PLAIN}\n") + text
             dim = reasoning
             print(text, end="", flush=True)
-    print(PLAIN if dims and dim else "")
+    end = ""
+    if dims and dim:
+        end = PLAIN
+    print(end)

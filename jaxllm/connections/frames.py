@@ -13,10 +13,10 @@ type Read = Callable[[int], bytes]  # at least one byte and at most so many; rai
 
 def exactly(size: int, read: Read) -> bytes:
     """`size` bytes. Raises what `read` raises."""
-    found = bytearray()
-    while len(found) < size:
-        found += read(min(size - len(found), PIECE))
-    return bytes(found)
+    data = bytearray()
+    while len(data) < size:
+        data += read(min(size - len(data), PIECE))
+    return bytes(data)
 
 
 def read_length(read: Read, limit: int, error: type[Exception]) -> int:

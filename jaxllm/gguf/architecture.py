@@ -100,7 +100,7 @@ class Architecture:
     joins: tuple[Join, ...] = ()
     turned: tuple[str, ...] = ()
     plain: tuple[str, ...] = ()
-    added: Callable[[Metadata], dict[str, Any]] = lambda own: {}
+    added: Callable[[Metadata], dict[str, Any]] = lambda metadata: {}
 
     def keeps(self, name: str) -> bool:
         """Whether a matrix of the file is one of the checkpoint, with its rows in some order."""
@@ -122,66 +122,70 @@ def architecture(metadata: Metadata) -> Architecture:
             f"{', '.join(known())}); use the model's safetensors"
         )
     module = importlib.import_module(f"{architectures.__name__}.{name.replace('-', '_')}")
-    found: Architecture = module.ARCHITECTURE
-    return found
+    rules: Architecture = module.ARCHITECTURE
+    return rules
 
 
 def checkpoint_tensors(model: Model) -> dict[str, Deferred]:
     """The model's tensors as a checkpoint holds them; unknown ones keep their names. Raises
     ConfigError for an unknown architecture."""
-    own = architecture(model.metadata)
+    rules = architecture(model.metadata)
     left = {name: tensor.deferred() for name, tensor in model.tensors.items()}
-    found = dict(_joined(own.joins, left)) | _changed(own, left, model.metadata)
-    for name, tensor in found.items():
-        if name.endswith(own.turned):
-            found[name] = tensor.swapaxes(1, 2)
-    return found
+    tensors = dict(_joined(rules.joins, left)) | _changed(rules, left, model.metadata)
+    for name, tensor in tensors.items():
+        if name.endswith(rules.turned):
+            tensors[name] = tensor.swapaxes(1, 2)
+    return tensors
 
 
 def checkpoint_parts(model: Model) -> dict[str, tuple[str, tuple[Deferred, ...]]]:
-    """Those of the tensors that are matrices of numbers in groups, or such of all experts
-    [E, out, in]: what numbers, and these with their scales and offsets. Raises ConfigError for an
-    unknown architecture."""
-    own = architecture(model.metadata)
-    found = dict(_joined_parts(own.joins, model.tensors))
+    """By their names in a checkpoint, the tensors that are matrices of numbers in groups, or such
+    matrices of all experts [E, out, in]: the type of the numbers, and the numbers with their scales
+    and offsets. Raises ConfigError for an unknown architecture."""
+    rules = architecture(model.metadata)
+    matrices = dict(_joined_parts(rules.joins, model.tensors))
     for name, tensor in model.tensors.items():
-        if tensor.type.integers is None or len(tensor.shape) < 2 or not own.keeps(name):
+        if tensor.type.integers is None or len(tensor.shape) < 2 or not rules.keeps(name):
             continue
-        each = [_changed(own, {name: part}, model.metadata) for part in tensor.parts()]
-        for whole in each[0]:
-            found[whole] = (tensor.type.integers, tuple(part[whole] for part in each))
-    return found
+        changed = [_changed(rules, {name: part}, model.metadata) for part in tensor.parts()]
+        for whole in changed[0]:
+            matrices[whole] = (tensor.type.integers, tuple(part[whole] for part in changed))
+    return matrices
 
 
 def _joined_parts(
     joins: tuple[Join, ...], tensors: Mapping[str, StoredTensor]
 ) -> Iterator[tuple[str, tuple[str, tuple[Deferred, ...]]]]:
-    """The parts of tensors that are put together of some in one type."""
+    """Names, types and parts of the tensors that are put together of several, where the file holds
+    all of these and in one type."""
     layers = sorted({_layer(name)[0] for name in tensors})
     for join in (join for join in joins if join.by_rows):
         for layer in layers:
-            given = [tensors[n] for part in join.parts if (n := part.format(layer)) in tensors]
-            kinds = {tensor.type.name: tensor.type.integers for tensor in given}
-            kind = next(iter(kinds.values()), None)
-            if len(given) == len(join.parts) and len(kinds) == 1 and kind is not None:
-                with _fitting(given[0].name, *(tensor.deferred() for tensor in given)):
-                    parts = zip(*(tensor.parts() for tensor in given), strict=True)
-                    yield join.name.format(layer), (kind, tuple(join.make(*own) for own in parts))
+            stored = [tensors[n] for part in join.parts if (n := part.format(layer)) in tensors]
+            kinds = {tensor.type.name: tensor.type.integers for tensor in stored}
+            integers = next(iter(kinds.values()), None)
+            if len(stored) == len(join.parts) and len(kinds) == 1 and integers is not None:
+                with _fitting(stored[0].name, *(tensor.deferred() for tensor in stored)):
+                    parts = zip(*(tensor.parts() for tensor in stored), strict=True)
+                    yield (
+                        join.name.format(layer),
+                        (integers, tuple(join.make(*pieces) for pieces in parts)),
+                    )
 
 
 def _changed(
-    own: Architecture, tensors: Mapping[str, Deferred], metadata: Metadata
+    rules: Architecture, tensors: Mapping[str, Deferred], metadata: Metadata
 ) -> dict[str, Deferred]:
     """Tensors of a file as a checkpoint holds them."""
-    found: dict[str, Deferred] = {}
+    changed: dict[str, Deferred] = {}
     for name, tensor in tensors.items():
         layer, inner = _layer(name)
         stem, _, leaf = inner.rpartition(".")
-        if change := own.changes.get(inner) or own.changes.get(stem):
+        if change := rules.changes.get(inner) or rules.changes.get(stem):
             with _fitting(name, tensor):
                 tensor = change(tensor, metadata)
-        found |= _named(own.names, name, (layer, inner, stem, leaf), tensor)
-    return found
+        changed |= _named(rules.names, name, (layer, inner, stem, leaf), tensor)
+    return changed
 
 
 @contextmanager
@@ -222,7 +226,7 @@ def _named(
     template = (whole or name).replace("{}", layer, 1)
     if "{}" not in template:
         return {template: tensor}
-    return {template.format(at): tensor[at] for at in range(tensor.shape[0])}
+    return {template.format(index): tensor[index] for index in range(tensor.shape[0])}
 
 
 def _joined(joins: tuple[Join, ...], left: dict[str, Deferred]) -> Iterator[tuple[str, Deferred]]:

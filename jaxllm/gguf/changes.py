@@ -32,7 +32,7 @@ def plus(tensor: Deferred, value: float) -> Deferred:
 
 def joined(tensors: Sequence[Deferred], axis: int) -> Deferred:
     """Tensors one behind the other."""
-    shapes = {(*each.shape[:axis], *each.shape[axis + 1 :]) for each in tensors}
+    shapes = {(*tensor.shape[:axis], *tensor.shape[axis + 1 :]) for tensor in tensors}
     if len(shapes) != 1:
         raise ValueError("their other axes differ")
     ends = np.cumsum([tensor.shape[axis] for tensor in tensors]).tolist()
@@ -42,9 +42,9 @@ def joined(tensors: Sequence[Deferred], axis: int) -> Deferred:
         parts = []
         for tensor, end in zip(tensors, ends, strict=True):
             start = end - tensor.shape[axis]
-            own = (min(max(low, start), end) - start, min(max(high, start), end) - start)
-            if own[0] < own[1]:  # blocks cannot be made of nothing
-                parts.append(tensor.read((*bounds[:axis], own, *bounds[axis + 1 :])))
+            span = (min(max(low, start), end) - start, min(max(high, start), end) - start)
+            if span[0] < span[1]:  # blocks cannot be made of nothing
+                parts.append(tensor.read((*bounds[:axis], span, *bounds[axis + 1 :])))
         return np.concatenate(parts, axis)
 
     first = tensors[0].shape
@@ -60,8 +60,8 @@ def alternating(even: Deferred, odd: Deferred) -> Deferred:
     def read(bounds: Bounds) -> np.ndarray:
         low, high = bounds[1]
         begin = low // 2
-        own = (bounds[0], (begin, -(-high // 2)), *bounds[2:])
-        both = np.stack([even.read(own), odd.read(own)], axis=2)
+        halved = (bounds[0], (begin, -(-high // 2)), *bounds[2:])
+        both = np.stack([even.read(halved), odd.read(halved)], axis=2)
         rows = both.reshape(both.shape[0], -1, *both.shape[3:])
         return rows[:, low - 2 * begin : high - 2 * begin]
 

@@ -28,63 +28,65 @@ def base_config(model: Model, model_type: str, **others: Any) -> dict[str, Any]:
     """The configuration of a decoder, `others` among it; what is None is left out. Values are
     checked where the configuration is read. Raises ConfigError where a key is missing for which a
     family's usual value could be another model's."""
-    own = model.metadata
-    _check_needed(own)
-    dim, key, value = (own.count(f"attention.{each}_length") for each in ("head", "key", "value"))
+    metadata = model.metadata
+    _check_needed(metadata)
+    dim, key, value = (
+        metadata.count(f"attention.{part}_length") for part in ("head", "key", "value")
+    )
     embedding = model.tensors.get("token_embd.weight")
-    heads = own.count("attention.head_count")
-    base = own.number("rope.freq_base")
-    found: dict[str, Any] = {
+    heads = metadata.count("attention.head_count")
+    base = metadata.number("rope.freq_base")
+    settings: dict[str, Any] = {
         "model_type": model_type,
         "architectures": [],
         "dtype": "bfloat16",
-        "vocab_size": embedding.shape[0] if embedding else own.count("vocab_size"),
-        "hidden_size": own.count("embedding_length"),
-        "intermediate_size": own.count("feed_forward_length"),
-        "num_hidden_layers": own.count("block_count"),
+        "vocab_size": embedding.shape[0] if embedding else metadata.count("vocab_size"),
+        "hidden_size": metadata.count("embedding_length"),
+        "intermediate_size": metadata.count("feed_forward_length"),
+        "num_hidden_layers": metadata.count("block_count"),
         "num_attention_heads": heads,
-        "num_key_value_heads": own.count("attention.head_count_kv") or heads,
+        "num_key_value_heads": metadata.count("attention.head_count_kv") or heads,
         "head_dim": dim or key or value,
-        "max_position_embeddings": own.count("context_length"),
-        "rms_norm_eps": own.number("attention.layer_norm_rms_epsilon"),
+        "max_position_embeddings": metadata.count("context_length"),
+        "rms_norm_eps": metadata.number("attention.layer_norm_rms_epsilon"),
         "rope_theta": THETA if base is None else base,
-        "rope_scaling": scaling(own),
+        "rope_scaling": scaling(metadata),
         "tie_word_embeddings": "output.weight" not in model.tensors,
-        "bos_token_id": own.count(".tokenizer.ggml.bos_token_id"),
-        "eos_token_id": end_ids(own) or None,
+        "bos_token_id": metadata.count(".tokenizer.ggml.bos_token_id"),
+        "eos_token_id": end_ids(metadata) or None,
     }
-    return {key: value for key, value in (found | others).items() if value is not None}
+    return {key: value for key, value in (settings | others).items() if value is not None}
 
 
-def _check_needed(own: Metadata) -> None:
-    needed = (*NEEDED, ("expert_used_count",)) if own.get("expert_count") else NEEDED
-    missing = [keys[0] for keys in needed if all(own.get(key) is None for key in keys)]
+def _check_needed(metadata: Metadata) -> None:
+    needed = (*NEEDED, ("expert_used_count",)) if metadata.get("expert_count") else NEEDED
+    missing = [keys[0] for keys in needed if all(metadata.get(key) is None for key in keys)]
     if missing:
-        names = " and ".join(f"{own.architecture}.{key}" for key in missing)
+        names = " and ".join(f"{metadata.architecture}.{key}" for key in missing)
         raise ConfigError(f"the file lacks {names}; convert the model again")
 
 
-def scaling(own: Metadata) -> dict[str, Any] | None:
+def scaling(metadata: Metadata) -> dict[str, Any] | None:
     """The `rope_scaling` that the keys say, None for none. Files from before there were kinds have
     a factor alone, which is linear."""
-    kind = own.text("rope.scaling.type") or "linear"
-    factor = own.number("rope.scaling.factor")
-    if kind not in KINDS:
+    rope_type = metadata.text("rope.scaling.type") or "linear"
+    factor = metadata.number("rope.scaling.factor")
+    if rope_type not in KINDS:
         raise ConfigError(
-            f"{own.architecture}.rope.scaling.type is {kind!r:.40}; {', '.join(KINDS)} are read: "
-            "convert the model again"
+            f"{metadata.architecture}.rope.scaling.type is {rope_type!r:.40}; "
+            f"{', '.join(KINDS)} are read: convert the model again"
         )
-    if factor is None and kind == "linear":
-        factor = own.number("rope.scale_linear")
-    if kind not in ("linear", "yarn") or factor is None:
+    if factor is None and rope_type == "linear":
+        factor = metadata.number("rope.scale_linear")
+    if rope_type not in ("linear", "yarn") or factor is None:
         return None
-    original = own.count("rope.scaling.original_context_length")
-    betas = {key: own.number(f"rope.scaling.yarn_{key}") for key in ("beta_fast", "beta_slow")}
-    if kind != "linear":
+    original = metadata.count("rope.scaling.original_context_length")
+    betas = {key: metadata.number(f"rope.scaling.yarn_{key}") for key in ("beta_fast", "beta_slow")}
+    if rope_type != "linear":
         more = {"original_max_position_embeddings": original, **betas}
     else:
         more = {}
-    return {"rope_type": kind, "factor": factor, **{k: v for k, v in more.items() if v}}
+    return {"rope_type": rope_type, "factor": factor, **{k: v for k, v in more.items() if v}}
 
 
 def factors(model: Model, name: str) -> list[float] | None:
@@ -106,62 +108,66 @@ def long_rope(model: Model, short: str, long: str, **others: Any) -> dict[str, A
 
 def stretched(model: Model) -> dict[str, Any]:
     """`rope_scaling` where the file keeps Llama 3's frequencies as factors."""
-    found = long_rope(
+    rope = long_rope(
         model,
         "rope_freqs.weight",
         "rope_freqs.weight",
         attention_factor=1.0,
         original_max_position_embeddings=model.metadata.count("context_length"),
     )
-    if found is None:
+    if rope is None:
         return {}
-    return {"rope_scaling": found}
+    return {"rope_scaling": rope}
 
 
-def turning_share(own: Metadata) -> float | None:
+def turning_share(metadata: Metadata) -> float | None:
     """The part of a head's dimensions that turn, None where the file does not say."""
-    turning = own.count("rope.dimension_count")
-    dim = own.count("attention.key_length")
-    width = own.count("embedding_length")
-    heads = own.count("attention.head_count")
+    turning = metadata.count("rope.dimension_count")
+    dim = metadata.count("attention.key_length")
+    width = metadata.count("embedding_length")
+    heads = metadata.count("attention.head_count")
     dim = dim or (width // heads if width and heads else None)
     if turning and dim:
         return turning / dim
     return None
 
 
-def routed_experts(own: Metadata) -> dict[str, Any]:
+def routed_experts(metadata: Metadata) -> dict[str, Any]:
     """Experts under the names of DeepSeek's configurations."""
     return {
-        "n_routed_experts": own.count("expert_count"),
-        "num_experts_per_tok": own.count("expert_used_count"),
-        "n_shared_experts": own.count("expert_shared_count"),
-        "moe_intermediate_size": own.count("expert_feed_forward_length"),
-        "first_k_dense_replace": own.count("leading_dense_block_count"),
-        "routed_scaling_factor": own.number("expert_weights_scale"),
-        "norm_topk_prob": own.flag("expert_weights_norm"),
+        "n_routed_experts": metadata.count("expert_count"),
+        "num_experts_per_tok": metadata.count("expert_used_count"),
+        "n_shared_experts": metadata.count("expert_shared_count"),
+        "moe_intermediate_size": metadata.count("expert_feed_forward_length"),
+        "first_k_dense_replace": metadata.count("leading_dense_block_count"),
+        "routed_scaling_factor": metadata.number("expert_weights_scale"),
+        "norm_topk_prob": metadata.flag("expert_weights_norm"),
     }
 
 
 def layer_types(slides: Sequence[Any]) -> list[str]:
     """The `layer_types` of layers that slide, or see all."""
-    return [f"{'sliding' if each else 'full'}_attention" for each in slides]
+    return [f"{'sliding' if slide else 'full'}_attention" for slide in slides]
 
 
-def end_ids(own: Metadata) -> list[int]:
+def end_ids(metadata: Metadata) -> list[int]:
     """Ids of the tokens that end an answer."""
-    stated = (own.count(f".tokenizer.ggml.{key}_token_id") for key in ("eos", "eot", "eom"))
-    found = {id for id in stated if id is not None}
-    tokens = own.items(".tokenizer.ggml.tokens", str) or []
-    kinds = own.items(".tokenizer.ggml.token_type", int) or []
-    control = {tokens[id]: id for id, kind in enumerate(kinds[: len(tokens)]) if kind == CONTROL}
+    stated = (metadata.count(f".tokenizer.ggml.{key}_token_id") for key in ("eos", "eot", "eom"))
+    ids = {id for id in stated if id is not None}
+    tokens = metadata.items(".tokenizer.ggml.tokens", str) or []
+    kinds = metadata.items(".tokenizer.ggml.token_type", int) or []
+    control = {
+        tokens[id]: id
+        for id, token_type in enumerate(kinds[: len(tokens)])
+        if token_type == CONTROL
+    }
     harmony = all(text in control for text in HARMONY)
     texts = HARMONY if harmony else ENDS
-    return sorted(found | {control[text] for text in texts if text in control})
+    return sorted(ids | {control[text] for text in texts if text in control})
 
 
-def sampling(own: Metadata) -> Mapping[str, Any]:
+def sampling(metadata: Metadata) -> Mapping[str, Any]:
     """Options of generation_config.json."""
     keys = {"temperature": "temp", "top_p": "top_p", "top_k": "top_k", "min_p": "min_p"}
-    found = {name: own.number(f".general.sampling.{key}") for name, key in keys.items()}
-    return {name: value for name, value in found.items() if value is not None}
+    values = {name: metadata.number(f".general.sampling.{key}") for name, key in keys.items()}
+    return {name: value for name, value in values.items() if value is not None}

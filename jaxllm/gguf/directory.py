@@ -34,77 +34,79 @@ def model_directory(path: Path, parent: str | None = None) -> tuple[Path, Model]
     model = open_model(path)
     files = _contents(model)
     try:
-        own = Path(parent or CACHE).expanduser() / f"{path.stem}-{_key(model.paths)}"
-        own.mkdir(parents=True, exist_ok=True, mode=0o700)
+        folder = Path(parent or CACHE).expanduser() / f"{path.stem}-{_key(model.paths)}"
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         for name, content in files.items():
-            with _placed(own / name) as made:
+            with _placed(folder / name) as made:
                 made.write_text(json.dumps(content))
-        for each in model.paths:
-            with _placed(own / each.name) as made:
-                made.symlink_to(each.resolve())
+        for part in model.paths:
+            with _placed(folder / part.name) as made:
+                made.symlink_to(part.resolve())
     except (OSError, RuntimeError) as error:  # RuntimeError: no such user, or no home
         raise ConfigError(
             f"cannot write the configuration of {path}: {error}; give a directory that can be "
             "written as --download-dir"
         ) from None
-    return own, model
+    return folder, model
 
 
 def model_file(directory: Path) -> Path | None:
     """The first file of the model in a directory; None without any. Raises ConfigError where it
     holds several models."""
-    found = sorted(path for path in directory.glob(f"*{SUFFIX}") if "mmproj" not in path.name)
-    if not found:
+    files = sorted(path for path in directory.glob(f"*{SUFFIX}") if "mmproj" not in path.name)
+    if not files:
         return None
-    others = set(found) - set(part_paths(found[0]))
+    others = set(files) - set(part_paths(files[0]))
     if others:
-        names = ", ".join(sorted(path.name for path in found)[:10])
+        names = ", ".join(sorted(path.name for path in files)[:10])
         raise ConfigError(f"{directory} holds several models ({names}); give the file of one")
-    return found[0]
+    return files[0]
 
 
 def _key(paths: tuple[Path, ...]) -> str:
     """What tells this state of the files from others."""
     stats = [(str(path.resolve()), path.stat()) for path in paths]
-    found = [(name, stat.st_size, stat.st_mtime_ns) for name, stat in stats]
-    return hashlib.sha256(repr(found).encode()).hexdigest()[:16]
+    facts = [(name, stat.st_size, stat.st_mtime_ns) for name, stat in stats]
+    return hashlib.sha256(repr(facts).encode()).hexdigest()[:16]
 
 
 def _contents(model: Model) -> dict[str, Any]:
-    own = model.metadata
-    kind = architecture(model.metadata)
-    config = kind.config(model)
-    added = kind.added(own)
+    metadata = model.metadata
+    rules = architecture(model.metadata)
+    config = rules.config(model)
+    added = rules.added(metadata)
     if any(not tensor.type.plain for tensor in model.tensors.values()):
         config["quantization_config"] = {"quant_method": "gguf", "types": model.types()}
     tokenizer = {
-        key.removeprefix(KEYS): value for key, value in own.values.items() if key.startswith(KEYS)
+        key.removeprefix(KEYS): value
+        for key, value in metadata.values.items()
+        if key.startswith(KEYS)
     }
     return {
         "config.json": config,
-        "generation_config.json": {"eos_token_id": end_ids(own), **sampling(own)},
-        "tokenizer_config.json": _tokenizer_config(own)
+        "generation_config.json": {"eos_token_id": end_ids(metadata), **sampling(metadata)},
+        "tokenizer_config.json": _tokenizer_config(metadata)
         | ({"added_tokens_decoder": added} if added else {}),
         TOKENIZER: tokenizer,
     }
 
 
-def _tokenizer_config(own: Metadata) -> dict[str, Any]:
-    tokens = own.items(f".{KEYS}tokens", str) or []
+def _tokenizer_config(metadata: Metadata) -> dict[str, Any]:
+    tokens = metadata.items(f".{KEYS}tokens", str) or []
     ids = {
-        f"{role}_token": own.count(f".{KEYS}{key}_token_id")
+        f"{role}_token": metadata.count(f".{KEYS}{key}_token_id")
         for role, key in {"bos": "bos", "eos": "eos", "unk": "unknown", "pad": "padding"}.items()
     }
     texts = {role: tokens[id] for role, id in ids.items() if id is not None and id < len(tokens)}
-    flags = {key: own.flag(f".{KEYS}{key}") for key in ("add_bos_token", "add_eos_token")}
-    template = own.text(".tokenizer.chat_template")
-    named = own.items(".tokenizer.chat_templates", str) or []
-    templates = {name: own.text(f".tokenizer.chat_template.{name}") for name in named}
+    flags = {key: metadata.flag(f".{KEYS}{key}") for key in ("add_bos_token", "add_eos_token")}
+    template = metadata.text(".tokenizer.chat_template")
+    named = metadata.items(".tokenizer.chat_templates", str) or []
+    templates = {name: metadata.text(f".tokenizer.chat_template.{name}") for name in named}
     if template is not None and templates:
         templates["default"] = template
     listed = [{"name": name, "template": text} for name, text in templates.items() if text]
-    found = {**texts, **flags, "chat_template": listed or template}
-    return {key: value for key, value in found.items() if value is not None}
+    settings = {**texts, **flags, "chat_template": listed or template}
+    return {key: value for key, value in settings.items() if value is not None}
 
 
 @contextmanager

@@ -74,22 +74,22 @@ class StoredTensor:
     def parts(self) -> tuple[Deferred, ...]:
         """The numbers of its groups, and their scales and offsets, float32 [..., G]; () where it is
         plain. Reading raises ConfigError where one is infinite."""
-        kind = self.type.integers
-        if kind is None:
+        integers = self.type.integers
+        if integers is None:
             return ()
         size = self.type.size
         group = self.type.group
         grouped = (*self.shape[:-1], self.shape[-1] // group)
 
-        def part(which: int, shape: tuple[int, ...], entries: int) -> Deferred:
-            own = functools.partial(self._part, which)
-            return Deferred(shape, functools.partial(self._read, entries, own))
+        def part(index: int, shape: tuple[int, ...], entries: int) -> Deferred:
+            values = functools.partial(self._part, index)
+            return Deferred(shape, functools.partial(self._read, entries, values))
 
-        scales, offsets = (part(which, grouped, size // group) for which in (1, 2))
-        found = (part(0, self.shape, size), scales, offsets)
-        if kind in OFFSETS:
-            return found
-        return found[:2]
+        scales, offsets = (part(index, grouped, size // group) for index in (1, 2))
+        groups = (part(0, self.shape, size), scales, offsets)
+        if integers in OFFSETS:
+            return groups
+        return groups[:2]
 
     def _read(
         self, size: int, part: Callable[[np.ndarray], np.ndarray], bounds: Bounds
@@ -100,9 +100,9 @@ class StoredTensor:
         first, last = bounds[-1]
         begin = first // size
         end = -(-last // size)
-        own = rows[(*(slice(*each) for each in bounds[:-1]), slice(begin, end))]
-        found = part(own).reshape(*own.shape[:-1], own.shape[-1] * size)
-        return found[..., first - begin * size : last - begin * size]
+        needed = rows[(*(slice(*bound) for bound in bounds[:-1]), slice(begin, end))]
+        entries = part(needed).reshape(*needed.shape[:-1], needed.shape[-1] * size)
+        return entries[..., first - begin * size : last - begin * size]
 
     def _values(self, blocks: np.ndarray) -> np.ndarray:
         with np.errstate(over="ignore", invalid="ignore"):
@@ -111,14 +111,14 @@ class StoredTensor:
             self._check(values)
         return values
 
-    def _part(self, which: int, blocks: np.ndarray) -> np.ndarray:
+    def _part(self, index: int, blocks: np.ndarray) -> np.ndarray:
         assert self.type.groups is not None
-        found = self.type.groups(blocks)[which]
-        assert found is not None
+        numbers = self.type.groups(blocks)[index]
+        assert numbers is not None
         largest = np.abs(TABLES.get(self.type.integers or "", np.ones(1))).max()
         with np.errstate(over="ignore"):
-            self._check(found if which == 0 else found * np.float32(largest))
-        return found
+            self._check(numbers if index == 0 else numbers * np.float32(largest))
+        return numbers
 
     def _check(self, numbers: np.ndarray) -> None:
         if not np.isfinite(numbers).all():
@@ -186,48 +186,48 @@ class _Header:
 
     def __init__(self, data: memoryview):
         self._data = data
-        self._at = 0
+        self._position = 0
         if bytes(data[:4]) != MAGIC:
             raise _Fault(f"it does not begin with GGUF; {REMEDY}")
         self._take(4)
         version = self._number(NUMBERS[4])
         if version not in VERSIONS:
             swapped = int.from_bytes(int(version).to_bytes(4, "little"), "big") in VERSIONS
-            kind = "it is big-endian"
+            fault = "it is big-endian"
             if not swapped:
-                kind = f"its version is {version}"
-            raise _Fault(f"{kind}; versions 2 and 3 are read, little-endian: convert it again")
+                fault = f"its version is {version}"
+            raise _Fault(f"{fault}; versions 2 and 3 are read, little-endian: convert it again")
         self._tensors = self._count("tensors", 24)
         self._keys = self._count("keys", 13)
 
     def metadata(self) -> dict[str, Any]:
         """All keys and values."""
-        found: dict[str, Any] = {}
+        values: dict[str, Any] = {}
         for _ in range(self._keys):
             key = self._string()
-            if key in found:
+            if key in values:
                 raise _Fault(f"the key {key!r:.100} is there twice; {REMEDY}")
-            found[key] = self._value(int(self._number(NUMBERS[4])), key)
-        return found
+            values[key] = self._value(int(self._number(NUMBERS[4])), key)
+        return values
 
     def tensors(self, alignment: int) -> dict[str, StoredTensor]:
         """All tensors, which lie in the file without overlaps."""
         infos = [self._tensor_info() for _ in range(self._tensors)]
-        start = -(-self._at // alignment) * alignment
+        start = -(-self._position // alignment) * alignment
         data = self._data[start:]
         faults = []
-        found: dict[str, StoredTensor] = {}
+        tensors: dict[str, StoredTensor] = {}
         end = 0
         before = ""
         for name, number, shape, offset in sorted(infos, key=lambda info: info[3]):
-            if name in found:
+            if name in tensors:
                 raise _Fault(f"the tensor {name!r:.100} is there twice; {REMEDY}")
             fault = _fault(number, shape)
             if fault:
                 faults.append(f"{name:.100} {fault}")
                 continue
-            kind = TYPES[number]
-            size = math.prod(shape) // kind.size * kind.layout.itemsize
+            block_type = TYPES[number]
+            size = math.prod(shape) // block_type.size * block_type.layout.itemsize
             if offset % alignment:
                 faults.append(f"{name:.100} begins at byte {offset}, no multiple of {alignment}")
             elif offset < end:
@@ -237,11 +237,11 @@ class _Header:
                     f"{name:.100} ends at byte {offset + size} of the data, "
                     f"of which there are {len(data)}"
                 )
-            found[name] = StoredTensor(name, kind, shape, data[offset : offset + size])
+            tensors[name] = StoredTensor(name, block_type, shape, data[offset : offset + size])
             end = offset + size
             before = name
         _refuse(faults)
-        return found
+        return tensors
 
     def _tensor_info(self) -> tuple[str, int, tuple[int, ...], int]:
         """Name, number of the type, shape and offset."""
@@ -255,28 +255,31 @@ class _Header:
         number = int(self._number(NUMBERS[4]))
         return name, number, tuple(reversed(sizes)), int(self._number(NUMBERS[10]))
 
-    def _value(self, kind: int, key: str) -> Any:
-        if kind == STRING:
+    def _value(self, value_type: int, key: str) -> Any:
+        if value_type == STRING:
             return self._string()
-        if kind in NUMBERS:
-            return _native(self._number(NUMBERS[kind]))
-        if kind != ARRAY:
-            raise _Fault(f"{key:.100} has the unknown type {kind}; {REMEDY}")
-        kind = int(self._number(NUMBERS[4]))
-        if kind == STRING:
+        if value_type in NUMBERS:
+            return _native(self._number(NUMBERS[value_type]))
+        if value_type != ARRAY:
+            raise _Fault(f"{key:.100} has the unknown type {value_type}; {REMEDY}")
+        value_type = int(self._number(NUMBERS[4]))
+        if value_type == STRING:
             return self._strings(self._count(f"texts of {key:.100}", 8))
-        if kind not in NUMBERS:
-            raise _Fault(f"{key:.100} is a list of the type {kind}, which is not read; {REMEDY}")
-        dtype = NUMBERS[kind]
+        if value_type not in NUMBERS:
+            raise _Fault(
+                f"{key:.100} is a list of the type {value_type}, which is not read; {REMEDY}"
+            )
+        dtype = NUMBERS[value_type]
         count = self._count(f"numbers of {key:.100}", dtype.itemsize)
         return _native(np.frombuffer(self._take(count * dtype.itemsize), dtype))
 
-    def _count(self, what: str, least: int) -> int:
-        """A count of things of at least so many bytes each."""
+    def _count(self, things: str, least: int) -> int:
+        """The next number, a count of things of at least `least` bytes each. Raises _Fault, which
+        names the `things`, where the file is too short for them."""
         count = int(self._number(NUMBERS[10]))
-        if count * least > len(self._data) - self._at:
+        if count * least > len(self._data) - self._position:
             raise _Fault(
-                f"it claims {count} {what}, but has {len(self._data)} bytes; it is cut off or "
+                f"it claims {count} {things}, but has {len(self._data)} bytes; it is cut off or "
                 f"damaged: {REMEDY}"
             )
         return count
@@ -286,37 +289,37 @@ class _Header:
         try:
             return str(taken, "utf-8")
         except UnicodeDecodeError:
-            raise _Fault(f"the text before byte {self._at} is not UTF-8; {REMEDY}") from None
+            raise _Fault(f"the text before byte {self._position} is not UTF-8; {REMEDY}") from None
 
     def _strings(self, count: int) -> list[str]:
-        """So many texts, in a loop of its own: vocabularies have hundreds of thousands."""
+        """The next `count` texts, in a loop of its own: vocabularies have hundreds of thousands."""
         data = self._data
-        at = self._at
-        found = []
+        end = self._position
+        texts = []
         limit = min(len(data), MAX_HEADER_BYTES)
         for _ in range(count):
-            begin = at + 8
-            at = begin + int.from_bytes(data[at:begin], "little")
-            if at > limit:
+            begin = end + 8
+            end = begin + int.from_bytes(data[end:begin], "little")
+            if end > limit:
                 break
             try:
-                found.append(str(data[begin:at], "utf-8"))
+                texts.append(str(data[begin:end], "utf-8"))
             except UnicodeDecodeError:
                 raise _Fault(f"the text at byte {begin} is not UTF-8; {REMEDY}") from None
-        self._take(at - self._at)  # raises where a text ends behind the file
-        return found
+        self._take(end - self._position)  # raises where a text ends behind the file
+        return texts
 
     def _number(self, dtype: np.dtype) -> Any:
         return np.frombuffer(self._take(dtype.itemsize), dtype)[0]
 
     def _take(self, count: int) -> memoryview:
-        end = self._at + count
+        end = self._position + count
         if end > len(self._data):
             raise _Fault(f"its header is cut off at byte {len(self._data)}; {REMEDY}")
         if end > MAX_HEADER_BYTES:
             raise _Fault(f"its header has more than {MAX_HEADER_BYTES} bytes; {REMEDY}")
-        taken = self._data[self._at : end]
-        self._at = end
+        taken = self._data[self._position : end]
+        self._position = end
         return taken
 
 
@@ -334,10 +337,10 @@ def _fault(number: int, shape: tuple[int, ...]) -> str | None:
     if not all(0 < size < 2**48 for size in shape) or math.prod(shape) >= 2**48:
         return f"has the absurd shape {list(shape)}: {REMEDY}"
     if shape[-1] % TYPES[number].size:
-        kind = TYPES[number]
+        block_type = TYPES[number]
         return (
-            f"has rows of {shape[-1]} numbers, which blocks of {kind.size} ({kind.name}) do not "
-            f"divide: {REMEDY_TYPE}"
+            f"has rows of {shape[-1]} numbers, which blocks of {block_type.size} "
+            f"({block_type.name}) do not divide: {REMEDY_TYPE}"
         )
     return None
 

@@ -40,19 +40,19 @@ class Metadata:
     def count(self, key: str) -> int | None:
         """A number of things. One for each layer may be given where all are the same."""
         value = self.get(key)
-        if isinstance(value, list) and value and all(each == value[0] for each in value):
+        if isinstance(value, list) and value and all(entry == value[0] for entry in value):
             value = value[0]
         if value is not None and (type(value) is not int or value < 0):
             raise self._error(key, value, "one whole number for all layers")
         return value
 
-    def items(self, key: str, kind: type) -> list[Any] | None:
+    def items(self, key: str, entry_type: type) -> list[Any] | None:
         """A list of one kind."""
         value = self.get(key)
         if value is not None and (
-            not isinstance(value, list) or any(type(each) is not kind for each in value)
+            not isinstance(value, list) or any(type(entry) is not entry_type for entry in value)
         ):
-            raise self._error(key, value, f"a list of {kind.__name__}")
+            raise self._error(key, value, f"a list of {entry_type.__name__}")
         return value
 
     def _of(self, key: str, kinds: tuple[type, ...], meant: str) -> Any:

@@ -33,7 +33,7 @@ class Model:
 
     @property
     def paths(self) -> tuple[Path, ...]:
-        """Of the files."""
+        """The paths of the files, in their order."""
         return tuple(file.path for file in self.files)
 
     def close(self) -> None:
@@ -67,12 +67,12 @@ def part_paths(path: Path) -> tuple[Path, ...]:
 def open_model(path: Path) -> Model:
     """The model that a file holds, alone or with those beside it. Raises ConfigError."""
     paths = part_paths(path)
-    missing = [each.name for each in paths if not each.exists()]
+    missing = [file.name for file in paths if not file.exists()]
     if missing:
         raise ConfigError(
             f"{path} lacks {', '.join(missing[:5])}, which belong to it; download them"
         )
-    files = [open_file(each) for each in paths]
+    files = [open_file(file) for file in paths]
     tensors: dict[str, StoredTensor] = {}
     for file in files:
         twice = next((name for name in file.tensors if name in tensors), None)
@@ -84,11 +84,11 @@ def open_model(path: Path) -> Model:
 
 
 def _check_parts(files: list[GgufFile], tensors: int) -> None:
-    for at, file in enumerate(files):
+    for index, file in enumerate(files):
         count, number = (file.metadata.get(f"split.{key}") for key in ("count", "no"))
-        if (count or 1, number or 0) != (len(files), at):
+        if (count or 1, number or 0) != (len(files), index):
             raise ConfigError(
-                f"{file.path} is file {number} of {count} by its own keys, and {at} of "
+                f"{file.path} is file {number} of {count} by its own keys, and {index} of "
                 f"{len(files)} by its name; give it the name that it was published with"
             )
     stated = files[0].metadata.get("split.tensors.count")

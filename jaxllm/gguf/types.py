@@ -79,11 +79,11 @@ class BlockType:
         numbers, scale, offset = self.groups(blocks)
         if (table := TABLES.get(self.integers or "")) is not None:
             numbers = table[numbers]
-        found = numbers.astype(np.float32)
-        found *= scale[..., None]
+        values = numbers.astype(np.float32)
+        values *= scale[..., None]
         if offset is not None:
-            found += offset[..., None]
-        return found.reshape(*blocks.shape[:-1], -1)
+            values += offset[..., None]
+        return values.reshape(*blocks.shape[:-1], -1)
 
 
 def fields(data: np.ndarray, width: int, bits: int) -> np.ndarray:
@@ -105,8 +105,8 @@ def _centred(numbers: np.ndarray, middle: int) -> np.ndarray:
 
 def _float(blocks: np.ndarray, name: str) -> np.ndarray:
     """One number of each block in float32, [..., 1]."""
-    found = blocks[name].astype(np.float32)
-    return found.reshape(*found.shape, 1)
+    numbers = blocks[name].astype(np.float32)
+    return numbers.reshape(*numbers.shape, 1)
 
 
 def _q4(blocks: np.ndarray) -> np.ndarray:
@@ -165,13 +165,15 @@ def _q3_k(blocks: np.ndarray) -> Groups:
 
 def _k(blocks: np.ndarray, numbers: np.ndarray) -> Groups:
     """Scales and offsets of the eight groups of a block, 6 bits each in 12 bytes."""
-    one, two, three = (blocks["scales"][..., at : at + 4] for at in (0, 4, 8))
+    first, second, third = (blocks["scales"][..., start : start + 4] for start in (0, 4, 8))
     four = np.uint8(4)
     six = np.uint8(63)
     top = np.uint8(0x30)
-    scales = [one & six, (three & np.uint8(15)) | ((one >> np.uint8(2)) & top)]
-    offsets = [two & six, (three >> four) | ((two >> np.uint8(2)) & top)]
-    scale, offset = (np.concatenate(each, axis=-1).astype(np.float32) for each in (scales, offsets))
+    scales = [first & six, (third & np.uint8(15)) | ((first >> np.uint8(2)) & top)]
+    offsets = [second & six, (third >> four) | ((second >> np.uint8(2)) & top)]
+    scale, offset = (
+        np.concatenate(halves, axis=-1).astype(np.float32) for halves in (scales, offsets)
+    )
     return Groups(numbers, _float(blocks, "d") * scale, -(_float(blocks, "m") * offset))
 
 

@@ -157,8 +157,8 @@ class Writer:
             return
         kinds = [list(_kinds(part)) for part in parts]
         count = 1
-        for some in kinds:
-            count *= len(some)
+        for patterns in kinds:
+            count *= len(patterns)
         if count > MAX_GROUPS:
             raise ValueError(f"more than {MAX_GROUPS} kinds of properties that are not declared")
         for group in itertools.product(*kinds):
@@ -346,7 +346,7 @@ def _kinds(part: Schema) -> Iterator[tuple[tuple[str, ...], tuple[str, ...], Any
     """Patterns that a key matches, patterns that it does not match, and the value's schema."""
     patterns = tuple(part.get("patternProperties", {}))
     for pattern in patterns:
-        others = tuple(other for other in patterns if other != pattern)
+        others = tuple(another for another in patterns if another != pattern)
         yield (pattern,), others, part["patternProperties"][pattern]
     if part.get("additionalProperties", True) is not False:
         yield (), patterns, part.get("additionalProperties", True)

@@ -28,12 +28,12 @@ class Job:
     """One grammar to compile; equal jobs have equal verdicts.
 
     Attributes:
-        kind: of the structure, for messages.
+        constraint: the name of the structure, for messages.
         line: the job as the process reads it.
         key: digest of `line`.
     """
 
-    kind: str
+    constraint: str
     line: bytes
     key: bytes
 
@@ -41,7 +41,7 @@ class Job:
 def job_of(params: Structured) -> Job:
     """The job of a structure. Raises StructureError on faults that show without compiling."""
     line = json.dumps(params.job()).encode() + b"\n"
-    return Job(params.kind, line, hashlib.sha256(line).digest())
+    return Job(params.constraint, line, hashlib.sha256(line).digest())
 
 
 class Checker:
@@ -77,7 +77,7 @@ class Checker:
                 return None
             if verdict.final:
                 self._keep(job.key, verdict)
-        return verdict.for_kind(job.kind)
+        return verdict.grammar_for(job.constraint)
 
     def cached_grammar(self, job: Job) -> str | None:
         """The grammar of a job that was compiled before, else None, without waiting. Raises
@@ -85,7 +85,7 @@ class Checker:
         verdict = self._recall(job.key)
         if verdict is None:
             return None
-        return verdict.for_kind(job.kind)
+        return verdict.grammar_for(job.constraint)
 
     def end_processes(self) -> None:
         """End the processes; verdicts stay. A call that waits for a process ends with an error."""
@@ -137,10 +137,10 @@ class Verdict:
     spent: bool = False
     final: bool = True
 
-    def for_kind(self, kind: str) -> str:
+    def grammar_for(self, constraint: str) -> str:
         """The grammar. Raises StructureError when there is none."""
         if self.error:
-            raise StructureError(f"{kind}: {self.error}")
+            raise StructureError(f"{constraint}: {self.error}")
         return self.grammar
 
 

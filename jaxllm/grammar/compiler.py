@@ -106,8 +106,8 @@ def _check(matcher: LLMatcher) -> None:
 
 def _first(mask: bytes) -> int:
     """The lowest allowed token; in most grammars a plain character, which does not end the text."""
-    at = next(at for at, byte in enumerate(mask) if byte)
-    return at * 8 + (mask[at] & -mask[at]).bit_length() - 1
+    index = next(index for index, byte in enumerate(mask) if byte)
+    return index * 8 + (mask[index] & -mask[index]).bit_length() - 1
 
 
 def _last(mask: bytes, end: int) -> int:
@@ -171,23 +171,23 @@ def convert(
     """
     if regexes is None:
         regexes = Regexes(LLTokenizer(TokenizerWrapper(ByteTokens({}))))
-    kind = job["kind"]
+    form = job["kind"]
     value = job["value"]
-    if kind == "regex":
+    if form == "regex":
         if (len(value) - len(value.rstrip("\\"))) % 2:
             # regex_to_lark would drop it
             raise ValueError("it ends with a backslash that escapes nothing")
         # \d is 0 to 9 alone
         return LLMatcher.grammar_from_lark(f"start: /{regex_to_lark(value, 'd')}/")
-    if kind == "grammar":
+    if form == "grammar":
         return LLMatcher.grammar_from_lark(_lark(value, regexes))
-    if kind == "choice":
+    if form == "choice":
         return LLMatcher.grammar_from_lark("start: " + " | ".join(map(quoted, value)))
-    if kind == "pieces":
+    if form == "pieces":
         return composed(job, specials, regexes, convert)
-    if kind == "structural_tag":
+    if form == "structural_tag":
         return _tagged(value["tags"], job["whitespace"], specials, regexes)
-    if kind == "json_object":
+    if form == "json_object":
         schema = {"type": "object"}
     else:
         schema = value

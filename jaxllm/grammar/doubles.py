@@ -34,20 +34,20 @@ def inexact(schema: Any) -> str | None:
             continue
         if keyword in HOLDS_VALUES:
             wrong = next((number for number in _numbers(value) if not _exact(number)), None)
-            found = None
+            reason = None
             if wrong is not None:
-                found = f"{keyword} holds {_shown(wrong)}"
+                reason = f"{keyword} holds {_shown(wrong)}"
         elif keyword in BOUNDS and _is_number(value):
             if _exact(value) or _idle(keyword, value):
-                found = None
+                reason = None
             else:
-                found = f"{keyword} is {_shown(value)}"
+                reason = f"{keyword} is {_shown(value)}"
         elif keyword in NAMES_SCHEMAS and isinstance(value, dict):
-            found = next(filter(None, map(inexact, value.values())), None)
+            reason = next(filter(None, map(inexact, value.values())), None)
         else:
-            found = inexact(value)
-        if found is not None:
-            return found
+            reason = inexact(value)
+        if reason is not None:
+            return reason
     return None
 
 

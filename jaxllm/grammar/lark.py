@@ -126,8 +126,8 @@ class Composer:
             case RawText():
                 return self._raw_text(piece)
             case OneOf(texts):
-                some = " | ".join(literal(text, self._specials) for text in texts if text)
-                return f"({some})" + "?" * ("" in texts)
+                choices = " | ".join(literal(text, self._specials) for text in texts if text)
+                return f"({choices})" + "?" * ("" in texts)
             case Maybe(pieces):
                 return f"({self.sequence(pieces)})?"
             case Repeated(pieces):
@@ -139,10 +139,10 @@ class Composer:
                 return f"@{name}"
         return "FREE"
 
-    def _rule(self, kind: str, text: str) -> str:
+    def _rule(self, prefix: str, text: str) -> str:
         """The name of a rule of its own, one for equal texts: many arguments are alike."""
         if text not in self._names:
-            self._names[text] = f"{kind}_{len(self.rules)}"
+            self._names[text] = f"{prefix}_{len(self.rules)}"
             self.rules.append(f"{self._names[text]}: {text}")
         return self._names[text]
 
@@ -174,9 +174,9 @@ class Composer:
     def _text_before(self, until: str) -> str:
         """Free text and the text that ends it. A special token ends it by itself, and white space
         before the token counts as free text."""
-        found = [until.find(token) for token in self._specials if token in until]
-        if found and not until[: min(found)].strip():
-            return f"FREE {literal(until[min(found) :], self._specials)}"
+        positions = [until.find(token) for token in self._specials if token in until]
+        if positions and not until[: min(positions)].strip():
+            return f"FREE {literal(until[min(positions) :], self._specials)}"
         name = f"until_{len(self.rules)}"
         self.rules.append(f"{name}[lazy]: FREE {quoted(until)}")
         return name

@@ -89,9 +89,9 @@ class Matcher:
         Where forced text looks like a special token, llguidance allows that token, although it is
         no text. The mask gets the first ordinary token of the text instead.
         """
-        at = int(bits.argmax())
-        word = int(bits[at])
-        token = at * 32 + word.bit_length() - 1
+        index = int(bits.argmax())
+        word = int(bits[index])
+        token = index * 32 + word.bit_length() - 1
         if (
             not word
             or word & (word - 1)
@@ -101,7 +101,7 @@ class Matcher:
             return
         text = self.state.compute_ff_bytes().partition(SPECIAL)[0].decode(errors="ignore")
         for first in self._tokenizer.greedy_tokenize(text)[:1]:
-            bits[at] = 0
+            bits[index] = 0
             bits[first // 32] = 1 << first % 32
 
     def forced_tokens(self) -> list[int]:
@@ -139,9 +139,9 @@ class Matchers:
             idle = next((m for m in self._idle if m.grammar == grammar), None)
             if idle is not None:
                 self._idle.remove(idle)
-                found: Future[Matcher] = Future()
-                found.set_result(idle)
-                return found
+                future: Future[Matcher] = Future()
+                future.set_result(idle)
+                return future
         # The vocabulary was queued before, so waiting for it cannot block the pool
         tokens = self.start_vocabulary()
         return self._pool.submit(lambda: Matcher(grammar, tokens.result()))
@@ -179,7 +179,7 @@ def vocabulary(tokenizer: Tokenizer, width: int, eos: list[int]) -> LLTokenizer:
 def _first_tokens(tokenizer: str, count: int) -> str:
     """A tokenizer as JSON, without tokens of ids from `count` on."""
     content = json.loads(tokenizer)
-    content["added_tokens"] = [each for each in content["added_tokens"] if each["id"] < count]
+    content["added_tokens"] = [added for added in content["added_tokens"] if added["id"] < count]
     model = content["model"]
     if isinstance(model["vocab"], dict):
         model["vocab"] = {text: id for text, id in model["vocab"].items() if id < count}

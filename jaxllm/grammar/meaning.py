@@ -229,7 +229,7 @@ class Meaning:
         self._parts += sum(map(len, cases)) * len(others) + sum(map(len, others)) * len(cases)
         if self._parts > MAX_PARTS:
             raise TooManyCases("the schema has too many parts; make it simpler")
-        return [_merged(case, other) for case in cases for other in others]
+        return [_merged(case, parts) for case in cases for parts in others]
 
     def _count(self) -> None:
         """Counts a schema that is looked at. Raises TooManyCases after too many."""
@@ -257,9 +257,9 @@ class _Members(Mapping[str, Any]):
         return len(self._names)
 
 
-def _merged(case: tuple[Schema, ...], other: tuple[Schema, ...]) -> tuple[Schema, ...]:
+def _merged(left: tuple[Schema, ...], right: tuple[Schema, ...]) -> tuple[Schema, ...]:
     """The parts of both, each once."""
-    return tuple({id(part): part for part in (*case, *other)}.values())
+    return tuple({id(part): part for part in (*left, *right)}.values())
 
 
 def both(schemas: list[Any]) -> Any:
@@ -286,44 +286,45 @@ def overlapping(cases: Iterable[Case]) -> bool:
     """Whether a value may follow two options of one `oneOf`, as far as types, fixed values and
     required properties tell."""
     return any(
-        not _apart(case, other)
-        for case, other in itertools.combinations(cases, 2)
-        if _chose_otherwise(case, other)
+        not _apart(left, right)
+        for left, right in itertools.combinations(cases, 2)
+        if _chose_otherwise(left, right)
     )
 
 
-def _chose_otherwise(case: Case, other: Case) -> bool:
+def _chose_otherwise(left: Case, right: Case) -> bool:
+    """Whether the cases chose unlike options of one `oneOf`."""
     return any(
-        choice.options is that.options and choice.number != that.number
-        for choice in case.choices
-        for that in other.choices
+        chosen.options is chosen_right.options and chosen.number != chosen_right.number
+        for chosen in left.choices
+        for chosen_right in right.choices
     )
 
 
-def _apart(case: Case, other: Case) -> bool:
+def _apart(left: Case, right: Case) -> bool:
     """Whether no value follows both cases."""
-    shared = _shared(case.allowed, other.allowed)
-    if case.values is not None and other.values is not None:
-        return set(map(_key, case.values)).isdisjoint(map(_key, other.values))
+    shared = _shared(left.allowed, right.allowed)
+    if left.values is not None and right.values is not None:
+        return set(map(_key, left.values)).isdisjoint(map(_key, right.values))
     if shared != {"object"}:
         return not shared
     return any(
         _differ(first.member(name), second.member(name), name in second.required)
-        for first, second in ((case, other), (other, case))
+        for first, second in ((left, right), (right, left))
         for name in first.required
     )
 
 
-def _differ(schema: Any, other: Any, required: bool) -> bool:
-    """Whether values that have a property tell themselves apart by it: it may not be there, or,
-    if it must be, has other fixed values."""
-    cases = Meaning(schema, {}).cases
-    others = Meaning(other, {}).cases
-    if not others:
+def _differ(left: Any, right: Any, required: bool) -> bool:
+    """Whether values that have a property of these schemas tell themselves apart by it: the second
+    allows none, or requires it with other fixed values."""
+    left_cases = Meaning(left, {}).cases
+    right_cases = Meaning(right, {}).cases
+    if not right_cases:
         return True
-    if not required or any(case.values is None for case in (*cases, *others)):
+    if not required or any(case.values is None for case in (*left_cases, *right_cases)):
         return False
-    return all(_apart(case, that) for case in cases for that in others)
+    return all(_apart(case, right_case) for case in left_cases for right_case in right_cases)
 
 
 def _key(value: Any) -> Any:
@@ -389,16 +390,16 @@ def _property(part: Schema, name: str) -> Any:
     declared = _mapping(part, "properties")
     if name in declared:
         return declared[name]
-    found: list[Any] = []
+    schemas: list[Any] = []
     possible: list[Any] = []
     for pattern, schema in _mapping(part, "patternProperties").items():
         matches = found_in(pattern, name)
         if matches:
-            found.append(schema)
+            schemas.append(schema)
         elif matches is None:
             possible.append(schema)
-    if found:
-        return both(found)
+    if schemas:
+        return both(schemas)
     return either([*possible, part.get("additionalProperties", True)])
 
 

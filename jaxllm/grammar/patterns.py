@@ -31,16 +31,16 @@ def _simple(pattern: str) -> re.Pattern[str] | None:
     ends = inner.endswith("$") and not inner.endswith("\\$")
     if ends:
         inner = inner[:-1]
-    at = 0
+    position = 0
     variable = 0
     unbounded = 0
-    while at < len(inner):
-        atom = _ATOM.match(inner, at)
+    while position < len(inner):
+        atom = _ATOM.match(inner, position)
         if atom is None:
             return None
         variable += _VARIABLE.search(atom.group(), 1) is not None
         unbounded += _UNBOUNDED.search(atom.group(), 1) is not None
-        at = atom.end()
+        position = atom.end()
     if variable > MAX_VARIABLE or unbounded > 1:
         return None
     start = "^" if pattern.startswith("^") else ""

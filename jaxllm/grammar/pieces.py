@@ -145,7 +145,7 @@ class Structured(Protocol):
     """A structure that an output must have."""
 
     @property
-    def kind(self) -> str:
+    def constraint(self) -> str:
         """Its name in messages."""
 
     def job(self) -> dict[str, Any]:
@@ -156,7 +156,7 @@ class Structured(Protocol):
 class Composition:
     """The structure of outputs that consist of these pieces."""
 
-    kind: str
+    constraint: str
     pieces: Pieces
 
     def job(self) -> dict[str, Any]:

@@ -64,18 +64,18 @@ class StructuredOutputsParams:
         self.job()
 
     @property
-    def kind(self) -> str:
+    def constraint(self) -> str:
         """The name of the field that is set. Raises `StructureError` unless it is exactly one."""
-        given = [
+        constraints = [
             name
             for name in KINDS
             if getattr(self, name) is not None
             and not (name == "json_object" and self.json_object is False)
         ]
-        if len(given) != 1:
-            got = f", got {' and '.join(given)}" if given else ""
+        if len(constraints) != 1:
+            got = f", got {' and '.join(constraints)}" if constraints else ""
             raise StructureError(f"exactly one of {', '.join(KINDS)} must be given{got}")
-        return given[0]
+        return constraints[0]
 
     def job(self) -> dict[str, Any]:
         """The compiler's job: the kind, its checked value, and whitespace where it matters."""
@@ -87,17 +87,17 @@ class StructuredOutputsParams:
                 "disable_additional_properties is not supported; "
                 'write "additionalProperties": false into the schema'
             )
-        kind = self.kind
-        return {"kind": kind, "value": _CHECKS[kind](kind, getattr(self, kind))} | self._spacing(
-            kind
-        )
+        constraint = self.constraint
+        value = _CHECKS[constraint](constraint, getattr(self, constraint))
+        return {"kind": constraint, "value": value} | self._spacing(constraint)
 
-    def _spacing(self, kind: str) -> dict[str, Any]:
+    def _spacing(self, constraint: str) -> dict[str, Any]:
         asked = self.whitespace_pattern is not None or self.disable_any_whitespace
-        if kind not in ("json", "json_object", "structural_tag"):
+        if constraint not in ("json", "json_object", "structural_tag"):
             if asked:
                 raise StructureError(
-                    f"whitespace_pattern and disable_any_whitespace are for JSON, not for {kind}"
+                    "whitespace_pattern and disable_any_whitespace are for JSON, "
+                    f"not for {constraint}"
                 )
             return {}
         if self.disable_any_whitespace:
@@ -106,11 +106,9 @@ class StructuredOutputsParams:
                     "whitespace_pattern and disable_any_whitespace exclude each other; give one"
                 )
             return {"whitespace": None}
-        return {
-            "whitespace": _text("whitespace_pattern", self.whitespace_pattern)
-            if asked
-            else WHITESPACE
-        }
+        if asked:
+            return {"whitespace": _text("whitespace_pattern", self.whitespace_pattern)}
+        return {"whitespace": WHITESPACE}
 
 
 @dataclass(kw_only=True)
@@ -186,17 +184,17 @@ def checked_schema(name: str, value: Any) -> Any:
         StructureError: it is no schema, too large, too deep, or holds a number that would be
             rounded. `name` stands in the message.
     """
-    found = _parsed(name, value)
-    if not isinstance(found, (dict, bool)):
+    schema = _parsed(name, value)
+    if not isinstance(schema, (dict, bool)):
         raise StructureError(
-            f"{name} must be a JSON schema, which is an object, got {type(found).__name__}"
+            f"{name} must be a JSON schema, which is an object, got {type(schema).__name__}"
         )
-    if (wrong := inexact(found)) is not None:
+    if (wrong := inexact(schema)) is not None:
         raise StructureError(
             f"{wrong} in {name}, which would be rounded; whole numbers up to {LARGEST} "
             "and others of up to 15 digits are honoured exactly"
         )
-    return found
+    return schema
 
 
 def _parsed(name: str, value: Any) -> Any:
@@ -219,18 +217,16 @@ def _parsed(name: str, value: Any) -> Any:
 
 def _tags(name: str, value: Any) -> dict[str, Any]:
     """{"structures": [{"begin", "schema", "end"}…], "triggers": […]}, checked."""
-    found = _parsed(name, value)
-    if not isinstance(found, dict) or "structures" not in found:
+    tags = _parsed(name, value)
+    if not isinstance(tags, dict) or "structures" not in tags:
         raise StructureError(
             f'{name} must be {{"type": "structural_tag", '
             '"structures": [{begin, schema, end}], "triggers": [text]}'
         )
-    structures = found["structures"]
-    triggers = found.get("triggers")
-    if found.get("type", "structural_tag") != "structural_tag":
-        raise StructureError(
-            f"{name} has the type {found['type']!r:.80}; it must be structural_tag"
-        )
+    structures = tags["structures"]
+    triggers = tags.get("triggers")
+    if tags.get("type", "structural_tag") != "structural_tag":
+        raise StructureError(f"{name} has the type {tags['type']!r:.80}; it must be structural_tag")
     if not isinstance(structures, list) or not 0 < len(structures) <= MAX_TAGS:
         raise StructureError(f"structures of {name} must be a list of 1 to {MAX_TAGS} objects")
     if (

@@ -83,8 +83,8 @@ class Regexes:
 
     def _is_empty(self, expression: str) -> bool:
         matcher = self._matcher(f"start: TEXT\nTEXT: {expression}")
-        some = matcher.is_accepting() or any(matcher.compute_bitmask())
-        return matcher.is_error() or not some
+        has_text = matcher.is_accepting() or any(matcher.compute_bitmask())
+        return matcher.is_error() or not has_text
 
     def matches(self, expression: str, text: str) -> bool:
         """Whether a whole text follows an expression of a terminal."""
@@ -265,9 +265,9 @@ def _whole_group(pattern: str) -> str | None:
     tokens = _TOKEN.findall(pattern)
     if len(tokens) < 2 or tokens[0] != "(" or tokens[-1] != ")":
         return None
-    for at, token in enumerate(tokens):
+    for index, token in enumerate(tokens):
         depth += (token == "(") - (token == ")")
-        if not depth and at < len(tokens) - 1:
+        if not depth and index < len(tokens) - 1:
             return None
     inner = "".join(tokens[1:-1])
     if inner.startswith("?:"):

@@ -43,7 +43,11 @@ class Channel:
         self._sock = sock
         self._sending = threading.Lock()
         self._session = b""
-        self._own, self._other = (b"leads", b"follows") if leads else (b"follows", b"leads")
+        self._role = b"follows"
+        self._peer_role = b"leads"
+        if leads:
+            self._role = b"leads"
+            self._peer_role = b"follows"
         self._sent = self._received = 0
         self._meets_until: float | None = time.monotonic() + MEET_SECONDS
         _watch_silence(sock)
@@ -61,7 +65,7 @@ class Channel:
         """One frame. Raises ChannelError when the peer has gone or takes nothing."""
         check_length(len(data), MAX_FRAME, ChannelError)
         with self._sending:
-            code = self._code(self._own, self._sent, data)
+            code = self._code(self._role, self._sent, data)
             self._sent += 1
             try:
                 self._sock.sendall(LENGTH.pack(len(data)) + code + data)
@@ -73,7 +77,7 @@ class Channel:
         size = read_length(self._read, MAX_FRAME, ChannelError)
         code = exactly(_CODE, self._read)
         data = exactly(size, self._read)
-        if not hmac.compare_digest(code, self._code(self._other, self._received, data)):
+        if not hmac.compare_digest(code, self._code(self._peer_role, self._received, data)):
             raise ChannelError("a frame was changed on its way")
         self._received += 1
         return data
@@ -108,19 +112,19 @@ class Channel:
         nonces = mine + theirs if leads else theirs + mine
         self._session = hashlib.blake2b(nonces, key=hashlib.sha256(key).digest()).digest()
         if not leads:
-            self._sock.sendall(self._code(self._own, -1, b""))
+            self._sock.sendall(self._code(self._role, -1, b""))
         shown = exactly(_CODE, self._read)
-        if not hmac.compare_digest(shown, self._code(self._other, -1, b"")):
+        if not hmac.compare_digest(shown, self._code(self._peer_role, -1, b"")):
             raise ChannelError("the other end has another key")
         if leads:
-            self._sock.sendall(self._code(self._own, -1, b""))
+            self._sock.sendall(self._code(self._role, -1, b""))
 
     def _code(self, sender: bytes, number: int, data: bytes) -> bytes:
-        """What proves that `sender` wrote its frame of this number."""
-        found = hashlib.blake2b(key=self._session, digest_size=_CODE)
-        found.update(sender + struct.pack("<q", number))
-        found.update(data)
-        return found.digest()
+        """The code, of `_CODE` bytes, which proves that `sender` wrote its frame of this number."""
+        code = hashlib.blake2b(key=self._session, digest_size=_CODE)
+        code.update(sender + struct.pack("<q", number))
+        code.update(data)
+        return code.digest()
 
     def _limit(self) -> None:
         """A meeting ends in time, however few bytes come at once. Raises TimeoutError."""

@@ -49,8 +49,8 @@ logger = logging.getLogger("jaxllm.engine")
 def listen(host: str, port: int, flag: str = "--master-port") -> socket.socket:
     """A socket at the controller's address. Raises ConfigError where that cannot be."""
     try:
-        family, kind, address = _resolve(host, port)
-        sock = socket.socket(family, kind)
+        family, socket_type, address = _resolve(host, port)
+        sock = socket.socket(family, socket_type)
         try:
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             sock.bind(address)
@@ -76,8 +76,10 @@ def _resolve(host: str, port: int) -> tuple[int, int, Any]:
     deadline = time.monotonic() + RESOLVE_SECONDS
     while True:
         try:
-            family, kind, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-            return family, kind, address
+            family, socket_type, _, _, address = socket.getaddrinfo(
+                host, port, type=socket.SOCK_STREAM
+            )[0]
+            return family, socket_type, address
         except socket.gaierror:
             if time.monotonic() > deadline:
                 raise
@@ -171,8 +173,8 @@ class Controller:
                     case Failed(reason):
                         channel.await_end(LAST_WORDS)
                         return self._gone(rank, f"has ended: {shown(reason)}")
-                    case other:
-                        return self._gone(rank, f"sent {type(other).__name__} out of turn")
+                    case message:
+                        return self._gone(rank, f"sent {type(message).__name__} out of turn")
         except (ChannelError, ValueError) as error:
             self._gone(rank, f"has gone: {error}")
 
@@ -230,8 +232,10 @@ class Controller:
             return "it did not say who it is"
         if hello.rank not in self._opinions:
             return f"--node-rank {hello.rank} is none of 1 to {self.count - 1}"
-        found = difference(self._facts, hello.facts)
-        return found and f"{shown(found)}; start every host with the same version, files and flags"
+        reason = difference(self._facts, hello.facts)
+        return (
+            reason and f"{shown(reason)}; start every host with the same version, files and flags"
+        )
 
     def _join(self, rank: int, channel: Channel) -> None:
         with self._arrived:

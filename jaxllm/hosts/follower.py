@@ -78,16 +78,16 @@ class Follower:
             self._channel.send(encode(Opinion(pack(value))))
         except ChannelError:
             raise GroupError("the controller has gone") from None
-        found = self._inbox.get()
-        if not isinstance(found, Opinions):
+        message = self._inbox.get()
+        if not isinstance(message, Opinions):
             raise GroupError("the controller has gone, or is elsewhere in its start")
-        return unpack(found.values)
+        return unpack(message.values)
 
     def commands(self) -> Iterator[bytes]:
         """What the controller tells, until it stops in order. Raises GroupError."""
-        while isinstance(found := self._inbox.get(), Command):
-            yield found.data
-        if not isinstance(found, End):
+        while isinstance(message := self._inbox.get(), Command):
+            yield message.data
+        if not isinstance(message, End):
             raise GroupError("the controller has gone")
 
     def hear_out(self, seconds: float) -> None:

@@ -85,14 +85,14 @@ def unpack(values: list[bytes]) -> list[Any]:
 def difference(ours: dict[str, str], theirs: dict[str, str]) -> str | None:
     """In what another host differs from the controller, or None."""
     for name in sorted(ours.keys() | theirs.keys()):
-        own = ours.get(name, "nothing")
-        other = theirs.get(name, "nothing")
-        if own != other:
-            return f"{name} is {other:.80} here and {own:.80} on the controller"
+        our_value = ours.get(name, "nothing")
+        their_value = theirs.get(name, "nothing")
+        if our_value != their_value:
+            return f"{name} is {their_value:.80} here and {our_value:.80} on the controller"
     return None
 
 
 def shown(reason: str) -> str:
     """A reason of another host, on one line and not too long."""
     text = " ".join(reason.split())
-    return "".join(each if each.isprintable() else "?" for each in text)[:MAX_REASON]
+    return "".join(character if character.isprintable() else "?" for character in text)[:MAX_REASON]

@@ -60,20 +60,22 @@ class Peers:
 
     def _watch(self) -> None:
         poller = self._zmq.Poller()
-        for each in self._monitors:
-            poller.register(each, self._zmq.POLLIN)
+        for monitor in self._monitors:
+            poller.register(monitor, self._zmq.POLLIN)
         try:
             while True:
                 for ready, _ in poller.poll(LOOK_MS if self._open else None):
-                    what, endpoint = ready.recv_multipart()
-                    event, descriptor = EVENT.unpack(what)
+                    message, endpoint = ready.recv_multipart()
+                    event, descriptor = EVENT.unpack(message)
                     self._changed(event, descriptor, endpoint.decode())
                 for peer in self._open.values():
                     if received(peer.connection) > peer.allowed():
                         self._cut_off(peer.connection)
         except self._zmq.ContextTerminated:
-            for each in [*self._monitors, *(peer.connection for peer in self._open.values())]:
-                each.close()
+            for monitor in self._monitors:
+                monitor.close()
+            for peer in self._open.values():
+                peer.connection.close()
 
     def _changed(self, event: int, descriptor: int, endpoint: str) -> None:
         """A connection is there, or has gone."""

@@ -87,8 +87,8 @@ class Publisher:
         self._pub.close(linger=LINGER)
         self._context.term()  # ends the thread of replays
 
-    def _socket(self, kind: int, hwm: int) -> Any:
-        socket = self._context.socket(kind)
+    def _socket(self, socket_type: int, hwm: int) -> Any:
+        socket = self._context.socket(socket_type)
         socket.setsockopt(self._zmq.MAXMSGSIZE, MAX_REQUEST)
         socket.setsockopt(self._zmq.SNDHWM, hwm)
         socket.setsockopt(self._zmq.LINGER, LINGER)

@@ -58,9 +58,9 @@ class KVEventSettings:
         enabled = config.get("enable_kv_cache_events", False)
         if type(enabled) is not bool:
             raise refused("enable_kv_cache_events must be true or false")
-        found = cls(**{name: value for name, value in config.items() if name in known})
+        settings = cls(**{name: value for name, value in config.items() if name in known})
         if enabled:
-            return found
+            return settings
         return None
 
     def __post_init__(self) -> None:
@@ -89,11 +89,16 @@ class KVEventSettings:
     def of_engine(self, number: int) -> Self:
         """Those of one of several engines: it has this number, and addresses to which it binds have
         ports that are higher by it (paths: names that end in it). Raises ConfigError."""
-        replay = self.replay_endpoint
+        endpoint = self.endpoint
+        if self.binds:
+            endpoint = moved(endpoint, number)
+        replay_endpoint = self.replay_endpoint
+        if replay_endpoint is not None:
+            replay_endpoint = moved(replay_endpoint, number)
         return replace(
             self,
-            endpoint=moved(self.endpoint, number) if self.binds else self.endpoint,
-            replay_endpoint=None if replay is None else moved(replay, number),
+            endpoint=endpoint,
+            replay_endpoint=replay_endpoint,
             data_parallel_rank=number,
         )
 
@@ -114,18 +119,18 @@ class KVEventSettings:
     def bound(self) -> list[str]:
         """The addresses to which sockets bind."""
         if self.binds:
-            own = [self.endpoint]
+            endpoints = [self.endpoint]
         else:
-            own = []
+            endpoints = []
         if self.replay_endpoint is None:
-            return own
-        return [*own, self.replay_endpoint]
+            return endpoints
+        return [*endpoints, self.replay_endpoint]
 
     @property
     def exposed(self) -> list[str]:
         """The addresses by which other machines may get events."""
-        given = self.endpoint, self.replay_endpoint
-        return [one for one in given if one is not None and not is_local(one)]
+        addresses = self.endpoint, self.replay_endpoint
+        return [address for address in addresses if address is not None and not is_local(address)]
 
 
 def refused(problem: str) -> ConfigError:
@@ -147,16 +152,16 @@ def is_address(value: Any) -> bool:
     """Whether a socket can bind to it."""
     if not isinstance(value, str) or len(value) > MAX_TEXT:
         return False
-    found = ADDRESS.fullmatch(value)
-    return found is not None and (found[2] is None or int(found[2]) < 2**16)
+    match = ADDRESS.fullmatch(value)
+    return match is not None and (match[2] is None or int(match[2]) < 2**16)
 
 
 def is_local(address: str) -> bool:
     """Whether only this machine reaches an address."""
-    found = ADDRESS.fullmatch(address)
-    if found is None or found[1] is None:
+    match = ADDRESS.fullmatch(address)
+    if match is None or match[1] is None:
         return True
-    host = found[1].strip("[]")
+    host = match[1].strip("[]")
     try:
         return host == "localhost" or ipaddress.ip_address(host).is_loopback
     except ValueError:  # a name, an interface, or *

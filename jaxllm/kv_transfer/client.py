@@ -96,13 +96,13 @@ class PageClient:
         asked = time.monotonic()
         try:
             try:
-                connection, found = self._ask(address, hashes[:MAX_PAGES], asked + seconds)
+                connection, reply = self._ask(address, hashes[:MAX_PAGES], asked + seconds)
             except TimeoutError:
                 if (now := time.monotonic()) - asked >= self._patience:
                     self._silent[address] = now + SILENT
                 raise
             try:
-                yield from self._pages(connection, found, seconds)
+                yield from self._pages(connection, reply, seconds)
             except BaseException:
                 connection.close()
                 raise
@@ -118,9 +118,9 @@ class PageClient:
             idle = self.idle
             self.idle = []
             sockets = [*self.sockets]
-        for each in sockets:
+        for sock in sockets:
             with suppress(OSError):
-                each.shutdown(socket.SHUT_RDWR)
+                sock.shutdown(socket.SHUT_RDWR)
         for _, connection in idle:
             connection.close()
 
@@ -162,8 +162,8 @@ class PageClient:
         self._silent.pop(address, None)
         if (left := until - now) <= 0:
             raise TransferError("time is up")
-        family, *kind, _, where = socket.getaddrinfo(*address, type=socket.SOCK_STREAM)[0]
-        peer = Peer(socket.socket(family, *kind), until)
+        family, *protocol, _, where = socket.getaddrinfo(*address, type=socket.SOCK_STREAM)[0]
+        peer = Peer(socket.socket(family, *protocol), until)
         try:
             self._reach(peer.socket, where, left)
             peer.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -202,33 +202,33 @@ class PageClient:
         except OSError:  # none on this system, or full
             return None
 
-    def _pages(self, connection: _Connection, found: Found, seconds: float) -> Iterator[np.ndarray]:
+    def _pages(self, connection: _Connection, reply: Found, seconds: float) -> Iterator[np.ndarray]:
         peer = connection.peer
         ring = connection.ring
-        buffer = np.empty(0 if found.shared else self._page_bytes, np.uint8)
-        for number in range(found.pages):
+        buffer = np.empty(0 if reply.shared else self._page_bytes, np.uint8)
+        for number in range(reply.pages):
             peer.begin(seconds)
             index, wanted = HEADER.unpack(peer.read(HEADER.size))
             if index == END:
                 return
             if index != number:
                 raise TransferError("the peer sends pages out of order")
-            if found.shared:
+            if reply.shared:
                 assert ring is not None
                 buffer = ring.slot(number)
             else:
                 peer.read_into(memoryview(buffer))
             if checksum(buffer) != wanted:
-                raise TransferError(f"page {number} of {found.pages} is damaged")
+                raise TransferError(f"page {number} of {reply.pages} is damaged")
             yield buffer
-            if found.shared:
+            if reply.shared:
                 peer.send(CREDIT)
 
     def _take(self, address: Address) -> _Connection | None:
         with self._lock:
-            for at, (known, connection) in enumerate(self.idle):
+            for index, (known, connection) in enumerate(self.idle):
                 if known == address:
-                    del self.idle[at]
+                    del self.idle[index]
                     connection.used = True
                     return connection
         return None

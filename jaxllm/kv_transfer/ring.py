@@ -55,12 +55,12 @@ class Ring:
             raise ValueError("a ring has another name")
         descriptor = os.open(FOLDER / name, os.O_RDWR | os.O_NOFOLLOW)
         try:
-            found = os.fstat(descriptor)
+            status = os.fstat(descriptor)
             size = slots(page_bytes) * page_bytes
-            if not stat.S_ISREG(found.st_mode) or found.st_uid != os.geteuid():
+            if not stat.S_ISREG(status.st_mode) or status.st_uid != os.geteuid():
                 raise PermissionError("a ring belongs to another user")
-            if found.st_size != size:
-                raise ValueError(f"a ring has another size: {found.st_size} bytes, not {size}")
+            if status.st_size != size:
+                raise ValueError(f"a ring has another size: {status.st_size} bytes, not {size}")
             return Ring(descriptor, page_bytes, name)
         finally:
             os.close(descriptor)
@@ -72,8 +72,8 @@ class Ring:
 
     def slot(self, number: int) -> np.ndarray:
         """The bytes of the slot of page `number`, uint8 `[page_bytes]`."""
-        at = number % self.slots * self._page_bytes
-        return np.frombuffer(self._memory, np.uint8, self._page_bytes, at)
+        start = number % self.slots * self._page_bytes
+        return np.frombuffer(self._memory, np.uint8, self._page_bytes, start)
 
 
 def slots(page_bytes: int) -> int:

@@ -78,10 +78,10 @@ class PageServer:
         with self._lock:
             sockets = [*self._open, self._listener]
             self._open = set()
-        for one in sockets:
+        for sock in sockets:
             with suppress(OSError):
-                one.shutdown(socket.SHUT_RDWR)  # wakes the thread that uses it
-            one.close()
+                sock.shutdown(socket.SHUT_RDWR)  # wakes the thread that uses it
+            sock.close()
 
     def _accept(self) -> None:
         while True:
@@ -123,10 +123,10 @@ class PageServer:
 
     def _report(self, why: str) -> None:
         """Log a failure, the first of its kind."""
-        kind = why.partition(":")[0]
+        cause = why.partition(":")[0]
         with self._lock:
-            first = kind not in self._failures
-            self._failures.add(kind)
+            first = cause not in self._failures
+            self._failures.add(cause)
         if first and why != CLOSED:
             logger.warning("KV pages were not sent: %s", why)
 
@@ -139,7 +139,9 @@ class PageServer:
         if (wanted.fingerprint, wanted.page_bytes) != (self._fingerprint, self._page_bytes):
             peer.send_frame(Refused())
             return
-        keys = [wanted.hashes[at : at + NONCE] for at in range(0, len(wanted.hashes), NONCE)]
+        keys = [
+            wanted.hashes[start : start + NONCE] for start in range(0, len(wanted.hashes), NONCE)
+        ]
         ring = self._ring(wanted.ring, rings)
         count = self._shelf.coming(keys)
         peer.send_frame(Found(count, ring is not None))

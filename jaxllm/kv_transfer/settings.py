@@ -46,7 +46,7 @@ class KVTransferSettings:
         """The settings in a JSON object; None where nothing is transferred. Raises ConfigError."""
         if config is None:
             return None
-        known = {one.name for one in fields(cls)}
+        known = {field.name for field in fields(cls)}
         if unknown := sorted(config.keys() - known):
             raise refused(f"{unknown[0]!r:.80} is unknown; known are {', '.join(sorted(known))}")
         return cls(**({"kv_role": None} | config))

@@ -53,15 +53,16 @@ class Shelf:
         return len(self._pages)
 
     def expect(self, keys: Sequence[bytes]) -> list[int]:
-        """Which of `keys` are neither here nor expected, as positions; they are expected now."""
+        """The positions of those `keys` that are neither here nor expected; they are expected
+        now."""
         with self._changed:
             missing = []
-            for at, key in enumerate(keys):
+            for index, key in enumerate(keys):
                 if key in self._pages:
                     self._pages.move_to_end(key)
                 elif key not in self._expected:
                     self._expected.add(key)
-                    missing.append(at)
+                    missing.append(index)
             return missing
 
     def put(self, key: bytes, parts: Sequence[np.ndarray]) -> None:
@@ -72,11 +73,11 @@ class Shelf:
             self.forget([key])
             return
         data = self._memory[place]
-        at = 0
+        offset = 0
         for part in parts:
             flat = np.ascontiguousarray(part).reshape(-1).view(np.uint8)
-            data[at : at + len(flat)] = flat
-            at += len(flat)
+            data[offset : offset + len(flat)] = flat
+            offset += len(flat)
         page = StoredPage(data, place, checksum(data))
         with self._changed:
             self._expected.discard(key)

@@ -40,14 +40,14 @@ class TogetherClient:
         bring one more page at most."""
         ended = threading.Event()
 
-        def part(some: Sequence[bytes]) -> None:
-            with closing(self._client.fetch(address, some, seconds)) as pages:
+        def part(share: Sequence[bytes]) -> None:
+            with closing(self._client.fetch(address, share, seconds)) as pages:
                 for number, page in enumerate(pages):
                     if ended.is_set():
                         break
-                    keep(some[number], page)
+                    keep(share[number], page)
 
-        parts = [self._threads.submit(part, some) for some in divide(hashes)]
+        parts = [self._threads.submit(part, share) for share in divide(hashes)]
         try:
             done, _ = wait(parts, return_when=FIRST_EXCEPTION)
         finally:

@@ -75,7 +75,7 @@ class Peer:
     until: float
 
     def begin(self, seconds: float) -> None:
-        """What follows may take so long."""
+        """Let what follows take `seconds` from now."""
         self.until = time.monotonic() + seconds
 
     def read(self, size: int) -> bytes:
@@ -126,13 +126,13 @@ class Peer:
 def greet(peer: Peer, key: bytes) -> None:
     """The handshake of who has connected. Raises TransferError when the other has no such key,
     OSError."""
-    own = secrets.token_bytes(NONCE)
-    peer.send(HELLO + own)
-    theirs = peer.read(NONCE)
+    our_nonce = secrets.token_bytes(NONCE)
+    peer.send(HELLO + our_nonce)
+    their_nonce = peer.read(NONCE)
     proof = peer.read(NONCE)
-    if not hmac.compare_digest(proof, prove(key, b"serve", own, theirs)):
+    if not hmac.compare_digest(proof, prove(key, b"serve", our_nonce, their_nonce)):
         raise TransferError("the peer has another key")
-    peer.send(prove(key, b"fetch", own, theirs))
+    peer.send(prove(key, b"fetch", our_nonce, their_nonce))
 
 
 def answer_greeting(peer: Peer, key: bytes) -> None:
@@ -140,10 +140,10 @@ def answer_greeting(peer: Peer, key: bytes) -> None:
     OSError."""
     if peer.read(len(HELLO)) != HELLO:
         raise TransferError("a peer speaks another protocol")
-    theirs = peer.read(NONCE)
-    own = secrets.token_bytes(NONCE)
-    peer.send(own + prove(key, b"serve", theirs, own))
-    if not hmac.compare_digest(peer.read(NONCE), prove(key, b"fetch", theirs, own)):
+    their_nonce = peer.read(NONCE)
+    our_nonce = secrets.token_bytes(NONCE)
+    peer.send(our_nonce + prove(key, b"serve", their_nonce, our_nonce))
+    if not hmac.compare_digest(peer.read(NONCE), prove(key, b"fetch", their_nonce, our_nonce)):
         raise TransferError("a peer has another key")
 
 

@@ -79,11 +79,9 @@ class Driver:
         while waiting is not None or engine.has_work:
             # The device starts with one step's worth of tokens; the others are added while it
             # computes
-            left = (
-                engine.resolved.max_num_batched_tokens
-                if in_order and not engine.has_work
-                else math.inf
-            )
+            left = math.inf
+            if in_order and not engine.has_work:
+                left = engine.resolved.max_num_batched_tokens
             while waiting is not None and left > 0 and engine.queue_has_space(waiting):
                 entered = waiting
                 waiting = next(queue, None)

@@ -98,35 +98,37 @@ def token_ids(ids: Any) -> list[int]:
             f"a prompt must be text or token ids, got {type(ids).__name__}", "prompt"
         )
     if hasattr(ids, "tolist"):
-        found = ids.tolist()
+        tokens = ids.tolist()
     else:
-        found = list(ids)
-    if found and isinstance(found[0], np.integer):
-        return np.asarray(found).tolist()
-    return found
+        tokens = list(ids)
+    if tokens and isinstance(tokens[0], np.integer):
+        return np.asarray(tokens).tolist()
+    return tokens
 
 
-def params_of(given: SamplingParams | Sequence[SamplingParams], count: int) -> list[SamplingParams]:
+def params_of(
+    sampling_params: SamplingParams | Sequence[SamplingParams], count: int
+) -> list[SamplingParams]:
     """The params of `count` prompts, from one or one each. Raises RequestError or OptionError."""
-    if not isinstance(given, (SamplingParams, Sequence)):
+    if not isinstance(sampling_params, (SamplingParams, Sequence)):
         raise RequestError(
             "sampling_params must be SamplingParams, one or one for each prompt, "
-            f"got {type(given).__name__}",
+            f"got {type(sampling_params).__name__}",
             "sampling_params",
         )
-    if isinstance(given, SamplingParams):
-        params = [given] * count
+    if isinstance(sampling_params, SamplingParams):
+        params = [sampling_params] * count
     else:
-        params = list(given)
+        params = list(sampling_params)
     if len(params) != count:
         raise RequestError(
             f"{count} prompts but {len(params)} sampling_params; give one, or one for each prompt",
             "sampling_params",
         )
-    for one in {id(p): p for p in params}.values():
-        if not isinstance(one, SamplingParams):
+    for entry in {id(p): p for p in params}.values():
+        if not isinstance(entry, SamplingParams):
             raise RequestError(
-                f"sampling_params must be SamplingParams, got {type(one).__name__}",
+                f"sampling_params must be SamplingParams, got {type(entry).__name__}",
                 "sampling_params",
             )
     return params
@@ -139,7 +141,7 @@ def with_priorities(params: list[SamplingParams], priority: Sequence[int]) -> li
             f"{len(params)} prompts but {len(priority)} priorities; give one for each prompt",
             "priority",
         )
-    return [replace(one, priority=rank) for one, rank in zip(params, priority, strict=True)]
+    return [replace(p, priority=rank) for p, rank in zip(params, priority, strict=True)]
 
 
 def check_beam_arguments(params: Any, concurrency_limit: Any) -> None:
@@ -162,12 +164,12 @@ def conversations_of(messages: Any) -> list[Any]:
     and content that is text: a template might drop anything else silently."""
     single = isinstance(messages, Sequence) and messages and isinstance(messages[0], Mapping)
     if single or not _is_list(messages):
-        found = [messages]
+        conversations = [messages]
     else:
-        found = list(messages)
-    for conversation in found:
+        conversations = list(messages)
+    for conversation in conversations:
         check_conversation(conversation)
-    return found
+    return conversations
 
 
 def check_conversation(messages: Any) -> None:
@@ -177,10 +179,10 @@ def check_conversation(messages: Any) -> None:
             "a conversation must be a list of messages, each a dict with role and content",
             "messages",
         )
-    for at, message in enumerate(messages):
+    for index, message in enumerate(messages):
         if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
             raise RequestError(
-                f"message {at} must be a dict with a role and content, got {message!r:.80}",
+                f"message {index} must be a dict with a role and content, got {message!r:.80}",
                 "messages",
             )
         content = message.get("content")
@@ -196,7 +198,7 @@ def check_conversation(messages: Any) -> None:
         if wrong or not (content is None or isinstance(content, (str, Sequence))):
             shown = f"{wrong[0] if wrong else content!r}"
             raise RequestError(
-                f"the content of message {at} must be text, or a list of parts with text, "
+                f"the content of message {index} must be text, or a list of parts with text, "
                 f"got {shown:.80}",
                 "messages",
             )

@@ -41,17 +41,17 @@ class LazySequence[T](Sequence[T]):
     def __getitem__(self, index: slice) -> list[T]: ...
     def __getitem__(self, index: int | slice) -> T | list[T]:
         if isinstance(index, slice):
-            return [self._entry(at) for at in range(*index.indices(len(self)))]
-        at = operator.index(index)
+            return [self._entry(position) for position in range(*index.indices(len(self)))]
+        position = operator.index(index)
         size = len(self)
-        if not -size <= at < size:
-            raise IndexError(f"index {at} of {size} positions")
-        return self._entry(at % size)
+        if not -size <= position < size:
+            raise IndexError(f"index {position} of {size} positions")
+        return self._entry(position % size)
 
-    def __eq__(self, other: object) -> bool:
-        if not isinstance(other, (list, LazySequence)):
+    def __eq__(self, sequence: object) -> bool:
+        if not isinstance(sequence, (list, LazySequence)):
             return NotImplemented
-        return len(self) == len(other) and all(map(operator.eq, self, other))
+        return len(self) == len(sequence) and all(map(operator.eq, self, sequence))
 
     __hash__ = None  # type: ignore[assignment]  # as of a list
 
@@ -200,7 +200,7 @@ class EmbeddingOutput:
 
     @property
     def hidden_size(self) -> int:
-        """Its length."""
+        """The number of the embedding's entries."""
         return len(self.embedding)
 
 
@@ -296,12 +296,13 @@ class OutputBuilder:
         choice.error = delta.error
         choice.cumulative_logprob = delta.cumulative_logprob
         if self._scored:
-            choice.logprobs = found = Positions(
+            positions = Positions(
                 choice.token_ids, b"".join(self._packed[choice.index]), self._text_of
             )
-            if found and choice.cumulative_logprob is None:
-                choice.cumulative_logprob = found.total
+            choice.logprobs = positions
+            if positions and choice.cumulative_logprob is None:
+                choice.cumulative_logprob = positions.total
         output.num_cached_tokens = delta.num_cached_tokens
         output.metrics = output.metrics or delta.times
-        output.finished = all(one.finished() for one in output.outputs)
+        output.finished = all(completion.finished() for completion in output.outputs)
         return output.finished

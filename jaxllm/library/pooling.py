@@ -67,9 +67,10 @@ class PoolingCalls:
         Raises:
             RequestError: a prompt cannot run, or the model generates; none has started.
         """
-        params = self._checked(
-            pooling_params, *(TASKS if pooling_task is None else (pooling_task,))
-        )
+        tasks: tuple[str, ...] = TASKS
+        if pooling_task is not None:
+            tasks = (pooling_task,)
+        params = self._checked(pooling_params, *tasks)
         return self._pool(self._encoded(prompts, params), params, PoolingOutput, use_tqdm)
 
     def embed(
@@ -127,8 +128,8 @@ class PoolingCalls:
             check_labels(pooling)
             limit = params.length(self.engine.resolved.max_model_len)
             pairs = [
-                (self._reader().encode_pair(one, other, limit), None)
-                for one, other in zip(left, right, strict=True)
+                (self._reader().encode_pair(first, second, limit), None)
+                for first, second in zip(left, right, strict=True)
             ]
             scored = lambda vector: ScoringOutput(float(vector[0]))
             return self._pool(pairs, params, scored, use_tqdm)
@@ -136,8 +137,8 @@ class PoolingCalls:
             self._encoded([*left, *right], params), params, PoolingOutput, use_tqdm
         )
         return [
-            other.of(ScoringOutput(cosine(one.outputs.data, other.outputs.data)))
-            for one, other in zip(vectors[:count], vectors[count:], strict=True)
+            second.of(ScoringOutput(cosine(first.outputs.data, second.outputs.data)))
+            for first, second in zip(vectors[:count], vectors[count:], strict=True)
         ]
 
     def _pool[T](
@@ -162,7 +163,7 @@ class PoolingCalls:
             )
             for (ids, second), salt in prompts
         ]
-        found: dict[str, tuple[T, int]] = {}
+        results: dict[str, tuple[T, int]] = {}
         failed: list[str | None] = []
 
         def add_delta(delta: TextDelta) -> bool:
@@ -170,7 +171,7 @@ class PoolingCalls:
                 failed.append(delta.error)
             else:
                 outputs = made(result(pooling, delta.pooled, params))
-                found[delta.id] = outputs, delta.num_cached_tokens
+                results[delta.id] = outputs, delta.num_cached_tokens
             return True
 
         with self._driver.turn():
@@ -180,7 +181,8 @@ class PoolingCalls:
         if failed:
             raise RequestError(failed[0] or "the engine gave no result", None, "failed")
         return [
-            PooledRequestOutput(each.id, each.prompt.tokens, *found[each.id]) for each in requests
+            PooledRequestOutput(request.id, request.prompt.tokens, *results[request.id])
+            for request in requests
         ]
 
     def _checked(self, pooling_params: PoolingParams | None, *tasks: str) -> PoolingParams:
@@ -194,14 +196,14 @@ class PoolingCalls:
         self, prompts: PromptType | Sequence[PromptType], params: PoolingParams
     ) -> list[Encoded]:
         limit = self.engine.resolved.max_model_len
-        given = as_list(prompts)
-        found = [text_or_ids(prompt) for prompt in given]
-        texts = [text or "" for text, ids in found if ids is None]
+        listed = as_list(prompts)
+        pairs = [text_or_ids(prompt) for prompt in listed]
+        texts = [text or "" for text, ids in pairs if ids is None]
         within = params.length(limit), params.truncation_side
         read = iter(self._reader().encode_all(texts, *within) if texts else ())
         return [
             (Pair(params.truncated(next(read) if ids is None else ids, limit)), cache_salt(prompt))
-            for prompt, (_, ids) in zip(given, found, strict=True)
+            for prompt, (_, ids) in zip(listed, pairs, strict=True)
         ]
 
     def _reader(self) -> Tokenizer:

@@ -64,8 +64,8 @@ def spec(hf: Config) -> ModelSpec:
     groups = None
     if flag(hf, "multi_query_attention"):
         groups = positive(hf, "multi_query_group_num")
-    own = {"num_key_value_heads": groups, "rope_theta": 10000.0 * number(hf, "rope_ratio")}
-    return transformer_spec({**hf, **own}, partial=True, paired=True)
+    common = {"num_key_value_heads": groups, "rope_theta": 10000.0 * number(hf, "rope_ratio")}
+    return transformer_spec({**hf, **common}, partial=True, paired=True)
 
 
 def build(spec: ModelSpec, shards: int, init: Init) -> Decoder:

@@ -79,7 +79,9 @@ def spec(hf: Config) -> ModelSpec:
         return FULL
 
     hf = typed(hf, usual)
-    eps = hf["layer_norm_eps" if hf.get("rms_norm_eps") is None else "rms_norm_eps"]
+    eps = hf.get("rms_norm_eps")
+    if eps is None:
+        eps = hf["layer_norm_eps"]
     plain = transformer_spec({**hf, "rms_norm_eps": eps}, type_window(hf), paired=True)
     mixed = mixture_spec(plain, mixture(hf, *SIZES))
     dense = dense_layers(hf)
@@ -94,13 +96,14 @@ def spec(hf: Config) -> ModelSpec:
 
 
 def _widths(hf: Config) -> tuple[int, int]:
-    """Of a dense layer's feed-forward, and of all shared experts. Raises ConfigError."""
+    """The inner widths of a dense layer's feed-forward and of all shared experts together. Raises
+    ConfigError."""
     inner = positive(hf, "intermediate_size")
-    own = "prefix_dense_intermediate_size"
-    if hf.get(own) is None:
+    dense_key = "prefix_dense_intermediate_size"
+    if hf.get(dense_key) is None:
         dense = inner
     else:
-        dense = positive(hf, own)
+        dense = positive(hf, dense_key)
     return dense, shared_experts(hf, "num_shared_experts") * inner
 
 
@@ -147,10 +150,10 @@ def build(spec: ModelSpec, shards: int, init: Init) -> Decoder:
         if not shared_width:
             return made
         if how == "average":
-            kind = AveragedMLP
+            mlp_class = AveragedMLP
         else:
-            kind = MixtureMLP
-        return kind(made.router, made.experts, gated(shared_width))
+            mlp_class = MixtureMLP
+        return mlp_class(made.router, made.experts, gated(shared_width))
 
     def block(layer: int) -> Block:
         attention = parts.attention(layer, qkv_bias=bias, out_bias=bias)

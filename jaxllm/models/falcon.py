@@ -52,14 +52,16 @@ class TwoNameNorm(LayerNorm):
 
     def rules(self, *names: str) -> Iterator[Rule]:
         first, second = map(super().rules, names)
-        for rule, other in zip(first, second, strict=True):
-            yield replace(rule, others=(other.pieces,))
+        for rule, second_rule in zip(first, second, strict=True):
+            yield replace(rule, others=(second_rule.pieces,))
 
 
 def spec(hf: Config) -> ModelSpec:
     """The spec of a complete configuration. Raises ConfigError."""
     new = flag(hf, "new_decoder_architecture")
-    heads = 1 if flag(hf, "multi_query") and not new else hf.get("num_kv_heads")
+    heads = hf.get("num_kv_heads")
+    if flag(hf, "multi_query") and not new:
+        heads = 1
     alibi = flag(hf, "alibi")
     parallel = new or flag(hf, "parallel_attn")
     plain = transformer_spec(with_inner({**hf, "num_key_value_heads": heads}), still=alibi)
@@ -74,11 +76,13 @@ def build(spec: ModelSpec, shards: int, init: Init) -> Decoder:
     hf = spec.config
     bias = flag(hf, "bias")
     new = flag(hf, "new_decoder_architecture")
-    parallel = new or flag(hf, "parallel_attn")
+    block_class = Block
+    if new or flag(hf, "parallel_attn"):
+        block_class = ParallelBlock
     if new:
         one_norm = hf.get("num_ln_in_parallel_attn") == 1
     else:
-        one_norm = parallel
+        one_norm = flag(hf, "parallel_attn")
 
     head_map = None
     if flag(hf, "alibi"):
@@ -90,7 +94,7 @@ def build(spec: ModelSpec, shards: int, init: Init) -> Decoder:
     def block(layer: int) -> Block:
         attention = parts.attention(layer, qkv_bias=bias, out_bias=bias, head_map=head_map)
         attention.qkv.layout = Layout.GROUPED
-        return (ParallelBlock if parallel else Block)(
+        return block_class(
             attention_norm=norm(),
             attention=attention,
             mlp_norm=None if one_norm else norm(),

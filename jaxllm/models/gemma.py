@@ -31,8 +31,9 @@ def spec(hf: Config) -> ModelSpec:
             "config.json: use_bidirectional_attention is true; Gemma runs with causal attention"
         )
     # The first files say "gelu" and mean its approximation
-    exact = hf["hidden_act"] == "gelu"
-    return transformer_spec({**hf, "hidden_act": "gelu_pytorch_tanh"} if exact else hf)
+    if hf["hidden_act"] == "gelu":
+        hf = {**hf, "hidden_act": "gelu_pytorch_tanh"}
+    return transformer_spec(hf)
 
 
 def build(spec: ModelSpec, shards: int, init: Init) -> Decoder:

@@ -28,11 +28,15 @@ THETA = {FULL: 1_000_000.0, SLIDING: 10_000.0}
 def read(hf: Config) -> dict[str, Any]:
     """The configuration where EmbeddingGemma's tokens, which see those behind them, have the common
     key for it, and its windows, which reach to both sides, their half."""
-    found = dict(hf)
+    config = dict(hf)
     if flag(hf, "use_bidirectional_attention"):
         window = positive({**DEFAULTS, **hf}, "sliding_window") // 2
-        found |= {"use_bidirectional_attention": None, "is_causal": False, "sliding_window": window}
-    return found
+        config |= {
+            "use_bidirectional_attention": None,
+            "is_causal": False,
+            "sliding_window": window,
+        }
+    return config
 
 
 def spec(hf: Config) -> ModelSpec:
@@ -40,29 +44,29 @@ def spec(hf: Config) -> ModelSpec:
     every = positive({"sliding_window_pattern": 6, **hf}, "sliding_window_pattern")
     hf = typed(hf, lambda layer: SLIDING if (layer + 1) % every else FULL)
     # Configurations may have the key, but no score of Gemma 3 is capped
-    other = {"rope_scaling": None, "attn_logit_softcapping": None}
-    return gemma2.spec({**hf, "rope_parameters": _ropes(hf), **other})
+    unread = {"rope_scaling": None, "attn_logit_softcapping": None}
+    return gemma2.spec({**hf, "rope_parameters": _ropes(hf), **unread})
 
 
 def _ropes(hf: Config) -> dict[str, Config]:
     """RoPE settings of each layer type, as transformers reads them: a type without settings turns
     by its usual base, and older keys give what `rope_parameters` leaves open. Raises ConfigError
     for settings of no layer type, which transformers reads past."""
-    given = settings_of(hf, "rope_parameters")
-    if given and THETA.keys().isdisjoint(given):
+    settings = settings_of(hf, "rope_parameters")
+    if settings and THETA.keys().isdisjoint(settings):
         raise ConfigError(
-            f"config.json: rope_parameters is {given!r:.200}; it must have an object for "
+            f"config.json: rope_parameters is {settings!r:.200}; it must have an object for "
             f"{FULL} or {SLIDING}, or both"
         )
     bases = {FULL: hf.get("rope_theta"), SLIDING: hf.get("rope_local_base_freq")}
     older = {FULL: settings_of(hf, "rope_scaling"), SLIDING: {}}
     return {
-        kind: {
-            "rope_theta": usual if bases[kind] is None else bases[kind],
-            **settings_of(given, kind),
-            **older[kind],
+        layer_type: {
+            "rope_theta": usual if bases[layer_type] is None else bases[layer_type],
+            **settings_of(settings, layer_type),
+            **older[layer_type],
         }
-        for kind, usual in THETA.items()
+        for layer_type, usual in THETA.items()
     }
 
 

@@ -62,10 +62,10 @@ def build(spec: ModelSpec, shards: int, init: Init) -> Decoder:
 
     def block(layer: int) -> Block:
         if falling:
-            own = scale / (layer + 1)
+            layer_scale = scale / (layer + 1)
         else:
-            own = scale
-        attention = parts.attention(layer, qkv_bias=True, out_bias=True, scale=own)
+            layer_scale = scale
+        attention = parts.attention(layer, qkv_bias=True, out_bias=True, scale=layer_scale)
         mlp = parts.mlp()
         turns = spec.scheme is not None and spec.scheme.method in TURNING
         for linear in (attention.qkv, attention.out, mlp.up, mlp.down):

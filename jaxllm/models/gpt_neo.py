@@ -56,18 +56,18 @@ def _layer_types(hf: Config) -> list[str]:
     """The type of each layer, by `attention_layers` or else by `attention_types`, whose entries are
     names and how often these follow each other. Raises ConfigError."""
     layers = positive(hf, "num_hidden_layers")
-    given = hf.get("attention_layers")
+    names = hf.get("attention_layers")
     key = "attention_layers"
-    if given is None:
+    if names is None:
         key = "attention_types"
     with suppress(KeyError, TypeError, ValueError):
-        if given is None:
+        if names is None:
             pairs = hf[key]
         else:
-            pairs = [(given, 1)]
-        found = [TYPES[name] for names, count in pairs for name in names * min(count, layers + 1)]
-        if len(found) == layers:
-            return found
+            pairs = [(names, 1)]
+        types = [TYPES[name] for names, count in pairs for name in names * min(count, layers + 1)]
+        if len(types) == layers:
+            return types
     raise ConfigError(
         f"config.json: {key} is {hf[key]!r:.80}; it must give {layers} layers 'global' or 'local'"
     )

@@ -55,13 +55,13 @@ def build(spec: ModelSpec, shards: int, init: Init) -> Decoder:
     parts = Parts(spec, shards, init, LayerNorm)
     bias = flag(spec.config, "attention_bias")
     if flag(spec.config, "use_parallel_residual"):
-        kind = ParallelBlock
+        block_class = ParallelBlock
     else:
-        kind = Block
+        block_class = Block
 
     def block(layer: int) -> Block:
         attention = parts.attention(layer, qkv_bias=bias, out_bias=bias)
         attention.qkv.layout = Layout.GROUPED
-        return parts.block(attention, parts.mlp(), kind)
+        return parts.block(attention, parts.mlp(), block_class)
 
     return parts.decoder(block)

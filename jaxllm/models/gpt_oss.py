@@ -102,13 +102,13 @@ class TurnedMaps(ExpertMaps):
 
 def spec(hf: Config) -> ModelSpec:
     """The spec of a complete configuration. Raises ConfigError."""
-    given = dict(hf)
+    config = dict(hf)
     layers = positive(hf, "num_hidden_layers")
-    if given.get("layer_types") is None:
-        given["layer_types"] = [FULL if layer % 2 else SLIDING for layer in range(layers)]
-    if not given.get("rope_parameters") and not given.get("rope_scaling"):
-        given["rope_parameters"] = ROPE | {"rope_theta": hf["rope_theta"]}
-    return mixture_spec(transformer_spec(given, type_window(given)), mixture(hf, *SIZES))
+    if config.get("layer_types") is None:
+        config["layer_types"] = [FULL if layer % 2 else SLIDING for layer in range(layers)]
+    if not config.get("rope_parameters") and not config.get("rope_scaling"):
+        config["rope_parameters"] = ROPE | {"rope_theta": hf["rope_theta"]}
+    return mixture_spec(transformer_spec(config, type_window(config)), mixture(hf, *SIZES))
 
 
 def build(spec: ModelSpec, shards: int, init: Init) -> Decoder:

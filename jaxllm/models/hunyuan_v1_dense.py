@@ -32,8 +32,8 @@ def spec(hf: Config) -> ModelSpec:
         dim = plain.heads(1).dim
         theta = number(settings, "rope_theta")
         base = theta * number(settings, "alpha") ** (dim / (dim - 2))
-        own = {"rope_type": "default", "rope_theta": base}
-        hf = {**hf, "rope_scaling": None, "rope_parameters": own}
+        longer = {"rope_type": "default", "rope_theta": base}
+        hf = {**hf, "rope_scaling": None, "rope_parameters": longer}
     return transformer_spec(hf)
 
 

@@ -32,23 +32,23 @@ SIZES = ("num_experts", "intermediate_size", "moe_topk")
 def _uniform(hf: Config) -> dict[str, Any]:
     """The configuration with one number where each layer has its own. Raises ConfigError where they
     differ, or where layers share keys and values."""
-    given = dict(hf)
+    config = dict(hf)
     for key in ("num_experts", "moe_topk"):
         if isinstance(hf[key], list):
-            if len({str(each) for each in hf[key]}) != 1:
+            if len({str(number) for number in hf[key]}) != 1:
                 raise ConfigError(
                     f"config.json: {key} is {hf[key]!r:.80}; layers must have the same"
                 )
-            given[key] = hf[key][0]
+            config[key] = hf[key][0]
     if flag(hf, "use_cla"):
         raise ConfigError("config.json: use_cla is true; layers that share keys are not supported")
-    return given
+    return config
 
 
 def spec(hf: Config) -> ModelSpec:
     """The spec of a complete configuration. Raises ConfigError."""
-    given = _uniform(hf)
-    return mixture_spec(hunyuan_v1_dense.spec(given), mixture(given, *SIZES))
+    config = _uniform(hf)
+    return mixture_spec(hunyuan_v1_dense.spec(config), mixture(config, *SIZES))
 
 
 def build(spec: ModelSpec, shards: int, init: Init) -> Decoder:

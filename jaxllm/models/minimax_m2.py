@@ -45,11 +45,11 @@ def spec(hf: Config) -> ModelSpec:
             f"config.json: scoring_func is {hf['scoring_func']!r:.80}; minimax_m2 models have "
             "'sigmoid'"
         )
-    given = dict(hf)
+    config = dict(hf)
     if hf.get("rotary_dim") is not None:
         share = positive(hf, "rotary_dim") / positive(hf, "head_dim")
-        given.setdefault("partial_rotary_factor", share)
-    return mixture_spec(transformer_spec(given, partial=True), mixture(hf, *SIZES))
+        config.setdefault("partial_rotary_factor", share)
+    return mixture_spec(transformer_spec(config, partial=True), mixture(hf, *SIZES))
 
 
 def build(spec: ModelSpec, shards: int, init: Init) -> Decoder:

@@ -24,10 +24,10 @@ def read(hf: Config) -> dict[str, Any]:
     inner = hf.get("text_config")
     if not isinstance(inner, dict):
         return dict(hf)
-    kind = {"text_model_type": inner.get("model_type")}
-    defaults = _family(kind).DEFAULTS
+    text_type = {"text_model_type": inner.get("model_type")}
+    defaults = _family(text_type).DEFAULTS
     absent = {key: None for key in defaults if key in inner and inner[key] is None}
-    return {**defaults, **text_part(hf), **absent, **kind}
+    return {**defaults, **text_part(hf), **absent, **text_type}
 
 
 def _family(hf: Config) -> ModuleType:
@@ -38,13 +38,13 @@ def _family(hf: Config) -> ModuleType:
 
 def spec(hf: Config) -> ModelSpec:
     """The spec of a complete configuration. Raises ConfigError."""
-    if (kind := hf.get("text_model_type")) not in (None, "mistral", "ministral3"):
+    if (text_type := hf.get("text_model_type")) not in (None, "mistral", "ministral3"):
         raise ConfigError(
-            f"config.json: text_config's model_type is {kind!r:.80}; it must be 'mistral' or "
+            f"config.json: text_config's model_type is {text_type!r:.80}; it must be 'mistral' or "
             "'ministral3'"
         )
-    found: ModelSpec = _family(hf).spec({**mistral.DEFAULTS, **hf})
-    return found
+    text_spec: ModelSpec = _family(hf).spec({**mistral.DEFAULTS, **hf})
+    return text_spec
 
 
 def build(spec: ModelSpec, shards: int, init: Init) -> Decoder:

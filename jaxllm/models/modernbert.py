@@ -50,18 +50,18 @@ IGNORED = (
 def read(hf: Config) -> dict[str, Any]:
     """The configuration with the rotary settings of each type of layer, which older files have
     beside each other."""
-    given = hf.get("rope_parameters")
-    if isinstance(given, dict):
-        settings = given
+    rotary = hf.get("rope_parameters")
+    if isinstance(rotary, dict):
+        settings = rotary
     else:
         settings = {}
     nested = {}
-    for kind, (name, theta) in THETAS.items():
-        own = settings.get(kind) or {}
-        if not isinstance(own, dict):
-            raise ConfigError(f"config.json: rope_parameters has {own!r:.80} for {kind}")
+    for layer_type, (name, theta) in THETAS.items():
+        listed = settings.get(layer_type) or {}
+        if not isinstance(listed, dict):
+            raise ConfigError(f"config.json: rope_parameters has {listed!r:.80} for {layer_type}")
         usual = {"rope_type": "default", "rope_theta": number(hf, f"{name}_rope_theta", theta)}
-        nested[kind] = usual | own
+        nested[layer_type] = usual | listed
     return {"global_attn_every_n_layers": 3, **hf, "rope_parameters": nested}
 
 
@@ -87,7 +87,7 @@ def layer_types(hf: Config) -> list[str]:
     else:
         types = hf["layer_types"]
     legal = isinstance(types, list) and len(types) == layers
-    if not legal or any(kind not in list(THETAS) for kind in types):
+    if not legal or any(name not in list(THETAS) for name in types):
         raise ConfigError(
             f"config.json: layer_types must be {layers} times 'full_attention' or "
             "'sliding_attention'"

@@ -83,8 +83,10 @@ def read(hf: Config) -> dict[str, Any]:
 def spec(hf: Config) -> ModelSpec:
     """The spec of a complete configuration. Raises ConfigError."""
     for key, value in FIXED.items():
-        if (given := hf.get(key, value)) != value:
-            raise ConfigError(f"config.json: {key} is {given!r:.80}; MPT runs where it is {value}")
+        if (setting := hf.get(key, value)) != value:
+            raise ConfigError(
+                f"config.json: {key} is {setting!r:.80}; MPT runs where it is {value}"
+            )
     fixed = {"num_key_value_heads": None, "head_dim": None, "hidden_act": "gelu"}
     inner = positive(hf, "expansion_ratio") * positive(hf, "hidden_size")
     plain = transformer_spec({**hf, **fixed, "intermediate_size": inner}, still=True)
@@ -92,7 +94,7 @@ def spec(hf: Config) -> ModelSpec:
 
 
 def _scale(spec: ModelSpec) -> float:
-    """That scores are multiplied by."""
+    """The number that scores are multiplied by."""
     return number(spec.config, "softmax_scale", spec.heads(1).dim ** -0.5)
 
 

@@ -61,7 +61,7 @@ SHARED: Mapping[str, tuple[str, ...]] = {
 NAMES: Mapping[str, tuple[str, ...]] = {
     **SHARED,
     "embed.norm": ("nomic_bert.embeddings.LayerNorm",),
-    "layers.{}.attention.qkv": tuple(f"{LAYER}.self_attn.{each}_proj" for each in "qkv"),
+    "layers.{}.attention.qkv": tuple(f"{LAYER}.self_attn.{letter}_proj" for letter in "qkv"),
     "layers.{}.attention.out": (f"{LAYER}.self_attn.o_proj",),
     "layers.{}.attention_norm": (f"{LAYER}.post_attention_layernorm",),
     "layers.{}.mlp.gate_up": (f"{LAYER}.mlp.gate_proj", f"{LAYER}.mlp.up_proj"),

@@ -17,10 +17,10 @@ def spec(hf: Config) -> ModelSpec:
     """The spec of a complete configuration. Raises ConfigError."""
     hf = typed(hf, lambda layer: SLIDING if (layer + 1) % 4 else FULL)
     base = {"rope_theta": number(hf, "rope_theta", THETA)}
-    given = settings_of(hf, "rope_parameters")
+    nested = settings_of(hf, "rope_parameters")
     ropes = {
-        FULL: {**base, **settings_of(hf, "rope_scaling"), **settings_of(given, FULL)},
-        SLIDING: {**base, **settings_of(given, SLIDING)},
+        FULL: {**base, **settings_of(hf, "rope_scaling"), **settings_of(nested, FULL)},
+        SLIDING: {**base, **settings_of(nested, SLIDING)},
     }
     hf = {**hf, "rope_parameters": ropes, "rope_scaling": None}
     return transformer_spec(hf, type_window(hf))

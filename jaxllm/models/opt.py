@@ -53,14 +53,14 @@ def build(spec: ModelSpec, shards: int, init: Init) -> Decoder:
     bias = flag(hf, "enable_bias")
     before = flag(hf, "do_layer_norm_before")
     if before:
-        kind = Block
+        block_class = Block
     else:
-        kind = ResidualNormBlock
+        block_class = ResidualNormBlock
     into, back = _projections(spec, init)
 
     def block(layer: int) -> Block:
         attention = parts.attention(layer, qkv_bias=bias, out_bias=bias)
-        return parts.block(attention, parts.mlp(bias), kind)
+        return parts.block(attention, parts.mlp(bias), block_class)
 
     if before and not flag(hf, "_remove_final_layer_norm"):
         norm = None

@@ -53,7 +53,7 @@ class SharedLayerNorm(HeadLayerNorm):
         self.eps = eps
 
     def __call__(self, x_TXCH: Array, context: RowContext) -> Array:
-        weight_H, bias_H = (each[...].astype(jnp.float32) for each in (self.weight, self.bias))
+        weight_H, bias_H = (leaf[...].astype(jnp.float32) for leaf in (self.weight, self.bias))
         return (self.standard(x_TXCH) * weight_H + bias_H).astype(x_TXCH.dtype)
 
     def rules(self, name: str) -> Iterator[Rule]:

@@ -26,15 +26,17 @@ REMOTE_CODE = ("modeling_phi3",)
 
 def read(hf: Config) -> dict[str, Any]:
     """The configuration with the present name of its RoPE type; older ones say "su" or "yarn"."""
-    found = dict(hf)
+    config = dict(hf)
     for key in ("rope_scaling", "rope_parameters"):
-        settings = found.get(key)
+        settings = config.get(key)
         if isinstance(settings, dict):
             name = settings.get("rope_type", settings.get("type"))
             if name in ("su", "yarn"):
                 name = "longrope"
-            found[key] = {**settings, **({} if name is None else {"rope_type": name})}
-    return found
+            config[key] = dict(settings)
+            if name is not None:
+                config[key]["rope_type"] = name
+    return config
 
 
 def spec(hf: Config) -> ModelSpec:

@@ -66,7 +66,7 @@ class SparseMixer(Routing):
         return expert_TK, jnp.stack([*weights], axis=1)
 
     def _weight(self, rest_TE: Array, logit_TE: Array, highest_T1: Array) -> Array:
-        """Of the highest of the logits that are left, `[T]`."""
+        """The weight `[T]` of the expert with the highest of the logits that are left."""
         size_TE = jnp.maximum(jnp.abs(logit_TE), highest_T1)
         far_TE = (highest_T1 - logit_TE) / size_TE > self.near
         return 1 / jnp.sum(jnp.where(far_TE, 0, jnp.exp(rest_TE - highest_T1)), axis=1)

@@ -47,18 +47,18 @@ SIZES = ("num_experts", "moe_intermediate_size")
 def spec(hf: Config) -> ModelSpec:
     """The spec of a complete configuration; windows slide on even layers below
     `max_window_layers`. Raises ConfigError."""
-    given = dict(hf)
+    config = dict(hf)
     types = hf.get("layer_types")
     if types is None:
         slides = flag(hf, "use_sliding_window") and hf.get("sliding_window") is not None
         first = 0
         if slides:
             first = window_start(hf)
-        given["layer_types"] = [
-            "sliding_attention" if slides and layer % 2 == 0 and layer < first else "full_attention"
-            for layer in range(positive(hf, "num_hidden_layers"))
-        ]
-    return mixture_spec(transformer_spec(hf, layer_window(given)), mixture(hf, *SIZES))
+        types = ["full_attention"] * positive(hf, "num_hidden_layers")
+        for layer in range(0, min(first, len(types)), 2):
+            types[layer] = "sliding_attention"
+        config["layer_types"] = types
+    return mixture_spec(transformer_spec(hf, layer_window(config)), mixture(hf, *SIZES))
 
 
 def build(spec: ModelSpec, shards: int, init: Init) -> Decoder:

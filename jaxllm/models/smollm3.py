@@ -37,14 +37,14 @@ def spec(hf: Config) -> ModelSpec:
 def _turning(hf: Config) -> list[bool]:
     """Whether each layer has RoPE, which `no_rope_layers` says with a 1."""
     layers = positive(hf, "num_hidden_layers")
-    given = hf.get("no_rope_layers")
-    if given is None:
+    switches = hf.get("no_rope_layers")
+    if switches is None:
         every = positive(hf, "no_rope_layer_interval")
         return [bool((layer + 1) % every) for layer in range(layers)]
     if (
-        not isinstance(given, list)
-        or len(given) != layers
-        or any(each not in (0, 1) for each in given)
+        not isinstance(switches, list)
+        or len(switches) != layers
+        or any(switch not in (0, 1) for switch in switches)
     ):
         raise ConfigError(f"config.json: no_rope_layers must be {layers} times 0 or 1")
-    return [bool(each) for each in given]
+    return [bool(switch) for switch in switches]

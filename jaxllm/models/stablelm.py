@@ -10,7 +10,7 @@ from jaxllm.models.config.read import Config, flag
 from jaxllm.models.config.rope import check_even
 from jaxllm.models.config.spec import ModelSpec
 from jaxllm.models.config.transformer import LLAMA_NAMES, Parts, transformer_spec
-from jaxllm.nn.blocks import Block, ParallelBlock
+from jaxllm.nn.blocks import Block
 from jaxllm.nn.decoder import Decoder
 from jaxllm.nn.head_maps import HeadLayerNorm, NormedHeads
 from jaxllm.nn.linear import Init
@@ -78,11 +78,9 @@ def build(spec: ModelSpec, shards: int, init: Init) -> Decoder:
         norms = None
         if normed:
             norms = NormedHeads(init, parts.heads, spec.norm_eps, OwnLayerNorm)
-        return (ParallelBlock if parallel else Block)(
-            attention_norm=parts.norm(),
-            attention=parts.attention(layer, qkv_bias=bias, head_map=norms),
-            mlp_norm=None if parallel else parts.norm(),
-            mlp=parts.gated_mlp(),
-        )
+        attention = parts.attention(layer, qkv_bias=bias, head_map=norms)
+        if parallel:
+            return parts.parallel_block(attention, parts.gated_mlp())
+        return parts.block(attention, parts.gated_mlp())
 
     return parts.decoder(block)

@@ -94,9 +94,13 @@ class Attention(nnx.Module):
             out_bias,
             order=heads.value_order,
         )
-        self.q_norm: RMSNorm | None
-        self.k_norm: RMSNorm | None
-        self.q_norm, self.k_norm = (None, None) if qk_norms is None else qk_norms
+        q_norm = None
+        k_norm = None
+        if qk_norms is not None:
+            q_norm, k_norm = qk_norms
+        # An attribute that was None cannot become a module, so each is set once
+        self.q_norm = q_norm
+        self.k_norm = k_norm
         self.sinks = Sinks(init, heads.query) if sinks else None
         self.kv_scales: nnx.Param | None = None
         self.heads = heads
@@ -121,13 +125,16 @@ class Attention(nnx.Module):
     def __call__(
         self, layer: int, x_TD: Inputs, rotation: Rotation, context: AttentionContext
     ) -> Product:
+        sinks = None
+        if self.sinks is not None:
+            sinks = self.sinks.weight[...]
         o_TNH = context.attend(
             layer,
             self._rows(x_TD, rotation, context),
             scale=self.scale,
             window=self.window,
             softcap=self.softcap,
-            sinks=None if self.sinks is None else self.sinks.weight[...],
+            sinks=sinks,
         )
         return self.out.part(o_TNH, context)
 

@@ -67,9 +67,12 @@ class Carry(NamedTuple):
 
     def rows(self, row_R: Array) -> Carry:
         """These rows alone."""
-        part_TD, delta_TD = (
-            None if each is None else whole(each) for each in (self.part_TD, self.delta_TD)
-        )
+        part_TD = self.part_TD
+        delta_TD = self.delta_TD
+        if part_TD is not None:
+            part_TD = whole(part_TD)
+        if delta_TD is not None:
+            delta_TD = whole(delta_TD)
         carry = self._replace(part_TD=part_TD, delta_TD=delta_TD, facts=NO_FACTS)
         picked = jax.tree.map(lambda leaf: leaf[row_R], carry)
         return picked._replace(facts=self.facts.rows(row_R))

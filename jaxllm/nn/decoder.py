@@ -119,9 +119,9 @@ class Decoder(nnx.Module):
 
     def keep_stage(self, stage: Stage) -> None:
         """Drop what other stages have. The table of a tied model is with the first and the last."""
-        own = stage.layers(len(self.layers))
-        self.layers = nnx.List(self.layers[layer] for layer in own)
-        self.ropes = tuple(self.ropes[layer] for layer in own)
+        layers = stage.layers(len(self.layers))
+        self.layers = nnx.List(self.layers[layer] for layer in layers)
+        self.ropes = tuple(self.ropes[layer] for layer in layers)
         if not stage.is_first and not (stage.is_last and self.head is None):
             self.embed = None
         if not stage.is_last:
@@ -134,8 +134,8 @@ class Decoder(nnx.Module):
         checkpoint tensors without ".weight" and ".bias". Raises KeyError when a module is not in
         it.
         """
-        for path, module, own in self.named(names):
-            for rule in module.rules(*own):
+        for path, module, tensors in self.named(names):
+            for rule in module.rules(*tensors):
                 yield replace(rule, parameter=f"{path}.{rule.parameter}")
 
     def named(
@@ -147,8 +147,8 @@ class Decoder(nnx.Module):
                 continue
             numbers = [step for step in path if isinstance(step, int)]
             key = ".".join("{}" if isinstance(step, int) else str(step) for step in path)
-            own = tuple(name.format(*numbers) for name in names[key])
-            yield ".".join(map(str, path)), module, own
+            tensors = tuple(name.format(*numbers) for name in names[key])
+            yield ".".join(map(str, path)), module, tensors
 
     def logits(self, hidden_RD: Array, context: RowContext) -> Array:
         """Next-token logits [R, V] in float32; of this device's own share of the vocabulary where
@@ -179,20 +179,18 @@ class Decoder(nnx.Module):
 
     def _head(self) -> tuple[HeadWeight, Array | None]:
         """The weight and the bias of the head."""
+        bias = None
         if self.head is None:
             table = self.embed
+            if self.logits_bias is not None:
+                bias = self.logits_bias.weight[...]
         else:
             table = self.head
+            if self.head.bias is not None:
+                bias = self.head.bias[...]
         assert table is not None
-        tied = None
-        if self.logits_bias is not None:
-            tied = self.logits_bias.weight
-        if self.head is None:
-            bias = tied
-        else:
-            bias = self.head.bias
         # A table that is the head is held as one
-        return cast(HeadWeight, table.weight), None if bias is None else bias[...]
+        return cast(HeadWeight, table.weight), bias
 
     def _mapped(self, logits_RV: Array, bias_V: Array | None) -> Array:
         if bias_V is not None:

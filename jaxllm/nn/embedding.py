@@ -33,12 +33,12 @@ class Embedding(nnx.Module):
         self.axis = axis
         self.dtype = init.dtype
 
-    def hold(self, kind: WeightFormat, shards: int) -> None:
+    def hold(self, weight_format: WeightFormat, shards: int) -> None:
         """Have an empty table of this format, over `shards` tensor shards, in place of plain
         numbers."""
         axes = self.axis, "embed"
         shape = Shape((self.vocab,), (self.width,), axes, shards=shards, dtype=self.dtype)
-        self.weight = held_table(kind, shape)
+        self.weight = held_table(weight_format, shape)
 
     def __call__(self, token_T: Array, position_T: Array, context: RowContext) -> Array:
         return self.weight.looked_up(token_T, context, self.vocab)
@@ -56,7 +56,9 @@ class _Tensor:
     width: int
 
     def __call__(self, leaf: str, columns: int | None = None) -> tuple[Piece, ...]:
-        shape = self.vocab, self.width if columns is None else columns
+        if columns is None:
+            columns = self.width
+        shape = (self.vocab, columns)
         return (Piece(f"{self.name}.{leaf}", shape, shape),)
 
     def each(self, leaf: str, columns: int = 1) -> tuple[Piece, ...]:
@@ -122,7 +124,10 @@ class PositionedEmbedding(Embedding):
         first: int = 0,
         project: Linear | None = None,
     ):
-        super().__init__(init, vocab, width if project is None else project.inp[0], axis)
+        table_width = width
+        if project is not None:
+            table_width = project.inp[0]
+        super().__init__(init, vocab, table_width, axis)
         self.positions = PositionTable(init, first + length, width)
         self.project = project
         self.first = first
@@ -169,8 +174,11 @@ class EncoderEmbedding(Embedding):
         x_TD = super().__call__(token_T, position_T, context)
         if self.types is not None:
             table = self.types.weight[...]
-            one = second_T is None or table.shape[0] == 1
-            x_TD = x_TD + (table[0] if one else table[second_T])
+            single = second_T is None or table.shape[0] == 1
+            if single:
+                x_TD = x_TD + table[0]
+            else:
+                x_TD = x_TD + table[second_T]
         if self.positions is not None:
             x_TD = x_TD + self.positions.weight[...][position_T + self.first]
         return self.norm(x_TD)

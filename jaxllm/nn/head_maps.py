@@ -57,10 +57,10 @@ class HeadNorm(Stored):
     def rules(self, name: str) -> Iterator[Rule]:
         shards, count, stored = self.weight.get_value().shape
         dim = self.heads.dim
-        own = shards // self.repeat
-        steps = (Ordered((own, count, dim), 2, order),) if (order := self.heads.key_order) else ()
-        source = self.source(own * count, dim)
-        view = (own, count, stored)
+        rows = shards // self.repeat
+        steps = (Ordered((rows, count, dim), 2, order),) if (order := self.heads.key_order) else ()
+        source = self.source(rows * count, dim)
+        view = (rows, count, stored)
         yield Rule("weight", (Piece(f"{name}.weight", source, view, 0, self.repeat, steps=steps),))
 
     def source(self, heads: int, dim: int) -> tuple[int, ...]:
@@ -108,9 +108,9 @@ class HeadLayerNorm(HeadNorm):
 class NormedHeads(nnx.Module):
     """Norms of queries and of keys, before they turn."""
 
-    def __init__(self, init: Init, heads: Heads, eps: float, kind: type[HeadNorm]):
-        self.q_norm = kind(init, heads, eps, keys=False)
-        self.k_norm = kind(init, heads, eps, keys=True)
+    def __init__(self, init: Init, heads: Heads, eps: float, norm_class: type[HeadNorm]):
+        self.q_norm = norm_class(init, heads, eps, keys=False)
+        self.k_norm = norm_class(init, heads, eps, keys=True)
 
     def __call__(
         self, row_TXCH: Array, queries: int, rotation: Rotation, context: RowContext

@@ -51,11 +51,11 @@ class Heads:
     def _stored(self, order: tuple[int, ...]) -> tuple[int, ...]:
         if self.stored_dim == self.dim:
             return order
-        own = order or tuple(range(self.dim))
+        complete = order or tuple(range(self.dim))
         wide = self.stored_dim // 2
         half = -(-self.dim // 2)
-        first = own[:half]
-        second = own[half:]
+        first = complete[:half]
+        second = complete[half:]
         zeros = (-1,) * (self.stored_dim - self.dim)
         return (*first, *zeros[: wide - half], *second, *zeros[wide - half :])
 

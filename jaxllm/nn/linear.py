@@ -69,8 +69,8 @@ class Linear(nnx.Module):
             self.weight = held(first, shape)
 
     def rounding(self, tokens: int, context: RowContext) -> Rounding | None:
-        """What the map takes in place of so many plain tokens, from a norm that can make it; None:
-        nothing else."""
+        """The rounding of inputs that the map takes in place of `tokens` plain ones, from a norm
+        that can make it; None where it takes plain ones alone."""
         return self.weight.rounding(tokens, context)
 
     def product(self, x: Inputs, context: RowContext) -> Array:
@@ -91,8 +91,10 @@ class Linear(nnx.Module):
         y = self.product(x, context)
         if self.bias is None:
             return y
-        parts = any(map(is_split, self.axes[len(self.out) :]))
-        return y + (context.collective.once(self.bias[...]) if parts else self.bias[...])
+        bias = self.bias[...]
+        if any(map(is_split, self.axes[len(self.out) :])):
+            bias = context.collective.once(bias)
+        return y + bias
 
     def part(self, x: Inputs, context: RowContext) -> Product:
         """The map for a norm that adds it to something, and so adds up what is in parts."""
@@ -114,8 +116,9 @@ class Linear(nnx.Module):
     def pieces(
         self, leaf: str, names: tuple[str, ...], inp: tuple[int, ...], order: tuple[int, ...]
     ) -> Iterator[Piece]:
-        """Checkpoints flatten output and input axes to one each; a bias has no input. `order` is
-        that of the last input axis."""
+        """The checkpoint tensors of these names that fill the parameter `leaf`. Checkpoints flatten
+        output and input axes to one each; a bias has no input. `order` is that of the last input
+        axis."""
         out = self.out
         parts = self.parts or (None,)
         filled = [
@@ -126,27 +129,30 @@ class Linear(nnx.Module):
             for shape, rows in zip(filled, parts, strict=True)
         ]
         sizes = [math.prod(shape) for shape in kept]
-        given = _stored(inp, -1, order)
-        columns = (math.prod(given),) if inp else ()
+        input_sizes = _stored(inp, -1, order)
+        columns = (math.prod(input_sizes),) if inp else ()
         fused = len(names) == 1 < len(parts)
         turned = self.layout is Layout.IN_OUT and bool(inp)
         turned_plain = self.layout is Layout.OUT_IN_PACKED and bool(inp)
         start = 0
-        for index, (name, rows) in enumerate(
-            zip(names * len(parts) if fused else names, parts, strict=True)
-        ):
-            stored = (sum(sizes) if fused else sizes[index], *columns)
+        if fused:
+            names = names * len(parts)
+        for index, (name, rows) in enumerate(zip(names, parts, strict=True)):
+            stored = (sizes[index], *columns)
             steps: tuple[Step, ...] = (Transposed(),) if turned else ()
             if fused:
+                stored = (sum(sizes), *columns)
                 steps += (self._part(sizes, index, columns, kept[-1][-1]),)
             view = (*filled[index], *inp)
             if rows is not None and rows.order:
-                steps += (Ordered((*kept[index], *given), 2, rows.order),)
+                steps += (Ordered((*kept[index], *input_sizes), 2, rows.order),)
             if order:
-                steps += (Ordered((*filled[index], *given), len(view) - 1, order),)
+                steps += (Ordered((*filled[index], *input_sizes), len(view) - 1, order),)
             repeat = 1
+            count = 0
             if rows is not None:
                 repeat = rows.repeat
+                count = rows.count
             if turned:
                 source = stored[::-1]
             else:
@@ -160,18 +166,18 @@ class Linear(nnx.Module):
                 steps=steps,
                 turned_plain=turned_plain,
             )
-            start += 0 if rows is None else rows.count
+            start += count
 
     def _part(self, sizes: list[int], index: int, columns: tuple[int, ...], head: int) -> Part:
         """Where part `index` lies in a tensor that holds all of them, of `sizes` rows each and
         `head` rows a head."""
         groups = {Layout.GROUPED: sizes[-1] // head, Layout.FOUR_BLOCKS: 4}.get(self.layout, 1)
-        own = [size // groups for size in sizes]
+        block_sizes = [size // groups for size in sizes]
         order = [*range(len(sizes))]
         if self.layout is Layout.FOUR_BLOCKS:
             order[1:] = 2, 1
-        start = sum(own[before] for before in order[: order.index(index)])
-        return Part((groups, sum(own), *columns), 1, start, start + own[index])
+        start = sum(block_sizes[before] for before in order[: order.index(index)])
+        return Part((groups, sum(block_sizes), *columns), 1, start, start + block_sizes[index])
 
 
 class OutputHead(Linear):
@@ -183,10 +189,10 @@ class OutputHead(Linear):
         super().__init__(init, (vocab,), (width,), (axis, "embed"), bias)
 
     def hold(self, kinds: Sequence[WeightFormat | None], shards: int) -> None:
-        (kind,) = kinds
-        if kind is not None:
+        (weight_format,) = kinds
+        if weight_format is not None:
             shape = Shape(self.out, self.inp, self.axes, shards=shards, dtype=self.dtype)
-            self.weight = held_head(kind, shape)
+            self.weight = held_head(weight_format, shape)
 
 
 def reader_of(part: object) -> Linear | None:
@@ -203,9 +209,10 @@ class Tensors:
     names: tuple[str, ...]
 
     def __call__(self, leaf: str, columns: int | None = None) -> tuple[Piece, ...]:
-        own = self.linear
-        order, inp = (own.order, own.inp) if columns is None else ((), (columns,))
-        return tuple(own.pieces(leaf, self.names, inp, order))
+        linear = self.linear
+        if columns is None:
+            return tuple(linear.pieces(leaf, self.names, linear.inp, linear.order))
+        return tuple(linear.pieces(leaf, self.names, (columns,), ()))
 
     def each(self, leaf: str, columns: int = 1) -> tuple[Piece, ...]:
         names = (f"{name}.{leaf}" for name in self.names)

@@ -18,10 +18,10 @@ from jaxllm.nn.contexts.protocol import AttentionContext, RowContext
 from jaxllm.nn.decoder import Decoder
 from jaxllm.nn.embedding import EncoderEmbedding
 from jaxllm.nn.linear import Init, Linear
-from jaxllm.nn.norm import LayerNorm, NoNorm
+from jaxllm.nn.norm import LayerNorm, NoNorm, Norm
 from jaxllm.nn.row_facts import facts_of
 from jaxllm.nn.rules import Rule
-from jaxllm.pooling import LATE, Pooling
+from jaxllm.pooling import LATE, DenseMap, Pooling
 
 ACTIVATIONS: Mapping[str, Callable[[Array], Array]] = MappingProxyType(
     {
@@ -44,13 +44,10 @@ class PoolingModel(nnx.Module):
         self.body = body
         exact = Init(init.rngs, jnp.float32)
         self.maps = nnx.List(
-            Linear(exact, (each.outputs,), (each.inputs,), (None, "embed"), each.bias)
-            for each in pooling.maps
+            Linear(exact, (dense.outputs,), (dense.inputs,), (None, "embed"), dense.bias)
+            for dense in pooling.maps
         )
-        self.norms = nnx.List(
-            LayerNorm(exact, each.outputs, each.norm_eps, each.norm_bias) if each.norm else NoNorm()
-            for each in pooling.maps
-        )
+        self.norms = nnx.List(_norm(exact, dense) for dense in pooling.maps)
         self.pooling = pooling
 
     def __call__(
@@ -82,7 +79,8 @@ class PoolingModel(nnx.Module):
         length_R: Array,
         context: AttentionContext,
     ) -> Array:
-        """The same of an encoder; `second_T` is 1 for tokens of the second text of a pair."""
+        """The same results of an encoder; `second_T` is 1 for tokens of the second text of a
+        pair."""
         embed = self.body.embed
         assert embed is not None
         second = (second_T,) if isinstance(embed, EncoderEmbedding) else ()
@@ -96,10 +94,12 @@ class PoolingModel(nnx.Module):
         """The checkpoint tensors that fill each parameter; `names` are those of the body."""
         for rule in self.body.rules(names):
             yield replace(rule, parameter=f"body.{rule.parameter}")
-        for index, given in enumerate(self.pooling.maps):
-            for rule in self.maps[index].rules(given.name):
+        for index, dense in enumerate(self.pooling.maps):
+            for rule in self.maps[index].rules(dense.name):
                 yield replace(rule, parameter=f"maps.{index}.{rule.parameter}")
-            for rule in self.norms[index].rules(given.norm) if given.norm else ():
+            if not dense.norm:
+                continue
+            for rule in self.norms[index].rules(dense.norm):
                 yield replace(rule, parameter=f"norms.{index}.{rule.parameter}")
 
     def _results(
@@ -115,8 +115,8 @@ class PoolingModel(nnx.Module):
         if self.pooling.token_logits:
             return self._token_logits(pooled_RD, context)
         x = pooled_RD.astype(jnp.float32)
-        for module, norm, given in zip(self.maps, self.norms, self.pooling.maps, strict=True):
-            x = norm(ACTIVATIONS[given.activation](module(x, context)))
+        for module, norm, dense in zip(self.maps, self.norms, self.pooling.maps, strict=True):
+            x = norm(ACTIVATIONS[dense.activation](module(x, context)))
         return x
 
     def _token_logits(self, hidden_RD: Array, context: RowContext) -> Array:
@@ -127,6 +127,13 @@ class PoolingModel(nnx.Module):
         others = tuple(token or 0 for token in second)
         minus = self.body.token_logits(hidden_RD, others, context)
         return plus - jnp.where(jnp.array([token is not None for token in second]), minus, 0.0)
+
+
+def _norm(init: Init, dense: DenseMap) -> Norm:
+    """The norm behind a dense map, where the map has one."""
+    if dense.norm:
+        return LayerNorm(init, dense.outputs, dense.norm_eps, dense.norm_bias)
+    return NoNorm()
 
 
 def pooled(modes: tuple[str, ...], hidden_TD: Array, start_R: Array, length_R: Array) -> Array:

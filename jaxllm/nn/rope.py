@@ -164,7 +164,7 @@ class Alibi(NoRope):
         return super().__call__(position_T, prompt_length_T)._replace(key_TN=key_TN)
 
     def added(self, position_T: Array, slope_N: Array) -> Array:
-        """What the scores of keys get, [T, N]."""
+        """The numbers `[T, N]` that are added to the scores of keys."""
         return position_T[:, None] * slope_N
 
 
@@ -214,8 +214,13 @@ def rotary_order(dim: int, turning: int, paired: bool) -> tuple[int, ...]:
     In the checkpoint the first `turning` dimensions turn, i together with i + turning/2, or 2i
     together with 2i + 1 where they are `paired`. () when that is the same order.
     """
-    own = tuple(range(turning))
-    first, second = (own[::2], own[1::2]) if paired else (own[: turning // 2], own[turning // 2 :])
+    turned = tuple(range(turning))
+    if paired:
+        first = turned[::2]
+        second = turned[1::2]
+    else:
+        first = turned[: turning // 2]
+        second = turned[turning // 2 :]
     rest = tuple(range(turning, dim))
     half = (dim - turning) // 2
     order = (*first, *rest[:half], *second, *rest[half:])

@@ -119,11 +119,13 @@ class Piece:
     @property
     def inputs(self) -> int:
         """Inputs of a stored matrix."""
-        return self.source[0 if Transposed() in self.steps else -1]
+        if Transposed() in self.steps:
+            return self.source[0]
+        return self.source[-1]
 
     @property
     def added(self) -> float:
-        """What is added to every stored number."""
+        """The sum of the numbers that are added to every stored number."""
         return sum(step.value for step in self.steps if isinstance(step, Plus))
 
 
@@ -131,13 +133,13 @@ class Rounded(NamedTuple):
     """What the pieces of a rule fill, of which several parameters are made.
 
     Attributes:
-        kind: the format of these; if it is `rounded`, the pieces fill a plain weight, else the
+        format: the format of these; if it is `rounded`, the pieces fill a plain weight, else the
             bytes of its rows.
         shape: of the plain weight or the bytes.
         experts: the first axis is that of experts, which are made one by one.
     """
 
-    kind: WeightFormat
+    format: WeightFormat
     shape: tuple[int, ...]
     experts: bool = False
 

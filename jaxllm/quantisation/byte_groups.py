@@ -30,7 +30,7 @@ class ByteMatrix(CompressedMatrix):
         return len(self.parts) == 2
 
     def numbers(self, arrays: Arrays, bounds: Bounds) -> np.ndarray:
-        return self._unsigned(0, arrays[0][tuple(slice(*each) for each in bounds)])
+        return self._unsigned(0, arrays[0][tuple(slice(*bound) for bound in bounds)])
 
     def scales(self, arrays: Arrays, rows: slice) -> np.ndarray:
         return arrays[1][rows]
@@ -58,8 +58,8 @@ class ByteMatrix(CompressedMatrix):
 def byte_matrix(
     name: str, stored: Mapping[str, Header], group: int, inputs: str | None, centred: bool
 ) -> ByteMatrix:
-    """The matrix `name`, so many columns of which share a scale, 0 for all of them. Unless it is
-    `centred`, it has zero points."""
+    """The matrix `name`, of which `group` columns share a scale; 0 stands for all columns. Unless
+    it is `centred`, it has zero points."""
     rows, columns = stored[name].shape
     size = group or columns
     grid = (rows, -(-columns // size))

@@ -48,12 +48,12 @@ class Fp4Matrix(PackedTensor):
 
     def scales(self, arrays: Sequence[np.ndarray], rows: slice) -> np.ndarray:
         """`[rows, G]`, float32. Raises ConfigError."""
-        own = self.parts[1]
+        part = self.parts[1]
         stored = arrays[1][rows]
         if stored.dtype in (np.uint8, ml_dtypes.float8_e8m0fnu):
-            return powers(own, np.ascontiguousarray(stored).view(np.uint8))
+            return powers(part, np.ascontiguousarray(stored).view(np.uint8))
         scales = stored.astype(np.float32)
-        check_scales(own, scales)
+        check_scales(part, scales)
         if not self.whole:
             return scales
         number = arrays[2].astype(np.float32).reshape(())
@@ -67,7 +67,7 @@ class Fp4Matrix(PackedTensor):
                 scales = scales * number
             else:
                 scales = scales / number
-        check_scales(own, scales)
+        check_scales(part, scales)
         return scales
 
     def check(self, arrays: Sequence[np.ndarray]) -> None:

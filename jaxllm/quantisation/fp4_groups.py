@@ -48,11 +48,11 @@ class Fp4Groups:
         return None
 
     def tensors(self, stored: Mapping[str, Header]) -> Iterator[Fp4Matrix]:
-        for name, found in stored.items():
-            if name.endswith(f".{PACKED}") and len(found.shape) == 2 and found.dtype == U8:
+        for name, header in stored.items():
+            if name.endswith(f".{PACKED}") and len(header.shape) == 2 and header.dtype == U8:
                 module = name.removesuffix(PACKED)
                 more = (WHOLE, INPUTS) if self.group == NVFP4 else ()
-                names = (module + each for each in (PACKED, SCALE, *more))
+                names = (module + leaf for leaf in (PACKED, SCALE, *more))
                 yield fp4_matrix(f"{module}weight", stored, tuple(names), self.group, "divided")
 
 
@@ -64,23 +64,24 @@ def fp4_matrix(
     packed, scales, *numbers = parts
     rows, half = stored[packed].shape
     columns = 2 * stored[packed].shape[1]
-    found = [
+    packed_parts = [
         PackedPart(packed, (rows, half), (U8,)),
         PackedPart(scales, (rows, -(-columns // group)), SCALES[group]),
     ]
     for index, number in enumerate(numbers):
         if number in stored or index == 0:
-            if number in stored:
+            shape: tuple[int, ...] = ONE[0]
+            if number in stored and stored[number].shape in ONE:
                 shape = stored[number].shape
-            else:
-                shape = ONE[0]
-            found.append(PackedPart(number, shape if shape in ONE else ONE[0], ("F32",)))
-    return Fp4Matrix(name, (rows, columns), tuple(found), group, whole if numbers else "")
+            packed_parts.append(PackedPart(number, shape, ("F32",)))
+    if not numbers:
+        whole = ""
+    return Fp4Matrix(name, (rows, columns), tuple(packed_parts), group, whole)
 
 
 def read(groups: Mapping[str, Mapping[str, Any]]) -> Fp4Groups:
     """The scheme of these groups, by their places in the configuration. Raises ConfigError."""
-    sizes = {where: _group(where, given["weights"]) for where, given in groups.items()}
+    sizes = {where: _group(where, group["weights"]) for where, group in groups.items()}
     if len(set(sizes.values())) > 1:
         raise ConfigError(f"{next(iter(groups))} and others have 4-bit floats of several sizes")
     return Fp4Groups(next(iter(sizes.values())))

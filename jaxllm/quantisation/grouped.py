@@ -68,8 +68,8 @@ class GroupedMatrix(PackedTensor):
         group = None
         if self.group < self.shape[1]:
             group = self.group
-        kind = _held(self.bits, group, self.symmetric)
-        return kind and replace(kind, ordered=self.ordered)
+        weight_format = _held(self.bits, group, self.symmetric)
+        return weight_format and replace(weight_format, ordered=self.ordered)
 
     def leaves(self) -> tuple[PackedTensor, ...]:
         assert self.format is not None
@@ -78,17 +78,17 @@ class GroupedMatrix(PackedTensor):
         order = ColumnOrder(f"{self.name}.order", (1, self.shape[1]), self.parts, self)
         return (*self._leaves(self.format), order)
 
-    def _leaves(self, kind: WeightFormat) -> tuple[PackedTensor, ...]:
-        if kind.numbers == INT8:
+    def _leaves(self, weight_format: WeightFormat) -> tuple[PackedTensor, ...]:
+        if weight_format.numbers == INT8:
             scales = (self.shape[0], -(-self.shape[1] // self.group))
-            found = (
+            leaves = (
                 Int8Numbers(f"{self.name}.values", self.shape, self.parts, self),
                 Int8Scales(f"{self.name}.scale", scales, self.parts, self),
             )
             if self.symmetric:
-                return found
-            return (*found, Int8Offsets(f"{self.name}.offset", scales, self.parts, self))
-        shape = (self.shape[0], row_bytes(kind, self.shape[1]))
+                return leaves
+            return (*leaves, Int8Offsets(f"{self.name}.offset", scales, self.parts, self))
+        shape = (self.shape[0], row_bytes(weight_format, self.shape[1]))
         return (Int4Rows(f"{self.name}.rows", shape, self.parts, self),)
 
     def checked_scales(self, arrays: Arrays, rows: slice) -> np.ndarray:
@@ -108,11 +108,11 @@ class GroupedMatrix(PackedTensor):
         groups = self.groups(arrays, slice(0, columns))
         wanted = np.arange(columns) // self.group
         if self.ordered:
-            found = np.arange(columns)
+            order = np.arange(columns)
         else:
-            found = np.argsort(groups, kind="stable")
-        if np.array_equal(groups[found], wanted):
-            return found
+            order = np.argsort(groups, kind="stable")
+        if np.array_equal(groups[order], wanted):
+            return order
         if self.ordered:
             raise ConfigError(
                 f"{self.parts[-1].name} has groups in another order than the settings say; "
@@ -150,14 +150,14 @@ class Int4Rows(PackedTensor):
         self.matrix.order(arrays)
 
     def unpack(self, arrays: Arrays, bounds: Bounds) -> np.ndarray:
-        own = self.matrix
+        matrix = self.matrix
         rows = slice(*bounds[0])
         zeros = None
-        if not own.symmetric:
-            zeros = own.zeros(arrays, rows)
-        return rows_of(own.by_group(arrays, bounds[0]), own.checked_scales(arrays, rows), zeros)[
-            :, slice(*bounds[1])
-        ]
+        if not matrix.symmetric:
+            zeros = matrix.zeros(arrays, rows)
+        return rows_of(
+            matrix.by_group(arrays, bounds[0]), matrix.checked_scales(arrays, rows), zeros
+        )[:, slice(*bounds[1])]
 
 
 @dataclass(frozen=True)
@@ -193,7 +193,7 @@ class Int8Scales(PackedTensor):
         self.checked_whole(arrays)
 
     def unpack(self, arrays: Arrays, bounds: Bounds) -> np.ndarray:
-        rows, columns = (slice(*each) for each in bounds)
+        rows, columns = (slice(*bound) for bound in bounds)
         zeros = self.matrix.zeros(arrays, rows)
         if self.matrix.symmetric and (zeros != MIDDLE).any():
             raise ConfigError(
@@ -210,7 +210,7 @@ class Int8Offsets(PackedTensor):
     matrix: GroupedMatrix
 
     def unpack(self, arrays: Arrays, bounds: Bounds) -> np.ndarray:
-        rows, columns = (slice(*each) for each in bounds)
+        rows, columns = (slice(*bound) for bound in bounds)
         scales = self.matrix.checked_scales(arrays, rows)
         zeros = self.matrix.zeros(arrays, rows)
         return ((MIDDLE - zeros).astype(np.float32) * scales)[:, columns]
@@ -247,17 +247,17 @@ class Grouping:
         return _held(self.bits, group, symmetric)
 
     def bits_of(self, columns: int, words: int) -> int:
-        """Bits of a number, so many of which take so many words."""
+        """Bits of a number, where the numbers of `columns` columns take `words` words."""
         if self.mixed and columns:
             return words * WORD // columns
         return self.bits
 
     def group_of(self, columns: int, groups: int) -> int:
-        """Columns of a group, where so many are stored."""
-        own = self.group or columns
-        if self.mixed and groups and -(-columns // own) != groups:
+        """Columns of a group, where `groups` groups are stored for `columns` columns."""
+        group = self.group or columns
+        if self.mixed and groups and -(-columns // group) != groups:
             return -(-columns // groups)
-        return own
+        return group
 
 
 def _held(bits: int, group: int | None, symmetric: bool) -> WeightFormat | None:
@@ -299,13 +299,15 @@ def fields(words: np.ndarray, bits: int, bound: tuple[int, int]) -> np.ndarray:
     Numbers whose bits do not divide a word's go on in the next."""
     if WORD % bits:
         return _crossing(words, bits, bound)
-    each = WORD // bits
+    per_word = WORD // bits
     low, high = bound
-    first = low // each
-    own = np.ascontiguousarray(words[..., first : -(-high // each)]).view(np.uint32)
+    first = low // per_word
+    needed = np.ascontiguousarray(words[..., first : -(-high // per_word)]).view(np.uint32)
     shifts = np.arange(0, WORD, bits, dtype=np.uint32)
-    found = (own[..., None] >> shifts & np.uint32((1 << bits) - 1)).astype(np.int32)
-    return found.reshape(*own.shape[:-1], -1)[..., low - first * each : high - first * each]
+    numbers = (needed[..., None] >> shifts & np.uint32((1 << bits) - 1)).astype(np.int32)
+    return numbers.reshape(*needed.shape[:-1], -1)[
+        ..., low - first * per_word : high - first * per_word
+    ]
 
 
 def _crossing(words: np.ndarray, bits: int, bound: tuple[int, int]) -> np.ndarray:
@@ -334,7 +336,7 @@ def checked_groups(part: PackedPart, groups: np.ndarray, count: int) -> np.ndarr
 
 def size(stored: Mapping[str, Header], name: str, axis: int) -> int:
     """Entries of a stored matrix along an axis; 0 where there is none of that name."""
-    found = stored.get(name)
-    if found is not None and len(found.shape) == 2:
-        return found.shape[axis]
+    header = stored.get(name)
+    if header is not None and len(header.shape) == 2:
+        return header.shape[axis]
     return 0

@@ -18,24 +18,24 @@ from jaxllm.quantisation.weight_format import OFFSETS, SYMMETRIC, ZEROS, WeightF
 GROUP_BYTES: Mapping[str, int] = MappingProxyType({SYMMETRIC: 4, ZEROS: 5, OFFSETS: 8})
 
 
-def groups_of(kind: WeightFormat, columns: int) -> int:
+def groups_of(weight_format: WeightFormat, columns: int) -> int:
     """Groups of a row."""
-    if kind.group is None:
+    if weight_format.group is None:
         return 1
-    return -(-columns // kind.group)
+    return -(-columns // weight_format.group)
 
 
-def row_bytes(kind: WeightFormat, columns: int) -> int:
+def row_bytes(weight_format: WeightFormat, columns: int) -> int:
     """Bytes of a row."""
-    return -(-columns // 2) + groups_of(kind, columns) * GROUP_BYTES[kind.form]
+    return -(-columns // 2) + groups_of(weight_format, columns) * GROUP_BYTES[weight_format.form]
 
 
-def columns_of(kind: WeightFormat, size: int) -> int:
-    """Columns of a row of so many bytes, an odd number as the next even one."""
+def columns_of(weight_format: WeightFormat, size: int) -> int:
+    """The columns of a row of `size` bytes; an odd number is given as the next even one."""
     columns = 2 * size
-    while row_bytes(kind, columns) > size:
-        excess = row_bytes(kind, columns) - size
-        columns -= 2 * max(1, excess // (1 + GROUP_BYTES[kind.form]))
+    while row_bytes(weight_format, columns) > size:
+        excess = row_bytes(weight_format, columns) - size
+        columns -= 2 * max(1, excess // (1 + GROUP_BYTES[weight_format.form]))
     return columns
 
 
@@ -45,8 +45,10 @@ def rows_of(numbers: np.ndarray, scales: np.ndarray, others: np.ndarray | None) 
     even = np.pad(numbers.astype(np.uint8), ((0, 0), (0, numbers.shape[1] % 2)))
     parts = [even[:, 0::2] | even[:, 1::2] << 4, _bytes(scales.astype(np.float32))]
     if others is not None:
-        floats = np.issubdtype(others.dtype, np.floating)
-        parts.append(_bytes(others.astype(np.float32)) if floats else others.astype(np.uint8))
+        if np.issubdtype(others.dtype, np.floating):
+            parts.append(_bytes(others.astype(np.float32)))
+        else:
+            parts.append(others.astype(np.uint8))
     return np.concatenate(parts, axis=1)
 
 

@@ -77,16 +77,16 @@ class ScaledMatrix(PackedTensor):
     def leaves(self) -> tuple[PackedTensor, ...]:
         groups = -(-self.shape[1] // self.grid.columns)
         rows = replace(self.grid, columns=1)
-        found: tuple[PackedTensor, ...] = (
+        leaves: tuple[PackedTensor, ...] = (
             Numbers(f"{self.name}.values", self.shape, self.parts[:1]),
             RowScales(f"{self.name}.scale", (self.shape[0], groups), self.parts[1:2], rows),
         )
         if self.grid.inputs == "given":
-            found += (InputScale(f"{self.name}.input_scale", (1, 1), self.parts[2:]),)
+            leaves += (InputScale(f"{self.name}.input_scale", (1, 1), self.parts[2:]),)
         if self.shifted:
-            own = (self.shape[0], groups), self.parts[1:], rows
-            found += (RowOffsets(f"{self.name}.offset", *own),)
-        return found
+            fields = (self.shape[0], groups), self.parts[1:], rows
+            leaves += (RowOffsets(f"{self.name}.offset", *fields),)
+        return leaves
 
     def check(self, arrays: Sequence[np.ndarray]) -> None:
         check_scales(self.parts[1], _floats(arrays[1]))
@@ -102,12 +102,12 @@ class ScaledMatrix(PackedTensor):
         column = np.arange(left, right) // self.grid.columns
         rows = self.grid.rows
         for row in range(top // rows, -(-bottom // rows)):
-            own = _floats(scales[row])[column]
-            check_scales(self.parts[1], own)
+            row_scales = _floats(scales[row])[column]
+            check_scales(self.parts[1], row_scales)
             begin, end = (max(0, edge * rows - top) for edge in (row, row + 1))
             if zeros is not None:
                 values[begin:end] -= zeros[row].astype(np.float32)[column]
-            values[begin:end] *= own
+            values[begin:end] *= row_scales
         return values
 
 
@@ -116,7 +116,7 @@ class Numbers(PackedTensor):
     """The numbers of a matrix as they are stored."""
 
     def unpack(self, arrays: Sequence[np.ndarray], bounds: Bounds) -> np.ndarray:
-        return arrays[0][tuple(slice(*each) for each in bounds)]
+        return arrays[0][tuple(slice(*bound) for bound in bounds)]
 
 
 @dataclass(frozen=True)
@@ -132,9 +132,9 @@ class RowScales(PackedTensor):
         top, bottom = bounds[0]
         columns = slice(*bounds[1])
         scales = _blocks(arrays[0], self.shape, self.grid)
-        found = _floats(scales[np.arange(top, bottom) // self.grid.rows, columns])
-        check_scales(self.parts[0], found)
-        return found
+        row_scales = _floats(scales[np.arange(top, bottom) // self.grid.rows, columns])
+        check_scales(self.parts[0], row_scales)
+        return row_scales
 
 
 @dataclass(frozen=True)
@@ -148,8 +148,8 @@ class RowOffsets(PackedTensor):
         rows = np.arange(*bounds[0]) // self.grid.rows
         columns = slice(*bounds[1])
         scales, zeros = (
-            _blocks(each, self.shape, self.grid)[rows, columns].astype(np.float32)
-            for each in arrays
+            _blocks(array, self.shape, self.grid)[rows, columns].astype(np.float32)
+            for array in arrays
         )
         return -zeros * scales
 
@@ -162,14 +162,14 @@ class InputScale(PackedTensor):
         self.checked_whole(arrays)
 
     def unpack(self, arrays: Sequence[np.ndarray], bounds: Bounds) -> np.ndarray:
-        found = arrays[0].astype(np.float32).reshape(1, 1)
-        check_scales(self.parts[0], found)
-        if not found:  # which divides inputs
+        scale = arrays[0].astype(np.float32).reshape(1, 1)
+        check_scales(self.parts[0], scale)
+        if not scale:  # which divides inputs
             raise ConfigError(
                 f"{self.parts[0].name} is 0; scales of inputs are above 0: download or convert the "
                 "checkpoint again"
             )
-        return found
+        return scale
 
 
 def _floats(scales: np.ndarray) -> np.ndarray:
@@ -186,9 +186,9 @@ def _blocks(scales: np.ndarray, shape: tuple[int, ...], grid: Grid) -> np.ndarra
 
 def matrices(stored: Mapping[str, Header], dtype: str) -> Iterator[tuple[str, tuple[int, int]]]:
     """Names and shapes of the weights that are matrices of this type."""
-    for name, found in stored.items():
-        if found.dtype == dtype and len(found.shape) == 2 and name.endswith(".weight"):
-            rows, columns = found.shape
+    for name, header in stored.items():
+        if header.dtype == dtype and len(header.shape) == 2 and name.endswith(".weight"):
+            rows, columns = header.shape
             yield name, (rows, columns)
 
 
@@ -197,25 +197,26 @@ def scaled_matrix(
     stored: Mapping[str, Header],
     scale: str,
     grid: Grid,
-    given: str | None = None,
+    input_scale: str | None = None,
     zero: str | None = None,
 ) -> ScaledMatrix:
     """The matrix `name` with the scales of the tensor `scale`, of its inputs with the scale of the
-    tensor `given`, and with the zero points of the tensor `zero`."""
+    tensor `input_scale`, and with the zero points of the tensor `zero`."""
     numbers = stored[name]
     blocks = (-(-numbers.shape[0] // grid.rows), -(-numbers.shape[1] // grid.columns))
 
-    def part(other: str, wanted: tuple[int, ...], dtypes: tuple[str, ...]) -> PackedPart:
-        if other in stored:
-            found = stored[other].shape
-        else:
-            found = wanted
-        alike = [size for size in found if size != 1] == [size for size in wanted if size != 1]
-        return PackedPart(other, found if alike else wanted, dtypes)
+    def part(tensor: str, wanted: tuple[int, ...], dtypes: tuple[str, ...]) -> PackedPart:
+        shape = wanted
+        if tensor in stored:
+            shape = stored[tensor].shape
+        # A shape that differs in axes of 1 alone holds the same numbers
+        if [size for size in shape if size != 1] != [size for size in wanted if size != 1]:
+            shape = wanted
+        return PackedPart(tensor, shape, dtypes)
 
     parts = [PackedPart(name, numbers.shape, (numbers.dtype,)), part(scale, blocks, SCALES)]
-    if given is not None:
-        parts.append(part(given, (1,), FLOATS))
+    if input_scale is not None:
+        parts.append(part(input_scale, (1,), FLOATS))
     if zero is not None:
         parts.append(part(zero, blocks, (numbers.dtype,)))
     return ScaledMatrix(name, numbers.shape, tuple(parts), grid, zero is not None)

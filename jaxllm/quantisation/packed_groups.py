@@ -105,8 +105,10 @@ class PackedMatrix(CompressedMatrix):
         return any(part.name.endswith(leaf) for part in self.parts)
 
     def _optional(self, arrays: Arrays, leaf: str) -> np.ndarray | None:
-        found = (a for p, a in zip(self.parts, arrays, strict=True) if p.name.endswith(leaf))
-        return next(found, None)
+        arrays_of_leaf = (
+            a for p, a in zip(self.parts, arrays, strict=True) if p.name.endswith(leaf)
+        )
+        return next(arrays_of_leaf, None)
 
 
 @dataclass(frozen=True)
@@ -131,7 +133,7 @@ class PackQuantized:
 
     @property
     def title(self) -> str:
-        weights = ", ".join(each.title for each in self.groupings)
+        weights = ", ".join(grouping.title for grouping in self.groupings)
         if self.inputs is None:
             return weights
         return f"{weights}, inputs in {self.inputs}"
@@ -140,11 +142,11 @@ class PackQuantized:
         return with_inputs(self.groupings[0].usual(shape, symmetric=True), self.inputs)
 
     def tensors(self, stored: Mapping[str, Header]) -> Iterator[PackedMatrix]:
-        for name, found in stored.items():
-            if not name.endswith(f".{PACKED}") or len(found.shape) != 2 or found.dtype == "U8":
+        for name, header in stored.items():
+            if not name.endswith(f".{PACKED}") or len(header.shape) != 2 or header.dtype == "U8":
                 continue  # 4-bit floats are bytes
             module = name.removesuffix(f".{PACKED}")
-            rows, words = found.shape
+            rows, words = header.shape
             groups = size(stored, f"{module}.{SCALE}", 1)
             known = _columns(f"{module}.{SHAPE}", stored)
             fitting = self._fitting(words, groups, known)
@@ -154,7 +156,9 @@ class PackQuantized:
                 columns = known
             group = fitting[0].group or columns
             count = -(-columns // group)
-            needed = {leaf for leaf in OPTIONAL if all(leaf in each.leaves for each in fitting)}
+            needed = {
+                leaf for leaf in OPTIONAL if all(leaf in packing.leaves for packing in fitting)
+            }
             shapes = {
                 PACKED: ((rows, words), I32),
                 SCALE: ((rows, count), FLOATS),
@@ -163,32 +167,32 @@ class PackQuantized:
                 OPTIONAL[1]: ((columns,), I32),
             }
             parts = tuple(
-                PackedPart(f"{module}.{leaf}", *own)
-                for leaf, own in shapes.items()
+                PackedPart(f"{module}.{leaf}", *header_fields)
+                for leaf, header_fields in shapes.items()
                 if leaf not in OPTIONAL or leaf in needed or f"{module}.{leaf}" in stored
             )
-            own = (f"{module}.weight", (rows, columns), parts, bits, group)
-            yield PackedMatrix(*own, self.inputs)
+            fields = (f"{module}.weight", (rows, columns), parts, bits, group)
+            yield PackedMatrix(*fields, self.inputs)
 
     def _fitting(self, words: int, groups: int, known: int | None) -> list[Packing]:
-        """The settings that give a matrix of so many words a row, and so many columns if they are
-        `known`, so many groups; where none do, the first."""
+        """The settings with which a matrix of `words` words a row, and of `known` columns unless
+        that is None, has `groups` groups; where no settings do, the first."""
 
-        def fits(each: Packing) -> bool:
+        def fits(packing: Packing) -> bool:
             if known is None:
-                columns = words * WORD // each.bits
+                columns = words * WORD // packing.bits
             else:
                 columns = known
-            group = each.group or columns
-            return -(-columns * each.bits // WORD) == words and -(-columns // group) == groups
+            group = packing.group or columns
+            return -(-columns * packing.bits // WORD) == words and -(-columns // group) == groups
 
-        return [each for each in self.groupings if fits(each)] or [self.groupings[0]]
+        return [packing for packing in self.groupings if fits(packing)] or [self.groupings[0]]
 
 
 def _columns(name: str, stored: Mapping[str, Header]) -> int | None:
     """The columns that the shape in a file says; None where it cannot be read."""
-    found = stored.get(name)
-    if found is None or found.shape != (2,) or not isinstance(stored, Stored):
+    header = stored.get(name)
+    if header is None or header.shape != (2,) or not isinstance(stored, Stored):
         return None
     columns = int(stored.read(name)[1])
     if columns > 0:
@@ -198,50 +202,52 @@ def _columns(name: str, stored: Mapping[str, Header]) -> int | None:
 
 def read(groups: Mapping[str, Mapping[str, Any]]) -> PackQuantized:
     """The scheme of these groups, by their places in the configuration. Raises ConfigError."""
-    groupings = tuple(_grouping(where, given) for where, given in groups.items())
-    inputs = {where: read_inputs(where, given) for where, given in groups.items()}
+    groupings = tuple(_grouping(where, group) for where, group in groups.items())
+    inputs = {where: read_inputs(where, group) for where, group in groups.items()}
     if len(set(inputs.values())) > 1:  # sizes alone tell their matrices apart
         raise ConfigError(f"{next(iter(groups))} and others of its format round inputs differently")
     return PackQuantized(groupings, next(iter(inputs.values())))
 
 
-def read_inputs(where: str, given: Mapping[str, Any]) -> str | None:
+def read_inputs(where: str, group: Mapping[str, Any]) -> str | None:
     """The numbers of 8 bits that inputs of 4-bit weights are rounded to, None for none. Raises
     ConfigError."""
-    inputs = given.get("input_activations")
+    inputs = group.get("input_activations")
     if not inputs:
         return None
     if isinstance(inputs, dict):
         asked = inputs
     else:
         asked = {}
-    kind = asked.get("type", "int")
+    number_type = asked.get("type", "int")
     strategy = asked.get("strategy", "token")
     told = asked.get("num_bits"), asked.get("dynamic"), asked.get("symmetric", True)
-    four = given["weights"].get("num_bits") == 4
+    four = group["weights"].get("num_bits") == 4
     legal = told == (8, True, True) and strategy in STRATEGIES and four
-    if not legal or not isinstance(kind, str) or kind not in TYPES:
+    if not legal or not isinstance(number_type, str) or number_type not in TYPES:
         raise ConfigError(
             f"{where}.input_activations is {inputs!r:.160}; of 4-bit weights alone, inputs of 8 "
             "bits, symmetric and dynamic for each token, are read"
         )
-    return TYPES[kind]
+    return TYPES[number_type]
 
 
-def with_inputs(kind: WeightFormat | None, numbers: str | None) -> WeightFormat | None:
+def with_inputs(weight_format: WeightFormat | None, numbers: str | None) -> WeightFormat | None:
     """The format with inputs rounded to these numbers, None for no rounding."""
-    if kind is None or numbers is None:
-        return kind
-    return replace(kind, inputs="token", input_numbers=numbers)
+    if weight_format is None or numbers is None:
+        return weight_format
+    return replace(weight_format, inputs="token", input_numbers=numbers)
 
 
-def _grouping(where: str, given: Mapping[str, Any]) -> Packing:
-    weights = given["weights"]
+def _grouping(where: str, group: Mapping[str, Any]) -> Packing:
+    weights = group["weights"]
     bits, strategy, size = (weights.get(key) for key in ("num_bits", "strategy", "group_size"))
     if bits not in BITS or weights.get("type", "int") != "int":
         raise ConfigError(f"num_bits of {where} is {bits!r:.40}; integers of {bits_read(BITS)}")
     zero, index = OPTIONAL
-    leaves = (zero,) if weights.get("symmetric") is False else ()
+    leaves: tuple[str, ...] = ()
+    if weights.get("symmetric") is False:
+        leaves = (zero,)
     if strategy == "channel" and size in (None, -1):
         return Packing(bits, None, leaves=leaves)
     if strategy != "group" or type(size) is not int or size < 1:
@@ -249,7 +255,9 @@ def _grouping(where: str, given: Mapping[str, Any]) -> Packing:
             f"strategy and group_size of {where} are {strategy!r:.40} and {size!r:.40}; "
             "group with a positive integer, or channel, are read"
         )
-    return Packing(bits, size, leaves=(*leaves, index) if is_shuffled(weights) else leaves)
+    if is_shuffled(weights):
+        leaves = (*leaves, index)
+    return Packing(bits, size, leaves=leaves)
 
 
 def is_shuffled(weights: Mapping[str, Any]) -> bool:

@@ -28,11 +28,11 @@ def read_scheme(method: object, settings: Mapping[str, Any]) -> Scheme:
 
     Raises ConfigError for an unknown method and for settings that it cannot have.
     """
-    found = None
+    usual_name = None
     if isinstance(method, str):
-        found = common_name(method)
-    if found not in methods():
+        usual_name = common_name(method)
+    if usual_name not in methods():
         raise ConfigError(f"methods that are read are {', '.join(methods())}")
-    name = f"jaxllm.quantisation.schemes.{found.replace('-', '_')}"
+    name = f"jaxllm.quantisation.schemes.{usual_name.replace('-', '_')}"
     scheme: Scheme = importlib.import_module(name).read(settings)
     return scheme

@@ -88,31 +88,33 @@ class ScaledGroups:
         return None
 
     def tensors(self, stored: Mapping[str, Header]) -> Iterator[PackedTensor]:
-        for name, found in stored.items():
-            if not name.endswith(".weight") or len(found.shape) != 2:
+        for name, header in stored.items():
+            if not name.endswith(".weight") or len(header.shape) != 2:
                 continue
             group = self._group(modules(stored, name))
-            if found.dtype not in NUMBERS or group is None or found.dtype != group.dtype:
+            if header.dtype not in NUMBERS or group is None or header.dtype != group.dtype:
                 continue
             if isinstance(group, FourBits):
                 yield byte_matrix(name, stored, group.block[1], group.numbers, group.centred)
                 continue
             rows, columns = (
-                size or whole for size, whole in zip(group.block, found.shape, strict=True)
+                size or whole for size, whole in zip(group.block, header.shape, strict=True)
             )
             owner = name.removesuffix("weight")
-            given = None
+            input_scale = None
             if group.inputs == "given":
-                given = f"{owner}input_scale"
-            zero = f"{owner}weight_zero_point"
+                input_scale = f"{owner}input_scale"
+            zero: str | None = f"{owner}weight_zero_point"
+            if zero not in stored and group.centred:
+                zero = None
             grid = Grid(rows, columns, group.inputs)
             yield scaled_matrix(
                 name,
                 stored,
                 f"{owner}weight_scale",
                 grid,
-                given,
-                zero if zero in stored or not group.centred else None,
+                input_scale,
+                zero,
             )
 
     def _group(self, names: tuple[str, ...]) -> Group | None:
@@ -131,45 +133,45 @@ def _matches(target: str, module: str) -> bool:
 def read(groups: Mapping[str, Mapping[str, Any]]) -> ScaledGroups:
     """The scheme of these groups, by their places in the configuration, whose targets are checked.
     Raises ConfigError."""
-    return ScaledGroups(tuple(_group(where, given) for where, given in groups.items()))
+    return ScaledGroups(tuple(_group(where, group) for where, group in groups.items()))
 
 
 def read_exponents(groups: Mapping[str, Mapping[str, Any]]) -> ScaledGroups:
     """The same of "mxfp8-quantized", whose scales are exponents. Devices without tensor cores for
     such compute with inputs as they are. Raises ConfigError."""
-    return read({where: {**given, "input_activations": None} for where, given in groups.items()})
+    return read({where: {**group, "input_activations": None} for where, group in groups.items()})
 
 
-def _group(where: str, given: Mapping[str, Any]) -> Group:
+def _group(where: str, group: Mapping[str, Any]) -> Group:
     """One of `config_groups`. Raises ConfigError."""
-    weights = given["weights"]
-    targets = tuple(given["targets"])
-    kind = weights.get("type", "int")
+    weights = group["weights"]
+    targets = tuple(group["targets"])
+    number_type = weights.get("type", "int")
     block = _block(where, weights)
     if is_shuffled(weights):
         raise ConfigError(
             f"actorder of {where} is {weights.get('actorder')!r:.20}; weights in bytes are read "
             "with groups in order: false, static or weight"
         )
-    centred = kind != "int" or weights.get("symmetric") is not False
-    if (weights.get("num_bits"), kind) == (4, "int") and block[0] == 1:
-        numbers = read_inputs(where, given)
-        return FourBits(targets, TYPES[kind], block, "token", centred, numbers)
-    if not isinstance(kind, str) or kind not in TYPES or weights.get("num_bits") != 8:
+    centred = number_type != "int" or weights.get("symmetric") is not False
+    if (weights.get("num_bits"), number_type) == (4, "int") and block[0] == 1:
+        numbers = read_inputs(where, group)
+        return FourBits(targets, TYPES[number_type], block, "token", centred, numbers)
+    if not isinstance(number_type, str) or number_type not in TYPES or weights.get("num_bits") != 8:
         raise ConfigError(
-            f"{where} has weights of {weights.get('num_bits')!r:.20} bits, type {kind!r:.20}; "
-            f"8 bits, {' or '.join(TYPES)}, are read, and integers of 4 with scales of rows or of "
-            "groups"
+            f"{where} has weights of {weights.get('num_bits')!r:.20} bits, type "
+            f"{number_type!r:.20}; 8 bits, {' or '.join(TYPES)}, are read, and integers of 4 with "
+            "scales of rows or of groups"
         )
-    inputs = _inputs(where, given.get("input_activations"), kind)
-    return Group(targets, TYPES[kind], block, inputs, centred)
+    inputs = _inputs(where, group.get("input_activations"), number_type)
+    return Group(targets, TYPES[number_type], block, inputs, centred)
 
 
 def check_targets(where: str, targets: Any) -> None:
     """Raises ConfigError unless these are names and legal patterns."""
-    if not isinstance(targets, list) or not all(isinstance(each, str) for each in targets):
+    if not isinstance(targets, list) or not all(isinstance(target, str) for target in targets):
         raise ConfigError(f"{where} must be a list of names")
-    for target in (each for each in targets if each.startswith("re:")):
+    for target in (name for name in targets if name.startswith("re:")):
         try:
             re.compile(target.removeprefix("re:"))
         except re.error as error:
@@ -186,14 +188,14 @@ def _block(where: str, weights: Mapping[str, Any]) -> tuple[int, int]:
         "group": (1, size),
         "block": weights.get("block_structure"),
     }
-    found = sizes.get(strategy if isinstance(strategy, str) else "")
+    block = sizes.get(strategy if isinstance(strategy, str) else "")
     if (
-        isinstance(found, (list, tuple))
-        and len(found) == 2
-        and all(type(count) is int and count >= 0 for count in found)
-        and (strategy in ("tensor", "channel") or all(found))
+        isinstance(block, (list, tuple))
+        and len(block) == 2
+        and all(type(count) is int and count >= 0 for count in block)
+        and (strategy in ("tensor", "channel") or all(block))
     ):
-        return found[0], found[1]
+        return block[0], block[1]
     raise ConfigError(
         f"{where}.weights has the strategy {strategy!r:.40} with group_size {size!r:.20} and "
         f"block_structure {weights.get('block_structure')!r:.40}; one of {', '.join(STRATEGIES)} "
@@ -201,7 +203,7 @@ def _block(where: str, weights: Mapping[str, Any]) -> tuple[int, int]:
     )
 
 
-def _inputs(where: str, inputs: Any, kind: str) -> str:
+def _inputs(where: str, inputs: Any, number_type: str) -> str:
     """How inputs are rounded, from a group's input_activations."""
     if inputs is None:
         return "plain"
@@ -210,18 +212,18 @@ def _inputs(where: str, inputs: Any, kind: str) -> str:
     else:
         asked = {}
     strategy = asked.get("strategy", "tensor")
-    same = asked.get("type", "int") == kind
-    found = _roundings(asked, kind).get(strategy if isinstance(strategy, str) else "")
-    if asked.get("num_bits") != 8 or not same or found is None:
+    same = asked.get("type", "int") == number_type
+    rounding = _roundings(asked, number_type).get(strategy if isinstance(strategy, str) else "")
+    if asked.get("num_bits") != 8 or not same or rounding is None:
         raise ConfigError(
             f"{where}.input_activations is {inputs!r:.160}; 8 bits of the weights' type are read, "
             "symmetric, dynamic for each token or group, or static for a tensor; integers with "
             "zero points, dynamic for each token"
         )
-    return found
+    return rounding
 
 
-def _roundings(asked: Mapping[str, Any], kind: str) -> Mapping[str, str]:
+def _roundings(asked: Mapping[str, Any], number_type: str) -> Mapping[str, str]:
     """How inputs with these settings are rounded, by their strategy."""
     dynamic = asked.get("dynamic", False)
     symmetric = asked.get("symmetric", True)
@@ -231,6 +233,6 @@ def _roundings(asked: Mapping[str, Any], kind: str) -> Mapping[str, str]:
         if dynamic is False:
             return {"tensor": "given"}
         return {}
-    if dynamic is True and symmetric is False and kind == "int":
+    if dynamic is True and symmetric is False and number_type == "int":
         return SHIFTED
     return {}

@@ -55,7 +55,7 @@ def modules(stored: Mapping[str, Header], name: str) -> tuple[str, ...]:
         spelled = stored.spellings(name)
     else:
         spelled = (name,)
-    return tuple(each.rpartition(".")[0] for each in spelled)
+    return tuple(spelling.rpartition(".")[0] for spelling in spelled)
 
 
 @dataclass(frozen=True)
@@ -89,7 +89,8 @@ class PackedTensor(ABC):
 
     @property
     def format(self) -> WeightFormat | None:
-        """What a linear map can hold this in, as `leaves`; None: in plain numbers alone."""
+        """The format in which a linear map can hold the tensor, as `leaves`; None where it is held
+        in plain numbers alone."""
         return None
 
     def leaves(self) -> tuple[PackedTensor, ...]:
@@ -117,18 +118,18 @@ class Scheme(Protocol):
 
     @property
     def method(self) -> str:
-        """What `--quantization` and configurations call it."""
+        """The name that `--quantization` and configurations have for the scheme."""
 
     @property
     def title(self) -> str:
-        """What operators read."""
+        """The scheme in words, for operators."""
 
     def tensors(self, stored: Mapping[str, Header]) -> Iterator[PackedTensor]:
-        """Those of the `stored` tensors that are packed, as their shapes should be."""
+        """The packed tensors among the `stored` ones, with the shapes that they should have."""
 
     def usual(self, shape: tuple[int, ...]) -> WeightFormat | None:
-        """What a plain tensor of this shape is held in, for random weights; None where types and
-        names of stored tensors say it, or where such tensors are plain."""
+        """The format in which a plain tensor of this shape is held, for random weights; None where
+        types and names of stored tensors say it, or where such tensors are plain."""
 
 
 def check_scales(part: PackedPart, scales: np.ndarray) -> None:

@@ -66,7 +66,11 @@ class WeightFormat:
             "given": "inputs with the checkpoint's scale",
             "shifted": "inputs with scales and zero points of tokens",
         }
-        own = {SYMMETRIC: "scales", ZEROS: "scales and zero points", OFFSETS: "scales and offsets"}
+        group_numbers = {
+            SYMMETRIC: "scales",
+            ZEROS: "scales and zero points",
+            OFFSETS: "scales and offsets",
+        }
         order = " in an order of their own"
         if self.ordered:
             order = ""
@@ -76,8 +80,9 @@ class WeightFormat:
         of = ""
         if self.input_numbers is not None:
             of = f" in {self.input_numbers}"
-        given = inputs[self.inputs].replace("inputs", f"inputs{of}")
-        return f"{self.numbers} with {own[self.form]} of {scales}{order}, {given}{bound}"
+        input_words = inputs[self.inputs].replace("inputs", f"inputs{of}")
+        weights = f"{self.numbers} with {group_numbers[self.form]} of {scales}{order}"
+        return f"{weights}, {input_words}{bound}"
 
 
 # What `--quantization` makes of plain weights while they are loaded

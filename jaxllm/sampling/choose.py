@@ -41,4 +41,4 @@ def needs(params: SamplingParams) -> int:
 
 def sampler_of(needs: Set[int]) -> Sampler:
     """The cheapest sampler for a batch, from the distinct `needs` of its requests."""
-    return Sampler(max((each % LOGPROBS for each in needs), default=0))
+    return Sampler(max((need % LOGPROBS for need in needs), default=0))

@@ -28,15 +28,15 @@ def generation_config(directory: str | Path) -> dict[str, Any]:
     return {}
 
 
-def sampling_defaults(found: Mapping[str, Any]) -> dict[str, Any]:
+def sampling_defaults(settings: Mapping[str, Any]) -> dict[str, Any]:
     """The sampling options of a generation_config.json, without illegal or unsupported values,
     which are logged."""
     defaults: dict[str, Any] = {}
     for name in GENERATION_OPTIONS:
-        if found.get(name) is None:
+        if settings.get(name) is None:
             continue
         try:
-            defaults[name] = getattr(SamplingParams(**{name: found[name]}), name)
+            defaults[name] = getattr(SamplingParams(**{name: settings[name]}), name)
         except OptionError as error:
             logger.warning("generation_config.json: %s; this default is not used", error)
     return defaults

@@ -73,12 +73,12 @@ def largest(x_BV: Array, count: int) -> tuple[Array, Array]:
 def _by_rank(x_BM: Array, count: int) -> tuple[Array, Array]:
     """`largest` by ranks: a number's rank is how many come before it."""
     place_M = jnp.arange(x_BM.shape[1], dtype=jnp.int32)
-    one = x_BM[:, :, None]
-    other = x_BM[:, None, :]
-    ahead_BMM = (other > one) | ((other == one) & (place_M < place_M[:, None]))
+    x_BM1 = x_BM[:, :, None]
+    x_B1M = x_BM[:, None, :]
+    ahead_BMM = (x_B1M > x_BM1) | ((x_B1M == x_BM1) & (place_M < place_M[:, None]))
     rank_BM = ahead_BMM.sum(axis=2, dtype=jnp.int32)
     here_BNM = rank_BM[:, None, :] == jnp.arange(count, dtype=jnp.int32)[:, None]
-    values_BN = jnp.where(here_BNM, other, 0.0).sum(axis=2)
+    values_BN = jnp.where(here_BNM, x_B1M, 0.0).sum(axis=2)
     return values_BN, jnp.where(here_BNM, place_M, 0).sum(axis=2, dtype=jnp.int32)
 
 

@@ -36,13 +36,13 @@ WITH_BEAMS = frozenset(
 )
 
 
-def option(kind: str, default: Any, doc: str, **row: Any) -> Any:
+def option(form: str, default: Any, doc: str, **row: Any) -> Any:
     """A dataclass field that carries its entry of the table."""
     row.setdefault("neutral", (default,))
     return field(
         default=default,
         metadata={
-            "option": Option(kind, doc, nullable=row.pop("nullable", default is None), **row)
+            "option": Option(form, doc, nullable=row.pop("nullable", default is None), **row)
         },
     )
 

@@ -36,27 +36,27 @@ class Processor:
 
     @property
     def width(self) -> int:
-        """How many columns it has."""
+        """The number of columns that the processor takes: whether it runs, and its arguments."""
         return 1 + sum(length_of(default) for _, default in self.defaults)
 
 
 def processors_of(functions: Sequence[Function]) -> tuple[Processor, ...]:
     """The processors of an engine, untraced. Raises ConfigError on an unnamed function, two of one
     name, or a default that is no number."""
-    found: list[Processor] = []
+    processors: list[Processor] = []
     for function in functions:
         name = getattr(function, "__name__", None)
         if not callable(function) or not isinstance(name, str):
             raise ConfigError(
                 f"logits_processors must hold functions with names, got {type(function).__name__}"
             )
-        if any(name == other.name for other in found):
+        if any(name == processor.name for processor in processors):
             raise ConfigError(f"logits_processors holds two functions named {name}")
         start = 0
-        if found:
-            start = found[-1].start + found[-1].width
-        found.append(Processor(name, function, _defaults(name, function), start))
-    return tuple(found)
+        if processors:
+            start = processors[-1].start + processors[-1].width
+        processors.append(Processor(name, function, _defaults(name, function), start))
+    return tuple(processors)
 
 
 def custom_width(processors: Sequence[Processor]) -> int:
@@ -86,7 +86,7 @@ def length_of(default: Default) -> int:
 
 
 def _defaults(name: str, function: Function) -> tuple[tuple[str, Default], ...]:
-    found = []
+    defaults = []
     for parameter in inspect.signature(function).parameters.values():
         if parameter.kind is not inspect.Parameter.KEYWORD_ONLY:
             continue
@@ -102,5 +102,5 @@ def _defaults(name: str, function: Function) -> tuple[tuple[str, Default], ...]:
                 f"{name} of logits_processors: the default of {parameter.name} must be a number "
                 "or a tuple of numbers"
             )
-        found.append((parameter.name, default))
-    return tuple(found)
+        defaults.append((parameter.name, default))
+    return tuple(defaults)

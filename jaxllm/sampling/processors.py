@@ -49,15 +49,15 @@ def apply_processor(
     processor: Processor, logits_SV: Array, state: ProcessorState, custom_SC: Array
 ) -> Array:
     """`logits_SV` after a processor, in rows of `custom_SC` that enable it."""
-    at = processor.start + 1
+    column = processor.start + 1
     arguments = {}
     for name, default in processor.defaults:
         length = length_of(default)
         if isinstance(default, tuple):
-            arguments[name] = custom_SC[:, at : at + length]
+            arguments[name] = custom_SC[:, column : column + length]
         else:
-            arguments[name] = custom_SC[:, at]
-        at += length
+            arguments[name] = custom_SC[:, column]
+        column += length
     found_SV = processor.function(logits_SV, state, **arguments)
     return jnp.where(custom_SC[:, processor.start, None] != 0, found_SV, logits_SV)
 
@@ -65,10 +65,10 @@ def apply_processor(
 def read_processors(functions: Sequence[Function], vocab_size: int) -> tuple[Processor, ...]:
     """The processors of an engine. Raises ConfigError where a function does not map logits and
     state to logits."""
-    found = processors_of(functions)
-    for processor in found:
+    processors = processors_of(functions)
+    for processor in processors:
         _trace(processor, vocab_size)
-    return found
+    return processors
 
 
 def _trace(processor: Processor, vocab_size: int) -> None:
@@ -81,16 +81,16 @@ def _trace(processor: Processor, vocab_size: int) -> None:
     state = ProcessorState(shape((rows, vocab_size), jnp.uint16), words, ints, ints)
     custom = shape((rows, processor.start + processor.width), jnp.float32)
     try:
-        found = jax.eval_shape(
-            lambda *given: apply_processor(processor, *given), logits, state, custom
+        traced = jax.eval_shape(
+            lambda *arguments: apply_processor(processor, *arguments), logits, state, custom
         )
     except Exception as error:
         raise ConfigError(
             f"{processor.name} of logits_processors cannot be traced: "
             f"{type(error).__name__}: {error}"
         ) from error
-    if (found.shape, found.dtype) != (logits.shape, logits.dtype):
+    if (traced.shape, traced.dtype) != (logits.shape, logits.dtype):
         raise ConfigError(
-            f"{processor.name} of logits_processors makes {found.dtype}{list(found.shape)} of "
+            f"{processor.name} of logits_processors makes {traced.dtype}{list(traced.shape)} of "
             f"{logits.dtype}{list(logits.shape)}; it must keep shape and dtype"
         )

@@ -37,13 +37,13 @@ class SplitVocabulary:
         own_RV = lax.all_to_all(logits_BW, self.group.axis, split_axis=0, concat_axis=1, tiled=True)
         share = count // self.group.devices
         first = lax.axis_index(self.group.axis) * share
-        own = jax.tree.map(lambda x: lax.dynamic_slice_in_dim(x, first, share), rows)
+        local = jax.tree.map(lambda x: lax.dynamic_slice_in_dim(x, first, share), rows)
         return lax.all_gather(
-            whole.sample(own_RV, own, sampler, backend), self.group.axis, tiled=True
+            whole.sample(own_RV, local, sampler, backend), self.group.axis, tiled=True
         )
 
     def _best(self, logits_BW: Array) -> Array:
-        """Of equal logits the first."""
+        """int32 `token_B`, the tokens with the largest logits; of equal logits the first."""
         first = lax.axis_index(self.group.axis) * logits_BW.shape[1]
         place_B = first + jnp.argmax(logits_BW, axis=-1).astype(jnp.int32)
         # XLA's maximum on the CPU loses NaN in long rows

@@ -55,7 +55,7 @@ class Option:
     """One entry of the table.
 
     Attributes:
-        kind: float, int, bool, strings (or one), texts (strings in a list), ints, biases (token
+        form: float, int, bool, strings (or one), texts (strings in a list), ints, biases (token
             ids with numbers), processors, arguments, structure (grammar.structure) or stopping
             (true, false or "never").
         low: the least number; excluded with `open_low`.
@@ -67,7 +67,7 @@ class Option:
         column: where programs read it, if it is one number.
     """
 
-    kind: str
+    form: str
     doc: str
     low: float | None = None
     high: float | None = None
@@ -82,7 +82,7 @@ class Option:
 
 def legal(row: Option) -> str:
     """The legal values of one option, in words."""
-    if row.kind == "biases":
+    if row.form == "biases":
         return f"{row.low:g} to {row.high:g}, up to {row.max_items}"
     if row.low is not None and row.high is not None:
         if row.high >= 2**31 - 1:
@@ -98,16 +98,16 @@ def legal(row: Option) -> str:
         return ", ".join(
             [low + (f", ≤ {high}" if high else ""), *(f"or {value}" for value in row.also)]
         )
-    if row.kind == "structure":
+    if row.form == "structure":
         return "one of " + ", ".join(KINDS)
-    if row.kind in ("strings", "texts", "ints", "processors", "arguments"):
+    if row.form in ("strings", "texts", "ints", "processors", "arguments"):
         return f"up to {row.max_items}"
-    return {"bool": "true, false", "stopping": "true, false, never"}.get(row.kind, row.kind)
+    return {"bool": "true, false", "stopping": "true, false, never"}.get(row.form, row.form)
 
 
 def checked(name: str, row: Option, value: Any) -> Any:
     """`value`, which is not None, with Python's own numbers and lists. Raises `OptionError`."""
-    return _CHECKS[row.kind](name, row, value)
+    return _CHECKS[row.form](name, row, value)
 
 
 def _number(value: Any) -> int | float | None:
@@ -127,9 +127,9 @@ def _truth(value: Any) -> bool | None:
     """True or false as Python's own; None for anything else, such as 1 and "true"."""
     if isinstance(value, bool):
         return value
-    kind = getattr(getattr(value, "dtype", None), "kind", None)
+    dtype_kind = getattr(getattr(value, "dtype", None), "kind", None)
     ndim = getattr(value, "ndim", None)
-    if kind == "b" and ndim == 0:
+    if dtype_kind == "b" and ndim == 0:
         return bool(value)
     return None
 
@@ -217,7 +217,7 @@ def _strings(name: str, row: Option, value: Any) -> Any:
     if items is None or not all(isinstance(x, str) for x in items):
         raise OptionError(
             name,
-            f"{name} must be a {'string or a ' if row.kind == 'strings' else ''}list of strings",
+            f"{name} must be a {'string or a ' if row.form == 'strings' else ''}list of strings",
         )
     for text in items:
         if not text or len(text) > MAX_STOP_CHARS:
@@ -241,12 +241,12 @@ def _structure(name: str, row: Option, value: Any) -> StructuredOutputsParams:
 def _texts(name: str, row: Option, value: Any) -> Any:
     if isinstance(value, str) or _items(value) is None:
         raise OptionError(name, f"{name} must be a list of strings, got {type(value).__name__}")
-    found = _strings(name, row, value)
-    if (chars := sum(map(len, found))) > MAX_BAD_WORD_CHARS:
+    texts = _strings(name, row, value)
+    if (chars := sum(map(len, texts))) > MAX_BAD_WORD_CHARS:
         raise OptionError(
             name, f"{name} takes at most {MAX_BAD_WORD_CHARS} characters together, got {chars}"
         )
-    return found
+    return texts
 
 
 def _ints(name: str, row: Option, value: Any) -> list[int]:
@@ -321,7 +321,7 @@ def _arguments(name: str, row: Option, value: Any) -> dict[str, Any]:
         raise OptionError(name, f"{name} must map names to numbers or lists of numbers")
     if len(value) > row.max_items:
         raise OptionError(name, f"{name} takes at most {row.max_items} arguments, got {len(value)}")
-    return {key: _argument(name, key, given) for key, given in value.items()}
+    return {key: _argument(name, key, argument) for key, argument in value.items()}
 
 
 def _argument(name: str, key: str, value: Any) -> Any:

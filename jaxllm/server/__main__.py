@@ -71,20 +71,20 @@ def run(models: list[Options], command: tuple[str, ...] | None = None) -> int:
     log = ("--log-format", options.log_format, "--log-level", options.log_level)
     command = command or (*ENGINE_COMMAND, *log)
     if options.config.node_rank:
-        (own,) = engine_launches(options, find_model(options))
-        return follow(own.config, own.command(command))
-    for each in models:
-        check_generation_config(each.generation_config)
-        if each.chat_template is not None:
-            template_text(each.chat_template)
+        (launch,) = engine_launches(options, find_model(options))
+        return follow(launch.config, launch.command(command))
+    for model in models:
+        check_generation_config(model.generation_config)
+        if model.chat_template is not None:
+            template_text(model.chat_template)
     with bound(options.host, options.port, options.uds) as sock:
-        found = [(each, find_model(each)) for each in models]
+        checkpoints = [(model, find_model(model)) for model in models]
         logger = logging.getLogger("jaxllm.server")
-        for each in models:
-            logger.info("options: %s", each.given or "all defaults")
-        for notice in dict.fromkeys(notice for each in models for notice in each.notices):
+        for model in models:
+            logger.info("options: %s", model.summary or "all defaults")
+        for notice in dict.fromkeys(notice for model in models for notice in model.notices):
             logger.warning("%s", notice)
-        return asyncio.run(serve(found, sock, command), loop_factory=new_event_loop)
+        return asyncio.run(serve(checkpoints, sock, command), loop_factory=new_event_loop)
 
 
 if __name__ == "__main__":

@@ -86,8 +86,8 @@ class Routes:
 
     async def health(self, request: Request) -> Response:
         """200 while the engine is idle or makes progress, else 503. Answered without the engine."""
-        found = health(self._state)
-        return Json(found, 200 if found["status"] == "ok" else 503)
+        report = health(self._state)
+        return Json(report, 200 if report["status"] == "ok" else 503)
 
     async def ready(self, request: Request) -> Response:
         """200 while new requests are accepted, else 503."""

@@ -105,25 +105,26 @@ class ByModel:
         return name
 
     def _metrics(self) -> Response:
-        metrics = [each for state in self._states for each in state.metrics]
+        metrics = [metric for state in self._states for metric in state.metrics]
         return Response(exposition(metrics), media_type=CONTENT_TYPE_LATEST)
 
     def _health(self) -> Response:
         """200 while a model serves: one that fails does not end the others."""
-        found = {state.settings.served[0]: health(state) for state in self._states}
-        found |= {name: {"status": "dead"} for name in self._missing.values()}
-        serves = any(each["status"] == "ok" for each in found.values())
-        return Json({"status": "ok" if serves else "dead", "models": found}, 200 if serves else 503)
+        reports = {state.settings.served[0]: health(state) for state in self._states}
+        reports |= {name: {"status": "dead"} for name in self._missing.values()}
+        serves = any(report["status"] == "ok" for report in reports.values())
+        if serves:
+            return Json({"status": "ok", "models": reports}, 200)
+        return Json({"status": "dead", "models": reports}, 503)
 
     def _ready(self) -> Response:
         """200 while a model accepts requests."""
-        found = {state.settings.served[0]: readiness(state) for state in self._states}
-        found |= dict.fromkeys(self._missing.values(), "dead")
-        ready = "ready" in found.values()
-        status = "ready"
-        if not ready:
-            status = found[self._states[0].settings.served[0]]
-        return Json({"status": status, "models": found}, 200 if ready else 503)
+        statuses = {state.settings.served[0]: readiness(state) for state in self._states}
+        statuses |= dict.fromkeys(self._missing.values(), "dead")
+        if "ready" in statuses.values():
+            return Json({"status": "ready", "models": statuses}, 200)
+        status = statuses[self._states[0].settings.served[0]]
+        return Json({"status": status, "models": statuses}, 503)
 
     def _load(self) -> Response:
         return Json({"server_load": sum(state.active for state in self._states)})

@@ -77,9 +77,12 @@ class Endpoint:
     ) -> Stream:
         """Send requests to the engine; their stream fails when the client goes."""
         stream = self._state.client.submit(requests)
-        gone.add_done_callback(
-            lambda _: stream.fail(ClientGone()) if not gone.cancelled() else None
-        )
+
+        def fail_stream(_: asyncio.Future[None]) -> None:
+            if not gone.cancelled():
+                stream.fail(ClientGone())
+
+        gone.add_done_callback(fail_stream)
         return stream
 
 

@@ -62,7 +62,9 @@ class Generate(Endpoint):
         requests, spec, structure = await unless_gone(gone, self._prepare(id, request))
         reply = self.new_reply(id, request, spec)
         if self._state.settings.log_requests:
-            lengths = [len(one.prompt.tokens) for one in requests[:MAX_LOGGED]]
+            lengths = [
+                len(engine_request.prompt.tokens) for engine_request in requests[:MAX_LOGGED]
+            ]
             logger.info(
                 "%s: %d prompts of %s tokens%s",
                 reply.id,
@@ -244,10 +246,10 @@ class Completions(Generate):
             return spec
         params = request.generation.params
         whole = params.truncate_prompt_tokens is None
-        given = zip(request.prompts, prompts, strict=True)
+        pairs = zip(request.prompts, prompts, strict=True)
         texts = [
             prompt if whole and isinstance(prompt, str) else self._state.decode_prompt(ids)
-            for prompt, ids in given
+            for prompt, ids in pairs
         ]
         top = count_logprobs(params, "logprobs", self._state.resolved)
         return replace(spec, texts=texts, logprobs=top, generates=request.generates)
@@ -271,8 +273,8 @@ class Chat(Generate):
 
     def prompt_end(self, request: ChatRequest, prompts: list[list[int]]) -> str:
         """The end of the one prompt; for a continued message, its last marker of reasoning."""
-        found = continued_marker(request.conversation, self._state.formats)
-        return found or self._state.decode_prompt(prompts[0][-PROMPT_END:])
+        marker = continued_marker(request.conversation, self._state.formats)
+        return marker or self._state.decode_prompt(prompts[0][-PROMPT_END:])
 
     def structure(self, request: ChatRequest, prompt_end: str) -> Structure | None:
         """See `answer_structure`. Where the template shows one call of a message, the grammar of
@@ -320,9 +322,14 @@ class Chat(Generate):
 
 def log_cached(reply: Reply) -> None:
     """Log how much of each prompt was in the prefix cache, and why no more was."""
-    found = reply.cached()[:MAX_LOGGED]
-    texts = [f"{count} tokens cached" + (f", then {why}" if why else "") for count, why in found]
-    counts, reasons = zip(*found, strict=True)
+    cached = reply.cached()[:MAX_LOGGED]
+    texts = []
+    for count, why in cached:
+        text = f"{count} tokens cached"
+        if why:
+            text += f", then {why}"
+        texts.append(text)
+    counts, reasons = zip(*cached, strict=True)
     fields = {"cached_tokens": counts, "prefix_misses": reasons}
     logger.info("%s: %s", reply.id, "; ".join(texts), extra={"fields": fields})
 
@@ -355,12 +362,11 @@ async def send_whole(stream: Stream, reply: Reply, send: Any) -> None:
     while not stream.done:
         for prompt, delta in await stream.next_deltas():
             reply.add_delta(prompt, delta)
-    await send_json(
-        await asyncio.to_thread(lambda: orjson.dumps(reply.full_reply()))
-        if reply.large
-        else orjson.dumps(reply.full_reply()),
-        send,
-    )
+    if reply.large:
+        body = await asyncio.to_thread(lambda: orjson.dumps(reply.full_reply()))
+    else:
+        body = orjson.dumps(reply.full_reply())
+    await send_json(body, send)
 
 
 def of_whole_lines(events: bytes) -> bytes:

@@ -231,7 +231,9 @@ class Metrics(Observer, Collector):
         name = "vllm:request_success"
         help = "Finished choices."
         yield self._family(CounterMetricFamily, name, help, finished, "finished_reason")
-        states = [((name,), float(stats.sleep_level == at)) for at, name in enumerate(SLEEP_STATES)]
+        states = [
+            ((name,), float(stats.sleep_level == level)) for level, name in enumerate(SLEEP_STATES)
+        ]
         name = "vllm:engine_sleep_state"
         help = "Whether the engine sleeps, and how deeply."
         yield self._family(GaugeMetricFamily, name, help, states, "sleep_state")
@@ -261,10 +263,10 @@ class Metrics(Observer, Collector):
             "vllm:lora_requests_info", "adapters in use", NO_ADAPTERS, math.floor(time.time())
         )
 
-    def _info(self, name: str, what: str, labels: dict[str, str], value: float = 1) -> Metric:
+    def _info(self, name: str, meaning: str, labels: dict[str, str], value: float = 1) -> Metric:
         """A metric that tells by its labels."""
         values = [(tuple(labels.values()), value)]
-        return self._family(GaugeMetricFamily, name, f"The labels say {what}.", values, *labels)
+        return self._family(GaugeMetricFamily, name, f"The labels say {meaning}.", values, *labels)
 
     def _histogram(
         self, name: str, help: str, buckets: list[tuple[str, float]], sum: float
@@ -275,14 +277,14 @@ class Metrics(Observer, Collector):
 
     def _family(
         self,
-        kind: type[GaugeMetricFamily | CounterMetricFamily],
+        family_type: type[GaugeMetricFamily | CounterMetricFamily],
         name: str,
         help: str,
         values: Iterable[tuple[tuple[str, ...], float]],
         *labels: str,
     ) -> Metric:
         """A metric with its values by the values of `labels`."""
-        family = kind(name, help, labels=[*LABELS, *labels])
+        family = family_type(name, help, labels=[*LABELS, *labels])
         for label_values, value in values:
             family.add_metric([*self._labels, *label_values], value)
         return family
@@ -342,15 +344,15 @@ def load_metrics(engines: Sequence[EngineStats]) -> dict[str, float]:
 def durations(times: RequestTimes, generated: int) -> dict[str, float]:
     """Seconds of each part of a choice's life, by metric."""
     decode = max(0.0, times.last_token - times.first_token)
-    found = {
+    seconds = {
         "vllm:request_queue_time_seconds": max(0.0, times.scheduled - times.arrival),
         "vllm:request_prefill_time_seconds": max(0.0, times.first_token - times.scheduled),
         "vllm:request_decode_time_seconds": decode,
         "vllm:request_inference_time_seconds": max(0.0, times.last_token - times.scheduled),
     }
     if generated > 1:
-        found["vllm:request_time_per_output_token_seconds"] = decode / (generated - 1)
-    return found
+        seconds["vllm:request_time_per_output_token_seconds"] = decode / (generated - 1)
+    return seconds
 
 
 def one_two_five(limit: int) -> tuple[float, ...]:

@@ -22,25 +22,25 @@ class Render(Generate):
 
     async def _run(self, request: Any, gone: asyncio.Future[None], send: Any) -> None:
         requests, *_ = await unless_gone(gone, self._prepare(secrets.token_hex(16), request))
-        bodies = [self.rendered(request, one) for one in requests]
+        bodies = [self.rendered(request, engine_request) for engine_request in requests]
         # Biases are by token id
         body = orjson.dumps(self.shape(bodies), option=orjson.OPT_NON_STR_KEYS)
         await send_json(body, send)
 
-    def rendered(self, request: Any, one: GenerateRequest) -> dict[str, Any]:
+    def rendered(self, request: Any, engine_request: GenerateRequest) -> dict[str, Any]:
         """One prompt, with the options that differ from their defaults."""
         changed = {
             name: value
             for name in WIRE_OPTIONS
-            if (value := getattr(one.params, name)) != default_of(name)
+            if (value := getattr(engine_request.params, name)) != default_of(name)
         }
         return {
-            "request_id": self.reply.prefix + one.id,
-            "token_ids": one.prompt.tokens,
+            "request_id": self.reply.prefix + engine_request.id,
+            "token_ids": engine_request.prompt.tokens,
             "model": request.generation.model,
             "sampling_params": changed,
             "stream": request.generation.streaming.enabled,
-            "cache_salt": one.cache_salt,
+            "cache_salt": engine_request.cache_salt,
         }
 
     def shape(self, bodies: list[dict[str, Any]]) -> Any:

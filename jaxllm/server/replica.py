@@ -78,10 +78,10 @@ class ReplicaRoutes:
         reached = host if port is not None else None  # a Unix socket has none
         count = len(self._state.client.clients)
         if count > 1:
-            each = [events.of_engine(number) for number in range(count)]
+            engine_events = [events.of_engine(number) for number in range(count)]
         else:
-            each = [events]
-        return Json([source(one, reached) for one in each])
+            engine_events = [events]
+        return Json([source(settings, reached) for settings in engine_events])
 
     def _check_model(self, request: Request) -> None:
         """Raise ApiError when the query names a model that is not served."""
@@ -110,18 +110,18 @@ def reachable(address: str, host: str | None) -> str:
 def health(server_state: ServerState) -> dict[str, Any]:
     """`status` is "ok" while every engine is idle or makes progress, else what the first other one
     does; of several engines each is listed. Known without the engines."""
-    found = [
+    engines = [
         engine_health(client, server_state.settings.stall_seconds)
         for client in server_state.client.clients
     ]
-    if len(found) == 1:
-        return found[0]
+    if len(engines) == 1:
+        return engines[0]
     return {
-        "status": next((each["status"] for each in found if each["status"] != "ok"), "ok"),
-        "running": sum(each["running"] for each in found),
-        "waiting": sum(each["waiting"] for each in found),
-        "last_step_age_s": max(each["last_step_age_s"] for each in found),
-        "engines": found,
+        "status": next((engine["status"] for engine in engines if engine["status"] != "ok"), "ok"),
+        "running": sum(engine["running"] for engine in engines),
+        "waiting": sum(engine["waiting"] for engine in engines),
+        "last_step_age_s": max(engine["last_step_age_s"] for engine in engines),
+        "engines": engines,
     }
 
 

@@ -191,7 +191,7 @@ def attributes(entry: InFlight, trace: _Trace, model: str) -> dict[str, Any]:
     request = entry.request
     generated = sum(entry.tokens.values())
     prompt: Sequence[int] = request.prompt.tokens
-    found: dict[str, Any] = {
+    fields: dict[str, Any] = {
         "gen_ai.operation.name": (
             "embeddings" if isinstance(request, PoolingRequest) else "text_completion"
         ),
@@ -207,10 +207,10 @@ def attributes(entry: InFlight, trace: _Trace, model: str) -> dict[str, Any]:
     }
     for name in OPTIONS:
         if (value := getattr(request.params, name, None)) is not None:
-            found[f"gen_ai.request.{name}"] = value
+            fields[f"gen_ai.request.{name}"] = value
     if trace.first_token is not None:
-        found["gen_ai.latency.time_to_first_token"] = trace.first_token
+        fields["gen_ai.latency.time_to_first_token"] = trace.first_token
     if trace.times is not None:
         seconds = durations(trace.times, generated)
-        found |= {name: seconds[metric] for metric, name in LATENCIES.items()}
-    return found
+        fields |= {name: seconds[metric] for metric, name in LATENCIES.items()}
+    return fields

@@ -180,7 +180,10 @@ def joined(contents: Sequence[Any]) -> Any:
     for content in contents:
         if parts:
             parts.append({"type": "text", "text": "\n\n"})
-        parts += [{"type": "text", "text": content}] if isinstance(content, str) else content
+        if isinstance(content, str):
+            parts.append({"type": "text", "text": content})
+        else:
+            parts += content
     return parts
 
 

@@ -77,7 +77,7 @@ class TemplateTraits:
 
     @classmethod
     def from_json(cls, members: dict[str, Any]) -> TemplateTraits:
-        """Those that `as_json` wrote."""
+        """The traits that `as_json` wrote."""
         return cls(**(members | {"contents": tuple(members["contents"])}))
 
     def as_json(self) -> dict[str, Any]:
@@ -122,11 +122,14 @@ class TemplateTraits:
             "apart": "in a message of its own",
             "dropped": "left out",
         }
+        calls = "one"
+        if self.several_calls:
+            calls = "several"
         rows = [
             ("arguments of calls", forms[self.objects, self.texts]),
             ("content beside calls alone", " or ".join(words[form] for form in self.contents)),
             ("text before calls", beside[self.beside_calls]),
-            ("calls of a message", "several" if self.several_calls else "one"),
+            ("calls of a message", calls),
         ]
         if not self.any_values:
             rows.append(("values of arguments", "made into text"))

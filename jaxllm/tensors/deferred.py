@@ -32,14 +32,17 @@ class Deferred:
     def __getitem__(self, index: int | slice | tuple[slice, ...]) -> Deferred:
         """The slices have step 1."""
         if isinstance(index, int):
-            own = (index, index + 1)
-            return Deferred(self.shape[1:], lambda bounds: self.read((own, *bounds))[0])
+            entry = (index, index + 1)
+            return Deferred(self.shape[1:], lambda bounds: self.read((entry, *bounds))[0])
         if isinstance(index, tuple):
-            given = index
+            leading = index
         else:
-            given = (index,)
-        slices = given + (slice(None),) * (len(self.shape) - len(given))
-        cut = [own.indices(size)[:2] for own, size in zip(slices, self.shape, strict=True)]
+            leading = (index,)
+        slices = leading + (slice(None),) * (len(self.shape) - len(leading))
+        cut = [
+            axis_slice.indices(size)[:2]
+            for axis_slice, size in zip(slices, self.shape, strict=True)
+        ]
 
         def read(bounds: Bounds) -> np.ndarray:
             moved = zip(cut, bounds, strict=True)
@@ -52,21 +55,21 @@ class Deferred:
     def astype(self, dtype: Any) -> np.ndarray:
         return np.asarray(self).astype(dtype)
 
-    def swapaxes(self, one: int, other: int) -> Deferred:
+    def swapaxes(self, first: int, second: int) -> Deferred:
         order = list(range(len(self.shape)))
-        order[one], order[other] = order[other], order[one]
+        order[first], order[second] = order[second], order[first]
 
         def read(bounds: Bounds) -> np.ndarray:
-            return self.read(tuple(bounds[axis] for axis in order)).swapaxes(one, other)
+            return self.read(tuple(bounds[axis] for axis in order)).swapaxes(first, second)
 
         return Deferred(tuple(self.shape[axis] for axis in order), read)
 
     def take(self, indices: np.ndarray, axis: int) -> Deferred:
         def read(bounds: Bounds) -> np.ndarray:
-            own = indices[slice(*bounds[axis])]
-            first, last = (own.min(), own.max() + 1) if own.size else (0, 0)
+            taken = indices[slice(*bounds[axis])]
+            first, last = (taken.min(), taken.max() + 1) if taken.size else (0, 0)
             block = self.read((*bounds[:axis], (int(first), int(last)), *bounds[axis + 1 :]))
-            return block.take(own - first, axis)
+            return block.take(taken - first, axis)
 
         return Deferred((*self.shape[:axis], len(indices), *self.shape[axis + 1 :]), read)
 
@@ -85,7 +88,7 @@ class Deferred:
                     taken.append(entries)
                 else:
                     seen = shape[after]
-                    inside = [slice(*own) for own in bounds[after]]
+                    inside = [slice(*bound) for bound in bounds[after]]
                     taken += [(0, size) for size in self.shape[before]]
                 sizes += seen
                 index += inside
@@ -95,34 +98,36 @@ class Deferred:
 
 
 def _runs(old: tuple[int, ...], new: tuple[int, ...]) -> Iterator[tuple[slice, slice]]:
-    """Axes of two shapes that hold the same entries, as few at a time as possible."""
-    at = to = 0
-    while at < len(old) or to < len(new):
-        first = at
-        second = to
-        left = math.prod(old[at : at + 1])
-        right = math.prod(new[to : to + 1])
-        at = min(at + 1, len(old))
-        to = min(to + 1, len(new))
+    """Runs of axes of two shapes that hold the same entries; each run has as few axes as
+    possible."""
+    old_axis = 0
+    new_axis = 0
+    while old_axis < len(old) or new_axis < len(new):
+        first = old_axis
+        second = new_axis
+        left = math.prod(old[old_axis : old_axis + 1])
+        right = math.prod(new[new_axis : new_axis + 1])
+        old_axis = min(old_axis + 1, len(old))
+        new_axis = min(new_axis + 1, len(new))
         while left != right:
             if left < right:
-                left = left * old[at]
-                at = at + 1
+                left = left * old[old_axis]
+                old_axis = old_axis + 1
             else:
-                right = right * new[to]
-                to = to + 1
-        yield slice(first, at), slice(second, to)
+                right = right * new[new_axis]
+                new_axis = new_axis + 1
+        yield slice(first, old_axis), slice(second, new_axis)
 
 
 def _split(
     sizes: tuple[int, ...], bounds: Bounds
 ) -> tuple[tuple[int, int], tuple[int, ...], list[slice]]:
-    """Of an axis that is seen as axes of `sizes`: the entries to read for `bounds`, what they are
-    seen as, and where the bounds lie in that."""
+    """For an axis that is seen as axes of `sizes`: the entries to read for `bounds`, the sizes of
+    the axes that these entries are seen as, and where the bounds lie in those axes."""
     cut = next((i for i, (low, high) in enumerate(bounds) if high - low != 1), len(sizes) - 1)
     strides = [math.prod(sizes[axis + 1 :]) for axis in range(cut + 1)]
     start = sum(low * stride for (low, _), stride in zip(bounds, strides, strict=False))
     count = bounds[cut][1] - bounds[cut][0]
     seen = (*[1] * cut, count, *sizes[cut + 1 :])
-    inside = [slice(None)] * (cut + 1) + [slice(*own) for own in bounds[cut + 1 :]]
+    inside = [slice(None)] * (cut + 1) + [slice(*bound) for bound in bounds[cut + 1 :]]
     return (start, start + count * strides[cut]), seen, inside

@@ -26,7 +26,7 @@ def byte_alphabet() -> dict[str, int]:
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = [byte for byte in range(256) if byte not in printable]
     return {chr(byte): byte for byte in printable} | {
-        chr(0x100 + at): byte for at, byte in enumerate(others)
+        chr(0x100 + index): byte for index, byte in enumerate(others)
     }
 
 
@@ -34,9 +34,9 @@ def merges(pieces: Sequence[str]) -> Iterator[tuple[str, str]]:
     """All pairs of `pieces` that join to one of them, in the order of what they join to."""
     known = set(pieces)
     for piece in pieces:
-        for at in range(1, len(piece)):
-            if piece[:at] in known and piece[at:] in known:
-                yield piece[:at], piece[at:]
+        for length in range(1, len(piece)):
+            if piece[:length] in known and piece[length:] in known:
+                yield piece[:length], piece[length:]
 
 
 def place(pieces: Mapping[str, int], added: Mapping[int, AddedToken]) -> dict[str, int]:
@@ -65,7 +65,7 @@ def byte_level(
         raise ValueError(f"a token has more than {MAX_TOKEN_BYTES} bytes")
     pieces = {
         "".join(map(stand_ins.__getitem__, token)): first + rank
-        for token, rank in sorted(ranks.items(), key=lambda each: each[1])
+        for token, rank in sorted(ranks.items(), key=lambda item: item[1])
     }
     ids = place(pieces, added)
     kept = [text for text, id in pieces.items() if ids.get(text) == id]
@@ -87,7 +87,7 @@ def frame(backend: Tokenizer, before: Sequence[str], after: Sequence[str]) -> No
     for name, id in ids:
         if id is None:
             raise ValueError(f"the special token {name!r} has no id")
-    one, two = ([*before, f"${text}", *after] for text in "AB")
+    single, second = ([*before, f"${text}", *after] for text in "AB")
     backend.post_processor = processors.TemplateProcessing(
-        single=one, pair=[*one, *two], special_tokens=ids
+        single=single, pair=[*single, *second], special_tokens=ids
     )

@@ -29,7 +29,7 @@ class Format(Protocol):
     """How a tokenizer is made from its file."""
 
     @property
-    def kind(self) -> str:
+    def file_kind(self) -> str:
         """What the file is: "ggml", "tekken", "tiktoken", "sentencepiece" or "fairseq"."""
 
     @property
@@ -78,24 +78,30 @@ def find(directory: Path) -> Path | None:
     return None
 
 
-def choose(kind: str, tokenizer_class: str) -> Format:
+def choose(file_kind: str, tokenizer_class: str) -> Format:
     """The format of a kind that names the class, else the one that needs none.
 
     Raises ValueError when there is neither.
     """
     named = None
-    for each in known():
-        if each.kind == kind and tokenizer_class in each.classes:
-            return each
-        if each.kind == kind and not each.classes:
-            named = each
+    for candidate in known():
+        if candidate.file_kind == file_kind and tokenizer_class in candidate.classes:
+            return candidate
+        if candidate.file_kind == file_kind and not candidate.classes:
+            named = candidate
     if named is None:
         classes = sorted(
-            {name for each in known() if each.kind == kind for name in each.classes if name}
+            {
+                name
+                for candidate in known()
+                if candidate.file_kind == file_kind
+                for name in candidate.classes
+                if name
+            }
         )
         raise ValueError(
             f"how text is split is code of the tokenizer class {tokenizer_class!r}, which is not "
-            f"run; known classes with {kind} files: {', '.join(classes)}"
+            f"run; known classes with {file_kind} files: {', '.join(classes)}"
         )
     return named
 

@@ -34,7 +34,7 @@ class Piece(NamedTuple):
 
     text: str
     score: float = 0.0
-    kind: Kind = Kind.NORMAL
+    type: Kind = Kind.NORMAL
 
 
 @dataclass
@@ -108,10 +108,10 @@ def _piece(data: memoryview) -> Piece:
     score = _message(values.get(2, memoryview(bytes(4))))
     if len(score) != 4:
         raise ValueError("a piece has a score that is no float")
-    kind = values.get(3, Kind.NORMAL)
-    if not isinstance(kind, int):
+    piece_type = values.get(3, Kind.NORMAL)
+    if not isinstance(piece_type, int):
         raise ValueError("a piece has a kind that is no number")
-    return Piece(text.decode(), struct.unpack("<f", score)[0], Kind(kind))
+    return Piece(text.decode(), struct.unpack("<f", score)[0], Kind(piece_type))
 
 
 def _fill(target: Any, names: dict[int, str], data: memoryview) -> None:
@@ -119,14 +119,14 @@ def _fill(target: Any, names: dict[int, str], data: memoryview) -> None:
     for number, value in fields(data):
         if (name := names.get(number)) is None:
             continue
-        kind = type(getattr(target, name))
-        if kind in (int, bool):
+        field_type = type(getattr(target, name))
+        if field_type in (int, bool):
             if not isinstance(value, int):
                 raise ValueError(f"{name} is no number")
-            setattr(target, name, kind(value))
+            setattr(target, name, field_type(value))
         else:
             content = bytes(_message(value))
-            setattr(target, name, content.decode() if kind is str else content)
+            setattr(target, name, content.decode() if field_type is str else content)
 
 
 def _message(value: int | memoryview) -> memoryview:

@@ -19,33 +19,33 @@ def fields(data: memoryview) -> Iterator[tuple[int, int | memoryview]]:
 
     Raises ValueError where the message is cut off or is none.
     """
-    at = 0
-    while at < len(data):
-        key, at = _varint(data, at)
-        kind = key & 7
-        if kind == VARINT:
-            value, at = _varint(data, at)
+    position = 0
+    while position < len(data):
+        key, position = _varint(data, position)
+        wire_type = key & 7
+        if wire_type == VARINT:
+            value, position = _varint(data, position)
             yield key >> 3, value
             continue
-        if kind == BYTES:
-            size, at = _varint(data, at)
-        elif kind in SIZES:
-            size = SIZES[kind]
+        if wire_type == BYTES:
+            size, position = _varint(data, position)
+        elif wire_type in SIZES:
+            size = SIZES[wire_type]
         else:
-            raise ValueError(f"byte {at} begins no field of a protocol buffer")
-        if at + size > len(data):
+            raise ValueError(f"byte {position} begins no field of a protocol buffer")
+        if position + size > len(data):
             raise ValueError("the file ends within a field; it was cut off")
-        yield key >> 3, data[at : at + size]
-        at += size
+        yield key >> 3, data[position : position + size]
+        position += size
 
 
-def _varint(data: memoryview, at: int) -> tuple[int, int]:
+def _varint(data: memoryview, position: int) -> tuple[int, int]:
     value = 0
     for shift in range(0, 70, 7):
-        if at >= len(data):
+        if position >= len(data):
             raise ValueError("the file ends within a number; it was cut off")
-        value |= (data[at] & 0x7F) << shift
-        at += 1
-        if data[at - 1] < 0x80:
-            return value, at
-    raise ValueError(f"byte {at} is within a number of more than ten bytes")
+        value |= (data[position] & 0x7F) << shift
+        position += 1
+        if data[position - 1] < 0x80:
+            return value, position
+    raise ValueError(f"byte {position} is within a number of more than ten bytes")

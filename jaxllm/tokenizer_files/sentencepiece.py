@@ -36,7 +36,7 @@ class SentencePiece:
     begins: bool = False
     prefix_once: bool = False
 
-    kind: ClassVar[str] = "sentencepiece"
+    file_kind: ClassVar[str] = "sentencepiece"
 
     def build(self, data: bytes, settings: Settings) -> Built:
         """The tokenizer of a file. Raises ValueError for one that is not of the format."""
@@ -72,9 +72,9 @@ class SentencePiece:
         # prepare the pieces, too, which must not change more than their spaces
         prepared = _plain(model.preparation) and not model.preparation.add_dummy_prefix
         for id, piece in enumerate(model.pieces):
-            if piece.kind in (Kind.UNKNOWN, Kind.CONTROL) and piece.text not in taken:
+            if piece.type in (Kind.UNKNOWN, Kind.CONTROL) and piece.text not in taken:
                 added[id] = AddedToken(piece.text, normalized=False, special=True)
-            elif piece.kind is Kind.USER_DEFINED and piece.text not in taken:
+            elif piece.type is Kind.USER_DEFINED and piece.text not in taken:
                 added[id] = AddedToken(piece.text, normalized=prepared, special=False)
         return added | dict(stated)
 
@@ -87,7 +87,7 @@ def check(model: Model) -> None:
         raise ValueError(f"its algorithm is {training.algorithm}; only unigram (1) and BPE (2) run")
     if training.treat_whitespace_as_suffix or not preparation.escape_whitespaces:
         raise ValueError("it has spaces behind words, or none in its pieces; neither runs")
-    if sum(piece.kind is Kind.UNKNOWN for piece in model.pieces) != 1:
+    if sum(piece.type is Kind.UNKNOWN for piece in model.pieces) != 1:
         raise ValueError("it has not exactly one piece for what is unknown")
     if preparation.precompiled_charsmap:
         check_charsmap(preparation.precompiled_charsmap)
@@ -95,7 +95,7 @@ def check(model: Model) -> None:
 
 def _model(model: Model, added: Mapping[int, AddedToken]) -> models.Model:
     ids = place({piece.text: id for id, piece in enumerate(model.pieces)}, added)
-    unknown = next(id for id, piece in enumerate(model.pieces) if piece.kind is Kind.UNKNOWN)
+    unknown = next(id for id, piece in enumerate(model.pieces) if piece.type is Kind.UNKNOWN)
     fallback = model.training.byte_fallback
     if model.training.algorithm == UNIGRAM:
         texts = {id: text for text, id in ids.items()}
@@ -105,11 +105,11 @@ def _model(model: Model, added: Mapping[int, AddedToken]) -> models.Model:
             for id in range(max(texts) + 1)
         ]
         return models.Unigram(table, unk_id=unknown, byte_fallback=fallback)
-    ordered = sorted(enumerate(model.pieces), key=lambda each: -each[1].score)
+    ordered = sorted(enumerate(model.pieces), key=lambda item: -item[1].score)
     kept = [
         piece.text
         for id, piece in ordered
-        if piece.kind in (Kind.NORMAL, Kind.USER_DEFINED, Kind.UNUSED) and ids.get(piece.text) == id
+        if piece.type in (Kind.NORMAL, Kind.USER_DEFINED, Kind.UNUSED) and ids.get(piece.text) == id
     ]
     return models.BPE(
         ids,

@@ -84,8 +84,8 @@ def _optional(path: Path) -> dict[str, Any]:
 def _class(values: Mapping[str, Any]) -> str:
     name = values.get("tokenizer_class")
     if name is None:
-        own = values.get("auto_map")
-        paths = own.get("AutoTokenizer") if isinstance(own, dict) else own
+        auto_map = values.get("auto_map")
+        paths = auto_map.get("AutoTokenizer") if isinstance(auto_map, dict) else auto_map
         if isinstance(paths, str):
             paths = [paths]
         first = next((path for path in paths or () if isinstance(path, str)), "")

@@ -61,7 +61,7 @@ class Tiktoken:
     ranks: Callable[[Sequence[tuple[bytes, int]]], Ranks] = stated
     normalizer: Normalizer | None = None
 
-    kind: ClassVar[str] = "tiktoken"
+    file_kind: ClassVar[str] = "tiktoken"
 
     def build(self, data: bytes, settings: Settings) -> Built:
         """The tokenizer of a file. Raises ValueError for one that is not of the format."""
@@ -80,8 +80,8 @@ def special_tokens(
     """Tokens named from `base` on; those of `added` have their ids, and each name has one id."""
     taken = {token.content for token in added.values()}
     named = {
-        base + at: AddedToken(name, normalized=False, special=True)
-        for at, name in enumerate(names)
+        base + index: AddedToken(name, normalized=False, special=True)
+        for index, name in enumerate(names)
         if name not in taken
     }
     return named | dict(added)

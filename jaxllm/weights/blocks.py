@@ -47,9 +47,9 @@ def read_block(
     whole, *others = rule.pieces
     cuts = tuple(slice(*bound) for bound in bounds)
     if not others and (whole.view[1:], whole.repeat, whole.row) == (like.shape[1:], 1, 0):
-        found = _arranged(whole, view)[cuts]
-        _copy(out[: found.shape[0]], found, rule.parameter)
-        out[found.shape[0] :] = 0
+        stored = _arranged(whole, view)[cuts]
+        _copy(out[: stored.shape[0]], stored, rule.parameter)
+        out[stored.shape[0] :] = 0
         return out
     (begin, end), (left, right) = bounds[:2]
     for piece in rule.pieces:
@@ -59,10 +59,10 @@ def read_block(
         if not rows or first >= last:
             continue
         source = _arranged(piece, view)
-        own = (slice(first - piece.start, last - piece.start), *cuts[2:])
+        columns = (slice(first - piece.start, last - piece.start), *cuts[2:])
         for row in rows:
-            found = source[(row - piece.row) // piece.repeat][own]
-            _copy(out[row - begin, first - left : last - left], found, rule.parameter)
+            stored = source[(row - piece.row) // piece.repeat][columns]
+            _copy(out[row - begin, first - left : last - left], stored, rule.parameter)
     filled = max(piece.row + piece.rows for piece in rule.pieces)
     out[max(0, filled - begin) :] = 0
     return out
@@ -86,8 +86,8 @@ def _copy(target: np.ndarray, source: Tensor, parameter: str) -> None:
         if isinstance(source, Deferred) or source.dtype != target.dtype:
             rows = max(1, COPY_BYTES * len(target) // max(1, target.nbytes))
             with np.errstate(over="ignore"):
-                for at in range(0, len(target), rows):
-                    target[at : at + rows] = _read(source[at : at + rows])
+                for start in range(0, len(target), rows):
+                    target[start : start + rows] = _read(source[start : start + rows])
         elif not mapped.read(source, target):
             target[...] = source
     except OSError as error:
@@ -104,7 +104,7 @@ def _read(source: Tensor) -> Tensor:
     piece."""
     if isinstance(source, Deferred):
         return source
-    found = np.empty(source.shape, source.dtype)
-    if mapped.read(source, found):
-        return found
+    rows = np.empty(source.shape, source.dtype)
+    if mapped.read(source, rows):
+        return rows
     return source

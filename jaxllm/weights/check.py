@@ -95,10 +95,10 @@ def check_tensors(checkpoint: Checkpoint, rules: list[Rule], spec: ModelSpec) ->
     problems += _mismatches(checkpoint, pieces)
     if not problems:
         problems = [
-            f"{name} differs from {other} although tie_word_embeddings is true; "
+            f"{name} differs from {twin} although tie_word_embeddings is true; "
             "set it to false in config.json"
-            for name, other in needless.items()
-            if name in entries and other is not None and not _equal(checkpoint, name, other)
+            for name, twin in needless.items()
+            if name in entries and twin is not None and not _equal(checkpoint, name, twin)
         ]
     _refuse(checkpoint, problems)
 
@@ -137,14 +137,14 @@ def _refuse(checkpoint: Checkpoint, problems: list[str]) -> None:
     raise ConfigError(f"{subject}: {'; '.join(listing)}")
 
 
-def _equal(checkpoint: Checkpoint, name: str, other: str) -> bool:
+def _equal(checkpoint: Checkpoint, name: str, twin: str) -> bool:
     """Whether two tensors are there as plain numbers, and equal; compared in parts for memory."""
     entry = checkpoint.entries[name]
-    other_entry = checkpoint.entries.get(other)
+    other_entry = checkpoint.entries.get(twin)
     if other_entry is None or entry.shape != other_entry.shape or entry.dtype not in PLAIN_DTYPES:
         return False
     left = np.asarray(checkpoint.view(name)).reshape(-1)
-    right = np.asarray(checkpoint.view(other)).reshape(-1)
+    right = np.asarray(checkpoint.view(twin)).reshape(-1)
     step = COMPARE_BYTES // left.itemsize
     return all(
         np.array_equal(left[first : first + step], right[first : first + step])

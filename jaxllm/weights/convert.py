@@ -142,7 +142,7 @@ def _shards(parts: Iterable[Part], limit: int) -> Iterator[list[Part]]:
     """Tensors of each file, in their order."""
     shard: list[Part] = []
     for part in parts:
-        if shard and sum(each.size for each in shard) + part.size > limit:
+        if shard and sum(tensor.size for tensor in shard) + part.size > limit:
             yield shard
             shard = []
         shard.append(part)
@@ -175,9 +175,9 @@ def _write_shards(checkpoint: Checkpoint, shards: list[list[Part]], folder: Path
 def header(shard: list[Part]) -> bytes:
     """The JSON header of a file of these tensors, with spaces to the alignment."""
     entries: dict[str, Mapping[str, object]] = {"__metadata__": {"format": "pt"}}
-    at = 0
+    offset = 0
     for part in shard:
-        offsets = [at, at := at + part.size]
+        offsets = [offset, offset := offset + part.size]
         entries[part.name] = {
             "dtype": part.dtype, "shape": list(part.shape), "data_offsets": offsets
         }  # fmt: skip
@@ -192,14 +192,14 @@ def _cast(array: np.ndarray, part: Part) -> np.ndarray:
     if array.dtype == dtype:
         return np.ascontiguousarray(array)
     with np.errstate(over="ignore"):
-        found = array.astype(dtype)
+        cast = array.astype(dtype)
     if ml_dtypes.finfo(dtype).max < ml_dtypes.finfo(array.dtype).max:
-        lost = np.isinf(found.astype(np.float32)) & np.isfinite(array.astype(np.float32))
+        lost = np.isinf(cast.astype(np.float32)) & np.isfinite(array.astype(np.float32))
         if lost.any():
             raise ConfigError(
                 f"{part.name} has numbers that {part.dtype} cannot hold; use --dtype bfloat16"
             )
-    return found
+    return cast
 
 
 def _copy_rest(source: Path, target: Path) -> None:

@@ -52,8 +52,8 @@ def _drawn(piece: Piece) -> _Draw:
     return nameless, 0.0 if piece.name.endswith(".bias") else 1.0 - piece.added, 0.02
 
 
-def _compile(given: _Layout, key: Array) -> jax.stages.Compiled:
-    layout, shape, dtype, sharding = given
+def _compile(parameter: _Layout, key: Array) -> jax.stages.Compiled:
+    layout, shape, dtype, sharding = parameter
     names = jax.ShapeDtypeStruct((len(layout),), np.uint32)
     draw = functools.partial(_draw, layout, shape, dtype)
     return jax.jit(draw, out_shardings=sharding).lower(key, names).compile()
@@ -62,8 +62,8 @@ def _compile(given: _Layout, key: Array) -> jax.stages.Compiled:
 def _draw(
     layout: tuple[_Draw, ...], shape: tuple[int, ...], dtype: jnp.dtype, key: Array, names: Array
 ) -> Array:
-    def one(given: _Draw, name: Array) -> Array:
-        piece, mean, deviation = given
+    def draw_piece(drawing: _Draw, name: Array) -> Array:
+        piece, mean, deviation = drawing
         values = jax.random.normal(jax.random.fold_in(key, name), piece.source, jnp.float32)
         arranged = piece.arranged((values * deviation + mean).astype(dtype))
         return jnp.repeat(arranged, piece.repeat, axis=0)
@@ -73,7 +73,7 @@ def _draw(
         columns.setdefault(piece.start, []).append(index)
     parts = []
     for first, *others in columns.values():
-        draw = functools.partial(one, layout[first])
+        draw = functools.partial(draw_piece, layout[first])
         if others:  # alike but for their rows
             drawn = jax.lax.map(draw, names[np.array([first, *others])])
             parts.append(drawn.reshape(-1, *drawn.shape[2:]))

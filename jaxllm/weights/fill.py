@@ -77,8 +77,8 @@ class Target:
         self.like = rounding.like(rule)
         self._rounding = rounding
         owners: dict[Index, list[jax.Device]] = {}
-        own = self.like.sharding.addressable_devices_indices_map(self.like.shape)
-        for device, index in own.items():
+        indices = self.like.sharding.addressable_devices_indices_map(self.like.shape)
+        for device, index in indices.items():
             owners.setdefault(index, []).append(device)
         self._indices = list(owners)
         self.groups: Groups = tuple(map(tuple, owners.values()))
@@ -95,7 +95,7 @@ class Target:
         bounds = zip(self._indices[group], self.like.shape, strict=True)
         firsts = [part.indices(size)[0] for part, size in bounds]
         wanted = zip(firsts, chunk.start, chunk.shape, strict=True)
-        index = tuple(slice(first + at, first + at + count) for first, at, count in wanted)
+        index = tuple(slice(first + start, first + start + count) for first, start, count in wanted)
         block = out.view(self.like.dtype).reshape(chunk.shape)
         read_block(self.rule, self.like, index, view, block)
 
@@ -143,8 +143,8 @@ class Batch:
         first, *others = [buffer.lease() for _, buffer in buffers]
         for target, chunk, offset in self.chunks:
             target.read(chunk, group, view, first[offset : offset + chunk.size])
-        for other in others:
-            other[: self.size] = first[: self.size]
+        for buffer in others:
+            buffer[: self.size] = first[: self.size]
         table = np.zeros((SLOTS, WORDS), np.int32)
         for line, (_, chunk, offset) in zip(table, self.chunks, strict=False):
             line[: 1 + len(chunk.start)] = offset, *chunk.start
@@ -192,7 +192,7 @@ def fill(rules: Sequence[Rule], rounding: Rounding, view: View) -> Iterator[Mapp
     """
     loader = rounding.loader
     likes = [(rule, rounding.like(rule)) for rule in rules]
-    small = [each for each in likes if is_small(each[1])]
+    small = [pair for pair in likes if is_small(pair[1])]
     targets = [Target(rule, rounding) for rule, like in likes if not is_small(like)]
     # Threads end before the buffers that they fill are given back
     with (
@@ -202,11 +202,11 @@ def fill(rules: Sequence[Rule], rounding: Rounding, view: View) -> Iterator[Mapp
         compiled = [
             pool.submit(loader.writer, like) for like in {target.like for target in targets}
         ]
-        placed = pool.map(lambda each: jax.block_until_ready(place(each[0], each[1], view)), small)
+        placed = pool.map(lambda pair: jax.block_until_ready(place(pair[0], pair[1], view)), small)
         for (rule, _), array in zip(small, placed, strict=True):
             yield rounding.finished(rule, array)
-        for each in compiled:
-            each.result()
+        for program in compiled:
+            program.result()
         yield from _Pipeline(pool, view, rows).run(targets)
 
 
@@ -254,14 +254,14 @@ class _Pipeline:
                 yield from self._write_first()
         finally:
             for *_, done in self._reading:
-                for each in done:
-                    each.cancel()
+                for sending in done:
+                    sending.cancel()
 
     def _write_first(self) -> Iterator[Mapping[str, Array]]:
         batch, row, done = self._reading.popleft()
         sent: Sent = {}
-        for each in done:
-            sent |= each.result()
+        for sending in done:
+            sent |= sending.result()
         for target in batch.write(sent, row, self._slots):
             yield target.finish()
         self._free.append(row)

@@ -74,20 +74,20 @@ def weight_formats(
         return _online(spec, wish)
     maps = list(_maps(spec))
     if load_format == "dummy":
-        formats = _likely(spec.scheme, [own.pieces for own in maps])
+        formats = _likely(spec.scheme, [weight_map.pieces for weight_map in maps])
         ends: dict[str, WeightFormat] = {}
     else:
         with opened(model) as files:
             checkpoint = named(files, spec)
             formats = {**checkpoint.formats}
-            for own in maps:
-                formats |= _apart(own, checkpoint)
+            for weight_map in maps:
+                formats |= _apart(weight_map, checkpoint)
             ends = _ends(spec, formats, checkpoint.entries)
     return ends | {
-        name.removesuffix(".weight"): kind
-        for own in maps
-        for name, kind in _of_map(own, formats)
-        if not own.is_small or kind.inputs != "plain"
+        name.removesuffix(".weight"): weight_format
+        for weight_map in maps
+        for name, weight_format in _of_map(weight_map, formats)
+        if not weight_map.is_small or weight_format.inputs != "plain"
     }
 
 
@@ -102,11 +102,12 @@ def _ends(
         return {}
     if spec.has_head and not spec.tied:
         is_head[head] = True
-    found = {name: formats.get(f"{name}.weight") for name in is_head}
+    ends = {name: formats.get(f"{name}.weight") for name in is_head}
     return {
-        name: kind
-        for name, kind in found.items()
-        if kind is not None and (takes_head(kind, spec.width) if is_head[name] else takes(kind))
+        name: weight_format
+        for name, weight_format in ends.items()
+        if weight_format is not None
+        and (takes_head(weight_format, spec.width) if is_head[name] else takes(weight_format))
     }
 
 
@@ -127,12 +128,12 @@ class _Header(NamedTuple):
 
 def _likely(scheme: Scheme, maps: list[_Pieces]) -> dict[str, WeightFormat | None]:
     """What a checkpoint's matrices would be held in if it packed them all, for random weights."""
-    plain = {name: shape for own in maps for name, shape in own.items()}
-    found = {name: scheme.usual(shape) for name, shape in plain.items()}
+    plain = {name: shape for pieces in maps for name, shape in pieces.items()}
+    formats = {name: scheme.usual(shape) for name, shape in plain.items()}
     for dtype in NUMBERS:
         stored = {name: _Header(dtype, shape) for name, shape in plain.items()}
-        found |= {tensor.name: tensor.format for tensor in scheme.tensors(stored)}
-    return found
+        formats |= {tensor.name: tensor.format for tensor in scheme.tensors(stored)}
+    return formats
 
 
 def _online(spec: ModelSpec, wish: str) -> dict[str, WeightFormat]:
@@ -143,9 +144,9 @@ def _online(spec: ModelSpec, wish: str) -> dict[str, WeightFormat]:
         )
     return {
         name.removesuffix(".weight"): ONLINE[wish]
-        for own in _maps(spec, rounded=True)
-        if not own.is_small
-        for name in own.pieces
+        for weight_map in _maps(spec, rounded=True)
+        if not weight_map.is_small
+        for name in weight_map.pieces
     }
 
 
@@ -165,28 +166,41 @@ def _maps(spec: ModelSpec, rounded: bool = False) -> Iterator[_Map]:
 
 
 def _of_map(
-    own: _Map, formats: Mapping[str, WeightFormat | None]
+    weight_map: _Map, formats: Mapping[str, WeightFormat | None]
 ) -> Iterator[tuple[str, WeightFormat]]:
     """Tensors of a map and what they are held in."""
-    kinds = {name: formats.get(name) for name in own.pieces}
-    if own.of_experts and not _alike(set(kinds.values())):
+    tensor_formats = {name: formats.get(name) for name in weight_map.pieces}
+    if weight_map.of_experts and not _alike(set(tensor_formats.values())):
         return
-    yield from ((name, kind) for name, kind in kinds.items() if kind is not None)
+    yield from (
+        (name, weight_format)
+        for name, weight_format in tensor_formats.items()
+        if weight_format is not None
+    )
 
 
-def _apart(own: _Map, checkpoint: Checkpoint) -> dict[str, WeightFormat]:
+def _apart(weight_map: _Map, checkpoint: Checkpoint) -> dict[str, WeightFormat]:
     """The formats of a map's tensors whose inputs have unlike scales: rounding is then not one for
     all. Those of experts are told apart where they are multiplied."""
-    kinds = {name: checkpoint.formats.get(name) for name in own.pieces}
-    given = {name: kind for name, kind in kinds.items() if kind and kind.inputs == "given"}
-    if own.of_experts or len(given) < 2:
+    tensor_formats = {name: checkpoint.formats.get(name) for name in weight_map.pieces}
+    scaled = {
+        name: weight_format
+        for name, weight_format in tensor_formats.items()
+        if weight_format and weight_format.inputs == "given"
+    }
+    if weight_map.of_experts or len(scaled) < 2:
         return {}
-    scales = {name: checkpoint.input_scale(name) for name in given}
+    scales = {name: checkpoint.input_scale(name) for name in scaled}
     if len(set(scales.values())) == 1:
         return {}
-    return {name: replace(kind, input_scale=scales[name]) for name, kind in given.items()}
+    return {
+        name: replace(weight_format, input_scale=scales[name])
+        for name, weight_format in scaled.items()
+    }
 
 
 def _alike(kinds: set[WeightFormat | None]) -> bool:
     """Whether weights of all experts can be held as one."""
-    return len(kinds) == 1 and all(kind is None or kind.ordered for kind in kinds)
+    return len(kinds) == 1 and all(
+        weight_format is None or weight_format.ordered for weight_format in kinds
+    )

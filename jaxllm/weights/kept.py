@@ -48,25 +48,25 @@ class Damaged(Exception):
 
 
 def digest(checkpoint: Checkpoint, scheme: object, rules: Sequence[Rule], likes: Likes) -> str:
-    """Of the checkpoint's files and tensors, of how parameters are made of them, and of these over
-    their devices."""
+    """A digest, 40 hexadecimal digits, of all that a kept entry depends on: the checkpoint's files
+    and tensors, how parameters are made of them, and how these lie on devices."""
     assert checkpoint.directory is not None, "arrays are not kept"
     files = sorted(
         (str(path.relative_to(checkpoint.directory)), path.stat().st_size, path.stat().st_mtime_ns)
         for path in checkpoint.directory.rglob("*")
         if path.suffix in WEIGHTS and path.is_file()
     )
-    tensors = sorted((name, own.dtype, own.shape) for name, own in checkpoint.entries.items())
+    tensors = sorted((name, entry.dtype, entry.shape) for name, entry in checkpoint.entries.items())
     made = [
         (name, like.shape, str(like.dtype), str(like.sharding.spec), dict(like.sharding.mesh.shape))
         for name, like in likes.items()
     ]
-    found = hashlib.sha256()
+    sha256 = hashlib.sha256()
     for part in (FORM, repr(scheme), files, tensors, made):
-        found.update(json.dumps(part).encode())
+        sha256.update(json.dumps(part).encode())
     for rule in rules:
-        found.update(repr(rule).encode())
-    return found.hexdigest()[:40]
+        sha256.update(repr(rule).encode())
+    return sha256.hexdigest()[:40]
 
 
 def kept_at(cache: Path | None, checkpoint: Checkpoint, outline: Outline) -> Kept | None:
@@ -115,7 +115,7 @@ class Kept:
 
     def _verified(self, likes: Likes, files: ModelFiles) -> Checkpoint:
         """The entry, read once to compare its sums. Raises Damaged."""
-        found = Checkpoint(files)
+        checkpoint = Checkpoint(files)
         try:
             sums = json.loads((self.folder / SUMS).read_bytes())
         except (OSError, ValueError):
@@ -123,18 +123,18 @@ class Kept:
         whole = {
             name: (STORED_NAMES[np.dtype(like.dtype)], like.shape) for name, like in likes.items()
         }
-        stored = {name: (entry.dtype, entry.shape) for name, entry in found.entries.items()}
-        if found.problems or not isinstance(sums, dict) or stored != whole:
+        stored = {name: (entry.dtype, entry.shape) for name, entry in checkpoint.entries.items()}
+        if checkpoint.problems or not isinstance(sums, dict) or stored != whole:
             raise Damaged
-        views = map(found.array, likes)
+        views = map(checkpoint.array, likes)
         with ThreadPoolExecutor(readers(), thread_name_prefix="kept") as pool:
             try:
-                for name, own in zip(likes, pool.map(_sum, views), strict=True):
-                    if own != sums.get(name):
+                for name, read_sum in zip(likes, pool.map(_sum, views), strict=True):
+                    if read_sum != sums.get(name):
                         raise Damaged
             except OSError:
                 raise Damaged from None
-        return found
+        return checkpoint
 
     def write(self, arrays: Mapping[str, jax.Array]) -> int:
         """Write the entry, in place of one that is damaged; returns its bytes, 0 where another
@@ -187,12 +187,12 @@ def _bytes(array: np.ndarray) -> memoryview:
 
 
 def _sum(view: np.ndarray) -> int:
-    """Of a tensor in a file, which is read part by part."""
+    """The CRC-32 of a tensor in a file, which is read part by part."""
     stored = view.reshape(-1).view(np.uint8)
-    found = 0
+    checksum = 0
     scratch = np.empty(min(len(stored), READ_BYTES), np.uint8)
-    for at in range(0, len(stored), READ_BYTES):
-        part = stored[at : at + READ_BYTES]
+    for start in range(0, len(stored), READ_BYTES):
+        part = stored[start : start + READ_BYTES]
         into = scratch[: len(part)]
-        found = zlib.crc32(into if mapped.read(part, into) else part, found)
-    return found
+        checksum = zlib.crc32(into if mapped.read(part, into) else part, checksum)
+    return checksum

@@ -34,14 +34,14 @@ class Loader:
 
 
 def compile_rounding(
-    given: Rounded, likes: tuple[tuple[str, jax.ShapeDtypeStruct], ...]
+    rounding: Rounded, likes: tuple[tuple[str, jax.ShapeDtypeStruct], ...]
 ) -> Callable[[jax.Array, dict[str, jax.Array]], dict[str, jax.Array]]:
     """The program (plain weight, arrays) → the parameters of these names and shapes, written into
     the arrays."""
-    one = functools.partial(rounded, given.kind)
+    round_plain = functools.partial(rounded, rounding.format)
 
     def program(plain: jax.Array, room: dict[str, jax.Array]) -> dict[str, jax.Array]:
-        made = jax.lax.map(one, plain) if given.experts else one(plain)
+        made = jax.lax.map(round_plain, plain) if rounding.experts else round_plain(plain)
         written = {}
         for name, like in likes:
             whole = jnp.broadcast_to(made[name].astype(like.dtype), like.shape)

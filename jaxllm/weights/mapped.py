@@ -37,14 +37,14 @@ class MappedFile(mmap.mmap):
         """Raises OSError, and ValueError for an empty file."""
         handle = os.open(path, os.O_RDONLY)
         try:
-            found = cls(handle, 0, access=mmap.ACCESS_READ)
+            mapping = cls(handle, 0, access=mmap.ACCESS_READ)
         except BaseException:
             os.close(handle)
             raise
-        found.path = path
-        found.handle = handle
-        found.address = np.frombuffer(found, np.uint8).ctypes.data
-        return found
+        mapping.path = path
+        mapping.handle = handle
+        mapping.address = np.frombuffer(mapping, np.uint8).ctypes.data
+        return mapping
 
     def close(self, close: Callable[[int], None] = os.close) -> None:  # for a late exit
         """Close the file. Its memory is unmapped with the last view of it."""

@@ -66,8 +66,8 @@ class ModelFiles(AbstractContextManager["ModelFiles"]):
         with self._turn:
             if self._opened is not None:
                 self._opened.close()
-            for found in self._folders.values():
-                for file in found.files:
+            for folder in self._folders.values():
+                for file in folder.files:
                     file.close()
 
 

@@ -32,15 +32,15 @@ class Checkpoint:
     def __init__(self, files: ModelFiles):
         self.directory = files.directory
         self._files = files
-        found = files.found()
-        self.problems = [*found.problems]
+        content = files.found()
+        self.problems = [*content.problems]
         self._home: dict[str, TensorFile] = {}
         self._stored: dict[str, str] = {}  # names in their files of tensors that were renamed
         self._packed: dict[str, PackedTensor] = {}
         self.formats: dict[str, WeightFormat | None] = {}
-        self._excused = {*found.excused}
-        self._complete = found.complete
-        for file in found.files:
+        self._excused = {*content.excused}
+        self._complete = content.complete
+        for file in content.files:
             self.problems += [
                 f"{file.name} and {self._home[name].name} both hold {name:.100}"
                 for name in file.entries
@@ -52,33 +52,35 @@ class Checkpoint:
     def entries(self) -> dict[str, Entry]:
         """Every tensor found, by name; a packed one in place of its parts."""
         parts = {part.name for tensor in self._packed.values() for part in tensor.parts}
-        found = {name: self._entry(name) for name in self._home if name not in parts}
-        packed = {name: Entry("F32", each.shape, 0, 0) for name, each in self._packed.items()}
-        return found | packed
+        entries = {name: self._entry(name) for name in self._home if name not in parts}
+        packed = {name: Entry("F32", tensor.shape, 0, 0) for name, tensor in self._packed.items()}
+        return entries | packed
 
     def _entry(self, name: str) -> Entry:
         return self._home[name].entries[self._stored.get(name, name)]
 
     def rename(self, read_name: Callable[[str], str | None]) -> None:
         """Know every tensor as `read_name` says, and forget those that it gives no name."""
-        found: dict[str, str] = {}
+        stored_names: dict[str, str] = {}
         for old in self._home:
             new = read_name(old)
-            if new in found:
-                self.problems.append(f"{found[new]:.100} and {old:.100} are both read as {new}")
+            if new in stored_names:
+                self.problems.append(
+                    f"{stored_names[new]:.100} and {old:.100} are both read as {new}"
+                )
             elif new is not None:
-                found[new] = old
-        self._stored = {new: self._stored.get(old, old) for new, old in found.items()}
-        self._home = {new: self._home[old] for new, old in found.items()}
+                stored_names[new] = old
+        self._stored = {new: self._stored.get(old, old) for new, old in stored_names.items()}
+        self._home = {new: self._home[old] for new, old in stored_names.items()}
         self._excused = {read_name(name) or name for name in self._excused}
 
     def add_folder(self, folder: str) -> None:
         """Add the tensors of a folder of the model, each as `folder/name`; arrays are called so."""
         if self.directory is None:
             return
-        found = self._files.found(folder)
-        self.problems += [f"{folder}: {problem}" for problem in found.problems]
-        for file in found.files:
+        content = self._files.found(folder)
+        self.problems += [f"{folder}: {problem}" for problem in content.problems]
+        for file in content.files:
             self._home |= {f"{folder}/{name}": file for name in file.entries}
             self._stored |= {f"{folder}/{name}": name for name in file.entries}
 
@@ -90,10 +92,10 @@ class Checkpoint:
     ) -> None:
         """Know the tensors that `scheme` packs as they are when they are unpacked; those of `held`
         as their leaves. The scheme may have any of a tensor's `spellings`."""
-        found = list(scheme.tensors(Stored(self.entries, self.array, spellings)))
-        self.formats = {tensor.name: tensor.format for tensor in found}
-        leaves = [tensor.leaves() if tensor.name in held else (tensor,) for tensor in found]
-        packed = [leaf for own in leaves for leaf in own]
+        tensors = list(scheme.tensors(Stored(self.entries, self.array, spellings)))
+        self.formats = {tensor.name: tensor.format for tensor in tensors}
+        leaves = [tensor.leaves() if tensor.name in held else (tensor,) for tensor in tensors]
+        packed = [leaf for group in leaves for leaf in group]
         parts = {part.name: part for tensor in packed for part in tensor.parts}
         self.problems += [
             f"{tensor.name} and {tensor.parts[0].name} are both there"
@@ -117,7 +119,8 @@ class Checkpoint:
         return None
 
     def missing(self, names: set[str]) -> list[str]:
-        """Those of `names` that no file holds, without those of files in `problems`."""
+        """The names among `names` that no file holds, sorted. Tensors of files in `problems` are
+        not missing."""
         held = {*self._home, *self._packed, *self._excused}
         if self._complete:
             return sorted(names - held)
@@ -135,10 +138,10 @@ class Checkpoint:
         """The scale that a packed matrix gives its inputs; None where it gives none that can be
         read."""
         leaves = self._packed[name].leaves()
-        given = next((leaf for leaf in leaves if leaf.name.endswith(".input_scale")), None)
-        if given is None or given.parts[0].name not in self._home or self._misfit(given.parts[0]):
+        leaf = next((leaf for leaf in leaves if leaf.name.endswith(".input_scale")), None)
+        if leaf is None or leaf.parts[0].name not in self._home or self._misfit(leaf.parts[0]):
             return None
-        return float(self.array(given.parts[0].name).reshape(()))
+        return float(self.array(leaf.parts[0].name).reshape(()))
 
     def stored_rules(self, rules: Iterable[Rule]) -> list[Rule]:
         """The rules in the forms that the checkpoint holds, packed or plain."""
@@ -181,7 +184,7 @@ def named(files: ModelFiles, spec: ModelSpec) -> Checkpoint:
     checkpoint = Checkpoint(files)
     checkpoint.rename(read_name(spec, checkpoint.entries))
     if spec.scheme is not None:
-        plain = [name for name, kind in spec.formats.items() if not kind.rounded]
+        plain = [name for name, weight_format in spec.formats.items() if not weight_format.rounded]
         held = {*plain, *(f"{name}.weight" for name in plain)}
         checkpoint.unpack(spec.scheme, held, spellings(spec))
     for folder in folders(spec):

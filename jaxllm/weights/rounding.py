@@ -17,7 +17,7 @@ COMPILING = 4  # threads
 
 
 def filled_by(rule: Rule, names: Iterable[str]) -> list[str]:
-    """Those of the parameters' `names` that the rule fills."""
+    """The names among the parameters' `names` that the rule fills."""
     if rule.rounded is None:
         return [rule.parameter]
     return [name for name in names if name.startswith(f"{rule.parameter}.")]
@@ -57,12 +57,12 @@ class Rounding:
         """What the pieces of a rule fill: its parameter, the plain weight, or the bytes of rows."""
         if rule.rounded is None:
             return self._likes[rule.parameter]
-        kind, shape, _ = rule.rounded
+        weight_format, shape, _ = rule.rounded
         values = self._likes[f"{rule.parameter}.values"]
         split = values.sharding
         if len(values.shape) != len(shape):
             split = NamedSharding(split.mesh, PartitionSpec())
-        dtype = self._dtype if kind.rounded else np.uint8
+        dtype = self._dtype if weight_format.rounded else np.uint8
         return jax.ShapeDtypeStruct(shape, dtype, sharding=split)
 
     def take_room(self, names: Iterable[str]) -> None:
@@ -90,9 +90,9 @@ class Rounding:
         if rule.rounded is None:
             return {rule.parameter: plain}
         names = {name.rpartition(".")[2]: name for name in filled_by(rule, self._likes)}
-        likes = tuple((own, self._likes[name]) for own, name in names.items())
-        room = {own: self._room.pop(name) for own, name in names.items()}
+        likes = tuple((leaf, self._likes[name]) for leaf, name in names.items())
+        room = {leaf: self._room.pop(name) for leaf, name in names.items()}
         made = self.loader.rounding(rule.rounded, likes)(plain, room)
         jax.block_until_ready(made)
         plain.delete()
-        return {name: made[own] for own, name in names.items()}
+        return {name: made[leaf] for leaf, name in names.items()}

@@ -90,24 +90,24 @@ class BufferPool:
         most = min(readers() + SPARE_BUFFERS, max(3, MOST_BUFFERS // max(1, len(devices)) - 1))
         count = min(most, -(-size // BUFFER_BYTES))
         with self._turn:
-            found = {device: self._free.pop(device, []) for device in devices}
+            free = {device: self._free.pop(device, []) for device in devices}
         try:
-            for device, own in found.items():
-                own += _made(device, count - len(own))
-                if count and not own:
+            for device, buffers in free.items():
+                buffers += _made(device, count - len(buffers))
+                if count and not buffers:
                     raise ConfigError(
                         f"no host memory could be pinned, through which weights reach {device}; "
                         f"{BUFFER_BYTES >> 20} MiB are needed: free some, or raise the limit of "
                         "this container or of XLA_PJRT_GPU_HOST_MEMORY_LIMIT_GB"
                     )
-            yield [dict(zip(found, row, strict=True)) for row in zip(*found.values(), strict=False)]
+            yield [dict(zip(free, row, strict=True)) for row in zip(*free.values(), strict=False)]
         finally:
-            for own in found.values():
-                for buffer in own:
+            for buffers in free.values():
+                for buffer in buffers:
                     buffer.rest()
             with self._turn:
-                for device, own in found.items():
-                    self._free.setdefault(device, []).extend(own)
+                for device, buffers in free.items():
+                    self._free.setdefault(device, []).extend(buffers)
 
 
 def _made(device: jax.Device, count: int) -> list[Buffer]:
@@ -123,12 +123,12 @@ def _made(device: jax.Device, count: int) -> list[Buffer]:
 
 
 def part_shape(like: jax.ShapeDtypeStruct) -> tuple[int, ...]:
-    """Of what each device holds of a parameter."""
+    """The shape of the part of a parameter that each device holds."""
     return like.sharding.shard_shape(like.shape)
 
 
 def part_bytes(like: jax.ShapeDtypeStruct) -> int:
-    """Of what each device holds of a parameter."""
+    """The bytes of the part of a parameter that each device holds."""
     return math.prod(part_shape(like)) * like.dtype.itemsize
 
 
@@ -195,10 +195,10 @@ def _write(
     block: tuple[int, ...], target: Array, staged: Array, places: Array, slot: Array
 ) -> Array:
     size = target.dtype.itemsize
-    at = jax.lax.dynamic_index_in_dim(places, slot, keepdims=False)
-    at = jax.lax.optimization_barrier(at)  # a CPU would look it up for every entry
-    found = jax.lax.dynamic_slice(staged, (at[0],), (math.prod(block) * size,))
+    place = jax.lax.dynamic_index_in_dim(places, slot, keepdims=False)
+    place = jax.lax.optimization_barrier(place)  # a CPU would look it up for every entry
+    stored = jax.lax.dynamic_slice(staged, (place[0],), (math.prod(block) * size,))
     if size > 1:
-        found = found.reshape(-1, size)
-    chunk = jax.lax.bitcast_convert_type(found, target.dtype).reshape(block)
-    return jax.lax.dynamic_update_slice(target, chunk, tuple(at[1 : 1 + target.ndim]))
+        stored = stored.reshape(-1, size)
+    chunk = jax.lax.bitcast_convert_type(stored, target.dtype).reshape(block)
+    return jax.lax.dynamic_update_slice(target, chunk, tuple(place[1 : 1 + target.ndim]))

@@ -55,7 +55,7 @@ class TensorFile(Protocol):
 
     @property
     def name(self) -> str:
-        """What an operator calls it."""
+        """The name by which messages to an operator call the file."""
 
     @property
     def entries(self) -> Mapping[str, Entry]:

@@ -65,30 +65,30 @@ def add_norm(
         t = lax.axis_index("row")
         member = team.member()
 
-        def piece(at: Any) -> Array:
+        def piece(span: Any) -> Array:
             """The sum of these columns."""
 
             def load(ref: Any) -> Array:
-                return plgpu.load(ref.at[at], layout=PIECE_LAYOUT, optimized=False)
+                return plgpu.load(ref.at[span], layout=PIECE_LAYOUT, optimized=False)
 
             terms = delta.terms(t, load, *delta_refs)
             wide = (term.astype(jnp.float32) for term in terms)
             return sum(wide, load(x_ref.at[t]).astype(jnp.float32)).astype(x_ref.dtype)
 
-        def give(at: Any, total: Array) -> None:
-            store(sum_ref.at[t, at], total)
-            team.give(row.at[at], total, met)
+        def give(span: Any, total: Array) -> None:
+            store(sum_ref.at[t, span], total)
+            team.give(row.at[span], total, met)
 
         team.begin(met, told=2 * D)
         # Before the team meets, so that it comes during that
         weight = plgpu.load(weight_ref.at[pl.ds(0, D)], layout=layout, optimized=False)
         places = _pieces(D, member)
         held = [jnp.minimum(place, D // PIECE - 1) for place in places]
-        columns = [pl.ds(pl.multiple_of(at * PIECE, PIECE), PIECE) for at in held]
-        totals = [piece(at) for at in columns]
+        columns = [pl.ds(pl.multiple_of(number * PIECE, PIECE), PIECE) for number in held]
+        totals = [piece(span) for span in columns]
         team.ready()
-        for place, at, total in zip(places, columns, totals, strict=True):
-            pl.when(place < D // PIECE)(lambda at=at, total=total: give(at, total))
+        for place, span, total in zip(places, columns, totals, strict=True):
+            pl.when(place < D // PIECE)(lambda span=span, total=total: give(span, total))
         team.done(met)
 
         @pl.when(member == 0)

@@ -29,7 +29,7 @@ class Delta(NamedTuple):
     def of(cls, delta_TD: Product) -> Delta:
         if isinstance(delta_TD, Parts) and delta_TD.done is None:
             row = functools.partial(added, delta_TD.dtype)
-            return cls((delta_TD.sums, *delta_TD.scales), lambda *given: [row(*given)])
+            return cls((delta_TD.sums, *delta_TD.scales), lambda *operands: [row(*operands)])
         if isinstance(delta_TD, WeightedRows):
             return cls(delta_TD[:3], _weighted)
         if isinstance(delta_TD, NormedRows):
@@ -53,7 +53,7 @@ def _weighted(t: Array, load: Load, y_ref: Any, place_ref: Any, weight_ref: Any)
     choices = range(place_ref.shape[1])
     weights = [weight_ref[t, k] for k in choices]
     rows = [load(y_ref.at[place_ref[t, k]]) for k in choices]
-    return [row.astype(jnp.float32) * own for row, own in zip(rows, weights, strict=True)]
+    return [row.astype(jnp.float32) * weight for row, weight in zip(rows, weights, strict=True)]
 
 
 def norm_results(x_TD: Array, rounding: Rounding | None) -> tuple[jax.ShapeDtypeStruct, ...]:

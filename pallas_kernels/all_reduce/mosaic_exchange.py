@@ -62,7 +62,7 @@ def put(x: Array, layout: Any, row: Row, region: Region, to: Array | int) -> Non
     @plgpu.inline_mgpu(arg_types=(layout, REF, *[SCALAR] * 3))
     def run(_: Any, x: Any, table: Any, *scalars: Any) -> None:
         words = [_words(register) for register in x.registers.flat]
-        flat = [word for some in words for word in some]
+        flat = [word for register_words in words for word in register_words]
         text = putting(len(flat), len(words[0]), region)
         operands = [scalar.registers.item() for scalar in scalars]
         _asm(text, [], ut.memref_ptr(table), *operands, *flat)
@@ -74,9 +74,9 @@ def take(
     shape: tuple[int, ...], dtype: Any, layout: Any, row: Row, region: Region, slots: Sequence[int]
 ) -> list[Array]:
     """What came into these slots of the own inbox, as soon as all of it is there."""
-    kind = plgpu.ShapeDtypeStruct(shape, dtype, layout=layout)
+    array_type = plgpu.ShapeDtypeStruct(shape, dtype, layout=layout)
 
-    @plgpu.inline_mgpu(arg_types=(REF, REF, SCALAR, SCALAR), return_type=(kind,) * len(slots))
+    @plgpu.inline_mgpu(arg_types=(REF, REF, SCALAR, SCALAR), return_type=(array_type,) * len(slots))
     def run(_: Any, inbox: Any, table: Any, number: Any, place: Any) -> Any:
         count, vector, make = _arrays(shape, dtype, layout)
         text = taking(count, vector, region, slots)
@@ -106,11 +106,11 @@ def _arrays(
     """Words that a thread has of such an array, words of a register, and how to make the array."""
     lowered = layout.to_mgpu()
     registers = lowered.registers_shape(shape)
-    kind = lowered.registers_element_type(ut.dtype_to_ir_type(jnp.dtype(dtype)))
-    size = ut.bitwidth(kind) // 32
+    register_type = lowered.registers_element_type(ut.dtype_to_ir_type(jnp.dtype(dtype)))
+    size = ut.bitwidth(register_type) // 32
 
     def make(words: Sequence[Any]) -> Any:
-        made = [_register(words[i : i + size], kind) for i in range(0, len(words), size)]
+        made = [_register(words[i : i + size], register_type) for i in range(0, len(words), size)]
         return mgpu.FragmentedArray(
             _registers=np.array(made, dtype=object).reshape(registers),
             _layout=lowered,
@@ -129,11 +129,13 @@ def _words(register: Any) -> list[Any]:
     return [ut.bitcast(ut.vector_slice(words, slice(i, i + 1)), _i32()) for i in range(count)]
 
 
-def _register(words: Sequence[Any], kind: Any) -> Any:
+def _register(words: Sequence[Any], register_type: Any) -> Any:
     if len(words) == 1:
-        return ut.bitcast(words[0], kind)
-    one = ut.ir.VectorType.get((1,), _i32())
-    return ut.bitcast(ut.vector_concat([ut.bitcast(word, one) for word in words]), kind)
+        return ut.bitcast(words[0], register_type)
+    word_vector = ut.ir.VectorType.get((1,), _i32())
+    return ut.bitcast(
+        ut.vector_concat([ut.bitcast(word, word_vector) for word in words]), register_type
+    )
 
 
 def _i32() -> Any:

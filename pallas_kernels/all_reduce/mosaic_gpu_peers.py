@@ -122,26 +122,26 @@ def gather(x: Array, group: Group) -> Array:
         words = x
     else:
         words = lax.bitcast_convert_type(x, jnp.int32)
-    given = jnp.pad(words.reshape(-1), (0, rows * W - x.size)).reshape(rows, W)
+    padded_words = jnp.pad(words.reshape(-1), (0, rows * W - x.size)).reshape(rows, W)
 
     def gather_kernel(x_ref, words_ref, table_ref, out_ref):  # type: ignore[no-untyped-def]
         t = lax.axis_index("row")
-        own = _load(x_ref.at[t], layout)
-        row, region = _send(group, own, layout, words_ref, table_ref)
+        part = _load(x_ref.at[t], layout)
+        row, region = _send(group, part, layout, words_ref, table_ref)
         if X == 2:
-            (other,) = take((W,), jnp.int32, layout, row, region, [0])
-            store(out_ref.at[table_ref[0], t], own)
-            store(out_ref.at[1 - table_ref[0], t], other)
+            (peer_part,) = take((W,), jnp.int32, layout, row, region, [0])
+            store(out_ref.at[table_ref[0], t], part)
+            store(out_ref.at[1 - table_ref[0], t], peer_part)
         else:
             for slots in _at_once(X, 2):
-                for d, found in zip(
+                for d, peer_part in zip(
                     slots, take((W,), jnp.int32, layout, row, region, slots), strict=True
                 ):
-                    store(out_ref.at[d, t], found)
+                    store(out_ref.at[d, t], peer_part)
 
     shape = jax.ShapeDtypeStruct((X, rows, W), jnp.int32)
-    found = _launch(gather_kernel, (given,), group, shape)
-    out = found.reshape(X, rows * W)[:, : x.size].reshape(X, *x.shape)
+    device_words = _launch(gather_kernel, (padded_words,), group, shape)
+    out = device_words.reshape(X, rows * W)[:, : x.size].reshape(X, *x.shape)
     if x.dtype == jnp.int32:
         return out
     return lax.bitcast_convert_type(out, x.dtype)
@@ -174,18 +174,18 @@ def _send(
     return row, region
 
 
-def _added(group: Group, part: Array, layout: Any, at: tuple[Row, Region], x_ref: Any) -> Array:
+def _added(group: Group, part: Array, layout: Any, source: tuple[Row, Region], x_ref: Any) -> Array:
     """The parts that come, in the order of their devices, so that all get the same bits. Two
     devices need no order."""
     x = None
     if x_ref is not None:
         x = _load(x_ref, layout)
-    take_some = functools.partial(take, part.shape, part.dtype, layout, *at)
+    take_some = functools.partial(take, part.shape, part.dtype, layout, *source)
     total: Any = part.astype(jnp.float32) if group.devices == 2 else None
     words = part.shape[0] * part.dtype.itemsize // (4 * LANES)
     for slots in [[0]] if group.devices == 2 else _at_once(group.devices, words):
-        for found in take_some(slots):
-            wide = found.astype(jnp.float32)
+        for peer_part in take_some(slots):
+            wide = peer_part.astype(jnp.float32)
             if total is None:
                 total = wide
             else:
@@ -219,8 +219,8 @@ def _two_shot(group: Group, part: Array, layout: Any, refs: tuple[Any, Any, Any]
 
 def _at_once(devices: int, words: int) -> list[list[int]]:
     """The slots of all devices, as many at once as a thread has registers for."""
-    some = max(1, WORDS_AT_ONCE // words)
-    return [list(range(i, min(i + some, devices))) for i in range(0, devices, some)]
+    batch = max(1, WORDS_AT_ONCE // words)
+    return [list(range(i, min(i + batch, devices))) for i in range(0, devices, batch)]
 
 
 def _load(ref: Any, layout: Any) -> Array:
@@ -233,15 +233,15 @@ def _inbox(group: Group) -> Inbox:
     return group.inbox
 
 
-def _launch(kernel: Any, given: tuple[Array, ...], group: Group, out_type: Any) -> Any:
-    """One block a row of the last of `given` that has rows. The inbox and the table follow."""
+def _launch(kernel: Any, operands: tuple[Array, ...], group: Group, out_type: Any) -> Any:
+    """One block a row of the last of `operands` that has rows. The inbox and the table follow."""
     inbox = _inbox(group)
     return launch(
         kernel,
-        (*given, inbox.words, inbox.table),
+        (*operands, inbox.words, inbox.table),
         None,
         out_type=out_type,
-        grid=(given[0].shape[0],),
+        grid=(operands[0].shape[0],),
         grid_names=("row",),
         # No thread reads what another one of its device stores
         compiler={"unsafe_no_auto_barriers": True},

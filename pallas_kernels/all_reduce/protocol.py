@@ -121,9 +121,9 @@ def taking(words: int, vector: int, region: Region, slots: Sequence[int]) -> str
     inbox, table, row, place = (f"${count + i}" for i in range(4))
     taken = [f"o{i}" for i in range(count)]
     groups = [
-        (group, slot * region.slot + at)
+        (group, slot * region.slot + offset)
         for i, slot in enumerate(slots)
-        for group, at in _groups(taken[i * words : (i + 1) * words], vector)
+        for group, offset in _groups(taken[i * words : (i + 1) * words], vector)
     ]
     return _block(
         [
@@ -137,7 +137,7 @@ def taking(words: int, vector: int, region: Region, slots: Sequence[int]) -> str
             f"setp.eq.s32 q, raised, {RAISED};",
             "selp.b32 left, 1, left, q;",
             "AGAIN:",
-            *(_load(at, group) for group, at in groups),
+            *(_load(offset, group) for group, offset in groups),
             f"setp.eq.b32 p, {taken[0]}, {HEX};",
             *(f"setp.eq.or.b32 p, {name}, {HEX}, p;" for name in taken[1:]),
             "add.s32 left, left, -1;",
@@ -147,7 +147,7 @@ def taking(words: int, vector: int, region: Region, slots: Sequence[int]) -> str
             f"@p st.relaxed.sys.global.b32 [error], {RAISED};",
             f"@p st.relaxed.sys.global.b32 [{inbox}], {RAISED};",
             f"mov.b32 never, {HEX};",
-            *(_store(at, ["never"] * vector) for _, at in groups),
+            *(_store(offset, ["never"] * vector) for _, offset in groups),
             *(f"mov.b32 ${i}, {name};" for i, name in enumerate(taken)),
         ]
     )

@@ -55,11 +55,11 @@ def no_access(devices: Sequence[Any], driver: Any = None) -> str | None:
     for a in devices:
         for b in devices:
             can = ctypes.c_int(0)
-            one = a.local_hardware_id
-            other = b.local_hardware_id
-            failed = a is not b and driver.cuDeviceCanAccessPeer(ctypes.byref(can), one, other)
+            gpu = a.local_hardware_id
+            peer = b.local_hardware_id
+            failed = a is not b and driver.cuDeviceCanAccessPeer(ctypes.byref(can), gpu, peer)
             if failed or (a is not b and not can.value):
-                return f"GPU {one} has no access to the memory of GPU {other}"
+                return f"GPU {gpu} has no access to the memory of GPU {peer}"
     return None
 
 
@@ -73,17 +73,17 @@ def failed_trial(mesh: Mesh, axis: Axes) -> str | None:
         case = Case(name="trial", rows=rows, width=WIDTH, devices=devices)
         x, parts, weight = (jnp.asarray(a, jnp.bfloat16) for a in inputs(case))
         wanted = expected(case, *(np.asarray(a, np.float64) for a in (x, parts, weight)))
-        given = [
+        operands = [
             jax.device_put(array, NamedSharding(mesh, spec))
             for array, spec in ((x, P()), (parts, P(axis)), (weight, P()))
         ]
         run = _sums(mesh, axis, inboxes, case.eps)
         inboxes.expect_nobody()
         for _ in range(LOADING_RUNS):
-            jax.block_until_ready(run(*given, *inboxes.arrays))
+            jax.block_until_ready(run(*operands, *inboxes.arrays))
         inboxes.refill()
         for _ in range(RUNS):
-            got = jax.block_until_ready(run(*given, *inboxes.arrays))
+            got = jax.block_until_ready(run(*operands, *inboxes.arrays))
         try:
             inboxes.check()
         except PeerTimeout as error:

@@ -106,8 +106,8 @@ def search(
     """
 
     def going(carry):  # type: ignore[no-untyped-def]
-        low, high, found, _ = carry
-        return jnp.logical_and(low < high, found == 0)
+        low, high, is_exact, _ = carry
+        return jnp.logical_and(low < high, is_exact == 0)
 
     def narrow(carry):  # type: ignore[no-untyped-def]
         low, high, _, guess = carry
@@ -117,7 +117,7 @@ def search(
         first = jnp.where(guess > 0, low, low + step)
         second = jnp.minimum(low + step + step, high)
         reach_first, reach_second = counts(first, second)
-        found = jnp.logical_or(reach_first == k, reach_second == k).astype(jnp.int32)
+        is_exact = jnp.logical_or(reach_first == k, reach_second == k).astype(jnp.int32)
         # low stays if fewer than k values reach even `first`.
         high = jnp.where(
             reach_first < k,
@@ -125,6 +125,6 @@ def search(
             jnp.where(reach_second < k, second - 1, high),
         )
         low = jnp.where(reach_second >= k, second, jnp.where(reach_first >= k, first, low))
-        return low, high, found, jnp.int32(0)
+        return low, high, is_exact, jnp.int32(0)
 
     return lax.while_loop(going, narrow, (low, high, jnp.int32(0), jnp.int32(low_first)))[0]

@@ -44,27 +44,27 @@ OPTIONS = {
 LOGITS = ("flat", "spread", "head", "ties", "equal", "rising", "clustered", "negative")
 
 
-def logits(kind: str, rows: int, vocabulary: int, seed: int = 0) -> np.ndarray:
+def logits(distribution: str, rows: int, vocabulary: int, seed: int = 0) -> np.ndarray:
     """float32 logits `[rows, vocabulary]` of one of `LOGITS`."""
     rng = np.random.default_rng(seed)
     x = rng.standard_normal((rows, vocabulary))
-    if kind == "spread":
+    if distribution == "spread":
         x *= 4
-    elif kind == "head":  # a few likely tokens whose probabilities fall by a power law
-        some = rng.permuted(np.tile(np.arange(vocabulary), (rows, 1)), axis=1)[
+    elif distribution == "head":  # a few likely tokens whose probabilities fall by a power law
+        tokens = rng.permuted(np.tile(np.arange(vocabulary), (rows, 1)), axis=1)[
             :, : min(200, vocabulary // 4)
         ]
-        np.put_along_axis(x, some, 18 - 2.2 * np.log(np.arange(1, some.shape[1] + 1)), axis=1)
-    elif kind == "ties":
+        np.put_along_axis(x, tokens, 18 - 2.2 * np.log(np.arange(1, tokens.shape[1] + 1)), axis=1)
+    elif distribution == "ties":
         x = np.round(x * 2)
-    elif kind == "equal":
+    elif distribution == "equal":
         x[:] = 0.5
-    elif kind == "rising":
+    elif distribution == "rising":
         x = np.sort(x, axis=1)
-    elif kind == "clustered":  # likely tokens share slots, whatever the size of the chunks
+    elif distribution == "clustered":  # likely tokens share slots, whatever the size of the chunks
         x[:, :: min(4096, vocabulary // 4)] += 6
         x[:, ::256] += 3
-    elif kind == "negative":  # far below zero, some impossible
+    elif distribution == "negative":  # far below zero, some impossible
         x = np.where(rng.random(x.shape) < 0.3, -np.inf, 100 * x - 1e4)
     return x.astype(np.float32)
 
@@ -73,7 +73,7 @@ def rows_of(options: Sequence[Options], logits_BV: np.ndarray, seed: int = 0) ->
     """The rows as numpy arrays, with random keys."""
 
     def column(name: str, dtype: type) -> np.ndarray:
-        return np.array([getattr(one, name) for one in options], dtype)
+        return np.array([getattr(row_options, name) for row_options in options], dtype)
 
     banned = np.full((len(options), 3), -1, np.int32)
     banned[:, 1] = np.where(column("best_banned", bool), logits_BV.argmax(axis=1), -1)

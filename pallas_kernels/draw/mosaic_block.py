@@ -123,14 +123,14 @@ class Block:
         self.sync()
         return tuple(box[...] for box in boxes)
 
-    def own(self, name: str, *at: Any) -> Any:
+    def own(self, name: str, *index: Any) -> Any:
         """This warpgroup's lines of a shared array."""
         lines = self.spec.tuning.lines
-        return self.sm[name].at[*at, pl.ds(self.wg * lines, lines)]
+        return self.sm[name].at[*index, pl.ds(self.wg * lines, lines)]
 
-    def all_slots(self, name: str, *at: Any) -> Array:
+    def all_slots(self, name: str, *index: Any) -> Array:
         """The lines of all warpgroups, as one array: every operation costs lowering time."""
-        return self.laid_out(self.sm[name].at[*at][...] if at else self.sm[name][...])
+        return self.laid_out(self.sm[name].at[*index][...] if index else self.sm[name][...])
 
     def slots(self, groups: int = 1) -> Array:
         """The number of each slot of one warpgroup, or of `groups` warpgroups."""
@@ -161,22 +161,24 @@ class Block:
         stages = self.spec.tuning.stages
 
         def copy(step) -> None:  # type: ignore[no-untyped-def]
-            at = lax.rem(step, jnp.int32(stages))
+            slot = lax.rem(step, jnp.int32(stages))
             _, begin = self.chunk_start(step, self.wg)
             source = self.lines.at[
                 self.row, pl.ds(lax.div(begin, jnp.int32(COLUMNS)), spec.tuning.lines)
             ]
             plgpu.copy_gmem_to_smem(
-                source, self.sm["ring"].at[self.wg, at], self.sm["full"].at[self.wg * stages + at]
+                source,
+                self.sm["ring"].at[self.wg, slot],
+                self.sm["full"].at[self.wg * stages + slot],
             )
 
         plgpu.commit_smem()  # the last pass has read the slots that the first copies overwrite
         pl.loop(0, min(stages, spec.steps))(copy)
 
         def fold_chunk(step, carry):  # type: ignore[no-untyped-def]
-            at = lax.rem(step, jnp.int32(stages))
-            plgpu.barrier_wait(self.sm["full"].at[self.wg * stages + at])
-            x = self.sm["ring"].at[self.wg, at][...]
+            slot = lax.rem(step, jnp.int32(stages))
+            plgpu.barrier_wait(self.sm["full"].at[self.wg * stages + slot])
+            x = self.sm["ring"].at[self.wg, slot][...]
             plgpu.commit_smem()
             pl.when(step + stages < spec.steps)(lambda: copy(step + stages))
             wanted, begin = self.chunk_start(step, self.wg)

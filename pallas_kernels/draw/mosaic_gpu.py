@@ -121,10 +121,10 @@ def _launch(spec: Spec, lines: Array, ints: Array, floats: Array, banned: Array)
                 _, turn, _, wanted, tokens, values = carry
                 fresh = turn == 0
                 known = jnp.where(fresh, unfiltered, top_p >= 1)
-                given = jnp.where(fresh, total, jnp.float32(0))
+                known_mass = jnp.where(fresh, total, jnp.float32(0))
                 masses = lax.cond(
                     known,
-                    lambda: (given,) * spec.candidates,
+                    lambda: (known_mass,) * spec.candidates,
                     lambda: block.masses(floor, values, top, third),
                 )
                 wanted = jnp.where(

@@ -150,15 +150,15 @@ class Row(Block):
 
             def counts(s: Array, t: Array) -> tuple[Array, Array]:
                 bounds = threshold(s), threshold(t)
-                found = self.stream(
+                tally = self.stream(
                     self.full(0, jnp.int32), lambda _, x, carry: carry + reach(x, *bounds)
                 )
-                self.own("score", 0)[...] = float_bits(found)
+                self.own("score", 0)[...] = float_bits(tally)
                 return self.broadcast(sums, jnp.int32, jnp.int32)  # type: ignore[return-value]
 
             # The kept logits usually decide already, and one pass confirms that.
-            found = search(k, low, high, counts, low_first=True)
-            return self.broadcast(lambda: (value(found),), jnp.float32)[0]
+            kth_image = search(k, low, high, counts, low_first=True)
+            return self.broadcast(lambda: (value(kth_image),), jnp.float32)[0]
 
         # All logits above `third` are kept. If the k-th largest kept logit is not above it, more
         # logits than the kept ones may count.
@@ -208,8 +208,8 @@ class Row(Block):
             for j, bits in enumerate(threefry(key, slot, 2 * turn + i)):
 
                 @pl.when(2 * i + j < spec.candidates)
-                def _(at=2 * i + j, bits=bits) -> None:  # type: ignore[no-untyped-def]
-                    self.own("score", at)[...] = mass / exponential(bits)
+                def _(candidate=2 * i + j, bits=bits) -> None:  # type: ignore[no-untyped-def]
+                    self.own("score", candidate)[...] = mass / exponential(bits)
 
         self.sync()
 
@@ -269,11 +269,11 @@ class Row(Block):
         bits, _ = threefry(key, COLUMN_DRAW - counter[0], counter[1])
         goal = uniform(bits) * total
         token = first
-        found = top
+        logit = top
         # Backwards, so that the first token whose running sum exceeds the goal remains. Its own
         # weight took the sum over the goal.
         for i in reversed(range(len(values))):
             here = sums[i] > goal
             token = jnp.where(here, tokens[i], token)
-            found = jnp.where(here, values[i], found)
-        return token, found
+            logit = jnp.where(here, values[i], logit)
+        return token, logit

@@ -88,8 +88,8 @@ def stages_of(rows: int, n: int, F: int) -> int:
 
 @functools.cache
 def _measured() -> dict[str, dict[str, int]]:
-    found = json.loads((pathlib.Path(__file__).parent / "tuned" / "nvidia_h200.json").read_text())
-    return found["sizes"]
+    tuned = json.loads((pathlib.Path(__file__).parent / "tuned" / "nvidia_h200.json").read_text())
+    return tuned["sizes"]
 
 
 @functools.cache
@@ -108,14 +108,14 @@ def _modelled(M: int, O: int, I: int) -> Tuning:
         heights = [min(rows for rows in WARPGROUPS if rows >= M)]
     else:
         heights = [128, 192, 256]
-    found = []
+    candidates = []
     for rows, cluster in itertools.product(heights, (1, 2)):
         for n in range(16, min(MAX_N[rows], O) + 1, 16):
             stages = min(8, stages_of(rows, n, O // 2))
             if stages >= 4:
                 tuning = Tuning(rows, n, stages, cluster)
-                found.append((_seconds(M, O, I, tuning), -n, tuning))
-    return min(found)[2]
+                candidates.append((_seconds(M, O, I, tuning), -n, tuning))
+    return min(candidates)[2]
 
 
 def _seconds(M: int, O: int, I: int, tuning: Tuning) -> float:

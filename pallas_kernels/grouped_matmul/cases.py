@@ -95,17 +95,17 @@ def inputs(case: Case, seed: int = 0) -> Inputs:
     return Inputs(low(x), low(gate_up), low(down), expert, low(weight))
 
 
-def expected(given: Inputs, bias: np.ndarray | float = 0.0) -> np.ndarray:
+def expected(arrays: Inputs, bias: np.ndarray | float = 0.0) -> np.ndarray:
     """The routed feed-forward with silu gates in float64, `[T, D]`, token by token.
 
     `bias` `[E, 2F]` is that of gate and up.
     """
-    bias = np.broadcast_to(np.asarray(bias, np.float64), given.gate_up.shape[:2])
+    bias = np.broadcast_to(np.asarray(bias, np.float64), arrays.gate_up.shape[:2])
     x, gate_up, down, weight = (
-        np.asarray(a, np.float64) for a in (given.x, given.gate_up, given.down, given.weight)
+        np.asarray(a, np.float64) for a in (arrays.x, arrays.gate_up, arrays.down, arrays.weight)
     )
     out = np.zeros(x.shape)
-    for token, experts in enumerate(given.expert):
+    for token, experts in enumerate(arrays.expert):
         for choice, expert in enumerate(experts):
             gate, up = np.split(gate_up[expert] @ x[token] + bias[expert], 2)
             hidden = gate / (1 + np.exp(-gate)) * up

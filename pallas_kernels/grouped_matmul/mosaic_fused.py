@@ -194,15 +194,15 @@ def _launch(
     blocks = min(PROCESSORS, first.tiles * max(first.across, second.across))
 
     def kernel(flags_ref, expert_ref, used_ref, *rest, **sm):  # type: ignore[no-untyped-def]
-        *given, hidden_ref, y_ref = rest
+        *input_refs, hidden_ref, y_ref = rest
         rows_ref = None
         if first.rows is None:
-            rows_ref = given.pop(0)
+            rows_ref = input_refs.pop(0)
         if phase == "second":
-            source_ref = given.pop()
+            source_ref = input_refs.pop()
         else:
             source_ref = hidden_ref
-        x_ref, gate_up_ref, down_ref, *bias_refs = given
+        x_ref, gate_up_ref, down_ref, *bias_refs = input_refs
         gate_up_bias, down_bias = ((bias_refs.pop(0),) if has else () for has in biased)
         products = (
             _Product(first, x_ref, gate_up_ref, gate_up_bias, hidden_ref),
@@ -244,12 +244,12 @@ def places_of(
     idle = jnp.where(over == 0, 0, blocks - over)
     place = lax.rem(block - over + blocks, jnp.int32(blocks))  # idle blocks first
     rounds = jnp.where(place < idle, round(first.steps / second.steps), 0)
-    own = jnp.clip(_rounds(total - place, jnp.maximum(idle, 1)), 0, rounds)
+    early_units = jnp.clip(_rounds(total - place, jnp.maximum(idle, 1)), 0, rounds)
     start = idle * round(first.steps / second.steps) + place
-    count = own + jnp.maximum(_rounds(total - start, jnp.int32(blocks)), 0)
+    count = early_units + jnp.maximum(_rounds(total - start, jnp.int32(blocks)), 0)
 
     def second_place(i: Array) -> Array:
-        return jnp.where(i < own, place + i * idle, start + (i - own) * blocks)
+        return jnp.where(i < early_units, place + i * idle, start + (i - early_units) * blocks)
 
     counted = jnp.maximum(_rounds(units - block, jnp.int32(blocks)), 0)
     return (counted, lambda i: block + i * blocks), (count, second_place)

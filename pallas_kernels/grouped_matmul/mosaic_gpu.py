@@ -346,8 +346,8 @@ def finish(
     *bias_ref, y_ref = refs
     column = pl.multiple_of(unit.column + wg * ROWS, ROWS)
     for ref in bias_ref:
-        own = ref.at[unit.expert]
-        both = [plus(own, y, column + part * spec.apart) for part, y in enumerate(both)]
+        expert_bias = ref.at[unit.expert]
+        both = [plus(expert_bias, y, column + part * spec.apart) for part, y in enumerate(both)]
     first, second = both
     store = lambda y, column: _store(spec, y, unit.row, column, sm["y"].at[wg], y_ref)
     if spec.gating is not None:
@@ -392,8 +392,8 @@ def plus(bias: Any, y: Array, row: Array) -> Array:
     never stored; their bias is that of the last ones, as plain loads must stay within the array."""
     last = bias.shape[0] - ROWS
     rows = pl.ds(pl.multiple_of(jnp.minimum(row, last), ROWS), ROWS)
-    own = plgpu.load(bias.at[rows], layout=plgpu.Layout.WGMMA.reduce(1), optimized=False)
-    return y + lax.broadcast_in_dim(own.astype(jnp.float32), y.shape, [0])
+    row_bias = plgpu.load(bias.at[rows], layout=plgpu.Layout.WGMMA.reduce(1), optimized=False)
+    return y + lax.broadcast_in_dim(row_bias.astype(jnp.float32), y.shape, [0])
 
 
 def _store(spec: Spec, y: Array, row: Array, column: Array, staged: Any, y_ref: Any) -> None:

@@ -33,7 +33,7 @@ def spread(x_TD: Array, groups: Groups, interpret: Any) -> Array:
 
     kernel.__name__ = f"spread_{T}x{D}"  # for profiles
     rows = groups.expert_W.shape[0] * groups.tile
-    found: Array = launch(
+    spread_rows: Array = launch(
         kernel,
         (x_TD, groups.place_TK),
         interpret,
@@ -43,4 +43,4 @@ def spread(x_TD: Array, groups: Groups, interpret: Any) -> Array:
         # No thread reads what another one stores
         compiler={"unsafe_no_auto_barriers": True},
     )
-    return found
+    return spread_rows

@@ -81,7 +81,11 @@ def packed(case: Case, plain: Plain, dtype: Any) -> Int4:
     """The weight as kernels take it, its values rounded to `dtype`."""
 
     def values(form: str) -> Any:
-        held = plain.scales if form == "scales" else plain.others if form == case.form else None
+        held = None
+        if form == "scales":
+            held = plain.scales
+        elif form == case.form:
+            held = plain.others
         if held is None:
             return None
         return jnp.asarray(values_of(held, case.inputs, case.group), dtype)

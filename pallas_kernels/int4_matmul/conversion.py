@@ -102,7 +102,7 @@ def conversion(columns: int, group: int, dtype: str, form: str) -> str:
 
 
 def _lines(columns: int, group: int, dtype: str, form: str, outputs: int) -> Iterator[str]:
-    kind = _PAIRS[dtype]
+    pair_type = _PAIRS[dtype]
     integers = _INTEGERS[dtype]
     others = form in ("zeros", "offsets")
     floats = None
@@ -134,15 +134,15 @@ def _lines(columns: int, group: int, dtype: str, form: str, outputs: int) -> Ite
             if others:
                 yield from _two_rows(form[0], "from2", place)
             if form == "zeros":
-                yield from (f"fma.rn.{kind} z{row}, z{row}, unit, base;" for row in range(2))
+                yield from (f"fma.rn.{pair_type} z{row}, z{row}, unit, base;" for row in range(2))
             if factor is not None:
-                yield from (f"mul.rn.{kind} s{row}, s{row}, factor;" for row in range(2))
+                yield from (f"mul.rn.{pair_type} s{row}, s{row}, factor;" for row in range(2))
         if floats:
-            yield from _float_word(step, kind, floats)
+            yield from _float_word(step, pair_type, floats)
         elif is_table:
-            yield from _table_word(step, kind)
+            yield from _table_word(step, pair_type)
         else:
-            yield from _word(step, kind, form, integers)
+            yield from _word(step, pair_type, form, integers)
 
 
 def _constants(integers: _Integers, form: str) -> Iterator[str]:
@@ -163,7 +163,7 @@ def _two_rows(name: str, address: str, place: int) -> Iterator[str]:
     yield f"prmt.b32 {name}0, pair, pair, 0x1010;\nprmt.b32 {name}1, pair, pair, 0x3232;"
 
 
-def _word(step: int, kind: str, form: str, integers: _Integers) -> Iterator[str]:
+def _word(step: int, pair_type: str, form: str, integers: _Integers) -> Iterator[str]:
     """The four registers of a word, (number - zero point) · scale or number · scale + offset."""
     places = len(integers.lifts)
     for r in range(4):
@@ -174,14 +174,14 @@ def _word(step: int, kind: str, form: str, integers: _Integers) -> Iterator[str]
             yield f"shr.u32 moved, w{step % 4}, {4 * r};"
         # (moved & mask) | magic
         yield f"lop3.b32 bits, moved, {_NUMBERS << 4 * place:#010x}, magic, 0xea;"
-        yield f"fma.rn.{kind} bits, bits, lift{place}, z{row};"
+        yield f"fma.rn.{pair_type} bits, bits, lift{place}, z{row};"
         if form == "offsets":
-            yield f"fma.rn.{kind} {out}, bits, s{row}, o{row};"
+            yield f"fma.rn.{pair_type} {out}, bits, s{row}, o{row};"
         else:
-            yield f"mul.rn.{kind} {out}, bits, s{row};"
+            yield f"mul.rn.{pair_type} {out}, bits, s{row};"
 
 
-def _float_word(step: int, kind: str, floats: _Floats) -> Iterator[str]:
+def _float_word(step: int, pair_type: str, floats: _Floats) -> Iterator[str]:
     """The four registers of a word of 4-bit floats: each with its bits in a float's places, times
     its scale."""
     for r in range(4):
@@ -192,7 +192,7 @@ def _float_word(step: int, kind: str, floats: _Floats) -> Iterator[str]:
             yield f"{way}.{'b' if left >= 0 else 'u'}32 {name}, w{step % 4}, {abs(left)};"
         yield f"and.b32 bits, bits, {floats.rests:#010x};"
         yield f"lop3.b32 bits, sign, {floats.signs:#010x}, bits, 0xea;"  # (sign & mask) | bits
-        yield f"mul.rn.{kind} ${4 * step + r}, bits, s{r % 2};"
+        yield f"mul.rn.{pair_type} ${4 * step + r}, bits, s{r % 2};"
 
 
 def _table(form: str, dtype: str) -> Iterator[str]:
@@ -203,7 +203,7 @@ def _table(form: str, dtype: str) -> Iterator[str]:
     yield from (f"mov.b32 t{i}, {int(word):#x};" for i, word in enumerate(both))
 
 
-def _table_word(step: int, kind: str) -> Iterator[str]:
+def _table_word(step: int, pair_type: str) -> Iterator[str]:
     """The four registers of a word, what its numbers stand for times their scales. A byte is picked
     of eight by three bits of a number, and of both halves of the table by the fourth."""
     word = f"w{step % 4}"
@@ -222,4 +222,4 @@ def _table_word(step: int, kind: str) -> Iterator[str]:
         yield f"prmt.b32 p{2 * side + 1}, byte0, byte1, 0x7362;"
     for r in range(4):
         yield f"prmt.b32 bits, p{r // 2}, p{2 + r // 2}, {(0x5410, 0x7632)[r % 2]:#x};"
-        yield f"mul.rn.{kind} ${4 * step + r}, bits, s{r % 2};"
+        yield f"mul.rn.{pair_type} ${4 * step + r}, bits, s{r % 2};"

@@ -88,7 +88,7 @@ class _Share(NamedTuple):
 
 def _convert_all(
     spec: Spec,
-    given: tuple[Any, ...],
+    refs: tuple[Any, ...],
     made: Any,
     share: _Share,
     wg: Array,
@@ -101,7 +101,7 @@ def _convert_all(
 
     def fetch(i: Array) -> None:
         pl.when(i < share.count)(
-            lambda: _fetch(words, given, share.place(i), lax.rem(i, slots), wg, sm)
+            lambda: _fetch(words, refs, share.place(i), lax.rem(i, slots), wg, sm)
         )
 
     for i in range(SLOTS):
@@ -136,8 +136,8 @@ def _scratch(spec: Spec, words: Words) -> dict[str, Any]:
 
 
 def _fetch(
-    own: Words,
-    given: tuple[Any, ...],
+    numbers: Words,
+    refs: tuple[Any, ...],
     place: tuple[Array, Array],
     slot: Array,
     wg: Array,
@@ -145,12 +145,12 @@ def _fetch(
 ) -> None:
     """Copy a tile's words, scales, zero points or offsets."""
     row, column = place
-    words, *values = given
+    words, *values = refs
     full = sm["full"].at[wg * SLOTS + slot]
     chunks = SLOT // CHUNK
     ready = sm["w"].at[slot, wg]
     plgpu.copy_gmem_to_smem(words.at[row, pl.ds(column * chunks, chunks)], ready, full)
-    groups = pl.ds(lax.div(column * SLOT, jnp.int32(own.group)), own.groups(SLOT))
+    groups = pl.ds(lax.div(column * SLOT, jnp.int32(numbers.group)), numbers.groups(SLOT))
     for name, part in zip(("scales", "others"), values, strict=False):
         plgpu.copy_gmem_to_smem(part.at[row, groups], sm[name].at[slot, wg], full)
 

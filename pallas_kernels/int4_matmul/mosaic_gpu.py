@@ -104,7 +104,7 @@ def _multiply(spec: Spec, x: Array, arrays: tuple[Array, ...]) -> list[Array]:
     warpgroups = spec.tuning.warpgroups
 
     def kernel(*refs, **sm):  # type: ignore[no-untyped-def]
-        given = refs[: 1 + len(arrays)]
+        input_refs = refs[: 1 + len(arrays)]
         made = refs[1 + len(arrays) :]
         block = lax.axis_index("block")
         wg = lax.axis_index("wg")
@@ -117,7 +117,7 @@ def _multiply(spec: Spec, x: Array, arrays: tuple[Array, ...]) -> list[Array]:
                 source = Source(
                     (unit.block * warpgroups,), unit.token, lambda run: run(split.tokens)
                 )
-                fill(spec, given, source, unit, done, sm)
+                fill(spec, input_refs, source, unit, done, sm)
 
             done = split.each(block, own)
             drain(sm["free"], done, spec.tuning.stages)
@@ -127,7 +127,7 @@ def _multiply(spec: Spec, x: Array, arrays: tuple[Array, ...]) -> list[Array]:
             plgpu.set_max_registers(registers_of(warpgroups), action="increase")
 
             def multiply(unit: Unit, done: Array) -> None:
-                y = product(spec, Rows(given[1:], split.row(unit, wg)), unit, done, wg, sm)
+                y = product(spec, Rows(input_refs[1:], split.row(unit, wg)), unit, done, wg, sm)
                 split.store(y, unit, wg, sm, made, spec.interpret)
 
             def own(unit: Unit, done: Array) -> None:
@@ -172,14 +172,14 @@ def scratch(spec: Spec) -> dict[str, Any]:
 
 def fill(
     spec: Spec,
-    given: tuple[Any, ...],
+    input_refs: tuple[Any, ...],
     source: Source,
     unit: Unit,
     done: Array,
     sm: dict[str, Any],
 ) -> None:
     """Fill the ring with one unit's weights and rows of x."""
-    x_ref, *refs = given
+    x_ref, *refs = input_refs
     held = spec.tuning.warpgroups // spec.parts
 
     @pl.loop(0, unit.steps)
@@ -193,8 +193,8 @@ def fill(
 
         def copy(width: int) -> None:
             x = x_ref.at[pl.ds(source.row, width), columns]
-            own = sm["x"].at[slot, pl.ds(0, width)]
-            plgpu.copy_gmem_to_smem(x, own, sm["full"].at[slot])
+            target = sm["x"].at[slot, pl.ds(0, width)]
+            plgpu.copy_gmem_to_smem(x, target, sm["full"].at[slot])
 
         source.at_width(copy)
 
@@ -234,8 +234,8 @@ def product(
             plgpu.barrier_wait(sm["full"].at[slot])
             for first in range(0, spec.K, spec.operand):
                 x = sm["x"].at[slot, pl.ds(0, tokens), pl.ds(first, spec.operand)]
-                own = spec.numbers.operand(spec, Place(slot, wg, first), scales, sm)
-                plgpu.wgmma(acc, own, x.T)
+                weights = spec.numbers.operand(spec, Place(slot, wg, first), scales, sm)
+                plgpu.wgmma(acc, weights, x.T)
                 plgpu.wgmma_wait(running)
                 if running and first == 0:
                     before = lax.select(slot == 0, jnp.int32(stages - 1), slot - 1)
@@ -245,8 +245,8 @@ def product(
             return lax.select(slot == stages - 1, jnp.int32(0), slot + 1)
 
         def turn(i: Array, slot: Array) -> Array:
-            for own in range(together):
-                slot = step(i * together + own, slot)
+            for offset in range(together):
+                slot = step(i * together + offset, slot)
             return slot
 
         # Not a remainder for each slot, which takes up to an eighth of the instructions

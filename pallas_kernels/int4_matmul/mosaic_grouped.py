@@ -47,7 +47,7 @@ class _Spec(NamedTuple):
     expert, whether all tiles have the first rows of x, and the rows of every tile where they are
     known."""
 
-    one: one.Spec
+    dense: one.Spec
     blocks: int
     shared: bool
     rows: int | None
@@ -56,12 +56,12 @@ class _Spec(NamedTuple):
     @property
     def widths(self) -> tuple[int, ...]:
         """Of products."""
-        return widths_of(self.one.tuning.tokens)
+        return widths_of(self.dense.tuning.tokens)
 
     @property
     def pairs(self) -> int:
         """Warpgroups of a part of the weight."""
-        return self.one.tuning.warpgroups // self.one.parts
+        return self.dense.tuning.warpgroups // self.dense.parts
 
 
 def check(x_PI: Array, w: Int4) -> None:
@@ -101,10 +101,10 @@ def grouped_products(
     x = padded(tile_rows(x_PI, groups, interpret), CHUNK)
     if w.rows % (ROWS if gating is None else 2 * ROWS) or (gating and not computes(gating)):
         spec = _spec(x, w, groups, None, interpret)
-        (found,) = _multiply(spec, groups, x, w, None)
-        return _finished(found[:, : w.rows], groups, bias_EO, gating)
-    (found,) = _multiply(_spec(x, w, groups, gating, interpret), groups, x, w, bias_EO)
-    return found
+        (y,) = _multiply(spec, groups, x, w, None)
+        return _finished(y[:, : w.rows], groups, bias_EO, gating)
+    (y,) = _multiply(_spec(x, w, groups, gating, interpret), groups, x, w, bias_EO)
+    return y
 
 
 def _spec(x: Array, w: Weight, groups: Groups, gating: Gating | None, interpret: Any) -> _Spec:
@@ -118,8 +118,8 @@ def _spec(x: Array, w: Weight, groups: Groups, gating: Gating | None, interpret:
         kept = warpgroups // 2 * ROWS * (tile + APART) * 4
     sizes = w.numbers.tuning((groups.rows, rows, x.shape[1]), (tile, warpgroups), kept)
     sizes = sizes._replace(shares=1)
-    own = one.Spec(groups.rows, rows, x.shape[1], w.numbers, x.dtype, sizes, interpret, parts)
-    return _Spec(own, blocks, x.shape[0] < groups.rows, groups.shared, gating)
+    dense = one.Spec(groups.rows, rows, x.shape[1], w.numbers, x.dtype, sizes, interpret, parts)
+    return _Spec(dense, blocks, x.shape[0] < groups.rows, groups.shared, gating)
 
 
 def _finished(y_PO: Array, groups: Groups, bias_EO: Array | None, gating: Gating | None) -> Array:
@@ -137,8 +137,8 @@ def _finished(y_PO: Array, groups: Groups, bias_EO: Array | None, gating: Gating
 def _multiply(
     spec: _Spec, groups: Groups, x: Array, w: Weight, bias_EO: Array | None
 ) -> list[Array]:
-    split = spec.one.split
-    warpgroups = spec.one.tuning.warpgroups
+    split = spec.dense.split
+    warpgroups = spec.dense.tuning.warpgroups
     arrays = [x, *(part.reshape(-1, *part.shape[2:]) for part in w.arrays)]
     if bias_EO is not None:
         biases = [bias_EO]
@@ -151,7 +151,7 @@ def _multiply(
     def kernel(*refs, **sm):  # type: ignore[no-untyped-def]
         plan_refs = refs[: len(plan)]
         rest = refs[len(plan) :]
-        given = rest[: len(arrays)]
+        input_refs = rest[: len(arrays)]
         *bias_ref, made = rest[len(arrays) :]
         block = lax.axis_index("block")
         wg = lax.axis_index("wg")
@@ -162,8 +162,8 @@ def _multiply(
         @pl.when(wg == warpgroups)
         def _producer() -> None:
             plgpu.set_max_registers(PRODUCER_REGISTERS, action="decrease")
-            done = each(lambda unit, tile, done: _fill(spec, given, unit, tile, done, sm))
-            drain(sm["free"], done, spec.one.tuning.stages)
+            done = each(lambda unit, tile, done: _fill(spec, input_refs, unit, tile, done, sm))
+            drain(sm["free"], done, spec.dense.tuning.stages)
 
         @pl.when(wg < warpgroups)
         def _consumer() -> None:
@@ -172,13 +172,13 @@ def _multiply(
             def consume(unit: Unit, tile: _Tile, done: Array) -> None:
                 def product(width: int) -> None:
                     row = split.row(unit, lax.rem(wg, jnp.int32(spec.pairs)))
-                    row += lax.div(wg, jnp.int32(spec.pairs)) * spec.one.O
-                    rows = Rows(given[1:], tile.expert * (spec.blocks * ROWS) + row)
-                    y = one.product(spec.one, rows, unit, done, wg, sm, width)
+                    row += lax.div(wg, jnp.int32(spec.pairs)) * spec.dense.O
+                    rows = Rows(input_refs[1:], tile.expert * (spec.blocks * ROWS) + row)
+                    y = one.product(spec.dense, rows, unit, done, wg, sm, width)
                     for ref in bias_ref:
                         y = plus(ref.at[tile.expert], y, row)
                     if spec.gating is None:
-                        split.store(y, unit, wg, sm, (made,), spec.one.interpret)
+                        split.store(y, unit, wg, sm, (made,), spec.dense.interpret)
                     else:
                         _gated(spec, y, unit, done, wg, sm, made)
 
@@ -191,15 +191,15 @@ def _multiply(
                 )
             plgpu.wait_smem_to_gmem(0)
 
-    own = spec.one
-    sizes = f"{own.tuning.tokens}x{own.parts * own.O}x{own.I}"
-    kernel.__name__ = f"grouped_{own.numbers.name}_{sizes}"  # for profiles
+    dense = spec.dense
+    sizes = f"{dense.tuning.tokens}x{dense.parts * dense.O}x{dense.I}"
+    kernel.__name__ = f"grouped_{dense.numbers.name}_{sizes}"  # for profiles
     return launch(
         kernel,
         (*plan, *arrays, *biases),
-        own.interpret,
+        dense.interpret,
         out_type=split.results,
-        scratch_types=one.scratch(own) | _exchange(spec),
+        scratch_types=one.scratch(dense) | _exchange(spec),
         grid=(blocks,),
         grid_names=("block",),
         num_threads=warpgroups + 1,
@@ -212,7 +212,7 @@ def _exchange(spec: _Spec) -> dict[str, Any]:
     if spec.gating is None:
         return {}
     barrier = plgpu.Barrier(num_arrivals=1, num_barriers=spec.pairs)
-    shape = (spec.pairs, ROWS, spec.one.tuning.tokens + APART)
+    shape = (spec.pairs, ROWS, spec.dense.tuning.tokens + APART)
     return {"up": plgpu.SMEM(shape, jnp.float32), "sent": barrier, "taken": barrier}
 
 
@@ -226,17 +226,17 @@ def _each(
     steps done. `place` is the number of the thread block, and how many there are."""
     expert_ref, used_ref, *rows_ref = plan
     block, blocks = place
-    split = spec.one.split
+    split = spec.dense.split
     units = used_ref[used_ref.shape[0] - 1] * split.down
 
     def body(i: Array, done: Array) -> Array:
         index = block + i * blocks
         tile = lax.div(index, jnp.int32(split.down))
-        token = pl.multiple_of(tile * spec.one.tuning.tokens, 8)
+        token = pl.multiple_of(tile * spec.dense.tuning.tokens, 8)
         row = lax.rem(index, jnp.int32(split.down))
         zero = jnp.int32(0)
-        own = _Tile(expert_ref[tile], rows_ref[0][tile] if rows_ref else spec.rows or 0)
-        run(Unit(row, token, zero, zero, jnp.int32(split.steps)), own, done)
+        expert_tile = _Tile(expert_ref[tile], rows_ref[0][tile] if rows_ref else spec.rows or 0)
+        run(Unit(row, token, zero, zero, jnp.int32(split.steps)), expert_tile, done)
         return done + split.steps
 
     count = lax.div(units - block + (blocks - 1), jnp.int32(blocks))
@@ -244,14 +244,19 @@ def _each(
 
 
 def _fill(
-    spec: _Spec, given: tuple[Any, ...], unit: Unit, tile: _Tile, done: Array, sm: dict[str, Any]
+    spec: _Spec,
+    input_refs: tuple[Any, ...],
+    unit: Unit,
+    tile: _Tile,
+    done: Array,
+    sm: dict[str, Any],
 ) -> None:
     """Fill the ring with one unit."""
     first = tile.expert * spec.blocks + unit.block * spec.pairs
-    firsts = tuple(first + part * spec.one.O // ROWS for part in range(spec.one.parts))
+    firsts = tuple(first + part * spec.dense.O // ROWS for part in range(spec.dense.parts))
     row = row_of_x(unit.token, spec.shared)
     source = one.Source(firsts, row, lambda run: at_width(spec.widths, tile.rows, run))
-    one.fill(spec.one, given, source, unit, done, sm)
+    one.fill(spec.dense, input_refs, source, unit, done, sm)
 
 
 def _gated(
@@ -275,5 +280,5 @@ def _gated(
         plgpu.barrier_wait(sm["sent"].at[wg])
         up = plgpu.load(sm["up"].at[wg, :, tokens], layout=plgpu.Layout.WGMMA, optimized=False)
         plgpu.barrier_arrive(sm["taken"].at[wg])
-        split = spec.one.split
-        split.store(in_kernels(gating)(y, up), unit, wg, sm, (made,), spec.one.interpret)
+        split = spec.dense.split
+        split.store(in_kernels(gating)(y, up), unit, wg, sm, (made,), spec.dense.interpret)

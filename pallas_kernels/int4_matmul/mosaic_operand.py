@@ -61,7 +61,7 @@ class Blocks(NamedTuple):
 
     first: Array
     height: int
-    own: int
+    slot_block: int
 
 
 class Place(NamedTuple):
@@ -208,13 +208,13 @@ class Words(NamedTuple):
     ) -> None:
         words, *values = refs
         blocks = pl.ds(rows.first, rows.height)
-        own = pl.ds(rows.own, rows.height)
+        slot_blocks = pl.ds(rows.slot_block, rows.height)
         chunks = pl.ds(step * (spec.K // CHUNK), spec.K // CHUNK)
         groups = pl.ds(lax.div(step * spec.K, jnp.int32(self.group)), self.groups(spec.K))
         full = sm["full"].at[slot]
-        plgpu.copy_gmem_to_smem(words.at[blocks, chunks], sm["w"].at[slot, own], full)
+        plgpu.copy_gmem_to_smem(words.at[blocks, chunks], sm["w"].at[slot, slot_blocks], full)
         for name, ref in zip(("scales", "others"), values, strict=False):
-            plgpu.copy_gmem_to_smem(ref.at[blocks, groups], sm[name].at[slot, own], full)
+            plgpu.copy_gmem_to_smem(ref.at[blocks, groups], sm[name].at[slot, slot_blocks], full)
 
     def scales(self, spec: Spec, rows: Rows, step: Array) -> list[Array]:
         return []  # they lie in the slot
@@ -244,8 +244,10 @@ def operand(spec: Spec, words: Words, place: Place, sm: dict[str, Any]) -> Any:
         table = None
         if words.form in TABLES:
             table = words.form
-        own = Int4(held, scales, zeros, offsets, rows=ROWS, group=group, table=table)
-        a[...] = dequantised(own, K, spec.dtype) / jnp.asarray(words.excess(spec.dtype), spec.dtype)
+        weight = Int4(held, scales, zeros, offsets, rows=ROWS, group=group, table=table)
+        a[...] = dequantised(weight, K, spec.dtype) / jnp.asarray(
+            words.excess(spec.dtype), spec.dtype
+        )
         plgpu.commit_smem()
         return a
 
@@ -275,13 +277,15 @@ def made_by(
         i32 = mgpu.utils.dtype_to_ir_type(jnp.int32)
         layout = plgpu.Layout.WGMMA.to_mgpu()
         registers_shape = layout.registers_shape(shape)
-        given = [mgpu.utils.memref_ptr(ref) for ref in refs]
-        given += [
-            mgpu.utils.bitcast(register, i32) for each in scales for register in each.registers.flat
+        operands = [mgpu.utils.memref_ptr(ref) for ref in refs]
+        operands += [
+            mgpu.utils.bitcast(register, i32)
+            for scale in scales
+            for register in scale.registers.flat
         ]
         made = mgpu.utils.inline_ptx(
             text,
-            *given,
+            *operands,
             result_types=[i32] * int(np.prod(registers_shape)),
             has_side_effects=True,
         )

@@ -142,12 +142,12 @@ def dequantised(w: Int4, columns: int, dtype: Any) -> Array:
     else:
         # By comparisons, which are one launch with what follows
         values = np.array(TABLES[w.table]).astype(dtype).astype(np.float32)
-        each = (jnp.where(numbers == i, v, 0.0) for i, v in enumerate(values))
-        numbers = sum(each, jnp.float32(0))
+        terms = (jnp.where(numbers == i, v, 0.0) for i, v in enumerate(values))
+        numbers = sum(terms, jnp.float32(0))
 
     def spread(values: Array) -> Array:
-        each = values_in(values).astype(jnp.float32)[: w.rows]
-        return jnp.repeat(each, w.group, axis=1)[:, :columns]
+        group_values = values_in(values).astype(jnp.float32)[: w.rows]
+        return jnp.repeat(group_values, w.group, axis=1)[:, :columns]
 
     scales = spread(w.scales)
     if w.offsets is not None:

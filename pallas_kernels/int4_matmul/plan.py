@@ -66,8 +66,8 @@ def tuning_of(T: int, O: int, I: int, group: int) -> Tuning:
 
     if T <= FEW_TOKENS:
         return best_of(shape, with_tile)
-    found = [*_timed(shape, with_tile, TILES), *_joined(shape, with_tile)]
-    return min(found, key=lambda timed: timed[0])[1]
+    candidates = [*_timed(shape, with_tile, TILES), *_joined(shape, with_tile)]
+    return min(candidates, key=lambda timed: timed[0])[1]
 
 
 def best_of(
@@ -108,13 +108,13 @@ def _joined(
             if bands == 2 and shares > 1:
                 busiest = joined_shares.longest(steps, shares)
                 taken = busiest + size / 64 + LAUNCH_STEPS + shares / 8
-                own = sizes._replace(shares=shares, joined=True)
-                yield _step_time(costs, sizes) * taken, own
+                joined_sizes = sizes._replace(shares=shares, joined=True)
+                yield _step_time(costs, sizes) * taken, joined_sizes
 
 
 def _step_time(costs: tuple[float, float], sizes: Tuning) -> float:
-    fixed, each = costs
-    return (fixed + each * sizes.tokens) * sizes.warpgroups * sizes.columns
+    fixed, token_cost = costs
+    return (fixed + token_cost * sizes.tokens) * sizes.warpgroups * sizes.columns
 
 
 def _narrow(T: int, most: int) -> list[int]:

@@ -76,22 +76,24 @@ def run(
         _: Any, refs: tuple[Any, ...], scalars: tuple[Any, ...], arrays: tuple[Any, ...]
     ) -> Any:
         i32 = mgpu.utils.dtype_to_ir_type(jnp.int32)
-        given = [mgpu.utils.memref_ptr(ref) for ref in refs] + [
+        operands = [mgpu.utils.memref_ptr(ref) for ref in refs] + [
             scalar.registers.item() for scalar in scalars
         ]
-        given += [
+        operands += [
             mgpu.utils.bitcast(register, i32)
             for array in arrays
             for register in array.registers.flat
         ]
-        far = [i for i, pointer in enumerate(given[: len(refs)]) if "<3>" not in str(pointer.type)]
-        m = Ptx(len(given), results, far)
+        far = [
+            i for i, pointer in enumerate(operands[: len(refs)]) if "<3>" not in str(pointer.type)
+        ]
+        m = Ptx(len(operands), results, far)
         r = len(refs)
         s = len(refs) + len(scalars)
         text = m.text(program(m, m.inputs[:r], m.inputs[r:s], m.inputs[s:]))
         made = mgpu.utils.inline_ptx(
             text,
-            *given,
+            *operands,
             result_types=[i32] * results or None,
             has_side_effects=True,
             convergent=True,
@@ -99,8 +101,8 @@ def run(
         if not results:
             return None
         layout = REGISTERS.to_mgpu()
-        one = layout.registers_element_type(i32)
-        registers = np.array([mgpu.utils.bitcast(x, one) for x in made], dtype=object)
+        register_type = layout.registers_element_type(i32)
+        registers = np.array([mgpu.utils.bitcast(x, register_type) for x in made], dtype=object)
         shape = layout.registers_shape((LANES, results))
         return mgpu.FragmentedArray(
             _registers=registers.reshape(shape), _layout=layout, _is_signed=True
@@ -126,9 +128,9 @@ def _emulated(
         for i in range(array.shape[1])
     ]
     made = program(m, [*(ref[...] for ref, _ in refs), *held], list(scalars), registers)
-    for ref, own in zip(words, held, strict=True):
-        if own.written:
-            ref[...] = own.array
+    for ref, held_words in zip(words, held, strict=True):
+        if held_words.written:
+            ref[...] = held_words.array
     if results:
         return jnp.stack([lax.bitcast_convert_type(x, jnp.int32) for x in made], axis=1)
     if m.stored:

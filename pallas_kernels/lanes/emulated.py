@@ -95,33 +95,37 @@ class Emulated:
     def as_float(self, a: Array) -> Array:
         return lax.bitcast_convert_type(a, jnp.float32)
 
-    def word(self, words: Words, at: Any) -> Array:
-        return words.at(at)
+    def word(self, words: Words, index: Any) -> Array:
+        return words.at(index)
 
-    def words(self, words: Words, at: Any, count: int, after: int = 0) -> list[Array]:
-        return [words.at(at + after + i) for i in range(count)]
+    def words(self, words: Words, index: Any, count: int, after: int = 0) -> list[Array]:
+        return [words.at(index + after + i) for i in range(count)]
 
-    def put_words(self, words: Words, at: Any, values: list[Any], after: int = 0) -> None:
+    def put_words(self, words: Words, index: Any, values: list[Any], after: int = 0) -> None:
         for i, value in enumerate(values):
-            words.put(at + after + i, jnp.broadcast_to(value, (LANES,)).astype(words.array.dtype))
+            words.put(
+                index + after + i, jnp.broadcast_to(value, (LANES,)).astype(words.array.dtype)
+            )
 
-    def put_word(self, words: Words, at: Any, value: Any, where: Array) -> None:
-        own = jnp.broadcast_to(jnp.asarray(value, words.array.dtype), (LANES,))
-        words.put(jnp.where(where, at, words.array.size), own)
+    def put_word(self, words: Words, index: Any, value: Any, where: Array) -> None:
+        values = jnp.broadcast_to(jnp.asarray(value, words.array.dtype), (LANES,))
+        words.put(jnp.where(where, index, words.array.size), values)
 
-    def or_word(self, words: Words, at: Any, value: Any, where: Array) -> None:
+    def or_word(self, words: Words, index: Any, value: Any, where: Array) -> None:
         flat = words.array.reshape(-1)
         bit = jnp.arange(32, dtype=jnp.int32)
-        given = jnp.broadcast_to(value, (LANES,))[:, None] >> bit & 1
+        bits = jnp.broadcast_to(value, (LANES,))[:, None] >> bit & 1
         hit = jnp.zeros((flat.size, 32), jnp.int32)
-        hit = hit.at[jnp.where(where, at, flat.size)].max(given, mode="drop")
+        hit = hit.at[jnp.where(where, index, flat.size)].max(bits, mode="drop")
         flat = flat | jnp.sum(hit << bit, axis=1, dtype=jnp.int32)
         words.array = flat.reshape(words.array.shape)
         words.written = True
 
     def bytes_of(self, a: Array, b: Array, selector: int) -> Array:
-        given = jnp.concatenate([bits_of(a, jnp.uint8), bits_of(b, jnp.uint8)], axis=1)
-        return joined(jnp.stack([given[:, selector >> (4 * i) & 7] for i in range(4)], axis=1))
+        source_bytes = jnp.concatenate([bits_of(a, jnp.uint8), bits_of(b, jnp.uint8)], axis=1)
+        return joined(
+            jnp.stack([source_bytes[:, selector >> (4 * i) & 7] for i in range(4)], axis=1)
+        )
 
     def floats(self, a: Array, dtype: str) -> tuple[Array, Array]:
         numbers = lax.bitcast_convert_type(bits_of(a, jnp.uint8), jnp.dtype(dtype)).astype(
@@ -163,10 +167,10 @@ class Emulated:
         return row * width + piece * min(width, 128) + chunk * 16 + sub
 
     def load(self, tile: tuple[Array, int], offset: Array, down: int = 0) -> Array:
-        given, width = tile
+        array, width = tile
         # Registers that were kept come as floats
         offset = lax.bitcast_convert_type(offset, jnp.int32)
-        return joined(given.reshape(-1)[offset[:, None] + 8 * down * width + jnp.arange(4)])
+        return joined(array.reshape(-1)[offset[:, None] + 8 * down * width + jnp.arange(4)])
 
     def store(
         self, tile: tuple[Any, int], offset: Array, values: list[Array], dtype: str, down: int = 0
@@ -178,24 +182,26 @@ class Emulated:
         return scales[0][side, token + after].astype(jnp.float32)
 
     def queries(self, rows: tuple[Array, int], row: Array, column: Array) -> list[Array]:
-        found = rows[0][row[:, None], column[:, None] + jnp.arange(4)]
-        return [joined(found[:, :2]), joined(found[:, 2:])]
+        numbers = rows[0][row[:, None], column[:, None] + jnp.arange(4)]
+        return [joined(numbers[:, :2]), joined(numbers[:, 2:])]
 
-    def put(self, numbers: Any, at: Array, value: Array) -> None:
-        self.numbers.append((at, value))
+    def put(self, numbers: Any, place: Array, value: Array) -> None:
+        self.numbers.append((place, value))
 
     def written(self, shape: tuple[int, ...]) -> Array:
         """What was stored, in an array that is 0 elsewhere."""
-        rows, columns = (jnp.stack([each[i] for each in self.stored])[:, None] for i in range(2))
-        values = jnp.stack([jnp.stack(each[2]) for each in self.stored])
+        rows, columns = (
+            jnp.stack([record[i] for record in self.stored])[:, None] for i in range(2)
+        )
+        values = jnp.stack([jnp.stack(record[2]) for record in self.stored])
         offset = lax.broadcasted_iota(jnp.int32, values.shape, 1)
         return jnp.zeros(shape, jnp.float32).at[rows, columns + offset].set(values)
 
     def put_down(self, shape: tuple[int, ...]) -> Array:
         """The numbers that were put, in an array that is 0 elsewhere."""
         out = jnp.zeros(shape, jnp.float32)
-        for at, value in self.numbers:
-            out = out.at[at].set(value)
+        for place, value in self.numbers:
+            out = out.at[place].set(value)
         return out
 
 

@@ -29,12 +29,14 @@ class Ptx:
         self._lines: list[str] = []
         self._count = 0
         self._outputs = outputs
-        self.inputs = [
-            self._far("mov.b64", f"${outputs + i}")
-            if i in far
-            else self._make("mov.b32", f"${outputs + i}")
-            for i in range(inputs)
-        ]
+        self.inputs = []
+        for i in range(inputs):
+            operand = f"${outputs + i}"
+            if i in far:
+                name = self._far("mov.b64", operand)
+            else:
+                name = self._make("mov.b32", operand)
+            self.inputs.append(name)
         lane = self._make("mov.u32", "%tid.x")
         self.g = self._make("bfe.u32", lane, 2, 3)
         self.c = self._make("and.b32", lane, 3)
@@ -142,36 +144,36 @@ class Ptx:
         """The float of these bits."""
         return a
 
-    def word(self, words: str, at: Any) -> str:
-        """The `at`-th 32-bit word of a plain array."""
-        return self._make(f"ld.{self._space(words)}.b32", f"[{self._place(words, at)}]")
+    def word(self, words: str, index: Any) -> str:
+        """The `index`-th 32-bit word of a plain array."""
+        return self._make(f"ld.{self._space(words)}.b32", f"[{self._place(words, index)}]")
 
-    def words(self, words: str, at: Any, count: int, after: int = 0) -> list[str]:
+    def words(self, words: str, index: Any, count: int, after: int = 0) -> list[str]:
         """The 2 or 4 words from the `at + after`-th on, which is a multiple of so many."""
-        place = self._place(words, at)
+        place = self._place(words, index)
         out = [f"r{self._name()}" for _ in range(count)]
         self._lines.append(
             f"ld.{self._space(words)}.v{count}.b32 {{{', '.join(out)}}}, [{place}+{4 * after}];"
         )
         return out
 
-    def put_words(self, words: str, at: Any, values: list[Any], after: int = 0) -> None:
+    def put_words(self, words: str, index: Any, values: list[Any], after: int = 0) -> None:
         """2 or 4 words to a plain array, from the `at + after`-th on. Lanes that write to one place
         write the same."""
-        place = self._place(words, at)
-        given = ", ".join(map(_immediate, values))
+        place = self._place(words, index)
+        operands = ", ".join(map(_immediate, values))
         self._lines.append(
-            f"st.{self._space(words)}.v{len(values)}.b32 [{place}+{4 * after}], {{{given}}};"
+            f"st.{self._space(words)}.v{len(values)}.b32 [{place}+{4 * after}], {{{operands}}};"
         )
 
-    def put_word(self, words: str, at: Any, value: Any, where: str) -> None:
+    def put_word(self, words: str, index: Any, value: Any, where: str) -> None:
         """A word to a plain array, from the lanes `where` this holds."""
-        place = self._place(words, at)
+        place = self._place(words, index)
         self._lines.append(f"@{where} st.{self._space(words)}.b32 [{place}], {_immediate(value)};")
 
-    def or_word(self, words: str, at: Any, value: Any, where: str) -> None:
+    def or_word(self, words: str, index: Any, value: Any, where: str) -> None:
         """Adds bits to a word of a plain array, from the lanes `where` this holds."""
-        place = self._place(words, at)
+        place = self._place(words, index)
         self._lines.append(
             f"@{where} red.{self._space(words)}.or.b32 [{place}], {_immediate(value)};"
         )
@@ -179,10 +181,10 @@ class Ptx:
     def _space(self, words: str) -> str:
         return "global" if words.startswith("q") else "shared"
 
-    def _place(self, words: str, at: Any) -> str:
+    def _place(self, words: str, index: Any) -> str:
         if words.startswith("q"):
-            return self._far("mad.wide.s32", at, 4, words)
-        return self._make("mad.lo.s32", at, 4, words)
+            return self._far("mad.wide.s32", index, 4, words)
+        return self._make("mad.lo.s32", index, 4, words)
 
     def bytes_of(self, a: Any, b: Any, selector: int) -> str:
         """Four bytes of two registers, each named by 4 bits: 0 to 3 of `a`, 4 to 7 of `b`, the
@@ -257,9 +259,9 @@ class Ptx:
         """The bfloat16 at `[side, token + after]` of a plain array (address, row length) as a
         float."""
         address, width = scales
-        at = self._make("mad.lo.s32", token, 2, address)
+        pointer = self._make("mad.lo.s32", token, 2, address)
         name = self._name()
-        self._lines.append(f"ld.shared.b16 h{2 * name}, [{at}+{2 * (side * width + after)}];")
+        self._lines.append(f"ld.shared.b16 h{2 * name}, [{pointer}+{2 * (side * width + after)}];")
         self._lines.append(f"mov.b32 r{name}, {{0, h{2 * name}}};")
         return f"r{name}"
 
@@ -267,14 +269,16 @@ class Ptx:
         """Four 16-bit numbers from `column` on of a row of a plain array (address, row length), as
         two registers."""
         address, width = rows
-        at = self._make("mad.lo.s32", column, 2, self._make("mad.lo.s32", row, 2 * width, address))
+        pointer = self._make(
+            "mad.lo.s32", column, 2, self._make("mad.lo.s32", row, 2 * width, address)
+        )
         out = [f"r{self._name()}" for _ in range(2)]
-        self._lines.append(f"ld.shared.v2.b32 {{{', '.join(out)}}}, [{at}];")
+        self._lines.append(f"ld.shared.v2.b32 {{{', '.join(out)}}}, [{pointer}];")
         return out
 
-    def put(self, numbers: tuple[str, int], at: Any, value: Any) -> None:
+    def put(self, numbers: tuple[str, int], place: Any, value: Any) -> None:
         """A float to a place of a plain array (address, length)."""
-        self._emit("st.shared.b32", f"[{self._make('mad.lo.s32', at, 4, numbers[0])}]", value)
+        self._emit("st.shared.b32", f"[{self._make('mad.lo.s32', place, 4, numbers[0])}]", value)
 
 
 def _immediate(x: Any) -> str:

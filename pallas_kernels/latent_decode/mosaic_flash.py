@@ -110,8 +110,8 @@ def fold(
     p16 = p.astype(spec.dtype)
     _tell(sm, event, [decay], p16)
     acc = acc * lax.broadcast_in_dim(decay, acc.shape, [0])
-    own = p16 if spec.interpret is None else sm["p"]
-    return add_product(acc, own, values, spec.interpret), new_top, total
+    weight_tile = p16 if spec.interpret is None else sm["p"]
+    return add_product(acc, weight_tile, values, spec.interpret), new_top, total
 
 
 def _scores(spec: Spec, q: Any, k: Any) -> Array:
@@ -143,8 +143,10 @@ def merge(
         _tell(sm, event, [decay, weight], None)
         top = new_top
         total = total * decay + weight
-    own = outputs.at[:, spec.columns(side)]
-    values = plgpu.load(own, layout=plgpu.Layout.WGMMA, optimized=False).astype(jnp.float32)
+    part_columns = outputs.at[:, spec.columns(side)]
+    values = plgpu.load(part_columns, layout=plgpu.Layout.WGMMA, optimized=False).astype(
+        jnp.float32
+    )
     acc = acc * lax.broadcast_in_dim(decay, acc.shape, [0])
     return acc + values * lax.broadcast_in_dim(weight, acc.shape, [0]), top, total
 

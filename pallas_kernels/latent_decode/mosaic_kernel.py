@@ -46,17 +46,17 @@ def attend(spec: Spec, q: Array, pages: Array, rows: tuple[Array, ...], plan: De
     return merged(spec.interpret, run, plan.splits_SF)
 
 
-def _launch(spec: Spec, splits: int, phase: str, given: tuple[Array, ...]) -> tuple[Array, ...]:
+def _launch(spec: Spec, splits: int, phase: str, operands: tuple[Array, ...]) -> tuple[Array, ...]:
     """Returns `o_BNV` and the parts of followers: outputs and log2-sum-exps.
 
-    In phase "parts" nothing is merged, in "merge" the parts at the end of `given` are, and in
+    In phase "parts" nothing is merged, in "merge" the parts at the end of `operands` are, and in
     "both" this launch's own.
     """
 
     def kernel(  # type: ignore[no-untyped-def]
         q_ref, pages_ref, table_ref, page_ref, lengths_ref, rows_ref, splits_ref, *rest, **sm
     ):
-        *found, o_ref, parts_o, parts_lse = rest
+        *input_parts, o_ref, parts_o, parts_lse = rest
         # Owners wait for their followers, which have higher splits: those start first
         split = splits - 1 - lax.axis_index("split")
         tile = lax.axis_index("tile")
@@ -70,7 +70,7 @@ def _launch(spec: Spec, splits: int, phase: str, given: tuple[Array, ...]) -> tu
             *(flags, rows_ref),
         )
         outputs = (o_ref, parts_o, parts_lse)
-        parts = tuple(found) or (parts_o, parts_lse)
+        parts = tuple(input_parts) or (parts_o, parts_lse)
 
         @pl.when(lax.axis_index("wg") == 2)
         def _() -> None:
@@ -94,7 +94,7 @@ def _launch(spec: Spec, splits: int, phase: str, given: tuple[Array, ...]) -> tu
     )
     return launch(
         kernel,
-        given,
+        operands,
         spec.interpret,
         thread_name="wg",
         out_type=out,
@@ -161,8 +161,8 @@ class _Block(NamedTuple):
         them. The next row's fields are read meanwhile."""
 
         def advance(r: Array, carry: tuple[Array, ...]) -> tuple[Array, ...]:
-            at = jnp.minimum(r + 1, self.spec.B - 1)
-            following = [self.rows_ref[at, i] for i in range(ROW_FIELDS)]
+            next_row = jnp.minimum(r + 1, self.spec.B - 1)
+            following = [self.rows_ref[next_row, i] for i in range(ROW_FIELDS)]
             first, last, length, zero, n = carry
             begin = jnp.maximum(self.low, first)
             end = jnp.minimum(self.high, last)
@@ -184,18 +184,18 @@ def _produce(block: _Block, q_ref: Any, pages_ref: Any, table: PageTable) -> Non
         @pl.loop(begin, end)
         def _tile(t):  # type: ignore[no-untyped-def]
             first = (t - zero) * ROWS
-            at = take(sm["free"], t - block.low, STAGES)
+            slot = take(sm["free"], t - block.low, STAGES)
             full = first + ROWS <= length
             copy = functools.partial(_copy_tile, spec, pages_ref, table, (r, first, length))
-            pl.when(full)(lambda: copy(sm["k"].at[at], sm["full"].at[at]))
+            pl.when(full)(lambda: copy(sm["k"].at[slot], sm["full"].at[slot]))
 
             @pl.when(jnp.logical_not(full))
             def _tail() -> None:
-                copy(sm["k"].at[at], sm["tail"])
+                copy(sm["k"].at[slot], sm["tail"])
                 plgpu.barrier_wait(sm["tail"])
-                zero_from(sm["k"].at[at], ROWS, spec.W, length - first)
+                zero_from(sm["k"].at[slot], ROWS, spec.W, length - first)
                 for _copy in range(spec.copies):
-                    plgpu.barrier_arrive(sm["full"].at[at])
+                    plgpu.barrier_arrive(sm["full"].at[slot])
 
             @pl.when(t == begin)
             def _queries() -> None:
@@ -244,11 +244,11 @@ def _consume(
             plgpu.barrier_wait(sm["q_full"])
 
         def step(t, carry):  # type: ignore[no-untyped-def]
-            at = lax.rem(t - block.low, jnp.int32(STAGES))
-            plgpu.barrier_wait(sm["full"].at[at])
+            slot = lax.rem(t - block.low, jnp.int32(STAGES))
+            plgpu.barrier_wait(sm["full"].at[slot])
             place = (t - block.low + n, length - (t - zero) * ROWS)
-            carry = fold(spec, sm, side, sm["k"].at[at], place, carry)
-            plgpu.barrier_arrive(sm["free"].at[at])
+            carry = fold(spec, sm, side, sm["k"].at[slot], place, carry)
+            plgpu.barrier_arrive(sm["free"].at[slot])
             return carry
 
         def add(c, carry):  # type: ignore[no-untyped-def]

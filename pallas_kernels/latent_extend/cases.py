@@ -86,10 +86,10 @@ def inputs(case: Case, seed: int = 0) -> Inputs:
     q = draw(sum(case.chunks) + case.gap * len(case.chunks), case.heads, case.plain + case.rope)
     expected = np.zeros((*q.shape[:2], case.value))
     options = {**case.options, "window": None, "softcap": None}
-    for start, chunk, own in zip(case.starts, case.chunks, entries, strict=True):
+    for start, chunk, row_entries in zip(case.starts, case.chunks, entries, strict=True):
         if chunk:
-            latent = own[:, 0, : case.rank]
-            turned = own[:, :, case.rank :]
+            latent = row_entries[:, 0, : case.rank]
+            turned = row_entries[:, :, case.rank :]
             shared = np.repeat(turned, case.heads, axis=1)
             k = np.concatenate([np.einsum("tv,nev->tne", latent, keys), shared], axis=-1)
             v = np.einsum("tv,nfv->tnf", latent, values)

@@ -135,7 +135,7 @@ def _slabs(table_TM: Array, seen_T: Array, heads: int, no_split: bool) -> Absorb
         seen = jnp.where(new_T, seen_T[first : first + size], 0)
         work = decode.plan(seen, heads=heads, no_split=no_split)
         slabs.append(Absorbed(jnp.int32(first), table_TM[first : first + size], seen, work))
-    return jax.tree.map(lambda *each: jnp.stack(each), *slabs)
+    return jax.tree.map(lambda *leaves: jnp.stack(leaves), *slabs)
 
 
 def _bounds(some_S: Array) -> Array:
@@ -232,7 +232,7 @@ def latent_extend(
     slabs = close_plan(planned.absorbed)
 
     def add(index: Array, o_TNF: Array) -> Array:
-        slab = jax.tree.map(lambda each: each[index], slabs)
+        slab = jax.tree.map(lambda leaf: leaf[index], slabs)
         return _with_rows(o_TNF, slab, run(_rows(q_TNH, slab), slab))
 
     if T <= UNASKED:

@@ -43,10 +43,10 @@ class Plain(NamedTuple):
         self, spec: Spec, refs: tuple[Any, ...], rows: Blocks, step: Array, slot: Array, sm: Any
     ) -> None:
         height = rows.height * ROWS
-        own = pl.ds(pl.multiple_of(rows.first * ROWS, ROWS), height)
+        weight_rows = pl.ds(pl.multiple_of(rows.first * ROWS, ROWS), height)
         columns = pl.ds(pl.multiple_of(step * spec.K, spec.K), spec.K)
-        place = sm["w"].at[slot, pl.ds(rows.own * ROWS, height)]
-        plgpu.copy_gmem_to_smem(refs[0].at[own, columns], place, sm["full"].at[slot])
+        place = sm["w"].at[slot, pl.ds(rows.slot_block * ROWS, height)]
+        plgpu.copy_gmem_to_smem(refs[0].at[weight_rows, columns], place, sm["full"].at[slot])
 
     def scales(self, spec: Spec, rows: Rows, step: Array) -> list[Array]:
         return []

@@ -26,21 +26,22 @@ class Segment(NamedTuple):
 
 
 def segments_of(steps: int, shares: int) -> list[list[Segment]]:
-    """Of each thread block of a block of rows, whose columns are `steps` slots."""
-    each = longest(steps, shares)
-    one, other = _both([*(i * each for i in range(shares)), steps])
-    return [*_alone(one[:-1]), [one[-1], other[-1]], *_alone(other[:-1])]
+    """The segments of each thread block that shares a block of rows, whose columns are `steps`
+    slots of the ring."""
+    block_steps = longest(steps, shares)
+    first_band, second_band = _both([*(i * block_steps for i in range(shares)), steps])
+    return [*_alone(first_band[:-1]), [first_band[-1], second_band[-1]], *_alone(second_band[:-1])]
 
 
 def fewer_segments_of(steps: int, shares: int) -> list[list[Segment]]:
     """The same with one thread block less."""
     first, *cuts = (steps * i // (shares - 1) for i in range(shares))
-    one, other = _both([first, cuts[0] // 2, *cuts])
-    return [one[:2], *_alone([*one[2:], *other[2:]]), other[:2]]
+    first_band, second_band = _both([first, cuts[0] // 2, *cuts])
+    return [first_band[:2], *_alone([*first_band[2:], *second_band[2:]]), second_band[:2]]
 
 
 def _both(cuts: list[int]) -> list[list[Segment]]:
-    """The shares of both tiles."""
+    """The shares of both tiles of tokens. A share goes from one of the `cuts` to the next."""
     return [
         [Segment(band, i, cut, cuts[i + 1] - cut) for i, cut in enumerate(cuts[:-1])]
         for band in range(2)
@@ -48,7 +49,7 @@ def _both(cuts: list[int]) -> list[list[Segment]]:
 
 
 def _alone(segments: list[Segment]) -> list[list[Segment]]:
-    return [[one] for one in segments]
+    return [[segment] for segment in segments]
 
 
 def longest(steps: int, shares: int) -> int:

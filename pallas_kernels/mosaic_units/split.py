@@ -116,13 +116,20 @@ class Split(NamedTuple):
 
     @property
     def results(self) -> list[jax.ShapeDtypeStruct]:
-        """Of whole blocks of rows, and the sums of the shares of others; of both what there is."""
-        rest = (self.down - self.whole) * self.height
+        """The products of whole blocks of rows, then the sums of the shares of the other blocks;
+        either is left out where there are no such blocks."""
         width = self.bands * self.tokens
-        # Copies end with the array; what registers hold is stored in full
-        whole = jax.ShapeDtypeStruct((width if self.is_exact else self.T, self.O), self.dtype)
-        shared = jax.ShapeDtypeStruct((self.shares, width, rest), jnp.float32)
-        return ([whole] if self.whole else []) + ([shared] if rest else [])
+        arrays = []
+        if self.whole:
+            # Copies end with the array; what registers hold is stored in full
+            tokens = self.T
+            if self.is_exact:
+                tokens = width
+            arrays.append(jax.ShapeDtypeStruct((tokens, self.O), self.dtype))
+        rest = (self.down - self.whole) * self.height
+        if rest:
+            arrays.append(jax.ShapeDtypeStruct((self.shares, width, rest), jnp.float32))
+        return arrays
 
     @property
     def staged(self) -> dict[str, Any]:
@@ -168,17 +175,17 @@ class Split(NamedTuple):
 
     def _each_joined(self, block: Array, run: Callable[[Unit, Array], None]) -> Array:
         """The same where two tiles of tokens share columns out together."""
-        each = 2 * self.shares - 1
-        own = segments_of(self.steps, self.shares)
-        if self.blocks < self.down * each:
-            own += fewer_segments_of(self.steps, self.shares)
-        place = lax.div(block, jnp.int32(each))
-        index = block - place * each
-        if len(own) > each:
-            index = jnp.where(place == self.down - 1, index + each, index)
+        sharers = 2 * self.shares - 1
+        block_segments = segments_of(self.steps, self.shares)
+        if self.blocks < self.down * sharers:
+            block_segments += fewer_segments_of(self.steps, self.shares)
+        place = lax.div(block, jnp.int32(sharers))
+        index = block - place * sharers
+        if len(block_segments) > sharers:
+            index = jnp.where(place == self.down - 1, index + sharers, index)
 
-        def found(of: Callable[[list[Segment]], int]) -> Array:
-            numbers = [of(segments) for segments in own]
+        def picked(of: Callable[[list[Segment]], int]) -> Array:
+            numbers = [of(segments) for segments in block_segments]
             chosen = jnp.int32(numbers[0])
             for i, number in enumerate(numbers[1:], 1):
                 chosen = jnp.where(index == i, number, chosen)
@@ -186,15 +193,17 @@ class Split(NamedTuple):
 
         def body(k: Array, done: Array) -> Array:
             def field(name: str) -> Array:
-                one = found(lambda segments: getattr(segments[0], name))
-                return jnp.where(k == 0, one, found(lambda segments: getattr(segments[-1], name)))
+                first = picked(lambda segments: getattr(segments[0], name))
+                return jnp.where(
+                    k == 0, first, picked(lambda segments: getattr(segments[-1], name))
+                )
 
             token = pl.multiple_of(field("band") * self.tokens, 8)
             unit = Unit(place, token, field("share"), field("first"), field("steps"))
             run(unit, done)
             return done + unit.steps
 
-        return lax.fori_loop(0, found(len), body, jnp.int32(0))
+        return lax.fori_loop(0, picked(len), body, jnp.int32(0))
 
     def row(self, unit: Unit, wg: Array) -> Array:
         """The first row of a warpgroup."""
@@ -212,29 +221,31 @@ class Split(NamedTuple):
             store(ref.T, y if interpret else _single(y))
 
         if self.whole:
-            store_whole: Callable[[], None] = (
-                (lambda: from_registers(made[0].at[tokens, pl.ds(row, ROWS)]))
-                if self.is_exact
-                else lambda: self._store_whole(y, unit, row, sm["y"].at[wg], made[0])
-            )
-            pl.when(jnp.logical_and(unit.block < self.whole, row < self.O))(store_whole)
+
+            @pl.when(jnp.logical_and(unit.block < self.whole, row < self.O))
+            def _() -> None:
+                if self.is_exact:
+                    from_registers(made[0].at[tokens, pl.ds(row, ROWS)])
+                else:
+                    self._store_whole(y, unit, row, sm["y"].at[wg], made[0])
+
         if self.whole < self.down:
-            own = pl.ds(row - self.whole * self.height, ROWS)
+            shared_rows = pl.ds(row - self.whole * self.height, ROWS)
             pl.when(unit.block >= self.whole)(
-                lambda: from_registers(made[-1].at[unit.share, tokens, own])
+                lambda: from_registers(made[-1].at[unit.share, tokens, shared_rows])
             )
 
     def _store_whole(self, y: Array, unit: Unit, row: Array, staged: Any, y_ref: Any) -> None:
         """Write the products of some tokens after the other through shared memory."""
         width = y.shape[1]
         for first in range(0, width, STAGED):
-            some = min(width - first, STAGED)
+            count = min(width - first, STAGED)
             plgpu.wait_smem_to_gmem(0, wait_read_only=True)
-            own = staged.at[pl.ds(0, some)]
-            own.T[...] = y[:, first : first + some].astype(self.dtype)
+            slab = staged.at[pl.ds(0, count)]
+            slab.T[...] = y[:, first : first + count].astype(self.dtype)
             plgpu.commit_smem()
-            tokens = pl.ds(pl.multiple_of(unit.token + first, 8), some)
-            plgpu.copy_smem_to_gmem(own, y_ref.at[tokens, pl.ds(row, ROWS)])
+            tokens = pl.ds(pl.multiple_of(unit.token + first, 8), count)
+            plgpu.copy_smem_to_gmem(slab, y_ref.at[tokens, pl.ds(row, ROWS)])
 
     def parts(self, results: list[Array], T: int, O: int) -> Product:
         """The product `[T, O]` of the `results`, of which shares of columns are left apart."""
@@ -256,16 +267,16 @@ def _single(y: Array) -> Array:
     )
     def apart(_: Any, y: Any) -> Any:
         layout = SINGLE.to_mgpu()
-        i32, i64 = (mgpu.utils.dtype_to_ir_type(np.dtype(own)) for own in ("int32", "int64"))
-        one = layout.registers_element_type(mgpu.utils.dtype_to_ir_type(jnp.float32))
+        i32, i64 = (mgpu.utils.dtype_to_ir_type(np.dtype(name)) for name in ("int32", "int64"))
+        register_type = layout.registers_element_type(mgpu.utils.dtype_to_ir_type(jnp.float32))
         both = [
             mgpu.utils.inline_ptx(
                 "mov.b64 {$0, $1}, $2;", mgpu.utils.bitcast(pair, i64), result_types=[i32] * 2
             )
             for pair in y.registers.flat
         ]
-        each = [mgpu.utils.bitcast(x, one) for pair in both for x in pair]
-        registers = np.array(each, dtype=object).reshape(layout.registers_shape(y.shape))
+        singles = [mgpu.utils.bitcast(x, register_type) for pair in both for x in pair]
+        registers = np.array(singles, dtype=object).reshape(layout.registers_shape(y.shape))
         return mgpu.FragmentedArray(_registers=registers, _layout=layout, _is_signed=None)
 
     return apart(y)

@@ -85,33 +85,33 @@ def _scratch_of_8_bits(spec: Spec) -> dict[str, Any]:
     return narrow.scratch(spec) | narrow.sums_scratch(spec)
 
 
-def _keep(spec: Spec, sm: dict[str, Any], carry: Any, at: Array) -> None:
+def _keep(spec: Spec, sm: dict[str, Any], carry: Any, buffer: Array) -> None:
     acc, top, total = carry
     with jax.named_scope("keep"):
         if not spec.tuning.swapped and spec.interpret is not None:
             sm["acc"][...] = acc
         elif not spec.tuning.swapped:
-            keep_group(acc, sm["o"], at)
+            keep_group(acc, sm["o"], buffer)
         else:
-            _keep_blocks(spec, sm, acc, at)
+            _keep_blocks(spec, sm, acc, buffer)
         for name, x in (("top", top), ("total", total)):
-            sm[name].at[at, pl.ds(0, x.shape[0])][...] = x
+            sm[name].at[buffer, pl.ds(0, x.shape[0])][...] = x
 
 
-def _keep_blocks(spec: Spec, sm: dict[str, Any], acc: list[Array], at: Array) -> None:
+def _keep_blocks(spec: Spec, sm: dict[str, Any], acc: list[Array], buffer: Array) -> None:
     for (first, rows), block in zip(_spans(spec.H), acc, strict=True):
         if spec.interpret is not None:
             sm["acc"].at[pl.ds(first, rows)][...] = block
         else:
-            keep_columns(block, sm["o"], at, first)
+            keep_columns(block, sm["o"], buffer, first)
 
 
 def _queries_for_rows(
     spec: Spec, sm: dict[str, Any], slot: Array, tiles: Tiles, queries: Queries, buffer: Array
 ) -> None:
     def step(i: Array, carry: Carry) -> Carry:
-        at = lax.rem(tiles.entry + i, jnp.int32(spec.tuning.stages))
-        return fold_tile(spec, sm, slot, at, tiles.position(i), tiles.length, carry)
+        entry = lax.rem(tiles.entry + i, jnp.int32(spec.tuning.stages))
+        return fold_tile(spec, sm, slot, entry, tiles.position(i), tiles.length, carry)
 
     _keep(spec, sm, lax.fori_loop(0, tiles.count, step, start(spec.H, *queries)), buffer)
 
@@ -120,12 +120,12 @@ def _keys_for_rows(
     spec: Spec, sm: dict[str, Any], slot: Array, tiles: Tiles, queries: Queries, buffer: Array
 ) -> None:
     def step(i: Array, carry: Any) -> Any:
-        at = lax.rem(tiles.entry + i, jnp.int32(spec.tuning.stages))
+        entry = lax.rem(tiles.entry + i, jnp.int32(spec.tuning.stages))
         first = tiles.position(i)
-        keys = sm["k"].at[at]
-        values = sm["v"].at[at]
+        keys = sm["k"].at[entry]
+        values = sm["v"].at[entry]
         return step_over(
-            *(sm, at),
+            *(sm, entry),
             lambda: _scores_swapped(spec, sm["q"].at[slot], keys, first, tiles.length),
             lambda scores: _fold_swapped(
                 spec, carry, scores, values, tiles.length - first, sm["p"]
@@ -139,11 +139,11 @@ def _keys_for_rows(
 def _spans(H: int) -> list[tuple[int, int]]:
     """(first row, rows) of the blocks of weighted values that products take of H rows."""
     if H % ROWS:
-        return [(min(at, H - ROWS), ROWS) for at in range(0, H, ROWS)]
+        return [(min(first, H - ROWS), ROWS) for first in range(0, H, ROWS)]
     return [(0, H)]
 
 
-def _start_swapped(spec: Spec, sinks: list[Array] | None, own: Array, begins: Array) -> Any:
+def _start_swapped(spec: Spec, sinks: list[Array] | None, first_row: Array, begins: Array) -> Any:
     """The carry before any tile; as `mosaic_flash.start`."""
     acc = [
         plgpu.layout_cast(jnp.full((rows, spec.group), 0.0, jnp.float32), WGMMA)
@@ -153,7 +153,7 @@ def _start_swapped(spec: Spec, sinks: list[Array] | None, own: Array, begins: Ar
     sums = plgpu.layout_cast(jnp.full((TILE, spec.group), 0.0, jnp.float32), WGMMA)
     if sinks is None:
         return acc, top, sums
-    query = plgpu.broadcasted_iota(jnp.int32, (TILE, spec.group), 1, layout=WGMMA) - own
+    query = plgpu.broadcasted_iota(jnp.int32, (TILE, spec.group), 1, layout=WGMMA) - first_row
     token = plgpu.broadcasted_iota(jnp.int32, (TILE, spec.group), 0, layout=WGMMA)
     tops = plgpu.layout_cast(jnp.full((TILE, spec.group), NEVER, jnp.float32), WGMMA)
     for i, sink in enumerate(sinks):

@@ -63,7 +63,7 @@ def attend_clusters(
         splits_SF = flags_buffer(plan.splits_SF)
     else:
         splits_SF = plan.splits_SF[...]
-    given = (
+    operands = (
         q,
         *pools,
         *rows,
@@ -71,13 +71,13 @@ def attend_clusters(
         splits_SF,
         *(() if sinks is None else (sinks.astype(jnp.float32),)),
     )
-    out = _launch(spec, splits_SF.shape[0], given)
+    out = _launch(spec, splits_SF.shape[0], operands)
     if merged:
         return out[0]
     return _merge(spec, DecodePlan(plan.rows_B4, splits_SF), *out)
 
 
-def _launch(spec: Spec, splits: int, given: tuple[Array, ...]) -> tuple[Array, ...]:
+def _launch(spec: Spec, splits: int, operands: tuple[Array, ...]) -> tuple[Array, ...]:
     G = spec.G
     cluster = spec.tuning.cluster
     consumers = spec.tuning.consumers
@@ -116,9 +116,9 @@ def _launch(spec: Spec, splits: int, given: tuple[Array, ...]) -> tuple[Array, .
                     # Before the wait, so that they come during it
                     pages = pages_of(spec, table, r, tiles.position(i), last_page)
                     with jax.named_scope("wait for a slot"):
-                        at = take(sm["free"], tiles.entry + i, stages)
+                        entry = take(sm["free"], tiles.entry + i, stages)
                     with jax.named_scope("copies"):
-                        way.copy_tile(spec, pool_refs, pages, h, sm, at)
+                        way.copy_tile(spec, pool_refs, pages, h, sm, entry)
 
                     # After the copies, so that they do not wait for this load
                     pl.when(i == 0)(lambda: send_queries(spec, q_ref, r, h, busy, sm))
@@ -140,20 +140,20 @@ def _launch(spec: Spec, splits: int, given: tuple[Array, ...]) -> tuple[Array, .
                 first, last = ends
                 slot = lax.rem(busy, jnp.int32(queries))
                 ours = first >= low
-                own = spec.first_query(r, h)[1]
+                query_row = spec.first_query(r, h)[1]
                 begins = jnp.logical_and(ours, rank == 0)
 
                 # A block that met for the row before has merged the one before that
-                at = lax.rem(live, jnp.int32(2))
+                buffer = lax.rem(live, jnp.int32(2))
                 pl.when(tiles.count > 0)(lambda: plgpu.barrier_wait(sm["q_full"].at[slot]))
-                way.attend(spec, sm, slot, tiles, (sinks_G, own, begins), at)
+                way.attend(spec, sm, slot, tiles, (sinks_G, query_row, begins), buffer)
                 pl.when(tiles.count > 0)(lambda: plgpu.barrier_arrive(sm["q_free"].at[slot]))
                 if not merged:
                     place = r, h, split * cluster + rank
-                    _leave(spec, sm, at, [ref.at[place] for ref in (o_ref, parts_o, parts_lse)])
+                    _leave(spec, sm, buffer, [ref.at[place] for ref in (o_ref, parts_o, parts_lse)])
                     return
                 meet()
-                unit = Unit(spec, rank, own, at)
+                unit = Unit(spec, rank, query_row, buffer)
                 flag = SPLIT_FIELDS + h * cluster + rank
                 waits = jnp.where(jnp.logical_and(ours, last > high), followers, 0)
                 with jax.named_scope("wait for flags"):
@@ -211,7 +211,7 @@ def _launch(spec: Spec, splits: int, given: tuple[Array, ...]) -> tuple[Array, .
         grid |= {"cluster": (cluster,), "cluster_names": ("rank",)}
     return launch(
         decode_cluster,
-        given,
+        operands,
         spec.interpret,
         thread_name="wg",
         out_type=_outputs(spec, splits),
@@ -243,8 +243,8 @@ class _Share(NamedTuple):
         cluster = self.spec.tuning.cluster
 
         def advance(r, carry):  # type: ignore[no-untyped-def]
-            at = jnp.minimum(r + 1, self.spec.B - 1)
-            following = [self.rows_ref[at, i] for i in range(ROW_FIELDS)]
+            next_row = jnp.minimum(r + 1, self.spec.B - 1)
+            following = [self.rows_ref[next_row, i] for i in range(ROW_FIELDS)]
             first, last, length, zero, tiles, busy, live = carry
             begin = jnp.maximum(self.low, first)
             end = jnp.minimum(self.high, last)
@@ -303,10 +303,10 @@ def _scratch(spec: Spec) -> dict[str, Any]:
     return scratch | way.scratch(spec)
 
 
-def _leave(spec: Spec, sm: dict[str, Any], at: Array, places: list[Any]) -> None:
+def _leave(spec: Spec, sm: dict[str, Any], buffer: Array, places: list[Any]) -> None:
     """Stores accumulator, maximum and sum in device memory, for `_merge`."""
     rows = pl.ds(0, arithmetic_of(spec).queries(spec))
-    sources = sm["acc"], sm["top"].at[at, rows], sm["total"].at[at, rows]
+    sources = sm["acc"], sm["top"].at[buffer, rows], sm["total"].at[buffer, rows]
     plgpu.commit_smem()
     for source, place in zip(sources, places, strict=True):
         plgpu.copy_smem_to_gmem(source, place)
@@ -334,12 +334,12 @@ def _merge(spec: Spec, plan: DecodePlan, acc: Array, top: Array, total: Array) -
     end = jnp.minimum(plan.rows_B4[:, 1:2], plan.splits_SF[None, :, 1])
     left = jnp.repeat(end > begin, cluster, axis=1)[:, None, :, None]
     row, h = jnp.meshgrid(jnp.arange(spec.B), jnp.arange(spec.K), indexing="ij")
-    own = spec.first_query(row, h)[1][..., None] + jnp.arange(spec.G)
+    query = spec.first_query(row, h)[1][..., None] + jnp.arange(spec.G)
     top = jnp.where(left, top, -jnp.inf)
     highest = top.max(axis=2, keepdims=True)
     weight = jnp.exp2(top - jnp.where(highest == -jnp.inf, 0, highest))
-    sums = jnp.take_along_axis(jnp.where(left, weight * total, 0).sum(axis=2), own, axis=2)
+    sums = jnp.take_along_axis(jnp.where(left, weight * total, 0).sum(axis=2), query, axis=2)
     acc = jnp.where(left[..., None], weight[..., None] * acc, 0).sum(axis=2)
-    out = jnp.take_along_axis(acc, own[..., None], axis=2)
+    out = jnp.take_along_axis(acc, query[..., None], axis=2)
     out = jnp.where(sums[..., None] > 0, out / sums[..., None], 0.0)
     return out.reshape(spec.B, spec.K * spec.G, spec.H).astype(spec.dtype)

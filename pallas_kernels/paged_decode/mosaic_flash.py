@@ -98,11 +98,11 @@ class Spec(PagedSpec):
         """First of the `group` rows of q `[B * N, H]` that a block reads, and where among them its
         own G begin (0 but at the end)."""
         if self.overlap:
-            own = b * self.N + self.first_head(h)
+            first_own = b * self.N + self.first_head(h)
         else:
-            own = (b * self.K + h) * self.G
-        first = jnp.minimum(own, max(self.B * self.N - self.group, 0))
-        return first, own - first
+            first_own = (b * self.K + h) * self.G
+        first = jnp.minimum(first_own, max(self.B * self.N - self.group, 0))
+        return first, first_own - first
 
     @property
     def copies(self) -> int:
@@ -132,17 +132,20 @@ class Tiles(NamedTuple):
         return self.first + i * self.stride
 
 
-def start(H: int, sinks: list[Array] | None, own: Array, begins: Array) -> Carry:
+def start(H: int, sinks: list[Array] | None, first_row: Array, begins: Array) -> Carry:
     """Accumulator, running maximum (log2 domain) and running sum before any tile.
 
-    The split that `begins` a row counts the sinks of its queries, rows `own` and on of the tile; a
-    sink is a key with no value.
+    The split that `begins` a row counts the sinks of its queries, which lie in the tile from
+    `first_row` on; a sink is a key with no value.
     """
     carry = mosaic_flash.start(H)
     if sinks is None:
         return carry
     acc, top, total = carry
-    query = plgpu.broadcasted_iota(jnp.int32, (ROWS,), 0, layout=plgpu.Layout.WGMMA.reduce(1)) - own
+    query = (
+        plgpu.broadcasted_iota(jnp.int32, (ROWS,), 0, layout=plgpu.Layout.WGMMA.reduce(1))
+        - first_row
+    )
     for i, sink in enumerate(sinks):
         here = jnp.logical_and(query == i, begins)
         top = jnp.where(here, jnp.maximum(sink * LOG2E, NEVER), top)
@@ -175,8 +178,10 @@ def part_scores(group: int, lse: Array, parts: Array) -> Array:
     by that query alone, if the part is one of the first `parts`."""
     query = plgpu.broadcasted_iota(jnp.int32, (ROWS, ROWS), 0, layout=plgpu.Layout.WGMMA)
     key = plgpu.broadcasted_iota(jnp.int32, (ROWS, ROWS), 1, layout=plgpu.Layout.WGMMA)
-    own = jnp.logical_and(lax.bitwise_and(key, jnp.int32(group - 1)) == query, key < parts * group)
-    return jnp.where(own, lax.broadcast_in_dim(lse, (ROWS, ROWS), [1]), -jnp.inf)
+    visible = jnp.logical_and(
+        lax.bitwise_and(key, jnp.int32(group - 1)) == query, key < parts * group
+    )
+    return jnp.where(visible, lax.broadcast_in_dim(lse, (ROWS, ROWS), [1]), -jnp.inf)
 
 
 def zero_tail(v: Any, H: int, count: Array) -> None:

@@ -69,11 +69,11 @@ def attend(
 
 
 def _launch(
-    spec: Spec, splits: int, phase: str, given: tuple[Array, ...]
+    spec: Spec, splits: int, phase: str, operands: tuple[Array, ...]
 ) -> tuple[Array, Array, Array]:
     """Returns `o_BNH` and the parts: outputs `[K, parts * group, H]` and log2-sum-exps.
 
-    `given` ends with sinks if the model has them, then with the parts to merge if `phase` is
+    `operands` ends with sinks if the model has them, then with the parts to merge if `phase` is
     "merge". In phase "parts" nothing is merged; in phase "both" this launch merges its own parts.
     """
     pools = 2 if spec.kv_dtype is None else 3
@@ -83,10 +83,10 @@ def _launch(
         *fixed, rows_ref, splits_ref = refs[pools : pools + 5]
         rest = refs[pools + 5 :]
         *more, o_ref, parts_o, parts_lse = rest
-        found = (parts_o, parts_lse)
+        merged = (parts_o, parts_lse)
         if phase == "merge":
             *more, merge_o, merge_lse = more
-            found = (merge_o, merge_lse)
+            merged = (merge_o, merge_lse)
         # Blocks start in the order of the grid. A row's followers have higher splits than its
         # owner, which waits for them: they start first.
         split = splits - 1 - lax.axis_index("split")
@@ -108,7 +108,7 @@ def _launch(
         def _producer() -> None:
             plgpu.set_max_registers(PRODUCER_REGISTERS, action="decrease")
             table_ref, page_ref, _ = fixed
-            _produce(block, q_ref, pool_refs, PageTable(table_ref, page_ref[0]), found)
+            _produce(block, q_ref, pool_refs, PageTable(table_ref, page_ref[0]), merged)
 
         @pl.when(wg == 0)
         def _consumer() -> None:
@@ -127,7 +127,9 @@ def _launch(
             pl.when(wg == 2)(
                 lambda: narrow.second_consumer(
                     *(spec, sm),
-                    lambda step: block.each_row(lambda r, at, n: step(r, block.tiles(at), n)),
+                    lambda step: block.each_row(
+                        lambda r, fields, n: step(r, block.tiles(fields), n)
+                    ),
                     h,
                 )
             )
@@ -140,7 +142,7 @@ def _launch(
     )
     return launch(
         decode_attend,
-        given,
+        operands,
         spec.interpret,
         thread_name="wg",
         out_type=out,
@@ -229,9 +231,9 @@ def _produce(
         def _tile(t):  # type: ignore[no-untyped-def]
             # Before the wait, so that they come during it
             pages = pages_of(spec, table, r, (t - zero) * TILE, last_page)
-            at = take(sm["free"], t - block.low, stages)
+            entry = take(sm["free"], t - block.low, stages)
             copy = copy_tile if spec.kv_dtype is None else narrow.copy_tile
-            copy(spec, pool_refs, pages, spec.kv_head(block.h), sm, at)
+            copy(spec, pool_refs, pages, spec.kv_head(block.h), sm, entry)
 
             # After the copies, so that they do not wait for this load
             pl.when(t == begin)(lambda: send_queries(spec, q_ref, r, block.h, n, sm))
@@ -243,8 +245,8 @@ def _produce(
 
     @pl.loop(0, block.chunks)
     def _parts(c):  # type: ignore[no-untyped-def]
-        at = take(sm[ring.free], ring.entry(c), ring.slots)
-        copy_parts(spec, ring, merged, (block.h, first_part + c * ROWS), sm, at)
+        entry = take(sm[ring.free], ring.entry(c), ring.slots)
+        copy_parts(spec, ring, merged, (block.h, first_part + c * ROWS), sm, entry)
 
     # Every arrival is waited for, so that the barriers end in the phase they began in.
     if spec.kv_dtype is None:
@@ -274,19 +276,19 @@ def _consume(
         row_begin, row_end, length, zero, begin, end = fields
         slot = lax.rem(n, jnp.int32(spec.tuning.queries))
         ours = row_begin >= block.low
-        own = spec.first_query(r, block.h)[1]
+        first_row = spec.first_query(r, block.h)[1]
 
         def before() -> Carry:
-            return start(spec.H, sinks, own, ours)
+            return start(spec.H, sinks, first_row, ours)
 
         def step(t, carry):  # type: ignore[no-untyped-def]
-            at = lax.rem(t - block.low, stages)
-            return fold_tile(spec, sm, slot, at, (t - zero) * TILE, length, carry)
+            entry = lax.rem(t - block.low, stages)
+            return fold_tile(spec, sm, slot, entry, (t - zero) * TILE, length, carry)
 
         def merge(c, carry):  # type: ignore[no-untyped-def]
-            at = lax.rem(ring.entry(c), jnp.int32(ring.slots))
+            entry = lax.rem(ring.entry(c), jnp.int32(ring.slots))
             left = block.followers - c * (ROWS // spec.group)
-            return fold_parts(spec, ring, sm, at, left, carry)
+            return fold_parts(spec, ring, sm, entry, left, carry)
 
         @pl.when(end > begin)
         def _() -> None:
@@ -294,13 +296,13 @@ def _consume(
             if spec.kv_dtype is None:
                 carry = lax.fori_loop(begin, end, step, before())
             else:
-                carry = narrow.attend(spec, sm, slot, block.tiles(fields), own, before)
+                carry = narrow.attend(spec, sm, slot, block.tiles(fields), first_row, before)
             plgpu.barrier_arrive(sm["q_free"].at[slot])
             merges = jnp.where(jnp.logical_and(ours, row_end > block.high), block.chunks, 0)
             with jax.named_scope("merge"):
                 carry = lax.fori_loop(0, merges, merge, carry)
-            _keep(spec, sm, own, carry)
-            pl.when(ours)(lambda: store(r, own))
+            _keep(spec, sm, first_row, carry)
+            pl.when(ours)(lambda: store(r, first_row))
 
             @pl.when(jnp.logical_not(ours))
             def _() -> None:
@@ -313,10 +315,10 @@ def _consume(
         plgpu.wait_smem_to_gmem(0)
 
 
-def _keep(spec: Spec, sm: dict[str, Any], own: Array, carry: Carry) -> None:
+def _keep(spec: Spec, sm: dict[str, Any], first_row: Array, carry: Carry) -> None:
     """Normalised outputs and log2-sum-exps of a row's queries into shared memory."""
     acc, top, total = carry
-    query = plgpu.broadcasted_iota(jnp.int32, acc.shape, 0, layout=plgpu.Layout.WGMMA) - own
+    query = plgpu.broadcasted_iota(jnp.int32, acc.shape, 0, layout=plgpu.Layout.WGMMA) - first_row
     mine = jnp.logical_and(query >= 0, query < spec.G)  # neighbours' queries may be NaN
     acc = jnp.where(mine, acc * lax.broadcast_in_dim(1 / total, acc.shape, [0]), 0.0)
     acc = narrowed(acc, spec.dtype, plgpu.Layout.WGMMA, spec.interpret)

@@ -134,7 +134,7 @@ def fold(
     first, length = place
     count = spec.H * spec.group // 64
     queries = row[:count]
-    at = row[count:] or offsets(m, spec)
+    lane_offsets = row[count:] or offsets(m, spec)
     mine = m.times(m.warp, WARP_TOKENS)
 
     def seen(token: Any) -> Any:
@@ -145,7 +145,7 @@ def fold(
         return m.both(inside, m.below(m.add(length, -spec.window - 1), position))
 
     key = m.add(mine, m.g)
-    scores = _scores(m, spec, (tile.k, at[: spec.H // 16]), queries)
+    scores = _scores(m, spec, (tile.k, lane_offsets[: spec.H // 16]), queries)
     visible = [seen(m.add(key, 8 * i)) for i in range(2)]
     factors = [m.fmul(m.scale(tile.scales, 0, key, 8 * i), _factor(spec)) for i in range(2)]
     logs = [
@@ -175,7 +175,7 @@ def fold(
     mixed = _mix(
         m,
         spec,
-        (tile.v, at[spec.H // 16 :], [seen(m.add(value, i)) for i in (0, 1, 8, 9)]),
+        (tile.v, lane_offsets[spec.H // 16 :], [seen(m.add(value, i)) for i in (0, 1, 8, 9)]),
         (weights, decays),
         state,
     )
@@ -204,8 +204,8 @@ def _scores(
         ]
         left = [halves[0][0], halves[1][0], halves[0][1], halves[1][1]]
         for n, chain in enumerate(sums[s % 2]):
-            at = 2 * (n * steps + s)
-            sums[s % 2][n] = m.multiply(chain, left, queries[at : at + 2])
+            first = 2 * (n * steps + s)
+            sums[s % 2][n] = m.multiply(chain, left, queries[first : first + 2])
     return [
         [m.fadd(x, y) for x, y in zip(even, odd, strict=True)]
         for even, odd in zip(*sums, strict=True)
@@ -299,24 +299,24 @@ def gather(
     sums, tops = left
     for query, column in _fours(m, spec):
         place = m.add(m.times(query, spec.H + PAD), column)
-        found = [
+        partials = [
             m.words(tops, m.times(query, 2), 2, 2 * spec.group * warp)
             for warp in range(WARPS * spec.tuning.consumers)
         ]
         sink = _sink(m, query, *sinks)
         if sink is None:
-            top = found[0][0]
+            top = partials[0][0]
         else:
-            top = m.fmax(found[0][0], sink[0])
-        for other, _ in found[1:]:
-            top = m.fmax(top, other)
+            top = m.fmax(partials[0][0], sink[0])
+        for warp_top, _ in partials[1:]:
+            top = m.fmax(top, warp_top)
         below = m.fmul(top, -1.0)
         total = m.constant(0.0)
         if sink is not None:
             total = m.fmul(m.exp2(m.fadd(sink[0], below)), sink[1])
         four = [m.constant(0.0)] * 4
-        for warp, (one, part) in enumerate(found):
-            weight = m.exp2(m.fadd(one, below))
+        for warp, (warp_top, part) in enumerate(partials):
+            weight = m.exp2(m.fadd(warp_top, below))
             total = m.fma(part, weight, total)
             values = m.words(sums, place, 4, warp * spec.group * (spec.H + PAD))
             four = [m.fma(x, weight, y) for x, y in zip(values, four, strict=True)]
@@ -324,7 +324,7 @@ def gather(
 
 
 def _sink(
-    m: Machine, query: Any, logits: list[Any], own: Any, counts: Any
+    m: Machine, query: Any, logits: list[Any], first_row: Any, counts: Any
 ) -> tuple[Any, Any] | None:
     """Maximum and total of a query's sink: a key with no value."""
     if not logits:
@@ -332,7 +332,7 @@ def _sink(
     top = m.constant(NEVER)
     total = m.constant(0.0)
     for i, logit in enumerate(logits):
-        here = m.both(m.equal(query, m.add(own, i)), m.equal(counts, 1))
+        here = m.both(m.equal(query, m.add(first_row, i)), m.equal(counts, 1))
         top = m.select(here, m.fmax(m.fmul(logit, LOG2E), NEVER), top)
         total = m.select(here, 1.0, total)
     return top, total
@@ -355,9 +355,9 @@ def _fours(m: Machine, spec: Spec) -> list[tuple[Any, Any]]:
 
 
 def _keep(
-    m: Machine, kept: tuple[Any, Any, Any], at: tuple[Any, Any, Any], state: tuple[Any, Any, Any]
+    m: Machine, kept: tuple[Any, Any, Any], unit: tuple[Any, Any, Any], state: tuple[Any, Any, Any]
 ) -> None:
-    query, column, place = at
+    query, column, place = unit
     top, total, four = state
     m.put_words(kept[0], place, four)
     first = m.equal(column, 0)
@@ -372,9 +372,9 @@ def _over_tokens(m: Machine, total: Any) -> Any:
     return total
 
 
-def finish(m: Machine, spec: Spec, to: tuple[Any, Any], own: Any, state: State) -> None:
+def finish(m: Machine, spec: Spec, to: tuple[Any, Any], first_row: Any, state: State) -> None:
     """Leave each warp's normalised outputs as rows warp · group + query of a 16-bit tile, and their
-    log2-sum-exps. Rows of neighbours' queries, which are not `own` to own + G, are zeros."""
+    log2-sum-exps. Rows of neighbours' queries, all but the G from `first_row` on, are zeros."""
     rows, lse = to
     for n in range(spec.group // 8):
         for i in range(2):
@@ -384,7 +384,9 @@ def finish(m: Machine, spec: Spec, to: tuple[Any, Any], own: Any, state: State) 
             for mask in (4, 8, 16):
                 total = m.fadd(total, m.shuffle(total, mask))
             m.put(lse, row, m.fadd(state.top[n][i], m.log2(total)))
-            mine = m.both(m.below(m.add(own, -1), query), m.below(query, m.add(own, spec.G)))
+            mine = m.both(
+                m.below(m.add(first_row, -1), query), m.below(query, m.add(first_row, spec.G))
+            )
             factor = m.reciprocal(m.fmax(total, LEAST_TOTAL))
             for block in range(spec.H // 32):
                 first, second = (state.mixed[block][half][n] for half in range(2))
@@ -393,5 +395,5 @@ def finish(m: Machine, spec: Spec, to: tuple[Any, Any], own: Any, state: State) 
                     for x in (first[i], first[2 + i], second[i], second[2 + i])
                 ]
                 chunk = m.add(m.bits(m.g, 1, 2), 4 * (block % 2))
-                at = m.offset(2 * spec.H, row, m.times(m.bits(m.g, 0, 1), 8), chunk, block // 2)
-                m.store(rows, at, four, jnp.dtype(spec.dtype).name)
+                offset = m.offset(2 * spec.H, row, m.times(m.bits(m.g, 0, 1), 8), chunk, block // 2)
+                m.store(rows, offset, four, jnp.dtype(spec.dtype).name)

@@ -75,7 +75,7 @@ def sums_scratch(spec: Spec) -> dict[str, Any]:
 
 
 def copy_tile(
-    spec: Spec, pools: tuple[Any, ...], pages: list[Any], h: Array, sm: dict[str, Any], at: Array
+    spec: Spec, pools: tuple[Any, ...], pages: list[Any], h: Array, sm: dict[str, Any], entry: Array
 ) -> None:
     """TMA copies of keys, scales and values of one tile of head `h`."""
     (page, within), *_ = pages
@@ -84,11 +84,11 @@ def copy_tile(
     else:
         here = (pl.ds(pl.multiple_of(within, TILE), TILE),)
     k_ref, v_ref, scales_ref = (pool.at[page, h] for pool in pools)
-    plgpu.copy_gmem_to_smem(k_ref.at[here], sm["k"].at[at], sm["k_full"].at[at])
+    plgpu.copy_gmem_to_smem(k_ref.at[here], sm["k"].at[entry], sm["k_full"].at[entry])
     plgpu.copy_gmem_to_smem(
-        scales_ref.at[(slice(None), *here)], sm["scales"].at[at], sm["k_full"].at[at]
+        scales_ref.at[(slice(None), *here)], sm["scales"].at[entry], sm["k_full"].at[entry]
     )
-    plgpu.copy_gmem_to_smem(v_ref.at[here], sm["v"].at[at], sm["v_full"].at[at])
+    plgpu.copy_gmem_to_smem(v_ref.at[here], sm["v"].at[entry], sm["v_full"].at[entry])
 
 
 def attend(
@@ -96,12 +96,12 @@ def attend(
     sm: dict[str, Any],
     slot: Array,
     tiles: Tiles,
-    own: Array,
+    first_row: Array,
     carry: Callable[[], Carry],
 ) -> Carry:
     """A row's tiles by the warps of all consumers, and their outputs merged into `carry()`."""
     state = _take_tiles(spec, sm, slot, tiles, 0)
-    _finish(spec, sm, own, state, 0)
+    _finish(spec, sm, first_row, state, 0)
     warps = lanes.WARPS * spec.tuning.consumers
     plgpu.commit_smem()
     if spec.tuning.consumers > 1:
@@ -133,14 +133,14 @@ def gather(
         sync(spec.interpret)
         if spec.tuning.consumers > 1:
             plgpu.barrier_wait(sm["warps_full"])
-        logits, own, counts = sinks
+        logits, first_row, counts = sinks
 
         def program(m: Machine, refs: list[Any], scalars: list[Any], _: list[Any]) -> list[Any]:
-            given = scalars[2:], scalars[0], scalars[1]
-            lanes.gather(m, spec, tuple(refs[:2]), tuple(refs[2:]), given)
+            lane_sinks = scalars[2:], scalars[0], scalars[1]
+            lanes.gather(m, spec, tuple(refs[:2]), tuple(refs[2:]), lane_sinks)
             return []
 
-        scalars = (own, counts.astype(jnp.int32), *(logits or ()))
+        scalars = (first_row, counts.astype(jnp.int32), *(logits or ()))
         words = (sm["sums"], sm["tops"], *kept)
         run(program, spec.interpret, 0, words=words, scalars=scalars)
         if spec.tuning.consumers > 1:
@@ -191,14 +191,14 @@ def _take_tiles(spec: Spec, sm: dict[str, Any], slot: Array, tiles: Tiles, consu
 
     def step(i: Array, state: Array) -> Array:
         t = first + i * consumers
-        at = lax.rem(tiles.entry + t, jnp.int32(spec.tuning.stages))
-        plgpu.barrier_wait(sm["k_full"].at[at])
-        plgpu.barrier_wait(sm["v_full"].at[at])
-        state = _fold(spec, sm, at, (tiles.position(t), tiles.length), row, state)
+        entry = lax.rem(tiles.entry + t, jnp.int32(spec.tuning.stages))
+        plgpu.barrier_wait(sm["k_full"].at[entry])
+        plgpu.barrier_wait(sm["v_full"].at[entry])
+        state = _fold(spec, sm, entry, (tiles.position(t), tiles.length), row, state)
         # All warps have read before the next copy into the slot. To the copy engine a barrier alone
         # does not say so
         plgpu.commit_smem()
-        plgpu.barrier_arrive(sm["free"].at[at])
+        plgpu.barrier_arrive(sm["free"].at[entry])
         return state
 
     return lax.fori_loop(
@@ -221,7 +221,12 @@ def _read_row(spec: Spec, sm: dict[str, Any], slot: Array) -> Array:
 
 
 def _fold(
-    spec: Spec, sm: dict[str, Any], at: Array, place: tuple[Array, Array], row: Array, state: Array
+    spec: Spec,
+    sm: dict[str, Any],
+    entry: Array,
+    place: tuple[Array, Array],
+    row: Array,
+    state: Array,
 ) -> Array:
     count = row.shape[1]
 
@@ -234,7 +239,7 @@ def _fold(
         ).registers
 
     tiled = byte_tiled(spec.H)
-    refs = [(sm["k"].at[at], tiled), (sm["v"].at[at], tiled), (sm["scales"].at[at], ())]
+    refs = [(sm["k"].at[entry], tiled), (sm["v"].at[entry], tiled), (sm["scales"].at[entry], ())]
     return run(
         program, spec.interpret, state.shape[1], refs=refs, scalars=place, arrays=(row, state)
     )
@@ -250,7 +255,7 @@ def _leave(spec: Spec, sm: dict[str, Any], state: Array, consumer: int) -> None:
     run(program, spec.interpret, 0, words=words, arrays=(state,))
 
 
-def _finish(spec: Spec, sm: dict[str, Any], own: Array, state: Array, consumer: int) -> None:
+def _finish(spec: Spec, sm: dict[str, Any], first_row: Array, state: Array, consumer: int) -> None:
     def program(m: Machine, refs: list[Any], scalars: list[Any], registers: list[Any]) -> list[Any]:
         to = (plain(refs[0], 2 * spec.H), plain(refs[1], rows))
         lanes.finish(m, spec, to, scalars[0], lanes.State.of(registers, spec.H, spec.group))
@@ -259,4 +264,4 @@ def _finish(spec: Spec, sm: dict[str, Any], own: Array, state: Array, consumer: 
     rows = ROWS // spec.tuning.consumers
     mine = pl.ds(consumer * rows, rows)
     refs = [(sm["warps"].at[mine], TILED), (sm["warps_lse"].at[mine], ())]
-    run(program, spec.interpret, 0, refs=refs, scalars=(own,), arrays=(state,))
+    run(program, spec.interpret, 0, refs=refs, scalars=(first_row,), arrays=(state,))

@@ -31,14 +31,14 @@ class Unit(NamedTuple):
 
     Attributes:
         rank: of the block in the cluster.
-        own: row of the block's first query in the tile.
-        at: buffer of the kept sums.
+        first_row: row of the block's first query in the tile.
+        buffer: buffer of the kept sums.
     """
 
     spec: Spec
     rank: Array
-    own: Array
-    at: Array
+    first_row: Array
+    buffer: Array
 
 
 def fence_cluster() -> None:
@@ -52,19 +52,19 @@ def fence_cluster() -> None:
     fence()
 
 
-def keep_group(acc: Array, kept: Any, at: Array) -> None:
-    """Store the group's rows, which are the first of `acc` `[ROWS, H]`, in buffer `at` of `kept`
+def keep_group(acc: Array, kept: Any, buffer: Array) -> None:
+    """Store the group's rows, which are the first of `acc` `[ROWS, H]`, in this `buffer` of `kept`
     `[2, group, H + PAD]`. The first warp holds them."""
     _, group, stride = kept.shape
 
     @plgpu.inline_mgpu(arg_types=(plgpu.Layout.WGMMA, plgpu.RefType(), SCALAR))
-    def keep(_: Any, acc: Any, kept: Any, at: Any) -> None:
+    def keep(_: Any, acc: Any, kept: Any, buffer: Any) -> None:
         thread = _thread()
         first_warp = ut.arith.cmpi(ut.arith.CmpIPredicate.ult, thread, _i32(32))
         lane = ut.arith.remui(thread, _i32(32))
         row = ut.arith.divui(lane, _i32(4))
         column = ut.arith.muli(ut.arith.remui(lane, _i32(4)), _i32(2))
-        offset = _sum(_times(_scalar(at), group * stride), _times(row, stride), column)
+        offset = _sum(_times(_scalar(buffer), group * stride), _times(row, stride), column)
         pointer = ut.getelementptr(ut.memref_ptr(kept), [offset], _f32())
         # [columns / 8, half]: rows from 0 and from 8 of the warp's sixteen
         registers = acc.registers.reshape(-1, 2)
@@ -80,17 +80,17 @@ def keep_group(acc: Array, kept: Any, at: Array) -> None:
                     has_side_effects=True,
                 )
 
-    keep(acc, kept, at)
+    keep(acc, kept, buffer)
 
 
-def keep_columns(acc: Array, kept: Any, at: Array, first: int) -> None:
+def keep_columns(acc: Array, kept: Any, buffer: Array, first: int) -> None:
     """As `keep_group`, for `acc` `[some of H, group]`, of H from `first` on. Every warp holds some
     of its rows; those that the 64 before have too are theirs to keep."""
     _, group, stride = kept.shape
     again = -first % ROWS  # whole warps have them, as they have 16 rows each
 
     @plgpu.inline_mgpu(arg_types=(plgpu.Layout.WGMMA, plgpu.RefType(), SCALAR))
-    def keep(_: Any, acc: Any, kept: Any, at: Any) -> None:
+    def keep(_: Any, acc: Any, kept: Any, buffer: Any) -> None:
         thread = _thread()
         warp = ut.arith.divui(thread, _i32(32))
         lane = ut.arith.remui(thread, _i32(32))
@@ -101,7 +101,7 @@ def keep_columns(acc: Array, kept: Any, at: Array, first: int) -> None:
             new = ut.arith.cmpi(ut.arith.CmpIPredicate.uge, warp, _i32(again // 16))
         pointer = ut.getelementptr(
             ut.memref_ptr(kept),
-            [_sum(_times(_scalar(at), group * stride), _times(column, stride), row)],
+            [_sum(_times(_scalar(buffer), group * stride), _times(column, stride), row)],
             _f32(),
         )
         # [rows / 64, columns / 8, half]
@@ -117,7 +117,7 @@ def keep_columns(acc: Array, kept: Any, at: Array, first: int) -> None:
                     has_side_effects=True,
                 )
 
-    keep(acc, kept, at)
+    keep(acc, kept, buffer)
 
 
 def store_zeros(spec: Spec, place: Any) -> None:
@@ -164,31 +164,31 @@ def merge_peers(
     cluster = spec.tuning.cluster
     group = spec.group
     H = spec.H
-    scalars = unit.rank, unit.own, unit.at, ours.astype(jnp.int32), followers
+    scalars = unit.rank, unit.first_row, unit.buffer, ours.astype(jnp.int32), followers
 
     @plgpu.inline_mgpu(arg_types=(*[plgpu.RefType()] * 6, *[SCALAR] * 5))
-    def merge(_: Any, *given: Any) -> None:
-        sums, tops, totals, out, part_o, part_lse = (ut.memref_ptr(ref) for ref in given[:6])
-        rank, own, at, ours, followers = (_scalar(x) for x in given[6:])
+    def merge(_: Any, *operands: Any) -> None:
+        sums, tops, totals, out, part_o, part_lse = (ut.memref_ptr(ref) for ref in operands[:6])
+        rank, first_row, buffer, ours, followers = (_scalar(x) for x in operands[6:])
         for i in range(-(-_units(spec) // (THREADS * cluster))):
             unit = _sum(_times(rank, THREADS), _thread(), _i32(i * THREADS * cluster))
             inside = ut.arith.cmpi(ut.arith.CmpIPredicate.ult, unit, _i32(_units(spec)))
             unit = ut.arith.minui(unit, _i32(_units(spec) - 1))
             query = ut.arith.divui(unit, _i32(H // 4))
             column = _times(ut.arith.remui(unit, _i32(H // 4)), 4)
-            row = _sum(own, query)
+            row = _sum(first_row, query)
             place = ut.getelementptr(
-                sums, [_sum(_times(_sum(_times(at, group), row), H + PAD), column)], _f32()
+                sums, [_sum(_times(_sum(_times(buffer, group), row), H + PAD), column)], _f32()
             )
-            which = [_sum(_times(at, ROWS), row)]
+            index = [_sum(_times(buffer, ROWS), row)]
             top_at, total_at = (
-                ut.getelementptr(pointer, which, _f32()) for pointer in (tops, totals)
+                ut.getelementptr(pointer, index, _f32()) for pointer in (tops, totals)
             )
-            found = [
+            partials = [
                 (_peer(top_at, p, 1)[0], _peer(total_at, p, 1)[0], _peer(place, p, 4))
                 for p in range(cluster)
             ]
-            state = _joined(found)
+            state = _joined(partials)
             part = _sum(_times(query, H), column)
             state = _with_followers(
                 state, followers, (part_o, part_lse), (group * H, part), (group, query)
@@ -229,14 +229,14 @@ def merge_peers(
     merge(*kept, out, *parts, *scalars)
 
 
-def _joined(found: list[tuple[Any, Any, list[Any]]]) -> list[Any]:
+def _joined(partials: list[tuple[Any, Any, list[Any]]]) -> list[Any]:
     """Merge the (maximum, total, four sums) of several blocks into one."""
-    top = found[0][0]
-    for other, *_ in found[1:]:
-        top = ut.arith.maximumf(top, other)
+    top = partials[0][0]
+    for block_top, *_ in partials[1:]:
+        top = ut.arith.maximumf(top, block_top)
     state: list[Any] = []
-    for one, total, sums in found:
-        weight = _unary("ex2.approx.ftz.f32", ut.arith.subf(one, top))
+    for block_top, total, sums in partials:
+        weight = _unary("ex2.approx.ftz.f32", ut.arith.subf(block_top, top))
         weighted = [ut.arith.mulf(weight, x) for x in (total, *sums)]
         if state:
             state = [ut.arith.addf(a, b) for a, b in zip(state, weighted, strict=True)]
@@ -268,8 +268,8 @@ def _with_followers(
         lse = _loaded("ld.global.f32 $0, [$1];", lse_ptr, 1)[0]
         values = _loaded("ld.global.v4.f32 {$0, $1, $2, $3}, [$4];", o_ptr, 4)
         top, total, *sums = loop.inner_iter_args
-        one = ut.c(1.0, _f32())
-        ut.scf.yield_(_joined([(top, total, list(sums)), (lse, one, values)]))
+        part_total = ut.c(1.0, _f32())
+        ut.scf.yield_(_joined([(top, total, list(sums)), (lse, part_total, values)]))
     return list(loop.results)
 
 
@@ -287,16 +287,19 @@ def _peer(pointer: Any, rank: int, count: int) -> list[Any]:
 
 
 def _loaded(code: str, pointer: Any, count: int) -> list[Any]:
-    found = ut.inline_ptx(code, pointer, result_types=[_f32()] * count, has_side_effects=True)
-    if isinstance(found, Sequence):
-        return list(found)
-    return [found]
+    values = ut.inline_ptx(code, pointer, result_types=[_f32()] * count, has_side_effects=True)
+    if isinstance(values, Sequence):
+        return list(values)
+    return [values]
 
 
 def _packed(dtype: Any, low: Any, high: Any) -> Any:
-    kind = "bf16x2" if dtype == jnp.bfloat16 else "f16x2"
+    pair_type = "bf16x2" if dtype == jnp.bfloat16 else "f16x2"
     return ut.inline_ptx(
-        f"cvt.rn.{kind}.f32 $0, $1, $2;", high, low, result_types=ut.ir.IntegerType.get_signless(32)
+        f"cvt.rn.{pair_type}.f32 $0, $1, $2;",
+        high,
+        low,
+        result_types=ut.ir.IntegerType.get_signless(32),
     )
 
 
@@ -333,8 +336,8 @@ def _fast() -> Any:
 
 
 def _sum(first: Any, *others: Any) -> Any:
-    for other in others:
-        first = ut.arith.addi(first, other)
+    for term in others:
+        first = ut.arith.addi(first, term)
     return first
 
 

@@ -41,12 +41,12 @@ def pages_of(spec: Spec, table: PageTable, row: Array, first: Array, last_page: 
 
 
 def copy_tile(
-    spec: Spec, pools: tuple[Any, ...], pages: list[Any], h: Array, sm: dict[str, Any], at: Array
+    spec: Spec, pools: tuple[Any, ...], pages: list[Any], h: Array, sm: dict[str, Any], entry: Array
 ) -> None:
     """TMA copies of one K and one V tile of head `h`."""
     for pages_ref, name in zip(pools, ("k", "v"), strict=True):
-        dst = sm[name].at[at]
-        barrier = sm[f"{name}_full"].at[at]
+        dst = sm[name].at[entry]
+        barrier = sm[f"{name}_full"].at[entry]
         for j, (page, within) in enumerate(pages):
             if within is None:
                 src = pages_ref.at[page, h]
@@ -87,22 +87,22 @@ def copy_parts(
     parts: tuple[Any, Any],
     place: tuple[Array, Array],
     sm: dict[str, Any],
-    at: Array,
+    entry: Array,
 ) -> None:
     """TMA copies of `ROWS` rows of parts of head `h` from `first` on: outputs where values go, in
     as many copies as those take, and log2-sum-exps."""
     outputs, lse = parts
     h, first = place
     plgpu.copy_gmem_to_smem(
-        lse.at[h, pl.ds(first, ROWS)], sm["lse_in"].at[at], sm["lse_full"].at[at]
+        lse.at[h, pl.ds(first, ROWS)], sm["lse_in"].at[entry], sm["lse_full"].at[entry]
     )
     piece = ROWS // spec.copies
     for j in range(spec.copies):
         source = pl.ds(pl.multiple_of(first, spec.group) + j * piece, piece)
         plgpu.copy_gmem_to_smem(
             outputs.at[h, source],
-            sm[ring.values].at[at, pl.ds(j * piece, piece)],
-            sm[ring.full].at[at],
+            sm[ring.values].at[entry, pl.ds(j * piece, piece)],
+            sm[ring.full].at[entry],
         )
 
 
@@ -119,9 +119,9 @@ def copy_queries(spec: Spec, q_ref: Any, first: Array, dst: Any) -> None:
     copies begin at multiples of 8 rows."""
     size = min(spec.group, MOST_QUERIES)
     layout = query_layout(spec.H)
-    for at in range(0, spec.group, size):
-        source = q_ref.at[pl.ds(first + at if at else first, size)]
-        dst.at[pl.ds(at, size)][...] = plgpu.load(source, layout=layout, optimized=False)
+    for row in range(0, spec.group, size):
+        source = q_ref.at[pl.ds(first + row if row else first, size)]
+        dst.at[pl.ds(row, size)][...] = plgpu.load(source, layout=layout, optimized=False)
     plgpu.commit_smem()
 
 
@@ -135,19 +135,19 @@ def send_queries(
 
 
 def step_over(
-    sm: dict[str, Any], at: Array, scores: Callable[[], Array], add: Callable[[Array], Carry]
+    sm: dict[str, Any], entry: Array, scores: Callable[[], Array], add: Callable[[Array], Carry]
 ) -> Carry:
-    """`scores()` once the keys in entry `at` of the ring are there, then `add(them)` once the
+    """`scores()` once the keys in this `entry` of the ring are there, then `add(them)` once the
     values are; the entry is free afterwards."""
     with jax.named_scope("wait for keys"):  # scopes are what the kernel's own profiler shows
-        plgpu.barrier_wait(sm["k_full"].at[at])
+        plgpu.barrier_wait(sm["k_full"].at[entry])
     with jax.named_scope("scores"):
-        found = scores()
+        tile_scores = scores()
     with jax.named_scope("wait for values"):
-        plgpu.barrier_wait(sm["v_full"].at[at])
+        plgpu.barrier_wait(sm["v_full"].at[entry])
     with jax.named_scope("fold"):
-        carry = add(found)
-        plgpu.barrier_arrive(sm["free"].at[at])
+        carry = add(tile_scores)
+        plgpu.barrier_arrive(sm["free"].at[entry])
     return carry
 
 
@@ -155,34 +155,34 @@ def fold_tile(
     spec: Spec,
     sm: dict[str, Any],
     slot: Array,
-    at: Array,
+    entry: Array,
     first: Array,
     length: Array,
     carry: Carry,
 ) -> Carry:
-    """One step over the keys and values in entry `at` of the ring, whose first token is at position
-    `first`; queries of buffer `slot`."""
+    """One step over the keys and values in this `entry` of the ring, whose first token is at
+    position `first`; queries of buffer `slot`."""
 
     def add(scores: Array) -> Carry:
-        zero_tail(sm["v"].at[at], spec.H, length - first)
-        return fold(spec, carry, scores, sm["v"].at[at], sm.get("p"))
+        zero_tail(sm["v"].at[entry], spec.H, length - first)
+        return fold(spec, carry, scores, sm["v"].at[entry], sm.get("p"))
 
     return step_over(
-        sm, at, lambda: scores_of(spec, sm["q"].at[slot], sm["k"].at[at], first, length), add
+        sm, entry, lambda: scores_of(spec, sm["q"].at[slot], sm["k"].at[entry], first, length), add
     )
 
 
 def fold_parts(
-    spec: Spec, ring: PartsRing, sm: dict[str, Any], at: Array, parts: Array, carry: Carry
+    spec: Spec, ring: PartsRing, sm: dict[str, Any], entry: Array, parts: Array, carry: Carry
 ) -> Carry:
-    """One step over the parts in entry `at` of the ring, of which the first `parts` count."""
-    plgpu.barrier_wait(sm["lse_full"].at[at])
-    lse = plgpu.load(sm["lse_in"].at[at], layout=plgpu.Layout.WGMMA.reduce(0), optimized=False)
-    plgpu.barrier_wait(sm[ring.full].at[at])
-    zero_tail(sm[ring.values].at[at], spec.H, parts * spec.group)
+    """One step over the parts in this `entry` of the ring, of which the first `parts` count."""
+    plgpu.barrier_wait(sm["lse_full"].at[entry])
+    lse = plgpu.load(sm["lse_in"].at[entry], layout=plgpu.Layout.WGMMA.reduce(0), optimized=False)
+    plgpu.barrier_wait(sm[ring.full].at[entry])
+    zero_tail(sm[ring.values].at[entry], spec.H, parts * spec.group)
     carry = fold(
-        spec, carry, part_scores(spec.group, lse, parts), sm[ring.values].at[at], sm.get("p")
+        spec, carry, part_scores(spec.group, lse, parts), sm[ring.values].at[entry], sm.get("p")
     )
     plgpu.commit_smem()  # log-sums are read plainly, before the next copy into the slot
-    plgpu.barrier_arrive(sm[ring.free].at[at])
+    plgpu.barrier_arrive(sm[ring.free].at[entry])
     return carry

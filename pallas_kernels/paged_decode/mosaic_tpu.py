@@ -39,15 +39,15 @@ def decode_attention(
     spec = mosaic_tpu.Spec.of(1, options, heads=K, pages=pages, interpret=interpret)
     q_BKRH = items.pack_decode(q_BNH, K, mosaic_tpu.sublanes(q_BNH.dtype))
     out = []
-    for some in mosaic_tpu.row_groups(page_table_BM):
-        part = items.decode_items(lengths_B[some])
+    for group in mosaic_tpu.row_groups(page_table_BM):
+        part = items.decode_items(lengths_B[group])
         out.append(
             mosaic_tpu.attend(
                 spec,
-                q_BKRH[some],
+                q_BKRH[group],
                 k_pages,
                 v_pages,
-                page_table_BM[some],
+                page_table_BM[group],
                 part,
                 options.get("sinks"),
             )

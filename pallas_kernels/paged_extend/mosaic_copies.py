@@ -22,7 +22,7 @@ class Unit(NamedTuple):
     """One query tile of some heads, and the split's share of its key tiles.
 
     Attributes:
-        at: first token; low, high: first and end of the tile's own tokens.
+        token: first token; low, high: first and end of the tile's own tokens.
         row, position: row of the page table, and sequence position of the first token.
         keys: keys that the last own query sees; 0: the tokens get zeros.
         head: first query head.
@@ -32,7 +32,7 @@ class Unit(NamedTuple):
         n, m: key tiles, and units with keys, before this unit in the split.
     """
 
-    at: Array
+    token: Array
     low: Array
     high: Array
     row: Array
@@ -76,7 +76,7 @@ class Share(NamedTuple):
             n, m, *fields = carry
             item = jnp.minimum(lax.div(u + 1, jnp.int32(spec.units)), items_ref.shape[0] - 1)
             following = [items_ref[item, i] for i in range(ITEM_FIELDS)]
-            at, own, own_end, row, position, keys, first, line = fields
+            token, first_own, end_own, row, position, keys, first, line = fields
             last = lax.div(keys + (spec.size - 1), size)
             tiles = jnp.maximum(last - first, 1)
             share = lax.rem(u, jnp.int32(spec.units))
@@ -86,7 +86,7 @@ class Share(NamedTuple):
             ours = there >= low
             merges = jnp.where(jnp.logical_and(ours, there + tiles > high), self.followers, 0)
             head = self.h * spec.G + share * spec.share
-            tokens = at, own, own_end, row, position, keys
+            tokens = token, first_own, end_own, row, position, keys
             step(u, Unit(*tokens, head, begin, end, ours, merges, n, m))
             return (
                 n + jnp.maximum(end - begin, 0),
@@ -125,11 +125,11 @@ def produce(
 
     def copy(ref: Any, t: Array, dst: Any, barrier: Any) -> None:
         for j, (page, head, within, tokens) in enumerate(places(t)):
-            own = slice(None) if within is None else pl.ds(within, tokens)
+            span = slice(None) if within is None else pl.ds(within, tokens)
             if spec.tokens_first:
-                src = ref.at[page, own, head]
+                src = ref.at[page, span, head]
             else:
-                src = ref.at[page, head, own]
+                src = ref.at[page, head, span]
             plgpu.copy_gmem_to_smem(src, dst if size < C else dst.at[pl.ds(j * C, C)], barrier)
 
     def slot(name: str, t: Array) -> Array:
@@ -147,22 +147,22 @@ def produce(
 
     @pl.loop(unit.begin, unit.end)
     def _(t):  # type: ignore[no-untyped-def]
-        at = slot("k", t)
-        copy(k_ref, t, sm["k"].at[at], sm["k_full"].at[at])
+        entry = slot("k", t)
+        copy(k_ref, t, sm["k"].at[entry], sm["k_full"].at[entry])
         slot("v", t)
         full = (t + 1) * size <= unit.keys
 
         @pl.when(full)
         def _() -> None:
-            copy(v_ref, t, sm["v"].at[at], sm["v_full"].at[at])
+            copy(v_ref, t, sm["v"].at[entry], sm["v_full"].at[entry])
 
         @pl.when(jnp.logical_not(full))
         def _() -> None:
-            copy(v_ref, t, sm["v"].at[at], sm["tail"])
+            copy(v_ref, t, sm["v"].at[entry], sm["tail"])
             plgpu.barrier_wait(sm["tail"])
-            zero_from(sm["v"].at[at], size, spec.F, unit.keys - t * size)
+            zero_from(sm["v"].at[entry], size, spec.F, unit.keys - t * size)
             for _ in range(spec.copies):
-                plgpu.barrier_arrive(sm["v_full"].at[at])
+                plgpu.barrier_arrive(sm["v_full"].at[entry])
 
 
 def copy_part(
@@ -170,16 +170,16 @@ def copy_part(
     parts: tuple[Any, Any],
     place: tuple[Array, Array],
     sm: dict[str, Any],
-    at: Array,
+    slot: Array,
 ) -> None:
     """TMA copies of the part that a follower left at `place` (KV head, split): its outputs go where
     values go, in as many copies as those take."""
     outputs, lse = (ref.at[place] for ref in parts)
-    plgpu.copy_gmem_to_smem(lse, sm["lse_in"].at[at], sm["lse_full"].at[at])
+    plgpu.copy_gmem_to_smem(lse, sm["lse_in"].at[slot], sm["lse_full"].at[slot])
     piece = spec.size // spec.copies
     for j in range(spec.copies):
         rows = pl.ds(j * piece, piece)
-        plgpu.copy_gmem_to_smem(outputs.at[rows], sm["v"].at[at, rows], sm["v_full"].at[at])
+        plgpu.copy_gmem_to_smem(outputs.at[rows], sm["v"].at[slot, rows], sm["v_full"].at[slot])
 
 
 def _copy_queries(spec: Spec, unit: Unit, q_ref: Any, sm: dict[str, Any]) -> None:
@@ -190,7 +190,7 @@ def _copy_queries(spec: Spec, unit: Unit, q_ref: Any, sm: dict[str, Any]) -> Non
             dst = sm["q_in"].at[wg, c]
             if spec.boxes:
                 plgpu.copy_gmem_to_smem(
-                    q_ref.at[pl.ds(unit.at + wg * ROWS, ROWS), unit.head, column],
+                    q_ref.at[pl.ds(unit.token + wg * ROWS, ROWS), unit.head, column],
                     dst,
                     sm["q_full"].at[wg],
                 )
@@ -198,7 +198,7 @@ def _copy_queries(spec: Spec, unit: Unit, q_ref: Any, sm: dict[str, Any]) -> Non
 
             @pl.loop(0, spec.tokens)
             def _(j, wg=wg, column=column, dst=dst):  # type: ignore[no-untyped-def]
-                token = jnp.minimum(unit.at + wg * spec.tokens + j, spec.T - 1)
+                token = jnp.minimum(unit.token + wg * spec.tokens + j, spec.T - 1)
                 rows = dst.at[pl.ds(j * spec.share, spec.share)]
                 plgpu.copy_gmem_to_smem(
                     q_ref.at[token, pl.ds(unit.head, spec.share), column],

@@ -42,8 +42,8 @@ def default_tuning(head_dim: int, itemsize: int = 2) -> Tuning:
     The queries, the output and the ring fit 227 KB of shared memory. Sizes for 8 bits differ in
     the ring alone, so one plan serves both.
     """
-    found = json.loads((pathlib.Path(__file__).parent / "tuned" / "nvidia_h200.json").read_text())
-    return Tuning(**found["head_dim" if itemsize == 2 else "head_dim, 8 bits"][str(head_dim)])
+    tuned = json.loads((pathlib.Path(__file__).parent / "tuned" / "nvidia_h200.json").read_text())
+    return Tuning(**tuned["head_dim" if itemsize == 2 else "head_dim, 8 bits"][str(head_dim)])
 
 
 def shared_heads(tokens: int, group: int, tuning: Tuning) -> int:

@@ -53,18 +53,18 @@ def attend(
             more = parts
         else:
             more = (sinks.astype(jnp.float32), *parts)
-        given = (q, *pools, *table, plan.items_I8, splits_SF, *more)
-        return _launch(spec, splits, phase, given)
+        operands = (q, *pools, *table, plan.items_I8, splits_SF, *more)
+        return _launch(spec, splits, phase, operands)
 
     return merged(spec.interpret, launch, plan.splits_SF)
 
 
 def _launch(
-    spec: Spec, splits: int, phase: str, given: tuple[Array, ...]
+    spec: Spec, splits: int, phase: str, operands: tuple[Array, ...]
 ) -> tuple[Array, Array, Array]:
     """Returns `o_TNF` and the parts: outputs `[K, splits, rows, F]` and log2-sum-exps.
 
-    `given` ends with sinks if the model has them, then with the parts to merge if `phase` is
+    `operands` ends with sinks if the model has them, then with the parts to merge if `phase` is
     "merge". In phase "parts" nothing is merged; in phase "both" this launch merges its own parts.
     """
     groups = spec.tuning.groups
@@ -107,8 +107,8 @@ def _launch(
 
             @pl.loop(0, parts)
             def _parts(c):  # type: ignore[no-untyped-def]
-                at = take(sm["v_free"], n + c, stages)
-                copy_part(spec, (merge_o, merge_lse), (h, split + 1 + c), sm, at)
+                entry = take(sm["v_free"], n + c, stages)
+                copy_part(spec, (merge_o, merge_lse), (h, split + 1 + c), sm, entry)
 
             # Every arrival is waited for, so that the barriers end in the phase they began in.
             drain(sm["k_free"], n, stages)
@@ -130,8 +130,8 @@ def _launch(
                 pl.when(jnp.logical_or(wg == 0, u < u1 - 1))(turn)
 
                 def add(c, carry):  # type: ignore[no-untyped-def]
-                    at = lax.rem(unit.n + unit.end - unit.begin + c, jnp.int32(stages))
-                    return _add_part(sm, wg, at, carry)
+                    entry = lax.rem(unit.n + unit.end - unit.begin + c, jnp.int32(stages))
+                    return _add_part(sm, wg, entry, carry)
 
                 carry = lax.fori_loop(
                     0, jnp.int32(0) if phase == "parts" else unit.merges, add, carry
@@ -160,7 +160,7 @@ def _launch(
     )
     return launch(
         extend_attend,
-        given,
+        operands,
         spec.interpret,
         thread_name="wg",
         out_type=out,
@@ -174,15 +174,17 @@ def _launch(
     )
 
 
-def _add_part(sm: dict[str, Any], wg: Array, at: Array, carry: Carry) -> Carry:
-    """The carry with a follower's part, in slot `at`, added."""
-    own = pl.ds(pl.multiple_of(wg * ROWS, ROWS), ROWS)
-    plgpu.barrier_wait(sm["lse_full"].at[at])
-    lse = plgpu.load(sm["lse_in"].at[at, wg], layout=plgpu.Layout.WGMMA.reduce(1), optimized=False)
-    plgpu.barrier_wait(sm["v_full"].at[at])
-    carry = merge(carry, plgpu.load(sm["v"].at[at, own], layout=plgpu.Layout.WGMMA), lse)
+def _add_part(sm: dict[str, Any], wg: Array, slot: Array, carry: Carry) -> Carry:
+    """The carry with a follower's part, in this `slot`, added."""
+    rows = pl.ds(pl.multiple_of(wg * ROWS, ROWS), ROWS)
+    plgpu.barrier_wait(sm["lse_full"].at[slot])
+    lse = plgpu.load(
+        sm["lse_in"].at[slot, wg], layout=plgpu.Layout.WGMMA.reduce(1), optimized=False
+    )
+    plgpu.barrier_wait(sm["v_full"].at[slot])
+    carry = merge(carry, plgpu.load(sm["v"].at[slot, rows], layout=plgpu.Layout.WGMMA), lse)
     plgpu.commit_smem()  # plain reads before the next copy into the slot
-    plgpu.barrier_arrive(sm["v_free"].at[at])
+    plgpu.barrier_arrive(sm["v_free"].at[slot])
     return carry
 
 
@@ -262,16 +264,16 @@ def _attend_tiles(
     stages = jnp.int32(spec.tuning.stages)
 
     def step(t, carry, masked):  # type: ignore[no-untyped-def]
-        at = lax.rem(unit.n + t - unit.begin, stages)
-        plgpu.barrier_wait(sm["k_full"].at[at])
+        slot = lax.rem(unit.n + t - unit.begin, stages)
+        plgpu.barrier_wait(sm["k_full"].at[slot])
 
-        scores = product(sm["q"].at[wg], sm["k"].at[at].T, (ROWS, spec.size), turn)
-        plgpu.barrier_arrive(sm["k_free"].at[at])
+        scores = product(sm["q"].at[wg], sm["k"].at[slot].T, (ROWS, spec.size), turn)
+        plgpu.barrier_arrive(sm["k_free"].at[slot])
 
         def ready() -> Any:
             turn()
-            plgpu.barrier_wait(sm["v_full"].at[at])
-            return sm["v"].at[at]
+            plgpu.barrier_wait(sm["v_full"].at[slot])
+            return sm["v"].at[slot]
 
         mask = None
         if masked:
@@ -280,14 +282,14 @@ def _attend_tiles(
         carry = fold(
             spec, carry, scores, mask, ready, None if spec.interpret is None else sm["p"].at[wg]
         )
-        plgpu.barrier_arrive(sm["v_free"].at[at])
+        plgpu.barrier_arrive(sm["v_free"].at[slot])
         return carry
 
     middle = unit.begin
     carry = start(spec.F)
     if spec.window is None:
         middle = jnp.clip(
-            lax.div(unit.position + unit.low - unit.at + 1, jnp.int32(spec.size)),
+            lax.div(unit.position + unit.low - unit.token + 1, jnp.int32(spec.size)),
             unit.begin,
             unit.end,
         )
@@ -299,13 +301,13 @@ def _store(spec: Spec, out: Any, o_ref: Any, unit: Unit, wg: Array) -> None:
     """Writes own tokens alone: one after the other with their heads, or as boxes of tokens of one
     head, whose sizes are powers of two. Where boxes cannot begin at odd rows, the first token goes
     by itself if its row is one."""
-    own = jnp.maximum(unit.low - unit.at - wg * spec.tokens, 0)
-    count = jnp.minimum(unit.high - unit.at - wg * spec.tokens, spec.tokens) - own
-    first = unit.at + wg * spec.tokens
+    first_row = jnp.maximum(unit.low - unit.token - wg * spec.tokens, 0)
+    count = jnp.minimum(unit.high - unit.token - wg * spec.tokens, spec.tokens) - first_row
+    first = unit.token + wg * spec.tokens
 
     if not spec.boxes:
 
-        @pl.loop(own, own + count)
+        @pl.loop(first_row, first_row + count)
         def _(j):  # type: ignore[no-untyped-def]
             for c, column in enumerate(spec.columns_of(spec.F)):
                 rows = out.at[c, pl.ds(j * spec.share, spec.share)]
@@ -326,18 +328,18 @@ def _store(spec: Spec, out: Any, o_ref: Any, unit: Unit, wg: Array) -> None:
 
     @pl.when(jnp.logical_and(count > 0, count < ROWS))
     def _() -> None:
-        for there, begin, size in boxes(own, count, even=rows_apart(spec.width) > 1):
+        for there, begin, size in boxes(first_row, count, even=rows_apart(spec.width) > 1):
             pl.when(there)(lambda size=size, begin=begin: store(begin, size))
 
 
-def boxes(own: Any, count: Any, *, even: bool) -> Iterator[tuple[Any, Any, int]]:
-    """Rows `own` to `own + count`, fewer than a tile and at least one, as boxes of powers of two:
-    whether each is there, its first row and its rows. With `even`, boxes of several rows begin at
-    even ones."""
+def boxes(first_row: Any, count: Any, *, even: bool) -> Iterator[tuple[Any, Any, int]]:
+    """`count` rows from `first_row` on, fewer than a tile and at least one, as boxes of powers of
+    two: whether each is there, its first row and its rows. With `even`, boxes of several rows begin
+    at even ones."""
     if even:
-        odd = own & 1
-        yield odd == 1, own, 1
-        own = own + odd
+        odd = first_row & 1
+        yield odd == 1, first_row, 1
+        first_row = first_row + odd
         count = count - odd
     for size in (32, 16, 8, 4, 2, 1):
-        yield (count & size) != 0, own + (count & (ROWS - 2 * size)), size
+        yield (count & size) != 0, first_row + (count & (ROWS - 2 * size)), size

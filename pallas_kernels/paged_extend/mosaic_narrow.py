@@ -79,12 +79,12 @@ def produce(
         for side, name in enumerate(("k", "v")):
             j = 2 * (t - begin) + side
             slot = lax.rem(j, jnp.int32(SLOTS))
-            at = take(name, t)
+            entry = take(name, t)
             plgpu.barrier_wait(sm["raw_full"].at[slot])
-            _widen(spec, sm, slot, sm[name].at[at], keys - t * spec.size)
+            _widen(spec, sm, slot, sm[name].at[entry], keys - t * spec.size)
             plgpu.commit_smem()
             for _ in range(spec.copies):
-                plgpu.barrier_arrive(sm[f"{name}_full"].at[at])
+                plgpu.barrier_arrive(sm[f"{name}_full"].at[entry])
             fetch(j + SLOTS, (side + SLOTS) % 2)
 
 
@@ -115,8 +115,8 @@ def widen(m: Machine, spec: Spec, arrays: tuple[Any, Any, Any], count: Any) -> N
     row = m.add(m.warp, m.times(m.bits(m.g, 2, 1), 4))
     chunk = m.bits(m.g, 0, 2)
     narrow = [
-        m.offset(spec.H, row, m.times(m.c, 4), m.add(chunk, at % piece // 16), at // piece)
-        for at in range(0, spec.H, 64)
+        m.offset(spec.H, row, m.times(m.c, 4), m.add(chunk, column % piece // 16), column // piece)
+        for column in range(0, spec.H, 64)
     ]
     there = m.add(m.times(chunk, 2), m.bits(m.c, 1, 1))
     wide = [
@@ -130,8 +130,8 @@ def widen(m: Machine, spec: Spec, arrays: tuple[Any, Any, Any], count: Any) -> N
             mine = m.below(m.add(row, 8 * down), count)
             factor = m.select(mine, m.scale(scales, 0, row, 8 * down), 0.0)
             loaded += [
-                (down, to, factor, m.select(mine, m.load(source, at, down), 0))
-                for at, to in zip(narrow, wide, strict=True)
+                (down, to, factor, m.select(mine, m.load(source, offset, down), 0))
+                for offset, to in zip(narrow, wide, strict=True)
             ]
         for down, to, factor, word in loaded:
             numbers = [x for pair in m.floats(word, str(spec.kv_dtype)) for x in m.halves(pair)]

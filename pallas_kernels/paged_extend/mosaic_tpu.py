@@ -43,11 +43,13 @@ def extend_attention(
     pages = mosaic_tpu.pages_per_tile(k_pages, 1, SCORES * K // (queries * N))
     spec = mosaic_tpu.Spec.of(queries, options, heads=1, pages=pages, interpret=interpret)
     out = jnp.zeros_like(q_TNH)
-    for some in mosaic_tpu.row_groups(page_table_RM):
-        chunks = items.chunk_items(starts_R[some], lengths_R[some], kv_lengths_R[some], T, queries)
+    for group in mosaic_tpu.row_groups(page_table_RM):
+        chunks = items.chunk_items(
+            starts_R[group], lengths_R[group], kv_lengths_R[group], T, queries
+        )
         q_WKPH = items.pack_chunks(q_TNH, chunks, K)
         o_WKPH = mosaic_tpu.attend(
-            spec, q_WKPH, k_pages, v_pages, page_table_RM[some], chunks.items, options.get("sinks")
+            spec, q_WKPH, k_pages, v_pages, page_table_RM[group], chunks.items, options.get("sinks")
         )
         out += items.unpack_chunks(o_WKPH, chunks)
     return out

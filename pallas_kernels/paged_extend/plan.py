@@ -167,16 +167,19 @@ def _items(
     live = pick(live_X.astype(jnp.int32)) > 0
     low = begin + (item_I - pick(before_X)) * queries
     high = jnp.minimum(low + queries, end)
-    at = jnp.clip(low, 0, max(tokens - queries, 0))
-    position = pick(position_X) + at - begin
-    keys = jnp.where(live, position + high - at, 0)
+    first_token = jnp.clip(low, 0, max(tokens - queries, 0))
+    position = pick(position_X) + first_token - begin
+    keys = jnp.where(live, position + high - first_token, 0)
     first = jnp.zeros_like(keys)
     if window is not None:
-        first = jnp.where(live, jnp.maximum(position + low - at - (window - 1), 0) // cut.keys, 0)
+        first = jnp.where(
+            live, jnp.maximum(position + low - first_token - (window - 1), 0) // cut.keys, 0
+        )
     tiles = jnp.where(used_I, jnp.maximum((keys + (cut.keys - 1)) // cut.keys - first, 1), 0)
     line = cut.units * jnp.sum(
         jnp.where(item_I[None, :] < item_I[:, None], tiles[None, :], 0), axis=1
     )
     return [
-        jnp.where(used_I, a, 0) for a in (at, low, high, pick(row_X), position, keys, first)
+        jnp.where(used_I, a, 0)
+        for a in (first_token, low, high, pick(row_X), position, keys, first)
     ] + [line], tiles

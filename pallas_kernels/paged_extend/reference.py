@@ -66,7 +66,7 @@ def extend_attention(
         first = first_R[row]
         end = kv_lengths_R[row]
         tile_start = (first // Q + item - (ends_R[row] - tiles_R[row])) * Q
-        at = Q + starts_R[row] + tile_start - first  # where the tile lies in the padded tokens
+        place = Q + starts_R[row] + tile_start - first  # where the tile lies in the padded tokens
         query = tile_start + jnp.arange(Q)
         live = (query >= first) & (query < end)
         if window is None:
@@ -74,7 +74,7 @@ def extend_attention(
         else:
             low = jnp.maximum(jnp.maximum(tile_start, first) - window + 1, 0)
         high = jnp.minimum(tile_start + Q, end)
-        q_KQH = lax.dynamic_slice_in_dim(q, at, Q).transpose(1, 0, 2, 3).reshape(K, Q * G, H)
+        q_KQH = lax.dynamic_slice_in_dim(q, place, Q).transpose(1, 0, 2, 3).reshape(K, Q * G, H)
 
         def key_tile(tile: Array, carry: tiles.Carry) -> tiles.Carry:
             key = tile * tokens + jnp.arange(tokens)
@@ -90,9 +90,9 @@ def extend_attention(
             low // tokens, -(-high // tokens), key_tile, tiles.start((K, Q * G), V)
         )
         mixed = tiles.finish(carry, sinks_KP).reshape(K, Q, G, V).transpose(1, 0, 2, 3)
-        kept = lax.dynamic_slice_in_dim(out, at, Q)  # neighbours' tokens share this window
+        kept = lax.dynamic_slice_in_dim(out, place, Q)  # neighbours' tokens share this window
         return lax.dynamic_update_slice_in_dim(
-            out, jnp.where(live[:, None, None, None], mixed, kept), at, axis=0
+            out, jnp.where(live[:, None, None, None], mixed, kept), place, axis=0
         )
 
     out = lax.fori_loop(0, jnp.sum(tiles_R), query_tile, jnp.zeros((*q.shape[:-1], V)))

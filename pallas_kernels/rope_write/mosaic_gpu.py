@@ -36,7 +36,7 @@ LARGE_TILE = 32
 
 def check(rows: HeadRows, k_pages: Array, v_pages: Array) -> None:
     """Raise ValueError for shapes and types that the kernel does not take."""
-    given = f"qkv {rows.qkv.shape}, k {k_pages.shape}, v {v_pages.shape}"
+    shapes = f"qkv {rows.qkv.shape}, k {k_pages.shape}, v {v_pages.shape}"
     dtype = rows.qkv.dtype
     pool = k_pages.dtype
     if (
@@ -51,10 +51,10 @@ def check(rows: HeadRows, k_pages: Array, v_pages: Array) -> None:
         )
     widths = head_dims(pool)
     if rows.qkv.shape[-1] not in widths or k_pages.shape[3] != rows.qkv.shape[-1]:
-        raise ValueError(f"mosaic_gpu rope_write takes head_dim {named(widths)}, got {given}")
+        raise ValueError(f"mosaic_gpu rope_write takes head_dim {named(widths)}, got {shapes}")
     if v_pages.shape != k_pages.shape or k_pages.shape[1] != rows.keys:
         raise ValueError(
-            f"mosaic_gpu rope_write takes K and V pools of {rows.keys} heads, got {given}"
+            f"mosaic_gpu rope_write takes K and V pools of {rows.keys} heads, got {shapes}"
         )
 
 
@@ -75,7 +75,9 @@ def rope_write(
     `interpret` is a `plgpu.InterpretGPUParams` for machines without a GPU.
     """
     check(rows, k_pages, v_pages)
-    pools = (k_pages, v_pages) if scales is None else (k_pages, v_pages, scales)
+    pools: tuple[Array, ...] = (k_pages, v_pages)
+    if scales is not None:
+        pools = (*pools, scales)
     return _launch(rows, pools, (page_T, offset_T, first_page_of(first_page)), interpret)
 
 
@@ -114,32 +116,41 @@ def _launch(
     biased = rows.bias is not None
     normed = rows.norms is not None
     fixed = quantised and rows.kv_scales is not None
-    optional = [
-        *([rows.bias] if biased else []),
-        *([rows.kv_scales] if fixed else []),
-        *(rows.norms or ()),
-    ]
+    optional = []
+    if biased:
+        optional.append(rows.bias)
+    if fixed:
+        optional.append(rows.kv_scales)
+    if rows.norms is not None:
+        optional += rows.norms
 
     def rope_write_kernel(cos_ref, sin_ref, page_ref, offset_ref, first_ref, *rest):  # type: ignore[no-untyped-def]
         qkv_refs = rest[: len(source.arrays)]
         rest = rest[len(source.arrays) :]
         pool_refs = rest[: len(pools)]
-        *given, q_ref = rest[len(pools) :]
+        *optional_refs, q_ref = rest[len(pools) :]
         bias_ref = None
         if biased:
-            bias_ref = given[0]
+            bias_ref = optional_refs[0]
         scales_ref = None
         if fixed:
-            scales_ref = given[biased]
+            scales_ref = optional_refs[biased]
+        q_norm_ref = None
+        k_norm_ref = None
+        if normed:
+            q_norm_ref, k_norm_ref = optional_refs[-2:]
         tile = lax.axis_index("tile")
         t = lax.axis_index("token")
         halves = pl.ds(0, half), pl.ds(half, half)
 
         def load(first: Array | int, heads: int) -> list[Array]:
             """Both halves of some heads, bias added, float32."""
-            own = pl.ds(first, heads)
+            head_span = pl.ds(first, heads)
             layout = _layout(heads, half)
-            loads = [lambda ref, at=at: _load(ref.at[own, at], layout) for at in halves]
+            loads = [
+                lambda ref, columns=columns: _load(ref.at[head_span, columns], layout)
+                for columns in halves
+            ]
             x = [source.heads(t, load, *qkv_refs).astype(jnp.float32) for load in loads]
             if bias_ref is None:
                 return x
@@ -153,26 +164,24 @@ def _launch(
             def row(ref: Any) -> Array:
                 return lax.broadcast_in_dim(_load(ref, layout.reduce(0)), shape, [1])
 
-            one, two = load(first, heads)
+            left, right = load(first, heads)
             cos = row(cos_ref.at[t])
             sin = row(sin_ref.at[t])
             if weight_ref is not None:
-                squares = jnp.sum(one * one + two * two, axis=1)
+                squares = jnp.sum(left * left + right * right, axis=1)
                 scale = lax.broadcast_in_dim(
                     lax.rsqrt(squares * (1 / count) + rows.eps), shape, [0]
                 )
-                one, two = (
+                left, right = (
                     y * scale * row(weight_ref.at[columns])
-                    for y, columns in zip((one, two), halves, strict=True)
+                    for y, columns in zip((left, right), halves, strict=True)
                 )
-            return [one * cos - two * sin, two * cos + one * sin]
+            return [left * cos - right * sin, right * cos + left * sin]
 
         @pl.when(tile < N // q_tile)
         def _queries() -> None:
             first = tile * q_tile
-            for columns, y in zip(
-                halves, turned(first, q_tile, given[-2] if normed else None), strict=True
-            ):
+            for columns, y in zip(halves, turned(first, q_tile, q_norm_ref), strict=True):
                 store(q_ref.at[t, pl.ds(first, q_tile), columns], y)
 
         @pl.when(tile >= N // q_tile)
@@ -181,26 +190,26 @@ def _launch(
             offset = offset_ref[t]
             first = (tile - N // q_tile) * k_tile
             values = load(N + K + first, k_tile)
-            keys = turned(N + first, k_tile, given[-1] if normed else None)
+            keys = turned(N + first, k_tile, k_norm_ref)
 
             @pl.when(page < pools[0].shape[0])
             def _() -> None:
-                own = pl.ds(first, k_tile)
+                head_span = pl.ds(first, k_tile)
                 sides = [keys, values]
                 if quantised:
                     for side in range(2):
                         fixed_scale = None
                         if scales_ref is not None:
                             fixed_scale = _load(
-                                scales_ref.at[own, side], _layout(k_tile, half).reduce(1)
+                                scales_ref.at[head_span, side], _layout(k_tile, half).reduce(1)
                             )
                         sides[side], scale = _scaled(
                             sides[side], pool_refs[side].dtype, fixed_scale
                         )
-                        store(pool_refs[2].at[page, own, side, offset], scale)
+                        store(pool_refs[2].at[page, head_span, side, offset], scale)
                 for columns, *both in zip(halves, *sides, strict=True):
                     for ref, x in zip(pool_refs, both, strict=False):
-                        store(ref.at[page, own, offset, columns], x)
+                        store(ref.at[page, head_span, offset, columns], x)
 
     written = [jax.new_ref(pool) for pool in pools]
     q_TNH = launch(
@@ -247,13 +256,13 @@ def _layout(heads: int, half: int) -> Any:
     return layout(tiling, warp_dims=warps, lane_dims=(-3, -2))
 
 
-def _scaled(both: list[Array], dtype: Any, given: Array | None) -> tuple[list[Array], Array]:
+def _scaled(both: list[Array], dtype: Any, fixed_scale: Array | None) -> tuple[list[Array], Array]:
     """Both halves of some heads divided by the heads' scales, and these: the given ones, or their
     own.
     """
-    if given is not None:
-        inverse = lax.broadcast_in_dim(1 / given, both[0].shape, [0])
-        return [clipped(x * inverse, dtype) for x in both], given
+    if fixed_scale is not None:
+        inverse = lax.broadcast_in_dim(1 / fixed_scale, both[0].shape, [0])
+        return [clipped(x * inverse, dtype) for x in both], fixed_scale
     largest = jnp.max(jnp.maximum(*(jnp.maximum(x, -x) for x in both)), axis=1)
     scale = scale_of(largest, dtype)
     inverse = lax.broadcast_in_dim(inverse_of(scale), both[0].shape, [0])

@@ -27,23 +27,26 @@ def rope_write(
         return q_TNH, _put(k_pages, row_TK, k_TKH), _put(v_pages, row_TK, v_TKH)
     q_TNH, k_TKH, v_TKH = exactly_rotated(rows)
     if rows.kv_scales is None:
-        given = (None, None)
+        fixed_scales = (None, None)
     else:
-        given = tuple(rows.kv_scales.T)
+        fixed_scales = tuple(rows.kv_scales.T)
     (k8, k_scale_TK), (v8, v_scale_TK) = (
-        quantise(x, k_pages.dtype, scale) for x, scale in zip((k_TKH, v_TKH), given, strict=True)
+        quantise(x, k_pages.dtype, scale)
+        for x, scale in zip((k_TKH, v_TKH), fixed_scales, strict=True)
     )
     page_T = _places(k_pages, page_T, first_page)
     row_TK = _rows(k_pages, page_T, offset_T)
     # Not into scales seen as one line, of which int32 could not number the elements of the largest
     # pools.
-    at = scales.at[
+    elements = scales.at[
         page_T[:, None, None],
         jnp.arange(scales.shape[1])[:, None],
         jnp.arange(2),
         offset_T[:, None, None],
     ]
-    scales = at.set(jnp.stack([k_scale_TK, v_scale_TK], axis=-1), mode="drop", unique_indices=True)
+    scales = elements.set(
+        jnp.stack([k_scale_TK, v_scale_TK], axis=-1), mode="drop", unique_indices=True
+    )
     q_TNH = q_TNH.astype(rows.qkv.dtype)
     return q_TNH, _put(k_pages, row_TK, k8), _put(v_pages, row_TK, v8), scales
 

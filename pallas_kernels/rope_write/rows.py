@@ -44,12 +44,14 @@ class HeadRows:
     def of_one_shard(self) -> HeadRows:
         """`[T, C, H]` of `[T, 1, C, H]`."""
         qkv = self.qkv
-        bias = self.bias
+        bias = None
+        if self.bias is not None:
+            bias = self.bias[0]
         if isinstance(qkv, Parts):
-            own = qkv.shaped(*qkv.shape[2:])
+            shard_qkv = qkv.shaped(*qkv.shape[2:])
         else:
-            own = whole(qkv)[:, 0]
-        return dataclasses.replace(self, qkv=own, bias=None if bias is None else bias[0])
+            shard_qkv = whole(qkv)[:, 0]
+        return dataclasses.replace(self, qkv=shard_qkv, bias=bias)
 
 
 def rotated(rows: HeadRows) -> tuple[Array, Array, Array]:

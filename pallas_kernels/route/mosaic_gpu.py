@@ -74,18 +74,18 @@ def route(
     check(logit_TE, rule)
     T, E = logit_TE.shape
     spec = spec_of(T, E, rule, interpret)
-    given = (logit_TE,) if correction_E is None else (logit_TE, correction_E)
+    arrays = (logit_TE,) if correction_E is None else (logit_TE, correction_E)
     if T == 1:
-        expert_K, weight_K = _choose(spec, given)
+        expert_K, weight_K = _choose(spec, arrays)
         return share_tokens(expert_K[None], E), weight_K[None]
     if T > MOST_GROUPED:
-        register_TK2 = _choose_apart(spec, given).reshape(-1, lanes.WARP, 2)[:T, : spec.K]
+        register_TK2 = _choose_apart(spec, arrays).reshape(-1, lanes.WARP, 2)[:T, : spec.K]
         weight_TK = lax.bitcast_convert_type(register_TK2[:, :, 1], jnp.float32)
         return group(register_TK2[:, :, 0], E), weight_TK
     if T > MOST_TOGETHER:
-        made = _group_apart(spec, _choose_apart(spec, given))
+        made = _group_apart(spec, _choose_apart(spec, arrays))
     else:
-        made = _choose_and_group(spec, given)
+        made = _choose_and_group(spec, arrays)
     expert_W, rows_W, used, place, *token_P, weight = made
     place_TK, weight_TK = (x.reshape(T, spec.K) for x in (place, weight))
     token = None
@@ -115,16 +115,16 @@ def spec_of(T: int, E: int, rule: Rule, interpret: Any = None) -> Spec:
     )
 
 
-def _choose(spec: Spec, given: tuple[Array, ...]) -> tuple[Array, ...]:
+def _choose(spec: Spec, arrays: tuple[Array, ...]) -> tuple[Array, ...]:
     """Experts and weights of one token."""
 
     def choose_experts(*refs: Any) -> None:
         _do(spec, lanes.choose_one, *refs)
 
-    return _launch(spec, choose_experts, given, [_integers(spec.K), _weights(spec)])  # type: ignore[no-any-return]
+    return _launch(spec, choose_experts, arrays, [_integers(spec.K), _weights(spec)])  # type: ignore[no-any-return]
 
 
-def _choose_apart(spec: Spec, given: tuple[Array, ...]) -> Array:
+def _choose_apart(spec: Spec, arrays: tuple[Array, ...]) -> Array:
     """Experts and weights of all tokens as `choose` leaves them, four a block."""
 
     def choose_experts(*refs: Any) -> None:
@@ -133,7 +133,7 @@ def _choose_apart(spec: Spec, given: tuple[Array, ...]) -> Array:
         store(chosen.at[four], _chosen(spec, tuple(scores), four))
 
     shape = _integers(spec.fours, LANES, 2)
-    return _launch(spec, choose_experts, given, shape, blocks=spec.fours)  # type: ignore[no-any-return]
+    return _launch(spec, choose_experts, arrays, shape, blocks=spec.fours)  # type: ignore[no-any-return]
 
 
 def _group_apart(spec: Spec, chosen: Array) -> tuple[Array, ...]:
@@ -146,13 +146,13 @@ def _group_apart(spec: Spec, chosen: Array) -> tuple[Array, ...]:
     return _launch(spec, group_tokens, (chosen,), _groups(spec), _bits(spec))  # type: ignore[no-any-return]
 
 
-def _choose_and_group(spec: Spec, given: tuple[Array, ...]) -> tuple[Array, ...]:
+def _choose_and_group(spec: Spec, arrays: tuple[Array, ...]) -> tuple[Array, ...]:
     """What `_groups` says, of logits."""
     warpgroups = min(spec.fours, MOST_WARPGROUPS)
 
     def route_tokens(*refs: Any, chosen: Any, bits: Any, begin: Any, done: Any) -> None:
-        scores = refs[: len(given)]
-        made = refs[len(given) :]
+        scores = refs[: len(arrays)]
+        made = refs[len(arrays) :]
         wg = lax.axis_index("wg")
         pl.when(wg == 0)(lambda: _do(spec, lanes.clear, bits, *made[4:-1]))
 
@@ -170,7 +170,7 @@ def _choose_and_group(spec: Spec, given: tuple[Array, ...]) -> tuple[Array, ...]
         "done": plgpu.Barrier(num_arrivals=warpgroups),
     }
     return _launch(  # type: ignore[no-any-return]
-        spec, route_tokens, given, _groups(spec), scratch, warpgroups=warpgroups
+        spec, route_tokens, arrays, _groups(spec), scratch, warpgroups=warpgroups
     )
 
 
@@ -211,7 +211,7 @@ def _bits(spec: Spec) -> dict[str, Any]:
 def _launch(
     spec: Spec,
     kernel: Callable[..., None],
-    given: tuple[Array, ...],
+    arrays: tuple[Array, ...],
     made: Any,
     scratch: dict[str, Any] | None = None,
     *,
@@ -221,7 +221,7 @@ def _launch(
     """The outputs `made` of a kernel."""
     return launch(
         kernel,
-        given,
+        arrays,
         spec.interpret,
         out_type=tuple(made) if isinstance(made, list) else made,
         scratch_types=scratch or {},

@@ -78,14 +78,16 @@ def choose(m: Machine, spec: Spec, logits: Any, correction: list[Any], token: An
     expert and weight 0 in others."""
     row = m.times(m.imin(token, spec.T - 1), spec.E)
     experts = [m.add(m.times(m.lane, spec.held), j) for j in range(spec.held)]
-    given = [m.word(logits, m.add(row, m.imin(e, spec.E - 1))) for e in experts]
+    held_logits = [m.word(logits, m.add(row, m.imin(e, spec.E - 1))) for e in experts]
     there = [m.below(e, spec.E) for e in experts]
-    keys = [_ordered(m, x) for x in given]
+    keys = [_ordered(m, x) for x in held_logits]
     peak = _float(m, m.warp_max(functools.reduce(m.imax, keys)))
     whole = not spec.weighing.sigmoid and (bool(correction) or not spec.weighing.normalised)
     total = m.constant(1.0)
     if whole:
-        parts = [m.select(t, _power(m, x, peak), 0.0) for t, x in zip(there, given, strict=True)]
+        parts = [
+            m.select(t, _power(m, x, peak), 0.0) for t, x in zip(there, held_logits, strict=True)
+        ]
         total = _sum(m, functools.reduce(m.fadd, parts))
 
     def score(x: Any) -> Any:
@@ -97,8 +99,10 @@ def choose(m: Machine, spec: Spec, logits: Any, correction: list[Any], token: An
         return power
 
     for words in correction:
-        own = [m.word(words, m.imin(e, spec.E - 1)) for e in experts]
-        keys = [_ordered(m, m.fadd(score(x), c)) for x, c in zip(given, own, strict=True)]
+        corrections = [m.word(words, m.imin(e, spec.E - 1)) for e in experts]
+        keys = [
+            _ordered(m, m.fadd(score(x), c)) for x, c in zip(held_logits, corrections, strict=True)
+        ]
     keys = [m.select(t, key, LOWEST) for t, key in zip(there, keys, strict=True)]
     expert = _best(m, spec, experts, keys)
     value = m.word(logits, m.add(row, expert))
@@ -116,11 +120,11 @@ def _best(m: Machine, spec: Spec, experts: list[Any], keys: list[Any]) -> Any:
         first = m.constant(spec.E - 1)
         for e, key in reversed(list(zip(experts, keys, strict=True))):
             first = m.select(m.equal(key, top), m.imin(e, spec.E - 1), first)
-        found = m.warp_min(first)
+        winner = m.warp_min(first)
         keys = [
-            m.select(m.equal(e, found), LOWEST, key) for e, key in zip(experts, keys, strict=True)
+            m.select(m.equal(e, winner), LOWEST, key) for e, key in zip(experts, keys, strict=True)
         ]
-        expert = m.select(m.equal(m.lane, k), found, expert)
+        expert = m.select(m.equal(m.lane, k), winner, expert)
     return expert
 
 
@@ -149,15 +153,15 @@ def _sum(m: Machine, x: Any) -> Any:
 def clear(m: Machine, spec: Spec, bits: Any, *token_P: Any) -> None:
     """No token has chosen yet, and no row is taken."""
     for words, size in ((bits, spec.E * spec.words), *((t, spec.rows) for t in token_P)):
-        for at, there in _every(m, size):
-            m.put_word(words, at, 0, there)
+        for index, there in _every(m, size):
+            m.put_word(words, index, 0, there)
 
 
 def mark(m: Machine, spec: Spec, chosen: Any, bits: Any) -> None:
     """Sets the bit of each token that chose an expert."""
     for _, there, t, expert, _ in _pairs(m, spec, chosen):
-        at = _word_of(m, spec, expert, t)
-        m.or_word(bits, at, m.left(m.constant(1), m.band(t, 31)), there)
+        index = _word_of(m, spec, expert, t)
+        m.or_word(bits, index, m.left(m.constant(1), m.band(t, 31)), there)
 
 
 def lay_out(
@@ -174,25 +178,25 @@ def lay_out(
         size = m.constant(0)
         for w in range(spec.words):
             words.append(size)
-            at = m.add(m.times(m.imin(e, spec.E - 1), spec.words), w)
-            size = m.add(size, m.ones(m.word(bits, at)))
+            index = m.add(m.times(m.imin(e, spec.E - 1), spec.words), w)
+            size = m.add(size, m.ones(m.word(bits, index)))
         size = m.select(m.below(e, spec.E), size, 0)
         if spec.shared:
             size = m.select(m.below(m.constant(0), size), spec.T, 0)
-        own = m.right(m.add(size, spec.tile - 1), spec.tile.bit_length() - 1)
+        count = m.right(m.add(size, spec.tile - 1), spec.tile.bit_length() - 1)
         rows.append((e, size, words))
-        tiles.append((ahead, own))
-        ahead = m.add(ahead, own)
+        tiles.append((ahead, count))
+        ahead = m.add(ahead, count)
     until = _running(m, ahead)
     before = m.subtract(until, ahead)
-    for j, ((e, size, words), (within, own)) in enumerate(zip(rows, tiles, strict=True)):
+    for j, ((e, size, words), (within, count)) in enumerate(zip(rows, tiles, strict=True)):
         first = m.add(before, within)
         mine = m.both(m.equal(m.warp, j % WARPS), m.below(e, spec.E))
         for w, earlier in enumerate(words):
             row = m.add(m.times(first, spec.tile), earlier)
             m.put_word(begin, m.add(m.times(e, spec.words), w), row, mine)
         for i in range(-(-spec.T // spec.tile)):
-            there = m.both(mine, m.below(m.constant(i), own))
+            there = m.both(mine, m.below(m.constant(i), count))
             m.put_word(expert_W, m.add(first, i), e, there)
             left = m.imin(m.add(size, -i * spec.tile), spec.tile)
             m.put_word(rows_W, m.add(first, i), left, there)
@@ -218,13 +222,13 @@ def place(
     """Gives each choice its row: tokens of an expert keep their order. Where tiles are shared, a
     token has its number there."""
     for pair, there, t, expert, weight in _pairs(m, spec, chosen):
-        at = _word_of(m, spec, expert, t)
+        index = _word_of(m, spec, expert, t)
         lower = m.subtract(m.left(m.constant(1), m.band(t, 31)), 1)  # bits of earlier tokens
         if spec.shared:
             ahead = t
         else:
-            ahead = m.ones(m.band(m.word(bits, at), lower))
-        row = m.add(m.word(begin, at), ahead)
+            ahead = m.ones(m.band(m.word(bits, index), lower))
+        row = m.add(m.word(begin, index), ahead)
         m.put_word(rows, pair, row, there)
         m.put_word(weights, pair, m.as_float(weight), there)
         for token in token_P:
@@ -235,18 +239,18 @@ def _every(m: Machine, size: int) -> list[tuple[Any, Any]]:
     """The places of `size` words that a lane sees to, and whether each is there."""
     lane = m.add(m.times(m.warp, WARP), m.lane)
     places = [m.add(lane, start) for start in range(0, size, LANES)]
-    return [(at, m.below(at, size)) for at in places]
+    return [(index, m.below(index, size)) for index in places]
 
 
 def _pairs(m: Machine, spec: Spec, chosen: Any) -> list[tuple[Any, ...]]:
     """Of each choice that a lane sees to: its number, whether it is there, its token, its expert
     and its weight. All are read before the caller writes: reads do not wait for each other."""
-    found = []
+    pairs = []
     for pair, there in _every(m, spec.T * spec.K):
         t, k = _token(m, spec, pair)
-        at = _register(m, t, k)
-        found.append((pair, there, t, m.word(chosen, at), m.word(chosen, m.add(at, 1))))
-    return found
+        index = _register(m, t, k)
+        pairs.append((pair, there, t, m.word(chosen, index), m.word(chosen, m.add(index, 1))))
+    return pairs
 
 
 def _token(m: Machine, spec: Spec, pair: Any) -> tuple[Any, Any]:

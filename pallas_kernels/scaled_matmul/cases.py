@@ -98,7 +98,7 @@ class Inputs(NamedTuple):
     x: np.ndarray
     weight: np.ndarray
     scale: np.ndarray
-    given: np.float32
+    input_scale: np.float32
 
 
 def inputs(case: Case, seed: int = 0) -> Inputs:
@@ -119,19 +119,19 @@ def inputs(case: Case, seed: int = 0) -> Inputs:
     return Inputs(x, weight, scale.astype(np.float32), np.float32(0.01))
 
 
-def expected(case: Case, given: Inputs) -> np.ndarray:
+def expected(case: Case, arrays: Inputs) -> np.ndarray:
     """The scaled product in float64, of inputs rounded as the definition says."""
     group = case.group or case.columns
-    weight = given.weight.astype(np.float64) * _columns(given.scale, group, case.columns)
-    return _rounded(case, given, group) @ weight.T
+    weight = arrays.weight.astype(np.float64) * _columns(arrays.scale, group, case.columns)
+    return _rounded(case, arrays, group) @ weight.T
 
 
-def _rounded(case: Case, given: Inputs, group: int) -> np.ndarray:
+def _rounded(case: Case, arrays: Inputs, group: int) -> np.ndarray:
     """x after rounding, times its scales."""
     if case.inputs == "plain":
-        return given.x.astype(np.float64)
+        return arrays.x.astype(np.float64)
     if case.inputs == "shifted":
-        return _shifted(given.x)
+        return _shifted(arrays.x)
     if case.inputs == "group":
         size = group
     else:
@@ -140,12 +140,12 @@ def _rounded(case: Case, given: Inputs, group: int) -> np.ndarray:
     limit = 448
     if case.integers:
         limit = 127
-    scale = np.maximum.reduceat(np.abs(given.x), starts, axis=1) * np.float32(1 / limit)
+    scale = np.maximum.reduceat(np.abs(arrays.x), starts, axis=1) * np.float32(1 / limit)
     scale = np.where(scale == 0, np.float32(1), scale)
     if case.inputs == "given":
-        scale = np.full((case.tokens, 1), given.given)
+        scale = np.full((case.tokens, 1), arrays.input_scale)
     wide = _columns(scale, size, case.columns)
-    inside = np.clip(given.x * (1 / wide), -128 if case.integers else -limit, limit)
+    inside = np.clip(arrays.x * (1 / wide), -128 if case.integers else -limit, limit)
     if case.integers:
         numbers = np.rint(inside)
     else:

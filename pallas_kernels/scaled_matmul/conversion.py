@@ -51,12 +51,12 @@ def conversion(first: int, columns: int, groups: int, dtype: str, integers: bool
 
 def _lines(first: int, columns: int, groups: int, dtype: str, integers: bool) -> Iterator[str]:
     outputs = columns // 4
-    own = _TYPES[dtype]
+    wide = _TYPES[dtype]
     yield ".reg .b32 lane, row, at, place, magic, bits, part, low, high, w<4>;"
     # Results may take the registers of operands
     yield f".reg .b16 h<2>;\n.reg .b32 s<{2 * groups + 1}>;\nmov.b32 at, ${outputs};"
     yield from (f"mov.b32 s{i}, ${outputs + 1 + i};" for i in range(2 * groups))
-    yield f"mov.b32 magic, {own.ones if integers else own.factor:#x};"
+    yield f"mov.b32 magic, {wide.ones if integers else wide.factor:#x};"
     yield "mov.u32 lane, %tid.x;\nand.b32 lane, lane, 127;"
     # Row 16 · warp + g, 128 bytes each; columns 2c; sixteen bytes are where the row's number says
     yield "shr.u32 row, lane, 5;\nmad.lo.u32 at, row, 2048, at;"
@@ -68,29 +68,29 @@ def _lines(first: int, columns: int, groups: int, dtype: str, integers: bool) ->
             yield f"ld.shared.u16 w{r}, [place+{offset}];"
         for r in range(4):
             out = f"${4 * step + r}"
-            yield from (_integers if integers else _floats)(r, own, "bits" if groups else out)
+            yield from (_integers if integers else _floats)(r, wide, "bits" if groups else out)
             if groups:
-                yield from _scaled(out, own, f"s{2 * (16 * step * groups // columns) + r % 2}")
+                yield from _scaled(out, wide, f"s{2 * (16 * step * groups // columns) + r % 2}")
 
 
-def _integers(r: int, own: _Type, out: str) -> Iterator[str]:
+def _integers(r: int, wide: _Type, out: str) -> Iterator[str]:
     """A number is its lower seven bits less 128 times the eighth, both as the lowest bits of 128
     (1024 in float16): the difference is exact."""
     yield f"prmt.b32 bits, w{r}, 0, 0x4140;\nlop3.b32 part, bits, 0x007f007f, magic, 0xea;"
-    yield f"lop3.b32 bits, bits, 0x00800080, magic, 0xea;\nsub.rn.{own.pair} {out}, part, bits;"
+    yield f"lop3.b32 bits, bits, 0x00800080, magic, 0xea;\nsub.rn.{wide.pair} {out}, part, bits;"
 
 
-def _floats(r: int, own: _Type, out: str) -> Iterator[str]:
+def _floats(r: int, wide: _Type, out: str) -> Iterator[str]:
     """A float's bits in the places of a wider one's are a power of two less."""
-    yield f"prmt.b32 bits, w{r}, 0, 0x1404;\nshr.u32 part, bits, {own.right};"
-    yield f"and.b32 part, part, {own.bits:#010x};\nlop3.b32 bits, bits, 0x80008000, part, 0xea;"
-    yield f"mul.rn.{own.pair} {out}, bits, magic;"
+    yield f"prmt.b32 bits, w{r}, 0, 0x1404;\nshr.u32 part, bits, {wide.right};"
+    yield f"and.b32 part, part, {wide.bits:#010x};\nlop3.b32 bits, bits, 0x80008000, part, 0xea;"
+    yield f"mul.rn.{wide.pair} {out}, bits, magic;"
 
 
-def _scaled(out: str, own: _Type, scale: str) -> Iterator[str]:
-    if own.pair == "bf16x2":
+def _scaled(out: str, wide: _Type, scale: str) -> Iterator[str]:
+    if wide.pair == "bf16x2":
         yield "shl.b32 low, bits, 16;\nand.b32 high, bits, 0xffff0000;"
     else:
         yield "mov.b32 {h0, h1}, bits;\ncvt.f32.f16 low, h0;\ncvt.f32.f16 high, h1;"
     yield f"mul.rn.f32 low, low, {scale};\nmul.rn.f32 high, high, {scale};"
-    yield f"cvt.rn.{own.pair}.f32 {out}, high, low;"
+    yield f"cvt.rn.{wide.pair}.f32 {out}, high, low;"

@@ -64,20 +64,20 @@ class Bytes(NamedTuple):
         self, spec: Spec, refs: tuple[Any, ...], rows: Blocks, step: Array, slot: Array, sm: Any
     ) -> None:
         height = rows.height * ROWS
-        own = pl.ds(pl.multiple_of(rows.first * ROWS, ROWS), height)
+        weight_rows = pl.ds(pl.multiple_of(rows.first * ROWS, ROWS), height)
         columns = pl.ds(pl.multiple_of(step * K, K), K)
-        place = sm["w"].at[slot, pl.ds(rows.own * ROWS, height)]
-        plgpu.copy_gmem_to_smem(refs[0].at[own, columns], place, sm["full"].at[slot])
+        place = sm["w"].at[slot, pl.ds(rows.slot_block * ROWS, height)]
+        plgpu.copy_gmem_to_smem(refs[0].at[weight_rows, columns], place, sm["full"].at[slot])
 
     def scales(self, spec: Spec, rows: Rows, step: Array) -> list[Array]:
         """Of the groups that a slot touches."""
         if self.group is None:
             return []
-        own = self._own(rows)
+        row_scales = self._own(rows)
         last = rows.refs[1].shape[1] - 1
         first = lax.div(step * K, jnp.int32(self.group))
         places = (jnp.minimum(first + i, last) for i in range(max(1, K // self.group)))
-        return [_load(own.at[:, place]) for place in places]
+        return [_load(row_scales.at[:, place]) for place in places]
 
     def operand(self, spec: Spec, place: Place, scales: list[Array], sm: dict[str, Any]) -> Any:
         slot, wg, first = place
@@ -113,8 +113,8 @@ class Bytes(NamedTuple):
 
 def _load(ref: Any) -> Array:
     """A vector along the rows of a product, float32."""
-    found = plgpu.load(ref, layout=plgpu.Layout.WGMMA.reduce(1), optimized=False)
-    return found.astype(jnp.float32)
+    vector = plgpu.load(ref, layout=plgpu.Layout.WGMMA.reduce(1), optimized=False)
+    return vector.astype(jnp.float32)
 
 
 def check(x: Any, w: Any, scale: Any, group: int) -> None:
@@ -149,11 +149,12 @@ def fits(rows: int, columns: int) -> bool:
 def check_experts(x: Any, w: ScaledExperts) -> None:
     """Raise ValueError unless one expert's product is one that `check` allows, and O is a multiple
     of 64."""
-    own, scale = (jax.ShapeDtypeStruct(a.shape[1:], a.dtype) for a in (w.values, w.scale))
-    check(x, own, scale, w.group)
-    if not fits(*own.shape):
+    values, scale = (jax.ShapeDtypeStruct(a.shape[1:], a.dtype) for a in (w.values, w.scale))
+    check(x, values, scale, w.group)
+    shape = values.shape
+    if not fits(*shape):
         raise ValueError(
-            f"mosaic_gpu scaled_matmul takes experts with O a multiple of {ROWS}, got {own.shape}"
+            f"mosaic_gpu scaled_matmul takes experts with O a multiple of {ROWS}, got {shape}"
         )
 
 

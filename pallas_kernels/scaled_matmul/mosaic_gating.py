@@ -80,24 +80,24 @@ def of_any_width(
     T = product.shape[0]
     F = product.shape[1] // 2
     dtype = product.dtype
-    own = rows_of(T)
+    height = rows_of(T)
     size = min(PIECE, F)
     pieces = F // size
     rest = F % size
 
     def gated_rows_kernel(y_ref, rows_ref, columns_ref, numbers_ref, scale_ref, held):  # type: ignore[no-untyped-def]
-        first = lax.axis_index("rows") * own
-        rows = [jnp.minimum(first + r, T - 1) for r in range(own)]
+        first = lax.axis_index("rows") * height
+        rows = [jnp.minimum(first + r, T - 1) for r in range(height)]
         activate = partial(
             _activate, (y_ref, rows_ref, columns_ref), in_kernels(gating), rows, held, interpret
         )
         most = activate(0, size, None)
         most = lax.fori_loop(1, pieces, lambda i, most: activate(_at(i, size), size, most), most)
-        largest = [jnp.max(each) for each in most]
+        largest = [jnp.max(sizes) for sizes in most]
         if rest:
             more = activate(pieces * size, rest, None)
             largest = [jnp.maximum(a, jnp.max(b)) for a, b in zip(largest, more, strict=True)]
-        scales = [scale_of(each) for each in largest]
+        scales = [scale_of(magnitude) for magnitude in largest]
         put_down = partial(_put_down, held, rows, scales, numbers_ref)
         pl.loop(0, pieces)(lambda i: put_down(_at(i, size), size))
         if rest:
@@ -110,8 +110,8 @@ def of_any_width(
         (product.sums, *product.scales),
         interpret,
         out_type=results(F, rounding.rows),
-        scratch_types={"held": plgpu.SMEM((own, F), dtype)},
-        grid=(-(-T // own),),
+        scratch_types={"held": plgpu.SMEM((height, F), dtype)},
+        grid=(-(-T // height),),
         grid_names=("rows",),
         # A thread reads what it has stored itself; reductions have barriers of their own.
         compiler={"unsafe_no_auto_barriers": True},
@@ -120,7 +120,7 @@ def of_any_width(
 
 
 def _activate(
-    given: tuple[Any, Any, Any],
+    product_refs: tuple[Any, Any, Any],
     gating: Gating,
     rows: list[Array],
     held: Any,
@@ -130,24 +130,29 @@ def _activate(
     most: list[Array] | None,
 ) -> list[Array]:
     """Activate some columns of the rows, which are then `held`; their magnitudes, or the larger
-    ones of these and `most`. The product, its scales of rows and those of columns are `given`."""
-    y_ref, rows_ref, columns_ref = given
+    ones of these and `most`. `product_refs` are the product, its scales of rows and those of
+    columns."""
+    y_ref, rows_ref, columns_ref = product_refs
     F = held.shape[-1]
     dtype = held.dtype
-    gate_scale, up_scale = (_load(columns_ref.at[pl.ds(at, width)]) for at in (begin, begin + F))
+    gate_scale, up_scale = (
+        _load(columns_ref.at[pl.ds(column, width)]) for column in (begin, begin + F)
+    )
     narrow = partial(narrowed, dtype=dtype, layout=row_layout(width), interpret=interpret)
-    found = []
+    sizes = []
     for r, t in enumerate(rows):
         gate, up = (
-            narrow(_load(y_ref.at[0, t, pl.ds(at, width)]).astype(jnp.float32) * rows_ref[t] * by)
-            for at, by in ((begin, gate_scale), (begin + F, up_scale))
+            narrow(
+                _load(y_ref.at[0, t, pl.ds(column, width)]).astype(jnp.float32) * rows_ref[t] * by
+            )
+            for column, by in ((begin, gate_scale), (begin + F, up_scale))
         )
         y = narrow(gating(gate.astype(jnp.float32), up.astype(jnp.float32)))
         store(held.at[r, pl.ds(begin, width)], y)
         y = y.astype(jnp.float32)
         size = jnp.maximum(y, -y)
-        found.append(size if most is None else jnp.maximum(most[r], size))
-    return found
+        sizes.append(size if most is None else jnp.maximum(most[r], size))
+    return sizes
 
 
 def _put_down(

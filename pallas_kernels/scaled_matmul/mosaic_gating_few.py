@@ -35,7 +35,7 @@ LAYOUT = plgpu.Layout.TILED(
 )
 
 
-class _Given(NamedTuple):
+class _Halves(NamedTuple):
     """A product `[T, 2F]`: its first `cut` columns are done, of the others there are shares."""
 
     done: Array | None
@@ -44,7 +44,7 @@ class _Given(NamedTuple):
     width: int  # F
 
     @classmethod
-    def of(cls, product: Product) -> _Given:
+    def of(cls, product: Product) -> _Halves:
         width = product.shape[1] // 2
         if isinstance(product, Parts):
             return cls(product.done, product.sums, product.cut, width)
@@ -70,15 +70,15 @@ def supports(product: Product, rounding: Rounding) -> bool:
     """Whether the kernel takes this product, and rounds as asked."""
     if not isinstance(product, Parts | Array) or len(product.shape) != 2 or product.shape[1] % 2:
         return False
-    given = _Given.of(product)
+    halves = _Halves.of(product)
     return (
         0 < product.shape[0] <= FEW_ROWS
         and product.dtype in (jnp.bfloat16, jnp.float16)
         and not (isinstance(product, Parts) and product.scales)
         and jnp.dtype(rounding.dtype) == NUMBERS
-        and 0 < given.width <= MOST_TILES * TILE
-        and given.width % TILE == given.cut % TILE == 0
-        and (given.cut == 0 or given.cut >= given.width)
+        and 0 < halves.width <= MOST_TILES * TILE
+        and halves.width % TILE == halves.cut % TILE == 0
+        and (halves.cut == 0 or halves.cut >= halves.width)
     )
 
 
@@ -107,17 +107,17 @@ def gated_rows(
 
     `interpret` is a `plgpu.InterpretGPUParams` for machines without a GPU.
     """
-    given = _Given.of(product)
+    halves = _Halves.of(product)
     dtype = product.dtype
     T = product.shape[0]
-    width = given.width
-    lines = given.width // LINE
+    width = halves.width
+    lines = halves.width // LINE
     team = Team(blocks or blocks_of(T, interpret))
 
     def gated_rows_kernel(*refs, most, met):  # type: ignore[no-untyped-def]
-        *given_refs, numbers_ref, scale_ref = refs
-        done_ref = given_refs[0]
-        shares_ref = given_refs[-1]
+        *input_refs, numbers_ref, scale_ref = refs
+        done_ref = input_refs[0]
+        shares_ref = input_refs[-1]
         t = lax.axis_index("row")
         member = team.member()
 
@@ -125,26 +125,26 @@ def gated_rows(
             """A tile of gate or up, or its shares, from this line of the product on."""
             if not shared:
                 return [_load(done_ref.at[t, _lines(line)])]
-            own = _lines(line - given.cut // LINE)
-            return [_load(shares_ref.at[s, t, own]) for s in range(shares_ref.shape[0])]
+            share_lines = _lines(line - halves.cut // LINE)
+            return [_load(shares_ref.at[s, t, share_lines]) for s in range(shares_ref.shape[0])]
 
         def rounded(y: Array) -> Array:
             return narrowed(y, dtype, LAYOUT, interpret).astype(jnp.float32)
 
         def activated(gate: list[Array], up: list[Array]) -> Array:
             x, by = (
-                rounded(functools.reduce(jnp.add, [each.astype(jnp.float32) for each in part]))
+                rounded(functools.reduce(jnp.add, [share.astype(jnp.float32) for share in part]))
                 for part in (gate, up)
             )
             return rounded(in_kernels(gating)(x, by))
 
         team.begin(met, told=4 * LINES * TEAM)
-        tiles = list(_tiles(given, member))
+        tiles = list(_tiles(halves, member))
         made: list[Array] = []
-        for some in _batches(given, tiles, LOADED[team.blocks]):
+        for batch in _batches(halves, tiles, LOADED[team.blocks]):
             loaded = [
-                (half(tile.line, given.cut == 0), half(tile.line + lines, tile.shared))
-                for tile in some
+                (half(tile.line, halves.cut == 0), half(tile.line + lines, tile.shared))
+                for tile in batch
             ]
             made += [activated(*both) for both in loaded]
         size = functools.reduce(jnp.maximum, [jnp.maximum(y, -y) for y in made])
@@ -158,7 +158,7 @@ def gated_rows(
         for tile, y in zip(tiles, made, strict=True):
             numbers = numbers_of(y, scale)
             place = numbers_ref.at[t, _lines(tile.line)]
-            pl.when(tile.own)(lambda numbers=numbers, place=place: store(place, numbers))
+            pl.when(tile.is_stored)(lambda numbers=numbers, place=place: store(place, numbers))
 
         @pl.when(member == 0)
         def _() -> None:
@@ -167,7 +167,7 @@ def gated_rows(
     rows, scales = results(width, rounding.rows)
     numbers, scale = team.launch(
         gated_rows_kernel,
-        tuple(given.arrays),
+        tuple(halves.arrays),
         T,
         interpret,
         out_type=(rows.update(shape=(rounding.rows, lines, LINE)), scales),
@@ -182,27 +182,27 @@ class _Tile(NamedTuple):
 
     line: Array
     shared: bool
-    own: Array
+    is_stored: Array
 
 
-def _tiles(given: _Given, member: Array) -> Iterator[_Tile]:
+def _tiles(halves: _Halves, member: Array) -> Iterator[_Tile]:
     """Of a member of the team. All have as many, so some compute one of another's, and keep it."""
-    ends = given.up_done // TILE, given.width // TILE
+    ends = halves.up_done // TILE, halves.width // TILE
     for shared, (first, end) in enumerate(((0, ends[0]), ends)):
         for start in range(first, end, TEAM):
             place = start + member
             yield _Tile(jnp.minimum(place, end - 1) * LINES, bool(shared), place < end)
 
 
-def _batches(given: _Given, tiles: list[_Tile], most: int) -> Iterator[list[_Tile]]:
+def _batches(halves: _Halves, tiles: list[_Tile], most: int) -> Iterator[list[_Tile]]:
     """Tiles whose numbers are loaded at once, into `most` registers."""
     batch: list[_Tile] = []
     room = most
     pair = LINES // 2
     shares = 0
-    if given.shares is not None:
-        shares = LINES * len(given.shares)
-    if given.cut:
+    if halves.shares is not None:
+        shares = LINES * len(halves.shares)
+    if halves.cut:
         gate = pair
     else:
         gate = shares

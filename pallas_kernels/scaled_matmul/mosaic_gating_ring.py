@@ -76,17 +76,17 @@ class _Spec:
 
 
 class _Place(NamedTuple):
-    """A tile's first line: `own`, which is at most `most`, and `fixed` lines on. Places at fixed
+    """A tile's first line: `start`, which is at most `most`, and `fixed` lines on. Places at fixed
     distances are one register."""
 
-    own: Array
+    start: Array
     most: int
     fixed: int
 
-    def of(self, ref: Any, at: int) -> Any:
-        """The tile that lies here, or `at` lines on."""
-        rest = ref.at[pl.ds(pl.multiple_of(self.own, LINES), ref.shape[0] - self.most)]
-        return rest.at[pl.ds(at + self.fixed, LINES)]
+    def of(self, ref: Any, down: int) -> Any:
+        """The tile that lies here, or `down` lines on."""
+        rest = ref.at[pl.ds(pl.multiple_of(self.start, LINES), ref.shape[0] - self.most)]
+        return rest.at[pl.ds(down + self.fixed, LINES)]
 
 
 class _Tile(NamedTuple):
@@ -95,7 +95,7 @@ class _Tile(NamedTuple):
 
     place: _Place
     scales: tuple[Array, Array]
-    own: Array | bool
+    is_stored: Array | bool
 
 
 def gated_rows(
@@ -140,10 +140,10 @@ def _kernel(spec: _Spec, *refs: Any, **sm: Any) -> None:
     count = lax.div(spec.T - 1 - block, jnp.int32(spec.blocks)) + 1
 
     def copy(i: Any) -> None:
-        at = lax.rem(i, jnp.int32(spec.slots))
+        slot = lax.rem(i, jnp.int32(spec.slots))
         for half in (pl.ds(0, spec.lines), pl.ds(spec.lines, spec.lines)):
             plgpu.copy_gmem_to_smem(
-                y_ref.at[block + i * spec.blocks, half], ring.at[at, half], full.at[at]
+                y_ref.at[block + i * spec.blocks, half], ring.at[slot, half], full.at[slot]
             )
 
     first = jnp.minimum(count, spec.slots)
@@ -152,11 +152,11 @@ def _kernel(spec: _Spec, *refs: Any, **sm: Any) -> None:
 
     def round_row(i: Array, by_row: Array) -> Array:
         t = block + i * spec.blocks
-        at = lax.rem(i, jnp.int32(spec.slots))
+        slot = lax.rem(i, jnp.int32(spec.slots))
         following = rows_ref[jnp.minimum(t + spec.blocks, spec.T - 1)]
         told = most.at[lax.rem(i, jnp.int32(2))]
-        plgpu.barrier_wait(full.at[at])
-        made = [_activated(spec, ring.at[at], by_row, tile) for tile in tiles]
+        plgpu.barrier_wait(full.at[slot])
+        made = [_activated(spec, ring.at[slot], by_row, tile) for tile in tiles]
         size = functools.reduce(jnp.maximum, [jnp.abs(y.astype(jnp.float32)) for y in made])
         store(told.at[pl.ds(wg * LINES, LINES)], jnp.max(size, axis=1))
         plgpu.commit_smem()  # the row is read, before the next copy into the slot
@@ -183,7 +183,7 @@ def _tiles(spec: _Spec, wg: Array, columns_ref: Any) -> list[_Tile]:
     for start in range(0, spec.tiles, spec.groups):
         others = min(spec.groups, spec.tiles - start) - 1
         place = _Place(jnp.minimum(wg, others) * LINES, others * LINES, start * LINES)
-        gate, up = (_load(place.of(columns_ref, at)) for at in (0, spec.lines))
+        gate, up = (_load(place.of(columns_ref, down)) for down in (0, spec.lines))
         tiles.append(_Tile(place, (gate, up), True if others + 1 == spec.groups else wg <= others))
     return tiles
 
@@ -192,8 +192,8 @@ def _activated(spec: _Spec, row: Any, by_row: Array, tile: _Tile) -> Array:
     """A tile of the row in a slot of the ring, whose scale is `by_row`."""
     narrow = functools.partial(narrowed, dtype=spec.dtype, layout=LAYOUT, interpret=spec.interpret)
     gate, up = (
-        narrow(_load(tile.place.of(row, at)).astype(jnp.float32) * by_row * by)
-        for at, by in zip((0, spec.lines), tile.scales, strict=True)
+        narrow(_load(tile.place.of(row, down)).astype(jnp.float32) * by_row * by)
+        for down, by in zip((0, spec.lines), tile.scales, strict=True)
     )
     return narrow(spec.gating(gate.astype(jnp.float32), up.astype(jnp.float32)))
 
@@ -202,7 +202,7 @@ def _put_down(row: Any, tile: _Tile, numbers: Array) -> None:
     def put_down() -> None:
         store(tile.place.of(row, 0), numbers)
 
-    put_down() if tile.own is True else pl.when(tile.own)(put_down)
+    put_down() if tile.is_stored is True else pl.when(tile.is_stored)(put_down)
 
 
 def _load(ref: Any) -> Array:

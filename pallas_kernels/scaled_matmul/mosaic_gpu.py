@@ -145,14 +145,14 @@ def scaled_parts(
     O, G = scale_OG.shape
     dtype = x_TI.dtype
     sizes = tuning or tuning_of(T, O, I, G > 1)
-    own = tuning is not None or is_faster(T, G > 1)
+    in_kernel = tuning is not None or is_faster(T, G > 1)
     # Rows beyond x are not written, but copies have tiles of eight full rows
     if T <= 8:
         rows = T
     else:
         rows = T + -T % 8
     spec = _Spec(rows, O, I, dtype, w_OI.dtype.type, G > 1, sizes, interpret)
-    if own:
+    if in_kernel:
         room = spec.split.bands * sizes.tokens
     else:
         room = T
@@ -166,7 +166,7 @@ def scaled_parts(
         numbers, scale = rounded_inputs(x_TI, w_OI.dtype, group, inputs, input_scale)
         scale = jnp.broadcast_to(scale, (T, scale.shape[1]))
         numbers, scale = (jnp.pad(part, ((0, room - T), (0, 0))) for part in (numbers, scale))
-    if not own:
+    if not in_kernel:
         # Sums of 16 bits, where these have float32's range, are half of what XLA writes and reads
         if dtype == jnp.bfloat16:
             held = jnp.bfloat16
@@ -212,8 +212,8 @@ def _multiply(spec: _Spec, x: Array, w: Array, scales: Scales) -> list[Array]:
         @pl.when(wg == tuning.warpgroups)
         def _producer() -> None:
             plgpu.set_max_registers(PRODUCER_REGISTERS, action="decrease")
-            given = (x_ref, w_ref, tokens_ref)
-            done = split.each(block, lambda unit, done: _fill(spec, given, unit, done, sm))
+            input_refs = (x_ref, w_ref, tokens_ref)
+            done = split.each(block, lambda unit, done: _fill(spec, input_refs, unit, done, sm))
             drain(sm["free"], done, tuning.stages)
 
         @pl.when(wg < tuning.warpgroups)
@@ -255,9 +255,11 @@ def _scratch(spec: _Spec) -> dict[str, Any]:
     return ring | spec.split.staged
 
 
-def _fill(spec: _Spec, given: tuple[Any, ...], unit: Unit, done: Array, sm: dict[str, Any]) -> None:
+def _fill(
+    spec: _Spec, input_refs: tuple[Any, ...], unit: Unit, done: Array, sm: dict[str, Any]
+) -> None:
     """Fill the ring with one unit's rows of the weight, its tokens, and scales of groups."""
-    x_ref, w_ref, scales_ref = given
+    x_ref, w_ref, scales_ref = input_refs
     height = spec.split.height
     rows = pl.ds(pl.multiple_of(unit.block * height, height), height)
     tokens = pl.ds(unit.token, spec.tuning.tokens)
@@ -283,8 +285,8 @@ def _product(
     last = spec.split.O - ROWS
     rows = pl.ds(jnp.minimum(spec.split.row(unit, wg), last), ROWS)
     if spec.grouped:
-        own = Scales(scales.weight.at[rows], None)
-        return _promoted(spec, unit, done, wg, own, sm)
+        group_scales = Scales(scales.weight.at[rows], None)
+        return _promoted(spec, unit, done, wg, group_scales, sm)
     if spec.promoted:
         y = _promoted(spec, unit, done, wg, None, sm)
     else:
@@ -293,7 +295,7 @@ def _product(
 
 
 def _promoted(
-    spec: _Spec, unit: Unit, done: Array, wg: Array, own: Scales | None, sm: dict[str, Any]
+    spec: _Spec, unit: Unit, done: Array, wg: Array, group_scales: Scales | None, sm: dict[str, Any]
 ) -> Array:
     """Sums of slots, scaled where columns have scales of their own, added up in float32."""
     shape = (ROWS, spec.tuning.tokens)
@@ -301,8 +303,8 @@ def _promoted(
     def step(t: Array, total: Array) -> Array:
         slot = lax.rem(done + t, jnp.int32(spec.tuning.stages))
         rows = None
-        if own is not None:
-            rows = load(own.weight.at[:, unit.first + t], 1)
+        if group_scales is not None:
+            rows = load(group_scales.weight.at[:, unit.first + t], 1)
         plgpu.barrier_wait(sm["full"].at[slot])
 
         def multiply(acc: Any) -> Array:
@@ -361,6 +363,6 @@ def _scaled(y: Array, rows: Any, tokens: Any) -> Array:
 def times(y: Array, rows: Array, tokens: Array) -> Array:
     """y times the scales of its rows and of its tokens."""
     across, down = (
-        lax.broadcast_in_dim(each, y.shape, [axis]) for axis, each in enumerate((rows, tokens))
+        lax.broadcast_in_dim(scales, y.shape, [axis]) for axis, scales in enumerate((rows, tokens))
     )
     return y * down * across

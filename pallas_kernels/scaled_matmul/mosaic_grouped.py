@@ -80,8 +80,8 @@ def check(x: Any, w: ScaledExperts, groups: Groups, gating: Any) -> None:
         raise ValueError("mosaic_gpu grouped_scaled_matmul takes no inputs with zero points")
     if w.inputs == "plain":
         return mosaic_converted.check_experts(x, w)
-    own, scale = (jax.ShapeDtypeStruct(a.shape[1:], a.dtype) for a in (w.values, w.scale))
-    one.check(x, own, scale, w.group, w.inputs)
+    values, scale = (jax.ShapeDtypeStruct(a.shape[1:], a.dtype) for a in (w.values, w.scale))
+    one.check(x, values, scale, w.group, w.inputs)
     check_units(w.values, groups, gating, K)
 
 
@@ -162,7 +162,7 @@ def _multiply(
         scales = jnp.broadcast_to(rows.scales, (groups, room))
     else:
         scales = rows.scales[0]
-    given = (*plan, rows.numbers, *weight, scales, *(() if bias_EO is None else (bias_EO,)))
+    operands = (*plan, rows.numbers, *weight, scales, *(() if bias_EO is None else (bias_EO,)))
 
     def kernel(expert_ref, used_ref, *rest, **sm):  # type: ignore[no-untyped-def]
         rows_ref = rest[0]
@@ -197,9 +197,9 @@ def _multiply(
             plgpu.wait_smem_to_gmem(0)
 
     kernel.__name__ = f"grouped_scaled_{units.tile}x{units.O}x{units.I}"  # for profiles
-    found: Array = launch(
+    y: Array = launch(
         kernel,
-        given,
+        operands,
         units.interpret,
         out_type=jax.ShapeDtypeStruct((units.tiles * units.tile, units.F), units.dtype),
         scratch_types=_scratch(spec),
@@ -208,7 +208,7 @@ def _multiply(
         num_threads=tuning.warpgroups + 1,
         thread_name="wg",
     )
-    return found
+    return y
 
 
 def _scratch(spec: _Spec) -> dict[str, Any]:
@@ -227,9 +227,11 @@ def _scratch(spec: _Spec) -> dict[str, Any]:
     return scratch
 
 
-def _fill(spec: _Spec, given: tuple[Any, ...], unit: Unit, done: Array, sm: dict[str, Any]) -> None:
+def _fill(
+    spec: _Spec, input_refs: tuple[Any, ...], unit: Unit, done: Array, sm: dict[str, Any]
+) -> None:
     """Fill the ring with one unit's rows of the weight and of x, and with scales of groups."""
-    x_ref, w_ref, scales_ref = given
+    x_ref, w_ref, scales_ref = input_refs
     units = spec.units
     row = row_of_x(unit.row, units.shared)
 
@@ -240,8 +242,8 @@ def _fill(spec: _Spec, given: tuple[Any, ...], unit: Unit, done: Array, sm: dict
         copy_tokens(units, x_ref, unit, t, slot, sm)
         if spec.grouped:
             scales = sm["scales"].at[slot, pl.ds(0, units.tile)]
-            own = scales_ref.at[t, pl.ds(row, units.tile)]
-            plgpu.copy_gmem_to_smem(own, scales, sm["full"].at[slot])
+            source = scales_ref.at[t, pl.ds(row, units.tile)]
+            plgpu.copy_gmem_to_smem(source, scales, sm["full"].at[slot])
 
 
 def _product(
@@ -269,7 +271,7 @@ def _product(
     row = row_of_x(unit.row, units.shared)
     tokens = one.load(scales.tokens.at[pl.ds(row, width)], 0)
     both = (_promoted if spec.promoted else _summed)(spec, width, done, wg, [], sm)
-    return [one.times(y, own, tokens) for y, own in zip(both, own_rows, strict=True)]
+    return [one.times(y, row_scales, tokens) for y, row_scales in zip(both, own_rows, strict=True)]
 
 
 def _promoted(
@@ -296,7 +298,10 @@ def _promoted(
         both = [y.astype(jnp.float32) for y in pl.run_scoped(multiply, acc, acc)]
         if rows:
             tokens = one.load(sm["scales"].at[slot, pl.ds(0, width)], 0)
-            both = [one.times(y, own, tokens) for y, own in zip(both, own_rows, strict=True)]
+            both = [
+                one.times(y, row_scales, tokens)
+                for y, row_scales in zip(both, own_rows, strict=True)
+            ]
             plgpu.commit_smem()  # the next copy comes after this read
         plgpu.barrier_arrive(sm["free"].at[slot])
         return [total + y for total, y in zip(totals, both, strict=True)], following

@@ -66,8 +66,8 @@ def rounded_rows(
         if taken is None:
             return rounded_row(t, x_ref, plan_ref, numbers_ref, scale_ref)
         tile = jnp.int32(taken[1])
-        own = lax.rem(t, tile) < plan_ref[0][lax.div(t, tile)]
-        return pl.when(own)(lambda: rounded_row(t, x_ref, (), numbers_ref, scale_ref))
+        is_taken = lax.rem(t, tile) < plan_ref[0][lax.div(t, tile)]
+        return pl.when(is_taken)(lambda: rounded_row(t, x_ref, (), numbers_ref, scale_ref))
 
     def rounded_row(t, x_ref, place_ref, numbers_ref, scale_ref):  # type: ignore[no-untyped-def]
         x = plgpu.load(x_ref.at[t], layout=row_layout(I), optimized=False)

@@ -121,8 +121,8 @@ def rounded_inputs(
     are "plain" or "shifted" are of x's type.
     """
     if isinstance(x_TI, RoundedRows):
-        own = x_TI.sized(x_TI.tokens)
-        return own.numbers, own.scale[:, None]
+        rows = x_TI.sized(x_TI.tokens)
+        return rows.numbers, rows.scale[:, None]
     if inputs == "plain":
         return x_TI, jnp.ones((1, 1), jnp.float32)
     if inputs == "given":

@@ -68,12 +68,12 @@ def inputs(case: Case, seed: int = 0) -> Inputs:
     return Inputs(q, k, v, first, end)
 
 
-def expected(given: Inputs, window: int | None) -> np.ndarray:
+def expected(arrays: Inputs, window: int | None) -> np.ndarray:
     """The definition with all scores in memory, in float64."""
-    q, k, v = (np.asarray(x, np.float64) for x in given[:3])
+    q, k, v = (np.asarray(x, np.float64) for x in arrays[:3])
     k, v = (np.repeat(x, q.shape[1] // x.shape[1], axis=1) for x in (k, v))
     place = np.arange(len(q))
-    seen = (place >= given.first[:, None]) & (place < given.end[:, None])
+    seen = (place >= arrays.first[:, None]) & (place < arrays.end[:, None])
     if window is not None:
         seen &= np.abs(place[:, None] - place) <= window
     weight = np.exp(SCALE * np.einsum("tnh,snh->nts", q, k)) * seen

@@ -218,11 +218,11 @@ def _each_unit(spec: Spec, tiles_ref: Any, run: Callable[[Unit], None]) -> tuple
     N = jnp.int32(spec.N)
 
     def body(i: Array, done: Array) -> Array:
-        at = block + i * spec.blocks
-        tile = lax.div(at, N)
+        index = block + i * spec.blocks
+        tile = lax.div(index, N)
         low, full_low, full_high, high = (tiles_ref[tile, field] for field in range(4))
         row = pl.multiple_of(tile * SIZE, SIZE)
-        unit = Unit(row, lax.rem(at, N), low, full_low, full_high, high, i, done)
+        unit = Unit(row, lax.rem(index, N), low, full_low, full_high, high, i, done)
         run(unit)
         return done + unit.tiles
 
@@ -235,8 +235,8 @@ def _produce(spec: Spec, unit: Unit, refs: tuple[Any, Any, Any], sm: dict[str, A
     q_ref, *pairs = refs
 
     def copy(name: str, entry: Array, slots: int, source: Any) -> None:
-        at = take(sm[f"{name}_free"], entry, slots)
-        plgpu.copy_gmem_to_smem(source, sm[name].at[at], sm[f"{name}_full"].at[at])
+        slot = take(sm[f"{name}_free"], entry, slots)
+        plgpu.copy_gmem_to_smem(source, sm[name].at[slot], sm[f"{name}_full"].at[slot])
 
     copy("q", unit.number, QUERIES, q_ref.at[pl.ds(unit.row, SIZE), unit.head])
     head = lax.div(unit.head, jnp.int32(spec.G))
@@ -252,28 +252,28 @@ def _consume(
     spec: Spec, unit: Unit, wg: Array, bounds: tuple[Any, Any], o_ref: Any, sm: dict[str, Any]
 ) -> None:
     """Attention of one warpgroup's queries of a unit."""
-    own = pl.ds(pl.multiple_of(wg * ROWS, ROWS), ROWS)
+    slot_rows = pl.ds(pl.multiple_of(wg * ROWS, ROWS), ROWS)
     rows = pl.ds(pl.multiple_of(unit.row + wg * ROWS, ROWS), ROWS)
     place = lax.rem(unit.number, jnp.int32(QUERIES))
     plgpu.barrier_wait(sm["q_full"].at[place])
-    q = sm["q"].at[place, own]
+    q = sm["q"].at[place, slot_rows]
     p_sm = sm["p"].at[wg] if "p" in sm else None
 
     def step(j, carry, masked):  # type: ignore[no-untyped-def]
-        at = lax.rem(unit.done + j, jnp.int32(spec.stages))
+        slot = lax.rem(unit.done + j, jnp.int32(spec.stages))
         mask = None
         if masked:
             mask = functools.partial(_mask, bounds, rows, unit.tile(j))
-        plgpu.barrier_wait(sm["k_full"].at[at])
-        scores = product(q, sm["k"].at[at].T, (ROWS, SIZE), lambda: None)
-        plgpu.barrier_arrive(sm["k_free"].at[at])
+        plgpu.barrier_wait(sm["k_full"].at[slot])
+        scores = product(q, sm["k"].at[slot].T, (ROWS, SIZE), lambda: None)
+        plgpu.barrier_arrive(sm["k_free"].at[slot])
 
         def ready() -> Any:
-            plgpu.barrier_wait(sm["v_full"].at[at])
-            return sm["v"].at[at]
+            plgpu.barrier_wait(sm["v_full"].at[slot])
+            return sm["v"].at[slot]
 
         carry = fold(spec, carry, scores, mask, ready, p_sm)
-        plgpu.barrier_arrive(sm["v_free"].at[at])
+        plgpu.barrier_arrive(sm["v_free"].at[slot])
         return carry
 
     carry = lax.fori_loop(0, unit.full, lambda j, c: step(j, c, False), start(spec.H))

@@ -47,7 +47,7 @@ def plan(segments: Segments, *, window: int | None) -> SegmentPlan:
     low = jnp.minimum(least // SIZE, high)
     full_low = (begin_IQ.max(axis=1) + (SIZE - 1)) // SIZE
     full_high = end_IQ.min(axis=1) // SIZE
-    some = full_high > full_low
-    full_low = jnp.where(some, full_low, low)
-    full_high = jnp.where(some, full_high, low)
+    has_full = full_high > full_low
+    full_low = jnp.where(has_full, full_low, low)
+    full_high = jnp.where(has_full, full_high, low)
     return SegmentPlan(begin, end, jnp.stack([low, full_low, full_high, high], axis=1))

@@ -62,8 +62,8 @@ def segment_attention(
 
     def step(block: Array, o_SNH: Array) -> Array:
         start = block * BLOCK
-        own = (lax.dynamic_slice_in_dim(x, start, BLOCK) for x in (q_SNH, first_S, end_S))
-        return lax.dynamic_update_slice_in_dim(o_SNH, attend(start, *own), start, axis=0)
+        slices = (lax.dynamic_slice_in_dim(x, start, BLOCK) for x in (q_SNH, first_S, end_S))
+        return lax.dynamic_update_slice_in_dim(o_SNH, attend(start, *slices), start, axis=0)
 
     o_SNH = lax.fori_loop(0, (tokens + rest) // BLOCK, step, zeros_SNH)
     return o_SNH[:tokens]

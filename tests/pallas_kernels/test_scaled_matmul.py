@@ -37,7 +37,7 @@ def test_products_are_those_of_the_definition(case: Case, dtype: jnp.dtype, boun
             backend="reference",
         )
     )
-    found = product(jnp.asarray(given.x, dtype), given.weight, given.scale, given.given)
+    found = product(jnp.asarray(given.x, dtype), given.weight, given.scale, given.input_scale)
     assert found.dtype == dtype and found.shape == (case.tokens, case.outputs)
     wanted = expected(case, given)
     error = np.linalg.norm(np.asarray(found, np.float64) - wanted) / np.linalg.norm(wanted)

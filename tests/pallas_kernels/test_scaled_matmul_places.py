@@ -82,7 +82,7 @@ def launched(place: str, case: Case, given: Inputs, tuning: Tuning | None = None
     poison_outputs(place, jax.ShapeDtypeStruct((case.tokens, case.outputs), jnp.bfloat16))
     run = compiled(case.group or case.columns, case.inputs, tuning, place)
     x = jnp.asarray(given.x, jnp.bfloat16)
-    return np.asarray(run(x, given.weight, given.scale, given.given))
+    return np.asarray(run(x, given.weight, given.scale, given.input_scale))
 
 
 @places

@@ -19,7 +19,7 @@ from jaxllm.sampling.options import (
 )
 from jaxllm.sampling.values import MAX_STOP_CHARS, OptionError, checked
 
-NUMBERS = [name for name in OPTIONS if OPTIONS[name].kind in ("int", "float")]
+NUMBERS = [name for name in OPTIONS if OPTIONS[name].form in ("int", "float")]
 NAN, INF = float("nan"), float("inf")
 
 
@@ -142,12 +142,12 @@ def test_a_number_of_thousands_of_digits_is_refused_shortly(name, value):
     assert "got a larger number" in refused(name, value)
 
 
-@pytest.mark.parametrize("name", [name for name in NUMBERS if OPTIONS[name].kind == "int"])
+@pytest.mark.parametrize("name", [name for name in NUMBERS if OPTIONS[name].form == "int"])
 def test_an_integer_option_takes_no_fraction(name):
     assert "must be an integer, got float" in refused(name, 1.0)
 
 
-@pytest.mark.parametrize("name", [name for name in OPTIONS if OPTIONS[name].kind == "bool"])
+@pytest.mark.parametrize("name", [name for name in OPTIONS if OPTIONS[name].form == "bool"])
 @pytest.mark.parametrize("value", [0, 1, "true"])
 def test_a_flag_is_true_or_false(name, value):
     assert "true or false" in refused(name, value)

@@ -37,7 +37,13 @@ def test_the_page_lists_every_route_and_whether_it_needs_a_key(
     assert listed == actual
 
 
-@pytest.mark.parametrize("name", ["server", "api", "operate", "hosts"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("server", "api", "operate", "hosts"),
+        *("troubleshooting", "security", "deploy", "sizing"),
+    ],
+)
 def test_a_page_names_only_flags_and_metrics_that_exist(
     repo: pathlib.Path, fresh: Running, name: str
 ) -> None:

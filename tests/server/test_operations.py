@@ -201,7 +201,7 @@ def test_files_that_compose_mounts_are_there() -> None:
     services = yaml.safe_load(COMPOSE.read_text())["services"]
     volumes = [volume.split(":")[0] for each in services.values() for volume in each["volumes"]]
     paths = [COMPOSE.parent / volume for volume in volumes if volume.startswith(".")]
-    assert len(paths) == 3
+    assert len(paths) == 4
     assert all(path.exists() for path in paths)
     assert (COMPOSE.parent / services["jaxllm"]["build"]["context"] / "pyproject.toml").exists()
 
@@ -219,6 +219,22 @@ def test_the_dashboard_asks_for_metrics_that_the_server_has(fresh: Running) -> N
     }
     assert len(asked) > 20
     assert asked - exported == set()
+
+
+def test_alerts_ask_for_metrics_that_the_server_has(fresh: Running) -> None:
+    """Each rule says what is wrong and what to do, and Prometheus finds the file that has them."""
+    monitoring = ROOT / "monitoring"
+    (file,) = yaml.safe_load((monitoring / "prometheus.yaml").read_text())["rule_files"]
+    (group,) = yaml.safe_load((monitoring / file).read_text())["groups"]
+    metrics = fresh.get("/metrics").body.decode()
+    declared = set(re.findall(r"^# TYPE (\S+) ", metrics, re.M))
+    samples = {line.split("{")[0] for line in metrics.splitlines()}
+    names = [rule["alert"] for rule in group["rules"]]
+    assert len(names) == len(set(names)) > 5
+    for rule in group["rules"]:
+        assert set(check_dashboard.METRIC.findall(rule["expr"])) <= declared | samples
+        assert rule["labels"]["severity"] in ("warning", "critical")
+        assert rule["annotations"].keys() == {"summary", "action"}
 
 
 def test_the_smoke_test_passes_on_a_server_and_names_what_is_wrong(
@@ -250,6 +266,7 @@ def test_prometheus_answers_every_query_of_the_dashboards(
 ) -> None:
     config = yaml.safe_load((ROOT / "monitoring" / "prometheus.yaml").read_text())
     config["global"]["scrape_interval"] = "1s"
+    config["rule_files"] = [str(ROOT / "monitoring" / "alerts.yaml")]
     config["scrape_configs"][0]["static_configs"][0]["targets"] = [f"127.0.0.1:{fresh.port}"]
     (tmp_path / "prometheus.yaml").write_text(yaml.safe_dump(config))
     with socket.create_server(("127.0.0.1", 0)) as free:

@@ -64,7 +64,7 @@ def test_pieces_with_scores_give_the_ids_of_sentencepiece(
         "model": "llama",
         "tokens": [piece.text for piece in model.pieces],
         "scores": [piece.score for piece in model.pieces],
-        "token_type": [int(piece.kind) for piece in model.pieces],
+        "token_type": [int(piece.type) for piece in model.pieces],
         "add_space_prefix": prefix,
     }
     tokenizer = load(tmp_path, keys, bos_token=model.training.bos_piece)
@@ -78,7 +78,7 @@ def test_text_behind_the_special_tokens_of_phi_3_loses_its_first_spaces(tmp_path
         "model": "llama",
         "tokens": [*(piece.text for piece in model.pieces), *more],
         "scores": [*(piece.score for piece in model.pieces), -1.0, -1.0],
-        "token_type": [*(int(piece.kind) for piece in model.pieces), CONTROL, CONTROL],
+        "token_type": [*(int(piece.type) for piece in model.pieces), CONTROL, CONTROL],
     }
     whole = {f"tokenizer.ggml.{key}": value for key, value in keys.items()}
     own = Metadata({"general.architecture": "phi3", **whole})

@@ -66,7 +66,7 @@ def test_a_kernel_takes_all_experts_at_once_by_the_sizes_on_a_device(
     down = ExpertMaps(init, (1, 256, inner), DOWN, split=split)
     for maps in (up, down):
         maps.hold(ONLINE[numbers])
-    assert all(maps.weight.each.takes_all(H200) for maps in (up, down)) == takes
+    assert all(maps.weight.stacked.takes_all(H200) for maps in (up, down)) == takes
 
 
 def check(tmp_path: Path, made: Pair, settings: dict, expected: WeightFormat) -> None:
@@ -214,8 +214,8 @@ def test_the_kernel_of_all_experts_gives_what_tiles_one_by_one_do(
     held = HeldExperts(kind, Shape((4, 128), (128,), ("expert", None, "embed"), dtype=jnp.bfloat16))
     plain = jnp.asarray(rng.normal(size=shape), jnp.bfloat16)
     for name, value in jax.vmap(lambda w: rounded(kind, w))(plain).items():
-        if getattr(held.each, name, None) is not None:
-            setattr(held.each, name, nnx.Param(value))
+        if getattr(held.stacked, name, None) is not None:
+            setattr(held.stacked, name, nnx.Param(value))
     bias = jnp.asarray(rng.normal(size=(4, 128)), jnp.bfloat16)
     x = jnp.asarray(rng.normal(size=(5, 128)), jnp.bfloat16)
     expert = rng.permuted(np.tile(np.arange(4), (5, 1)), axis=1)[:, :2]

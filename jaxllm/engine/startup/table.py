@@ -173,7 +173,7 @@ def _format_rows(model: ModelPlan) -> Rows:
     paths = jax.tree_util.tree_leaves_with_path(model.outline.state)
     others = shard_bytes(leaf for path, leaf in paths if _is_plain(path))
     module = nnx.merge(model.outline.graphdef, model.outline.state)
-    experts = [part.each for _, part in nnx.iter_graph(module) if isinstance(part, HeldExperts)]
+    experts = [part.stacked for _, part in nnx.iter_graph(module) if isinstance(part, HeldExperts)]
     by_tile = any(not weight.takes_all(model.target) for weight in experts)
     token = model.need.group_bytes / model.need.page_size
     products = {backend(form, model.target) for form in counts}

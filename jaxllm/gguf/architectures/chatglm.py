@@ -28,20 +28,22 @@ THETA = 10000  # of which the base of its angles is a multiple
 
 def config(model: Model) -> dict[str, Any]:
     """The configuration."""
-    own = model.metadata
-    width = own.count("embedding_length")
-    heads = own.count("attention.head_count")
+    metadata = model.metadata
+    width = metadata.count("embedding_length")
+    heads = metadata.count("attention.head_count")
     biases = ("blk.0.attn_qkv.bias", "blk.0.attn_q.bias")
-    found = base_config(
+    settings = base_config(
         model,
         "chatglm",
         multi_query_attention=True,
-        multi_query_group_num=own.count("attention.head_count_kv"),
+        multi_query_group_num=metadata.count("attention.head_count_kv"),
         add_qkv_bias=any(name in model.tensors for name in biases),
-        rope_ratio=(own.number("rope.freq_base") or THETA) / THETA,
-        partial_rotary_factor=turning_share(own),
+        rope_ratio=(metadata.number("rope.freq_base") or THETA) / THETA,
+        partial_rotary_factor=turning_share(metadata),
     )
-    return ({"head_dim": width // heads} if width and heads else {}) | found
+    if width and heads:
+        settings.setdefault("head_dim", width // heads)
+    return settings
 
 
 def _below(*parts: Deferred) -> Deferred:

@@ -11,13 +11,13 @@ from jaxllm.gguf.model import Model
 
 def config(model: Model) -> dict[str, Any]:
     """The configuration."""
-    own = model.metadata
+    metadata = model.metadata
     return base_config(
         model,
         "cohere2",
-        layer_norm_eps=own.number("attention.layer_norm_epsilon"),
-        logit_scale=own.number("logit_scale"),
-        sliding_window=own.count("attention.sliding_window"),
+        layer_norm_eps=metadata.number("attention.layer_norm_epsilon"),
+        logit_scale=metadata.number("logit_scale"),
+        sliding_window=metadata.count("attention.sliding_window"),
     )
 
 

@@ -11,12 +11,12 @@ from jaxllm.gguf.model import Model
 
 def config(model: Model) -> dict[str, Any]:
     """The configuration."""
-    own = model.metadata
+    metadata = model.metadata
     return base_config(
         model,
         "cohere",
-        layer_norm_eps=own.number("attention.layer_norm_epsilon"),
-        logit_scale=own.number("logit_scale"),
+        layer_norm_eps=metadata.number("attention.layer_norm_epsilon"),
+        logit_scale=metadata.number("logit_scale"),
         use_qk_norm="blk.0.attn_q_norm.weight" in model.tensors,
         attention_bias="blk.0.attn_q.bias" in model.tensors,
     )

@@ -30,38 +30,38 @@ NAMES = {
 
 def config(model: Model) -> dict[str, Any]:
     """The configuration of the second version, or of the third where sigmoids choose experts."""
-    own = model.metadata
-    rope = own.count("rope.dimension_count")
-    key = own.count("attention.key_length_mla")
-    key = key or own.count("attention.key_length")
-    value = own.count("attention.value_length_mla") or own.count("attention.value_length")
-    heads = own.count("attention.head_count")
-    layers = own.count("block_count")
-    predicting = own.count("nextn_predict_layers") or 0
-    found = base_config(
+    metadata = model.metadata
+    rope = metadata.count("rope.dimension_count")
+    key = metadata.count("attention.key_length_mla")
+    key = key or metadata.count("attention.key_length")
+    value = metadata.count("attention.value_length_mla") or metadata.count("attention.value_length")
+    heads = metadata.count("attention.head_count")
+    layers = metadata.count("block_count")
+    predicting = metadata.count("nextn_predict_layers") or 0
+    settings = base_config(
         model,
-        "deepseek_v3" if own.count("expert_gating_func") == SIGMOID else "deepseek_v2",
+        "deepseek_v3" if metadata.count("expert_gating_func") == SIGMOID else "deepseek_v2",
         num_key_value_heads=heads,
-        kv_lora_rank=own.count("attention.kv_lora_rank"),
+        kv_lora_rank=metadata.count("attention.kv_lora_rank"),
         qk_rope_head_dim=rope,
         qk_nope_head_dim=key - rope if key and rope else None,
         v_head_dim=value,
-        rope_scaling=_scaling(own),
-        **routed_experts(own),
+        rope_scaling=_scaling(metadata),
+        **routed_experts(metadata),
         num_hidden_layers=layers - predicting if layers else None,
         num_nextn_predict_layers=predicting,
     )
-    found.pop("head_dim", None)
-    return found | _groups(own) | {"q_lora_rank": own.count("attention.q_lora_rank")}
+    settings.pop("head_dim", None)
+    return settings | _groups(metadata) | {"q_lora_rank": metadata.count("attention.q_lora_rank")}
 
 
-def _groups(own: Metadata) -> dict[str, Any]:
+def _groups(metadata: Metadata) -> dict[str, Any]:
     """Groups of experts, which older files do not state: then those of the model of this size."""
-    groups = own.count("expert_group_count")
-    kept = own.count("expert_group_used_count")
+    groups = metadata.count("expert_group_count")
+    kept = metadata.count("expert_group_used_count")
     if groups is None or kept is None:
-        groups, kept = {256: (8, 4), 160: (8, 3)}.get(own.count("expert_count") or 0, (1, 1))
-    sigmoid = own.count("expert_gating_func") == SIGMOID
+        groups, kept = {256: (8, 4), 160: (8, 3)}.get(metadata.count("expert_count") or 0, (1, 1))
+    sigmoid = metadata.count("expert_gating_func") == SIGMOID
     if sigmoid:
         method = "noaux_tc"
     elif groups > 1:
@@ -71,13 +71,13 @@ def _groups(own: Metadata) -> dict[str, Any]:
     return {"n_group": groups, "topk_group": kept, "topk_method": method}
 
 
-def _scaling(own: Metadata) -> dict[str, Any] | None:
-    found = scaling(own)
-    growth = own.number("rope.scaling.yarn_log_multiplier")
-    if found is None or not growth:
-        return found
+def _scaling(metadata: Metadata) -> dict[str, Any] | None:
+    settings = scaling(metadata)
+    growth = metadata.number("rope.scaling.yarn_log_multiplier")
+    if settings is None or not growth:
+        return settings
     weight = round(10 * growth, 6)  # converters write a tenth
-    return {**found, "mscale": weight, "mscale_all_dim": weight}
+    return {**settings, "mscale": weight, "mscale_all_dim": weight}
 
 
 def _keys_values(keys: Deferred, values: Deferred) -> Deferred:

@@ -18,16 +18,16 @@ NAMES = {
 
 def config(model: Model) -> dict[str, Any]:
     """The configuration. No layer has a window."""
-    own = model.metadata
-    found = base_config(
+    metadata = model.metadata
+    settings = base_config(
         model,
         "dots1",
         attention_bias="blk.0.attn_q.bias" in model.tensors,
-        **routed_experts(own),
-        n_group=own.count("expert_group_count"),
-        topk_group=own.count("expert_group_used_count"),
+        **routed_experts(metadata),
+        n_group=metadata.count("expert_group_count"),
+        topk_group=metadata.count("expert_group_used_count"),
     )
-    return found | {"sliding_window": None}
+    return settings | {"sliding_window": None}
 
 
 ARCHITECTURE = Architecture(config, NAMES)

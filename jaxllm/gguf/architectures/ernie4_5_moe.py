@@ -19,18 +19,20 @@ NAMES = {
 
 def config(model: Model) -> dict[str, Any]:
     """The configuration."""
-    own = model.metadata
+    metadata = model.metadata
     return base_config(
         model,
         "ernie4_5_moe",
         use_bias="blk.0.attn_q.bias" in model.tensors,
-        moe_num_experts=own.count("expert_count"),
-        moe_k=own.count("expert_used_count"),
-        moe_intermediate_size=own.count("expert_feed_forward_length"),
-        moe_num_shared_experts=own.count("expert_shared_count"),
-        moe_layer_start_index=own.count("leading_dense_block_count"),
-        moe_layer_interval=own.count("interleave_moe_layer_step"),
+        moe_num_experts=metadata.count("expert_count"),
+        moe_k=metadata.count("expert_used_count"),
+        moe_intermediate_size=metadata.count("expert_feed_forward_length"),
+        moe_num_shared_experts=metadata.count("expert_shared_count"),
+        moe_layer_start_index=metadata.count("leading_dense_block_count"),
+        moe_layer_interval=metadata.count("interleave_moe_layer_step"),
     )
 
 
-ARCHITECTURE = Architecture(config, NAMES, {"blk.{}.exp_probs_b": lambda tensor, own: row(tensor)})
+ARCHITECTURE = Architecture(
+    config, NAMES, {"blk.{}.exp_probs_b": lambda tensor, metadata: row(tensor)}
+)

@@ -12,10 +12,10 @@ from jaxllm.gguf.model import Model
 
 def config(model: Model) -> dict[str, Any]:
     """The configuration."""
-    own = model.metadata
-    window = own.count("attention.sliding_window")
-    found = base_config(model, "exaone4", **gemma3.windows(own), **stretched(model))
-    return found | {"sliding_window": window}
+    metadata = model.metadata
+    window = metadata.count("attention.sliding_window")
+    settings = base_config(model, "exaone4", **gemma3.windows(metadata), **stretched(model))
+    return settings | {"sliding_window": window}
 
 
 ARCHITECTURE = Architecture(config, olmo2.NAMES)

@@ -23,28 +23,28 @@ NORMS = ("attn", "post_attention", "ffn", "post_ffw", "attn_q", "attn_k")
 
 def config(model: Model) -> dict[str, Any]:
     """The configuration."""
-    own = model.metadata
+    metadata = model.metadata
     return base_config(
         model,
         "gemma2",
-        sliding_window=own.count("attention.sliding_window"),
-        attn_logit_softcapping=own.number("attn_logit_softcapping"),
-        final_logit_softcapping=own.number("final_logit_softcapping"),
-        query_pre_attn_scalar=score_width(own, LARGEST),
+        sliding_window=metadata.count("attention.sliding_window"),
+        attn_logit_softcapping=metadata.number("attn_logit_softcapping"),
+        final_logit_softcapping=metadata.number("final_logit_softcapping"),
+        query_pre_attn_scalar=score_width(metadata, LARGEST),
     )
 
 
-def score_width(own: Metadata, largest: int) -> int:
+def score_width(metadata: Metadata, largest: int) -> int:
     """What scores are divided by the root of: the width of a head, in the largest model the
     model's width by its heads."""
-    heads = own.count("attention.head_count")
-    width = own.count("embedding_length")
-    if own.count("block_count") == largest and heads and width:
+    heads = metadata.count("attention.head_count")
+    width = metadata.count("embedding_length")
+    if metadata.count("block_count") == largest and heads and width:
         return width // heads
-    return own.count("attention.key_length") or 256
+    return metadata.count("attention.key_length") or 256
 
 
-def _minus_one(tensor: Deferred, own: Metadata) -> Deferred:
+def _minus_one(tensor: Deferred, metadata: Metadata) -> Deferred:
     return plus(tensor, -1.0)
 
 

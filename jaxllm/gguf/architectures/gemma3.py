@@ -15,24 +15,24 @@ LARGEST = 62
 
 def config(model: Model) -> dict[str, Any]:
     """The configuration."""
-    own = model.metadata
+    metadata = model.metadata
     return base_config(
         model,
         "gemma3_text",
-        sliding_window=own.count("attention.sliding_window"),
-        **windows(own),
-        rope_local_base_freq=own.number("rope.freq_base_swa"),
-        final_logit_softcapping=own.number("final_logit_softcapping"),
-        query_pre_attn_scalar=gemma2.score_width(own, LARGEST),
+        sliding_window=metadata.count("attention.sliding_window"),
+        **windows(metadata),
+        rope_local_base_freq=metadata.number("rope.freq_base_swa"),
+        final_logit_softcapping=metadata.number("final_logit_softcapping"),
+        query_pre_attn_scalar=gemma2.score_width(metadata, LARGEST),
     )
 
 
-def windows(own: Metadata) -> dict[str, Any]:
+def windows(metadata: Metadata) -> dict[str, Any]:
     """Which layers slide, where the file says so: every layer's, or how often one sees all."""
-    given = own.get("attention.sliding_window_pattern")
-    if not isinstance(given, list):
-        return {"sliding_window_pattern": given or None}
-    return {"layer_types": layer_types(given)}
+    pattern = metadata.get("attention.sliding_window_pattern")
+    if not isinstance(pattern, list):
+        return {"sliding_window_pattern": pattern or None}
+    return {"layer_types": layer_types(pattern)}
 
 
 ARCHITECTURE = Architecture(config, gemma2.NAMES, gemma2.CHANGES)

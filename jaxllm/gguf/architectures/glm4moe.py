@@ -19,9 +19,9 @@ NAMES = {
 
 def config(model: Model) -> dict[str, Any]:
     """The configuration."""
-    own = model.metadata
-    layers = own.count("block_count")
-    predicting = own.count("nextn_predict_layers") or 0
+    metadata = model.metadata
+    layers = metadata.count("block_count")
+    predicting = metadata.count("nextn_predict_layers") or 0
     return base_config(
         model,
         "glm4_moe",
@@ -29,10 +29,10 @@ def config(model: Model) -> dict[str, Any]:
         num_nextn_predict_layers=predicting,
         attention_bias="blk.0.attn_q.bias" in model.tensors,
         use_qk_norm="blk.0.attn_q_norm.weight" in model.tensors,
-        partial_rotary_factor=turning_share(own),
-        **routed_experts(own),
-        n_group=own.count("expert_group_count"),
-        topk_group=own.count("expert_group_used_count"),
+        partial_rotary_factor=turning_share(metadata),
+        **routed_experts(metadata),
+        n_group=metadata.count("expert_group_count"),
+        topk_group=metadata.count("expert_group_used_count"),
     )
 
 

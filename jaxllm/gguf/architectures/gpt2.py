@@ -34,7 +34,7 @@ def config(model: Model) -> dict[str, Any]:
     return base_config(model, "gpt2", layer_norm_epsilon=epsilon)
 
 
-def _turned(tensor: Deferred, own: Metadata) -> Deferred:
+def _turned(tensor: Deferred, metadata: Metadata) -> Deferred:
     return tensor.swapaxes(0, 1)
 
 

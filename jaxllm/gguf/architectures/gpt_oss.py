@@ -23,15 +23,15 @@ NAMES = {
 def config(model: Model) -> dict[str, Any]:
     """The configuration. As in the published one, the edges of YaRN's ramp are not rounded. A file
     without scaling has none, where a config.json would have the published one."""
-    own = model.metadata
+    metadata = model.metadata
     stretched = scaling(model.metadata)
     return base_config(
         model,
         "gpt_oss",
-        intermediate_size=own.count("expert_feed_forward_length"),
-        num_local_experts=own.count("expert_count"),
-        num_experts_per_tok=own.count("expert_used_count"),
-        sliding_window=own.count("attention.sliding_window"),
+        intermediate_size=metadata.count("expert_feed_forward_length"),
+        num_local_experts=metadata.count("expert_count"),
+        num_experts_per_tok=metadata.count("expert_used_count"),
+        sliding_window=metadata.count("attention.sliding_window"),
         rope_scaling={**stretched, "truncate": False} if stretched else {"rope_type": "default"},
     )
 

@@ -28,20 +28,20 @@ NAMES = {
 
 def config(model: Model) -> dict[str, Any]:
     """The configuration."""
-    own = model.metadata
+    metadata = model.metadata
     return base_config(
         model,
         "gpt_neox",
-        layer_norm_eps=own.number("attention.layer_norm_epsilon"),
-        rotary_pct=turning_share(own),
+        layer_norm_eps=metadata.number("attention.layer_norm_epsilon"),
+        rotary_pct=turning_share(metadata),
         attention_bias="blk.0.attn_qkv.bias" in model.tensors,
-        use_parallel_residual=own.flag("use_parallel_residual"),
+        use_parallel_residual=metadata.flag("use_parallel_residual"),
     )
 
 
-def _by_head(tensor: Deferred, own: Metadata) -> Deferred:
+def _by_head(tensor: Deferred, metadata: Metadata) -> Deferred:
     """A head's query, key and value behind each other."""
-    heads = own.count("attention.head_count") or 1
+    heads = metadata.count("attention.head_count") or 1
     rows = np.arange(tensor.shape[0]).reshape(3, heads, -1)
     return tensor.take(rows.swapaxes(0, 1).reshape(-1), axis=0)
 

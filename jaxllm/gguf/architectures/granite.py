@@ -12,14 +12,14 @@ from jaxllm.gguf.model import Model
 
 def config(model: Model) -> dict[str, Any]:
     """The configuration."""
-    own = model.metadata
+    metadata = model.metadata
     return base_config(
         model,
         "granite",
-        attention_multiplier=own.number("attention.scale"),
-        embedding_multiplier=own.number("embedding_scale"),
-        residual_multiplier=own.number("residual_scale"),
-        logits_scaling=own.number("logit_scale"),
+        attention_multiplier=metadata.number("attention.scale"),
+        embedding_multiplier=metadata.number("embedding_scale"),
+        residual_multiplier=metadata.number("residual_scale"),
+        logits_scaling=metadata.number("logit_scale"),
     )
 
 

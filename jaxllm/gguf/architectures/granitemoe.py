@@ -21,14 +21,16 @@ NAMES = {
 
 def config(model: Model) -> dict[str, Any]:
     """The configuration of the family, or of the one with a shared feed-forward."""
-    own = model.metadata
-    shared = own.count("expert_shared_feed_forward_length")
-    found = granite.config(model) | {
-        "model_type": "granitemoeshared" if shared else "granitemoe",
-        "num_local_experts": own.count("expert_count"),
-        "num_experts_per_tok": own.count("expert_used_count"),
+    metadata = model.metadata
+    shared = metadata.count("expert_shared_feed_forward_length")
+    settings = granite.config(model) | {
+        "model_type": "granitemoe",
+        "num_local_experts": metadata.count("expert_count"),
+        "num_experts_per_tok": metadata.count("expert_used_count"),
     }
-    return found | ({"shared_intermediate_size": shared} if shared else {})
+    if shared:
+        settings |= {"model_type": "granitemoeshared", "shared_intermediate_size": shared}
+    return settings
 
 
 def _below(gate: Deferred, up: Deferred) -> Deferred:

@@ -20,13 +20,13 @@ NAMES = {
 
 def config(model: Model) -> dict[str, Any]:
     """The configuration."""
-    own = model.metadata
+    metadata = model.metadata
     return base_config(
         model,
         "hunyuan_v1_moe",
         attention_bias="blk.0.attn_q.bias" in model.tensors,
-        num_experts=own.count("expert_count"),
-        moe_topk=own.count("expert_used_count"),
+        num_experts=metadata.count("expert_count"),
+        moe_topk=metadata.count("expert_used_count"),
     )
 
 

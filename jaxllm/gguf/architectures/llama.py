@@ -25,27 +25,27 @@ NAMES: Mapping[str, str | None] = {
 
 def config(model: Model) -> dict[str, Any]:
     """The configuration of one of the three."""
-    own = model.metadata
-    experts = own.count("expert_count")
+    metadata = model.metadata
+    experts = metadata.count("expert_count")
     biased = "blk.0.attn_q.bias" in model.tensors
-    found = base_config(
+    settings = base_config(
         model,
         "mixtral" if experts else "llama",
         attention_bias=biased,
         num_local_experts=experts or None,
-        num_experts_per_tok=own.count("expert_used_count") or None,
+        num_experts_per_tok=metadata.count("expert_used_count") or None,
     )
-    if "head_dim" not in found and own.count("rope.dimension_count"):
-        found["head_dim"] = own.count("rope.dimension_count")
-    return found | stretched(model)
+    if "head_dim" not in settings and metadata.count("rope.dimension_count"):
+        settings["head_dim"] = metadata.count("rope.dimension_count")
+    return settings | stretched(model)
 
 
-def _queries(tensor: Deferred, own: Metadata) -> Deferred:
-    return halves(tensor, own.count("attention.head_count") or 1)
+def _queries(tensor: Deferred, metadata: Metadata) -> Deferred:
+    return halves(tensor, metadata.count("attention.head_count") or 1)
 
 
-def _keys(tensor: Deferred, own: Metadata) -> Deferred:
-    heads = own.count("attention.head_count_kv") or own.count("attention.head_count")
+def _keys(tensor: Deferred, metadata: Metadata) -> Deferred:
+    heads = metadata.count("attention.head_count_kv") or metadata.count("attention.head_count")
     return halves(tensor, heads or 1)
 
 

@@ -17,14 +17,14 @@ NAMES = {
 
 def config(model: Model) -> dict[str, Any]:
     """The configuration."""
-    own = model.metadata
+    metadata = model.metadata
     return base_config(
         model,
         "minimax_m2",
-        intermediate_size=own.count("expert_feed_forward_length"),
-        num_local_experts=own.count("expert_count"),
-        num_experts_per_tok=own.count("expert_used_count"),
-        rotary_dim=own.count("rope.dimension_count"),
+        intermediate_size=metadata.count("expert_feed_forward_length"),
+        num_local_experts=metadata.count("expert_count"),
+        num_experts_per_tok=metadata.count("expert_used_count"),
+        rotary_dim=metadata.count("rope.dimension_count"),
     )
 
 

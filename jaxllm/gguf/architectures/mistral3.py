@@ -16,23 +16,25 @@ from jaxllm.gguf.model import Model
 def config(model: Model) -> dict[str, Any]:
     """The configuration of a Ministral where queries grow with their position, else of a
     Mistral. Raises ConfigError for growth without YaRN, whose length it is counted in."""
-    own = model.metadata
-    growth = own.number("attention.temperature_scale")
+    metadata = model.metadata
+    growth = metadata.number("attention.temperature_scale")
     if not growth:
         return base_config(model, "mistral") | {"sliding_window": None}
-    return base_config(model, "ministral3", rope_scaling=_growing(own, growth))
+    return base_config(model, "ministral3", rope_scaling=_growing(metadata, growth))
 
 
-def _growing(own: Metadata, growth: float) -> dict[str, Any]:
+def _growing(metadata: Metadata, growth: float) -> dict[str, Any]:
     """`rope_scaling` with the growth of queries."""
-    found = scaling(own)
-    if found is None:
+    settings = scaling(metadata)
+    if settings is None:
         raise ConfigError(
             f"the GGUF file has attention.temperature_scale {growth:g} without YaRN "
             "(rope.scaling.type and factor), which it needs; convert the checkpoint again"
         )
-    equal = own.number("rope.scaling.yarn_log_multiplier")  # mscale and mscale_all_dim
-    return {"llama_4_scaling_beta": growth, **found, **({"attention_factor": 1.0} if equal else {})}
+    equal = metadata.number("rope.scaling.yarn_log_multiplier")  # mscale and mscale_all_dim
+    if equal:
+        settings["attention_factor"] = 1.0
+    return {"llama_4_scaling_beta": growth, **settings}
 
 
 ARCHITECTURE = Architecture(config, LLAMA_NAMES, llama.CHANGES)

@@ -24,19 +24,19 @@ def config(model: Model) -> dict[str, Any]:
     )
 
 
-def _turning(own: Metadata) -> float | None:
+def _turning(metadata: Metadata) -> float | None:
     """The part of a head that turns; None for the usual half, where converters count dimensions of
     heads of another width than these have."""
-    width = own.count("embedding_length")
-    heads = own.count("attention.head_count")
-    dim = own.count("attention.key_length")
-    other = dim is not None and width and heads and dim != width // heads
-    if other:
+    width = metadata.count("embedding_length")
+    heads = metadata.count("attention.head_count")
+    dim = metadata.count("attention.key_length")
+    unlike_width = dim is not None and width and heads and dim != width // heads
+    if unlike_width:
         return None
-    return turning_share(own)
+    return turning_share(metadata)
 
 
-def _less_one(tensor: Deferred, own: Metadata) -> Deferred:
+def _less_one(tensor: Deferred, metadata: Metadata) -> Deferred:
     return plus(tensor, -1)
 
 

@@ -18,11 +18,11 @@ NAMES = {
 def config(model: Model) -> dict[str, Any]:
     """The configuration."""
     biased = "blk.0.attn_q.bias" in model.tensors
-    own = model.metadata
-    window = own.count("attention.sliding_window")
+    metadata = model.metadata
+    window = metadata.count("attention.sliding_window")
     if not window:
         return base_config(model, "olmo2", attention_bias=biased)
-    slides = own.items("attention.sliding_window_pattern", bool)
+    slides = metadata.items("attention.sliding_window_pattern", bool)
     return base_config(
         model,
         "olmo3",

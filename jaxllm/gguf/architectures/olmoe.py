@@ -11,12 +11,12 @@ from jaxllm.gguf.model import Model
 
 def config(model: Model) -> dict[str, Any]:
     """The configuration."""
-    own = model.metadata
+    metadata = model.metadata
     return base_config(
         model,
         "olmoe",
-        num_experts=own.count("expert_count"),
-        num_experts_per_tok=own.count("expert_used_count"),
+        num_experts=metadata.count("expert_count"),
+        num_experts_per_tok=metadata.count("expert_used_count"),
     )
 
 

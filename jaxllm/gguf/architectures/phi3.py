@@ -25,14 +25,14 @@ KEEP_SPACES = ("<s>", "<|endoftext|>")
 
 def config(model: Model) -> dict[str, Any]:
     """The configuration."""
-    own = model.metadata
-    width = own.count("embedding_length")
-    heads = own.count("attention.head_count")
-    turning = own.count("rope.dimension_count")
+    metadata = model.metadata
+    width = metadata.count("embedding_length")
+    heads = metadata.count("attention.head_count")
+    turning = metadata.count("rope.dimension_count")
     dim = None
     if width and heads:
         dim = width // heads
-    scale = own.number("rope.scaling.attn_factor")
+    scale = metadata.number("rope.scaling.attn_factor")
     short = "rope_factors_short.weight"
     long = "rope_factors_long.weight"
     if scale is not None:
@@ -42,29 +42,29 @@ def config(model: Model) -> dict[str, Any]:
     return base_config(
         model,
         "phi3",
-        sliding_window=own.count("attention.sliding_window") or None,
+        sliding_window=metadata.count("attention.sliding_window") or None,
         rope_scaling=long_rope(model, short, long, **scaled),
-        original_max_position_embeddings=own.count("rope.scaling.original_context_length"),
+        original_max_position_embeddings=metadata.count("rope.scaling.original_context_length"),
         partial_rotary_factor=turning / dim if turning and dim and turning < dim else None,
     )
 
 
-def added(own: Metadata) -> dict[str, Any]:
+def added(metadata: Metadata) -> dict[str, Any]:
     """Special tokens of Phi 3, behind most of which text loses its first spaces. Phi 4 has byte
     pairs, and keeps them."""
-    if own.text(".tokenizer.ggml.model") != "llama":
+    if metadata.text(".tokenizer.ggml.model") != "llama":
         return {}
-    tokens = own.items(".tokenizer.ggml.tokens", str) or []
-    kinds = own.items(".tokenizer.ggml.token_type", int) or []
+    tokens = metadata.items(".tokenizer.ggml.tokens", str) or []
+    kinds = metadata.items(".tokenizer.ggml.token_type", int) or []
     return {
         str(id): {
             "content": text,
-            "special": kind == CONTROL,
+            "special": token_type == CONTROL,
             "normalized": False,
             "rstrip": text not in KEEP_SPACES,
         }
-        for id, (text, kind) in enumerate(zip(tokens, kinds, strict=False))
-        if text and (kind in (CONTROL, USER_DEFINED) or text == END)
+        for id, (text, token_type) in enumerate(zip(tokens, kinds, strict=False))
+        if text and (token_type in (CONTROL, USER_DEFINED) or text == END)
     }
 
 

@@ -20,18 +20,18 @@ NAMES = {
 
 def config(model: Model) -> dict[str, Any]:
     """The configuration."""
-    own = model.metadata
+    metadata = model.metadata
     return base_config(
         model,
         "qwen2_moe",
-        num_experts=own.count("expert_count"),
-        num_experts_per_tok=own.count("expert_used_count"),
-        moe_intermediate_size=own.count("expert_feed_forward_length"),
-        shared_expert_intermediate_size=own.count("expert_shared_feed_forward_length"),
+        num_experts=metadata.count("expert_count"),
+        num_experts_per_tok=metadata.count("expert_used_count"),
+        moe_intermediate_size=metadata.count("expert_feed_forward_length"),
+        shared_expert_intermediate_size=metadata.count("expert_shared_feed_forward_length"),
         norm_topk_prob=False,
     )
 
 
 ARCHITECTURE = Architecture(
-    config, NAMES, {"blk.{}.ffn_gate_inp_shexp": lambda tensor, own: row(tensor)}
+    config, NAMES, {"blk.{}.ffn_gate_inp_shexp": lambda tensor, metadata: row(tensor)}
 )

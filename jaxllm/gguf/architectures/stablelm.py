@@ -17,13 +17,13 @@ NAMES = {
 
 def config(model: Model) -> dict[str, Any]:
     """The configuration."""
-    own = model.metadata
+    metadata = model.metadata
     return base_config(
         model,
         "stablelm",
-        layer_norm_eps=own.number("attention.layer_norm_epsilon"),
-        partial_rotary_factor=turning_share(own),
-        use_parallel_residual=own.flag("use_parallel_residual"),
+        layer_norm_eps=metadata.number("attention.layer_norm_epsilon"),
+        partial_rotary_factor=turning_share(metadata),
+        use_parallel_residual=metadata.flag("use_parallel_residual"),
         use_qkv_bias="blk.0.attn_q.bias" in model.tensors,
         qk_layernorm="blk.0.attn_q_norm.weight" in model.tensors,
     )

@@ -9,11 +9,11 @@ from jaxllm.models.config.spec import ModelSpec
 from jaxllm.nn.rope import Alibi, alibi_slopes
 
 
-def with_alibi(spec: ModelSpec, kind: type[Alibi] = Alibi, scale: float = 1.0) -> ModelSpec:
+def with_alibi(spec: ModelSpec, alibi: type[Alibi] = Alibi, scale: float = 1.0) -> ModelSpec:
     """The spec with scores that grow with the key's position, for `head_maps.BiasedKeys`.
 
     Args:
-        kind: how positions become what scores get.
+        alibi: the rope that makes of a position what scores of its key get.
         scale: that scores are multiplied by before they get it; 1 where the sum is multiplied.
 
     Raises ConfigError where query heads share key heads: a key holds what one query head adds.
@@ -26,7 +26,7 @@ def with_alibi(spec: ModelSpec, kind: type[Alibi] = Alibi, scale: float = 1.0) -
             "ALiBi runs where each query head has a key head of its own"
         )
     slopes = tuple(slope / scale for slope in alibi_slopes(heads.query))
-    rope = kind(-(-heads.dim // 2), slopes)
+    rope = alibi(-(-heads.dim // 2), slopes)
     width = heads.dim + heads.dim % 2 + 2  # two numbers more
     caches = tuple(
         layer.stored_at(width).unrounded("keys hold positions (ALiBi), which 8 bits would round")

@@ -51,16 +51,16 @@ def build(spec: ModelSpec, shards: int, rngs: nnx.Rngs, dtype: DTypeLike) -> Mod
         if cache.scales:
             layer.attention.take_kv_scales()
     if spec.formats:
-        if model.embed is not None and (kind := spec.formats.get(table_name(spec))):
-            model.embed.hold(kind, shards)
-        if model.head is not None and (kind := spec.formats.get(head_name(spec))):
-            model.head.hold([kind], shards)
+        if model.embed is not None and (weight_format := spec.formats.get(table_name(spec))):
+            model.embed.hold(weight_format, shards)
+        if model.head is not None and (weight_format := spec.formats.get(head_name(spec))):
+            model.head.hold([weight_format], shards)
         for _, module, names in linear_maps(spec, model):
             module.hold([spec.formats.get(name) for name in names], shards)
         for _, maps, forms in expert_maps(spec, model):
             first = [form.names[0].removesuffix(".weight") for form in forms]
-            if kind := next((spec.formats[n] for n in first if n in spec.formats), None):
-                maps.hold(kind)
+            if weight_format := next((spec.formats[n] for n in first if n in spec.formats), None):
+                maps.hold(weight_format)
     if spec.pooling is None:
         return model
     if spec.pooling.bidirectional:
@@ -71,8 +71,12 @@ def build(spec: ModelSpec, shards: int, rngs: nnx.Rngs, dtype: DTypeLike) -> Mod
 def _check_scores(model: Decoder) -> None:
     """Raise ConfigError where attention in both directions cannot be that of a layer."""
     for layer in model.layers:
-        own = layer.attention
-        if not isinstance(own, Attention) or own.softcap is not None or own.sinks is not None:
+        attention = layer.attention
+        if (
+            not isinstance(attention, Attention)
+            or attention.softcap is not None
+            or attention.sinks is not None
+        ):
             raise ConfigError(
                 "config.json: is_causal is false, which is not supported with latent attention, "
                 "soft caps of scores, or sinks"
@@ -80,18 +84,19 @@ def _check_scores(model: Decoder) -> None:
 
 
 def linear_maps(spec: ModelSpec, model: Decoder) -> Iterator[tuple[str, Linear, tuple[str, ...]]]:
-    """The linear maps of the layers: path, map, names of their tensors without ".weight"."""
+    """The path of each linear map of the layers, the map, and the names of its tensors without
+    ".weight"."""
     names = family(spec.model_type).NAMES
-    for path, module, own in model.named(names):
+    for path, module, tensors in model.named(names):
         if isinstance(module, Linear) and path.startswith("layers."):
-            yield path, module, own
+            yield path, module, tensors
 
 
 def expert_maps(spec: ModelSpec, model: Decoder) -> Iterator[tuple[str, ExpertMaps, list[Tensors]]]:
-    """The maps of all experts: path, maps, their tensors in each form."""
-    for path, module, own in model.named(family(spec.model_type).NAMES):
+    """The path of the maps of all experts of a layer, the maps, and their tensors in each form."""
+    for path, module, tensors in model.named(family(spec.model_type).NAMES):
         if isinstance(module, ExpertMaps):
-            yield path, module, module.forms(*own)
+            yield path, module, module.forms(*tensors)
 
 
 def table_name(spec: ModelSpec) -> str:
@@ -106,13 +111,17 @@ def head_name(spec: ModelSpec) -> str:
 
 
 def outline(spec: ModelSpec, shards: int, dtype: DTypeLike) -> Model:
-    """The same with ShapeDtypeStructs for arrays: nothing is allocated."""
+    """The same model with ShapeDtypeStructs for arrays: nothing is allocated."""
     return nnx.eval_shape(lambda: build(spec, shards, nnx.Rngs(0), dtype))
 
 
 def rules(spec: ModelSpec, model: Model) -> list[Rule]:
     """Every parameter of `build` and the checkpoint tensors that fill it."""
-    body, path = (model.body, "body.") if isinstance(model, PoolingModel) else (model, "")
+    body = model
+    path = ""
+    if isinstance(model, PoolingModel):
+        body = model.body
+        path = "body."
     scales = (
         kv_scales_rule(layer, cache.scales, body.layers[layer].attention.heads.kv_stored)
         for layer, cache in enumerate(spec.layers)
@@ -122,7 +131,7 @@ def rules(spec: ModelSpec, model: Model) -> list[Rule]:
     table = list(model.rules(first))
     for names in others:
         forms = zip(table, model.rules(names), strict=True)
-        table = [replace(rule, others=(*rule.others, other.pieces)) for rule, other in forms]
+        table = [replace(rule, others=(*rule.others, form.pieces)) for rule, form in forms]
     return [
         *table,
         *(replace(rule, parameter=f"{path}{rule.parameter}") for rule in scales),
@@ -133,23 +142,24 @@ def keep_stage(model: Model, table: list[Rule], stage: Stage) -> list[Rule]:
     """Drop the modules that other stages of a pipeline have; returns the rules of those that stay,
     whose layers are numbered anew."""
     assert isinstance(model, Decoder), "models that pool run in one stage"
-    own = stage.layers(len(model.layers))
-    found = []
+    layers = stage.layers(len(model.layers))
+    kept = []
     model.keep_stage(stage)
     for rule in table:
         module, _, rest = rule.parameter.partition(".")
         if module != "layers":
-            found += [] if getattr(model, module) is None else [rule]
+            if getattr(model, module) is not None:
+                kept.append(rule)
             continue
         number, _, leaf = rest.partition(".")
-        if int(number) in own:
-            found.append(replace(rule, parameter=f"layers.{int(number) - own.start}.{leaf}"))
-    return found
+        if int(number) in layers:
+            kept.append(replace(rule, parameter=f"layers.{int(number) - layers.start}.{leaf}"))
+    return kept
 
 
 def read_name(spec: ModelSpec, tensors: Container[str]) -> Callable[[str], str | None]:
-    """From a checkpoint's name of a tensor to the name in the rules; None for a tensor of a part
-    that is not served, such as a vision tower.
+    """The function from a checkpoint's name of a tensor to the name in the rules; it gives None for
+    a tensor of a part that is not served, such as a vision tower.
 
     Checkpoints of one family may prefix names differently, see its `PREFIXES`. One of the body
     alone, such as an embedding model's, lacks the body's own prefix.
@@ -160,10 +170,10 @@ def read_name(spec: ModelSpec, tensors: Container[str]) -> Callable[[str], str |
         prefix = next((prefix for prefix in prefixes if name.startswith(prefix)), None)
         if prefix is None:
             return name
-        own = prefixes[prefix]
-        if own is None:
+        common_prefix = prefixes[prefix]
+        if common_prefix is None:
             return None
-        return own + name.removeprefix(prefix)
+        return common_prefix + name.removeprefix(prefix)
 
     names = family(spec.model_type).NAMES
     body, _, embed = names["embed"][0].partition(".")
@@ -172,8 +182,8 @@ def read_name(spec: ModelSpec, tensors: Container[str]) -> Callable[[str], str |
         maps = spec.pooling.maps
     else:
         maps = ()
-    given = [*names.get("head", ()), *(name for each in maps for name in (each.name, each.norm))]
-    behind = {f"{each}.{leaf}" for each in given for leaf in ("weight", "bias")}
+    heads = [*names.get("head", ()), *(name for dense in maps for name in (dense.name, dense.norm))]
+    behind = {f"{module}.{leaf}" for module in heads for leaf in ("weight", "bias")}
 
     def read(name: str) -> str | None:
         for old, new in LAYER_NORMS.items():
@@ -189,14 +199,14 @@ def read_name(spec: ModelSpec, tensors: Container[str]) -> Callable[[str], str |
 
 
 def spellings(spec: ModelSpec) -> Callable[[str], tuple[str, ...]]:
-    """From a tensor's name in the rules to that and all others that checkpoints of the family have
-    for it. Settings may name modules by another than the files do: transformers renames those of
-    wrappers when it reads and writes them."""
+    """The function from a tensor's name in the rules to that name and all others that checkpoints
+    of the family have for it. Settings may use another name for a module than the files do:
+    transformers renames the modules of wrappers when it reads and writes them."""
     prefixes = getattr(family(spec.model_type), "PREFIXES", {})
-    served = [(outer, own) for outer, own in prefixes.items() if own is not None]
+    served = [(outer, inner) for outer, inner in prefixes.items() if inner is not None]
 
     def spelled(name: str) -> tuple[str, ...]:
-        others = (o + name.removeprefix(own) for o, own in served if name.startswith(own))
+        others = (o + name.removeprefix(inner) for o, inner in served if name.startswith(inner))
         return (name, *others)
 
     return spelled
@@ -209,21 +219,21 @@ def folders(spec: ModelSpec) -> list[str]:
         maps = spec.pooling.maps
     else:
         maps = ()
-    return [each.name.partition("/")[0] for each in maps if "/" in each.name]
+    return [dense.name.partition("/")[0] for dense in maps if "/" in dense.name]
 
 
 def held_layers(spec: ModelSpec, tensors: Container[str]) -> int:
     """The number of layers that a checkpoint with these tensors holds."""
-    given = (name for form in _forms(spec) for several in form.values() for name in several)
-    names = [f"{name}.weight" for name in given if name.count("{}") == 1]
+    spellings = (name for form in _forms(spec) for several in form.values() for name in several)
+    names = [f"{name}.weight" for name in spellings if name.count("{}") == 1]
     # Layers may differ, so one of the names is enough
     return next(i for i in count() if not any(name.format(i) in tensors for name in names))
 
 
 def _forms(spec: ModelSpec) -> tuple[Mapping[str, tuple[str, ...]], ...]:
     """The family's names in each of their forms."""
-    own = family(spec.model_type)
-    return (own.NAMES, *getattr(own, "OTHER_NAMES", ()))
+    module = family(spec.model_type)
+    return (module.NAMES, *getattr(module, "OTHER_NAMES", ()))
 
 
 def ignored(spec: ModelSpec) -> dict[str, str | None]:
@@ -234,32 +244,32 @@ def ignored(spec: ModelSpec) -> dict[str, str | None]:
     the head of a tied model, which equals the embedding, and heads that a pooling model leaves out.
     """
     body = table_name(spec).rpartition(".")[0]
-    found: dict[str, str | None] = {f"{body}.rotary_emb.inv_freq": None}
-    own = getattr(family(spec.model_type), "IGNORED", ())
+    tensors: dict[str, str | None] = {f"{body}.rotary_emb.inv_freq": None}
+    listed = getattr(family(spec.model_type), "IGNORED", ())
     for layer in range(len(spec.layers)):
         prefix = attention_name(spec, layer)
-        found |= {f"{prefix}.rotary_emb.{table}": None for table in ROTARY_TABLES}
-        found[f"{prefix}.q_scale"] = None
-        found |= dict.fromkeys(name for pair in kv_scale_names(spec, layer) for name in pair)
-        found |= dict.fromkeys(name.format(layer) for name in own)
+        tensors |= {f"{prefix}.rotary_emb.{table}": None for table in ROTARY_TABLES}
+        tensors[f"{prefix}.q_scale"] = None
+        tensors |= dict.fromkeys(name for pair in kv_scale_names(spec, layer) for name in pair)
+        tensors |= dict.fromkeys(name.format(layer) for name in listed)
     if spec.pooling is not None:
         if not spec.pooling.token_logits:
             unused = family(spec.model_type).NAMES.get("head", ())
         else:
             unused = ()
         for name in (*unused, "score"):
-            found |= {f"{name}.{leaf}": None for leaf in ("weight", "bias")}
+            tensors |= {f"{name}.{leaf}": None for leaf in ("weight", "bias")}
     if spec.tied and spec.has_head:
         for names in _forms(spec):
             (head,) = names["head"]
             (embed,) = names["embed"]
-            found[f"{head}.weight"] = f"{embed}.weight"
-    return found
+            tensors[f"{head}.weight"] = f"{embed}.weight"
+    return tensors
 
 
 def unused_prefixes(spec: ModelSpec) -> tuple[str, ...]:
-    """What names of tensors begin with that the family knows and does not use, such as layers that
-    predict further tokens."""
+    """The prefixes of names of tensors that the family knows and does not use, such as those of
+    layers that predict further tokens."""
     prefixes: Callable[[ModelSpec], tuple[str, ...]] | None
     prefixes = getattr(family(spec.model_type), "unused", None)
     if prefixes is None:

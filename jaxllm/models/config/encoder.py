@@ -45,6 +45,10 @@ def encoder_spec(
             f"config.json: hidden_size {width} does not divide into {query} heads of an even width"
         )
     _check_choices(hf, activation)
+    if ropes is None:
+        layer_ropes: tuple[Rope, ...] = (NoRope(dim // 2),) * layers
+    else:
+        layer_ropes = ropes(dim)
     return ModelSpec(
         model_type=hf["model_type"],
         vocab_size=positive(hf, "vocab_size"),
@@ -60,7 +64,7 @@ def encoder_spec(
         tied=True,
         norm_eps=number(hf, eps),
         activation=hf[activation],
-        ropes=(NoRope(dim // 2),) * layers if ropes is None else ropes(dim),
+        ropes=layer_ropes,
         carry_width=width,
         served_length=length,
         config=hf,

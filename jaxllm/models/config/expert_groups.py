@@ -16,7 +16,9 @@ def expert_groups(config: EngineConfig, spec: ModelSpec) -> int:
     Raises ConfigError.
     """
     devices = config.tensor_parallel_size
-    asked = devices if config.enable_expert_parallel else config.expert_parallel_size
+    asked = config.expert_parallel_size
+    if config.enable_expert_parallel:
+        asked = devices
     if asked is None:
         return _usual(spec, devices)
     if spec.mixture is None:

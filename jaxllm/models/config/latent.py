@@ -124,13 +124,16 @@ def _attention(spec: ModelSpec, init: Init, paired: bool) -> LatentAttention:
         value=positive(hf, "v_head_dim"),
         paired=paired,
     )
+    query_rank = None
+    if hf.get("q_lora_rank") is not None:
+        query_rank = positive(hf, "q_lora_rank")
     return LatentAttention(
         init,
         heads,
         spec.width,
         scale=_scale(hf, heads.plain + heads.rope),
         eps=INNER_EPS,
-        query_rank=None if hf.get("q_lora_rank") is None else positive(hf, "q_lora_rank"),
+        query_rank=query_rank,
         bias=flag(hf, "attention_bias"),
     )
 

@@ -26,17 +26,17 @@ FUSED = ("gate_up_proj", "down_proj")  # of all experts, as newer checkpoints ma
 
 def mixture(hf: Config, experts: str, inner: str, choices: str = "num_experts_per_tok") -> Mixture:
     """The sizes under these keys of a complete configuration. Raises ConfigError."""
-    found = Mixture(positive(hf, experts), positive(hf, choices), positive(hf, inner))
-    if found.choices > found.experts:
+    sizes = Mixture(positive(hf, experts), positive(hf, choices), positive(hf, inner))
+    if sizes.choices > sizes.experts:
         raise ConfigError(
-            f"config.json: {choices} is {found.choices}, but {experts} is {found.experts}; "
+            f"config.json: {choices} is {sizes.choices}, but {experts} is {sizes.experts}; "
             "a token cannot choose more experts than there are"
         )
-    if found.experts > MAX_EXPERTS:
+    if sizes.experts > MAX_EXPERTS:
         raise ConfigError(
-            f"config.json: {experts} is {found.experts}; at most {MAX_EXPERTS} are supported"
+            f"config.json: {experts} is {sizes.experts}; at most {MAX_EXPERTS} are supported"
         )
-    return found
+    return sizes
 
 
 def mixture_spec(spec: ModelSpec, sizes: Mixture) -> ModelSpec:
@@ -66,12 +66,12 @@ def dense_layers(hf: Config) -> frozenset[int]:
     types = hf.get("mlp_layer_types")
     if types is None:
         return frozenset(range(min(whole(hf, "first_k_dense_replace"), layers)))
-    known = isinstance(types, list) and all(kind in (DENSE, SPARSE) for kind in types)
+    known = isinstance(types, list) and all(name in (DENSE, SPARSE) for name in types)
     if not known or len(types) != layers:
         raise ConfigError(
             f"config.json: mlp_layer_types must be {layers} times '{DENSE}' or '{SPARSE}'"
         )
-    return frozenset(layer for layer, kind in enumerate(types) if kind == DENSE)
+    return frozenset(layer for layer, name in enumerate(types) if name == DENSE)
 
 
 def group_limit(hf: Config, experts: int, best: int) -> GroupLimit | None:
@@ -140,11 +140,11 @@ def shared_experts(hf: Config, key: str = "n_shared_experts") -> int:
 
 
 def predicting_layers(spec: ModelSpec) -> tuple[str, ...]:
-    """What names of tensors begin with in layers that predict further tokens: those behind the
-    model's own. Raises ConfigError."""
-    own = positive(spec.config, "num_hidden_layers")
+    """The prefixes of names of tensors in layers that predict further tokens, which are numbered
+    behind the model's own. Raises ConfigError."""
+    layers = positive(spec.config, "num_hidden_layers")
     extra = whole(spec.config, "num_nextn_predict_layers")
-    return tuple(f"model.layers.{own + layer}." for layer in range(extra))
+    return tuple(f"model.layers.{layers + layer}." for layer in range(extra))
 
 
 def shared_names(name: str) -> Mapping[str, tuple[str, ...]]:
@@ -167,7 +167,7 @@ def mixture_names(
     gate, up, down = (f"{layer}.{block}.experts.{{{{}}}}.{part}.weight" for part in parts)
     fused_gate_up, fused_down = (f"{layer}.mlp.experts.{name}" for name in FUSED)
     spellings = [
-        f"{layer}.{own}.{name}" for own in dict.fromkeys((block, "mlp")) for name in router
+        f"{layer}.{module}.{name}" for module in dict.fromkeys((block, "mlp")) for name in router
     ]
     return {
         "layers.{}.mlp.router": tuple(spellings),
@@ -177,7 +177,7 @@ def mixture_names(
 
 
 def expert_split(spec: ModelSpec, shards: int) -> Split:
-    """How experts lie on so many devices. Raises ConfigError where their width does not divide."""
+    """How experts lie on `shards` devices. Raises ConfigError where their width does not divide."""
     assert spec.mixture is not None
     split = Split(spec.expert_groups, shards // spec.expert_groups)
     if spec.mixture.inner % split.shards:

@@ -13,12 +13,12 @@ TYPES = {"CLS": "cls", "LAST": "last", "MEAN": "mean", "ALL": ALL}
 OF_TOKENS = "token_"  # begins the names of tasks that give every token a result
 
 
-def as_wished(own: Pooling, wish: Mapping[str, Any], width: int) -> Pooling:
-    """How a model of this width pools when it would pool as `own`. Raises ConfigError when it
+def as_wished(pooling: Pooling, wish: Mapping[str, Any], width: int) -> Pooling:
+    """How a model of this width pools when it would pool as `pooling`. Raises ConfigError when it
     cannot do what is wished."""
-    task, mode = _read(own, wish)
+    task, mode = _read(pooling, wish)
     if mode is None:
-        modes = own.modes
+        modes = pooling.modes
     else:
         modes = (mode,)
     if task.startswith(OF_TOKENS) != (modes == (ALL,)):
@@ -26,40 +26,41 @@ def as_wished(own: Pooling, wish: Mapping[str, Any], width: int) -> Pooling:
             f"the task {task} does not go with the pooling type {modes[0].upper()}; "
             "leave pooling_type out, or name another"
         )
-    given = width * len(modes)
-    if own.maps and own.maps[0].inputs != given:
+    pool_width = width * len(modes)
+    if pooling.maps and pooling.maps[0].inputs != pool_width:
         raise _refused(
-            f"the checkpoint's first map takes {own.maps[0].inputs} numbers, and a pool of "
-            f"{modes[0].upper()} gives {given}; leave it out"
+            f"the checkpoint's first map takes {pooling.maps[0].inputs} numbers, and a pool of "
+            f"{modes[0].upper()} gives {pool_width}; leave it out"
         )
-    if own.maps or own.token_logits:
-        size = own.size
+    if pooling.maps or pooling.token_logits:
+        size = pooling.size
     else:
-        size = given
-    return replace(own, task=task, modes=modes, size=size)
+        size = pool_width
+    return replace(pooling, task=task, modes=modes, size=size)
 
 
-def _read(own: Pooling, wish: Mapping[str, Any]) -> tuple[str, str | None]:
+def _read(pooling: Pooling, wish: Mapping[str, Any]) -> tuple[str, str | None]:
     """The task, and the mode in place of the model's own."""
     if unknown := wish.keys() - {"task", "pooling_type"}:
         raise _refused(f"{min(unknown)!r:.80} is not supported; task and pooling_type are")
-    kind = wish.get("pooling_type")
-    if kind not in (None, *TYPES):
-        raise _refused(f"pooling_type must be one of {', '.join(TYPES)}, got {kind!r:.80}")
-    whole = own.task.removeprefix(OF_TOKENS)
-    if kind is None:
-        usual = own.task
-    elif kind == "ALL":
+    pooling_type = wish.get("pooling_type")
+    if pooling_type not in (None, *TYPES):
+        raise _refused(f"pooling_type must be one of {', '.join(TYPES)}, got {pooling_type!r:.80}")
+    whole = pooling.task.removeprefix(OF_TOKENS)
+    if pooling_type is None:
+        usual = pooling.task
+    elif pooling_type == "ALL":
         usual = OF_TOKENS + whole
     else:
         usual = whole
     task = wish.get("task") or usual
     if task not in (whole, OF_TOKENS + whole):
         raise _refused(f"task must be {whole} or {OF_TOKENS}{whole} here, got {task!r:.80}")
-    mode = None
-    if kind is not None:
-        mode = TYPES[kind]
-    return task, ALL if mode is None and task.startswith(OF_TOKENS) else mode
+    if pooling_type is not None:
+        return task, TYPES[pooling_type]
+    if task.startswith(OF_TOKENS):
+        return task, ALL
+    return task, None
 
 
 def _refused(reason: str) -> ConfigError:

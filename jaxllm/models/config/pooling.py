@@ -53,23 +53,25 @@ class Wish:
 
 def read_pooling(model_dir: Path, hf: Config, wish: Wish) -> Pooling | None:
     """How the model pools; None when it generates. Raises ConfigError."""
-    own = family(str(hf.get("model_type")))
-    encodes = getattr(own, "ENCODES", False)
-    spelling = getattr(own, "SPELLING", {})
-    if encodes:
-        inner = hf
-    else:
-        inner = getattr(own, "read", dict)(hf)
+    module = family(str(hf.get("model_type")))
+    encodes = getattr(module, "ENCODES", False)
+    spelling = getattr(module, "SPELLING", {})
+    inner = hf
+    if not encodes:
+        inner = getattr(module, "read", dict)(hf)
     hf = {**common_keys(inner, spelling), **common_keys(hf, spelling)}
-    found = (_encoder if encodes else _decoder)(model_dir, hf, wish)
+    if encodes:
+        pooling: Pooling | None = _encoder(model_dir, hf, wish)
+    else:
+        pooling = _decoder(model_dir, hf, wish)
     if not wish.pooler:
-        return found
-    if found is None:
+        return pooling
+    if pooling is None:
         raise ConfigError(
             "--pooler-config is for pooling models, and this one generates; leave it out, or set "
             "--runner pooling"
         )
-    return as_wished(found, wish.pooler, positive(hf, "hidden_size"))
+    return as_wished(pooling, wish.pooler, positive(hf, "hidden_size"))
 
 
 def _decoder(model_dir: Path, hf: Config, wish: Wish) -> Pooling | None:
@@ -81,12 +83,12 @@ def _decoder(model_dir: Path, hf: Config, wish: Wish) -> Pooling | None:
             f"config.json: tokens of this {hf['model_type']} see those behind them, so it cannot "
             "generate; use --runner pooling or auto"
         )
-    found = _causal(model_dir, hf, replace(wish, runner="pooling"))
-    return found and replace(found, bidirectional=True)
+    pooling = _causal(model_dir, hf, replace(wish, runner="pooling"))
+    return pooling and replace(pooling, bidirectional=True)
 
 
 def _causal(model_dir: Path, hf: Config, wish: Wish) -> Pooling | None:
-    own = family(str(hf.get("model_type")))
+    module = family(str(hf.get("model_type")))
     name = architecture(hf)
     if wish.runner != "generate":
         tokens = _score_tokens(model_dir, hf)
@@ -98,7 +100,9 @@ def _causal(model_dir: Path, hf: Config, wish: Wish) -> Pooling | None:
     classifies = name.endswith((CLASSIFIER, TOKEN_CLASSIFIER))
     if wish.runner == "auto":
         wanted = wish.convert in ("embed", "classify")
-        named = name.endswith(POOLING_ARCHITECTURES) and name not in getattr(own, "GENERATES", ())
+        named = name.endswith(POOLING_ARCHITECTURES) and name not in getattr(
+            module, "GENERATES", ()
+        )
         if not (wanted or modules or named):
             return None
     if wish.runner == "generate":
@@ -132,21 +136,21 @@ def _encoder(model_dir: Path, hf: Config, wish: Wish) -> Pooling:
             f"config.json: {hf['model_type']} is an encoder, which cannot generate; "
             "use --runner pooling or auto"
         )
-    own = family(hf["model_type"])
+    module = family(hf["model_type"])
     modules = modules_of(model_dir)
     classifies = architecture(hf).endswith((CLASSIFIER, TOKEN_CLASSIFIER))
     if wish.convert == "embed" or not (classifies or wish.convert == "classify"):
         return replace(_embedder(model_dir, hf, modules, "cls"), bidirectional=True)
     if not classifies:
         raise ConfigError(f"config.json: {architecture(hf) or 'the model'} has no labels")
-    hf = {**own.DEFAULTS, **hf}
+    hf = {**module.DEFAULTS, **hf}
     labels = _labels(hf)
     if architecture(hf).endswith(TOKEN_CLASSIFIER):
         maps = (_linear_head(hf, labels, "classifier"),)
-        if hasattr(own, "token_classifier"):
-            maps = own.token_classifier(hf, len(labels))
+        if hasattr(module, "token_classifier"):
+            maps = module.token_classifier(hf, len(labels))
         return replace(_of_tokens(model_dir, hf, labels, maps), bidirectional=True)
-    mode, maps = own.classifier(hf, len(labels))
+    mode, maps = module.classifier(hf, len(labels))
     return Pooling(
         task="classify",
         modes=(mode,),
@@ -171,8 +175,8 @@ def _embedder(
         modes = (usual,)
     size = width * len(modes)
     maps = []
-    for kind, folder in modules:
-        if kind == "Dense":
+    for name, folder in modules:
+        if name == "Dense":
             maps.append(dense_map(model_dir, folder, size))
             size = maps[-1].outputs
     cuts = _dimensions(hf, size)
@@ -190,15 +194,15 @@ def _embedder(
 
 def _dimensions(hf: Config, size: int) -> tuple[int, ...]:
     """`matryoshka_dimensions`, empty where the configuration has none."""
-    given = hf.get("matryoshka_dimensions")
-    if given is None:
+    sizes = hf.get("matryoshka_dimensions")
+    if sizes is None:
         return ()
-    if not isinstance(given, list) or any(type(n) is not int or not 0 < n <= size for n in given):
+    if not isinstance(sizes, list) or any(type(n) is not int or not 0 < n <= size for n in sizes):
         raise ConfigError(
             f"config.json: matryoshka_dimensions must list numbers from 1 to {size}, "
-            f"got {given!r:.80}"
+            f"got {sizes!r:.80}"
         )
-    return tuple(sorted(given))
+    return tuple(sorted(sizes))
 
 
 def _score_tokens(model_dir: Path, hf: Config) -> tuple[tuple[int, int | None], ...]:
@@ -213,9 +217,9 @@ def _score_tokens(model_dir: Path, hf: Config) -> tuple[tuple[int, int | None], 
     path = model_dir / LOGIT_SCORE
     if not path.is_file():
         return ()
-    found = read_json(path)
-    first = found.get("true_token_id")
-    second = found.get("false_token_id")
+    ids = read_json(path)
+    first = ids.get("true_token_id")
+    second = ids.get("false_token_id")
     vocab = positive(hf, "vocab_size")
     legal = (type(token) is int and 0 <= token < vocab for token in (first, second or 0))
     if type(first) is not int or not all(legal):
@@ -309,13 +313,13 @@ def _of_tokens(
 
 def _labels(hf: Config) -> tuple[str, ...]:
     """Names of the classes in order: `id2label`, else `num_labels` of transformers' names."""
-    given = hf.get("id2label")
-    if given is None:
+    labels = hf.get("id2label")
+    if labels is None:
         count = positive({"num_labels": 2} | dict(hf), "num_labels")
-        given = {str(index): f"LABEL_{index}" for index in range(min(count, MAX_LABELS + 1))}
-    if not isinstance(given, Mapping) or not 1 <= len(given) <= MAX_LABELS:
+        labels = {str(index): f"LABEL_{index}" for index in range(min(count, MAX_LABELS + 1))}
+    if not isinstance(labels, Mapping) or not 1 <= len(labels) <= MAX_LABELS:
         raise ConfigError(f"config.json: id2label must name 1 to {MAX_LABELS} labels")
-    names = {str(key): str(name) for key, name in given.items()}
+    names = {str(key): str(name) for key, name in labels.items()}
     if sorted(names) != sorted(map(str, range(len(names)))):
         raise ConfigError("config.json: id2label must have the keys 0, 1, 2 …")
     return tuple(names[str(index)] for index in range(len(names)))
@@ -325,7 +329,11 @@ def _label_activation(model_dir: Path, hf: Config, count: int) -> str:
     """What makes scores of labels' logits: as cross-encoders say, else by the kind of problem."""
     nested = hf.get("sentence_transformers")
     path = model_dir / SETTINGS
-    settings = read_json(path) if path.is_file() else nested if isinstance(nested, Mapping) else {}
+    settings: Mapping[str, Any] = {}
+    if path.is_file():
+        settings = read_json(path)
+    elif isinstance(nested, Mapping):
+        settings = nested
     name = settings.get("activation_fn") or hf.get("sbert_ce_default_activation_function")
     if name is not None:
         short = str(name).rpartition(".")[2]

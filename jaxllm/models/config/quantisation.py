@@ -23,13 +23,13 @@ def weight_scheme(hf: Mapping[str, Any], source: str = KEY) -> Scheme | None:
     if quantisation in (None, {}) or leaves_weights(quantisation):
         return None
     if isinstance(quantisation, dict):
-        given = quantisation
+        settings = quantisation
     else:
-        given = {}
-    own = isinstance(given.get("quantization"), dict)  # hf_quant_config.json
-    method = given.get("quant_method", "modelopt" if own else None)
+        settings = {}
+    nested = isinstance(settings.get("quantization"), dict)  # hf_quant_config.json
+    method = settings.get("quant_method", "modelopt" if nested else None)
     try:
-        return read_scheme(method, given)
+        return read_scheme(method, settings)
     except ConfigError as error:
         name = str(method or "unknown method")
         if name.isprintable():
@@ -86,9 +86,9 @@ def _is_read(quantisation: dict[str, Any]) -> bool:
 
 
 def _settings(quantisation: dict[str, Any]) -> dict[str, Any]:
-    own = quantisation.get("quantization")  # of hf_quant_config.json
-    if isinstance(own, dict):
-        return own
+    nested = quantisation.get("quantization")  # of hf_quant_config.json
+    if isinstance(nested, dict):
+        return nested
     return quantisation
 
 

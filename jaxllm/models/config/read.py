@@ -166,10 +166,10 @@ def add_quantisation(directory: Path, hf: dict[str, Any]) -> str:
     names = (name for name in QUANTISATION if os.path.lexists(directory / name))
     if hf.get(key) or (name := next(names, None)) is None:
         return key
-    given = read_json(directory / name)
-    if "quantization" not in given and given.get("quant_method") is None:
-        given = {**given, "quant_method": QUANTISATION[name]}
-    hf[key] = given
+    settings = read_json(directory / name)
+    if "quantization" not in settings and settings.get("quant_method") is None:
+        settings = {**settings, "quant_method": QUANTISATION[name]}
+    hf[key] = settings
     return name
 
 
@@ -179,9 +179,10 @@ def _foreign_code(hf: Config) -> bool:
     model_type = str(hf.get("model_type")).replace("-", "_")
     if not isinstance(named, dict) or model_type not in families():
         return bool(named)
-    own = getattr(family(model_type), "REMOTE_CODE", ())
+    modules = getattr(family(model_type), "REMOTE_CODE", ())
     return any(
-        key.startswith("AutoModel") and str(value).rpartition("--")[2].partition(".")[0] not in own
+        key.startswith("AutoModel")
+        and str(value).rpartition("--")[2].partition(".")[0] not in modules
         for key, value in named.items()
     )
 
@@ -199,18 +200,18 @@ def common_keys(hf: Config, spelling: Mapping[str, str]) -> dict[str, Any]:
                 f"config.json: {spelling[key]} is {pair[0]!r:.40}, but {key} is {pair[1]!r:.40}; "
                 "both are the number of experts: keep that of the checkpoint"
             )
-    own = {spelling[key]: value for key, value in hf.items() if key in spelling}
-    return {**{key: value for key, value in hf.items() if key not in spelling}, **own}
+    renamed = {spelling[key]: value for key, value in hf.items() if key in spelling}
+    return {**{key: value for key, value in hf.items() if key not in spelling}, **renamed}
 
 
 @contextmanager
 def named_as_in_file(hf: Config, spelling: Mapping[str, str]) -> Iterator[None]:
     """ConfigErrors raised inside name keys as the file does, not by their common names."""
-    own = {key: name for name, key in spelling.items() if name in hf or key not in hf}
+    file_names = {key: name for name, key in spelling.items() if name in hf or key not in hf}
     try:
         yield
     except ConfigError as error:
-        said = re.sub(r"\w+", lambda word: own.get(word[0], word[0]), str(error))
+        said = re.sub(r"\w+", lambda word: file_names.get(word[0], word[0]), str(error))
         raise ConfigError(said) from error
 
 
@@ -229,7 +230,10 @@ def text_part(hf: Config) -> dict[str, Any]:
     kept = {key: value for key, value in inner.items() if value is not None and key != "model_type"}
     tied = {key: outer[key] for key in ("tie_word_embeddings",) if outer.get(key) is not None}
     ends = sorted(eos_token_ids(outer) | eos_token_ids(kept))
-    return {**outer, **kept, **tied, **({"eos_token_id": ends} if ends else {})}
+    config = {**outer, **kept, **tied}
+    if ends:
+        config["eos_token_id"] = ends
+    return config
 
 
 def check_sizes(
@@ -326,7 +330,9 @@ def number(settings: Mapping[str, Any], key: str, default: float | None = None) 
 
     Raises ConfigError when it is anything else.
     """
-    value: Any = default if settings.get(key) is None else settings[key]
+    value: Any = settings.get(key)
+    if value is None:
+        value = default
     if type(value) not in (int, float) or not 0 < value < MAX_NUMBER:
         raise ConfigError(f"config.json: {key} is {value!r:.80}; it must be a positive number")
     return float(value)

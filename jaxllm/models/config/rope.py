@@ -45,14 +45,14 @@ def layer_ropes(hf: Config, dim: int, turning: int, types: Sequence[str]) -> tup
     """
     nested = bool(_nested(hf))
     of_type: dict[str, Rope] = {}
-    for kind in dict.fromkeys(types):
-        own = rope(hf, turning, kind if nested else None)
+    for layer_type in dict.fromkeys(types):
+        turning_rope = rope(hf, turning, layer_type if nested else None)
         passing = (dim - turning) // 2
         if passing:
-            of_type[kind] = PartialRope(own, passing)
+            of_type[layer_type] = PartialRope(turning_rope, passing)
         else:
-            of_type[kind] = own
-    return tuple(of_type[kind] for kind in types)
+            of_type[layer_type] = turning_rope
+    return tuple(of_type[layer_type] for layer_type in types)
 
 
 def turning_dims(hf: Config, dim: int) -> int:
@@ -62,8 +62,8 @@ def turning_dims(hf: Config, dim: int) -> int:
     ConfigError when they are none, or more than the head has.
     """
     key = "partial_rotary_factor"
-    given = [settings.get(key) for settings in (*_given(hf), hf)]
-    factor = number({key: next((value for value in given if value is not None), None)}, key, 1.0)
+    factors = [settings.get(key) for settings in (*_given(hf), hf)]
+    factor = number({key: next((value for value in factors if value is not None), None)}, key, 1.0)
     turning = int(dim * factor)
     if factor > 1 or turning < 1:
         raise ConfigError(
@@ -108,15 +108,17 @@ def rope_parameters(hf: Config, layer_type: str | None = None) -> dict[str, Any]
     have an object for each `layer_type`, and `type` for `rope_type`. Raises ConfigError when they
     are anything else.
     """
-    found: Any = _found(hf)
-    if layer_type is not None and isinstance(found, dict):
-        found = found.get(layer_type)
-    if not isinstance(found, dict) or any(isinstance(value, dict) for value in found.values()):
+    stored: Any = _found(hf)
+    if layer_type is not None and isinstance(stored, dict):
+        stored = stored.get(layer_type)
+    if not isinstance(stored, dict) or any(isinstance(value, dict) for value in stored.values()):
+        layers = ", for all layers"
+        if layer_type:
+            layers = f" for {layer_type}"
         raise ConfigError(
-            f"RoPE settings {found!r:.200} are not supported; one flat object is expected"
-            + (f" for {layer_type}" if layer_type else ", for all layers")
+            f"RoPE settings {stored!r:.200} are not supported; one flat object is expected{layers}"
         )
-    settings = {key: value for key, value in found.items() if value is not None}
+    settings = {key: value for key, value in stored.items() if value is not None}
     settings.setdefault("rope_type", settings.get("type", "default"))
     theta = hf.get("rope_theta")
     settings.setdefault("rope_theta", 10000.0 if theta is None else theta)
@@ -124,22 +126,25 @@ def rope_parameters(hf: Config, layer_type: str | None = None) -> dict[str, Any]
 
 
 def _found(hf: Config) -> Any:
-    given = (hf.get(key) for key in ("rope_scaling", "rope_parameters"))
-    return next((value for value in given if value is not None and value != {}), {})
+    values = (hf.get(key) for key in ("rope_scaling", "rope_parameters"))
+    return next((value for value in values if value is not None and value != {}), {})
 
 
 def _nested(hf: Config) -> list[Any]:
     """The settings of each layer type, [] where all layers have the same."""
-    found = _found(hf)
-    if isinstance(found, dict):
-        return [v for v in found.values() if isinstance(v, dict)]
+    stored = _found(hf)
+    if isinstance(stored, dict):
+        return [v for v in stored.values() if isinstance(v, dict)]
     return []
 
 
 def _given(hf: Config) -> list[Any]:
     """Every object of settings."""
-    found = _found(hf)
-    return _nested(hf) or ([found] if isinstance(found, dict) else [])
+    stored = _found(hf)
+    nested = _nested(hf)
+    if not nested and isinstance(stored, dict):
+        return [stored]
+    return nested
 
 
 def context_length(hf: Config) -> int:

@@ -55,10 +55,10 @@ def length_limit(model_dir: Path) -> int | None:
     path = model_dir / LIMIT
     if not os.path.lexists(path):
         return None
-    found = read_json(path)
-    if found.get("max_seq_length") is None:
+    settings = read_json(path)
+    if settings.get("max_seq_length") is None:
         return None
-    return positive(found, "max_seq_length")
+    return positive(settings, "max_seq_length")
 
 
 def prompts_of(model_dir: Path, hf: Config) -> tuple[tuple[str, str], ...]:
@@ -66,10 +66,10 @@ def prompts_of(model_dir: Path, hf: Config) -> tuple[tuple[str, str], ...]:
     `prompts` of sentence-transformers. What is no text is left out, as in vLLM. Raises
     ConfigError."""
     path = model_dir / SETTINGS
-    found = hf.get("task_instructions")
-    if not found and os.path.lexists(path):
-        found = read_json(path).get("prompts")
-    named = found.items() if isinstance(found, Mapping) else ()
+    prompts = hf.get("task_instructions")
+    if not prompts and os.path.lexists(path):
+        prompts = read_json(path).get("prompts")
+    named = prompts.items() if isinstance(prompts, Mapping) else ()
     return tuple((str(name), text) for name, text in named if isinstance(text, str))
 
 
@@ -80,17 +80,17 @@ def modules_of(model_dir: Path) -> list[tuple[str, str]]:
         return []
     check_regular(path)
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-        modules = [(str(each["type"]).rpartition(".")[2], str(each["path"])) for each in found]
+        entries = json.loads(path.read_text(encoding="utf-8"))
+        modules = [(str(entry["type"]).rpartition(".")[2], str(entry["path"])) for entry in entries]
     except (OSError, ValueError, TypeError, KeyError, RecursionError):
         raise ConfigError(f"{path} is not a list of modules with type and path") from None
     for _, folder in modules:
         if Path(folder).name != folder:
             raise ConfigError(f"{path} names the folder {folder!r:.80}; it must lie beside it")
-    kinds = " ".join(kind for kind, _ in modules)
-    if not re.fullmatch(ORDER, kinds):
+    order = " ".join(name for name, _ in modules)
+    if not re.fullmatch(ORDER, order):
         raise ConfigError(
-            f"{path} lists the modules {kinds!r:.200}; supported are Transformer, Pooling, "
+            f"{path} lists the modules {order!r:.200}; supported are Transformer, Pooling, "
             f"at most {MAX_DENSE} of Dense, and Normalize, in this order"
         )
     return modules
@@ -102,23 +102,23 @@ def modes_of(folder: Path) -> tuple[str, ...]:
     if not path.is_file():
         raise ConfigError(f"{path} is missing, which {MODULES} asks for")
     config = read_json(path)
-    given = config.get("pooling_mode")
-    if given is None:
-        found = tuple(mode for switch, mode in _SWITCHES.items() if flag(config, switch))
+    setting = config.get("pooling_mode")
+    if setting is None:
+        modes = tuple(mode for switch, mode in _SWITCHES.items() if flag(config, switch))
     else:
-        if isinstance(given, list):
-            names = given
+        if isinstance(setting, list):
+            names = setting
         else:
-            names = [given]
-        found = tuple(_NAMES.get(str(name), "") for name in names)
-    if not found or "" in found:
+            names = [setting]
+        modes = tuple(_NAMES.get(str(name), "") for name in names)
+    if not modes or "" in modes:
         raise ConfigError(f"{path}: the pooling mode must be one of {', '.join(MODES)}")
     if config.get("include_prompt") is False:
         raise ConfigError(
             f"{path}: include_prompt false leaves an instruction out of the pool, which is not "
             "supported; set it to true where inputs have no instruction"
         )
-    return found
+    return modes
 
 
 def dense_map(model_dir: Path, folder: str, size: int) -> DenseMap:

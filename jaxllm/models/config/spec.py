@@ -177,18 +177,21 @@ class ModelSpec:
     def with_scales(self, scales: Iterable[Iterable[Any] | None]) -> ModelSpec:
         """The same model with the checkpoint's own scales for 8-bit pages, layer by layer; without
         any where `scales` is empty."""
-        found: list[ScaleTensors | None] = [
-            None if each is None else tuple((name, tuple(shape)) for name, shape in each)
-            for each in scales
+        checked: list[ScaleTensors | None] = [
+            None if scale is None else tuple((name, tuple(shape)) for name, shape in scale)
+            for scale in scales
         ]
-        found += [None] * (len(self.layers) - len(found))
-        layers = (layer.scaled(own) for layer, own in zip(self.layers, found, strict=True))
+        checked += [None] * (len(self.layers) - len(checked))
+        layers = (layer.scaled(scale) for layer, scale in zip(self.layers, checked, strict=True))
         return replace(self, layers=tuple(layers))
 
     def rounding(self) -> ModelSpec:
         """The same model, whose weights in few bits are made of plain ones at load; itself where
         they are already, or there are none."""
-        kinds = {name: replace(kind, rounded=True) for name, kind in self.formats.items()}
+        kinds = {
+            name: replace(weight_format, rounded=True)
+            for name, weight_format in self.formats.items()
+        }
         if kinds == self.formats:
             return self
         return replace(self, formats=kinds)
@@ -211,7 +214,9 @@ class ModelSpec:
             "scales": [layer.scales for layer in self.layers],
             "pooling": None if self.pooling is None else asdict(self.pooling),
             "widths": [layer.width for layer in self.layers],
-            "formats": [[asdict(kind), names] for kind, names in _names_of(self.formats)],
+            "formats": [
+                [asdict(weight_format), names] for weight_format, names in _names_of(self.formats)
+            ],
         }
 
 
@@ -227,22 +232,22 @@ def make_spec(
     """The spec of a configuration.
 
     Args:
-        depth: its first layers alone, so many.
+        depth: the number of layers, where the first ones alone are wanted.
         length: tokens of the longest sequence that is served.
-        scales: of each layer, see `with_scales`.
+        scales: the scales of each layer, see `with_scales`.
         pooling: fields of a `Pooling`.
-        widths: at which heads of each layer are stored, see `with_widths`.
+        widths: the width at which each layer's heads are stored, see `with_widths`.
         formats: fields of a `WeightFormat`, with the names of the weights that have it.
 
     Raises ConfigError when the configuration cannot work on any number of devices.
     """
-    own = family(config.get("model_type", ""))
-    read = getattr(own, "read", dict)
-    spelling = getattr(own, "SPELLING", {})
-    given = read(config)
-    hf = {**own.DEFAULTS, **common_keys(given, spelling)}
-    with named_as_in_file(given, spelling):
-        spec: ModelSpec = replace(own.spec(hf), scheme=weight_scheme(hf))
+    module = family(config.get("model_type", ""))
+    read = getattr(module, "read", dict)
+    spelling = getattr(module, "SPELLING", {})
+    complete = read(config)
+    hf = {**module.DEFAULTS, **common_keys(complete, spelling)}
+    with named_as_in_file(complete, spelling):
+        spec: ModelSpec = replace(module.spec(hf), scheme=weight_scheme(hf))
         for layer in spec.attention_layers:
             spec.heads(1, layer)
     spec = _with_ends(spec)
@@ -251,7 +256,7 @@ def make_spec(
     spec = spec.serving(length or spec.context_length).with_scales(scales)
     if widths is not None:
         spec = spec.with_widths(widths)
-    kinds = {name: WeightFormat(**kind) for kind, names in formats for name in names}
+    kinds = {name: WeightFormat(**fields) for fields, names in formats for name in names}
     spec = replace(spec, formats=kinds)
     if pooling is None:
         return spec
@@ -264,29 +269,32 @@ def _first(reasons: Iterable[str | None]) -> str | None:
 
 
 def _with_ends(spec: ModelSpec) -> ModelSpec:
-    """The same with those ends of sequences that tokens have. Small models keep the ids of large
-    ones, which end nothing. Raises ConfigError for an id that is negative."""
-    given = spec.eos_token_ids
+    """The same spec with the ends of sequences that the vocabulary has. Small models keep the ids
+    of large ones, which end nothing. Raises ConfigError for an id that is negative."""
+    ends = spec.eos_token_ids
     vocab = spec.vocab_size
-    if wrong := [token for token in given if token < 0]:
+    if wrong := [token for token in ends if token < 0]:
         raise ConfigError(
             f"eos_token_id {wrong[0]} is not in the vocabulary of {vocab} tokens; "
             "correct config.json or generation_config.json"
         )
-    return replace(spec, eos_token_ids=tuple(token for token in given if token < vocab))
+    return replace(spec, eos_token_ids=tuple(token for token in ends if token < vocab))
 
 
 def _names_of(formats: Mapping[str, WeightFormat]) -> list[tuple[WeightFormat, list[str]]]:
     kinds = dict.fromkeys(formats.values())
-    return [(kind, [name for name, own in formats.items() if own == kind]) for kind in kinds]
+    return [
+        (weight_format, [name for name, entry in formats.items() if entry == weight_format])
+        for weight_format in kinds
+    ]
 
 
-def _pooling(given: Mapping[str, Any]) -> Pooling:
-    """From the fields of a `Pooling`, as JSON holds them."""
-    maps = tuple(DenseMap(**each) for each in given["maps"])
-    lists = {name: tuple(given[name]) for name in ("modes", "dimensions", "labels")}
-    lists["token_logits"] = tuple(map(tuple, given["token_logits"]))
-    return Pooling(**{**given, **lists, "maps": maps})
+def _pooling(fields: Mapping[str, Any]) -> Pooling:
+    """The `Pooling` of these fields, as JSON holds them."""
+    maps = tuple(DenseMap(**dense) for dense in fields["maps"])
+    lists = {name: tuple(fields[name]) for name in ("modes", "dimensions", "labels")}
+    lists["token_logits"] = tuple(map(tuple, fields["token_logits"]))
+    return Pooling(**{**fields, **lists, "maps": maps})
 
 
 def read_spec(model_dir: str | Path, wish: Wish | None = None) -> ModelSpec:

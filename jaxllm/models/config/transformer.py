@@ -32,7 +32,7 @@ from jaxllm.nn.linear import Init, Linear, OutputHead
 from jaxllm.nn.logits import LogitsMap
 from jaxllm.nn.mlp import ACTIVATIONS, MLP, FeedForward, GatedMLP, check_inner
 from jaxllm.nn.norm import Norm, RMSNorm
-from jaxllm.nn.rope import DynamicRope, NoRope, rotary_order
+from jaxllm.nn.rope import DynamicRope, NoRope, Rope, rotary_order
 
 # Of models that also see: where the language model's tensors lie, and those of the other parts
 WRAPPER_PREFIXES: Mapping[str, str | None] = {
@@ -78,7 +78,7 @@ def checked_types(hf: Config) -> list[str] | None:
     if types is not None and (
         not isinstance(types, list)
         or len(types) != layers
-        or any(kind not in (FULL, SLIDING) for kind in types)
+        or any(name not in (FULL, SLIDING) for name in types)
     ):
         raise ConfigError(
             f"config.json: layer_types must be {layers} times 'full_attention' or "
@@ -145,14 +145,16 @@ def transformer_spec(
     length = context_length(hf)
     types = checked_types(hf) or [FULL] * layers
     pairs = -(-dim // 2)
-    if not still:
-        order = rotary_order(dim, turning + turning % 2, paired)
+    if still:
+        order: tuple[int, ...] = ()
+        ropes: tuple[Rope, ...] = (NoRope(pairs),) * layers
     else:
-        order = ()
+        order = rotary_order(dim, turning + turning % 2, paired)
+        ropes = layer_ropes(hf, dim, turning, types)
     odd = None
     if dim % 2:
         odd = 2 * pairs
-    ropes = (NoRope(pairs),) * layers if still else layer_ropes(hf, dim, turning, types)
+
     dynamic = any(isinstance(getattr(rope, "turning", rope), DynamicRope) for rope in ropes)
     return ModelSpec(
         model_type=hf["model_type"],
@@ -241,13 +243,15 @@ class Parts:
         return self._norm_kind(self.init, self.spec.width, self.spec.norm_eps)
 
     def qk_norms(
-        self, kind: type[RMSNorm] = RMSNorm, layer: int | None = None
+        self, norm_class: type[RMSNorm] = RMSNorm, layer: int | None = None
     ) -> tuple[RMSNorm, RMSNorm]:
         """Norms of each query head and of each key head of a layer, see `ModelSpec.heads`."""
         heads = self.spec.heads(self.shards, layer)
         dim = heads.stored_dim
         order = heads.key_order
-        query, key = (kind(self.init, dim, self.spec.norm_eps, "head_dim", order) for _ in "qk")
+        query, key = (
+            norm_class(self.init, dim, self.spec.norm_eps, "head_dim", order) for _ in "qk"
+        )
         return query, key
 
     def attention(
@@ -277,9 +281,13 @@ class Parts:
         check_inner(self.spec.inner_width, self.shards)
         return MLP(self.init, self.spec.width, self.spec.inner_width, self.spec.activation, bias)
 
-    def block(self, attention: nnx.Module, mlp: FeedForward, kind: type[Block] = Block) -> Block:
-        """A block around these two with two norms, pre-norm unless `kind` is another."""
-        return kind(attention_norm=self.norm(), attention=attention, mlp_norm=self.norm(), mlp=mlp)
+    def block(
+        self, attention: nnx.Module, mlp: FeedForward, block_class: type[Block] = Block
+    ) -> Block:
+        """A block around these two with two norms, pre-norm unless `block_class` is another."""
+        return block_class(
+            attention_norm=self.norm(), attention=attention, mlp_norm=self.norm(), mlp=mlp
+        )
 
     def parallel_block(self, attention: nnx.Module, mlp: FeedForward) -> ParallelBlock:
         """A block of these two beside each other behind one norm."""

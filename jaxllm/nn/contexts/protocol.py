@@ -33,11 +33,11 @@ class RowContext(Protocol):
 
     @property
     def alone(self) -> RowContext:
-        """The same for what is no part of a sum over devices."""
+        """The same context for products that are no part of a sum over devices."""
 
     @property
     def of_expert(self) -> RowContext:
-        """The same over the devices that share an expert."""
+        """The same context over the devices that share an expert."""
 
     def add_norm(
         self,

@@ -80,25 +80,25 @@ class ExpertMaps(nnx.Module):
         self.parts = parts
         self.split = split
 
-    def hold(self, kind: WeightFormat) -> None:
+    def hold(self, weight_format: WeightFormat) -> None:
         """Have empty weights of this format in place of plain numbers."""
         *out, inp = self.held
         parts = self.parts
         shards = self.split.shards
         shape = Shape(tuple(out), (inp,), self.axes, (), shards, parts, self.dtype)
-        self.weight = HeldExperts(kind, shape)
+        self.weight = HeldExperts(weight_format, shape)
 
     @property
     def blocks(self) -> Iterator[range]:
         """The rows of the parts, one after the other, in the order in which the map has them."""
         part = self.shape[1] // self.parts
         if self.parts > 1:
-            own = part // self.split.shards
+            block = part // self.split.shards
         else:
-            own = part
-        for first in range(0, part, own):
+            block = part
+        for first in range(0, part, block):
             for start in range(first, self.shape[1], part):
-                yield range(start, start + own)
+                yield range(start, start + block)
 
     def forms(self, *names: str) -> list[Tensors]:
         """The tensors of each form in which checkpoints may hold the weights.
@@ -110,9 +110,9 @@ class ExpertMaps(nnx.Module):
         single, fused = (
             [name for name in names if ("{}" in name) == numbered] for numbered in (True, False)
         )
-        each = [name.format(expert) for name in single for expert in range(self.shape[0])]
-        if each:
-            several = [Tensors(self, tuple(each), fused=False)]
+        by_expert = [name.format(expert) for name in single for expert in range(self.shape[0])]
+        if by_expert:
+            several = [Tensors(self, tuple(by_expert), fused=False)]
         else:
             several = []
         return [*several, *(Tensors(self, (name,), fused=True) for name in fused)]
@@ -139,7 +139,8 @@ class ExpertMaps(nnx.Module):
         return context.collective.of_expert.once(self.bias[...])
 
     def pieces(self, name: str, leaf: str, columns: int | None) -> tuple[Piece, ...]:
-        """Those of the tensor `name` with all experts; of `columns`, where these are given."""
+        """The pieces of the tensor `name` with all experts; `columns` are its columns, where it has
+        others than the weight."""
         view = (*self.shape[:2], self.shape[2] if columns is None else columns)
         blocks = [*self.blocks]
         if len(blocks) > self.parts:
@@ -241,10 +242,12 @@ class Experts(nnx.Module):
     def _at_once(self, x_TD: Array, groups: Groups, context: RowContext) -> Array | None:
         """The rows, or None where a kernel of both products takes no such weights or is slower."""
         maps = self.gate_up, self.down
-        plain = [own.weight[...] for own in maps if isinstance(own.weight, Dense)]
+        plain = [
+            expert_map.weight[...] for expert_map in maps if isinstance(expert_map.weight, Dense)
+        ]
         if len(plain) < len(maps):
             return None
-        weights = Weights(*plain, *(own.own_bias(context) for own in maps))
+        weights = Weights(*plain, *(expert_map.own_bias(context) for expert_map in maps))
         return context.routed(x_TD, weights, groups, self.gating)
 
 

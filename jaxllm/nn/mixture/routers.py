@@ -69,7 +69,7 @@ class Router(nnx.Module):
         return context.route(self.logits(x_TD), correction, self.routing)
 
     def logits(self, x_TD: Array) -> Array:
-        """Of all experts, `[T, E]` in float32."""
+        """The logits `[T, E]` of all experts, in float32."""
         weight = self.weight[...]
         logits_TE = contract(x_TD.astype(weight.dtype), weight, 1, jnp.float32)
         if self.bias is None:
@@ -79,8 +79,8 @@ class Router(nnx.Module):
     def rules(self, *names: str) -> Iterator[Rule]:
         """`names` are full names of checkpoint tensors: of the weight, the bias and the correction,
         as far as there are any; further such groups are other spellings."""
-        own = {"weight": self.weight, "bias": self.bias, "correction": self.correction}
-        held = {leaf: parameter for leaf, parameter in own.items() if parameter is not None}
+        parameters = {"weight": self.weight, "bias": self.bias, "correction": self.correction}
+        held = {leaf: parameter for leaf, parameter in parameters.items() if parameter is not None}
         for index, (leaf, parameter) in enumerate(held.items()):
             shape = parameter.get_value().shape
             first, *others = ((Piece(name, shape, shape),) for name in names[index :: len(held)])

@@ -29,16 +29,18 @@ class Apart(nnx.Module):
     def __init__(self, kinds: Sequence[WeightFormat | None], rows: Sequence[int], shape: Shape):
         """`kinds` of the parts, None for plain numbers, and the `rows` that each has."""
         self.parts: nnx.List[Weight] = nnx.List(
-            _one(kind, replace(shape, out=(shape.out[0], count, *shape.out[2:]), tensors=1))
-            for kind, count in zip(kinds, rows, strict=True)
+            _one(
+                weight_format, replace(shape, out=(shape.out[0], count, *shape.out[2:]), tensors=1)
+            )
+            for weight_format, count in zip(kinds, rows, strict=True)
         )
 
     def rounding(self, tokens: int, context: RowContext) -> None:
         return None
 
     def product(self, x: Inputs, dims: int, context: RowContext) -> Array:
-        each = [part.product(x, dims, context) for part in self.parts]
-        return jnp.concatenate(each, axis=1 + PART)
+        products = [part.product(x, dims, context) for part in self.parts]
+        return jnp.concatenate(products, axis=1 + PART)
 
     def part(self, x: Inputs, dims: int, context: RowContext) -> Product:
         return self.product(x, dims, context)
@@ -55,7 +57,7 @@ class Apart(nnx.Module):
 
 @dataclass(frozen=True)
 class OnePart:
-    """What fills one part, as the only one; see `weight.protocol.Fill`."""
+    """The pieces that fill one part as if it were the only one; see `weight.protocol.Fill`."""
 
     all: Fill
     index: int
@@ -67,7 +69,7 @@ class OnePart:
         return (replace(self.all.each(leaf, columns)[self.index], row=0),)
 
 
-def _one(kind: WeightFormat | None, shape: Shape) -> Weight:
-    if kind is not None:
-        return held(kind, shape)
+def _one(weight_format: WeightFormat | None, shape: Shape) -> Weight:
+    if weight_format is not None:
+        return held(weight_format, shape)
     return Dense(jnp.zeros((*shape.out, *shape.inp), shape.dtype), axes=shape.axes)

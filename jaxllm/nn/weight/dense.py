@@ -25,10 +25,10 @@ class Dense(nnx.Param):
 
     def product(self, x: Inputs, dims: int, context: RowContext) -> Array:
         assert isinstance(x, Array)  # no rounding is asked for
-        found = context.product(x, self[...], dims)
-        if found is None:
+        product = context.product(x, self[...], dims)
+        if product is None:
             return contract(x, self[...], dims)
-        return whole(found)
+        return whole(product)
 
     def sums(self, x_TD: Array, context: RowContext) -> Array:
         return contract(x_TD, self[...], 1, jnp.float32)
@@ -40,9 +40,9 @@ class Dense(nnx.Param):
     def part(self, x: Inputs, dims: int, context: RowContext) -> Product:
         weight = self[...]
         assert isinstance(x, Array)
-        found = context.product(x, weight, dims)
-        if found is not None:
-            return found
+        product = context.product(x, weight, dims)
+        if product is not None:
+            return product
         if weight.ndim == 2 and takes_shares(context.target, x, weight.shape[0]):
             return in_shares(x, weight)
         return contract(x, weight, dims)

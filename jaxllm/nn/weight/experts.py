@@ -19,19 +19,19 @@ from pallas_kernels.grouped_matmul import Gating, Groups, by_tile
 
 
 class HeldExperts(nnx.Module):
-    """The parameters of the scheme of one expert, `each`, with the axis of experts before their
+    """The parameters of the scheme of one expert, `stacked`, with the axis of experts before their
     own. See `weight.protocol.ExpertWeight`."""
 
-    def __init__(self, kind: WeightFormat, shape: Shape):
+    def __init__(self, weight_format: WeightFormat, shape: Shape):
         """`shape.out` is `(E, out)`."""
         experts, *out = shape.out
         axis, *axes = shape.axes
-        self.each = held(kind, replace(shape, out=tuple(out), axes=tuple(axes)))
-        for name, parameter in list(vars(self.each).items()):
+        self.stacked = held(weight_format, replace(shape, out=tuple(out), axes=tuple(axes)))
+        for name, parameter in list(vars(self.stacked).items()):
             if isinstance(parameter, nnx.Param):
-                own = parameter.get_value()
-                value = jnp.zeros((experts, *own.shape), own.dtype)
-                setattr(self.each, name, nnx.Param(value, axes=(axis, *parameter.axes)))
+                empty = parameter.get_value()
+                value = jnp.zeros((experts, *empty.shape), empty.dtype)
+                setattr(self.stacked, name, nnx.Param(value, axes=(axis, *parameter.axes)))
         self.experts = experts
 
     def grouped(
@@ -42,19 +42,19 @@ class HeldExperts(nnx.Module):
         bias_EO: Array | None,
         gating: Gating | None,
     ) -> Array:
-        y_PO = self.each.grouped(x_PI, groups, context, bias_EO, gating)
+        y_PO = self.stacked.grouped(x_PI, groups, context, bias_EO, gating)
         if y_PO is not None:
             return y_PO
-        graphdef, state = nnx.split(self.each)
+        graphdef, state = nnx.split(self.stacked)
 
         def product(x_RI: Array, expert: Array) -> Array:
-            one = nnx.merge(graphdef, jax.tree.map(lambda leaf: leaf[expert], state))
-            return one.product(x_RI, 1, context.of_expert)
+            weight = nnx.merge(graphdef, jax.tree.map(lambda leaf: leaf[expert], state))
+            return weight.product(x_RI, 1, context.of_expert)
 
         return by_tile(product, x_PI, groups, bias_EO, gating)
 
     def rules(self, path: str, fill: Fill) -> Iterator[Rule]:
-        for rule in self.each.rules(f"{path}.each", fill):
+        for rule in self.stacked.rules(f"{path}.stacked", fill):
             if rule.rounded is not None:
                 shape = (self.experts, *rule.rounded.shape)
                 made = rule.rounded._replace(shape=shape, experts=True)

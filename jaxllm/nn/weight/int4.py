@@ -35,34 +35,36 @@ class Int4(nnx.Module):
     as numbers of their own type, and products with the tokens' scales.
     """
 
-    def __init__(self, kind: WeightFormat, shape: Shape):
+    def __init__(self, weight_format: WeightFormat, shape: Shape):
         columns = shape.columns
         rows = math.prod(shape.out)
         blocks = -(-rows // ROWS)
         chunks = -(-columns // SLOT) * (SLOT // CHUNK)
-        groups = -(-chunks * CHUNK // _group(kind, columns))
+        groups = -(-chunks * CHUNK // _group(weight_format, columns))
         # Blocks of rows are those of the first axis where each shard has whole ones; columns are
         # split where each shard has whole slots and groups
         divides = (rows // shape.shards) % ROWS == 0 and shape.out[0] % shape.shards == 0
         first = None
         if divides:
             first = shape.axes[0]
-        own = columns // shape.shards
-        one = kind.group is None
-        divides = columns % (SLOT * shape.shards) == 0 and (one or own % (kind.group or 1) == 0)
+        shard_columns = columns // shape.shards
+        one_group = weight_format.group is None
+        divides = columns % (SLOT * shape.shards) == 0 and (
+            one_group or shard_columns % (weight_format.group or 1) == 0
+        )
         second = None
         if divides:
             second = shape.inp_axis
         values = jnp.zeros((blocks, chunks, *WORDS), jnp.int32)
         scales = jnp.zeros((blocks, groups, ROWS), shape.dtype)
-        of_scales = (first, None if one else second, None)
+        of_scales = (first, None if one_group else second, None)
         self.values = nnx.Param(values, axes=(first, second, None, None))
         self.scales = nnx.Param(scales, axes=of_scales)
-        if kind.form == SYMMETRIC:
+        if weight_format.form == SYMMETRIC:
             self.others = None
         else:
             self.others = nnx.Param(scales, axes=of_scales)
-        self.kind = kind
+        self.format = weight_format
         self.shape = shape
         self._parts = blocks, chunks
 
@@ -79,17 +81,17 @@ class Int4(nnx.Module):
         assert isinstance(x, Array)  # no rounding is asked for
         x_TI, weight = self._factors(x, context)
         backend = op.choose(context.target, x_TI, weight)
-        if self.kind.inputs == "plain":
+        if self.format.inputs == "plain":
             return _int4_parts(x_TI, weight, backend=backend)
-        assert self.kind.inputs == "token" and self.kind.input_numbers is not None
-        steps_TI, scale_T1 = in_steps(x_TI, DTYPES[self.kind.input_numbers])
+        assert self.format.inputs == "token" and self.format.input_numbers is not None
+        steps_TI, scale_T1 = in_steps(x_TI, DTYPES[self.format.input_numbers])
         y_TO = whole(_int4_parts(steps_TI, weight, backend=backend))
         return (y_TO * scale_T1).astype(x_TI.dtype)
 
     def gated(
         self, x_TD: Inputs, gating: Gating, context: RowContext, rounding: Rounding | None
     ) -> Array | None:
-        if self.kind.inputs != "plain":
+        if self.format.inputs != "plain":
             return None
         assert isinstance(x_TD, Array)
         x_TI, weight = self._factors(x_TD, context)
@@ -117,51 +119,53 @@ class Int4(nnx.Module):
         bias_EO: Array | None,
         gating: Gating | None,
     ) -> Array | None:
-        own = self.shape
+        shape = self.shape
         parts = self.values[...].shape[1:3]
-        if parts != self._parts or self.kind.inputs != "plain":  # or rows are shared out
+        if parts != self._parts or self.format.inputs != "plain":  # or rows are shared out
             return None
-        weight = self._weight(math.prod(own.out), own.columns)
+        weight = self._weight(math.prod(shape.out), shape.columns)
         backend = op.find_grouped(context.target, x_PI, weight)
         if backend is None:
             return None
         return _grouped(x_PI, weight, groups, bias_EO, gating=gating, backend=backend)
 
     def takes_all(self, target: Target) -> bool:
-        own = math.prod(self.shape.out), self.shape.columns
-        fits = self.kind.inputs == "plain" and self.shape.of_device == own
+        sizes = math.prod(self.shape.out), self.shape.columns
+        fits = self.format.inputs == "plain" and self.shape.of_device == sizes
         return fits and bool(op.GROUPED.suited(target))
 
     def _weight(self, rows: int, columns: int) -> op.Int4:
-        others = self.others
-        offsets = self.kind.form == OFFSETS
-        held = None
-        if others is not None:
-            held = others[...]
+        zeros = None
+        offsets = None
+        if self.others is not None:
+            if self.format.form == OFFSETS:
+                offsets = self.others[...]
+            else:
+                zeros = self.others[...]
         return op.Int4(
             self.values[...],
             self.scales[...],
-            None if offsets else held,
-            held if offsets else None,
+            zeros,
+            offsets,
             rows=rows,
-            group=_group(self.kind, columns),
-            table=_table(self.kind),
+            group=_group(self.format, columns),
+            table=_table(self.format),
         )
 
     def rules(self, path: str, fill: Fill) -> Iterator[Rule]:
-        kind = self.kind
+        weight_format = self.format
         columns = self.shape.columns
-        if kind.rounded:
+        if weight_format.rounded:
             size = columns
         else:
-            size = row_bytes(kind, columns)
+            size = row_bytes(weight_format, columns)
         leaf = "weight.rows"
-        if kind.rounded:
+        if weight_format.rounded:
             leaf = "weight"
-        yield Rule(path, fill(leaf, size), rounded=Rounded(kind, (*self.shape.out, size)))
+        yield Rule(path, fill(leaf, size), rounded=Rounded(weight_format, (*self.shape.out, size)))
 
     @staticmethod
-    def backend(kind: WeightFormat, target: Target) -> str:
+    def backend(weight_format: WeightFormat, target: Target) -> str:
         return op.BACKENDS.suited(target)[0]
 
     @staticmethod
@@ -169,58 +173,58 @@ class Int4(nnx.Module):
         return not op.BACKENDS.runs_anywhere(backend)
 
     @staticmethod
-    def workspace(kind: WeightFormat, stream: int, product: int) -> int:
+    def workspace(weight_format: WeightFormat, stream: int, product: int) -> int:
         return 3 * stream + 3 * product
 
     @staticmethod
-    def rounded(kind: WeightFormat, plain: Array) -> dict[str, Array]:
+    def rounded(weight_format: WeightFormat, plain: Array) -> dict[str, Array]:
         """The parameters of a plain weight `[*out, K]`, or of the bytes of its rows."""
         rows = plain.reshape(-1, plain.shape[-1])
-        if kind.rounded:
+        if weight_format.rounded:
             columns = rows.shape[1]
         else:
-            columns = columns_of(kind, rows.shape[1])
-        group = _group(kind, columns)
-        if kind.rounded and (table := _table(kind)):
+            columns = columns_of(weight_format, rows.shape[1])
+        group = _group(weight_format, columns)
+        if weight_format.rounded and (table := _table(weight_format)):
             numbers, scales = nearest(rows, group, plain.dtype, table)
-        elif kind.rounded:
+        elif weight_format.rounded:
             numbers, scales, others = rounded(rows, group, plain.dtype)
         else:
-            numbers, scales, others = row_parts(kind, rows, columns)
+            numbers, scales, others = row_parts(weight_format, rows, columns)
         made = {"values": words_of(numbers), "scales": values_of(scales, columns, group)}
-        if kind.form != SYMMETRIC:
+        if weight_format.form != SYMMETRIC:
             made["others"] = values_of(others, columns, group)
         return made
 
 
-def _group(kind: WeightFormat, columns: int) -> int:
+def _group(weight_format: WeightFormat, columns: int) -> int:
     """Columns of a group; one that holds all fills slots of the kernel."""
-    if kind.group is None:
+    if weight_format.group is None:
         return columns + -columns % SLOT
-    return kind.group
+    return weight_format.group
 
 
-def _table(kind: WeightFormat) -> str | None:
-    if kind.numbers == INT4:
+def _table(weight_format: WeightFormat) -> str | None:
+    if weight_format.numbers == INT4:
         return None
-    return kind.numbers
+    return weight_format.numbers
 
 
-def row_parts(kind: WeightFormat, rows: Array, columns: int) -> tuple[Array, Array, Array]:
+def row_parts(weight_format: WeightFormat, rows: Array, columns: int) -> tuple[Array, Array, Array]:
     """Numbers, scales and zero points or offsets in the bytes of rows."""
-    groups = groups_of(kind, columns)
+    groups = groups_of(weight_format, columns)
     half = -(-columns // 2)
     numbers = jnp.stack([rows[:, :half] & 15, rows[:, :half] >> 4], axis=-1)
 
     def floats(first: int) -> Array:
-        own = rows[:, first : first + 4 * groups].reshape(len(rows), groups, 4)
-        return lax.bitcast_convert_type(own, jnp.float32)
+        words = rows[:, first : first + 4 * groups].reshape(len(rows), groups, 4)
+        return lax.bitcast_convert_type(words, jnp.float32)
 
     others = rows[:, half + 4 * groups :].astype(jnp.float32)
     return (
         numbers.reshape(len(rows), -1)[:, :columns],
         floats(half),
-        floats(half + 4 * groups) if kind.form == OFFSETS else others,
+        floats(half + 4 * groups) if weight_format.form == OFFSETS else others,
     )
 
 

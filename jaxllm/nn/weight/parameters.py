@@ -27,10 +27,10 @@ class Init:
     dtype: jax.typing.DTypeLike
 
     def normal(
-        self, shape: tuple[int, ...], axes: Axes, kind: type[nnx.Param] = nnx.Param
+        self, shape: tuple[int, ...], axes: Axes, parameter_class: type[nnx.Param] = nnx.Param
     ) -> nnx.Param:
         value = jax.random.normal(self.rngs.params(), shape, jnp.float32) * STD
-        return kind(value.astype(self.dtype), axes=axes)
+        return parameter_class(value.astype(self.dtype), axes=axes)
 
     def full(self, shape: tuple[int, ...], axes: Axes, value: float) -> nnx.Param:
         return nnx.Param(jnp.full(shape, value, self.dtype), axes=axes)

@@ -44,13 +44,14 @@ class Weight(Protocol):
     """
 
     def rounding(self, tokens: int, context: RowContext) -> Rounding | None:
-        """What `product` takes in place of so many plain tokens; None: nothing else."""
+        """The rounding of inputs that `product` takes in place of `tokens` plain ones; None where
+        it takes plain ones alone."""
 
     def product(self, x: Inputs, dims: int, context: RowContext) -> Array:
         """`[T, *inp]` → `[T, *out]`: the last `dims` axes are contracted."""
 
     def part(self, x: Inputs, dims: int, context: RowContext) -> Product:
-        """The same, in parts where that saves a launch, for a reader that adds them up."""
+        """The same product, in parts where that saves a launch, for a reader that adds them up."""
 
     def gated(
         self, x_TD: Inputs, gating: Gating, context: RowContext, rounding: Rounding | None
@@ -59,7 +60,7 @@ class Weight(Protocol):
         it; None where XLA's activation of the product is as fast."""
 
     def rules(self, path: str, fill: Fill) -> Iterator[Rule]:
-        """What fills the parameters, which lie at `path` in the map."""
+        """The rules that fill the parameters, which lie at `path` in the map."""
 
 
 class Table(Protocol):
@@ -69,7 +70,7 @@ class Table(Protocol):
         """The rows `[T, D]` of tokens, of V = `vocab`."""
 
     def rules(self, path: str, fill: Fill) -> Iterator[Rule]:
-        """What fills the parameters, which lie at `path` in the table."""
+        """The rules that fill the parameters, which lie at `path` in the table."""
 
 
 class HeadWeight(Weight, Table, Protocol):
@@ -94,7 +95,7 @@ class ExpertWeight(Protocol):
         """Each row times the weight of its expert, see `RowContext.grouped_product`."""
 
     def rules(self, path: str, fill: Fill) -> Iterator[Rule]:
-        """What fills the parameters, which lie at `path` in the map."""
+        """The rules that fill the parameters, which lie at `path` in the map."""
 
 
 @dataclass(frozen=True)
@@ -143,8 +144,13 @@ class Shape:
     @property
     def of_device(self) -> tuple[int, int]:
         """Rows and columns on a device, where both divide."""
-        rows = math.prod(self.out) // (1 if self.out_axis is None else self.shards)
-        return rows, self.columns // (self.shards if is_split(self.inp_axis) else 1)
+        rows = math.prod(self.out)
+        if self.out_axis is not None:
+            rows = rows // self.shards
+        columns = self.columns
+        if is_split(self.inp_axis):
+            columns = columns // self.shards
+        return rows, columns
 
     def flat(self, x: Array, columns: int, collective: Collective) -> Array:
         """`[T, *inp]` → `[T, columns]`, in the checkpoint's order. Of a weight that each device
@@ -181,7 +187,7 @@ class Held(Weight, Protocol):
     """A weight in few bits. One of its parameters is `values`. If it has the axes of the plain
     weight `[*out, columns]`, it is split over devices as that would be."""
 
-    def __init__(self, kind: WeightFormat, shape: Shape): ...
+    def __init__(self, weight_format: WeightFormat, shape: Shape): ...
 
     def grouped(
         self,
@@ -199,7 +205,7 @@ class Held(Weight, Protocol):
         that a device has."""
 
     @staticmethod
-    def backend(kind: WeightFormat, target: Target) -> str:
+    def backend(weight_format: WeightFormat, target: Target) -> str:
         """The back end of products with such weights of usual sizes on a target."""
 
     @staticmethod
@@ -207,11 +213,11 @@ class Held(Weight, Protocol):
         """Whether a back end of these products is more than plain JAX."""
 
     @staticmethod
-    def workspace(kind: WeightFormat, stream: int, product: int) -> int:
+    def workspace(weight_format: WeightFormat, stream: int, product: int) -> int:
         """Values that a feed-forward holds of each of many tokens at once where Hopper's kernels
         multiply, at most: of a residual stream, and of the product of gate and up."""
 
     @staticmethod
-    def rounded(kind: WeightFormat, plain: Array) -> dict[str, Array]:
+    def rounded(weight_format: WeightFormat, plain: Array) -> dict[str, Array]:
         """The parameters, by their names, of a weight of plain numbers `[*out, columns]`; of the
-        bytes that its rule asks for if the kind is not `rounded`."""
+        bytes that its rule asks for if the format is not `rounded`."""

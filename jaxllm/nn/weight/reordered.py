@@ -17,15 +17,15 @@ from pallas_kernels.scaled_matmul import Inputs, Rounding
 
 
 class Reordered(nnx.Module):
-    """The weight `each` of inputs `[T, columns]`, of which column i is input `order[0, i]`. See
+    """The weight `inner` of inputs `[T, columns]`, of which column i is input `order[0, i]`. See
     `weight.protocol.Weight`.
 
     Columns of a group may be those of several devices, so each device has all of them.
     """
 
-    def __init__(self, each: Held, shape: Shape):
+    def __init__(self, inner: Held, shape: Shape):
         """`shape` is that of the map; it has one tensor of the checkpoint."""
-        self.each = each
+        self.inner = inner
         self.order = nnx.Param(jnp.zeros((1, shape.columns), jnp.int32), axes=(None, None))
         self.shape = shape
 
@@ -33,10 +33,10 @@ class Reordered(nnx.Module):
         return None
 
     def product(self, x: Inputs, dims: int, context: RowContext) -> Array:
-        return self.each.product(self._ordered(x, context), 1, context)
+        return self.inner.product(self._ordered(x, context), 1, context)
 
     def part(self, x: Inputs, dims: int, context: RowContext) -> Product:
-        return self.each.part(self._ordered(x, context), 1, context)
+        return self.inner.part(self._ordered(x, context), 1, context)
 
     def gated(
         self, x_TD: Inputs, gating: Gating, context: RowContext, rounding: Rounding | None
@@ -51,5 +51,5 @@ class Reordered(nnx.Module):
         return lax.optimization_barrier(x_TI)
 
     def rules(self, path: str, fill: Fill) -> Iterator[Rule]:
-        yield from self.each.rules(f"{path}.each", fill)
+        yield from self.inner.rules(f"{path}.inner", fill)
         yield Rule(f"{path}.order", fill.each("weight.order", self.order.shape[1]))

@@ -35,44 +35,49 @@ class Scaled(nnx.Module):
     the sums of a group's inputs are added to products.
     """
 
-    def __init__(self, kind: WeightFormat, shape: Shape):
+    def __init__(self, weight_format: WeightFormat, shape: Shape):
         columns = shape.columns
-        self.group = kind.group or columns
+        self.group = weight_format.group or columns
         groups = -(-columns // self.group)
         # Groups that devices would cut keep all columns on each
         divides = columns % self.group == 0 and groups % shape.shards == 0
         by_columns = None
         if divides:
             by_columns = shape.inp_axis
-        values = jnp.zeros((*shape.out, columns), DTYPES[kind.numbers])
-        scale = jnp.zeros((*shape.out, groups), _scale_dtype(kind, shape))
+        values = jnp.zeros((*shape.out, columns), DTYPES[weight_format.numbers])
+        scale = jnp.zeros((*shape.out, groups), _scale_dtype(weight_format, shape))
         rows = shape.axes[: len(shape.out)]
         whole_rows = groups == 1
         self.values = nnx.Param(values, axes=(*rows, shape.inp_axis if whole_rows else by_columns))
         of_scale = (*rows, None if whole_rows else by_columns)
         self.scale = nnx.Param(scale, axes=of_scale)
-        added = kind.form == OFFSETS
+        added = weight_format.form == OFFSETS
         if added:
             self.offset = nnx.Param(scale.astype(shape.dtype), axes=of_scale)
         else:
             self.offset = None
-        self.kind = kind
+        self.format = weight_format
         self.shape = shape
         # Those of parts that are alike, but for an expert's, see `_scales`
         ones = jnp.ones((shape.tensors, 1), jnp.float32)
-        if kind.inputs == "given":
+        if weight_format.inputs == "given":
             self.input_scale = nnx.Param(ones, axes=(None, None))
         else:
             self.input_scale = None
 
     def rounding(self, tokens: int, context: RowContext) -> op.Rounding | None:
-        kind = self.kind
+        weight_format = self.format
         grouped = self.scale.shape[-1] > 1
-        if kind.numbers != "fp8" or kind.inputs != "token" or grouped or self.shape.order:
+        if (
+            weight_format.numbers != "fp8"
+            or weight_format.inputs != "token"
+            or grouped
+            or self.shape.order
+        ):
             return None
-        if kind.bound is not None:  # kernels that round in passing know none
+        if weight_format.bound is not None:  # kernels that round in passing know none
             return None
-        return op.rounding_for(context.target, tokens, DTYPES[kind.numbers])
+        return op.rounding_for(context.target, tokens, DTYPES[weight_format.numbers])
 
     def product(self, x: op.Inputs, dims: int, context: RowContext) -> Array:
         return self.shape.shaped(whole(self._parts(x, context)), context.collective)
@@ -83,7 +88,7 @@ class Scaled(nnx.Module):
     def sums(self, x_TD: Array, context: RowContext) -> Array:
         values = self.values[...]
         scale = self.scale[...]
-        inputs = self.kind.inputs
+        inputs = self.format.inputs
         backend = op.choose(context.target, x_TD, values, scale, self.group, inputs)
         how = {"group": self.group, "inputs": inputs, "backend": backend}
         return self.shape.shaped(_scaled_sums(x_TD, values, scale, **how), context.collective)
@@ -107,8 +112,8 @@ class Scaled(nnx.Module):
     def _parts(self, x: op.Inputs, context: RowContext) -> Product:
         values = self.values[...]
         scale = self.scale[...]
-        inputs = self.kind.inputs
-        w_OI, scale_OG = (each.reshape(-1, each.shape[-1]) for each in (values, scale))
+        inputs = self.format.inputs
+        w_OI, scale_OG = (array.reshape(-1, array.shape[-1]) for array in (values, scale))
         x_TI = x
         if isinstance(x, Array):
             x_TI = self._bounded(self.shape.flat(x, w_OI.shape[1], context.collective))
@@ -117,18 +122,21 @@ class Scaled(nnx.Module):
         else:
             group = min(self.group, w_OI.shape[1])
         backend = op.choose(context.target, x_TI, w_OI, scale_OG, group, inputs)
-        given = self._scales(backend)
+        input_scales = self._scales(backend)
         how = {"group": group, "inputs": inputs, "backend": backend}
-        each = [
-            _scaled_parts(x_TI, w_PI, scale_PG, input_scale=one, **how)
-            for w_PI, scale_PG, one in zip(
-                jnp.split(w_OI, len(given)), jnp.split(scale_OG, len(given)), given, strict=True
+        products = [
+            _scaled_parts(x_TI, w_PI, scale_PG, input_scale=input_scale, **how)
+            for w_PI, scale_PG, input_scale in zip(
+                jnp.split(w_OI, len(input_scales)),
+                jnp.split(scale_OG, len(input_scales)),
+                input_scales,
+                strict=True,
             )
         ]
-        if len(each) == 1:
-            product = each[0]
+        if len(products) == 1:
+            product = products[0]
         else:
-            product = jnp.concatenate([*map(whole, each)], axis=1)
+            product = jnp.concatenate([*map(whole, products)], axis=1)
         if self.offset is None:
             return product
         assert isinstance(x_TI, Array) and inputs == "plain"
@@ -136,8 +144,9 @@ class Scaled(nnx.Module):
         return _with_offsets(whole(product), x_TI, offset_OG, group)
 
     def _scales(self, backend: str) -> list[Array | None]:
-        """Those of inputs: of each part, as many rows after each other, or one of all. Parts of an
-        expert may have unlike ones, which the reference takes; kernels, the largest."""
+        """The scales of inputs: one for each part, which is an equal share of the rows, or one for
+        all. Parts of an expert may have unlike scales, which the reference takes; kernels take the
+        largest."""
         if self.input_scale is None:
             return [None]
         scales = self.input_scale[...].reshape(-1)
@@ -156,11 +165,11 @@ class Scaled(nnx.Module):
     ) -> Array | None:
         if self.offset is not None:
             return None
-        given = None
+        input_scale = None
         if self.input_scale is not None:
-            given = jnp.max(self.input_scale[...], axis=(1, 2))
+            input_scale = jnp.max(self.input_scale[...], axis=(1, 2))
         weight = op.ScaledExperts(
-            self.values[...], self.scale[...], self.group, self.kind.inputs, given
+            self.values[...], self.scale[...], self.group, self.format.inputs, input_scale
         )
         backend = op.find_grouped(context.target, x_PI, weight, groups, gating)
         if backend is None:
@@ -169,7 +178,7 @@ class Scaled(nnx.Module):
         return _grouped(x_PI, weight, groups, bias_EO, gating=gating, backend=backend)
 
     def _bounded(self, x: Array) -> Array:
-        bound = self.kind.bound
+        bound = self.format.bound
         if bound is None:
             return x
         return jnp.clip(x, -bound, bound)
@@ -179,7 +188,7 @@ class Scaled(nnx.Module):
             return False
         sizes = self.shape.of_device
         gated = self.shape.tensors > 1
-        return op.experts_fit(target, sizes, gated, self.kind.group, self.kind.inputs)
+        return op.experts_fit(target, sizes, gated, self.format.group, self.format.inputs)
 
     def gated(
         self, x_TD: op.Inputs, gating: Gating, context: RowContext, rounding: op.Rounding | None
@@ -192,9 +201,9 @@ class Scaled(nnx.Module):
 
     def rules(self, path: str, fill: Fill) -> Iterator[Rule]:
         columns = self.shape.columns
-        if self.kind.rounded:
+        if self.format.rounded:
             shape = (*self.shape.out, columns)
-            yield Rule(path, fill("weight", columns), rounded=Rounded(self.kind, shape))
+            yield Rule(path, fill("weight", columns), rounded=Rounded(self.format, shape))
             return
         yield Rule(f"{path}.values", fill("weight.values", columns))
         yield Rule(f"{path}.scale", fill("weight.scale", self.scale.shape[-1]))
@@ -204,56 +213,58 @@ class Scaled(nnx.Module):
             yield Rule(f"{path}.input_scale", fill.each("weight.input_scale"))
 
     @staticmethod
-    def is_table(kind: WeightFormat) -> bool:
+    def is_table(weight_format: WeightFormat) -> bool:
         """Whether rows of this format are looked up."""
-        return kind.inputs == "plain" and kind.ordered
+        return weight_format.inputs == "plain" and weight_format.ordered
 
     @staticmethod
-    def is_head(kind: WeightFormat, columns: int) -> bool:
-        """Whether a head of so many columns may have this format: its sums are float32, in Hopper's
-        kernel, too."""
-        own = Scaled.is_table(kind) and kind.form != OFFSETS
-        return own and op.takes_plain(columns, kind.group)
+    def is_head(weight_format: WeightFormat, columns: int) -> bool:
+        """Whether a head of `columns` columns may have this format: its sums are float32, in
+        Hopper's kernel, too."""
+        multiplies = Scaled.is_table(weight_format) and weight_format.form != OFFSETS
+        return multiplies and op.takes_plain(columns, weight_format.group)
 
     @staticmethod
-    def backend(kind: WeightFormat, target: Target) -> str:
-        columns = (kind.group or 1) * op.GROUP
+    def backend(weight_format: WeightFormat, target: Target) -> str:
+        columns = (weight_format.group or 1) * op.GROUP
         x_TI = jax.ShapeDtypeStruct((1, columns), jnp.bfloat16)
-        w_OI = jax.ShapeDtypeStruct((op.GROUP, columns), DTYPES[kind.numbers])
-        groups = columns // (kind.group or columns)
+        w_OI = jax.ShapeDtypeStruct((op.GROUP, columns), DTYPES[weight_format.numbers])
+        groups = columns // (weight_format.group or columns)
         scale_OG = jax.ShapeDtypeStruct((op.GROUP, groups), jnp.float32)
-        return op.choose(target, x_TI, w_OI, scale_OG, kind.group or columns, kind.inputs)
+        return op.choose(
+            target, x_TI, w_OI, scale_OG, weight_format.group or columns, weight_format.inputs
+        )
 
     @staticmethod
     def is_kernel(backend: str) -> bool:
         return not op.BACKENDS.runs_anywhere(backend)
 
     @staticmethod
-    def workspace(kind: WeightFormat, stream: int, product: int) -> int:
+    def workspace(weight_format: WeightFormat, stream: int, product: int) -> int:
         # Products of int8 numbers, and those with plain inputs, are added up in 32 bits
-        if kind.numbers == "int8" or kind.inputs == "plain":
+        if weight_format.numbers == "int8" or weight_format.inputs == "plain":
             return 4 * stream + 5 * product
         return 3 * stream + 2 * product
 
     @staticmethod
-    def rounded(kind: WeightFormat, plain: Array) -> dict[str, Array]:
+    def rounded(weight_format: WeightFormat, plain: Array) -> dict[str, Array]:
         """The parameters of a plain weight `[*out, K]`; a scale of inputs and offsets, which random
         weights alone lack, are those of inputs near one and zeros."""
-        dtype = DTYPES[kind.numbers]
-        values, scale = op.rounded(plain, dtype, kind.group or plain.shape[-1])
+        dtype = DTYPES[weight_format.numbers]
+        values, scale = op.rounded(plain, dtype, weight_format.group or plain.shape[-1])
         input_scale = jnp.full((1, 1), LARGEST_INPUT / op.largest(dtype))
         offset = jnp.zeros_like(scale)
         return {"values": values, "scale": scale, "input_scale": input_scale, "offset": offset}
 
 
-def _scale_dtype(kind: WeightFormat, shape: Shape) -> DTypeLike:
+def _scale_dtype(weight_format: WeightFormat, shape: Shape) -> DTypeLike:
     """float32, or the format's own where the model computes in 16 bits. Scales of small groups are
     an eighth of the weight's bytes and more, and float16 rounds them 8 times finer than bfloat16
     the weights."""
     exact = jnp.dtype(shape.dtype).itemsize > jnp.dtype(jnp.float16).itemsize
     if exact:
         return jnp.float32
-    return kind.scales
+    return weight_format.scales
 
 
 @functools.partial(jax.jit, static_argnames="group")

@@ -20,32 +20,37 @@ SCHEMES: Mapping[str, type[Held]] = MappingProxyType(
 )
 
 
-def held(kind: WeightFormat, shape: Shape) -> Held | Reordered:
+def held(weight_format: WeightFormat, shape: Shape) -> Held | Reordered:
     """An empty weight of this format."""
-    if kind.ordered:
-        return SCHEMES[kind.numbers](kind, shape)
+    if weight_format.ordered:
+        return SCHEMES[weight_format.numbers](weight_format, shape)
     axes = (*shape.axes[: len(shape.out)], None)
     inner = replace(shape, inp=(shape.columns,), axes=axes, order=())
-    return Reordered(SCHEMES[kind.numbers](replace(kind, ordered=True), inner), shape)
+    return Reordered(
+        SCHEMES[weight_format.numbers](replace(weight_format, ordered=True), inner), shape
+    )
 
 
-def backend(kind: WeightFormat, target: Target) -> str:
+def backend(weight_format: WeightFormat, target: Target) -> str:
     """The back end of products with such weights on a target."""
-    return SCHEMES[kind.numbers].backend(kind, target)
+    return SCHEMES[weight_format.numbers].backend(weight_format, target)
 
 
-def has_kernel(kind: WeightFormat, target: Target) -> bool:
+def has_kernel(weight_format: WeightFormat, target: Target) -> bool:
     """Whether a target has a kernel of products with such weights; else plain JAX unpacks them."""
-    scheme = SCHEMES[kind.numbers]
-    return scheme.is_kernel(scheme.backend(kind, target))
+    scheme = SCHEMES[weight_format.numbers]
+    return scheme.is_kernel(scheme.backend(weight_format, target))
 
 
 def workspace(kinds: Iterable[WeightFormat], stream: int, product: int) -> int:
-    """The most that `Held.workspace` says of these formats; 0 of none."""
-    widths = (SCHEMES[kind.numbers].workspace(kind, stream, product) for kind in kinds)
+    """The largest `Held.workspace` of these formats; 0 where there are none."""
+    widths = (
+        SCHEMES[weight_format.numbers].workspace(weight_format, stream, product)
+        for weight_format in kinds
+    )
     return max(widths, default=0)
 
 
-def rounded(kind: WeightFormat, plain: Array) -> dict[str, Array]:
+def rounded(weight_format: WeightFormat, plain: Array) -> dict[str, Array]:
     """The parameters, by their names, of a weight of plain numbers `[*out, K]`."""
-    return SCHEMES[kind.numbers].rounded(kind, plain)
+    return SCHEMES[weight_format.numbers].rounded(weight_format, plain)

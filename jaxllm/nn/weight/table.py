@@ -28,51 +28,51 @@ class HeldTable(nnx.Module):
     """Rows as bytes `[V, B]`, see `quantisation.int4_rows`; all of them on each device. See
     `weight.protocol.Table`."""
 
-    def __init__(self, kind: WeightFormat, vocab: int, width: int, dtype: DTypeLike):
-        rows = jnp.zeros((vocab, row_bytes(kind, width)), jnp.uint8)
+    def __init__(self, weight_format: WeightFormat, vocab: int, width: int, dtype: DTypeLike):
+        rows = jnp.zeros((vocab, row_bytes(weight_format, width)), jnp.uint8)
         self.rows = nnx.Param(rows, axes=(None, None))
-        self.kind = kind
+        self.format = weight_format
         self.width = width
         self.dtype = dtype
 
     def looked_up(self, token_T: Array, context: RowContext, vocab: int) -> Array:
-        return plain_rows(self.kind, self.rows[...][token_T], self.width).astype(self.dtype)
+        return plain_rows(self.format, self.rows[...][token_T], self.width).astype(self.dtype)
 
     def rules(self, path: str, fill: Fill) -> Iterator[Rule]:
         yield Rule(f"{path}.rows", fill("weight.rows", self.rows.shape[1]))
 
 
-def held_table(kind: WeightFormat, shape: Shape) -> Scaled | HeldTable:
+def held_table(weight_format: WeightFormat, shape: Shape) -> Scaled | HeldTable:
     """An empty table of this format; one of 8 bits may be a head."""
-    if kind.numbers in DTYPES:
-        return held_head(kind, shape)
+    if weight_format.numbers in DTYPES:
+        return held_head(weight_format, shape)
     (vocab,) = shape.out
     (width,) = shape.inp
-    return HeldTable(kind, vocab, width, shape.dtype)
+    return HeldTable(weight_format, vocab, width, shape.dtype)
 
 
-def held_head(kind: WeightFormat, shape: Shape) -> Scaled:
+def held_head(weight_format: WeightFormat, shape: Shape) -> Scaled:
     """An empty head of this format, which may be the table, too. Where each device has all rows,
     zeros follow them up to whole blocks of the kernel's: their logits are to be cut off."""
     (vocab,) = shape.out
     split = shape.shards > 1 and shape.out_axis is not None
     if not split:
-        return Scaled(kind, replace(shape, out=(vocab + -vocab % ROWS,)))
+        return Scaled(weight_format, replace(shape, out=(vocab + -vocab % ROWS,)))
     uneven = vocab // shape.shards % COPIED_ROWS
     if uneven:
-        return SharedHead(kind, shape)
-    return Scaled(kind, shape)
+        return SharedHead(weight_format, shape)
+    return Scaled(weight_format, shape)
 
 
 class SharedHead(Scaled):
     """A head of 8 bits whose rows devices share. Each share is filled up to whole blocks of the
     kernel's, which takes no other; the logits of what is added are cut off."""
 
-    def __init__(self, kind: WeightFormat, shape: Shape):
+    def __init__(self, weight_format: WeightFormat, shape: Shape):
         (vocab,) = shape.out
         self.share = vocab // shape.shards
         self.held = self.share + -self.share % ROWS
-        super().__init__(kind, replace(shape, out=(self.held * shape.shards,)))
+        super().__init__(weight_format, replace(shape, out=(self.held * shape.shards,)))
 
     def sums(self, x_TD: Array, context: RowContext) -> Array:
         y_TO = super().sums(x_TD, context)
@@ -90,8 +90,8 @@ class SharedHead(Scaled):
 
 @dataclass(frozen=True)
 class FilledUp:
-    """What fills shares of `held` rows: `share` rows of the checkpoint each, of which the last is
-    repeated. See `weight.protocol.Fill`."""
+    """The pieces that fill shares of `held` rows with `share` rows of the checkpoint each, of which
+    the last is repeated. See `weight.protocol.Fill`."""
 
     all: Fill
     share: int
@@ -112,28 +112,32 @@ class FilledUp:
         return replace(piece, view=(len(order), *piece.view[1:]), steps=(*piece.steps, step))
 
 
-def takes(kind: WeightFormat) -> bool:
-    """Whether a table that is no head can be held so."""
-    if kind.numbers in DTYPES:
-        return Scaled.is_table(kind)
-    return kind.ordered and kind.inputs == "plain" and kind.numbers in (INT4, *TABLES)
+def takes(weight_format: WeightFormat) -> bool:
+    """Whether a table that is no head can have this format."""
+    if weight_format.numbers in DTYPES:
+        return Scaled.is_table(weight_format)
+    return (
+        weight_format.ordered
+        and weight_format.inputs == "plain"
+        and weight_format.numbers in (INT4, *TABLES)
+    )
 
 
-def takes_head(kind: WeightFormat, columns: int) -> bool:
-    """Whether a head of so many columns, which may be the table, too, can be held so."""
-    return kind.numbers in DTYPES and Scaled.is_head(kind, columns)
+def takes_head(weight_format: WeightFormat, columns: int) -> bool:
+    """Whether a head of `columns` columns, which may be the table, too, can have this format."""
+    return weight_format.numbers in DTYPES and Scaled.is_head(weight_format, columns)
 
 
-def plain_rows(kind: WeightFormat, rows: Array, columns: int) -> Array:
+def plain_rows(weight_format: WeightFormat, rows: Array, columns: int) -> Array:
     """The numbers `[T, columns]` that the bytes of rows stand for, float32."""
-    numbers, scales, others = row_parts(kind, rows, columns)
+    numbers, scales, others = row_parts(weight_format, rows, columns)
 
     def spread(values: Array) -> Any:
-        return jnp.repeat(values, kind.group or columns, axis=1)[:, :columns]
+        return jnp.repeat(values, weight_format.group or columns, axis=1)[:, :columns]
 
-    if kind.numbers in TABLES:
-        return jnp.array(TABLES[kind.numbers], jnp.float32)[numbers] * spread(scales)
+    if weight_format.numbers in TABLES:
+        return jnp.array(TABLES[weight_format.numbers], jnp.float32)[numbers] * spread(scales)
     exact = numbers.astype(jnp.float32)
-    if kind.form == OFFSETS:
+    if weight_format.form == OFFSETS:
         return exact * spread(scales) + spread(others)
-    return (exact - (spread(others) if kind.form == ZEROS else MIDDLE)) * spread(scales)
+    return (exact - (spread(others) if weight_format.form == ZEROS else MIDDLE)) * spread(scales)

@@ -41,15 +41,15 @@ def read(settings: Mapping[str, Any]) -> AutoRoundAwq | AutoRoundGptq:
             raise ConfigError(
                 f"{key} is {settings[key]!r:.40}; integers with inputs as they are, are read"
             )
-    given = settings.get("packing_format", USUAL)
+    setting = settings.get("packing_format", USUAL)
     packing = None
-    if isinstance(given, str):
-        packing = OLDER.get(given, given)
+    if isinstance(setting, str):
+        packing = OLDER.get(setting, setting)
     if packing == AWQ:
         return AutoRoundAwq(read_grouping(settings, (4,)), GEMM)
     if packing not in GPTQ:
         known = ", ".join((AWQ, *GPTQ))
-        packing = given
+        packing = setting
         raise ConfigError(f"packing_format is {packing!r:.60}; {known} are read")
     grouping = read_grouping(settings, BITS, mixed="extra_config")
     return AutoRoundGptq(grouping, GPTQ[packing], False, is_centred(settings, "extra_config"))

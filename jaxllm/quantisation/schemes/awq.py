@@ -49,7 +49,7 @@ class Version(ABC):
 
     @abstractmethod
     def scales(self, shape: tuple[int, int], group: int) -> tuple[int, int]:
-        """The shape of its scales, for groups of so many columns."""
+        """The shape of its scales, for groups of `group` columns."""
 
     @abstractmethod
     def zeros(self, shape: tuple[int, int], group: int) -> tuple[int, int]:
@@ -82,8 +82,8 @@ class Gemm(Version):
     def unpacked(self, words: np.ndarray, rows: slice, columns: slice) -> np.ndarray:
         first = rows.start // 8
         last = -(-rows.stop // 8)
-        found = fields(words[columns], 4, (8 * first, 8 * last))
-        ordered = found.reshape(len(found), -1, 8)[..., PLACE].reshape(len(found), -1)
+        numbers = fields(words[columns], 4, (8 * first, 8 * last))
+        ordered = numbers.reshape(len(numbers), -1, 8)[..., PLACE].reshape(len(numbers), -1)
         return ordered[:, rows.start - 8 * first : rows.stop - 8 * first].T
 
 
@@ -124,7 +124,7 @@ class AwqMatrix(GroupedMatrix):
         return -(-self.shape[1] // self.group)
 
     def numbers(self, arrays: Arrays, bounds: Bounds) -> np.ndarray:
-        rows, columns = (slice(*each) for each in bounds)
+        rows, columns = (slice(*bound) for bound in bounds)
         return self.version.unpacked(arrays[0], rows, columns)
 
     def scales(self, arrays: Arrays, rows: slice) -> np.ndarray:
@@ -172,14 +172,14 @@ class Awq:
         return self.grouping.usual(shape, symmetric=False)
 
     def tensors(self, stored: Mapping[str, Header]) -> Iterator[AwqMatrix]:
-        for name, found in stored.items():
-            if not name.endswith(".qweight") or len(found.shape) != 2:
+        for name, header in stored.items():
+            if not name.endswith(".qweight") or len(header.shape) != 2:
                 continue
             module = name.removesuffix(".qweight")
-            shape = self.version.shape(found.shape)
+            shape = self.version.shape(header.shape)
             group = self.grouping.group or shape[1]
             parts = [
-                PackedPart(name, found.shape, I32),
+                PackedPart(name, header.shape, I32),
                 PackedPart(f"{module}.scales", self.version.scales(shape, group), FLOATS),
                 PackedPart(f"{module}.qzeros", self.version.zeros(shape, group), I32),
             ]
@@ -187,16 +187,16 @@ class Awq:
             divided = leaf in BEHIND and (divisors := f"{owner}.{DIVISORS}") in stored
             if divided:
                 parts.append(PackedPart(divisors, shape[1:], FLOATS))
-            kind = DividedMatrix if divided else AwqMatrix
-            yield kind(f"{module}.weight", shape, tuple(parts), 4, group, self.version)
+            matrix_class = DividedMatrix if divided else AwqMatrix
+            yield matrix_class(f"{module}.weight", shape, tuple(parts), 4, group, self.version)
 
 
 def read(settings: Mapping[str, Any]) -> Awq:
     """The scheme of these settings. Raises ConfigError."""
-    given = settings.get("version") or "gemm"
+    setting = settings.get("version") or "gemm"
     version = None
-    if isinstance(given, str):
-        version = VERSIONS.get(given.lower())
+    if isinstance(setting, str):
+        version = VERSIONS.get(setting.lower())
     if version is None:
-        raise ConfigError(f"version is {given!r:.40}; {' and '.join(VERSIONS)} are read")
+        raise ConfigError(f"version is {setting!r:.40}; {' and '.join(VERSIONS)} are read")
     return Awq(read_grouping(settings, (4,)), version)

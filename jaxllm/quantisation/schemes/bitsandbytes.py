@@ -46,7 +46,7 @@ def nf4_map() -> np.ndarray:
     above, below = (
         [quantile(share) for share in np.linspace(LAST, 0.5, count)[:-1]] for count in (9, 8)
     )
-    return np.array(sorted([*above, 0.0, *(-each for each in below)])) / max(above)
+    return np.array(sorted([*above, 0.0, *(-value for value in below)])) / max(above)
 
 
 class State(NamedTuple):
@@ -63,14 +63,14 @@ class BlockMatrix(PackedTensor):
     """A matrix of 4 bits. Parts: numbers, maxima, map, state and, if `state.nested`, the maxima and
     map of maxima."""
 
-    kind: str
+    quant_type: str
     state: State
 
     @property
     def format(self) -> WeightFormat | None:
         block = self.state.block
         columns = self.shape[1]
-        if self.kind != NF4 or columns % block:
+        if self.quant_type != NF4 or columns % block:
             return None
         return WeightFormat(NF4, block)
 
@@ -85,19 +85,19 @@ class BlockMatrix(PackedTensor):
         first = rows.start * columns
         last = rows.stop * columns
         stored = np.ascontiguousarray(arrays[0]).view(np.uint8).reshape(-1)
-        own = stored[first // 2 : -(-last // 2)]
-        pairs = np.stack([own >> 4, own & 15], axis=-1).reshape(-1)
+        packed = stored[first // 2 : -(-last // 2)]
+        pairs = np.stack([packed >> 4, packed & 15], axis=-1).reshape(-1)
         return pairs[first % 2 : first % 2 + last - first].reshape(-1, columns)
 
     def maxima(self, arrays: Sequence[np.ndarray], first: int, last: int) -> np.ndarray:
-        """Of the blocks `first` to `last`, float32."""
-        found = arrays[1][first:last]
+        """The maxima of the blocks `first` to `last`, float32. Raises ConfigError."""
+        maxima = arrays[1][first:last]
         if self.state.nested:
             outer = np.arange(first, last) // self.state.nested
-            found = arrays[5][found] * arrays[4][outer] + np.float32(self.state.offset)
-        found = found.astype(np.float32)
-        check_scales(self.parts[1], found)
-        return found
+            maxima = arrays[5][maxima] * arrays[4][outer] + np.float32(self.state.offset)
+        maxima = maxima.astype(np.float32)
+        check_scales(self.parts[1], maxima)
+        return maxima
 
     def check(self, arrays: Sequence[np.ndarray]) -> None:
         self.maxima(arrays, 0, -(-math.prod(self.shape) // self.state.block))
@@ -138,11 +138,13 @@ class BlockRows(PackedTensor):
 
     def unpack(self, arrays: Sequence[np.ndarray], bounds: Bounds) -> np.ndarray:
         self._check_map(arrays)
-        own = self.matrix
+        matrix = self.matrix
         top, bottom = bounds[0]
-        each = own.shape[1] // own.state.block
-        maxima = own.maxima(arrays, top * each, bottom * each).reshape(-1, each)
-        numbers = own.numbers(arrays, slice(top, bottom))
+        row_blocks = matrix.shape[1] // matrix.state.block
+        maxima = matrix.maxima(arrays, top * row_blocks, bottom * row_blocks).reshape(
+            -1, row_blocks
+        )
+        numbers = matrix.numbers(arrays, slice(top, bottom))
         return rows_of(numbers, maxima, None)[:, slice(*bounds[1])]
 
 
@@ -159,7 +161,7 @@ class RowMatrix(PackedTensor):
         return (Numbers(f"{self.name}.values", self.shape, self.parts[:1]), scale)
 
     def unpack(self, arrays: Sequence[np.ndarray], bounds: Bounds) -> np.ndarray:
-        rows, columns = (slice(*each) for each in bounds)
+        rows, columns = (slice(*bound) for bound in bounds)
         scales = _row_scales(self.parts[1:], arrays[1:], rows)
         return np.asarray(arrays[0][rows, columns].astype(np.float32) * scales)
 
@@ -183,9 +185,9 @@ def _row_scales(
             f"{parts[1].name} is {arrays[1].reshape(-1)[0]}: the numbers are ordered for a device; "
             "save the model again from the CPU"
         )
-    found = arrays[0][rows, None].astype(np.float32)
-    check_scales(parts[0], found)
-    return found / RANGE
+    maxima = arrays[0][rows, None].astype(np.float32)
+    check_scales(parts[0], maxima)
+    return maxima / RANGE
 
 
 @dataclass(frozen=True)
@@ -207,28 +209,28 @@ class BitsAndBytes:
         return WeightFormat(NF4, 64)
 
     def tensors(self, stored: Mapping[str, Header]) -> Iterator[PackedTensor]:
-        for name, found in stored.items():
-            if self.bits == 8 and name.endswith(".weight") and found.dtype == "I8":
-                yield _row_matrix(name, found, stored)
+        for name, header in stored.items():
+            if self.bits == 8 and name.endswith(".weight") and header.dtype == "I8":
+                yield _row_matrix(name, header, stored)
             elif self.bits == 4 and STATE in name and isinstance(stored, Stored):
                 yield _block_matrix(name, stored)
 
 
-def _row_matrix(name: str, found: Header, stored: Mapping[str, Header]) -> RowMatrix:
+def _row_matrix(name: str, header: Header, stored: Mapping[str, Header]) -> RowMatrix:
     module = name.removesuffix("weight")
     parts = [
-        PackedPart(name, found.shape, ("I8",)),
-        PackedPart(f"{module}SCB", found.shape[:1], ("F32", "F16", "BF16")),
+        PackedPart(name, header.shape, ("I8",)),
+        PackedPart(f"{module}SCB", header.shape[:1], ("F32", "F16", "BF16")),
     ]
     if f"{module}weight_format" in stored:
         parts.append(PackedPart(f"{module}weight_format", (), ("U8",)))
-    return RowMatrix(name, found.shape, tuple(parts))
+    return RowMatrix(name, header.shape, tuple(parts))
 
 
 def _block_matrix(state_name: str, stored: Stored) -> BlockMatrix:
-    name, _, kind = state_name.partition(STATE)
-    if kind not in TYPES:
-        raise ConfigError(f"{state_name:.160} has the type {kind!r:.20}; {TYPES} are read")
+    name, _, quant_type = state_name.partition(STATE)
+    if quant_type not in TYPES:
+        raise ConfigError(f"{state_name:.160} has the type {quant_type!r:.20}; {TYPES} are read")
     state = _state(state_name, stored.read(state_name))
     count = state.shape[0] * state.shape[1]
     blocks = -(-count // state.block)
@@ -249,17 +251,17 @@ def _block_matrix(state_name: str, stored: Stored) -> BlockMatrix:
     if state.nested:
         parts.append(PackedPart(f"{name}.nested_absmax", (-(-blocks // state.nested),), ("F32",)))
         parts.append(PackedPart(f"{name}.nested_quant_map", (256,), ("F32",)))
-    return BlockMatrix(name, state.shape, tuple(parts), kind, state)
+    return BlockMatrix(name, state.shape, tuple(parts), quant_type, state)
 
 
 def _state(name: str, stored: np.ndarray) -> State:
     """Raises ConfigError for what is no such JSON."""
     try:
-        given = json.loads(stored.tobytes())
-        rows, columns = given["shape"]
-        nested = given.get("nested_blocksize", 0)
-        sizes = (rows, columns, given["blocksize"])
-        offset = float(given.get("nested_offset", 0))
+        fields = json.loads(stored.tobytes())
+        rows, columns = fields["shape"]
+        nested = fields.get("nested_blocksize", 0)
+        sizes = (rows, columns, fields["blocksize"])
+        offset = float(fields.get("nested_offset", 0))
         legal = all(type(size) is int and size > 0 for size in sizes) and np.isfinite(offset)
         if not legal or type(nested) is not int or nested < 0:
             raise ValueError
@@ -267,7 +269,7 @@ def _state(name: str, stored: np.ndarray) -> State:
         raise ConfigError(
             f"{name:.160} has no legal shape, blocksize and offset: download the checkpoint again"
         ) from None
-    return State((rows, columns), given["blocksize"], nested, offset)
+    return State((rows, columns), fields["blocksize"], nested, offset)
 
 
 def read(settings: Mapping[str, Any]) -> BitsAndBytes:
@@ -276,10 +278,10 @@ def read(settings: Mapping[str, Any]) -> BitsAndBytes:
         raise ConfigError("load_in_8bit and load_in_4bit are both true; one of them is expected")
     if settings.get("load_in_8bit"):
         return BitsAndBytes(8)
-    kind = settings.get("bnb_4bit_quant_type", "fp4")
-    if not settings.get("load_in_4bit") or kind not in TYPES:
+    quant_type = settings.get("bnb_4bit_quant_type", "fp4")
+    if not settings.get("load_in_4bit") or quant_type not in TYPES:
         raise ConfigError(
             f"load_in_8bit, or load_in_4bit with bnb_4bit_quant_type of {' or '.join(TYPES)}, is "
-            f"expected; bnb_4bit_quant_type is {kind!r:.40}"
+            f"expected; bnb_4bit_quant_type is {quant_type!r:.40}"
         )
     return BitsAndBytes(4)

@@ -53,15 +53,15 @@ class CompressedTensors:
 def read(settings: Mapping[str, Any]) -> CompressedTensors:
     """The scheme of these settings. Raises ConfigError."""
     for key in ("transform_config", "sparsity_config"):
-        given = settings.get(key)
-        if given and not (isinstance(given, dict) and given.get("format") == "dense"):
+        setting = settings.get(key)
+        if setting and not (isinstance(setting, dict) and setting.get("format") == "dense"):
             raise ConfigError(f"{key} is not supported")
     if settings.get("ignore") is not None:
         check_targets("ignore", settings["ignore"])
     groups = settings.get("config_groups")
     if not isinstance(groups, dict) or not groups:
         raise ConfigError("config_groups must be an object with a group")
-    found: dict[Callable[[Groups], Scheme], dict[str, Mapping[str, Any]]] = {}
+    by_reader: dict[Callable[[Groups], Scheme], dict[str, Mapping[str, Any]]] = {}
     for name, group in groups.items():
         where = f"config_groups.{name}"[:80]
         if not isinstance(group, dict) or not isinstance(group.get("weights"), dict):
@@ -75,26 +75,30 @@ def read(settings: Mapping[str, Any]) -> CompressedTensors:
                 f"{where} has the format {form!r:.40}; those that are read are {', '.join(FORMATS)}"
             )
         completed = {part: _completed(group[part]) for part in PARTS if part in group}
-        found.setdefault(FORMATS[form], {})[where] = {**group, **completed}
-    return CompressedTensors(tuple(reader(own) for reader, own in found.items()))
+        by_reader.setdefault(FORMATS[form], {})[where] = {**group, **completed}
+    return CompressedTensors(
+        tuple(reader(reader_groups) for reader, reader_groups in by_reader.items())
+    )
 
 
-def _completed(given: Any) -> Any:
+def _completed(settings: Any) -> Any:
     """Settings of numbers with what their library adds: its words are lower-case, a missing
     strategy follows from the group size, and older files have "128x128" as block_structure."""
-    if not isinstance(given, dict):
-        return given
-    words = {key: given[key] for key in ("type", "strategy") if isinstance(given.get(key), str)}
-    found = given | {key: word.lower() for key, word in words.items()}
-    size = found.get("group_size")
-    block = found.get("block_structure")
-    if found.get("strategy") is None and (size is None or type(size) is int):
+    if not isinstance(settings, dict):
+        return settings
+    words = {
+        key: settings[key] for key in ("type", "strategy") if isinstance(settings.get(key), str)
+    }
+    completed = settings | {key: word.lower() for key, word in words.items()}
+    size = completed.get("group_size")
+    block = completed.get("block_structure")
+    if completed.get("strategy") is None and (size is None or type(size) is int):
         if size is None:
-            found["strategy"] = "tensor"
+            completed["strategy"] = "tensor"
         elif size == -1:
-            found["strategy"] = "channel"
+            completed["strategy"] = "channel"
         else:
-            found["strategy"] = "group"
+            completed["strategy"] = "group"
     if isinstance(block, str) and re.fullmatch(r"\d{1,9}x\d{1,9}", block):
-        found["block_structure"] = [int(part) for part in block.split("x")]
-    return {"num_bits": 8} | found
+        completed["block_structure"] = [int(part) for part in block.split("x")]
+    return {"num_bits": 8} | completed

@@ -49,14 +49,14 @@ class Fp8:
     def tensors(self, stored: Mapping[str, Header]) -> Iterator[ScaledMatrix]:
         for name, shape in matrices(stored, E4M3):
             owner = name.removesuffix("weight")
-            given = None
+            input_scale = None
             if self.static:
-                given = _named(owner, INPUT_SCALES, stored)
+                input_scale = _named(owner, INPUT_SCALES, stored)
             inputs = "group"
             if self.block is None:
                 inputs = "token"
             grid = Grid(*(self.block or shape), "given" if self.static else inputs)
-            yield scaled_matrix(name, stored, _named(owner, SCALES, stored), grid, given)
+            yield scaled_matrix(name, stored, _named(owner, SCALES, stored), grid, input_scale)
 
 
 def _named(owner: str, leaves: tuple[str, ...], stored: Mapping[str, Header]) -> str:

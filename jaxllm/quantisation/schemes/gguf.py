@@ -62,53 +62,53 @@ class GroupedNumbers(PackedTensor):
         else:
             form = SYMMETRIC
         numbers = NUMBERS[self.kind]
-        own = None
+        stored_group = None
         if group < self.columns:
-            own = group
+            stored_group = group
         if numbers == INT8:
             scales = FLOAT16
         else:
             scales = FLOAT32
-        return WeightFormat(numbers, own, form=form, scales=scales)
+        return WeightFormat(numbers, stored_group, form=form, scales=scales)
 
     def leaves(self) -> tuple[PackedTensor, ...]:
         numbers, scales, *_ = self.parts
         if NUMBERS[self.kind] != INT8:
             shape = (*numbers.shape[:-1], row_bytes(self.format, self.columns))
             return (Rows(f"{self.name}.rows", shape, self.parts),)
-        found: list[PackedTensor] = [
+        leaves: list[PackedTensor] = [
             Integers(f"{self.name}.values", numbers.shape, (numbers,)),
             Part(f"{self.name}.scale", scales.shape, (scales,)),
         ]
         if self.kind in OFFSETS:
-            found.append(Moved(f"{self.name}.offset", scales.shape, self.parts))
-        return tuple(found)
+            leaves.append(Moved(f"{self.name}.offset", scales.shape, self.parts))
+        return tuple(leaves)
 
     def unpack(self, arrays: Sequence[np.ndarray], bounds: Bounds) -> np.ndarray:
         *rows, (left, right) = bounds
         if self.turned:
             rows[1], (left, right) = (left, right), rows[1]
-        own = tuple(slice(*each) for each in rows)
+        index = tuple(slice(*bound) for bound in rows)
         group = self.columns // self.parts[1].shape[-1]
         first = left // group
         columns = np.arange(left, right) // group - first
-        numbers = np.asarray(arrays[0][(*own, slice(left, right))])
+        numbers = np.asarray(arrays[0][(*index, slice(left, right))])
         if self.kind in TABLES:
             stands = TABLES[self.kind][numbers]
         else:
             stands = numbers
         scales, *offsets = (
-            np.asarray(part[(*own, slice(first, -(-right // group)))])[..., columns]
+            np.asarray(part[(*index, slice(first, -(-right // group)))])[..., columns]
             for part in arrays[1:]
         )
         values = stands.astype(np.float32) * scales
         if offsets:
-            found = values + offsets[0]
+            shifted = values + offsets[0]
         else:
-            found = values
+            shifted = values
         if self.turned:
-            return found.swapaxes(1, 2)
-        return found
+            return shifted.swapaxes(1, 2)
+        return shifted
 
 
 @dataclass(frozen=True)
@@ -116,7 +116,7 @@ class Part(PackedTensor):
     """One of the parts as it is."""
 
     def unpack(self, arrays: Sequence[np.ndarray], bounds: Bounds) -> np.ndarray:
-        return np.asarray(arrays[0][tuple(slice(*each) for each in bounds)])
+        return np.asarray(arrays[0][tuple(slice(*bound) for bound in bounds)])
 
 
 @dataclass(frozen=True)
@@ -124,8 +124,8 @@ class Integers(PackedTensor):
     """Numbers as integers of 8 bits around zero."""
 
     def unpack(self, arrays: Sequence[np.ndarray], bounds: Bounds) -> np.ndarray:
-        found = np.asarray(arrays[0][tuple(slice(*each) for each in bounds)]).astype(np.int8)
-        return found + np.int8(MORE.get(self.parts[0].dtypes[0], 0))
+        integers = np.asarray(arrays[0][tuple(slice(*bound) for bound in bounds)]).astype(np.int8)
+        return integers + np.int8(MORE.get(self.parts[0].dtypes[0], 0))
 
 
 @dataclass(frozen=True)
@@ -133,7 +133,7 @@ class Moved(PackedTensor):
     """The offsets of integers around zero."""
 
     def unpack(self, arrays: Sequence[np.ndarray], bounds: Bounds) -> np.ndarray:
-        index = tuple(slice(*each) for each in bounds)
+        index = tuple(slice(*bound) for bound in bounds)
         scales, offsets = (np.asarray(part[index]) for part in arrays[1:])
         return offsets - np.float32(MORE[self.parts[0].dtypes[0]]) * scales
 
@@ -143,12 +143,12 @@ class Rows(PackedTensor):
     """Numbers of 4 bits as the bytes of their rows, see `int4_rows`."""
 
     def unpack(self, arrays: Sequence[np.ndarray], bounds: Bounds) -> np.ndarray:
-        index = tuple(slice(*each) for each in bounds[:-1])
-        kind = self.parts[0].dtypes[0]
+        index = tuple(slice(*bound) for bound in bounds[:-1])
+        dtype = self.parts[0].dtypes[0]
         numbers, scales, *offsets = (np.asarray(part[index]) for part in arrays)
-        flat = [each.reshape(-1, each.shape[-1]) for each in (numbers, scales, *offsets)]
-        flat[0] = flat[0].astype(np.int8) + np.int8(MORE.get(kind, 0))
-        flat[1] = flat[1] * np.float32(TIMES.get(kind, 1))
+        flat = [array.reshape(-1, array.shape[-1]) for array in (numbers, scales, *offsets)]
+        flat[0] = flat[0].astype(np.int8) + np.int8(MORE.get(dtype, 0))
+        flat[1] = flat[1] * np.float32(TIMES.get(dtype, 1))
         rows = rows_of(*flat, *([] if offsets else [None]))
         return rows.reshape(*numbers.shape[:-1], -1)[..., slice(*bounds[-1])]
 
@@ -168,16 +168,18 @@ class Gguf:
         return None
 
     def tensors(self, stored: Mapping[str, Header]) -> Iterator[PackedTensor]:
-        for name, found in stored.items():
-            if not name.endswith(INTEGERS) or found.dtype not in NUMBERS:
+        for name, header in stored.items():
+            if not name.endswith(INTEGERS) or header.dtype not in NUMBERS:
                 continue
-            own = name.removesuffix(INTEGERS)
-            shape = found.shape
-            others = PARTS[1:] if found.dtype in OFFSETS else (SCALES,)
-            parts = [PackedPart(own + each, stored[own + each].shape, ("F32",)) for each in others]
-            integers = PackedPart(name, shape, (found.dtype,))
-            plain = (shape[0], shape[2], shape[1]) if is_turned(own, shape) else shape
-            yield GroupedNumbers(own, plain, (integers, *parts))
+            module = name.removesuffix(INTEGERS)
+            shape = header.shape
+            others = PARTS[1:] if header.dtype in OFFSETS else (SCALES,)
+            parts = [
+                PackedPart(module + leaf, stored[module + leaf].shape, ("F32",)) for leaf in others
+            ]
+            integers = PackedPart(name, shape, (header.dtype,))
+            plain = (shape[0], shape[2], shape[1]) if is_turned(module, shape) else shape
+            yield GroupedNumbers(module, plain, (integers, *parts))
 
 
 def is_turned(name: str, shape: tuple[int, ...]) -> bool:

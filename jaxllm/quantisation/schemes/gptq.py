@@ -67,8 +67,8 @@ class GptqMatrix(GroupedMatrix):
         return arrays[1][:, rows].T
 
     def zeros(self, arrays: Arrays, rows: slice) -> np.ndarray:
-        found = fields(arrays[2], self.bits, (rows.start, rows.stop))
-        return ((found + self.less) & ((1 << self.bits) - 1)).T
+        stored = fields(arrays[2], self.bits, (rows.start, rows.stop))
+        return ((stored + self.less) & ((1 << self.bits) - 1)).T
 
     def groups(self, arrays: Arrays, columns: slice) -> np.ndarray:
         if len(arrays) == 3:
@@ -100,11 +100,11 @@ class Gptq:
         return self.grouping.usual(shape, self.centred and self.grouping.bits == 8)
 
     def tensors(self, stored: Mapping[str, Header]) -> Iterator[GptqMatrix]:
-        for name, found in stored.items():
-            if not name.endswith(".qweight") or len(found.shape) != 2:
+        for name, header in stored.items():
+            if not name.endswith(".qweight") or len(header.shape) != 2:
                 continue
             module = name.removesuffix(".qweight")
-            words, rows = found.shape
+            words, rows = header.shape
             scales, zeros, index = (f"{module}.{leaf}" for leaf in ("scales", "qzeros", "g_idx"))
             bits = self.grouping.bits_of(rows, size(stored, zeros, 1))
             if bits not in BITS:
@@ -113,14 +113,14 @@ class Gptq:
             group = self.grouping.group_of(columns, size(stored, scales, 0))
             groups = -(-columns // group)
             parts = [
-                PackedPart(name, found.shape, I32),
+                PackedPart(name, header.shape, I32),
                 PackedPart(scales, (groups, rows), FLOATS),
                 PackedPart(zeros, (groups, -(-rows * bits // WORD)), I32),
             ]
             if index in stored:
                 parts.append(PackedPart(index, (columns,), I32))
-            own = (f"{module}.weight", (rows, columns), tuple(parts), bits, group)
-            yield GptqMatrix(*own, self.less, self.shuffled, self.centred)
+            fields = (f"{module}.weight", (rows, columns), tuple(parts), bits, group)
+            yield GptqMatrix(*fields, self.less, self.shuffled, self.centred)
 
 
 def read(settings: Mapping[str, Any]) -> Gptq:
@@ -129,18 +129,19 @@ def read(settings: Mapping[str, Any]) -> Gptq:
     if stored not in LESS:
         raise ConfigError(f"checkpoint_format is {stored!r:.40}; {' and '.join(LESS)} are read")
     grouping = read_grouping(settings, BITS, mixed="dynamic")
-    shuffled = any(each.get("desc_act") for each in of_modules(settings, "dynamic"))
+    shuffled = any(module.get("desc_act") for module in of_modules(settings, "dynamic"))
     return Gptq(grouping, LESS[stored], shuffled, is_centred(settings, "dynamic"))
 
 
 def of_modules(settings: Mapping[str, Any], others: str) -> list[Mapping[str, Any]]:
     """The settings, and those of some modules, which stand under `others`."""
-    given = settings.get(others)
-    own = given.values() if isinstance(given, dict) else ()
-    return [settings, *(each for each in own if isinstance(each, dict))]
+    by_module = settings.get(others)
+    if not isinstance(by_module, dict):
+        return [settings]
+    return [settings, *(module for module in by_module.values() if isinstance(module, dict))]
 
 
 def is_centred(settings: Mapping[str, Any], others: str) -> bool:
     """Whether the settings say that zero points are half of the range, and no module's differ."""
     every = of_modules(settings, others)
-    return settings.get("sym") is True and all(each.get("sym", True) is True for each in every)
+    return settings.get("sym") is True and all(module.get("sym", True) is True for module in every)

@@ -57,8 +57,11 @@ class ModelOpt:
 
     @property
     def title(self) -> str:
-        own = sorted(set(self.layers.values()))
-        return f"modelopt {self.algorithm}" + (f" ({', '.join(own)})" if own else "")
+        algorithms = sorted(set(self.layers.values()))
+        title = f"modelopt {self.algorithm}"
+        if algorithms:
+            title += f" ({', '.join(algorithms)})"
+        return title
 
     def usual(self, shape: tuple[int, ...]) -> WeightFormat | None:
         floats = self.algorithm in FLOATS_OF_4_BITS and len(shape) == 2
@@ -67,10 +70,10 @@ class ModelOpt:
         return None
 
     def tensors(self, stored: Mapping[str, Header]) -> Iterator[PackedTensor]:
-        for name, found in stored.items():
-            if not name.endswith(".weight") or len(found.shape) != 2:
+        for name, header in stored.items():
+            if not name.endswith(".weight") or len(header.shape) != 2:
                 continue
-            if found.dtype not in (E4M3, U8):
+            if header.dtype not in (E4M3, U8):
                 continue
             algorithm = self._algorithm(modules(stored, name))
             if algorithm is None and isinstance(stored, Stored):  # no random weights
@@ -78,11 +81,11 @@ class ModelOpt:
                     f"{name} has few bits, but quantized_layers does not name the module: download "
                     "or convert the checkpoint again"
                 )
-            if algorithm in FLOATS_OF_4_BITS and found.dtype == U8:
+            if algorithm in FLOATS_OF_4_BITS and header.dtype == U8:
                 owner = name.removesuffix("weight")
                 more = (owner + leaf for leaf in ("weight_scale", "weight_scale_2", "input_scale"))
                 yield fp4_matrix(name, stored, (name, *more), NVFP4, "times")
-            elif algorithm in ALGORITHMS and found.dtype == E4M3:
+            elif algorithm in ALGORITHMS and header.dtype == E4M3:
                 yield _floats_of_8_bits(name, algorithm, stored)
 
     def _algorithm(self, names: tuple[str, ...]) -> str | None:
@@ -91,8 +94,9 @@ class ModelOpt:
         if self.algorithm != MIXED:
             return self.algorithm
         while any(names):
-            if found := next((self.layers[name] for name in names if name in self.layers), None):
-                return found
+            for name in names:
+                if name in self.layers:
+                    return self.layers[name]
             names = tuple(name.rpartition(".")[0] for name in names)
         return None
 
@@ -102,33 +106,35 @@ def _floats_of_8_bits(name: str, algorithm: str, stored: Mapping[str, Header]) -
     owner = name.removesuffix("weight")
     shape = stored[name].shape
     rows, columns = (size or whole for size, whole in zip(block, shape, strict=True))
-    given = None
+    input_scale = None
     if inputs == "given":
-        given = f"{owner}input_scale"
-    return scaled_matrix(name, stored, f"{owner}weight_scale", Grid(rows, columns, inputs), given)
+        input_scale = f"{owner}input_scale"
+    return scaled_matrix(
+        name, stored, f"{owner}weight_scale", Grid(rows, columns, inputs), input_scale
+    )
 
 
 def read(settings: Mapping[str, Any]) -> ModelOpt:
     """The scheme of these settings. Raises ConfigError."""
-    own = settings.get("quantization")  # of hf_quant_config.json
-    given = own if isinstance(own, dict) else settings
-    algorithm = given.get("quant_algo")
+    nested = settings.get("quantization")  # of hf_quant_config.json
+    fields = nested if isinstance(nested, dict) else settings
+    algorithm = fields.get("quant_algo")
     if algorithm == MIXED:
-        return ModelOpt(MIXED, _layers(given.get("quantized_layers")))
+        return ModelOpt(MIXED, _layers(fields.get("quantized_layers")))
     return ModelOpt(_known("quant_algo", algorithm))
 
 
-def _layers(given: Any) -> dict[str, str]:
-    if not isinstance(given, dict) or not given:
+def _layers(layers: Any) -> dict[str, str]:
+    if not isinstance(layers, dict) or not layers:
         raise ConfigError(
-            f"quantized_layers is {given!r:.80}; with {MIXED} it must be an object with the "
+            f"quantized_layers is {layers!r:.80}; with {MIXED} it must be an object with the "
             "quant_algo of each module"
         )
     return {
         name: _known(
             f"quant_algo of {name!s:.80}", of.get("quant_algo") if isinstance(of, dict) else of
         )
-        for name, of in given.items()
+        for name, of in layers.items()
     }
 
 

@@ -59,7 +59,7 @@ class Mxfp4Rows(PackedTensor):
 
     def unpack(self, arrays: Sequence[np.ndarray], bounds: Bounds) -> np.ndarray:
         blocks, exponents = arrays
-        index = tuple(slice(*each) for each in bounds[:2])
+        index = tuple(slice(*bound) for bound in bounds[:2])
         stored = blocks[index]
         scales = powers(self.parts[1], exponents[index])
         experts, out = stored.shape[:2]
@@ -79,11 +79,11 @@ class Mxfp4:
         return None
 
     def tensors(self, stored: Mapping[str, Header]) -> Iterator[Mxfp4Experts]:
-        for name, found in stored.items():
-            if not name.endswith("_blocks") or len(found.shape) != 4:
+        for name, header in stored.items():
+            if not name.endswith("_blocks") or len(header.shape) != 4:
                 continue
             plain = name.removesuffix("_blocks")
-            experts, out, blocks, _ = found.shape
+            experts, out, blocks, _ = header.shape
             parts = (
                 PackedPart(name, (experts, out, blocks, BLOCK // 2), (U8,)),
                 PackedPart(f"{plain}_scales", (experts, out, blocks), (U8,)),

@@ -20,18 +20,21 @@ def read_conversation(body: dict[str, Any]) -> list[Message]:
     """`system` and `messages` in the form of an OpenAI chat. Neighbours of one role are one
     message, as the protocol has it. Raises ApiError(400)."""
     messages = (*_read_system(body.get("system")), *_read_messages(body.get("messages")))
-    found: list[Message] = []
+    conversation: list[Message] = []
     for role, group in groupby(messages, lambda message: message["role"]):
         neighbours = list(group)
-        found += neighbours if role == "tool" else [_joined(role, neighbours)]
-    return found
+        if role == "tool":  # each answers a call of its own
+            conversation += neighbours
+        else:
+            conversation.append(_joined(role, neighbours))
+    return conversation
 
 
 def _read_system(value: Any) -> list[Message]:
     """The system prompt, a text or text blocks, as at most one message."""
     if value is None:
         return []
-    texts = [_text(block, at) for at, block in _blocks(value, "system")]
+    texts = [_text(block, place) for place, block in _blocks(value, "system")]
     text = "\n".join(text for text in texts if not text.startswith(BILLING))
     if text:
         return [{"role": "system", "content": text}]
@@ -44,38 +47,41 @@ def _read_messages(value: Any) -> Iterator[Message]:
         raise bad_request("messages is required: a list of messages that is not empty", "messages")
     names: dict[str, str] = {}  # of tools, by the ids of their calls
     for number, message in enumerate(value):
-        at = f"messages.{number}"
+        place = f"messages.{number}"
         if not isinstance(message, dict):
-            raise bad_request(f"{at} must be an object, got {describe(message)}", at)
+            raise bad_request(f"{place} must be an object, got {describe(message)}", place)
         role = message.get("role")
         if not isinstance(role, str) or role not in READERS:
             raise bad_request(
-                f"{at}.role must be one of {', '.join(READERS)}, got {describe(role)}", f"{at}.role"
+                f"{place}.role must be one of {', '.join(READERS)}, got {describe(role)}",
+                f"{place}.role",
             )
-        yield from READERS[role](message.get("content"), f"{at}.content", names)
+        yield from READERS[role](message.get("content"), f"{place}.content", names)
 
 
 def _joined(role: str, neighbours: list[Message]) -> Message:
     """One message in place of several."""
     joined: Message = {"role": role, "content": ""}
     for name in ("content", "reasoning_content"):
-        texts = [text for one in neighbours if (text := one.get(name))]
+        texts = [text for message in neighbours if (text := message.get(name))]
         if texts:
             joined[name] = "\n".join(texts)
-    calls = [call for one in neighbours for call in one.get("tool_calls", ())]
-    return joined | ({"tool_calls": calls} if calls else {})
+    calls = [call for message in neighbours for call in message.get("tool_calls", ())]
+    if calls:
+        joined["tool_calls"] = calls
+    return joined
 
 
-def _system(content: Any, at: str, names: dict[str, str]) -> Iterator[Message]:
-    text = "\n".join(_text(block, where) for where, block in _blocks(content, at))
+def _system(content: Any, place: str, names: dict[str, str]) -> Iterator[Message]:
+    text = "\n".join(_text(block, where) for where, block in _blocks(content, place))
     yield {"role": "system", "content": text}
 
 
-def _user(content: Any, at: str, names: dict[str, str]) -> Iterator[Message]:
+def _user(content: Any, place: str, names: dict[str, str]) -> Iterator[Message]:
     """Texts and results of tools, in their order."""
     texts: list[str] = []
     sent = False
-    for where, block in _blocks(content, at):
+    for where, block in _blocks(content, place):
         if block.get("type") != "tool_result":
             texts.append(_text(block, where))
             continue
@@ -88,24 +94,24 @@ def _user(content: Any, at: str, names: dict[str, str]) -> Iterator[Message]:
         yield {"role": "user", "content": "\n".join(texts)}
 
 
-def _result(block: Block, at: str, names: dict[str, str]) -> Message:
+def _result(block: Block, place: str, names: dict[str, str]) -> Message:
     """The result of a call, with the name of the tool, which some templates show."""
-    id = _string(block, "tool_use_id", at)
+    id = _string(block, "tool_use_id", place)
     value = block.get("content")
-    inner = () if value is None else _blocks(value, f"{at}.content")
+    inner = () if value is None else _blocks(value, f"{place}.content")
     text = "\n".join(_text(part, where) for where, part in inner)
-    if read_field({f"{at}.is_error": block.get("is_error")}, f"{at}.is_error", bool, False):
+    if read_field({f"{place}.is_error": block.get("is_error")}, f"{place}.is_error", bool, False):
         text = f"Error: {text}"
     message = {"role": "tool", "tool_call_id": id, "content": text}
     return message | ({"name": names[id]} if id in names else {})
 
 
-def _assistant(content: Any, at: str, names: dict[str, str]) -> Iterator[Message]:
+def _assistant(content: Any, place: str, names: dict[str, str]) -> Iterator[Message]:
     """Texts, thoughts and calls of an earlier answer. Redacted thoughts are another server's."""
     texts = []
     thoughts = []
     calls = []
-    for where, block in _blocks(content, at):
+    for where, block in _blocks(content, place):
         match block.get("type"):
             case "thinking":
                 thoughts.append(_string(block, "thinking", where))
@@ -127,39 +133,45 @@ def _assistant(content: Any, at: str, names: dict[str, str]) -> Iterator[Message
     message: Message = {"role": "assistant", "content": "\n".join(texts)}
     if any(thoughts):
         message["reasoning_content"] = "\n".join(thoughts)
-    yield message | ({"tool_calls": calls} if calls else {})
+    if calls:
+        message["tool_calls"] = calls
+    yield message
 
 
 READERS = {"user": _user, "assistant": _assistant, "system": _system}
 
 
-def _blocks(content: Any, at: str) -> Iterator[tuple[str, Block]]:
+def _blocks(content: Any, place: str) -> Iterator[tuple[str, Block]]:
     """The blocks of a content with their places; a text is one block."""
     if isinstance(content, str):
-        yield at, {"type": "text", "text": content}
+        yield place, {"type": "text", "text": content}
         return
     if not isinstance(content, list):
-        raise bad_request(f"{at} must be a string or a list of blocks, got {describe(content)}", at)
+        raise bad_request(
+            f"{place} must be a string or a list of blocks, got {describe(content)}", place
+        )
     for number, block in enumerate(content):
-        where = f"{at}.{number}"
+        where = f"{place}.{number}"
         if not isinstance(block, dict):
             raise bad_request(f"{where} must be an object, got {describe(block)}", where)
         yield where, block
 
 
-def _text(block: Block, at: str) -> str:
+def _text(block: Block, place: str) -> str:
     """The text of a block that must be a text."""
     if block.get("type") != "text":
         raise bad_request(
-            f"{at} is a block of type {describe(block.get('type'))}, which this model does not "
+            f"{place} is a block of type {describe(block.get('type'))}, which this model does not "
             "take here; send text",
-            at,
+            place,
         )
-    return _string(block, "text", at)
+    return _string(block, "text", place)
 
 
-def _string(block: Block, name: str, at: str) -> str:
+def _string(block: Block, name: str, place: str) -> str:
     value = block.get(name)
     if not isinstance(value, str):
-        raise bad_request(f"{at}.{name} must be a string, got {describe(value)}", f"{at}.{name}")
+        raise bad_request(
+            f"{place}.{name} must be a string, got {describe(value)}", f"{place}.{name}"
+        )
     return value

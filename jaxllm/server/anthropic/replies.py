@@ -33,7 +33,7 @@ class MessagesReply(PartsReply):
     """/v1/messages"""
 
     prefix = "msg_"
-    kind = "message"
+    object_name = "message"
 
     def __init__(
         self, id: str, model: str, fingerprint: str, spec: ReplySpec, n: int, names: TokenNames
@@ -45,23 +45,20 @@ class MessagesReply(PartsReply):
     def events(self, prompt: int, delta: TextDelta) -> bytes:
         """The events for one delta; the first come with the beginning of the message."""
         choice = self._update_choice(prompt, delta)
-        found = []
+        events = []
         if not choice.started:
             choice.started = True
             message = self._message([], None) | {"usage": self._usage() | {"output_tokens": 0}}
-            found = [event("message_start", {"message": message}), PING]
+            events = [event("message_start", {"message": message}), PING]
         for part in self._parts(choice, delta):
-            found += self._blocks.feed(part)
-        return b"".join(found)
+            events += self._blocks.feed(part)
+        return b"".join(events)
 
     def last_events(self) -> bytes:
         """The end of the last block and of the message."""
         (choice,) = self._choices
         reason = stop_reason(choice)
-        changes = {
-            "stop_reason": reason,
-            "stop_sequence": choice.stop_reason if reason == "stop_sequence" else None,
-        }
+        changes = {"stop_reason": reason, "stop_sequence": stop_sequence(choice)}
         return b"".join(
             [
                 *self._blocks.close(),
@@ -86,19 +83,18 @@ class MessagesReply(PartsReply):
     def _message(self, content: list[dict[str, Any]], choice: Choice | None) -> dict[str, Any]:
         """The message; without a choice, one that has just begun."""
         reason = None
+        sequence = None
         if choice is not None:
             reason = stop_reason(choice)
-        found = None
-        if choice is not None and reason == "stop_sequence":
-            found = choice.stop_reason
+            sequence = stop_sequence(choice)
         return {
             "id": self.id,
-            "type": self.kind,
+            "type": self.object_name,
             "role": "assistant",
             "model": self._model,
             "content": content,
             "stop_reason": reason,
-            "stop_sequence": found,
+            "stop_sequence": sequence,
             "usage": self._usage(),
         }
 
@@ -150,19 +146,19 @@ class BlockEvents:
         self._open = None
         return [*signed, event("content_block_stop", {"index": self._index})]
 
-    def _begin(self, kind: type[Part], block: dict[str, Any]) -> list[bytes]:
+    def _begin(self, part_type: type[Part], block: dict[str, Any]) -> list[bytes]:
         """Open a block, unless one of its kind is open."""
-        if self._open is kind:
+        if self._open is part_type:
             return []
         closed = self.close()
-        self._open = kind
+        self._open = part_type
         self._index += 1
         self._thought = hashlib.sha256()
         start = {"index": self._index, "content_block": block}
         return [*closed, event("content_block_start", start)]
 
-    def _delta(self, kind: str, name: str, text: str) -> bytes:
-        delta = {"type": kind, name: text}
+    def _delta(self, delta_type: str, name: str, text: str) -> bytes:
+        delta = {"type": delta_type, name: text}
         return event("content_block_delta", {"index": self._index, "delta": delta})
 
 
@@ -216,6 +212,14 @@ def stop_reason(choice: Choice) -> str:
     if choice.called:
         return "tool_use"
     return "end_turn"
+
+
+def stop_sequence(choice: Choice) -> str | None:
+    """The text that ended the message, if one of `stop_sequences` did."""
+    if stop_reason(choice) != "stop_sequence":
+        return None
+    assert isinstance(choice.stop_reason, str), "only a text is a stop sequence"
+    return choice.stop_reason
 
 
 def event(name: str, body: dict[str, Any]) -> bytes:

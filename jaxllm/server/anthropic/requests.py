@@ -95,44 +95,47 @@ def in_our_words(message: str) -> str:
 def _tools(body: dict[str, Any]) -> dict[str, Any]:
     """`tools` and `tool_choice` as a chat has them."""
     tools = [
-        _function(tool, f"tools[{at}]")
-        for at, tool in enumerate(read_field(body, "tools", list, []))
+        _function(tool, f"tools[{number}]")
+        for number, tool in enumerate(read_field(body, "tools", list, []))
     ]
-    found: dict[str, Any] = {"tools": tools}
+    fields: dict[str, Any] = {"tools": tools}
     choice = read_optional(body, "tool_choice", dict)
     if choice is None:
-        return found
-    kind = choice.get("type")
-    if kind in ("any", "tool") and not tools:
-        raise bad_request(f"tool_choice of type {kind} needs tools", "tool_choice")
-    if kind == "tool":
+        return fields
+    choice_type = choice.get("type")
+    if choice_type in ("any", "tool") and not tools:
+        raise bad_request(f"tool_choice of type {choice_type} needs tools", "tool_choice")
+    if choice_type == "tool":
         name = read_field({"tool_choice.name": choice.get("name")}, "tool_choice.name", str, "")
-        found["tool_choice"] = {"type": "function", "function": {"name": name}}
-    elif isinstance(kind, str) and kind in CHOICES:
-        found["tool_choice"] = CHOICES[kind]
+        fields["tool_choice"] = {"type": "function", "function": {"name": name}}
+    elif isinstance(choice_type, str) and choice_type in CHOICES:
+        fields["tool_choice"] = CHOICES[choice_type]
     else:
         raise bad_request(
-            f"tool_choice.type must be auto, any, tool or none, got {describe(kind)}", "tool_choice"
+            f"tool_choice.type must be auto, any, tool or none, got {describe(choice_type)}",
+            "tool_choice",
         )
     name = "tool_choice.disable_parallel_tool_use"
     single = read_field({name: choice.get("disable_parallel_tool_use")}, name, bool, False)
-    return found | {"parallel_tool_calls": not single}
+    return fields | {"parallel_tool_calls": not single}
 
 
-def _function(tool: Any, at: str) -> dict[str, Any]:
+def _function(tool: Any, place: str) -> dict[str, Any]:
     """A tool as a chat has it; tools that Anthropic's servers or models know themselves are
     refused by name."""
     if not isinstance(tool, dict):
-        raise bad_request(f"{at} must be an object, got {describe(tool)}", at)
+        raise bad_request(f"{place} must be an object, got {describe(tool)}", place)
     if tool.get("type") not in (None, "custom"):
         raise bad_request(
-            f"{at} has the type {describe(tool['type'])}, which this server does not have; "
+            f"{place} has the type {describe(tool['type'])}, which this server does not have; "
             "send tools with name and input_schema",
-            at,
+            place,
             "unsupported_parameter",
         )
     if tool.get("input_schema") is None:
-        raise bad_request(f"{at}.input_schema is required: a JSON schema", f"{at}.input_schema")
+        raise bad_request(
+            f"{place}.input_schema is required: a JSON schema", f"{place}.input_schema"
+        )
     function = {name: tool.get(name) for name in ("name", "description", "strict")}
     return {"type": "function", "function": function | {"parameters": tool["input_schema"]}}
 
@@ -142,26 +145,26 @@ def _thinking(body: dict[str, Any]) -> dict[str, Any]:
     thinking = read_optional(body, "thinking", dict)
     if thinking is None:
         return {}
-    kind = thinking.get("type")
-    if not isinstance(kind, str) or kind not in THINKING:
+    mode = thinking.get("type")
+    if not isinstance(mode, str) or mode not in THINKING:
         raise bad_request(
-            f"thinking.type must be one of {', '.join(THINKING)}, got {describe(kind)}", "thinking"
+            f"thinking.type must be one of {', '.join(THINKING)}, got {describe(mode)}", "thinking"
         )
-    found: dict[str, Any] = {"include_reasoning": thinking.get("display") != "omitted"}
-    if kind == "enabled":
-        found["thinking_token_budget"] = _budget(thinking)
-    on = THINKING[kind]
+    fields: dict[str, Any] = {"include_reasoning": thinking.get("display") != "omitted"}
+    if mode == "enabled":
+        fields["thinking_token_budget"] = _budget(thinking)
+    on = THINKING[mode]
     if on is not None:
-        found["chat_template_kwargs"] = {"enable_thinking": on, "thinking": on}
-    return found
+        fields["chat_template_kwargs"] = {"enable_thinking": on, "thinking": on}
+    return fields
 
 
 def _budget(thinking: dict[str, Any]) -> int:
     name = "thinking.budget_tokens"
-    given = thinking.get("budget_tokens")
-    if given is None:
+    value = thinking.get("budget_tokens")
+    if value is None:
         raise bad_request(f"{name} is required where thinking is enabled", name)
-    budget = read_field({name: given}, name, int, 0)
+    budget = read_field({name: value}, name, int, 0)
     if budget < 1:
         raise bad_request(f"{name} must be an integer from 1, got {budget}", name)
     return budget
@@ -170,14 +173,14 @@ def _budget(thinking: dict[str, Any]) -> int:
 def _output(body: dict[str, Any]) -> dict[str, Any]:
     """`output_config` (effort, format); `output_format` is the older name of its format."""
     config = read_field(body, "output_config", dict, {})
-    given = [form for form in (config.get("format"), body.get("output_format")) if form is not None]
-    found: dict[str, Any] = {"reasoning_effort": config.get("effort")}
-    for form in given:
+    forms = [form for form in (config.get("format"), body.get("output_format")) if form is not None]
+    fields: dict[str, Any] = {"reasoning_effort": config.get("effort")}
+    for form in forms:
         if not isinstance(form, dict) or form.get("type") != "json_schema" or "schema" not in form:
             raise bad_request(
                 'output_config.format must be {"type": "json_schema", "schema": object}',
                 "output_config.format",
             )
         wrapped = {"name": "output", "schema": form["schema"]}
-        found["response_format"] = {"type": "json_schema", "json_schema": wrapped}
-    return found
+        fields["response_format"] = {"type": "json_schema", "json_schema": wrapped}
+    return fields

@@ -218,17 +218,17 @@ ACCEPTED: dict[str, Accepted] = {
 }
 
 
-def check_accepted(given: dict[str, list[str] | bool]) -> list[str]:
-    """Notices of flags of ACCEPTED without effect, of those that were `given`. Raises ConfigError
-    for a value that would have one."""
+def check_accepted(flags: dict[str, list[str] | bool]) -> list[str]:
+    """A notice for each of these flags of ACCEPTED, which have no effect. Raises ConfigError for a
+    value that would have one."""
     notices = []
-    for name, found in given.items():
+    for name, value in flags.items():
         flag = ACCEPTED[name]
-        if isinstance(found, bool):
-            words = [str(found).lower()]
+        if isinstance(value, bool):
+            words = [str(value).lower()]
         else:
-            words = found
-        if found is False:
+            words = value
+        if value is False:
             shown = f"--no-{name}"
         else:
             shown = f"--{name}"

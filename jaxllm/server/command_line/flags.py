@@ -178,9 +178,9 @@ def parser(prog: str = "python -m jaxllm.server") -> argparse.ArgumentParser:
         group = top.add_argument_group(title)
         for name, help in flags.items():
             _engine_flag(group, name, hints[name], defaults[name], help)
-    for title, own in SERVER_FLAGS.items():
+    for title, options in SERVER_FLAGS.items():
         group = top.add_argument_group(title)
-        for names, arguments in own.items():
+        for names, arguments in options.items():
             group.add_argument(*names, **arguments)
     _accepted_flags(top.add_argument_group(ACCEPTED_TITLE))
     return top
@@ -195,14 +195,14 @@ def _engine_flag(group: Any, name: str, hint: Any, default: Any, help: str) -> N
         return
     kinds = set(typing.get_args(hint) or (hint,)) - {type(None)}
     if kinds == {int, str}:
-        kind: Any = length
+        value_type: Any = length
     else:
-        (found,) = kinds
-        kind = {int: integer, float: real, str: str}.get(found, json_object)
+        (plain_type,) = kinds
+        value_type = {int: integer, float: real, str: str}.get(plain_type, json_object)
     group.add_argument(
         *flags,
         dest=name,
-        type=kind,
+        type=value_type,
         default=default,
         choices=CHOICES.get(name),
         help=help,

@@ -21,13 +21,13 @@ def help_text(top: argparse.ArgumentParser, topic: str) -> str:
         if title.lower().startswith(topic.lower()):
             return _page(top, [(title, actions)])
     word = topic.lower().lstrip("-")
-    found = [
+    matches = [
         (title, [action for action in actions if _mentions(action, word)])
         for title, actions in _groups(top)
     ]
-    if not any(actions for _, actions in found):
+    if not any(actions for _, actions in matches):
         return f"no option mentions {topic!r}; {_topics(top)}\n"
-    return _page(top, [(title, actions) for title, actions in found if actions])
+    return _page(top, [(title, actions) for title, actions in matches if actions])
 
 
 def _groups(top: argparse.ArgumentParser) -> Iterable[tuple[str, list[argparse.Action]]]:

@@ -103,14 +103,14 @@ def read_options(
     if entries and (named or "model" in line | variables):
         raise ConfigError(f"--config {path} has models; leave --model out, or name one file of one")
     models = entries or named or [{}]
-    merged: list[Layer] = [{**common, **own, **variables, **line} for own in models]
-    found = []
-    for own, layer in zip(models, merged, strict=True):
-        given = _share(layer, merged, defaults) | layer | (own if named else {})
-        values = {name: value for name, (value, _) in given.items()}
-        sources = {name: source for name, (_, source) in given.items()}
-        found.append(Given(argparse.Namespace(**defaults | values), sources, notices))
-    return found
+    merged: list[Layer] = [{**common, **model, **variables, **line} for model in models]
+    choices = []
+    for model, layer in zip(models, merged, strict=True):
+        settings = _share(layer, merged, defaults) | layer | (model if named else {})
+        values = {name: value for name, (value, _) in settings.items()}
+        sources = {name: source for name, (_, source) in settings.items()}
+        choices.append(Given(argparse.Namespace(**defaults | values), sources, notices))
+    return choices
 
 
 def _model_names(argv: list[str]) -> tuple[list[str], list[str]]:
@@ -131,9 +131,9 @@ def _model_names(argv: list[str]) -> tuple[list[str], list[str]]:
     return ([], argv)
 
 
-def _share(own: Layer, models: list[Layer], defaults: dict[str, Any]) -> Layer:
+def _share(layer: Layer, models: list[Layer], defaults: dict[str, Any]) -> Layer:
     """Models on the same devices share them in equal parts, where nothing else is said."""
-    count = sum(each.get(DEVICES, ("",))[0] == own.get(DEVICES, ("",))[0] for each in models)
+    count = sum(model.get(DEVICES, ("",))[0] == layer.get(DEVICES, ("",))[0] for model in models)
     if count == 1:
         return {}
     share = math.floor(1000 * defaults[MEMORY] / count) / 1000
@@ -171,9 +171,9 @@ def _may_be_model(word: str) -> bool:
 
 def _meant(word: str, known: list[str]) -> str:
     """The end of a message about an unknown word: the known one that looks like it."""
-    found = difflib.get_close_matches(word.partition("=")[0], known, 1, 0.75)
-    if found:
-        return f" (did you mean {found[0]}?)"
+    matches = difflib.get_close_matches(word.partition("=")[0], known, 1, 0.75)
+    if matches:
+        return f" (did you mean {matches[0]}?)"
     return ""
 
 
@@ -184,7 +184,7 @@ def _read_environment(
     names = {PREFIX + flag[2:].replace("-", "_").upper(): flag for flag in actions}
     by_field = {action.dest: flag for flag, action in actions.items()}
     known = {name: by_field[field] for name, field in OTHER_VARIABLES.items()} | names
-    found: Layer = {}
+    layer: Layer = {}
     for name, flag in known.items():
         text = environ.get(name, "")
         if text and not (OF_A_SERVICE.fullmatch(name) and "://" in text):
@@ -192,14 +192,14 @@ def _read_environment(
                 value = _listed(text)
             else:
                 value = text
-            found[actions[flag].dest] = (_read(actions[flag], flag, value, name), name)
+            layer[actions[flag].dest] = (_read(actions[flag], flag, value, name), name)
     others = (name for name in environ if name.startswith(PREFIX) and name not in names)
     notices = [
         f"the variable {name} is no option and has no effect{_meant(name, list(names))}"
         for name in sorted(others)
         if not OF_A_SERVICE.fullmatch(name)
     ]
-    return found, notices
+    return layer, notices
 
 
 def _listed(text: str) -> list[Any] | str:
@@ -218,21 +218,21 @@ def _read_file(actions: dict[str, argparse.Action], path: Path) -> tuple[Layer, 
     options = load_yaml(path)
     models = options.pop("models", None)
     if models is not None and not (
-        isinstance(models, list) and models and all(isinstance(each, dict) for each in models)
+        isinstance(models, list) and models and all(isinstance(entry, dict) for entry in models)
     ):
         raise ConfigError(
             f"--config {path}: models must be a list, each with options as `name: value`"
         )
     entries = [
-        _read_mapping(actions, each, f"--config {path}: models[{at}]", path.name)
-        for at, each in enumerate(models or [])
+        _read_mapping(actions, entry, f"--config {path}: models[{number}]", path.name)
+        for number, entry in enumerate(models or [])
     ]
-    for at, entry in enumerate(entries):
+    for number, entry in enumerate(entries):
         if "model" not in entry:
-            raise ConfigError(f"--config {path}: models[{at}] has no model")
+            raise ConfigError(f"--config {path}: models[{number}] has no model")
         for option in entry.keys() & SERVER_WIDE:
             raise ConfigError(
-                f"--config {path}: models[{at}]: {option} is an option of the whole server; "
+                f"--config {path}: models[{number}]: {option} is an option of the whole server; "
                 "put it beside models"
             )
     common = _read_mapping(actions, options, f"--config {path}", path.name)
@@ -244,21 +244,21 @@ def _read_file(actions: dict[str, argparse.Action], path: Path) -> tuple[Layer, 
 def _read_mapping(
     actions: dict[str, argparse.Action], options: dict[Any, Any], where: str, source: str
 ) -> Layer:
-    found: Layer = {}
+    layer: Layer = {}
     for key, value in options.items():
         flag = f"--{str(key).replace('_', '-')}"
         if flag == "--config":
             raise ConfigError(f"{where}: a file names no other file; put its options here")
         if flag not in actions:
-            meant = _meant(flag, [each for each in actions if each != "--config"])
+            meant = _meant(flag, [name for name in actions if name != "--config"])
             meant = meant.replace("--", "")
             raise ConfigError(f"{where}: {key!r:.80} is no option{meant}")
         if value is not None:
             option = actions[flag].dest
-            if option in found:
+            if option in layer:
                 raise ConfigError(f"{where}: {key!r:.80} is there twice, under two names")
-            found[option] = (_read(actions[flag], flag, value, f"{where}: {key}"), source)
-    return found
+            layer[option] = (_read(actions[flag], flag, value, f"{where}: {key}"), source)
+    return layer
 
 
 class _Loader(yaml.SafeLoader):
@@ -267,10 +267,11 @@ class _Loader(yaml.SafeLoader):
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         """yaml's hook."""
         keys = [self.construct_object(key, deep=True) for key, _ in node.value]
-        for at, key in enumerate(keys):
-            if key in keys[:at]:
+        for number, key in enumerate(keys):
+            if key in keys[:number]:
                 raise yaml.MarkedYAMLError(
-                    problem=f"{key!r:.80} is there twice", problem_mark=node.value[at][0].start_mark
+                    problem=f"{key!r:.80} is there twice",
+                    problem_mark=node.value[number][0].start_mark,
                 )
         return super().construct_mapping(node, deep)
 
@@ -302,14 +303,15 @@ def load_yaml(path: Path) -> dict[Any, Any]:
 def _read(action: argparse.Action, flag: str, value: Any, where: str) -> Any:
     """A value of another source, as the command line would read it. Raises ConfigError."""
     if action.nargs == 0:
-        found = BOOLEANS.get(str(value).lower())
-        if found is None:
+        switch = BOOLEANS.get(str(value).lower())
+        if switch is None:
             raise ConfigError(f"{where} must be true or false, got {value!r:.80}")
         inverted = flag.startswith("--no-") and isinstance(action, argparse.BooleanOptionalAction)
-        return found is not inverted
+        return switch is not inverted
     if action.nargs in ("+", "*"):
         return [
-            _one(action, each, where) for each in (value if isinstance(value, list) else [value])
+            _one(action, element, where)
+            for element in (value if isinstance(value, list) else [value])
         ]
     return _one(action, value, where)
 
@@ -317,10 +319,10 @@ def _read(action: argparse.Action, flag: str, value: Any, where: str) -> Any:
 def _one(action: argparse.Action, value: Any, where: str) -> Any:
     try:
         text = (value.encode() if isinstance(value, str) else orjson.dumps(value)).decode()
-        found = text if action.type is None else action.type(text)  # type: ignore[operator]
+        parsed = text if action.type is None else action.type(text)  # type: ignore[operator]
     except (argparse.ArgumentTypeError, ValueError, TypeError) as error:
         hidden = action.dest in SECRETS
         raise ConfigError(f"{where}: {'not a text' if hidden else str(error)[:300]}") from None
-    if action.choices is not None and found not in action.choices:
+    if action.choices is not None and parsed not in action.choices:
         raise ConfigError(f"{where} must be one of {', '.join(map(str, action.choices))}")
-    return found
+    return parsed

@@ -36,7 +36,7 @@ class Options:
     Attributes:
         data_parallel_size: engines of the model, each with devices of its own.
         inherited_devices: CUDA_VISIBLE_DEVICES of this process.
-        given: the options that are not defaults and where they come from, without secrets.
+        summary: the options that are not defaults and where they come from, without secrets.
         start_asleep: whether the model sleeps once it is loaded.
         stats_seconds: between log lines of throughput; 0: there are none.
         max_queued_tokens: see `EngineClient`.
@@ -71,7 +71,7 @@ class Options:
     tls_refresh: bool
     tracing: Tracing | None
     hf_token: str | None
-    given: str
+    summary: str
     notices: tuple[str, ...]
 
 
@@ -95,7 +95,7 @@ def parse_models(argv: list[str], environ: Mapping[str, str], prog: str = PROGRA
             print(sampling_help() if topic == "sampling" else help_text(top, topic))
             top.exit(0)
     try:
-        models = [_options(given, environ) for given in read_options(top, argv, environ)]
+        models = [_options(choices, environ) for choices in read_options(top, argv, environ)]
         _check_names(models)
         _check_events(models)
         _check_transfers(models)
@@ -187,12 +187,12 @@ def _check_values(args: argparse.Namespace) -> None:
         raise ConfigError(f"--reasoning-parser or --tool-call-parser: {error}") from None
 
 
-def _options(given: Given, environ: Mapping[str, str]) -> Options:
-    args = given.args
+def _options(choices: Given, environ: Mapping[str, str]) -> Options:
+    args = choices.args
     endpoint = args.otlp_traces_endpoint
     _check_values(args)
-    notices = [*given.notices, *_neutral_notices(given), *check_accepted(_accepted(args))]
-    keys, found = read_keys(args.api_key, args.api_key_file, "--api-key-file")
+    notices = [*choices.notices, *_neutral_notices(choices), *check_accepted(_accepted(args))]
+    keys, key_notices = read_keys(args.api_key, args.api_key_file, "--api-key-file")
     admin_keys, more = read_keys(args.admin_key, args.admin_key_file, "--admin-key-file")
     config = EngineConfig(
         **{f.name: getattr(args, f.name) for f in dataclasses.fields(EngineConfig)}
@@ -224,8 +224,8 @@ def _options(given: Given, environ: Mapping[str, str]) -> Options:
         tls_refresh=args.enable_ssl_refresh,
         tracing=None if endpoint is None else Tracing(endpoint),
         hf_token=args.hf_token,
-        given=given.shown(),
-        notices=(*notices, *found, *more),
+        summary=choices.shown(),
+        notices=(*notices, *key_notices, *more),
     )
 
 
@@ -287,14 +287,14 @@ def _certificates(args: argparse.Namespace) -> Certificates | None:
 
 def _accepted(args: argparse.Namespace) -> dict[str, Any]:
     """The flags of ACCEPTED that were given, with their values."""
-    found = {name: getattr(args, name.replace("-", "_")) for name in ACCEPTED}
-    return {name: value for name, value in found.items() if value is not None}
+    values = {name: getattr(args, name.replace("-", "_")) for name in ACCEPTED}
+    return {name: value for name, value in values.items() if value is not None}
 
 
-def _neutral_notices(given: Given) -> list[str]:
+def _neutral_notices(choices: Given) -> list[str]:
     return [
         f"--{name.replace('_', '-')} changes nothing{NEUTRAL_REASONS.get(name, '')}"
-        for name in sorted(given.sources.keys() & NEUTRAL_ARGUMENTS.keys() - OWN_FLAGS)
+        for name in sorted(choices.sources.keys() & NEUTRAL_ARGUMENTS.keys() - OWN_FLAGS)
     ]
 
 
@@ -316,7 +316,7 @@ def _check_neutral_flag(name: str, value: Any) -> None:
 def sampling_help() -> str:
     """The table of requests' sampling options, as text."""
     rows = [(name, str(default_of(name)), legal(row), row.doc) for name, row in OPTIONS.items()]
-    widths = [max(len(row[at]) for row in rows) for at in range(3)]
+    widths = [max(len(row[column]) for row in rows) for column in range(3)]
     lines = [
         "  ".join([*(cell.ljust(width) for cell, width in zip(row, widths, strict=False)), row[3]])
         for row in rows

@@ -11,15 +11,15 @@ MAX_KEYS_FILE = 1 << 20
 
 
 def read_keys(
-    given: list[str] | None, path: str | None, flag: str
+    plain_keys: list[str] | None, path: str | None, flag: str
 ) -> tuple[tuple[str, ...], list[str]]:
-    """The keys that were `given`, then those of the file at `path`, one a line; and notices.
+    """`plain_keys`, then the keys of the file at `path`, one a line; and notices.
 
     Raises ConfigError when the file cannot be read or has no key: a server that was to be guarded
     does not start open.
     """
     if path is None:
-        return tuple(given or ()), []
+        return tuple(plain_keys or ()), []
     try:
         with Path(path).open(encoding="utf-8") as file:
             text = file.read(MAX_KEYS_FILE + 1)
@@ -35,4 +35,4 @@ def read_keys(
         )
     open_to_all = stat.S_ISREG(mode) and mode & stat.S_IROTH
     notice = f"{flag} {path} can be read by every user of this machine (chmod o-r)"
-    return (*(given or ()), *keys), [notice] if open_to_all else []
+    return (*(plain_keys or ()), *keys), [notice] if open_to_all else []

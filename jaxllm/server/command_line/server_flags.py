@@ -50,7 +50,7 @@ def json_list(text: str) -> list[str]:
         value = orjson.loads(text)
     except ValueError:
         value = None
-    if not isinstance(value, list) or not all(isinstance(each, str) for each in value):
+    if not isinstance(value, list) or not all(isinstance(element, str) for element in value):
         raise argparse.ArgumentTypeError(
             f"{text!r} is no JSON list of strings, such as '[\"https://example.org\"]'"
         )

@@ -168,9 +168,9 @@ class EngineClient:
         """Raise ApiError when no engine runs."""
         if not self.alive:
             seconds = min(math.ceil(self._start_seconds), MAX_RETRY_AFTER)
-            what = "restarting" if self.restarting else "not running"
+            state = "restarting" if self.restarting else "not running"
             raise overloaded(
-                f"the engine is {what}; try again later", "engine_down", retry_after=seconds
+                f"the engine is {state}; try again later", "engine_down", retry_after=seconds
             )
 
     def send_waiting(self) -> None:
@@ -206,7 +206,7 @@ class EngineClient:
     def fail_all(self, make: Callable[[], ApiError], sent_only: bool = False) -> None:
         """End every request, or those sent to the engine, with an error of its own."""
         # Listed first: as these end, others are sent
-        entries = [each for each in self._in_flight.values() if each.sent or not sent_only]
+        entries = [entry for entry in self._in_flight.values() if entry.sent or not sent_only]
         for entry in entries:
             entry.stream.fail(make())
 
@@ -329,11 +329,10 @@ class EngineClient:
         if delta.finish_reason == "error":
             reason = sanitize(delta.error or "the engine failed on this request")
             field = entry.stream.field_names.get(delta.error_param or "", delta.error_param)
-            entry.stream.fail(
-                server_error(reason)
-                if field is None
-                else bad_request(reason, field, "unsatisfiable")
-            )
+            if field is None:
+                entry.stream.fail(server_error(reason))
+            else:
+                entry.stream.fail(bad_request(reason, field, "unsatisfiable"))
         else:
             entry.stream.push(entry.prompt, delta, self._reads, self._behind)
         self.send_waiting()

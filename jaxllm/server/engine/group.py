@@ -54,20 +54,22 @@ class EngineGroup:
     def check_alike(self) -> None:
         """Raise ConfigError unless all engines have decided alike what tokens depend on."""
         first, *others = (client.resolved for client in self.clients)
-        for number, other in enumerate(others, 1):
+        for number, decision in enumerate(others, 1):
             for name in ALIKE:
-                if getattr(first, name) != getattr(other, name):
+                if getattr(first, name) != getattr(decision, name):
                     raise ConfigError(
                         f"--data-parallel-size: {name} is {getattr(first, name)} in engine 0 and "
-                        f"{getattr(other, name)} in engine {number}; give all engines equal "
+                        f"{getattr(decision, name)} in engine {number}; give all engines equal "
                         "devices (--visible-devices)"
                     )
 
     @property
     def resolved(self) -> Resolved:
         """What the first engine decided, with the shortest context of all."""
-        found = [client.resolved for client in self.clients]
-        return dataclasses.replace(found[0], max_model_len=min(r.max_model_len for r in found))
+        decisions = [client.resolved for client in self.clients]
+        return dataclasses.replace(
+            decisions[0], max_model_len=min(r.max_model_len for r in decisions)
+        )
 
     @property
     def alive(self) -> bool:
@@ -176,10 +178,10 @@ class EngineGroup:
 
     def _alive(self) -> list[EngineClient]:
         """The engines that take requests. Raises ApiError when there is none."""
-        found = [client for client in self.clients if client.alive]
-        if not found:  # the one that is being started has the better news
+        clients = [client for client in self.clients if client.alive]
+        if not clients:  # the one that is being started has the better news
             max(self.clients, key=lambda client: client.restarting).check_alive()
-        return found
+        return clients
 
     def _abort(self, stream: Stream) -> None:
         for client in self.clients:
@@ -193,15 +195,15 @@ def engine_for(
     first = engines[0]
     if len(engines) == 1:
         return first
-    start = next((each.hash_start for each in engines if each.hash_start is not None), None)
-    found = [0] * len(engines)
+    start = next((engine.hash_start for engine in engines if engine.hash_start is not None), None)
+    cached = [0] * len(engines)
     if start is not None:
         hasher = PageHasher(first.resolved.page_size, start)
-        found = cached_tokens(request, hasher, [each.cached for each in engines])
+        cached = cached_tokens(request, hasher, [engine.cached for engine in engines])
     size = len(request.prompt.tokens)
     candidates = [
-        Candidate(tokens, each.load, each.has_room(size), len(each.cached))
-        for tokens, each in zip(found, engines, strict=True)
+        Candidate(tokens, engine.load, engine.has_room(size), len(engine.cached))
+        for tokens, engine in zip(cached, engines, strict=True)
     ]
     return engines[choose(candidates, first.resolved.max_num_batched_tokens)]
 
@@ -231,9 +233,9 @@ def total(engines: Sequence[EngineStats]) -> EngineStats:
 def joined(views: Sequence[EngineView]) -> EngineView:
     """The pools of all engines, and the sums of their steps."""
     totals: dict[str, StepTotals] = {}
-    for kind, one in (pair for view in views for pair in view.step_totals.items()):
-        seen = totals.setdefault(kind, StepTotals())
-        totals[kind] = StepTotals(
-            seen.steps + one.steps, seen.seconds + one.seconds, seen.tokens + one.tokens
+    for step_type, total in (pair for view in views for pair in view.step_totals.items()):
+        seen = totals.setdefault(step_type, StepTotals())
+        totals[step_type] = StepTotals(
+            seen.steps + total.steps, seen.seconds + total.seconds, seen.tokens + total.tokens
         )
     return EngineView(pools=[pool for view in views for pool in view.pools], step_totals=totals)

@@ -44,10 +44,12 @@ def choose(candidates: Sequence[Candidate], slack: int) -> int:
     some, and one whose load is above twice the least by more than `slack` tokens and the prefix
     that it has cached.
     """
-    roomy = [each for each in candidates if each.has_room] or candidates
-    most = 2 * min(each.load for each in roomy) + slack
-    near = [each for each in roomy if each.load <= most + each.cached]
-    return candidates.index(max(near, key=lambda each: (each.cached, -each.load, -each.pages)))
+    roomy = [candidate for candidate in candidates if candidate.has_room] or candidates
+    most = 2 * min(candidate.load for candidate in roomy) + slack
+    near = [candidate for candidate in roomy if candidate.load <= most + candidate.cached]
+    return candidates.index(
+        max(near, key=lambda candidate: (candidate.cached, -candidate.load, -candidate.pages))
+    )
 
 
 class CachedPages:
@@ -87,9 +89,9 @@ def cached_tokens(
 ) -> list[int]:
     """Tokens at the start of the prompt that each of the caches holds. Hashing ends where none of
     them knows the next page."""
-    found = [0] * len(caches)
+    counts = [0] * len(caches)
     if request.params.prompt_logprobs is not None:  # such a prompt is computed whole
-        return found
+        return counts
     keys = request.prompt.keys
     size = hasher.page_size
     last = min((len(keys) - 1) // size, MAX_PAGES)
@@ -100,9 +102,9 @@ def cached_tokens(
         end = min(first + PAGES_AT_ONCE, last)
         hasher.extend(hashes, keys[first * size : end * size], root)
         told = shorts(hashes[first:])
-        for at, cache in enumerate(caches):
-            if found[at] == first:
-                found[at] += cache.count_known(told)
-        if max(found) < end:
+        for number, cache in enumerate(caches):
+            if counts[number] == first:
+                counts[number] += cache.count_known(told)
+        if max(counts) < end:
             break
-    return [pages * size for pages in found]
+    return [pages * size for pages in counts]

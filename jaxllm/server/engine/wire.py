@@ -140,18 +140,18 @@ class Frames[M]:
         buffer = self._buffer
         buffer += data
         messages: list[M] = []
-        at = 0
+        position = 0
         with memoryview(buffer) as view:
-            while len(buffer) - at >= _LENGTH.size:
-                (size,) = _LENGTH.unpack_from(view, at)
+            while len(buffer) - position >= _LENGTH.size:
+                (size,) = _LENGTH.unpack_from(view, position)
                 if size > MAX_FRAME:
                     raise ValueError(f"a frame of {size} bytes is over the limit of {MAX_FRAME}")
-                if len(buffer) - at - _LENGTH.size < size:
+                if len(buffer) - position - _LENGTH.size < size:
                     break
-                at += _LENGTH.size
-                messages.append(self._decoder.decode(view[at : at + size]))
-                at += size
-        del buffer[:at]
+                position += _LENGTH.size
+                messages.append(self._decoder.decode(view[position : position + size]))
+                position += size
+        del buffer[:position]
         return messages
 
 

@@ -39,26 +39,27 @@ def engine_launches(options: Options, model_dir: Path) -> list[Launch]:
     configs = [of_engine(config, number) for number in range(count)]
     visible = options.visible_devices or options.inherited_devices
     if visible == "":  # no GPU is to be seen
-        return [Launch(each, None) for each in configs]
+        return [Launch(engine_config, None) for engine_config in configs]
     size = config.tensor_parallel_size * config.pipeline_parallel_size
     devices = devices_of_engines(visible, count, size)
     return [Launch(*pair) for pair in zip(configs, devices, strict=True)]
 
 
-def devices_of_engines(visible: str | None, engines: int, each: int) -> list[str]:
+def devices_of_engines(visible: str | None, engines: int, per_engine: int) -> list[str]:
     """The devices of each engine, in the order of `visible`; None: of their numbers. Raises
     ConfigError."""
-    needed = engines * each
+    needed = engines * per_engine
     if visible is None:
-        found = list(map(str, range(needed)))
+        devices = list(map(str, range(needed)))
     else:
-        found = visible.split(",")
-    if len(found) < needed:
+        devices = visible.split(",")
+    if len(devices) < needed:
         raise ConfigError(
-            f"--data-parallel-size {engines} with {each} devices each needs {needed} devices, "
-            f"but {len(found)} are visible ({visible}); lower it, or raise --visible-devices"
+            f"--data-parallel-size {engines} with {per_engine} devices each needs {needed} "
+            f"devices, but {len(devices)} are visible ({visible}); lower it, or raise "
+            "--visible-devices"
         )
-    return [",".join(found[at : at + each]) for at in range(0, needed, each)]
+    return [",".join(devices[first : first + per_engine]) for first in range(0, needed, per_engine)]
 
 
 def of_engine(config: EngineConfig, number: int) -> EngineConfig:
@@ -70,10 +71,12 @@ def of_engine(config: EngineConfig, number: int) -> EngineConfig:
             f"--kv-transfer-config: engines of --data-parallel-size fetch pages and send none, and "
             f"kv_role is {transfer.kv_role}; set it to kv_consumer, or start a server for each"
         )
-    traces = config.profiler_dir
+    engine_config = config
+    if config.profiler_dir is not None:
+        traces = f"{config.profiler_dir}/engine-{number}"
+        engine_config = dataclasses.replace(engine_config, profiler_dir=traces)
     events = KVEventSettings.read(config.kv_events_config)
-    return dataclasses.replace(
-        config,
-        profiler_dir=None if traces is None else f"{traces}/engine-{number}",
-        kv_events_config=None if events is None else events.of_engine(number).config,
-    )
+    if events is not None:
+        addresses = events.of_engine(number).config
+        engine_config = dataclasses.replace(engine_config, kv_events_config=addresses)
+    return engine_config

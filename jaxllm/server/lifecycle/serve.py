@@ -50,7 +50,7 @@ async def serve(
     raise_file_limit()
     signals = Signals()
     options = models[0][0]
-    wanted = [ServedModel(own, path, command) for own, path in models]
+    wanted = [ServedModel(model_options, path, command) for model_options, path in models]
     starting = Starting(options.settings, lambda: _progress(wanted))
     tls = None
     if options.tls is not None:
@@ -222,7 +222,10 @@ async def _close(server: HttpServer, serving: asyncio.Future[None], force: bool)
     """Let replies flush, then close."""
     server.should_exit = True
     server.force_exit = force
-    await asyncio.wait((serving,), timeout=1 if force else 15)
+    seconds = 15
+    if force:
+        seconds = 1
+    await asyncio.wait((serving,), timeout=seconds)
     serving.cancel()
 
 
@@ -234,10 +237,12 @@ def address(options: Options, sock: socket.socket) -> str:
     name = "localhost"
     if host not in ("0.0.0.0", "::"):
         name = host
+    if ":" in name:  # IPv6
+        name = f"[{name}]"
     scheme = "https"
     if options.tls is None:
         scheme = "http"
-    return f"{scheme}://{f'[{name}]' if ':' in name else name}:{port}"
+    return f"{scheme}://{name}:{port}"
 
 
 def announce(options: Options, names: Sequence[str], sock: socket.socket) -> None:

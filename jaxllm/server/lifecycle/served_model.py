@@ -129,7 +129,9 @@ class ServedModel:
         for number, client in enumerate(clients):
             text = client.progress.text
             if not client.alive:
-                waiting.append(f"engine {number}: {text}" if len(clients) > 1 else text)
+                if len(clients) > 1:
+                    text = f"engine {number}: {text}"
+                waiting.append(text)
         if self._chats is not None and not self._chats.done():
             waiting.append("loading the tokenizer")
         return "; ".join(waiting)
@@ -174,12 +176,14 @@ class ServedModel:
 
     async def keep_alive(self) -> None:
         """Replace engine processes that die, until none has a restart left."""
-        await asyncio.gather(*(each.keep_alive(self.name) for each in self._supervisors))
+        await asyncio.gather(
+            *(supervisor.keep_alive(self.name) for supervisor in self._supervisors)
+        )
 
     async def finish_requests(self) -> None:
         """Return when no request is in flight, or none can finish."""
         idle = asyncio.ensure_future(self.state.idle.wait())
-        died = asyncio.ensure_future(asyncio.wait([each.died for each in self.client.clients]))
+        died = asyncio.ensure_future(asyncio.wait([client.died for client in self.client.clients]))
         try:
             await asyncio.wait((idle, died), return_when=asyncio.FIRST_COMPLETED)
         finally:
@@ -194,7 +198,7 @@ class ServedModel:
 
     async def stop(self, now: bool) -> None:
         """End the engine processes; with `now`, without asking them."""
-        await asyncio.gather(*(each.stop(now) for each in self._supervisors))
+        await asyncio.gather(*(supervisor.stop(now) for supervisor in self._supervisors))
 
     async def log_stats(self, seconds: float) -> None:
         """Log each engine's throughput while it has work, every so many seconds. Runs until
@@ -227,12 +231,15 @@ def progress(before: EngineStats, now: EngineStats, seconds: float) -> str:
     """What an engine did in the seconds between two snapshots."""
     hits = now.prefix_hits - before.prefix_hits
     queries = now.prefix_queries - before.prefix_queries
+    hit_rate = 0.0
+    if queries:
+        hit_rate = hits / queries
     prompt = (now.prompt_tokens - before.prompt_tokens) / seconds
     generated = (now.generation_tokens - before.generation_tokens) / seconds
     return (
         f"prompt {prompt:.1f} tokens/s, generation {generated:.1f} tokens/s, "
         f"running {now.running}, waiting {now.waiting}, KV usage {100 * now.kv_usage:.1f}%, "
-        f"prefix hits {100 * hits / queries if queries else 0.0:.1f}%"
+        f"prefix hits {100 * hit_rate:.1f}%"
     )
 
 
@@ -240,10 +247,13 @@ def read_generation_config(options: Options, model_dir: Path) -> dict[str, Any]:
     """Sampling options that requests start from. Raises ConfigError."""
     choice = options.generation_config
     if choice != "vllm":
-        found = generation_config(model_dir if choice == "auto" else choice)
+        directory: Path | str = choice
+        if choice == "auto":
+            directory = model_dir
+        config = generation_config(directory)
     else:
-        found = {}
-    defaults = sampling_defaults(found | options.override_generation_config)
+        config = {}
+    defaults = sampling_defaults(config | options.override_generation_config)
     return defaults | {"stream_interval": options.stream_interval}
 
 

@@ -49,7 +49,7 @@ def continued_marker(conversation: Conversation, formats: Formats) -> str | None
         return None
     text = conversation.messages[-1]["content"]
     markers = formats.reasoning
-    found = {text.rfind(marker): marker for marker in (*markers.starts, *markers.ends)}
-    if max(found) >= 0:
-        return found[max(found)]
+    places = {text.rfind(marker): marker for marker in (*markers.starts, *markers.ends)}
+    if max(places) >= 0:
+        return places[max(places)]
     return markers.ends[0]

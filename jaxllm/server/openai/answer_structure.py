@@ -37,24 +37,24 @@ def answer_structure(request: ChatRequest, formats: Formats, prompt: str) -> Str
     parser = None
     if tools.callable:
         parser = formats.tools
-    found = request.generation.structure
+    structure = request.generation.structure
     if formats.reasoning is not None:
         thought = thought_pieces(formats.reasoning, prompt)
     else:
         thought = ()
     if parser is not None and tools.mode == "required":
         marker, behind = call_pieces(request, parser)
-        found = Structure("tools", Composition("calls", (*thought, Literal(marker), *behind)))
-    elif found is not None:
-        found = _structured_text(request, found, formats, thought)
+        structure = Structure("tools", Composition("calls", (*thought, Literal(marker), *behind)))
+    elif structure is not None:
+        structure = _structured_text(request, structure, formats, thought)
     elif parser is not None and any(tool.strict for tool in tools.callable):
         marker, behind = call_pieces(request, parser)
         if marker:  # else nothing tells where calls begin
             body = parser.free_pieces((Literal(marker), *behind))
-            found = Structure("tools", Composition("calls", (*thought, *body)))
-    if found is not None and request.generation.params.use_beam_search:
-        raise bad_request(f"{found.field} cannot constrain a beam search", found.field)
-    return found
+            structure = Structure("tools", Composition("calls", (*thought, *body)))
+    if structure is not None and request.generation.params.use_beam_search:
+        raise bad_request(f"{structure.field} cannot constrain a beam search", structure.field)
+    return structure
 
 
 def _structured_text(
@@ -82,7 +82,7 @@ def _structured_text(
                 structure.field,
             )
         text = (Either(((Literal(marker), *behind), text)),)
-    return Structure(structure.field, Composition(structure.params.kind, thought + text))
+    return Structure(structure.field, Composition(structure.params.constraint, thought + text))
 
 
 def thinking_budget(request: ChatRequest, formats: Formats, prompt: str) -> ThinkingBudget | None:

@@ -29,8 +29,8 @@ class ChatReply(PartsReply):
     """/v1/chat/completions"""
 
     prefix = "chatcmpl-"
-    kind = "chat.completion"
-    chunk_kind = "chat.completion.chunk"
+    object_name = "chat.completion"
+    chunk_name = "chat.completion.chunk"
 
     def _first_head(self, prompt: int) -> bytes:
         ids = self._prompt_token_ids(prompt)
@@ -49,13 +49,15 @@ class ChatReply(PartsReply):
                 goes_on = GOES_ON[:-1] + b',"token_ids":[]}'
             else:
                 goes_on = GOES_ON
-            chunks = [choice.begin + orjson.dumps(one) + goes_on for one in deltas]
+            chunks = [choice.begin + orjson.dumps(fields) + goes_on for fields in deltas]
         whole = delta.finish_reason is not None or delta.logprobs is not None
         if whole or self._spec.token_ids:
             choice.frame = None
             return chunks + self._full_chunks(choice, delta)
         if delta.token_ids or delta.text:
-            chunks += [choice.begin + one + GOES_ON for one in self._deltas(choice, delta)]
+            chunks += [
+                choice.begin + fragment + GOES_ON for fragment in self._deltas(choice, delta)
+            ]
             choice.frame = self._frame_of(choice)
         return chunks
 
@@ -69,8 +71,12 @@ class ChatReply(PartsReply):
     def _full_chunks(self, choice: Choice, delta: TextDelta) -> list[bytes]:
         """The first carries the log-probabilities and token ids, the last the finish reason."""
         if self.parsed and delta.logprobs is not None and len(delta.token_ids) > 1:
-            each = by_token(delta, self._names)
-            return [chunk for one in each for chunk in self._full_chunks(choice, one)]
+            token_deltas = by_token(delta, self._names)
+            return [
+                chunk
+                for token_delta in token_deltas
+                for chunk in self._full_chunks(choice, token_delta)
+            ]
         thought = is_thinking(choice)
         deltas = self._deltas(choice, delta)
         ends = delta.finish_reason is not None
@@ -89,8 +95,8 @@ class ChatReply(PartsReply):
         if ends:
             rest[-1] |= {"finish_reason": finish_reason(choice), "stop_reason": delta.stop_reason}
         return [
-            choice.begin + one + b"," + orjson.dumps(fields)[1:]
-            for one, fields in zip(deltas, rest, strict=True)
+            choice.begin + fragment + b"," + orjson.dumps(fields)[1:]
+            for fragment, fields in zip(deltas, rest, strict=True)
         ]
 
     def _deltas(self, choice: Choice, delta: TextDelta) -> list[bytes]:
@@ -117,10 +123,10 @@ class ChatReply(PartsReply):
         """The reply to a request without `stream`."""
         return super().full_reply() | self._prompt_logprobs(0) | self._prompt_token_ids(0)
 
-    def _logprobs(self, found: Iterable[TokenLogprobs] | None) -> dict[str, Any] | None:
-        if found is None:
+    def _logprobs(self, tokens: Iterable[TokenLogprobs] | None) -> dict[str, Any] | None:
+        if tokens is None:
             return None
-        return {"content": self._entries(found), "refusal": None}
+        return {"content": self._entries(tokens), "refusal": None}
 
 
 def finish_reason(choice: Choice) -> str | None:
@@ -176,6 +182,10 @@ def message_fields(parts: Iterable[Part], echo: str) -> dict[str, Any]:
     for call, texts in zip(calls, arguments, strict=True):
         call["function"]["arguments"] = "".join(texts)
     thought = "".join(reasoning) or None
-    fields: dict[str, Any] = {"content": "".join(content) if content or not calls else None}
+    fields: dict[str, Any] = {"content": "".join(content)}
+    if calls and not content:
+        fields["content"] = None
     fields |= {"reasoning": thought, "reasoning_content": thought}
-    return fields | ({"tool_calls": calls} if calls else {})
+    if calls:
+        fields["tool_calls"] = calls
+    return fields

@@ -8,7 +8,7 @@ from typing import Any
 
 import orjson
 
-from jaxllm.messages import TextDelta, TokenLogprobs
+from jaxllm.messages import TextDelta
 from jaxllm.server.openai.replies import (
     Choice,
     Entry,
@@ -36,18 +36,18 @@ class Columns:
     def shape(self, before: Columns | None = None) -> dict[str, list[Any]]:
         """The reply's object, after the columns `before`."""
         names = ("tokens", "token_logprobs", "top_logprobs", "text_offset")
-        return {
-            name: [*getattr(before, name), *getattr(self, name)] if before else getattr(self, name)
-            for name in names
-        }
+        columns = {name: getattr(self, name) for name in names}
+        if before is None:
+            return columns
+        return {name: [*getattr(before, name), *column] for name, column in columns.items()}
 
 
 class CompletionReply(Reply):
     """/v1/completions"""
 
     prefix = "cmpl-"
-    kind = "text_completion"
-    chunk_kind = "text_completion"
+    object_name = "text_completion"
+    chunk_name = "text_completion"
 
     def __init__(
         self, id: str, model: str, fingerprint: str, spec: ReplySpec, n: int, names: TokenNames
@@ -75,14 +75,18 @@ class CompletionReply(Reply):
         return [orjson.dumps(made)]
 
     def _full_choice(self, index: int, choice: Choice) -> dict[str, Any]:
-        found = self._choice(index, choice, "".join(choice.text), choice.logprobs, echoes=True)
-        found |= self._ids(index, choice.token_ids, begins=True)
-        return found | self._prompt_logprobs(index // self._n)
+        fields = self._choice(index, choice, "".join(choice.text), choice.logprobs, echoes=True)
+        fields |= self._ids(index, choice.token_ids, begins=True)
+        return fields | self._prompt_logprobs(index // self._n)
 
     def _ids(self, index: int, ids: list[int], begins: bool) -> dict[str, Any]:
         """The fields of token ids; what `begins` a choice has the prompt's, too."""
-        found = self._token_ids(ids if self._spec.generates else [])
-        return found | (self._prompt_token_ids(index // self._n) if begins else {})
+        if not self._spec.generates:
+            ids = []
+        fields = self._token_ids(ids)
+        if begins:
+            fields |= self._prompt_token_ids(index // self._n)
+        return fields
 
     def _choice(
         self,
@@ -96,7 +100,10 @@ class CompletionReply(Reply):
         if not self._spec.generates:
             text = ""
             logprobs = None
-        before, prompt_columns = self._echo_of(index // self._n) if echoes else ("", None)
+        before = ""
+        prompt_columns = None
+        if echoes:
+            before, prompt_columns = self._echo_of(index // self._n)
         return {
             "index": index,
             "text": before + text,
@@ -119,23 +126,22 @@ class CompletionReply(Reply):
         return spec.texts[prompt], self._echoes.get(prompt)
 
     def _logprobs(
-        self, choice: Choice, before: Columns | None, found: Iterable[Entry] | None
+        self, choice: Choice, before: Columns | None, entries: Iterable[Entry] | None
     ) -> dict[str, list[Any]] | None:
-        if found is None and before is None:
+        if entries is None and before is None:
             return None
-        columns = self._columns(found or (), choice.offset if before is None else before.end)
+        offset = choice.offset
+        if before is not None:
+            offset = before.end
+        columns = self._columns(entries or (), offset)
         choice.offset = columns.end
         return columns.shape(before)
 
-    def _columns(self, found: Iterable[Entry], offset: int) -> Columns:
+    def _columns(self, entries: Iterable[Entry], offset: int) -> Columns:
         """Log-probabilities of tokens whose text begins at `offset`."""
         columns = Columns(end=offset)
-        for at in found:
-            text, logprob, top = (
-                (self._names.token_text(at), None, None)
-                if isinstance(at, int)
-                else self._token_entry(at)
-            )
+        for entry in entries:
+            text, logprob, top = self._token_entry(entry)
             columns.tokens.append(text)
             columns.token_logprobs.append(logprob)
             columns.top_logprobs.append(top)
@@ -143,12 +149,15 @@ class CompletionReply(Reply):
             columns.end += len(text)
         return columns
 
-    def _token_entry(self, at: TokenLogprobs) -> tuple[str, float, orjson.Fragment]:
-        """A token's text, its log-probability, and those of the most likely texts."""
-        text = self._names.token_text(at.token_id)
-        logprob = finite(at.logprob)
+    def _token_entry(self, entry: Entry) -> tuple[str, float | None, orjson.Fragment | None]:
+        """A token's text, its log-probability, and those of the most likely texts. The first token
+        of a prompt has the text alone."""
+        if isinstance(entry, int):
+            return self._names.token_text(entry), None, None
+        text = self._names.token_text(entry.token_id)
+        logprob = finite(entry.logprob)
         top: dict[str, float] = {}
-        for id, value in at.top:
+        for id, value in entry.top:
             top.setdefault(self._names.token_text(id), finite(value))
         top.setdefault(text, logprob)
         return text, logprob, json_fragment(top)

@@ -41,16 +41,16 @@ class PartsReply(Reply):
         nothing is parsed."""
         if not self.parsed:
             return super().add_delta(prompt, delta)
-        for one in self._by_token(delta):
-            choice = self._update_choice(prompt, one)
+        for token_delta in self._by_token(delta):
+            choice = self._update_choice(prompt, token_delta)
             thought = is_thinking(choice)
-            parts = self._parts(choice, one)
+            parts = self._parts(choice, token_delta)
             choice.parts += parts
             if self._spec.token_ids:
-                choice.token_ids += one.token_ids
-            if one.logprobs is not None and (parts or not self._hidden(choice, thought)):
-                choice.scored += one.token_ids
-                choice.packed += one.logprobs
+                choice.token_ids += token_delta.token_ids
+            if token_delta.logprobs is not None and (parts or not self._hidden(choice, thought)):
+                choice.scored += token_delta.token_ids
+                choice.packed += token_delta.logprobs
 
     def usage(self) -> dict[str, Any]:
         """As of every reply, with the tokens of reasoning where it is told apart."""
@@ -68,7 +68,11 @@ class PartsReply(Reply):
             return []
         if len(delta.token_ids) > 1:  # a thought may end within
             return merged(
-                [part for one in self._by_token(delta) for part in self._parts(choice, one)]
+                [
+                    part
+                    for token_delta in self._by_token(delta)
+                    for part in self._parts(choice, token_delta)
+                ]
             )
         thought = pipeline.thinking
         parts = pipeline.feed(delta.text)
@@ -98,14 +102,14 @@ class PartsReply(Reply):
         before it ended within reasoning."""
         return self._spec.hides_reasoning and (thought or is_thinking(choice))
 
-    def _entries(self, found: Iterable[TokenLogprobs]) -> list[orjson.Fragment]:
+    def _entries(self, tokens: Iterable[TokenLogprobs]) -> list[orjson.Fragment]:
         """Log-probabilities of tokens and of their alternatives."""
         return [
             json_fragment(
-                self._entry(at.token_id, at.logprob)
-                | {"top_logprobs": [self._entry(id, value) for id, value in at.top]}
+                self._entry(token.token_id, token.logprob)
+                | {"top_logprobs": [self._entry(id, value) for id, value in token.top]}
             )
-            for at in found
+            for token in tokens
         ]
 
     def _entry(self, id: int, logprob: float) -> dict[str, Any]:
@@ -131,14 +135,16 @@ def by_token(delta: TextDelta, names: TokenNames) -> Iterator[TextDelta]:
     if packed is not None:
         width = len(packed) // len(ids)
     decoder = codecs.getincrementaldecoder("utf-8")("replace")
-    at = 0
+    begin = 0
     for number, (id, end) in enumerate(zip(ids, _ends(text, ids, names), strict=True)):
         last = number == len(ids) - 1
         row = None
         if packed is not None:
             row = packed[number * width :][:width]
-        piece = decoder.decode(text[at : len(text) if last else end], last)
-        at = end
+        if last:  # with what no token's text has
+            end = len(text)
+        piece = decoder.decode(text[begin:end], last)
+        begin = end
         if last:
             yield msgspec.structs.replace(delta, token_ids=[id], text=piece, logprobs=row)
         else:
@@ -156,18 +162,20 @@ def by_token(delta: TextDelta, names: TokenNames) -> Iterator[TextDelta]:
 def _ends(text: bytes, ids: Sequence[int], names: TokenNames) -> list[int]:
     """Where the text of each token ends. The first token's begins where those of all reach the end
     of the text, or else at once."""
-    owns = [names.token_bytes(id) for id in ids]
-    ways = (_laid(text, owns, first) for first in range(max(1, min(len(text), HELD_BACK))))
-    return next((ends for ends, reach in ways if reach), None) or _laid(text, owns, 0)[0]
+    token_texts = [names.token_bytes(id) for id in ids]
+    ways = (_laid(text, token_texts, first) for first in range(max(1, min(len(text), HELD_BACK))))
+    return next((ends for ends, reach in ways if reach), None) or _laid(text, token_texts, 0)[0]
 
 
-def _laid(text: bytes, owns: list[bytes], at: int) -> tuple[list[int], bool]:
-    """Where each token's text ends if the first begins there; those that do not follow have none.
-    And whether they reach the end of the text, of which the last one's may be held back."""
+def _laid(text: bytes, token_texts: list[bytes], position: int) -> tuple[list[int], bool]:
+    """Where each token's text ends if the first begins at `position`; a token whose text does not
+    follow has none. And whether they reach the end of the text, where a part of the last token's
+    may be held back."""
     ends = []
     cut = False
-    for own in owns:
-        at += len(own) if text.startswith(own, at) else 0
-        cut = cut or (at < len(text) and own.startswith(text[at:]))
-        ends.append(at)
-    return ends, cut or at == len(text)
+    for token_text in token_texts:
+        if text.startswith(token_text, position):
+            position += len(token_text)
+        cut = cut or (position < len(text) and token_text.startswith(text[position:]))
+        ends.append(position)
+    return ends, cut or position == len(text)

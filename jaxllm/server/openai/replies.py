@@ -10,7 +10,7 @@ from typing import Any, Protocol
 import msgspec
 import orjson
 
-from jaxllm.logprobs import each, prompt_entries, unpacked
+from jaxllm.logprobs import entries_of, prompt_entries, unpacked
 from jaxllm.messages import PromptLogprobs, TextDelta, TokenLogprobs
 from jaxllm.server.errors import ApiError
 from jaxllm.server.parsing.machine import Clear
@@ -129,7 +129,7 @@ class Choice:
     def logprobs(self) -> Iterator[TokenLogprobs] | None:
         """The log-probabilities so far of a reply that is sent whole; None without any."""
         if self.scored:
-            return each(self.packed, self.scored)
+            return entries_of(self.packed, self.scored)
         return None
 
 
@@ -140,8 +140,8 @@ class Reply:
     """
 
     prefix = ""
-    kind = ""
-    chunk_kind = ""
+    object_name = ""
+    chunk_name = ""
     stream_type = b"text/event-stream; charset=utf-8"
 
     def __init__(
@@ -161,7 +161,7 @@ class Reply:
         # Prompts' log-probabilities as JSON, encoded once for all their choices
         self._prompt_json: dict[int, orjson.Fragment] = {}
         self._prompt_ids: dict[int, orjson.Fragment] = {}
-        begin = orjson.dumps({"id": self.id, "object": self.chunk_kind, **self._common})[:-1]
+        begin = orjson.dumps({"id": self.id, "object": self.chunk_name, **self._common})[:-1]
         self._event_begin = b"data: " + begin
         self._event_head = self._event_begin + b',"choices":['
         self._event_tail = b"]}\n\n"
@@ -230,18 +230,22 @@ class Reply:
     def full_reply(self) -> dict[str, Any]:
         """The reply to a request without `stream`."""
         choices = [self._full_choice(index, choice) for index, choice in enumerate(self._choices)]
-        return {
+        reply: dict[str, Any] = {
             "id": self.id,
-            "object": self.kind,
+            "object": self.object_name,
             **self._common,
             "choices": choices,
             "usage": self.usage(),
-            **({"kv_transfer_params": offer} if (offer := self._spec.page_offer) else {}),
         }
+        if self._spec.page_offer:
+            reply["kv_transfer_params"] = self._spec.page_offer
+        return reply
 
     def last_events(self) -> bytes:
         """What ends a stream."""
-        return (self.usage_event() if self._usage_at_end else b"") + DONE
+        if self._usage_at_end:
+            return self.usage_event() + DONE
+        return DONE
 
     def error_events(self, error: ApiError) -> bytes:
         """What ends a stream that has failed."""
@@ -318,9 +322,9 @@ class Reply:
         """Every token of a prompt, with its `top` most likely alternatives."""
         ids = self._spec.prompts[prompt]
         yield ids[0]
-        for at in prompt_entries(self._prompt_packed[prompt], ids):
-            at.top = at.top[:top]
-            yield at
+        for entry in prompt_entries(self._prompt_packed[prompt], ids):
+            entry.top = entry.top[:top]
+            yield entry
 
     def _prompt_logprobs(self, prompt: int) -> dict[str, Any]:
         """The field `prompt_logprobs`, if requested: a map from id to log-probability for each
@@ -329,21 +333,25 @@ class Reply:
         if top is None:
             return {}
         if prompt not in self._prompt_json:
-            found = self._prompt_entries(prompt, top) if prompt in self._prompt_packed else ()
+            entries: Iterable[Entry] = ()
+            if prompt in self._prompt_packed:
+                entries = self._prompt_entries(prompt, top)
             cells = [
-                orjson.dumps(None if isinstance(at, int) else self._logprobs_by_id(at))
-                for at in found
+                orjson.dumps(None if isinstance(entry, int) else self._logprobs_by_id(entry))
+                for entry in entries
             ]
             self._prompt_json[prompt] = orjson.Fragment(b"[%s]" % b",".join(cells))
         return {"prompt_logprobs": self._prompt_json[prompt]}
 
-    def _logprobs_by_id(self, at: TokenLogprobs) -> dict[str, dict[str, Any]]:
+    def _logprobs_by_id(self, entry: TokenLogprobs) -> dict[str, dict[str, Any]]:
         """The chosen token and the most likely others, by their ids."""
         others = [
-            (id, value, rank) for rank, (id, value) in enumerate(at.top, 1) if id != at.token_id
+            (id, value, rank)
+            for rank, (id, value) in enumerate(entry.top, 1)
+            if id != entry.token_id
         ]
         text = self._names.token_text
-        ranked = [(at.token_id, at.logprob, at.rank), *others]
+        ranked = [(entry.token_id, entry.logprob, entry.rank), *others]
         return {
             str(id): {"logprob": finite(value), "rank": rank, "decoded_token": text(id)}
             for id, value, rank in ranked
@@ -352,13 +360,12 @@ class Reply:
 
 def large(deltas: Iterable[tuple[int, TextDelta]]) -> bool:
     """Whether the events of these deltas take long to encode."""
-    return (
-        sum(
-            LARGE + 1 if delta.prompt_logprobs is not None else len(delta.logprobs or b"")
-            for _, delta in deltas
-        )
-        > LARGE
-    )
+    size = 0
+    for _, delta in deltas:
+        if delta.prompt_logprobs is not None:
+            return True
+        size += len(delta.logprobs or b"")
+    return size > LARGE
 
 
 def unpack_delta(delta: TextDelta) -> list[TokenLogprobs] | None:

@@ -100,8 +100,8 @@ SHARED: dict[str, Schema] = {
         field(ref("StructuredOutputs"), "Constrains the output."),
     ),
     **{
-        name: field(STRUCTURES[kind], f"The older name of structured_outputs.{kind}.")
-        for name, kind in GUIDED.items()
+        name: field(STRUCTURES[structure], f"The older name of structured_outputs.{structure}.")
+        for name, structure in GUIDED.items()
     },
     "guided_json_object": field(BOOL, "The older name of structured_outputs.json_object."),
     "guided_whitespace_pattern": field(STRING, "With guided_json alone."),

@@ -159,8 +159,8 @@ def operation(method: str, path: str) -> dict[str, Any]:
     if known.reply is not None:
         contents[JSON] = {"schema": ref(known.reply)}
     # Without schemas: some read one as that of a stream's text, others as that of each event
-    contents |= {kind: {} for kind in known.others}
-    found: dict[str, Any] = {
+    contents |= {media_type: {} for media_type in known.others}
+    members: dict[str, Any] = {
         "summary": known.summary,
         "operationId": f"{method.lower()}{re.sub(r'[^0-9A-Za-z]+', '_', path).rstrip('_')}",
         "responses": {
@@ -170,17 +170,17 @@ def operation(method: str, path: str) -> dict[str, Any]:
         "security": [] if is_open(path) else [{"bearer": []}, {"x-api-key": []}],
     }
     if path in ADMIN_PATHS:
-        found["description"] = "Takes the operator's key alone."
+        members["description"] = "Takes the operator's key alone."
     parameters = [
         {"name": name, "in": "path", "required": True, "schema": STRING}
         for name in re.findall(r"{(\w+)}", path)
     ]
     parameters += [
-        {"name": name, "in": "query", "schema": one} for name, one in known.query.items()
+        {"name": name, "in": "query", "schema": schema} for name, schema in known.query.items()
     ]
     if parameters:
-        found["parameters"] = parameters
+        members["parameters"] = parameters
     if known.body is not None:
         content = {JSON: {"schema": ref(known.body)}}
-        found["requestBody"] = {"required": True, "content": content}
-    return found
+        members["requestBody"] = {"required": True, "content": content}
+    return members

@@ -78,9 +78,9 @@ HEAD = {
 }
 
 
-def listed(kind: str, **members: Schema) -> Schema:
+def listed(object_type: str, **members: Schema) -> Schema:
     """A list of such objects, one for each prompt."""
-    data = array(full(index=INTEGER, object=const(kind), **members))
+    data = array(full(index=INTEGER, object=const(object_type), **members))
     return full(**HEAD, object=const("list"), created=INTEGER, data=data)
 
 

@@ -56,7 +56,10 @@ MEMBERS: dict[str, Schema] = {
         for name, here in requests.RENAMED.items()
     },
     **ignored(IGNORED),
-    **{name: field(KINDS[kind], "Without effect.") for name, kind in requests.PLAIN.items()},
+    **{
+        name: field(KINDS[field_type], "Without effect.")
+        for name, field_type in requests.PLAIN.items()
+    },
     "input": field(either(STRING, array(OBJECT, maxItems=MAX_ITEMS)), "A text, or items."),
     "instructions": field(STRING, "What the system says first."),
     "previous_response_id": field(STRING, "The stored response that this one continues."),
@@ -107,15 +110,15 @@ REPEATED: dict[str, Schema] = {
 }
 
 
-def item(kind: str, **members: Schema) -> Schema:
+def item(item_type: str, **members: Schema) -> Schema:
     """An item of the output."""
-    return full(id=STRING, type=const(kind), **members)
+    return full(id=STRING, type=const(item_type), **members)
 
 
-def called(kind: str, field: str) -> Schema:
+def called(item_type: str, field: str) -> Schema:
     """A call of a tool."""
     more = {"call_id": STRING, "name": STRING, field: STRING}
-    return item(kind, status=ITEM_STATUS, **more)
+    return item(item_type, status=ITEM_STATUS, **more)
 
 
 RETRIEVING: dict[str, Schema] = {

@@ -37,9 +37,9 @@ def either(*schemas: Schema) -> Schema:
 
 def form(required: Iterable[str] = (), /, **members: Schema) -> Schema:
     """An object with these members, and perhaps others."""
-    found: Schema = {"type": "object", "properties": members}
+    schema: Schema = {"type": "object", "properties": members}
     needed = list(required)
-    return found | ({"required": needed} if needed else {})
+    return schema | ({"required": needed} if needed else {})
 
 
 def ref(name: str) -> Schema:
@@ -50,12 +50,12 @@ def ref(name: str) -> Schema:
 def field(schema: Schema, text: str = "", **more: Any) -> Schema:
     """A member of a body: null is the same as absent."""
     if "enum" in schema:
-        found: Schema = {"enum": [*schema["enum"], None]}
+        nullable: Schema = {"enum": [*schema["enum"], None]}
     elif schema.keys() == {"type"} and isinstance(schema["type"], str):
-        found = {"type": [schema["type"], "null"]}
+        nullable = {"type": [schema["type"], "null"]}
     else:
-        found = either(schema, NULL) if schema else schema
-    return found | ({"description": text} if text else {}) | more
+        nullable = either(schema, NULL) if schema else schema
+    return nullable | ({"description": text} if text else {}) | more
 
 
 def unsupported(neutral: Iterable[Any]) -> Schema:
@@ -68,18 +68,18 @@ def option(name: str, **bounds: Any) -> Schema:
     row = OPTIONS[name]
     default = default_of(name)
     more = {} if default is None else {"default": default}
-    return field(_KINDS[row.kind](row) | bounds, row.doc, **more)
+    return field(_KINDS[row.form](row) | bounds, row.doc, **more)
 
 
-def _number(kind: str, row: Option) -> Schema:
-    found: Schema = {"type": kind}
+def _number(number_type: str, row: Option) -> Schema:
+    schema: Schema = {"type": number_type}
     if row.low is not None:
-        found["exclusiveMinimum" if row.open_low else "minimum"] = plain(row.low)
+        schema["exclusiveMinimum" if row.open_low else "minimum"] = plain(row.low)
     if row.high is not None:
-        found["maximum"] = plain(row.high)
+        schema["maximum"] = plain(row.high)
     if row.also:
-        return either(found, one_of(row.also))
-    return found
+        return either(schema, one_of(row.also))
+    return schema
 
 
 def plain(bound: float) -> float:

@@ -61,11 +61,11 @@ class Harmony(Machine):
             if word == MESSAGE:
                 break
             header += word
-        found = _HEADER(header)
-        if found is None:
+        fields = _HEADER(header)
+        if fields is None:
             raise Malformed
-        function = found[1] or found[4]
-        bare = found[2] or found[5]  # without the namespace, which models forget
+        function = fields[1] or fields[4]
+        bare = fields[2] or fields[5]  # without the namespace, which models forget
         if bare and self.has_function(bare):
             function = bare
         elif bare and not _BUILT_IN(bare):
@@ -74,7 +74,7 @@ class Harmony(Machine):
             yield from self.function_call(function)
             return
         self.decide()
-        if found[3] == "analysis":
+        if fields[3] == "analysis":
             self.thinking = True
             end = yield from self.thought(_END)
             self.thinking = False

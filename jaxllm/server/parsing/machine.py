@@ -68,8 +68,8 @@ class Machine:
     new_id: Callable[[str, int], str] | None = None
 
     def __init__(self) -> None:
-        self._text = ""  # with `_at`: what was fed and not taken
-        self._at = 0
+        self._text = ""  # with `_position`: what was fed and not taken
+        self._position = 0
         self._ended = False
         self._parts: list[Part] = []
         self._undecided: list[str] | None = None  # taken and not told; text if no call
@@ -85,8 +85,8 @@ class Machine:
         clear = self.clear
         if clear is not None and text and not clear.hot(text):
             return [clear.make(text)]
-        self._text = self._text[self._at :] + text
-        self._at = 0
+        self._text = self._text[self._position :] + text
+        self._position = 0
         return self._resume()
 
     @property
@@ -207,8 +207,8 @@ class Machine:
         try:
             yield from reading
         except Malformed:
-            self._text = "".join(self._tried) + self._text[self._at :]
-            self._at = 0
+            self._text = "".join(self._tried) + self._text[self._position :]
+            self._position = 0
             self._undecided = undecided
             self._recorded = recorded
             return False
@@ -224,8 +224,8 @@ class Machine:
 
     def advance(self, to: int) -> str:
         """Takes the text up to a position."""
-        text = self._text[self._at : to]
-        self._at = to
+        text = self._text[self._position : to]
+        self._position = to
         if self._undecided is not None:
             self._undecided.append(text)
         if self._recorded is not None:
@@ -236,35 +236,35 @@ class Machine:
 
     def give_back(self, word: str) -> None:
         """Puts back the word that was taken last, in one piece."""
-        self._at -= len(word)
+        self._position -= len(word)
         for record in (self._undecided, self._recorded):
             if record and record[-1] == word:
                 record.pop()
 
     def character(self) -> Reading[str]:
         """The next character, not taken; "" at the end."""
-        while self._at == len(self._text):
+        while self._position == len(self._text):
             if self._ended:
                 return ""
             yield
-        return self._text[self._at]
+        return self._text[self._position]
 
     def spaces(self) -> Reading[str]:
         """Takes white space. → the next character."""
         while True:
-            self.advance(_SPACE(self._text, self._at).end())  # type: ignore[union-attr]
-            if self._at < len(self._text) or self._ended:
-                return self._text[self._at : self._at + 1]
+            self.advance(_SPACE(self._text, self._position).end())  # type: ignore[union-attr]
+            if self._position < len(self._text) or self._ended:
+                return self._text[self._position : self._position + 1]
             yield
 
     def take(self, *words: str) -> Reading[str | None]:
         """Takes the word that comes next, if one does. No word is a prefix of another."""
         while True:
             for word in words:
-                if self._text.startswith(word, self._at):
-                    return self.advance(self._at + len(word))
+                if self._text.startswith(word, self._position):
+                    return self.advance(self._position + len(word))
             longest = max(map(len, words), default=0)
-            rest = self._text[self._at : self._at + longest]
+            rest = self._text[self._position : self._position + longest]
             if self._ended or not any(word.startswith(rest) for word in words):
                 return None
             yield
@@ -272,10 +272,10 @@ class Machine:
     def take_one_of(self, words: Words) -> Reading[str | None]:
         """As `take`, of words that may be many."""
         while True:
-            text = self._text[self._at : self._at + words.longest]
+            text = self._text[self._position : self._position + words.longest]
             word = words.begins(text)
             if word is not None:
-                return self.advance(self._at + len(word))
+                return self.advance(self._position + len(word))
             if self._ended or not words.may_begin(text):
                 return None
             yield
@@ -296,17 +296,17 @@ class Machine:
         `clear`: what `sink` makes of text that has no marker.
         """
         while True:
-            found = markers.search(self._text, self._at)
-            if found is None:
+            match = markers.search(self._text, self._position)
+            if match is None:
                 sink(self.advance(len(self._text)))
             else:
-                sink(self.advance(found.start()))
-                if markers.whole(found):
-                    return self.advance(found.end())
+                sink(self.advance(match.start()))
+                if markers.whole(match):
+                    return self.advance(match.end())
             if self._ended:
                 sink(self.advance(len(self._text)))
                 return None
-            if self._at == len(self._text):
+            if self._position == len(self._text):
                 self.clear = clear
             yield
 
@@ -318,12 +318,12 @@ class Machine:
         """Takes the characters of a set. Raises Malformed after `MAX_NAME`."""
         taken = ""
         while True:
-            most = self._at + MAX_NAME - len(taken)
-            found = pattern(self._text, self._at, most)
-            taken += self.advance(found.end())  # type: ignore[union-attr]
+            most = self._position + MAX_NAME - len(taken)
+            match = pattern(self._text, self._position, most)
+            taken += self.advance(match.end())  # type: ignore[union-attr]
             if len(taken) == MAX_NAME:
                 raise Malformed
-            if self._at < len(self._text) or self._ended:
+            if self._position < len(self._text) or self._ended:
                 return taken
             yield
 
@@ -345,13 +345,13 @@ class Machine:
             if left is None:
                 end = len(self._text)
             else:
-                end = min(len(self._text), self._at + left)
-            before = self._at
-            at, written = value.read(self._text, before, end)
-            self.advance(at)
+                end = min(len(self._text), self._position + left)
+            before = self._position
+            position, written = value.read(self._text, before, end)
+            self.advance(position)
             sink(written)
             if left is not None:
-                left -= at - before
+                left -= position - before
             if value.done:
                 return
             if self._ended:

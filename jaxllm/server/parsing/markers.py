@@ -33,9 +33,9 @@ class Markers:
             re.compile("|".join(patterns)).search if patterns else operator.not_
         )
 
-    def whole(self, found: re.Match[str]) -> bool:
+    def whole(self, match: re.Match[str]) -> bool:
         """Whether a match is a whole marker."""
-        return found.group() in self.words
+        return match.group() in self.words
 
 
 class Words:

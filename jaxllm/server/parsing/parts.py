@@ -70,9 +70,12 @@ def merged(parts: Iterable[Part]) -> list[Part]:
             runs[-1].append(part)
         else:
             runs.append([part])
-    return [
-        run[0]
-        if len(run) == 1
-        else msgspec.structs.replace(run[0], text="".join(p.text for p in run))  # type: ignore[union-attr]
-        for run in runs
-    ]
+    return [_joined(run) for run in runs]
+
+
+def _joined(run: list[Part]) -> Part:
+    """One part with the texts of parts that differ in their texts alone."""
+    if len(run) == 1:
+        return run[0]
+    text = "".join(part.text for part in run)  # type: ignore[union-attr]
+    return msgspec.structs.replace(run[0], text=text)

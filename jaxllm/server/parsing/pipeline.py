@@ -90,7 +90,8 @@ class Pipeline:
             parts = []
         if self._reader is not self._reply:
             parts = self._reply_in(parts)
-            parts += [] if self._reply is None else self._reply.finish()
+            if self._reply is not None:
+                parts += self._reply.finish()
         if self._unwrapped is not None:
             parts = self._take_off(self._unwrapped, parts)
         if self._unwrapped is not None:
@@ -157,11 +158,11 @@ def pipeline(
     return Pipeline(reasoning(prompt, rehearsal), calls, keep, unwrapped)
 
 
-def _both(some: Clear, other: Clear | None) -> Clear | None:
+def _both(first: Clear, second: Clear | None) -> Clear | None:
     """Text that is clear by either of two that read it in turn."""
-    if other is None:
+    if second is None:
         return None
-    return Clear(some.make, lambda text: some.hot(text) or other.hot(text))
+    return Clear(first.make, lambda text: first.hot(text) or second.hot(text))
 
 
 def new_ids(style: str, calls_before: int) -> Callable[[str, int], str]:

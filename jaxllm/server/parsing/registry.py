@@ -63,17 +63,17 @@ def _parsers(folder: ModuleType) -> dict[str, Any]:
     return {name: importlib.import_module(f"{folder.__name__}.{name}").Parser for name in names}
 
 
-def _find(what: str, formats: dict[str, Any], name: str, template: str | None) -> Any:
+def _find(purpose: str, formats: dict[str, Any], name: str, template: str | None) -> Any:
     if is_auto(name):
         return _spoken(formats, template or "")
     plain = _plain(name)
     if plain == "none":
         return None
-    for own, parser in formats.items():
-        if plain == own or plain in parser.aliases:
+    for format_name, parser in formats.items():
+        if plain == format_name or plain in parser.aliases:
             return parser
     known = ", ".join(formats)
-    raise ValueError(f"no {what} format is called {name!r}; use auto, none or one of: {known}")
+    raise ValueError(f"no {purpose} format is called {name!r}; use auto, none or one of: {known}")
 
 
 def _spoken(formats: dict[str, Any], template: str) -> Any:

@@ -28,8 +28,8 @@ class _Same:
     def __init__(self, schema: Any):
         self.schema = schema
 
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Same) and other.schema is self.schema
+    def __eq__(self, value: object) -> bool:
+        return isinstance(value, _Same) and value.schema is self.schema
 
     def __hash__(self) -> int:
         return id(self.schema)

@@ -120,7 +120,11 @@ class TaggedCalls(ToolParser):
         pieces: list[str] = []
         next_key = yield from self.value_text(others, pieces.append, json=True)
         text = "".join(pieces)
-        value = typed(text, schema, root) if text.strip() else blank_value(text, schema, root)
+        value: str | None
+        if text.strip():
+            value = typed(text, schema, root)
+        else:
+            value = blank_value(text, schema, root)
         if value is not None:
             self.arguments(head + value)
         return value is not None, next_key

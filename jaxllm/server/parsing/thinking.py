@@ -21,9 +21,9 @@ def _markers(words: tuple[str, ...]) -> Markers:
 
 
 @functools.cache
-def _either(some: Markers, others: Markers) -> Markers:
+def _either(first: Markers, second: Markers) -> Markers:
     """Markers of two sets, of which only `hot` is used: they may be prefixes of others."""
-    return Markers(some.words | others.words)
+    return Markers(first.words | second.words)
 
 
 class Rehearsal(Protocol):
@@ -128,7 +128,8 @@ class ReasoningParser(Machine):
     def _rehearse(self, text: str) -> None:
         """Tells text of a thought that is no call."""
         assert self._rehearsal is not None
-        self._parts += self._rehearsal.feed(text) if text else ()
+        if text:
+            self._parts += self._rehearsal.feed(text)
 
     def _resume(self) -> list[Part]:
         parts = super()._resume()
@@ -139,4 +140,4 @@ class ReasoningParser(Machine):
     def newlines(self) -> Reading[None]:
         """Takes newlines."""
         while (yield from self.character()) == "\n":
-            self.advance(_NEWLINES(self._text, self._at).end())  # type: ignore[union-attr]
+            self.advance(_NEWLINES(self._text, self._position).end())  # type: ignore[union-attr]

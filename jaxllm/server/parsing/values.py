@@ -59,7 +59,7 @@ class Follower(Protocol):
     done: bool
     failed: bool
 
-    def read(self, text: str, at: int, end: int) -> tuple[int, str]:
+    def read(self, text: str, position: int, end: int) -> tuple[int, str]:
         """Reads up to `end`, or less when done or failed. → position, JSON written."""
         ...
 
@@ -109,12 +109,12 @@ class Value:
         self._quote = '"'
         self._step: Callable[[str, int, int, list[str]], int] = self._value
 
-    def read(self, text: str, at: int, end: int) -> tuple[int, str]:
+    def read(self, text: str, position: int, end: int) -> tuple[int, str]:
         """Reads up to `end`, or less when done or failed. → position, JSON written."""
         out: list[str] = []
-        while at < end and not (self.done or self.failed):
-            at = self._step(text, at, end, out)
-        return at, "".join(out)
+        while position < end and not (self.done or self.failed):
+            position = self._step(text, position, end, out)
+        return position, "".join(out)
 
     @property
     def hot(self) -> Callable[[str], object] | None:
@@ -131,31 +131,31 @@ class Value:
         """Characters that are read and not written."""
         return "".join(self._comma) + self._partial
 
-    def _fail(self, at: int) -> int:
+    def _fail(self, position: int) -> int:
         self.failed = True
-        return at
+        return position
 
-    def _after_space(self, text: str, at: int, end: int, out: list[str]) -> int:
-        stop = _SPACE(text, at, end).end()  # type: ignore[union-attr]
-        if stop > at:
-            (self._comma or out).append(text[at:stop])
+    def _after_space(self, text: str, position: int, end: int, out: list[str]) -> int:
+        stop = _SPACE(text, position, end).end()  # type: ignore[union-attr]
+        if stop > position:
+            (self._comma or out).append(text[position:stop])
         return stop
 
-    def _value(self, text: str, at: int, end: int, out: list[str]) -> int:
-        at = self._after_space(text, at, end, out)
-        if at == end:
-            return at
-        char = text[at]
+    def _value(self, text: str, position: int, end: int, out: list[str]) -> int:
+        position = self._after_space(text, position, end, out)
+        if position == end:
+            return position
+        char = text[position]
         if self._may_close and char == self._closers[-1]:
-            return self._close(char, at, out)
+            return self._close(char, position, out)
         if not (char in self._quotes or char in "{[-" or char.isalnum()):
-            return self._fail(at)
+            return self._fail(position)
         self._write_comma(out)
         if char in self._quotes:
-            return self._open_string(char, at, out)
+            return self._open_string(char, position, out)
         if char not in "{[":
             self._step = self._scalar
-            return at
+            return position
         out.append(char)
         self._closers.append("}" if char == "{" else "]")
         self._may_close = True
@@ -163,67 +163,67 @@ class Value:
             self._step = self._key
         else:
             self._step = self._value
-        return at + 1
+        return position + 1
 
-    def _key(self, text: str, at: int, end: int, out: list[str]) -> int:
-        at = self._after_space(text, at, end, out)
-        if at == end:
-            return at
-        char = text[at]
+    def _key(self, text: str, position: int, end: int, out: list[str]) -> int:
+        position = self._after_space(text, position, end, out)
+        if position == end:
+            return position
+        char = text[position]
         if char == "}":
-            return self._close(char, at, out)
+            return self._close(char, position, out)
         if char not in self._quotes:
-            return self._fail(at)
+            return self._fail(position)
         self._write_comma(out)
         self._is_key = True
-        return self._open_string(char, at, out)
+        return self._open_string(char, position, out)
 
-    def _colon(self, text: str, at: int, end: int, out: list[str]) -> int:
-        at = self._after_space(text, at, end, out)
-        if at == end:
-            return at
-        if text[at] != ":":
-            return self._fail(at)
+    def _colon(self, text: str, position: int, end: int, out: list[str]) -> int:
+        position = self._after_space(text, position, end, out)
+        if position == end:
+            return position
+        if text[position] != ":":
+            return self._fail(position)
         out.append(":")
         self._may_close = False
         self._step = self._value
-        return at + 1
+        return position + 1
 
-    def _next(self, text: str, at: int, end: int, out: list[str]) -> int:
-        at = self._after_space(text, at, end, out)
-        if at == end:
-            return at
-        char = text[at]
+    def _next(self, text: str, position: int, end: int, out: list[str]) -> int:
+        position = self._after_space(text, position, end, out)
+        if position == end:
+            return position
+        char = text[position]
         if char == self._closers[-1]:
-            return self._close(char, at, out)
+            return self._close(char, position, out)
         if char != ",":
-            return self._fail(at)
+            return self._fail(position)
         self._comma = [","]
         self._may_close = True
         if self._closers[-1] == "}":
             self._step = self._key
         else:
             self._step = self._value
-        return at + 1
+        return position + 1
 
     def _write_comma(self, out: list[str]) -> None:
         out += self._comma
         self._comma = []
 
-    def _close(self, char: str, at: int, out: list[str]) -> int:
+    def _close(self, char: str, position: int, out: list[str]) -> int:
         self._comma = []
         self._closers.pop()
         out.append(char)
         self._end_value()
-        return at + 1
+        return position + 1
 
     def _end_value(self) -> None:
         self.done = not self._closers
         self._step = self._next
 
-    def _scalar(self, text: str, at: int, end: int, out: list[str]) -> int:
-        stop = _WORD(text, at, min(end, at + MAX_SCALAR - len(self._partial))).end()  # type: ignore[union-attr]
-        self._partial += text[at:stop]
+    def _scalar(self, text: str, position: int, end: int, out: list[str]) -> int:
+        stop = _WORD(text, position, min(end, position + MAX_SCALAR - len(self._partial))).end()  # type: ignore[union-attr]
+        self._partial += text[position:stop]
         if stop == end and len(self._partial) < MAX_SCALAR:
             return stop
         if not _NUMBER(self._partial) and self._partial not in _CONSTANTS:
@@ -233,17 +233,17 @@ class Value:
         self._end_value()
         return stop
 
-    def _open_string(self, quote: str, at: int, out: list[str]) -> int:
+    def _open_string(self, quote: str, position: int, out: list[str]) -> int:
         out.append('"')
         self._quote = quote
         self._plain = _PLAIN[quote]
         self._step = self._string
-        return at + 1
+        return position + 1
 
-    def _string(self, text: str, at: int, end: int, out: list[str]) -> int:
-        stop = self._plain(text, at, end).end()  # type: ignore[union-attr]
-        if stop > at:
-            out.append(text[at:stop])
+    def _string(self, text: str, position: int, end: int, out: list[str]) -> int:
+        stop = self._plain(text, position, end).end()  # type: ignore[union-attr]
+        if stop > position:
+            out.append(text[position:stop])
         if stop == end:
             return stop
         char = text[stop]
@@ -261,28 +261,28 @@ class Value:
             out.append(encode_string(char)[1:-1])
         return stop + 1
 
-    def _escape(self, text: str, at: int, end: int, out: list[str]) -> int:
-        char = text[at]
+    def _escape(self, text: str, position: int, end: int, out: list[str]) -> int:
+        char = text[position]
         if char in self._hex_digits:
             self._partial += char
             self._step = self._hex
-            return at + 1
+            return position + 1
         self._partial = ""
         self._step = self._string
         if char in self._escapes:
             out.append(self._escapes[char])
-            return at + 1
+            return position + 1
         out.append("\\\\")  # no escape: the backslash means itself
-        return at
+        return position
 
-    def _hex(self, text: str, at: int, end: int, out: list[str]) -> int:
-        char = text[at]
+    def _hex(self, text: str, position: int, end: int, out: list[str]) -> int:
+        char = text[position]
         wanted = self._hex_digits[self._partial[1]] + 2
         if char in "0123456789abcdefABCDEF":
             self._partial += char
-            at += 1
+            position += 1
             if len(self._partial) < wanted:
-                return at
+                return position
             number = int(self._partial[2:], 16)
             written = None
             if number < 0x10000:
@@ -294,7 +294,7 @@ class Value:
         out.append("\\" + self._partial if written is None else written)
         self._partial = ""
         self._step = self._string
-        return at
+        return position
 
 
 class EncodedObject:
@@ -320,9 +320,9 @@ class EncodedObject:
         self._told = False  # the object's brace is written, which waits for what follows it
         self._held = ""  # of the object's JSON, not written yet
 
-    def read(self, text: str, at: int, end: int) -> tuple[int, str]:
+    def read(self, text: str, position: int, end: int) -> tuple[int, str]:
         """Reads up to `end`, or less when done or failed. → position, JSON written."""
-        at, quoted = self._string.read(text, at, end)
+        position, quoted = self._string.read(text, position, end)
         if quoted and not self._begun:
             self._begun = True
             quoted = quoted[1:]
@@ -333,11 +333,11 @@ class EncodedObject:
             self.done = self._object.done and not self._broken
             self.failed = not self.done
         if self._held == "{" and not self._told:
-            return at, ""
+            return position, ""
         written = self._held
         self._told = self._told or bool(written)
         self._held = ""
-        return at, written
+        return position, written
 
     def end(self) -> None:
         """No text follows."""
@@ -374,7 +374,9 @@ class EncodedObject:
 def decoded(quoted: str) -> str:
     """The text that the inside of a JSON string means. Halves of surrogate pairs stay escapes, as
     they come apart."""
-    text: str = json.loads(f'"{_ESCAPE(_kept, quoted)}"') if quoted else ""
+    if not quoted:
+        return ""
+    text: str = json.loads(f'"{_ESCAPE(_kept, quoted)}"')
     return text
 
 
@@ -388,7 +390,7 @@ def _kept(escape: re.Match[str]) -> str:
 def as_json(text: str, python: bool = False) -> str | None:
     """A whole text that is one value, as JSON; None if it is not."""
     value = Value(python)
-    at, written = value.read(text + " ", 0, len(text) + 1)
-    if value.done and not text[at:].strip():
+    position, written = value.read(text + " ", 0, len(text) + 1)
+    if value.done and not text[position:].strip():
         return written
     return None

@@ -58,7 +58,10 @@ class Unwrapped(Machine):
             if marker is None:  # a pause
                 yield
                 continue
-            depth += 1 if marker == tag else -1
+            if marker == tag:
+                depth += 1
+            else:
+                depth -= 1
             if depth:
                 self.emit_text(marker)
                 continue

@@ -95,7 +95,7 @@ class Embed(PoolingEndpoint):
             else:
                 contents = []
         with _named("inputs" if texts is None else "texts"):
-            conversations = [_conversation(prefix, each, rules, cut) for each in contents]
+            conversations = [_conversation(prefix, content, rules, cut) for content in contents]
         return CohereRequest(
             options=options,
             texts=texts,
@@ -117,10 +117,12 @@ class Embed(PoolingEndpoint):
         limit = self._state.resolved.max_model_len
         cut = params.length(limit), params.truncation_side
         if request.conversations:
-            found = [
+            prompts = [
                 Pair(params.truncated(ids, limit))
-                for some in batched(request.conversations, RENDERED)
-                for ids in await asyncio.gather(*(self._rendered(request, each) for each in some))
+                for batch in batched(request.conversations, RENDERED)
+                for ids in await asyncio.gather(
+                    *(self._rendered(request, conversation) for conversation in batch)
+                )
             ]
         else:
             texts = [request.prefix + text for text in request.texts or ()]
@@ -128,15 +130,15 @@ class Embed(PoolingEndpoint):
             def encode_all(tokenizer: Tokenizer) -> list[Pair]:
                 return [*map(Pair, tokenizer.encode_all(texts, *cut))]
 
-            found = await self.encoded(encode_all)
-        longest = max(len(each.ids) for each in found)
+            prompts = await self.encoded(encode_all)
+        longest = max(len(prompt.ids) for prompt in prompts)
         if request.most is not None and longest > request.most:
             raise bad_request(
                 f"an input has {longest} tokens, more than max_tokens {request.most}; "
                 f"shorten it, or {CUT}",
                 "max_tokens",
             )
-        return found
+        return prompts
 
     async def _rendered(self, request: CohereRequest, conversation: Conversation) -> list[int]:
         truncated = request.options.params.truncate_prompt_tokens is not None
@@ -147,7 +149,9 @@ class Embed(PoolingEndpoint):
         """Cohere's form, whatever types were asked for."""
         members = {
             "id": id,
-            "embeddings": {kind: _written(pooled.vectors, kind) for kind in request.types},
+            "embeddings": {
+                vector_type: _written(pooled.vectors, vector_type) for vector_type in request.types
+            },
             "meta": {
                 "api_version": {"version": "2"},
                 "billed_units": {"input_tokens": pooled.tokens, "image_tokens": 0},
@@ -171,76 +175,76 @@ def _options(body: dict[str, Any], rules: Rules) -> Options:
         kept = -1
     else:
         kept = most
-    own = {
+    fields = {
         "dimensions": body.get("output_dimension"),
         "truncate_prompt_tokens": kept,
         "truncation_side": "left" if truncate == "START" else "right",
     }
     with _named("output_dimension", "dimensions"):
-        return read_options(same | own, rules, "embed", neutral={})
+        return read_options(same | fields, rules, "embed", neutral={})
 
 
 @contextmanager
-def _named(field: str, other: str | None = None) -> Iterator[None]:
-    """Errors name this field of the body, in place of any, or of one `other` alone."""
+def _named(field: str, option: str | None = None) -> Iterator[None]:
+    """Errors name this field of the body, in place of any, or in place of `option` alone."""
     try:
         yield
     except ApiError as error:
-        if other is None:
+        if option is None:
             error.param = field
-        elif error.param == other:
-            error.param, error.message = field, error.message.replace(other, field)
+        elif error.param == option:
+            error.param, error.message = field, error.message.replace(option, field)
         raise
 
 
 def _types(body: dict[str, Any]) -> list[str]:
-    found = body.get("embedding_types")
-    if found is None or found == []:
+    types = body.get("embedding_types")
+    if types is None or types == []:
         return ["float"]
-    if not isinstance(found, list) or any(kind not in TYPES for kind in found):
+    if not isinstance(types, list) or any(vector_type not in TYPES for vector_type in types):
         raise bad_request(
-            f"embedding_types must list some of {', '.join(TYPES)}, got {describe(found)}",
+            f"embedding_types must list some of {', '.join(TYPES)}, got {describe(types)}",
             "embedding_types",
         )
-    return list(dict.fromkeys(found))
+    return list(dict.fromkeys(types))
 
 
 def _prefix(body: dict[str, Any], pooling: Pooling) -> str:
     """The model's text for the type of the inputs. Raises ApiError for a type without one."""
-    kind = read_optional(body, "input_type", str)
+    input_type = read_optional(body, "input_type", str)
     known = dict(pooling.prompts)
-    if kind is None:
+    if input_type is None:
         return ""
-    if kind not in known:
+    if input_type not in known:
         names = "has none"
         if known:
             names = f"has {', '.join(known)}"
         raise bad_request(
-            f"input_type is {describe(kind)}; this model {names}: leave it out, or put an "
+            f"input_type is {describe(input_type)}; this model {names}: leave it out, or put an "
             "instruction into the text",
             "input_type",
         )
-    return known[kind]
+    return known[input_type]
 
 
 def _contents(value: Any) -> list[list[dict[str, str]]]:
     """The contents of `inputs`: parts of text. Raises ApiError."""
     if not isinstance(value, list) or not 1 <= len(value) <= MAX_PROMPTS:
         raise bad_request(f"inputs must be a list of 1 to {MAX_PROMPTS} objects", "inputs")
-    found = []
-    for at, each in enumerate(value):
+    contents = []
+    for number, entry in enumerate(value):
         parts = None
-        if isinstance(each, dict):
-            parts = each.get("content")
+        if isinstance(entry, dict):
+            parts = entry.get("content")
         if not isinstance(parts, list) or not parts:
-            raise bad_request(f"inputs[{at}] must have content, a list of parts", "inputs")
+            raise bad_request(f"inputs[{number}] must have content, a list of parts", "inputs")
         for part in parts:
             if not (isinstance(part, dict) and part.get("type") == "text"):
-                raise bad_request(f"inputs[{at}] may hold parts of type text alone", "inputs")
+                raise bad_request(f"inputs[{number}] may hold parts of type text alone", "inputs")
             if not isinstance(part.get("text"), str):
-                raise bad_request(f"inputs[{at}] has a part without a text", "inputs")
-        found.append([{"type": "text", "text": part["text"]} for part in parts])
-    return found
+                raise bad_request(f"inputs[{number}] has a part without a text", "inputs")
+        contents.append([{"type": "text", "text": part["text"]} for part in parts])
+    return contents
 
 
 def _conversation(prefix: str, content: Any, rules: Rules, cut: bool) -> Conversation:
@@ -258,12 +262,12 @@ def _conversation(prefix: str, content: Any, rules: Rules, cut: bool) -> Convers
     )
 
 
-def _written(vectors: Sequence[np.ndarray], kind: str) -> list[Any]:
+def _written(vectors: Sequence[np.ndarray], vector_type: str) -> list[Any]:
     """The vectors in one of `TYPES`; in bits, a number that is not negative is 1, the first the
     highest of its byte, and `binary` is 128 less."""
-    if kind in ("float", "base64"):
-        return [encode(vector, Form(encoding=kind)) for vector in vectors]
+    if vector_type in ("float", "base64"):
+        return [encode(vector, Form(encoding=vector_type)) for vector in vectors]
     bits = [np.packbits(vector >= 0) for vector in vectors]
-    if kind == "ubinary":
+    if vector_type == "ubinary":
         return bits
-    return [(each ^ 0x80).view(np.int8) for each in bits]
+    return [(row ^ 0x80).view(np.int8) for row in bits]

@@ -53,11 +53,10 @@ class PoolingEndpoint(Endpoint):
         options = self.options(request)
         id = secrets.token_hex(16)
         prompts = await unless_gone(gone, self.tokenise(request))
-        numbers = options.pooling.size * (
-            sum(len(prompt.ids) for prompt in prompts)
-            if options.pooling.of_tokens
-            else len(prompts)
-        )
+        vectors = len(prompts)
+        if options.pooling.of_tokens:
+            vectors = sum(len(prompt.ids) for prompt in prompts)
+        numbers = options.pooling.size * vectors
         if numbers > MAX_KEPT:
             raise bad_request("too many vectors for one reply; send fewer inputs", self.param)
         is_cut = options.params.truncate_prompt_tokens is not None
@@ -111,8 +110,8 @@ class PoolingEndpoint(Endpoint):
 
     def options(self, request: Any) -> Options:
         """The request's options."""
-        found: Options = request.options
-        return found
+        options: Options = request.options
+        return options
 
     def field(self, request: Any, index: int) -> str:
         """The field of the body that a prompt is from."""

@@ -123,7 +123,7 @@ def read_options(
     ]
     params = PoolingParams(
         dimensions=read_optional(body, "dimensions", int),
-        use_activation=next((each for each in activation if each is not None), None),
+        use_activation=next((flag for flag in activation if flag is not None), None),
         truncate_prompt_tokens=read_optional(body, "truncate_prompt_tokens", int),
         truncation_side=read_field(body, "truncation_side", str, "right"),
     )
@@ -174,24 +174,24 @@ def read_inputs(body: dict[str, Any], rules: Rules, *tasks: str) -> InputRequest
 
 def one_of(body: dict[str, Any], name: str, legal: tuple[str, ...]) -> str:
     """A field's value, by default the first. Raises ApiError."""
-    found = read_field(body, name, str, legal[0])
-    if found not in legal:
-        raise bad_request(f"{name} must be {' or '.join(legal)}, got {describe(found)}", name)
-    return found
+    value = read_field(body, name, str, legal[0])
+    if value not in legal:
+        raise bad_request(f"{name} must be {' or '.join(legal)}, got {describe(value)}", name)
+    return value
 
 
 def read_texts(value: Any, rules: Rules, field: str, cut: bool) -> list[str]:
     """Texts from the value of a field: one, or a list of texts and objects with a text. They may be
     longer than the model takes if they are `cut`. Raises ApiError."""
-    given = value if isinstance(value, list) else [value]
-    if not given or len(given) > MAX_PROMPTS:
-        raise bad_request(f"{field} must hold 1 to {MAX_PROMPTS} texts, got {len(given)}", field)
+    values = value if isinstance(value, list) else [value]
+    if not values or len(values) > MAX_PROMPTS:
+        raise bad_request(f"{field} must hold 1 to {MAX_PROMPTS} texts, got {len(values)}", field)
     texts: list[str] = []
-    for each in given:
-        if isinstance(each, dict):
-            text = each.get("text")
+    for entry in values:
+        if isinstance(entry, dict):
+            text = entry.get("text")
         else:
-            text = each
+            text = entry
         if not isinstance(text, str):
             raise bad_request(f"{field} must hold texts, got {describe(text)}", field)
         check_chars(len(text), rules, field, cut)
@@ -211,17 +211,19 @@ def _input_list(value: Any, rules: Rules, params: PoolingParams) -> list[str | l
         raise bad_request(f"input must be {INPUT_FORMS}, got {describe(value)}", "input")
     if not 1 <= len(value) <= MAX_PROMPTS:
         raise bad_request(f"input must hold 1 to {MAX_PROMPTS} inputs, got {len(value)}", "input")
-    return [_input(each, type(value[0]), rules, params) for each in value]
+    return [_input(element, type(value[0]), rules, params) for element in value]
 
 
-def _input(given: Any, kind: type[Any], rules: Rules, params: PoolingParams) -> str | list[int]:
+def _input(
+    value: Any, value_type: type[Any], rules: Rules, params: PoolingParams
+) -> str | list[int]:
     """One input, which must be of the same kind as the first."""
-    if type(given) is not kind:
+    if type(value) is not value_type:
         raise bad_request("input must not mix texts and token ids", "input")
-    if not given:
+    if not value:
         raise bad_request("input must not be empty", "input", "empty_prompt")
-    if isinstance(given, str):
-        check_chars(len(given), rules, "input", params.truncate_prompt_tokens is not None)
-        return given
-    ids = params.truncated(given, rules.resolved.max_model_len)
+    if isinstance(value, str):
+        check_chars(len(value), rules, "input", params.truncate_prompt_tokens is not None)
+        return value
+    ids = params.truncated(value, rules.resolved.max_model_len)
     return check_vocabulary(ids, rules.resolved, "input")

@@ -71,7 +71,10 @@ class PairEndpoint(PoolingEndpoint):
             if request.options.pooling.task == "classify":
                 left = request.left * (len(request.right) // len(request.left))
                 pairs = zip(left, request.right, strict=True)
-                return [tokenizer.encode_pair(one, other, length, most) for one, other in pairs]
+                return [
+                    tokenizer.encode_pair(left_text, right_text, length, most)
+                    for left_text, right_text in pairs
+                ]
             if length is None:
                 within = most
             elif most is None:
@@ -90,7 +93,10 @@ class PairEndpoint(PoolingEndpoint):
         left = vectors[: len(request.left)]
         right = vectors[len(request.left) :]
         left = [*left] * (len(right) // len(left))
-        return [cosine(one, other) for one, other in zip(left, right, strict=True)]
+        return [
+            cosine(left_vector, right_vector)
+            for left_vector, right_vector in zip(left, right, strict=True)
+        ]
 
 
 class Score(PairEndpoint):
@@ -137,12 +143,12 @@ class Rerank(PairEndpoint):
         top = read_field(body, "top_n", int, 0)
         if top < 0:
             raise bad_request(f"top_n must be at least 1, or 0 for all, got {top}", "top_n")
-        found = read_pairs(body, self._state.rules, "query", "documents", most or None)
+        pairs = read_pairs(body, self._state.rules, "query", "documents", most or None)
         return PairRequest(
-            options=found.options,
-            names=found.names,
-            left=found.left,
-            right=found.right,
+            options=pairs.options,
+            names=pairs.names,
+            left=pairs.left,
+            right=pairs.right,
             most_of_right=most or None,
             top=top or None,
         )
@@ -163,24 +169,24 @@ class Rerank(PairEndpoint):
 
 
 def read_pairs(
-    body: dict[str, Any], rules: Rules, one: str, other: str, most: int | None = None
+    body: dict[str, Any], rules: Rules, left_name: str, right_name: str, most: int | None = None
 ) -> PairRequest:
     """The texts of two fields, which pair: one with each, or each with its own. Raises ApiError."""
     options = read_options(body, rules, "embed", "classify")
     cut = options.params.truncate_prompt_tokens is not None
-    for name in (one, other):
+    for name in (left_name, right_name):
         if body.get(name) is None:
             raise bad_request(f"{name} is required", name)
-    left = read_texts(body[one], rules, one, cut)
-    right = read_texts(body[other], rules, other, cut or most is not None)
+    left = read_texts(body[left_name], rules, left_name, cut)
+    right = read_texts(body[right_name], rules, right_name, cut or most is not None)
     try:
         pair_count(len(left), len(right))
         if options.pooling.task == "classify":
             check_labels(options.pooling)
     except RequestError as error:
-        raise bad_request(str(error), one, error.code) from None
+        raise bad_request(str(error), left_name, error.code) from None
     if len(left) + len(right) > MAX_PROMPTS + 1:
-        raise bad_request(f"at most {MAX_PROMPTS} texts per request", other)
+        raise bad_request(f"at most {MAX_PROMPTS} texts per request", right_name)
     return PairRequest(
-        options=options, names=(one, other), left=left, right=right, most_of_right=most
+        options=options, names=(left_name, right_name), left=left, right=right, most_of_right=most
     )

@@ -58,7 +58,7 @@ class InputEndpoint(PoolingEndpoint):
         if request.conversation is not None:
             ids = await self._state.render(request.conversation, params.length(limit) is not None)
             return [Pair(params.truncated(ids, limit))]
-        texts = [each for each in request.inputs if isinstance(each, str)]
+        texts = [text for text in request.inputs if isinstance(text, str)]
         if not texts:
             self._warn_of_ids()
             return [Pair(ids) for ids in request.inputs if isinstance(ids, list)]

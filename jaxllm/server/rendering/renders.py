@@ -220,7 +220,9 @@ class Renders:
     async def shut_down(self) -> None:
         """End the processes at once; who waits for them gets a 503. May be called again."""
         self._closed = True
-        await asyncio.gather(*(asyncio.to_thread(one.end_process) for one in self.processes))
+        await asyncio.gather(
+            *(asyncio.to_thread(process.end_process) for process in self.processes)
+        )
         for threads in self._lanes:
             threads.shutdown(wait=False)
 

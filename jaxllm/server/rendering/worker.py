@@ -49,8 +49,8 @@ class Renderer(PreTrainedTokenizerFast):
         # Before `super().__init__`, which reads the properties
         self.__dict__["_special"] = facts["special_tokens"]
         self.__dict__["_added"] = {
-            at: tokenizers.AddedToken(text, special=special)
-            for at, (text, special) in enumerate(facts["added_tokens"])
+            number: tokenizers.AddedToken(text, special=special)
+            for number, (text, special) in enumerate(facts["added_tokens"])
         }
         super().__init__(
             tokenizer_object=tokenizers.Tokenizer(tokenizers.models.WordLevel({}, unk_token="")),

@@ -15,7 +15,7 @@ NOT_ON_THE_WIRE = frozenset(
     {"guided_decoding", "structured_outputs", "logits_processors", "extra_args"}
 )
 WIRE_OPTIONS = tuple(name for name in OPTIONS if name not in NOT_ON_THE_WIRE)
-INTEGERS = frozenset(name for name in WIRE_OPTIONS if OPTIONS[name].kind in ("int", "ints"))
+INTEGERS = frozenset(name for name in WIRE_OPTIONS if OPTIONS[name].form in ("int", "ints"))
 
 
 def read_sampling(

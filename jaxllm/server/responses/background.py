@@ -55,7 +55,7 @@ class Background(Stored):
     async def collect(self, message: dict[str, Any]) -> None:
         """ASGI's send for what makes it: a body is whole events, or the whole response."""
         if self.streamed and message["type"] == "http.response.body":
-            self.add([one + EVENT_END for one in message["body"].split(EVENT_END) if one])
+            self.add([event + EVENT_END for event in message["body"].split(EVENT_END) if event])
 
     def add(self, events: list[bytes]) -> None:
         """More events for clients that follow."""
@@ -74,13 +74,13 @@ class Background(Stored):
     async def follow(self, after: int, send: Any) -> None:
         """Send the events after this number as they come, over ASGI."""
         await send({"type": "http.response.start", "status": 200, "headers": stream_headers()})
-        at = after + 1
+        number = after + 1
         more = True
         while more:
             changed = self._changed
             more = not self.body
-            ready = self.events[at:]
-            at = max(at, len(self.events))
+            ready = self.events[number:]
+            number = max(number, len(self.events))
             if ready or not more:
                 data = b"".join(ready)
                 await send({"type": "http.response.body", "body": data, "more_body": more})

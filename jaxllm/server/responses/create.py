@@ -174,11 +174,11 @@ class Create(Chat):
 
     def _resolved(self, items: list[Item]) -> list[Item]:
         """The items, with those that references name in their places. Raises ApiError."""
-        found = []
+        resolved = []
         size = 0
-        for at, item in enumerate(items):
+        for number, item in enumerate(items):
             if item["type"] == "item_reference":
-                stored = self._referred(item, f"input[{at}]")
+                stored = self._referred(item, f"input[{number}]")
                 size += len(stored)
                 if size > MAX_HISTORY:
                     raise self._long_history(
@@ -186,21 +186,21 @@ class Create(Chat):
                         "input",
                     )
                 item = orjson.loads(stored)
-            found.append(item)
-        return found
+            resolved.append(item)
+        return resolved
 
     def _long_history(self, reason: str, param: str) -> ApiError:
         """The refusal of more stored items than are read."""
         return too_many(self._state.resolved.max_model_len, reason, param)
 
-    def _referred(self, item: Item, at: str) -> bytes:
+    def _referred(self, item: Item, place: str) -> bytes:
         """The JSON of the item that a reference names. Raises ApiError(404)."""
         id = item.get("id")
         stored = None
         if self._store is not None and isinstance(id, str):
             stored = self._store.find_item(id, self._owner)
         if stored is None:
-            raise missing_item(item, at)
+            raise missing_item(item, place)
         return stored
 
     def _context(self, body: dict[str, Any]) -> Context:
@@ -208,28 +208,28 @@ class Create(Chat):
         id = read_optional(body, "previous_response_id", str)
         if id is None:
             return NOTHING
-        found = None
+        response = None
         if self._store is not None:
-            found = self._store.find(id, self._owner)
-        if found is None:
+            response = self._store.find(id, self._owner)
+        if response is None:
             raise ApiError(
                 404,
                 f"no response with the id {describe(id)} is stored; send all items as input",
                 param="previous_response_id",
                 code="previous_response_not_found",
             )
-        if not found.body:
+        if not response.body:
             raise bad_request(
                 f"the response {id} is still being made; wait until it ends", "previous_response_id"
             )
-        history = found.turn.history()
+        history = response.turn.history()
         if len(history) > MAX_ITEMS or sum(len(item) for _, item in history) > MAX_HISTORY:
             raise self._long_history(
                 f"the conversation up to {id} has more than {MAX_ITEMS} items or {MAX_HISTORY} "
                 "bytes (send the items that matter as input)",
                 "previous_response_id",
             )
-        return Context(found.turn, [orjson.loads(item) for _, item in history])
+        return Context(response.turn, [orjson.loads(item) for _, item in history])
 
 
 def check_depth(body: dict[str, Any]) -> None:

@@ -48,10 +48,10 @@ class Shortened(Sequence[list[Message]]):
     user to begin with, and the last `after`. The result of a call never stands without it."""
 
     def __init__(self, messages: list[Message], after: int = 0):
-        roles = [one["role"] for one in messages]
+        roles = [message["role"] for message in messages]
         end = len(messages) - after
-        first = next((at for at, role in enumerate(roles[:end]) if role != "system"), end)
-        users = [at for at, role in enumerate(roles[:end]) if role == "user"]
+        first = next((number for number, role in enumerate(roles[:end]) if role != "system"), end)
+        users = [number for number, role in enumerate(roles[:end]) if role == "user"]
         if users:
             last = users[-1]
         else:
@@ -61,21 +61,23 @@ class Shortened(Sequence[list[Message]]):
         self._messages = messages
         # What stands before the messages from a place on
         self._cuts: list[tuple[list[Message], int]] = [([], 0)]
-        self._cuts += [(head, at) for at in users if at > first]
-        self._cuts += [(begun, at) for at in range(last + 2, len(roles)) if roles[at] != "tool"]
+        self._cuts += [(head, number) for number in users if number > first]
+        self._cuts += [
+            (begun, number) for number in range(last + 2, len(roles)) if roles[number] != "tool"
+        ]
 
     def __len__(self) -> int:
         return len(self._cuts)
 
-    def __getitem__(self, at: Any) -> Any:
-        before, rest = self._cuts[at]
+    def __getitem__(self, number: Any) -> Any:
+        before, rest = self._cuts[number]
         return before + self._messages[rest:]
 
 
 def clipped(messages: list[Message], max_chars: int, after: int) -> list[Message]:
     """As many of the latest messages as a chat takes; those that `Shortened` keeps in any case."""
     shorter = Shortened(messages, after)
-    fits = lambda one: len(one) <= MAX_MESSAGES and count_chars(one) <= max_chars
+    fits = lambda chat: len(chat) <= MAX_MESSAGES and count_chars(chat) <= max_chars
     return list(shorter[min(bisect_left(shorter, True, key=fits), len(shorter) - 1)])
 
 
@@ -86,11 +88,11 @@ async def fitting(
     what `render` does for these."""
     low = 0
     high = len(shorter) - 1
-    at = 0
+    number = 0
     best: list[int] | None = None
     while low <= high:
         try:
-            ids = await render(shorter[at])
+            ids = await render(shorter[number])
             fits = len(ids) <= room
         except ApiError as error:
             if error.code != OVERFLOW:
@@ -98,10 +100,10 @@ async def fitting(
             fits = False
         if fits:
             best = ids
-            high = at - 1
+            high = number - 1
         else:
-            low = at + 1
-        at = (low + high) // 2
+            low = number + 1
+        number = (low + high) // 2
     if best is None:
         return await render(shorter[-1])
     return best

@@ -53,29 +53,27 @@ def read_input(value: Any) -> list[Item]:
             "input",
             OVERFLOW,
         )
-    return [_typed(item, f"input[{at}]") for at, item in enumerate(value)]
+    return [_typed(item, f"input[{number}]") for number, item in enumerate(value)]
 
 
-def _typed(item: Any, at: str) -> Item:
+def _typed(item: Any, place: str) -> Item:
     """The item with its type, which messages and references may leave out."""
     if not isinstance(item, dict):
-        raise bad_request(f"{at} must be an object, got {describe(item)}", at)
-    kind = item.get("type")
-    if kind is None:
+        raise bad_request(f"{place} must be an object, got {describe(item)}", place)
+    item_type = item.get("type")
+    if item_type is None:
         if "role" in item:
-            kind = "message"
+            item_type = "message"
         elif "id" in item:
-            kind = "item_reference"
-        else:
-            kind = None
-    if kind == "compaction_summary":  # the older name
-        kind = "compaction"
-    if not isinstance(kind, str) or kind not in KNOWN:
-        what = "has no type"
-        if kind is not None:
-            what = f"is of type {describe(kind)}"
-        raise bad_request(f"{at} {what}; this server takes {', '.join(sorted(KNOWN))}", at)
-    return item | {"type": kind}
+            item_type = "item_reference"
+    if item_type == "compaction_summary":  # the older name
+        item_type = "compaction"
+    if not isinstance(item_type, str) or item_type not in KNOWN:
+        fault = "has no type"
+        if item_type is not None:
+            fault = f"is of type {describe(item_type)}"
+        raise bad_request(f"{place} {fault}; this server takes {', '.join(sorted(KNOWN))}", place)
+    return item | {"type": item_type}
 
 
 class Chat:
@@ -97,9 +95,10 @@ class Chat:
             return self._messages
         return [{"role": "system", "content": "\n\n".join(self._instructions)}, *self._messages]
 
-    def add(self, item: Item, at: str) -> None:
-        """One more item; `at` is its place in the body, for errors. Raises ApiError(400)."""
-        KNOWN[item["type"]](self, item, at)
+    def add(self, item: Item, place: str) -> None:
+        """Add one more item; `place` is where it is in the body, for errors. Raises
+        ApiError(400)."""
+        KNOWN[item["type"]](self, item, place)
 
     def summarise(self) -> None:
         """Ask for a summary in place of an answer."""
@@ -107,13 +106,14 @@ class Chat:
         self.tools.functions = []
         self.tools.places = []
 
-    def _message(self, item: Item, at: str) -> None:
+    def _message(self, item: Item, place: str) -> None:
         role = item.get("role")
         if role not in ROLES:
             raise bad_request(
-                f"{at}.role must be one of {', '.join(ROLES)}, got {describe(role)}", f"{at}.role"
+                f"{place}.role must be one of {', '.join(ROLES)}, got {describe(role)}",
+                f"{place}.role",
             )
-        text = read_text(item.get("content"), f"{at}.content")
+        text = read_text(item.get("content"), f"{place}.content")
         if role == "assistant":
             self._assistant("content")["content"] = text
         elif role == "user" or self._messages:
@@ -121,65 +121,68 @@ class Chat:
         else:
             self._instructions.append(text)
 
-    def _reasoning(self, item: Item, at: str) -> None:
+    def _reasoning(self, item: Item, place: str) -> None:
         """Its content, what was sealed, or its summary. Reasoning that only another server can
         read is left out: a conversation goes on without it."""
         sealed = item.get("encrypted_content")
         text = (
-            read_text(item.get("content") or "", f"{at}.content")
+            read_text(item.get("content") or "", f"{place}.content")
             or (unseal(sealed) if isinstance(sealed, str) else None)
-            or read_text(item.get("summary") or "", f"{at}.summary")
+            or read_text(item.get("summary") or "", f"{place}.summary")
         )
         if text:
             self._assistant("reasoning_content")["reasoning_content"] = text
 
-    def _function_call(self, item: Item, at: str) -> None:
+    def _function_call(self, item: Item, place: str) -> None:
         text = item.get("arguments")
         if not isinstance(text, str):
             raise bad_request(
-                f"{at}.arguments must be a string, got {describe(text)}", f"{at}.arguments"
+                f"{place}.arguments must be a string, got {describe(text)}", f"{place}.arguments"
             )
-        self._call(item, at, text)
+        self._call(item, place, text)
 
-    def _custom_call(self, item: Item, at: str) -> None:
+    def _custom_call(self, item: Item, place: str) -> None:
         text = item.get("input")
         if not isinstance(text, str):
-            raise bad_request(f"{at}.input must be a string, got {describe(text)}", f"{at}.input")
-        self._call(item, at, orjson.dumps({INPUT: text}).decode())
+            raise bad_request(
+                f"{place}.input must be a string, got {describe(text)}", f"{place}.input"
+            )
+        self._call(item, place, orjson.dumps({INPUT: text}).decode())
 
-    def _call(self, item: Item, at: str, arguments: str) -> None:
+    def _call(self, item: Item, place: str, arguments: str) -> None:
         """A call of the assistant's last message."""
-        name = joined_name(read_name(item, at), item.get("namespace"))
-        call = {"id": _call_id(item, at), "type": "function"}
+        name = joined_name(read_name(item, place), item.get("namespace"))
+        call = {"id": _call_id(item, place), "type": "function"}
         calls = self._assistant("tool_calls").setdefault("tool_calls", [])
         calls.append(call | {"function": {"name": name, "arguments": arguments}})
 
-    def _output(self, item: Item, at: str) -> None:
-        text = read_text(item.get("output"), f"{at}.output")
-        message = {"role": "tool", "tool_call_id": _call_id(item, at), "content": text}
+    def _output(self, item: Item, place: str) -> None:
+        text = read_text(item.get("output"), f"{place}.output")
+        message = {"role": "tool", "tool_call_id": _call_id(item, place), "content": text}
         self._messages.append(message)
 
-    def _compaction(self, item: Item, at: str) -> None:
+    def _compaction(self, item: Item, place: str) -> None:
         sealed = item.get("encrypted_content")
         text = None
         if isinstance(sealed, str):
             text = unseal(sealed)
         if text is None:
             raise bad_request(
-                f"{at}.encrypted_content was not made by this server; send the items it stands for",
-                f"{at}.encrypted_content",
+                f"{place}.encrypted_content was not made by this server; "
+                "send the items it stands for",
+                f"{place}.encrypted_content",
                 "invalid_encrypted_content",
             )
         self._messages.append({"role": "user", "content": SUMMARY + text})
 
-    def _additional_tools(self, item: Item, at: str) -> None:
-        self.tools.add(item.get("tools"), f"{at}.tools")
+    def _additional_tools(self, item: Item, place: str) -> None:
+        self.tools.add(item.get("tools"), f"{place}.tools")
 
-    def _misplaced(self, item: Item, at: str) -> None:
-        raise bad_request(f"{at} of type {item['type']} must be the last item", at)
+    def _misplaced(self, item: Item, place: str) -> None:
+        raise bad_request(f"{place} of type {item['type']} must be the last item", place)
 
-    def _unresolved(self, item: Item, at: str) -> None:
-        raise missing_item(item, at)
+    def _unresolved(self, item: Item, place: str) -> None:
+        raise missing_item(item, place)
 
     def _assistant(self, field: str) -> dict[str, Any]:
         """The assistant's message that takes this field: the last one, unless it already has the
@@ -211,45 +214,49 @@ KNOWN: dict[str, Callable[[Chat, Item, str], None]] = {
 }
 
 
-def missing_item(item: Item, at: str) -> ApiError:
+def missing_item(item: Item, place: str) -> ApiError:
     """The refusal of a reference to an item that is not stored."""
     return ApiError(
         404,
-        f"{at} refers to item {describe(item.get('id'))}, which is not stored; "
+        f"{place} refers to item {describe(item.get('id'))}, which is not stored; "
         "send the item itself",
-        param=at,
+        param=place,
         code="item_not_found",
     )
 
 
-def read_text(content: Any, at: str) -> str:
+def read_text(content: Any, place: str) -> str:
     """A text, or the texts of parts, joined by line breaks. Raises ApiError(400) that names any
     other part."""
     if isinstance(content, str):
         return content
     if not isinstance(content, list):
-        raise bad_request(f"{at} must be a string or a list of parts, got {describe(content)}", at)
+        raise bad_request(
+            f"{place} must be a string or a list of parts, got {describe(content)}", place
+        )
     texts = []
     for number, part in enumerate(content):
-        where = f"{at}[{number}]"
-        kind = None
+        where = f"{place}[{number}]"
+        part_type = None
         if isinstance(part, dict):
-            kind = part.get("type")
-        if not isinstance(kind, str) or kind not in TEXT_PARTS:
-            if kind is None:
-                what = describe(part)
+            part_type = part.get("type")
+        if not isinstance(part_type, str) or part_type not in TEXT_PARTS:
+            if part_type is None:
+                shown = describe(part)
             else:
-                what = f"a part of type {describe(kind)}"
-            raise bad_request(f"{where} is {what}; this model takes text parts only", where)
-        text = part.get(TEXT_PARTS[kind])
+                shown = f"a part of type {describe(part_type)}"
+            raise bad_request(f"{where} is {shown}; this model takes text parts only", where)
+        text = part.get(TEXT_PARTS[part_type])
         if not isinstance(text, str):
             raise bad_request(f"{where}.text must be a string, got {describe(text)}", where)
         texts.append(text)
     return "\n".join(texts)
 
 
-def _call_id(item: Item, at: str) -> str:
+def _call_id(item: Item, place: str) -> str:
     call_id = item.get("call_id")
     if not isinstance(call_id, str) or not call_id:
-        raise bad_request(f"{at}.call_id must be a text, got {describe(call_id)}", f"{at}.call_id")
+        raise bad_request(
+            f"{place}.call_id must be a text, got {describe(call_id)}", f"{place}.call_id"
+        )
     return call_id

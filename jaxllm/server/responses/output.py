@@ -78,23 +78,25 @@ class Output:
             return self._more(self._thought, part.text, [])
         if isinstance(part, ToolStart):
             origin = self._origins.get(part.name) or Origin("function", part.name, None)
-            kind = CustomCall if origin.kind == "custom" else Call
+            call_type = Call
+            if origin.tool_type == "custom":
+                call_type = CustomCall
             closed = self._close(True)
             call_id = part.id or new_id("call")
-            return closed + self._begin(kind(len(self.items), call_id, origin))
+            return closed + self._begin(call_type(len(self.items), call_id, origin))
         if isinstance(part, ToolArguments) and self._open is not None:
             return self._open.add(part.text, [])
         if isinstance(part, ToolEnd):
             return self._close(part.complete)
         return []
 
-    def _more(self, kind: type[Item], text: str, logprobs: list[Any]) -> list[Event]:
+    def _more(self, item_type: type[Item], text: str, logprobs: list[Any]) -> list[Event]:
         """More text of an item of this kind, which is opened if need be."""
-        if type(self._open) is kind:
+        if type(self._open) is item_type:
             return self._open.add(text, logprobs)
         closed = self._close(True)
         index = len(self.items)
-        opened = Message(index) if kind is Message else self._thought(index, self._sealed)
+        opened = Message(index) if item_type is Message else self._thought(index, self._sealed)
         return closed + self._begin(opened) + opened.add(text, logprobs)
 
     def _begin(self, item: Item) -> list[Event]:

@@ -131,7 +131,7 @@ class Thought(Item):
 
     prefix = "rs"
     field = "content"
-    kind = "reasoning_text"
+    part_type = "reasoning_text"
     place = "content_index"
     text_event = "response.reasoning_text"
     part_event = "response.content_part"
@@ -152,13 +152,15 @@ class Thought(Item):
             item[self.field] = []
         else:
             item[self.field] = [self._content()]
-        return item | ({"encrypted_content": seal(self.text)} if self._sealed else {})
+        if self._sealed:
+            item["encrypted_content"] = seal(self.text)
+        return item
 
     def _content(self) -> dict[str, str]:
-        return {"type": self.kind, "text": self.text}
+        return {"type": self.part_type, "text": self.text}
 
-    def _part(self, what: str) -> Event:
-        return self._inner(f"{self.part_event}.{what}", part=self._content(), **{self.place: 0})
+    def _part(self, change: str) -> Event:
+        return self._inner(f"{self.part_event}.{change}", part=self._content(), **{self.place: 0})
 
     def _deltas(self, text: str, logprobs: list[Any]) -> list[Event]:
         return [self._inner(f"{self.text_event}.delta", delta=text, **{self.place: 0})]
@@ -172,7 +174,7 @@ class Summary(Thought):
     """Reasoning as its own summary, for clients that requested one: there they look for it."""
 
     field = "summary"
-    kind = "summary_text"
+    part_type = "summary_text"
     place = "summary_index"
     text_event = "response.reasoning_summary_text"
     part_event = "response.reasoning_summary_part"
@@ -229,11 +231,11 @@ class CustomCall(Call):
             arguments = orjson.loads(self.text)
         except orjson.JSONDecodeError:
             return self.text
-        found = None
+        value = None
         if isinstance(arguments, dict):
-            found = arguments.get(INPUT)
-        if isinstance(found, str):
-            return found
+            value = arguments.get(INPUT)
+        if isinstance(value, str):
+            return value
         return self.text
 
     def _deltas(self, text: str, logprobs: list[Any]) -> list[Event]:

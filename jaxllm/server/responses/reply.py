@@ -79,16 +79,16 @@ class Answer:
 
     def encoded(self, events: Iterable[Event]) -> list[bytes]:
         """Server-sent events, numbered in order."""
-        found = []
+        frames = []
         for event in events:
             data = orjson.dumps(event | {"sequence_number": self._events})
-            found.append(b"event: %b\ndata: %b\n\n" % (event["type"].encode(), data))
+            frames.append(b"event: %b\ndata: %b\n\n" % (event["type"].encode(), data))
             self._events += 1
-        return found
+        return frames
 
-    def told(self, what: str) -> Event:
+    def told(self, change: str) -> Event:
         """An event about the response itself."""
-        return {"type": f"response.{what}", "response": self.shape()}
+        return {"type": f"response.{change}", "response": self.shape()}
 
     def opening(self) -> list[Event]:
         """The first events: of a response that waits, or that has begun."""
@@ -152,8 +152,10 @@ class ResponsesReply(PartsReply):
     def _grow(self, prompt: int, delta: TextDelta) -> list[Event]:
         """The events of a delta's parts. Log-probabilities are those of a part's own tokens."""
         if delta.logprobs is not None and len(delta.token_ids) > 1:
-            each = self._by_token(delta)
-            return [event for one in each for event in self._grow(prompt, one)]
+            token_deltas = self._by_token(delta)
+            return [
+                event for token_delta in token_deltas for event in self._grow(prompt, token_delta)
+            ]
         choice = self._update_choice(prompt, delta)
         thought = is_thinking(choice)
         parts = self._parts(choice, delta)
@@ -171,14 +173,14 @@ class ResponsesReply(PartsReply):
 
     def _usage(self) -> dict[str, Any]:
         """Token counts by the names of this endpoint."""
-        found = self.usage()
+        counts = self.usage()
         return {
-            "input_tokens": found["prompt_tokens"],
+            "input_tokens": counts["prompt_tokens"],
             "input_tokens_details": {
-                "cached_tokens": found["prompt_tokens_details"]["cached_tokens"],
+                "cached_tokens": counts["prompt_tokens_details"]["cached_tokens"],
                 "cache_write_tokens": 0,
             },
-            "output_tokens": found["completion_tokens"],
+            "output_tokens": counts["completion_tokens"],
             "output_tokens_details": {"reasoning_tokens": self._choices[0].reasoning_tokens},
-            "total_tokens": found["total_tokens"],
+            "total_tokens": counts["total_tokens"],
         }

@@ -181,10 +181,10 @@ def read_chat(body: dict[str, Any], items: list[Item], context: Context) -> Chat
     tools = Tools()
     tools.add(body.get("tools"), "tools")
     chat = Chat(read_optional(body, "instructions", str), tools)
-    for at, item in enumerate(context.items):
-        chat.add(item, f"previous_response_id[{at}]")
-    for at, item in enumerate(items):
-        chat.add(item, f"input[{at}]")
+    for number, item in enumerate(context.items):
+        chat.add(item, f"previous_response_id[{number}]")
+    for number, item in enumerate(items):
+        chat.add(item, f"input[{number}]")
     tools.check()
     if context.compacts:
         chat.summarise()
@@ -224,8 +224,8 @@ def as_chat(body: dict[str, Any], tools: Tools, rules: Rules) -> ChatRequest:
 def raise_renamed(error: ApiError, tools: Tools) -> NoReturn:
     """Raise a chat's error with the names of this endpoint."""
 
-    def place(found: re.Match[str]) -> str:
-        return tools.places[int(found[1])]
+    def place(match: re.Match[str]) -> str:
+        return tools.places[int(match[1])]
 
     root = re.split(r"[.\[]", error.param or "")[0]
     here = RENAMED.get(root, error.param)
@@ -256,14 +256,14 @@ def read_includes(body: dict[str, Any]) -> set[str]:
 
 def read_reasoning(body: dict[str, Any]) -> dict[str, Any]:
     """`reasoning` with an effort and a summary, each None unless given. Raises ApiError(400)."""
-    given = read_field(body, "reasoning", dict, {})
-    summary = given.get("summary", given.get("generate_summary"))
+    reasoning = read_field(body, "reasoning", dict, {})
+    summary = reasoning.get("summary", reasoning.get("generate_summary"))
     if summary is not None and summary not in SUMMARIES:
         raise bad_request(
             f"reasoning.summary must be one of {', '.join(SUMMARIES)}, got {describe(summary)}",
             "reasoning.summary",
         )
-    return {"effort": given.get("effort"), "summary": summary}
+    return {"effort": reasoning.get("effort"), "summary": summary}
 
 
 def read_format(body: dict[str, Any]) -> dict[str, Any] | None:
@@ -271,22 +271,22 @@ def read_format(body: dict[str, Any]) -> dict[str, Any] | None:
     form = read_field(body, "text", dict, {}).get("format")
     if form is None:
         return None
-    kind = None
+    format_type = None
     if isinstance(form, dict):
-        kind = form.get("type")
-    if kind not in ("text", "json_object", "json_schema"):
+        format_type = form.get("type")
+    if format_type not in ("text", "json_object", "json_schema"):
         raise bad_request(
             "text.format must be an object of type text, json_object or json_schema, "
-            f"got {describe(form if kind is None else kind)}",
+            f"got {describe(form if format_type is None else format_type)}",
             "text.format",
         )
-    if kind != "json_schema":
-        return {"type": kind}
+    if format_type != "json_schema":
+        return {"type": format_type}
     if not isinstance(form.get("name"), str) or form.get("schema") is None:
         raise bad_request(
             "text.format of type json_schema must have name and schema", "text.format"
         )
-    return {"type": kind, "json_schema": {"name": form["name"], "schema": form["schema"]}}
+    return {"type": format_type, "json_schema": {"name": form["name"], "schema": form["schema"]}}
 
 
 def read_shown(body: dict[str, Any], tools: Tools, reasoning: dict[str, Any]) -> dict[str, Any]:
@@ -299,8 +299,8 @@ def read_shown(body: dict[str, Any], tools: Tools, reasoning: dict[str, Any]) ->
     check_metadata(body)
     text = read_field(body, "text", dict, {})
     choice = body.get("tool_choice")
-    for name, kind in PLAIN.items():
-        read_optional(body, name, kind)
+    for name, field_type in PLAIN.items():
+        read_optional(body, name, field_type)
     return {
         **{name: body.get(name) for name in REPEATED},
         "metadata": body.get("metadata") or {},

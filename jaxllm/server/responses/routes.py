@@ -27,13 +27,13 @@ LISTED = 20  # unless the request says how many
 class Making:
     """An ASGI endpoint that makes a response for the owner of the request's key."""
 
-    def __init__(self, routes: ResponseRoutes, kind: type[Create]):
+    def __init__(self, routes: ResponseRoutes, create_type: type[Create]):
         self._routes = routes
-        self._kind = kind
+        self._create_type = create_type
 
     async def __call__(self, scope: dict[str, Any], receive: Any, send: Any) -> None:
         """ASGI"""
-        await self._routes.maker(self._kind, scope)(scope, receive, send)
+        await self._routes.maker(self._create_type, scope)(scope, receive, send)
 
 
 class Retrieving:
@@ -45,18 +45,18 @@ class Retrieving:
     async def __call__(self, scope: dict[str, Any], receive: Any, send: Any) -> None:
         """ASGI"""
         request = Request(scope, receive)
-        found = self._routes.find(request)
+        response = self._routes.find(request)
         if not read_flag(request, "stream"):
-            return await json_reply(found.json())(scope, receive, send)
+            return await json_reply(response.json())(scope, receive, send)
         after = read_number(request, "starting_after", -1, None)
-        if not isinstance(found, Background) or not found.streamed:
+        if not isinstance(response, Background) or not response.streamed:
             raise bad_request(
                 "only a response made with background: true and stream: true can be streamed later",
                 "stream",
             )
         gone = asyncio.ensure_future(until_gone(receive))
         try:
-            await unless_gone(gone, found.follow(after, send))
+            await unless_gone(gone, response.follow(after, send))
         except ClientGone:
             return
         finally:
@@ -74,48 +74,48 @@ class ResponseRoutes:
 
     def table(self) -> list[Route]:
         """Paths to handlers."""
-        one = "/v1/responses/{id}"
+        path = "/v1/responses/{id}"
         return [
             Route("/v1/responses", Making(self, Create), methods=["POST"]),
             Route("/v1/responses/compact", Making(self, Compact), methods=["POST"]),
             Route("/v1/responses/input_tokens", Making(self, InputTokens), methods=["POST"]),
-            Route(one, Retrieving(self), methods=["GET"]),
-            Route(one, self.delete, methods=["DELETE"]),
-            Route(f"{one}/cancel", self.cancel, methods=["POST"]),
-            Route(f"{one}/input_items", self.input_items),
+            Route(path, Retrieving(self), methods=["GET"]),
+            Route(path, self.delete, methods=["DELETE"]),
+            Route(f"{path}/cancel", self.cancel, methods=["POST"]),
+            Route(f"{path}/input_items", self.input_items),
         ]
 
-    def maker(self, kind: type[Create], scope: dict[str, Any]) -> Create:
+    def maker(self, create_type: type[Create], scope: dict[str, Any]) -> Create:
         """What makes one response."""
-        return kind(self._state, self._store, self._owner(scope))
+        return create_type(self._state, self._store, self._owner(scope))
 
     def find(self, request: Request) -> Stored:
         """The response that the path names. Raises ApiError(404)."""
         id = request.path_params["id"]
-        found = self._need_store().find(id, self._owner(dict(request.scope)))
-        if found is None:
+        response = self._need_store().find(id, self._owner(dict(request.scope)))
+        if response is None:
             raise not_stored(
                 f"no response with the id {describe(id)} is stored; the newest are kept in memory"
             )
-        return found
+        return response
 
     async def delete(self, request: Request) -> Response:
         """Forget a response; one that is still being made is stopped."""
-        found = self.find(request)
-        self._need_store().drop(found)
-        return json_reply({"id": found.id, "object": "response", "deleted": True})
+        response = self.find(request)
+        self._need_store().drop(response)
+        return json_reply({"id": response.id, "object": "response", "deleted": True})
 
     async def cancel(self, request: Request) -> Response:
         """Stop a response that is made in the background, and show it."""
-        found = self.find(request)
-        if not isinstance(found, Background):
+        response = self.find(request)
+        if not isinstance(response, Background):
             raise bad_request(
                 "only a response made with background: true can be cancelled", "response_id"
             )
-        found.cancel()
-        if found.task is not None:
-            await asyncio.wait((found.task,))
-        return json_reply(found.json())
+        response.cancel()
+        if response.task is not None:
+            await asyncio.wait((response.task,))
+        return json_reply(response.json())
 
     async def input_items(self, request: Request) -> Response:
         """The items that a response was made from, page by page."""

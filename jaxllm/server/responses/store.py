@@ -47,7 +47,7 @@ class Turn:
         while turn is not None:
             turns.append(turn)
             turn = turn.before
-        return [item for one in reversed(turns) for item in one.items]
+        return [item for turn in reversed(turns) for item in turn.items]
 
 
 @dataclass(eq=False)
@@ -116,9 +116,9 @@ class ResponseStore:
     def find(self, id: str, owner: Owner) -> Stored | None:
         """The response, if this owner made it and it is still there."""
         self._trim()
-        found = self._stored.get(id)
-        if found is not None and found.owner == owner:
-            return found
+        response = self._stored.get(id)
+        if response is not None and response.owner == owner:
+            return response
         return None
 
     def find_item(self, id: str, owner: Owner) -> bytes | None:

@@ -31,9 +31,9 @@ logger = logging.getLogger("jaxllm.server")
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """A tool as the request named it; `kind` is function or custom."""
+    """A tool as the request named it; `tool_type` is function or custom."""
 
-    kind: str
+    tool_type: str
     name: str
     namespace: str | None
 
@@ -58,14 +58,14 @@ class Tools:
     shown: list[dict[str, Any]] = field(default_factory=list)
     hosted: list[str] = field(default_factory=list)
 
-    def add(self, tools: Any, at: str) -> None:
-        """More tools, from the field `at`. Raises ApiError(400)."""
+    def add(self, tools: Any, place: str) -> None:
+        """Add tools from the field at `place`. Raises ApiError(400)."""
         if tools is None:
             return
         if not isinstance(tools, list):
-            raise bad_request(f"{at} must be a list, got {describe(tools)}", at)
+            raise bad_request(f"{place} must be a list, got {describe(tools)}", place)
         for number, tool in enumerate(tools):
-            self._add(tool, f"{at}[{number}]")
+            self._add(tool, f"{place}[{number}]")
 
     def check(self) -> None:
         """Refuse hosted tools that stand alone: the answer could not use any. Beside others they
@@ -75,75 +75,77 @@ class Tools:
         if self.hosted:
             logger.debug("hosted tools were left out: %s", ", ".join(sorted(set(self.hosted))))
 
-    def _add(self, tool: Any, at: str) -> None:
-        kind = None
+    def _add(self, tool: Any, place: str) -> None:
+        tool_type = None
         if isinstance(tool, dict):
-            kind = tool.get("type")
-        if kind == "namespace":
-            self._add_namespace(tool, at)
-        elif kind in ("function", "custom"):
-            self._declare(tool, at, None)
-        elif is_hosted(kind):
-            self.hosted.append(kind)
+            tool_type = tool.get("type")
+        if tool_type == "namespace":
+            self._add_namespace(tool, place)
+        elif tool_type in ("function", "custom"):
+            self._declare(tool, place, None)
+        elif is_hosted(tool_type):
+            self.hosted.append(tool_type)
             return
         else:
             raise bad_request(
-                f"{at} must be an object of type function, custom or namespace, "
-                f"got {describe(tool if kind is None else kind)}",
-                at,
+                f"{place} must be an object of type function, custom or namespace, "
+                f"got {describe(tool if tool_type is None else tool_type)}",
+                place,
             )
         self.shown.append(tool)
 
-    def _add_namespace(self, tool: dict[str, Any], at: str) -> None:
-        namespace = read_name(tool, at)
+    def _add_namespace(self, tool: dict[str, Any], place: str) -> None:
+        namespace = read_name(tool, place)
         members = tool.get("tools")
         if not isinstance(members, list):
-            raise bad_request(f"{at}.tools must be a list, got {describe(members)}", f"{at}.tools")
+            raise bad_request(
+                f"{place}.tools must be a list, got {describe(members)}", f"{place}.tools"
+            )
         for number, member in enumerate(members):
-            where = f"{at}.tools[{number}]"
+            where = f"{place}.tools[{number}]"
             if not isinstance(member, dict) or member.get("type") not in ("function", "custom"):
                 raise bad_request(f"{where} must be an object of type function or custom", where)
             self._declare(member, where, namespace)
 
-    def _declare(self, tool: dict[str, Any], at: str, namespace: str | None) -> None:
+    def _declare(self, tool: dict[str, Any], place: str, namespace: str | None) -> None:
         """One tool that the client runs."""
-        origin = Origin(tool["type"], read_name(tool, at), namespace)
+        origin = Origin(tool["type"], read_name(tool, place), namespace)
         name = joined_name(origin.name, namespace)
         function: dict[str, Any] = {"name": name}
         if tool.get("description") is not None:
             function["description"] = tool["description"]
-        if origin.kind == "custom":
-            function |= _custom(tool, at)
+        if origin.tool_type == "custom":
+            function |= _custom(tool, place)
         else:
-            given = {key: tool.get(key) for key in ("parameters", "strict")}
-            function |= {key: value for key, value in given.items() if value is not None}
+            members = {key: tool.get(key) for key in ("parameters", "strict")}
+            function |= {key: value for key, value in members.items() if value is not None}
         declared = {"type": "function", "function": function}
         if name in self.origins:
             if self.origins[name] == origin and self.declared[name] == declared:
                 return  # agents repeat themselves
-            raise bad_request(f"{at} is another tool of the name {describe(name)}", at)
+            raise bad_request(f"{place} is another tool of the name {describe(name)}", place)
         self.origins[name] = origin
         self.declared[name] = declared
         self.functions.append(declared)
-        self.places.append(at)
+        self.places.append(place)
 
     def choice(self, value: Any) -> Any:
         """`tool_choice` in the form of chats; allowed tools are those that stay. Raises
         ApiError(400)."""
         if value is None or value in MODES:
             return value
-        kind = None
+        choice_type = None
         if isinstance(value, dict):
-            kind = value.get("type")
-        if kind == "allowed_tools":
+            choice_type = value.get("type")
+        if choice_type == "allowed_tools":
             return self._allow(value)
-        if kind in ("function", "custom"):
+        if choice_type in ("function", "custom"):
             return {"type": "function", "function": {"name": self._find(value, "tool_choice")}}
-        if is_hosted(kind):
-            raise not_hosted(kind, "tool_choice")
+        if is_hosted(choice_type):
+            raise not_hosted(choice_type, "tool_choice")
         raise bad_request(
             "tool_choice must be none, auto, required, or an object of type function, custom or "
-            f"allowed_tools, got {describe(value if kind is None else kind)}",
+            f"allowed_tools, got {describe(value if choice_type is None else choice_type)}",
             "tool_choice",
         )
 
@@ -167,23 +169,25 @@ class Tools:
             for function, place in zip(self.functions, self.places, strict=True)
             if function["function"]["name"] in allowed
         ]
-        self.functions = [one for one, _ in kept]
+        self.functions = [function for function, _ in kept]
         self.places = [place for _, place in kept]
         return mode
 
-    def _find(self, tool: Any, at: str) -> str:
+    def _find(self, tool: Any, place: str) -> str:
         """The name in `functions` of the tool that a choice names."""
         if not isinstance(tool, dict):
-            raise bad_request(f"{at} must be an object, got {describe(tool)}", at)
-        name = joined_name(read_name(tool, at), tool.get("namespace"))
+            raise bad_request(f"{place} must be an object, got {describe(tool)}", place)
+        name = joined_name(read_name(tool, place), tool.get("namespace"))
         if name not in self.origins:
-            raise bad_request(f"{at} names {describe(name)}, which is not among the tools", at)
+            raise bad_request(
+                f"{place} names {describe(name)}, which is not among the tools", place
+            )
         return name
 
 
-def is_hosted(kind: Any) -> TypeGuard[str]:
+def is_hosted(tool_type: Any) -> TypeGuard[str]:
     """Whether a tool of this type runs on OpenAI's servers."""
-    return isinstance(kind, str) and kind in HOSTED
+    return isinstance(tool_type, str) and tool_type in HOSTED
 
 
 def joined_name(name: str, namespace: Any) -> str:
@@ -193,31 +197,31 @@ def joined_name(name: str, namespace: Any) -> str:
     return name
 
 
-def read_name(tool: dict[str, Any], at: str) -> str:
+def read_name(tool: dict[str, Any], place: str) -> str:
     """A tool's name. Raises ApiError(400)."""
     name = tool.get("name")
     if not isinstance(name, str) or not name:
-        raise bad_request(f"{at}.name must be a text, got {describe(name)}", f"{at}.name")
+        raise bad_request(f"{place}.name must be a text, got {describe(name)}", f"{place}.name")
     return name
 
 
-def not_hosted(kind: str, param: str) -> ApiError:
+def not_hosted(tool_type: str, param: str) -> ApiError:
     """The refusal of a hosted tool."""
     return bad_request(
-        f"{kind} is a hosted tool, which this server does not run; "
+        f"{tool_type} is a hosted tool, which this server does not run; "
         "declare a function that your client runs",
         param,
         "unsupported_tool",
     )
 
 
-def _custom(tool: dict[str, Any], at: str) -> dict[str, Any]:
+def _custom(tool: dict[str, Any], place: str) -> dict[str, Any]:
     """The function that stands for a custom tool."""
     form = tool.get("format")
     if form is None or (isinstance(form, dict) and form.get("type") == "text"):
         return {"parameters": _PLAIN_TEXT}
     if not isinstance(form, dict) or form.get("type") != "grammar":
-        raise bad_request(f"{at}.format must be of type text or grammar", f"{at}.format")
+        raise bad_request(f"{place}.format must be of type text or grammar", f"{place}.format")
     description = tool.get("description") or ""
     hint = f"The input follows this {form.get('syntax')} grammar:\n{form.get('definition')}"
     return {"parameters": _PLAIN_TEXT, "description": f"{description}\n\n{hint}".lstrip()}

@@ -22,7 +22,7 @@ ROLES = ("bos_token", "eos_token", "unk_token", "pad_token")
 class Ggml:
     """The format; `model` says which of two kinds it is."""
 
-    kind: ClassVar[str] = "ggml"
+    file_kind: ClassVar[str] = "ggml"
     classes: tuple[str, ...] = ()
 
     def build(self, data: bytes, settings: Settings) -> Built:
@@ -32,7 +32,7 @@ class Ggml:
         kinds = _items(keys, "token_type", int)
         if not 0 < len(tokens) < MAX_ID or len(kinds) not in (0, len(tokens)):
             raise ValueError(f"it has {len(tokens)} tokens and {len(kinds)} types of tokens")
-        named = [Kind(kind) for kind in kinds] or [Kind.NORMAL] * len(tokens)
+        named = [Kind(number) for number in kinds] or [Kind.NORMAL] * len(tokens)
         if keys.get("model") == "gpt2":
             return _byte_pairs(keys, tokens, named, settings)
         if keys.get("model") == "llama":
@@ -42,11 +42,11 @@ class Ggml:
         )
 
 
-def _items(keys: Mapping[str, Any], name: str, kind: type) -> Sequence[Any]:
-    found = keys.get(name, [])
-    if not isinstance(found, list) or any(type(each) is not kind for each in found):
-        raise ValueError(f"tokenizer.ggml.{name} is no list of {kind.__name__}")
-    return found
+def _items(keys: Mapping[str, Any], name: str, entry_type: type) -> Sequence[Any]:
+    items = keys.get(name, [])
+    if not isinstance(items, list) or any(type(item) is not entry_type for item in items):
+        raise ValueError(f"tokenizer.ggml.{name} is no list of {entry_type.__name__}")
+    return items
 
 
 def _pieces(keys: Mapping[str, Any], tokens: Sequence[str], kinds: Sequence[Kind]) -> Model:
@@ -54,7 +54,7 @@ def _pieces(keys: Mapping[str, Any], tokens: Sequence[str], kinds: Sequence[Kind
     scores = _items(keys, "scores", float)
     if len(scores) != len(tokens) or len(set(tokens)) != len(tokens):
         raise ValueError("a token is there twice, or not all have scores")
-    pieces = [Piece(*each) for each in zip(tokens, scores, kinds, strict=True)]
+    pieces = [Piece(*fields) for fields in zip(tokens, scores, kinds, strict=True)]
     # Where tokenizer_config.json has none, the file had none, and these are meant
     bos, eos = (*tokens[1:3], "", "")[:2]
     training = Training(algorithm=BPE, byte_fallback=True, bos_piece=bos, eos_piece=eos)
@@ -76,14 +76,14 @@ def _byte_pairs(
         )
     splits = SPLITS[name]
     added = {
-        id: AddedToken(text, normalized=False, special=kind is not Kind.USER_DEFINED)
-        for id, (text, kind) in enumerate(zip(tokens, kinds, strict=True))
-        if kind in (Kind.CONTROL, Kind.USER_DEFINED, Kind.UNKNOWN)
+        id: AddedToken(text, normalized=False, special=token_type is not Kind.USER_DEFINED)
+        for id, (text, token_type) in enumerate(zip(tokens, kinds, strict=True))
+        if token_type in (Kind.CONTROL, Kind.USER_DEFINED, Kind.UNKNOWN)
     }
     pieces = {
         text: id
-        for id, (text, kind) in enumerate(zip(tokens, kinds, strict=True))
-        if kind is not Kind.UNUSED
+        for id, (text, token_type) in enumerate(zip(tokens, kinds, strict=True))
+        if token_type is not Kind.UNUSED
     }
     pairs = [_pair(merge) for merge in _items(keys, "merges", str)]
     backend = Tokenizer(models.BPE(place(pieces, added), pairs, ignore_merges=splits.whole))
@@ -100,10 +100,10 @@ def _byte_pairs(
 
 
 def _pair(merge: str) -> tuple[str, str]:
-    at = merge.find(" ", 1)
-    if at < 0:
+    space = merge.find(" ", 1)
+    if space < 0:
         raise ValueError(f"the merge {merge!r:.80} is no pair")
-    return merge[:at], merge[at + 1 :]
+    return merge[:space], merge[space + 1 :]
 
 
 FORMAT = Ggml()

@@ -6,7 +6,7 @@ from jaxllm.tokenizer_files.tiktoken import PATTERN_OF_DIGITS, Tiktoken, numbere
 
 NAMES = [
     *"<|endoftext|> <|startoftext|> <|bos|> <|eos|> <|pad|>".split(),
-    *(f"<|extra_{at}|>" for at in range(205)),
+    *(f"<|extra_{number}|>" for number in range(205)),
 ]
 
 FORMAT = Tiktoken(

@@ -4,7 +4,12 @@ from tokenizers.normalizers import NFC
 
 from jaxllm.tokenizer_files.tiktoken import PATTERN_OF_DIGITS, Tiktoken
 
-NAMES = ["<|endoftext|>", "<|im_start|>", "<|im_end|>", *(f"<|extra_{at}|>" for at in range(205))]
+NAMES = [
+    "<|endoftext|>",
+    "<|im_start|>",
+    "<|im_end|>",
+    *(f"<|extra_{number}|>" for number in range(205)),
+]
 
 FORMAT = Tiktoken(
     classes=("QWenTokenizer",),

@@ -23,7 +23,7 @@ ROLES = {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>", "pad_tok
 class Tekken:
     """The format of tekken.json."""
 
-    kind: ClassVar[str] = "tekken"
+    file_kind: ClassVar[str] = "tekken"
     classes: tuple[str, ...] = ()
 
     def build(self, data: bytes, settings: Settings) -> Built:
@@ -48,7 +48,10 @@ class Tekken:
         added = {id: AddedToken(name, special=True) for id, name in enumerate(names)}
         backend = byte_level(ranks, count, pattern, added)
         roles = {role: name for role, name in ROLES.items() if name in names}
-        frame(backend, [ROLES["bos_token"]] if settings.flag("add_bos_token", True) else [], ())
+        before = []
+        if settings.flag("add_bos_token", True):
+            before.append(ROLES["bos_token"])
+        frame(backend, before, ())
         return Built(backend, roles)
 
 

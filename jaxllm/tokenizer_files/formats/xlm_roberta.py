@@ -15,7 +15,7 @@ from jaxllm.tokenizer_files.settings import Settings
 
 BEGIN = "<s>"
 END = "</s>"
-FIRST = tuple(Piece(text, kind=Kind.CONTROL) for text in (BEGIN, "<pad>", END))
+FIRST = tuple(Piece(text, type=Kind.CONTROL) for text in (BEGIN, "<pad>", END))
 OWN = ("<unk>", BEGIN, END)  # the first pieces of a model that fairseq reads
 
 
@@ -23,7 +23,7 @@ OWN = ("<unk>", BEGIN, END)  # the first pieces of a model that fairseq reads
 class Fairseq(SentencePiece):
     """A SentencePiece model whose ids are not its own."""
 
-    kind: ClassVar[str] = "fairseq"
+    file_kind: ClassVar[str] = "fairseq"
 
     def build(self, data: bytes, settings: Settings) -> Built:
         """The tokenizer of a file. Raises ValueError for one that is not of the format."""
@@ -38,12 +38,12 @@ class Fairseq(SentencePiece):
 
 def _renumbered(model: Model) -> Model:
     """The model with fairseq's ids: special tokens first, other pieces one higher, a mask last."""
-    found = tuple(piece.text for piece in model.pieces[: len(OWN)])
-    if found != OWN:
-        raise ValueError(f"its first pieces are {found}; {OWN} are expected")
-    unknown = Piece("<unk>", kind=Kind.UNKNOWN)
+    texts = tuple(piece.text for piece in model.pieces[: len(OWN)])
+    if texts != OWN:
+        raise ValueError(f"its first pieces are {texts}; {OWN} are expected")
+    unknown = Piece("<unk>", type=Kind.UNKNOWN)
     rest = model.pieces[len(OWN) :]
-    return replace(model, pieces=[*FIRST, unknown, *rest, Piece("<mask>", kind=Kind.CONTROL)])
+    return replace(model, pieces=[*FIRST, unknown, *rest, Piece("<mask>", type=Kind.CONTROL)])
 
 
 FORMAT = Fairseq(classes=("", "XLMRobertaTokenizer"))

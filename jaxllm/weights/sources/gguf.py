@@ -43,13 +43,13 @@ def _tensors(model: Model) -> GgufTensors:
     """Matrices of integers in groups in parts, all other tensors as plain numbers."""
     tensors = checkpoint_tensors(model)
     types = dict.fromkeys(tensors, "F32")
-    for whole, (kind, parts) in checkpoint_parts(model).items():
+    for whole, (integers, parts) in checkpoint_parts(model).items():
         del tensors[whole], types[whole]
         for suffix, part in zip(PARTS, parts, strict=False):
             tensors[whole + suffix] = part
             types[whole + suffix] = "F32"
-        types[whole + INTEGERS] = kind
-    entries = {name: Entry(types[name], each.shape, 0, 0) for name, each in tensors.items()}
+        types[whole + INTEGERS] = integers
+    entries = {name: Entry(types[name], tensor.shape, 0, 0) for name, tensor in tensors.items()}
     return GgufTensors(model.paths[0].name, entries, tensors, model)
 
 

@@ -66,23 +66,23 @@ def holds(directory: Path) -> bool:
 
 def read(directory: Path, _: object = None) -> Found:
     """All tensors of a model directory, mapped and not yet read."""
-    found = Found()
-    listed = _listed(directory, found.problems)
-    paths = _files(directory, listed, found.problems)
-    opened = {path.name: _opened(path, found.problems) for path in paths}
-    found.files = [file for file in opened.values() if file is not None]
-    held = {name for file in found.files for name in file.entries}
+    content = Found()
+    listed = _listed(directory, content.problems)
+    paths = _files(directory, listed, content.problems)
+    opened = {path.name: _opened(path, content.problems) for path in paths}
+    content.files = [file for file in opened.values() if file is not None]
+    held = {name for file in content.files for name in file.entries}
     failed = {name for name, file in opened.items() if file is None}
     strays = sorted(
         name for name, file in listed.items() if file not in failed and name not in held
     )
-    found.problems += [
+    content.problems += [
         f"{listed[name]} lacks {name:.100}, which the index places there" for name in strays
     ]
-    found.excused = {name for name, file in listed.items() if file in failed} | set(strays)
+    content.excused = {name for name, file in listed.items() if file in failed} | set(strays)
     # Without an index, the tensors of an unreadable file are unknown
-    found.complete = bool(listed) or (bool(held) and not failed)
-    return found
+    content.complete = bool(listed) or (bool(held) and not failed)
+    return content
 
 
 def _listed(directory: Path, problems: list[str]) -> dict[str, str]:
@@ -115,14 +115,14 @@ def _files(directory: Path, listed: dict[str, str], problems: list[str]) -> list
     if problems:
         return []
     single = directory / "model.safetensors"
-    found = [single] if single.exists() else sorted(directory.glob("*.safetensors"))
-    if not found:
+    paths = [single] if single.exists() else sorted(directory.glob("*.safetensors"))
+    if not paths:
         pickles = sorted(path.name for path in directory.glob("*.bin"))
         hint = "; download the weights into this directory"
         if pickles:
             hint = f"; {pickles[0]} is a pickle, which is never read: convert it to safetensors"
         problems.append(f"no *.safetensors file{hint}")
-    return found
+    return paths
 
 
 def _opened(path: Path, problems: list[str]) -> SafetensorsFile | None:
@@ -139,9 +139,9 @@ def _opened(path: Path, problems: list[str]) -> SafetensorsFile | None:
 def open_file(path: Path) -> SafetensorsFile:
     """Map a file and check its header. Raises BadFile when the header cannot be used."""
     try:
-        if not stat.S_ISREG((found := path.stat()).st_mode):  # opening a FIFO would wait
+        if not stat.S_ISREG((status := path.stat()).st_mode):  # opening a FIFO would wait
             raise BadFile("not a regular file; replace it")
-        size = found.st_size
+        size = status.st_size
         if size < 8:
             raise BadFile(f"truncated: it has only {size} bytes; {AGAIN}")
         buffer = MappedFile.open(path)
@@ -214,9 +214,9 @@ def _layout_problems(file: str, entries: dict[str, Entry], data_bytes: int) -> l
                 f"the file has {data_bytes}; {AGAIN}"
             )
         elif entry.begin != position:
-            kind = "overlaps the tensor" if entry.begin < position else "leaves a hole"
+            fault = "overlaps the tensor" if entry.begin < position else "leaves a hole"
             problems.append(
-                f"{where} {kind} before it: it begins at byte {entry.begin}, expected {position}"
+                f"{where} {fault} before it: it begins at byte {entry.begin}, expected {position}"
             )
         position = max(position, entry.end)
     if position < data_bytes and not problems:

@@ -142,18 +142,18 @@ def test_what_was_given_is_shown_with_its_source_and_no_secret(config: pathlib.P
         ["--config", str(config), "--hf-token", "secret-1", "--port", "1"],
         {"JAXLLM_ADMIN_KEY": "secret-2", "JAXLLM_SEED": "7"},
     )
-    assert "port=1 (command line)" in options.given
-    assert "seed=7 (JAXLLM_SEED)" in options.given
-    assert "max-model-len=32000 (server.yaml)" in options.given
-    assert "api-key=*** (server.yaml)" in options.given
-    assert "secret" not in options.given
-    assert "of-the-file" not in options.given
+    assert "port=1 (command line)" in options.summary
+    assert "seed=7 (JAXLLM_SEED)" in options.summary
+    assert "max-model-len=32000 (server.yaml)" in options.summary
+    assert "api-key=*** (server.yaml)" in options.summary
+    assert "secret" not in options.summary
+    assert "of-the-file" not in options.summary
 
 
 def test_what_is_shown_of_options_stays_on_one_line(tmp_path: pathlib.Path) -> None:
     path = tmp_path / "c.yaml"
     path.write_text('served-model-name: ["a\\nb", "é"]\ncode-revision: "x\\ny"\n')
-    shown = parse(["--config", str(path), "--uds", "s" * 1000], {}).given
+    shown = parse(["--config", str(path), "--uds", "s" * 1000], {}).summary
     assert len(shown.splitlines()) == 1
     assert "code-revision=" in shown
     assert len(shown) < 500

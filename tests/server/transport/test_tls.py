@@ -159,7 +159,7 @@ def test_an_encrypted_key_opens_with_its_password_and_never_asks(
     flags = ["--ssl-certfile", str(locked.cert), "--ssl-keyfile", str(locked.key)]
     options = parse([*flags, "--ssl-keyfile-password", "open sesame"], {})
     assert options.tls is not None
-    assert "sesame" not in options.given
+    assert "sesame" not in options.summary
     for wrong in ([], ["--ssl-keyfile-password", "wrong"]):
         with pytest.raises(SystemExit):
             parse([*flags, *wrong], {})
