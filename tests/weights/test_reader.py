@@ -86,11 +86,14 @@ def test_data_at_an_odd_offset_is_read(tmp_path: Path) -> None:
     [
         (b"", "truncated: it has only 0 bytes; download it again"),
         (b"version https://git-lfs.github.com/spec/v1\n", "pointer of Git LFS; run git lfs pull"),
-        (struct.pack("<Q", 2**60) + b"{}", "not safetensors: it claims a header"),
+        (struct.pack("<Q", 2**60) + b"{}", "it claims a header of .* bytes .*; download it again"),
         (struct.pack("<Q", 500) + b"{}", "its header needs 508 bytes, .* has 10; download"),
-        (struct.pack("<Q", 2) + b"[]", "header is not a JSON object"),
-        (struct.pack("<Q", 2) + b"{x", "header is not a JSON object"),
-        (struct.pack("<Q", 8) + b'{"a": 1}', "a has no legal dtype, shape and data_offsets"),
+        (struct.pack("<Q", 2) + b"[]", "header is not a JSON object; download it again"),
+        (struct.pack("<Q", 2) + b"{x", "header is not a JSON object; download it again"),
+        (
+            struct.pack("<Q", 8) + b'{"a": 1}',
+            "a has no legal dtype, .*; download it again",
+        ),
     ],
 )
 def test_a_file_without_a_header_says_why(tmp_path: Path, content: bytes, message: str) -> None:
@@ -213,7 +216,9 @@ def test_what_is_no_regular_file_is_refused_and_never_waited_for(tmp_path: Path,
         path.mkdir()
     else:
         path.symlink_to("/dev/zero")
-    assert Checkpoint(ModelFiles(tmp_path)).problems == ["model.safetensors: not a regular file"]
+    assert Checkpoint(ModelFiles(tmp_path)).problems == [
+        "model.safetensors: not a regular file; replace it"
+    ]
 
 
 def test_an_index_that_is_no_regular_file_is_refused(tmp_path: Path) -> None:
@@ -226,6 +231,12 @@ def test_a_link_to_nowhere_is_a_file_that_cannot_be_opened(tmp_path: Path) -> No
     (tmp_path / "model-1.safetensors").symlink_to(tmp_path / "absent")
     assert Checkpoint(ModelFiles(tmp_path)).problems == [
         "model-1.safetensors: cannot be opened (No such file or directory)"
+    ]
+
+
+def test_a_folder_without_weights_says_what_is_missing(tmp_path: Path) -> None:
+    assert Checkpoint(ModelFiles(tmp_path)).problems == [
+        "no *.safetensors file; download the weights into this directory"
     ]
 
 

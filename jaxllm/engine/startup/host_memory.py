@@ -11,7 +11,7 @@ import psutil
 
 from jaxllm.config import SWAP_SPACE, ConfigError, EngineConfig
 from jaxllm.engine.runtime.page_swapper import GIVE_MEMORY, LEAVING, PLAN_LOADS, TAKEN
-from jaxllm.units import GIB
+from jaxllm.units import GIB, amount
 
 OTHERS = GIB  # of host memory, for everything but pages
 PINNED_LIMIT = "XLA_PJRT_GPU_HOST_MEMORY_LIMIT_GB"  # read by XLA's client when it is made
@@ -114,7 +114,7 @@ def _whole_pages(option: str, size: float, page: int) -> int:
         return 0
     if size * GIB < page:
         raise ConfigError(
-            f"{option} {size:g} GiB holds no KV page, which takes {page / GIB:.4f} GiB; "
+            f"{option} {size:g} GiB holds no KV page, which takes {amount(page)}; "
             "raise it, or leave it out"
         )
     return int(size * GIB) // page

@@ -118,7 +118,7 @@ def _files(directory: Path, listed: dict[str, str], problems: list[str]) -> list
     paths = [single] if single.exists() else sorted(directory.glob("*.safetensors"))
     if not paths:
         pickles = sorted(path.name for path in directory.glob("*.bin"))
-        hint = ""
+        hint = "; download the weights into this directory"
         if pickles:
             hint = f"; {pickles[0]} is a pickle, which is never read: convert it to safetensors"
         problems.append(f"no *.safetensors file{hint}")
@@ -140,7 +140,7 @@ def open_file(path: Path) -> SafetensorsFile:
     """Map a file and check its header. Raises BadFile when the header cannot be used."""
     try:
         if not stat.S_ISREG((status := path.stat()).st_mode):  # opening a FIFO would wait
-            raise BadFile("not a regular file")
+            raise BadFile("not a regular file; replace it")
         size = status.st_size
         if size < 8:
             raise BadFile(f"truncated: it has only {size} bytes; {AGAIN}")
@@ -152,7 +152,8 @@ def open_file(path: Path) -> SafetensorsFile:
     (length,) = struct.unpack("<Q", buffer[:8])
     if length > MAX_HEADER_BYTES:
         raise BadFile(
-            f"not safetensors: it claims a header of {length} bytes (limit {MAX_HEADER_BYTES})"
+            f"not safetensors: it claims a header of {length} bytes (limit {MAX_HEADER_BYTES}); "
+            f"{AGAIN}"
         )
     if 8 + length > size:
         raise BadFile(
@@ -163,7 +164,7 @@ def open_file(path: Path) -> SafetensorsFile:
     except (ValueError, RecursionError):
         header = None
     if not isinstance(header, dict):
-        raise BadFile("not safetensors: its header is not a JSON object")
+        raise BadFile(f"not safetensors: its header is not a JSON object; {AGAIN}")
     entries = {
         name: _entry(name, value) for name, value in header.items() if name != "__metadata__"
     }
@@ -184,7 +185,9 @@ def _entry(name: str, value: Any) -> Entry:
     except (KeyError, TypeError, ValueError):
         legal = False
     if not legal:
-        raise BadFile(f"not safetensors: {name:.100} has no legal dtype, shape and data_offsets")
+        raise BadFile(
+            f"not safetensors: {name:.100} has no legal dtype, shape and data_offsets; {AGAIN}"
+        )
     return Entry(dtype, tuple(shape), begin, end)
 
 

@@ -172,12 +172,12 @@ def test_host_memory_is_counted_in_pages_of_all_devices() -> None:
         with pytest.raises(ConfigError, match=r"may be pinned, .*, or set PINNED$"):
             planned(room=HostRoom(GIB, "may be pinned", ", or set PINNED"), **wishes)
     with pytest.raises(
-        ConfigError, match=r"--swap-space 0\.001 GiB holds no KV page, which takes 0\.0156 GiB"
+        ConfigError, match=r"--swap-space 0\.001 GiB holds no KV page, which takes 16\.00 MiB"
     ):
         planned(preemption_mode="swap", swap_space=0.001, kv_offloading_size=0.5)
     with pytest.raises(
         ConfigError,
-        match=r"--kv-offloading-size 0\.02 GiB holds no KV page, which takes 0\.0312 GiB",
+        match=r"--kv-offloading-size 0\.02 GiB holds no KV page, which takes 32\.00 MiB",
     ):
         planned(preemption_mode="swap", swap_space=0.5, kv_offloading_size=0.02, shards=2)
 
