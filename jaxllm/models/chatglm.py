@@ -61,9 +61,8 @@ def spec(hf: Config) -> ModelSpec:
             f"config.json: {' and '.join(FIRST)} must be false and post_layer_norm true; use "
             "ChatGLM 2 or later"
         )
-    groups = None
-    if flag(hf, "multi_query_attention"):
-        groups = positive(hf, "multi_query_group_num")
+    shares = flag(hf, "multi_query_attention")
+    groups = positive(hf, "multi_query_group_num") if shares else None
     common = {"num_key_value_heads": groups, "rope_theta": 10000.0 * number(hf, "rope_ratio")}
     return transformer_spec({**hf, **common}, partial=True, paired=True)
 
@@ -73,14 +72,10 @@ def build(spec: ModelSpec, shards: int, init: Init) -> Decoder:
     hf = spec.config
     parts = Parts(spec, shards, init, RMSNorm if flag(hf, "rmsnorm") else LayerNorm)
     bias = flag(hf, "add_bias_linear")
-    qkv_bias = flag(hf, "add_qkv_bias")
-    if flag(hf, "multi_query_attention"):
-        layout = Layout.OUT_IN
-    else:
-        layout = Layout.GROUPED
+    layout = Layout.OUT_IN if flag(hf, "multi_query_attention") else Layout.GROUPED
 
     def block(layer: int) -> Block:
-        attention = parts.attention(layer, qkv_bias=bias or qkv_bias, out_bias=bias)
+        attention = parts.attention(layer, qkv_bias=bias or flag(hf, "add_qkv_bias"), out_bias=bias)
         attention.qkv.layout = layout
         return parts.block(attention, parts.gated_mlp(bias))
 

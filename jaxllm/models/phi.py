@@ -46,9 +46,8 @@ class SharedLayerNorm(HeadLayerNorm):
     """A layer norm of heads that all have one weight and one bias, [H] each."""
 
     def __init__(self, init: Init, heads: Heads, eps: float, *, keys: bool):
-        shape = (heads.stored_dim,)
-        axes = ("head_dim",)
-        self.weight, self.bias = (init.full(shape, axes, value) for value in (1.0, 0.0))
+        self.weight = init.full((heads.stored_dim,), ("head_dim",), 1.0)
+        self.bias = init.full((heads.stored_dim,), ("head_dim",), 0.0)
         self.heads = heads
         self.eps = eps
 
@@ -59,8 +58,7 @@ class SharedLayerNorm(HeadLayerNorm):
     def rules(self, name: str) -> Iterator[Rule]:
         source = (self.heads.dim,)
         view = (self.heads.stored_dim,)
-        order = self.heads.key_order
-        steps = (Ordered(source, 0, order),) if order else ()
+        steps = (Ordered(source, 0, self.heads.key_order),) if self.heads.key_order else ()
         for leaf in ("weight", "bias"):
             yield Rule(leaf, (Piece(f"{name}.{leaf}", source, view, steps=steps),))
 
@@ -78,9 +76,7 @@ def build(spec: ModelSpec, shards: int, init: Init) -> Decoder:
     normed = flag(spec.config, "qk_layernorm")
 
     def block(layer: int) -> Block:
-        norms = None
-        if normed:
-            norms = NormedHeads(init, parts.heads, spec.norm_eps, SharedLayerNorm)
+        norms = NormedHeads(init, parts.heads, spec.norm_eps, SharedLayerNorm) if normed else None
         attention = parts.attention(layer, qkv_bias=True, out_bias=True, head_map=norms)
         return parts.parallel_block(attention, parts.mlp())
 

@@ -33,7 +33,7 @@ def test_scores_grow_by_the_square_of_what_mscale_all_dim_says() -> None:
 def test_a_layer_remembers_one_latent_a_token_on_every_shard(hf: dict[str, Any]) -> None:
     spec = models.make_spec(hf)
     assert set(spec.layers) == {LatentKV(16, 4)}
-    assert spec.pools == 1
+    assert all(len(layer.plane_widths) == 1 for layer in spec.layers)
     assert [spec.heads(shards).kv_stored for shards in (1, 2, 4)] == [1, 2, 4]
 
 
