@@ -170,10 +170,12 @@ class FakeDevice:
 
     def _write_tables(self, plan: Plan) -> None:
         """The page-table entries of a plan."""
+        room = pages_of_decode(1 + self.drafts, self.page_size)
         most: Counter[tuple[int, int]] = Counter()
         for decode in plan.decodes:
+            new = -(-decode.count // self.page_size)
             for group in range(len(self.kinds)):
-                most[decode.request.slot, group] = pages_of_decode(decode.count, self.page_size)
+                most[decode.request.slot, group] = min(room, 1 + new)
         entries = Counter((write.slot, write.group) for write in plan.table_writes)
         assert entries <= most, "more pages than there are entries for"
         places = {(write.slot, write.group, write.column) for write in plan.table_writes}

@@ -76,6 +76,13 @@ class LoopChecks:
             self._progress(request, decode.first, 1)
             assert decode.first == len(request.prompt.tokens) + request.num_scheduled_outputs - 2
             assert 1 <= decode.count <= 1 + setup.drafts
+            # Where its inputs may go: the first one may be any of the drafts in flight
+            pages = range(
+                decode.first // setup.page_size, self.pools[0].pages_for(request.computed)
+            )
+            assert all(w.column in pages for w in plan.table_writes if w.slot == request.slot), (
+                "a decode gets pages that it does not write"
+            )
         for chunk in plan.chunks:
             self._check_chunk(chunk)
         for request in running:

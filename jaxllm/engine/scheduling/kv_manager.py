@@ -147,7 +147,8 @@ class KVCacheManager:
 
         Releases the pages behind its windows before. Returns False and gives it nothing when too
         few pages are free; the caller may preempt a request and call again. Afterwards `capacity`
-        is at least `end`, and the plan has the copies, and the table entries of a decode.
+        is at least `end`, and the plan has the copies, and the table entries of a decode. These are
+        of pages with tokens in [first, end), and `pages_of_decode` at most in each cache group.
         """
         self._release_out_of_window(request, first)
         needed = self._pages_needed(request, first, end)

@@ -118,7 +118,7 @@ class Plan:
         preempted: Requests that went back to the queue for this plan.
         copies: Pages to copy before anything is computed, in this order.
         table_writes: Pages that the decodes were given; of each one and cache group at most
-            `pages_of_decode` of its inputs.
+            `pages_of_decode` of the most inputs that the engine's decodes have.
         moves: Transfers between pool and host memory, before the copies.
         group: Of the slots that run.
         drafts: Drafts that its decodes have, in all: their inputs beyond one each.
@@ -176,13 +176,19 @@ class Plan:
         return not self.decodes and not self.chunks
 
 
-def pages_of_decode(count: int, page_size: int) -> int:
-    """Pages of a cache group that a plan gives a decode of `count` inputs at most: new ones for
-    these, and a copy of a page that others may read, if its first input goes there. With one input
-    it is one or the other."""
-    if count == 1:
+def pages_of_decode(most_inputs: int, page_size: int) -> int:
+    """Pages of a cache group that a plan gives a decode at most, where the engine's decodes have
+    `most_inputs` inputs or fewer: new ones, and a copy of a page that others may read.
+
+    Before, its request has pages for all `computed` tokens, so new ones hold its own inputs only.
+    Others read tokens before `first` at most, so of its pages from there on they hold that of
+    `first` or none. Without drafts `first` is `computed`, whose page is either new or copied. Where
+    the engine has drafts, both may be needed for a single input: with drafts in flight `first` lies
+    before `computed`, perhaps in a page before.
+    """
+    if most_inputs == 1:
         return 1
-    return 1 + -(-count // page_size)
+    return 1 + -(-most_inputs // page_size)
 
 
 @dataclass(frozen=True, slots=True)

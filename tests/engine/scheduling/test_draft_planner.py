@@ -129,8 +129,23 @@ def test_batch_invariant_engines_have_no_drafts() -> None:
         Loop(DRAFTING).scheduler.set_batch_invariant()
 
 
-def test_a_decode_of_one_token_takes_one_page_at_most() -> None:
-    assert [pages_of_decode(count, 4) for count in (1, 2, 4, 5)] == [1, 2, 2, 3]
+def test_without_drafts_a_decode_takes_one_page_at_most() -> None:
+    assert [pages_of_decode(inputs, 4) for inputs in (1, 2, 4, 5)] == [1, 2, 2, 3]
+
+
+def test_with_a_draft_in_flight_one_token_may_take_a_copied_page_and_a_new_one() -> None:
+    loop = Loop(Setup(page_size=5, max_num_seqs=2, max_num_batched_tokens=3, drafts=1))
+    loop.scheduler.attach_drafts(lambda request: int(len(request.output) == 0))
+    request, _ = loop.add_choices(2, lasting(4, 0, length=3), 4)
+    first, second = (step_until(loop, lambda plan: plan.decodes) for _ in range(2))
+    assert [(plan.decodes[0].first, plan.decodes[0].count) for plan in (first, second)] == [
+        (3, 2),  # its draft is the last token of the first page
+        (4, 1),
+    ]
+    assert [write.column for write in second.table_writes if write.slot == request.slot] == [0, 1]
+    assert len(second.copies) == 1
+    loop.drain()
+    loop.check_ended()
 
 
 @pytest.mark.parametrize("windows", [(5,), (5, None)])
