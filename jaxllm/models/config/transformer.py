@@ -142,10 +142,7 @@ def transformer_spec(
     else:
         order = rotary_order(dim, turning + turning % 2, paired)
         ropes = layer_ropes(hf, dim, turning, types)
-    odd = None
-    if dim % 2:
-        odd = 2 * pairs
-
+    odd = 2 * pairs if dim % 2 else None
     dynamic = any(isinstance(getattr(rope, "turning", rope), DynamicRope) for rope in ropes)
     return ModelSpec(
         model_type=hf["model_type"],
