@@ -22,6 +22,7 @@ from pallas_kernels import (
     rope_write,
 )
 from pallas_kernels.backends import Backends, UnknownBackend, pools_of, shifted
+from pallas_kernels.target import ANYWHERE
 
 PLAIN = "def run(x):\n    return ('plain', x)\n"
 PICKY = """
@@ -58,7 +59,7 @@ def op(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Back
     for name, text in (("plain", PLAIN), ("picky", PICKY), ("faulty", FAULTY)):
         (folder / f"{name}.py").write_text(text)
     monkeypatch.syspath_prepend(str(tmp_path))
-    yield Backends("some_op", "run", ("plain", "picky", "faulty"))
+    yield Backends("some_op", "run", dict.fromkeys(("plain", "picky", "faulty"), ANYWHERE))
     for name in [name for name in sys.modules if name.split(".")[0] == "some_op"]:
         del sys.modules[name]
 
