@@ -178,7 +178,7 @@ def slow_grammar(rules: int) -> dict[str, Any]:
 def test_a_grammar_that_keeps_everybody_waiting_at_each_token_ends_alone(llm: LLM) -> None:
     wanted = compact("point")
     calm = say(llm, params(wanted), params(max_tokens=40, ignore_eos=True))
-    hostile = params(slow_grammar(150), bad_words=["!"], max_tokens=60)
+    hostile = params(slow_grammar(110), bad_words=["!"], max_tokens=60)
     outputs = llm.generate(
         [PROMPT] * 3,
         [params(wanted), hostile, params(max_tokens=40, ignore_eos=True)],
