@@ -157,7 +157,7 @@ def test_no_program_holds_the_logits_of_a_long_chunk(make_engine: MakeEngine) ->
 
 def test_only_rows_that_get_logits_pass_the_last_feed_forward(make_engine: MakeEngine) -> None:
     programs = make_engine(max_num_batched_tokens=512, max_model_len=512).runner.programs
-    layers = len(programs.shapes.kv.groups)
+    layers = len(programs.shapes.model.places)
     gate_up = (1, 2, TINY["intermediate_size"], TINY["hidden_size"])
     for shape in programs.shapes.buckets.extend:
         recipe = programs.recipe(forward_key(shape))
