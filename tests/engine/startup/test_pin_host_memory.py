@@ -17,10 +17,11 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from jaxllm.cache.arrays import PagedArrays, Zeros
 from jaxllm.config import ConfigError, EngineConfig
 from jaxllm.engine.engine import Engine
 from jaxllm.engine.runtime.page_swapper import GIVE_MEMORY
-from jaxllm.engine.startup import pin_host_memory, runners
+from jaxllm.engine.startup import pin_host_memory
 from jaxllm.engine.startup.host_memory import STAGED, HostRoom
 from jaxllm.engine.startup.pin_host_memory import (
     GRAIN,
@@ -353,14 +354,16 @@ def test_a_start_that_fails_begins_no_other_region(
 def test_host_memory_is_pinned_before_pages_are_and_the_table_says_how_much(
     make_engine: Callable[..., Engine], puts: list[jax.Array], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    zeros_of = runners.zeros_of
+    make_zeros = Zeros.__call__
     before = list[int]()
 
-    def allocating(pages: Any) -> Any:
-        before.append(sum(array.nbytes for array in puts if array.sharding.memory_kind == PINNED))
-        return zeros_of(pages)
+    def allocating(zeros: Zeros, like: Any) -> Any:
+        if isinstance(like, tuple) and any(isinstance(arrays, PagedArrays) for arrays in like):
+            pinned = (array for array in puts if array.sharding.memory_kind == PINNED)
+            before.append(sum(array.nbytes for array in pinned))
+        return make_zeros(zeros, like)
 
-    monkeypatch.setattr(runners, "zeros_of", allocating)
+    monkeypatch.setattr(Zeros, "__call__", allocating)
     report = Kept()
     make_engine(report=report, preemption_mode="swap", swap_space=0.01)
     assert PHASE not in report.seconds and "host memory pinned" not in report.rows, (
