@@ -38,7 +38,7 @@ class CachingEngine(FakeEngine):
             self.resolved, max_num_queued_reqs=1000, max_model_len=4096, group_pages=(1024,)
         )
         self.index = PrefixIndex(self.resolved.page_size, b"fake")
-        self.hash_start = self.index.start
+        self.start = self.index.start
         self.requests: list[str] = []
         self._pages, self._seconds = pages, seconds
         self._cached: OrderedDict[bytes, int] = OrderedDict()  # the least lately used first
