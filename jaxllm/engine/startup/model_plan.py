@@ -125,7 +125,9 @@ class ModelPlan:
         """What would be decided of an engine with steps of at most `tokens` tokens, and with `seqs`
         requests at once. Raises ConfigError as `plan_model`."""
         config = replace(self.config, max_num_batched_tokens=tokens, max_num_seqs=seqs)
-        trial = plan_model(replace(self.wishes, config=config), self.meshes)
+        # Pages in host memory do not depend on steps, and may be pinned by now: less of it is free,
+        # on each host another amount
+        trial = plan_model(replace(self.wishes, config=config), self.meshes, self.host)
         # Weights may be on the devices by now
         return replace(trial, budget=replace(trial.budget, usable=self.budget.usable))
 
@@ -156,9 +158,13 @@ class _Model(NamedTuple):
         return page_bytes(cache, self.shards, self.page_size, self.kv_dtype) // self.shards
 
 
-def plan_model(wishes: Wishes, meshes: Sequence[Mesh]) -> ModelPlan:
+def plan_model(wishes: Wishes, meshes: Sequence[Mesh], host: HostPlan | None = None) -> ModelPlan:
     """Decide everything but the pools' size, for the last stage of this process; `meshes` are those
-    of all stages. Raises ConfigError when it cannot work."""
+    of all stages. Raises ConfigError when it cannot work.
+
+    Args:
+        host: pages in host memory, where they are decided already; None measures what is free.
+    """
     config = wishes.config
     limits = step_limits(config, wishes.spec, meshes[-1].devices.flat[0].platform)
     pipeline = divide(config, wishes.spec, limits.max_num_seqs)
@@ -166,7 +172,8 @@ def plan_model(wishes: Wishes, meshes: Sequence[Mesh]) -> ModelPlan:
     model = _model(wishes, meshes[last])
     spec, mesh, dtype, *_ = model
     buckets = step_buckets(config, spec, limits, model.platform)
-    host = _host(config, model, limits)
+    if host is None:
+        host = _host(config, model, limits)
     need = _requirements(config, model, limits, host)
     outlines = [weights.outline(spec, mesh, dtype, stage) for stage in pipeline]
     leaves = max((jax.tree.leaves(outline.state) for outline in outlines), key=shard_bytes)

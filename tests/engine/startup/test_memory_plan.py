@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from jaxllm import models
 from jaxllm.config import ConfigError, EngineConfig
 from jaxllm.engine.startup.budget import MemoryBudget
+from jaxllm.engine.startup.host_memory import HostRoom
 from jaxllm.engine.startup.kv_requirements import PAGE_ROUND, pool_pages, splits
 from jaxllm.engine.startup.memory_plan import MemoryPlan, first_plan, fit, plan_memory
 from jaxllm.engine.startup.model_plan import ModelPlan
@@ -411,3 +412,17 @@ def test_a_start_tries_smaller_steps_before_it_names_one(tiny_dir: str) -> None:
     smaller = model.with_steps(int(tokens), 2)
     smaller = replace(smaller, budget=replace(smaller.budget, shared=False))
     assert fitted(smaller, steps).max_model_len == 64
+
+
+def test_smaller_steps_are_tried_with_the_host_memory_that_is_pinned(
+    tiny_dir: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = EngineConfig(
+        model=tiny_dir, max_model_len=64, max_num_seqs=2, preemption_mode="swap", swap_space=0.01
+    )
+    model = decide(config, tiny_dir).model
+    full = HostRoom(0)
+    monkeypatch.setattr(HostRoom, "measure", lambda platform: full)
+    with pytest.raises(ConfigError, match="pages in host memory need"):
+        decide(config, tiny_dir)
+    assert model.with_steps(128, 2).host == model.host and model.host.pages > 0
