@@ -19,10 +19,10 @@ import jax, numpy as np
 from jax.sharding import AxisType, Mesh
 from jaxllm.mesh import sharding
 from jaxllm.weights import staging
-from tests.engine.runtime.h200 import _target, aliased
+from tests.engine.runtime.h200 import aliased, described
 
 shards = int(sys.argv[1])
-grid = np.array(_target(shards), dtype=object).reshape(1, shards, 1)
+grid = np.array(described(shards), dtype=object).reshape(1, shards, 1)
 mesh = Mesh(grid, ("data", "tensor", "expert"), axis_types=(AxisType.Auto,) * 3)
 for shape, axes, dtype in (
     ((shards, 2, 18944 // shards, 3584), ("shard",), "bfloat16"),
